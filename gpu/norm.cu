@@ -51,11 +51,11 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
         each_vector<ROW_LANES>(b, h, wide, [&](auto lanes, size_t j) {
             const auto value = read_vector<lanes>(in + j);
             const auto gain = read_vector<lanes>(weight + j),
-                       offset = read_vector<lanes>(centred ? bias + j : weight + j);
+                       offset = read_vector<lanes>(bias != nullptr ? bias + j : weight + j);
             write_vector(out + j, vector_of<lanes>([&](size_t k) {
                              const float xhat = ari_mul32(deviation<centred>(load(value.at[k]), m), r);
-                             return stored<T>(centred ? ari_layernorm_y(xhat, gain.at[k], offset.at[k])
-                                                      : ari_mul32(xhat, gain.at[k]));
+                             return stored<T>(bias != nullptr ? ari_layernorm_y(xhat, gain.at[k], offset.at[k])
+                                                              : ari_mul32(xhat, gain.at[k]));
                          }));
         });
         b.each(1, [&](size_t) {

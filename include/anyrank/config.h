@@ -26,7 +26,8 @@ typedef enum ar_arch {
     AR_ARCH_STARCODER2, /* Starcoder2ForCausalLM: Llama's names and GPT-2's form, with rotary positions */
     AR_ARCH_DEEPSEEK,   /* DeepseekV2, DeepseekV3ForCausalLM: GLM4_MOE's form with latent attention */
     AR_ARCH_GLM4,       /* Glm4ForCausalLM: Gemma2's form by other names, gate | up packed */
-    AR_ARCH_GPT_OSS     /* GptOssForCausalLM: Mixtral's form with biases and sinks */
+    AR_ARCH_GPT_OSS,    /* GptOssForCausalLM: Mixtral's form with biases and sinks */
+    AR_ARCH_GPT_NEOX    /* GPTNeoXForCausalLM: GPT-2's form with RoPE, attention and MLP beside each other */
 } ar_arch;
 typedef enum ar_activation {
     AR_ACT_GELU_ERF,
@@ -39,6 +40,9 @@ typedef enum ar_activation {
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind;
 /* Norms of a block's attention and MLP: on their input, on what they add to the residual, or on both. */
 typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;
+/* What a block's MLP works on: the sum of residual and attention; the block's input, as attention does (the parallel
+ * residual of GPT-J and GPT-NeoX); or the same, by one norm for both, the attention's. */
+typedef enum ar_residual { AR_RESIDUAL_IN_TURN, AR_RESIDUAL_PARALLEL, AR_RESIDUAL_PARALLEL_ONE_NORM } ar_residual;
 /* A norm of queries and one of keys, before they are rotated: of each head's d features, or of all heads' together. */
 typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
 
@@ -104,6 +108,8 @@ typedef struct ar_config {
     uint64_t unturned[AR_CONFIG_LAYER_BITS / 64]; /* bit 1: a layer without rotary positions, whatever `rope` is */
     ar_norm_place norm_place;
     bool norm_plus_one; /* a norm's gain is 1 + its weight */
+    bool norm_no_bias;  /* LayerNorm has no offset */
+    ar_residual residual;
     ar_qk_norm qk_norm;
     ar_latent latent;
     bool learned_positions; /* wpe [max_positions, hidden] */

@@ -235,7 +235,7 @@ typedef struct ar_device_ops {
      * (LayerNorm only) and rstd f32 [rows] are saved --------------------------------------------------------------- */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                               ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta,
-                              double eps); /* beta NULL for RMS */
+                              double eps); /* beta NULL: none, as of RMS */
     /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (NULL: sum is not written); over all
      * rows dgamma[j] += fl32(dy*xhat), dbeta[j] += dy. One pass. Tensors contiguous, of one number of elements; h is
      * x's last extent. dx may be dy or x, sum may be residual. */

@@ -254,6 +254,7 @@ typedef struct ar_attention_options {
     ar_rope rope;
     size_t max_positions; /* rows of the rotary tables */
     bool fused;           /* q | k | v are one parameter, of which no rank holds a copy of a KV head */
+    bool by_head;         /* of fused: each head's q | k | v, one after the other (GPT-NeoX); kv_heads is heads */
     bool transposed;      /* weights stored [in, out] (GPT-2) */
     ar_qk_norm qk_norm;   /* RMSNorms of queries and of keys, with norm_eps, before the rotation */
     bool norm_plus_one;   /* whose gains are 1 + their weights */
@@ -290,7 +291,9 @@ typedef struct ar_block_options {
     ar_norm_kind norm;
     double norm_eps;
     ar_norm_place norm_place;
-    bool norm_plus_one;          /* gains are 1 + weights */
+    bool norm_plus_one; /* gains are 1 + weights */
+    bool norm_no_bias;  /* LayerNorm without an offset */
+    ar_residual residual;
     const ar_block_split *split; /* borrowed until return; NULL: that of the attention's and the MLP's options, norms on
                                     what is between them */
     /* below the block's path; NULL: "norm1", "norm2", "attention", "mlp", "attention_norm", "mlp_norm" */
@@ -303,7 +306,8 @@ typedef struct ar_block_options {
     size_t index;               /* among the model's blocks, of which ar_ctx_options.recompute takes every n-th */
 } ar_block_options;
 /** Transformer block: r = x + attention(norm1(x)); y = r + mlp(norm2(r)). With norms after them (AR_NORM_AFTER) r = x +
- *  attention_norm(attention(x)), y = r + mlp_norm(mlp(r)), or both (AR_NORM_AROUND). As ar_ctx_options.recompute says
+ *  attention_norm(attention(x)), y = r + mlp_norm(mlp(r)), or both (AR_NORM_AROUND). A parallel residual is y = (x +
+ *  attention(norm1(x))) + mlp(norm2(x)), with one norm mlp(norm1(x)), and has no norm2. As ar_ctx_options.recompute says
  *  of its index, its attention or all of it is recomputed (ar_module_recompute). */
 AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
 

@@ -181,7 +181,7 @@ typedef struct ar_norm_saved {
 /** Rows of length n: y = (x - mean)*rstd*gain + offset, mean = sum(x)/n, rstd = 1/sqrt(sum((x - mean)^2)/n + eps)
  *  (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450), or y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps) (RMSNorm:
  *  Zhang, Sennrich 2019, arXiv:1910.07467; offset is NULL). gain, offset [n]. Errors: also AR_ERR_ARG (eps negative or
- *  NaN, an offset that the kind does not have, or none). */
+ *  NaN, an offset that the kind does not have). offset NULL: none is added. */
 AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
                                        const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** With xhat = (x - mean)*rstd and g = dy*gain: dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd, for RMSNorm without the

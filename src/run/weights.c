@@ -73,7 +73,14 @@ static void shape_text(char *out, size_t cap, int ndim, const size_t *shape)
 static const ar_st_entry *find_entry(const loading *l, const char *name)
 {
     const size_t skip = strlen(l->prefix);
-    return ar_st_model_find(l->file, strncmp(name, l->prefix, skip) == 0 ? name + skip : name);
+    const ari_family *f = ari_family_of(l->config->arch);
+    const size_t head = f->older_head ? strlen(ari_part_path(f, ARI_HEAD)) : 0;
+    const ar_st_entry *e = ar_st_model_find(l->file, strncmp(name, l->prefix, skip) == 0 ? name + skip : name);
+    char older[64];
+    if (e || head == 0 || strncmp(name, ari_part_path(f, ARI_HEAD), head) != 0)
+        return e;
+    snprintf(older, sizeof older, "%s%s", f->older_head, name + head);
+    return ar_st_model_find(l->file, older);
 }
 
 static ar_status check_shape(const loading *l, const ar_st_entry *e, int ndim, const size_t *shape)

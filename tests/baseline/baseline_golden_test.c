@@ -24,16 +24,19 @@ static double worse(double worst, const taped *a, const ar_st_entry *expected, c
 /* Hugging Face's hidden_states.i: the input of block i; the last one, the final norm's output. */
 static double check_hidden(const ar_config *c, const tape *t, const ar_st_file *outputs, const char *mode, bool rounded)
 {
-    const bool llama = c->arch != AR_ARCH_GPT2;
+    const char *const names[3][3] = {{"model.embed_tokens", "model.layers.#", "model.norm"},
+                                     {"transformer.drop", "transformer.h.#", "transformer.ln_f"},
+                                     {"gpt_neox.embed_in", "gpt_neox.layers.#", "gpt_neox.final_layer_norm"}};
+    const char *const *at = names[c->arch == AR_ARCH_GPT2 ? 1 : c->arch == AR_ARCH_GPT_NEOX ? 2 : 0];
     double worst = 0.0;
     for (size_t i = 0; i <= c->layers; i++) {
         char name[64];
         snprintf(name, sizeof name, "hidden_states.%zu", i);
         const ar_st_entry *expected = ar_st_find(outputs, name);
         cr_assert_not_null(expected);
-        const taped *a = i == 0          ? tape_find(t, llama ? "model.embed_tokens" : "transformer.drop", 'f')
-                         : i < c->layers ? tape_find_layer(t, llama ? "model.layers.#" : "transformer.h.#", i - 1, 'f')
-                                         : tape_find(t, llama ? "model.norm" : "transformer.ln_f", 'f');
+        const taped *a = i == 0          ? tape_find(t, at[0], 'f')
+                         : i < c->layers ? tape_find_layer(t, at[1], i - 1, 'f')
+                                         : tape_find(t, at[2], 'f');
         worst = worse(worst, a, expected, mode);
         cr_expect(i > 0 || !rounded || worst_error(a, expected) == 0.0, "%s, %s: not PyTorch's bits", mode, a->name);
     }
@@ -209,7 +212,9 @@ CLAIM(variants_of_llama_agree_with_pytorch_in_every_mode)
 {
     const char *const names = "variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny variants/smollm3-tiny "
                               "variants/smollm3-window-tiny variants/seed-oss-tiny variants/stablelm-tiny "
-                              "variants/starcoder2-tiny variants/granite-tiny variants/glm4-tiny";
+                              "variants/starcoder2-tiny variants/granite-tiny variants/glm4-tiny "
+                              "variants/glm-tiny variants/ernie4-5-tiny variants/cohere-tiny variants/cohere2-tiny "
+                              "variants/stablelm-parallel-tiny variants/gpt-neox-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -328,6 +328,29 @@ VARIANTS = {
     # Norms before and after, biases of q, k and v, of each head the pairs of the first 4 of 8 features turn.
     "variants/glm4-tiny": (transformers.Glm4Config, transformers.Glm4ForCausalLM,
                            {**GROUPED, "head_dim": 8, "attention_bias": True, "pad_token_id": None}, 20, 96, {}),
+    # Gate and up packed, one KV head.
+    "variants/glm-tiny": (transformers.GlmConfig, transformers.GlmForCausalLM,
+                          {**GROUPED, "head_dim": 8, "attention_bias": True, "pad_token_id": None}, 20, 97, {}),
+    # Biases everywhere, neighbouring features turn together.
+    "variants/ernie4-5-tiny": (transformers.Ernie4_5Config, transformers.Ernie4_5ForCausalLM,
+                               {**GROUPED, "head_dim": 8, "use_bias": True, "pad_token_id": 5}, 20, 98, {}),
+    # Attention and MLP beside each other: behind one LayerNorm without offset, with a factor of the logits; the same
+    # with windows, and layers without rotary positions; behind LayerNorm.
+    "variants/cohere-tiny": (transformers.CohereConfig, transformers.CohereForCausalLM,
+                             {**GROUPED, "logit_scale": 0.3, "attention_bias": True,
+                              "pad_token_id": None}, 20, 99, {}),
+    "variants/cohere2-tiny": (transformers.Cohere2Config, transformers.Cohere2ForCausalLM,
+                              {**GROUPED, "logit_scale": 0.3, "num_hidden_layers": 3,
+                               "sliding_window": 5, "sliding_window_pattern": 2, "pad_token_id": 7}, 20, 100,
+                              {"layer_types": None, "sliding_window_pattern": 2}),
+    "variants/stablelm-parallel-tiny": (transformers.StableLmConfig, transformers.StableLmForCausalLM,
+                                        {**GROUPED, "use_qkv_bias": True,
+                                         "use_parallel_residual": True,
+                                         "partial_rotary_factor": 0.67}, 20, 101, {}),
+    # Attention and MLP behind a LayerNorm each, q, k and v of each head beside each other, 6 of 12 features turn.
+    "variants/gpt-neox-tiny": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM,
+                               {**SMALL, "num_attention_heads": 2, "rotary_pct": 0.5, "hidden_dropout": 0.0}, 20, 102,
+                               {}),
     # GPT-2's MLP, biases everywhere, a window.
     "variants/starcoder2-tiny": (transformers.Starcoder2Config, transformers.Starcoder2ForCausalLM,
                                  {**GROUPED, "sliding_window": 7}, 20, 88, {}),

@@ -22,11 +22,12 @@ static const char *norm_name(ar_norm_kind kind)
 
 static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, size_t h, double eps, bool in_place)
 {
-    const bool layer = kind == AR_NORM_LAYER;
-    pair_begin(p, "%s [%zu, %zu] eps %g%s", norm_name(kind), rows, h, eps, in_place ? ", in place" : "");
+    const bool layer = kind == AR_NORM_LAYER, offset = layer && pair_below(p, 3) > 0;
+    pair_begin(p, "%s%s [%zu, %zu] eps %g%s", norm_name(kind), offset ? " with offset" : "", rows, h, eps,
+               in_place ? ", in place" : "");
     const pair_buf x = pair_rows(p, "x", rows, h, PAIR_EACH_ROW), apart = pair_words(p, "y", PAIR_W32, rows * h);
     const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
-    const pair_buf beta = layer ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
+    const pair_buf beta = offset ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
     const pair_buf mean = layer ? pair_words(p, "mean", PAIR_F64_NAN, rows) : pair_none();
     const pair_buf rstd = pair_words(p, "rstd", PAIR_W32, rows);
     const size_t shape[2] = {rows, h};

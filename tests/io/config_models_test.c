@@ -6,6 +6,9 @@
 #define MODEL(type)                                                                       \
     "{'model_type':'" type "','vocab_size':256,'hidden_size':64,'intermediate_size':176," \
     "'num_hidden_layers':4,'num_attention_heads':8,'num_key_value_heads':2}"
+#define NEOX                                                                              \
+    "{'model_type':'gpt_neox','vocab_size':256,'hidden_size':64,'intermediate_size':176," \
+    "'num_hidden_layers':4,'num_attention_heads':8}"
 #define LLAMA MODEL("llama")
 #define QWEN2 MODEL("qwen2")
 #define MISTRAL MODEL("mistral")
@@ -121,10 +124,31 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
     cr_expect_eq(config_read(MODEL("granite"), "").query_scalar, 1.0);
     c = config_read(MODEL("glm4"), "'head_dim':8");
     cr_expect(c.arch == AR_ARCH_GLM4 && c.norm_place == AR_NORM_AROUND && c.rope.interleaved && c.rope.rotary_dim == 4);
+    c = config_read(MODEL("glm"), "'head_dim':8");
+    cr_expect(c.arch == AR_ARCH_GLM4 && c.norm_place == AR_NORM_BEFORE && c.rope.interleaved);
+    c = config_read(MODEL("ernie4_5"), "'head_dim':null,'use_bias':true");
+    cr_expect(c.qkv_bias && c.out_bias && c.mlp_bias && c.tied && c.rope.theta == 5e5 && c.head_dim == 8);
+    cr_expect(config_read(MODEL("ernie4_5"), "").head_dim == 128);
+    c = config_read(MODEL("cohere"), "");
+    cr_expect(c.norm == AR_NORM_LAYER && c.norm_no_bias && c.residual == AR_RESIDUAL_PARALLEL_ONE_NORM && c.tied);
+    cr_expect(c.logit_scale == 0.0625 && c.rope.theta == 5e5 && c.rope.interleaved && !c.qkv_bias && c.window == 0);
+    c = config_read(MODEL("cohere2"), "'sliding_window':8");
+    cr_expect(c.rope.theta == 1e4 && ar_config_window(&c, 2) == 8 && ar_config_turns(&c, 2) && !ar_config_turns(&c, 3));
+    cr_expect_eq(config_read(MODEL("cohere2"), "'sliding_window_pattern':2").unknown_keys, 0);
+    c = config_read(NEOX, "");
+    cr_expect(c.arch == AR_ARCH_GPT_NEOX && c.residual == AR_RESIDUAL_PARALLEL && c.activation == AR_ACT_GELU_ERF);
+    cr_expect(c.rope.rotary_dim == 2 && c.rope.theta == 1e4 && c.qkv_bias && c.out_bias && c.mlp_bias && !c.gated);
+    c = config_read(NEOX, "'rotary_pct':1,'rotary_emb_base':25000,'use_parallel_residual':false,"
+                          "'attention_bias':false,'pad_token_id':0");
+    cr_expect(c.rope.rotary_dim == 0 && c.rope.theta == 25000.0 && c.residual == AR_RESIDUAL_IN_TURN && !c.pads);
+    cr_expect(!c.qkv_bias && !c.out_bias && c.mlp_bias && c.unknown_keys == 0);
+    cr_expect_eq(config_read(MODEL("stablelm"), "'use_parallel_residual':true").residual,
+                 AR_RESIDUAL_PARALLEL_ONE_NORM);
+    c = config_read(MODEL("glm4"), "'head_dim':8");
     cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias &&
               !config_read(MODEL("glm4"), "'attention_bias':false").qkv_bias);
     static const refused_config cases[] = {
-        {MODEL("glm4"), "'mlp_bias':true", "GLM-4's MLP has no biases"},
+        {MODEL("glm4"), "'mlp_bias':true", "GLM's MLP has no biases"},
         {MODEL("granite"), "'residual_multiplier':0", "'residual_multiplier' is 0"},
         {MODEL("granite"), "'logits_scaling':-1", "'logits_scaling' is -1"},
         {MODEL("llama"), "'residual_multiplier':0.5", "'residual_multiplier'"},
@@ -135,7 +159,14 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {MODEL("smollm3"), "'no_rope_layer_interval':0", "'no_rope_layer_interval'"},
         {MODEL("smollm3"), "'sliding_window':8", "'sliding_window'"},
         {MODEL("stablelm"), "'qk_layernorm':true", "'qk_layernorm'"},
-        {MODEL("stablelm"), "'use_parallel_residual':true", "'use_parallel_residual'"},
+        {NEOX, "'num_nextn_predict_layers':1,'mtp_loss_scaling_factor':0.1", "no names for"},
+        {NEOX, "'num_key_value_heads':1", "'num_key_value_heads' is 1"},
+        {MODEL("llama"), "'rotary_pct':0.5", "'rotary_pct'"},
+        {MODEL("cohere"), "'use_qk_norm':true", "'use_qk_norm'"},
+        {MODEL("cohere"), "'sliding_window':8", "'sliding_window'"},
+        {MODEL("cohere"), "'sliding_window_pattern':4", "'sliding_window_pattern'"},
+        {MODEL("cohere"), "'logit_scale':0", "'logit_scale' is 0"},
+        {MODEL("llama"), "'use_parallel_residual':true", "'use_parallel_residual'"},
         {MODEL("starcoder2"), "'head_dim':16", "'head_dim' is 16"},
         {MODEL("llama"), "'no_rope_layers':[1,1,1,0]", "'no_rope_layers'"}};
     configs_refused(cases, sizeof cases / sizeof *cases);

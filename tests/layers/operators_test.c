@@ -257,7 +257,6 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &integers, NULL, AR_ACT_SILU), AR_ERR_DTYPE);
     cr_expect_eq(ar_bias_act_backward(a.ctx, &dx, &flat, &x, &a.offset, AR_ACT_SILU), AR_ERR_SHAPE);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, &a.offset, EPS), AR_ERR_ARG);
-    cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_LAYER, &y, &saved, &x, &a.gain, NULL, EPS), AR_ERR_ARG);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, -1.0), AR_ERR_ARG);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, (double)NAN), AR_ERR_ARG);
     cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &thin, &a.gain, NULL, EPS), AR_ERR_SHAPE);

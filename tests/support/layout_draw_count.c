@@ -61,6 +61,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(tied, d->config.tied)                                                    \
     X(window, d->config.window > 0 && d->config.window < d->seq)               \
     X(unturned_layers, d->config.rope.kind && !ar_config_turns(&d->config, d->config.layers - 1)) \
+    X(parallel_residual, d->config.residual != AR_RESIDUAL_IN_TURN)                               \
     X(phi3, d->config.arch == AR_ARCH_PHI3)                                    \
     X(scaled_frequencies, d->config.rope.kind > AR_ROPE_LINEAR)                \
     X(two_steps, d->steps == 2)                                                \
@@ -116,8 +117,9 @@ static const int wanted[][MOST_FEATURES] = {
                         [HAS_zero_bubble] = 100, [HAS_given_layers] = 100, [HAS_fewer_micro_batches] = 200,
                         [HAS_tied] = 150, [HAS_tp] = 200, [HAS_dp] = 300, [HAS_zero1] = 100, [HAS_zero2] = 100,
                         [HAS_zero3] = 100, [HAS_copies_of_shares] = 25, [HAS_cp] = 150, [HAS_recompute] = 150),
-    [DRAW_FAMILIES] = ROW([HAS_tp] = 200, [HAS_cp] = 150, [HAS_zero1] = 200, [HAS_zero2] = 200, [HAS_zero3] = 200,
-                          [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
+    [DRAW_FAMILIES] =
+        ROW([HAS_tp] = 200, [HAS_parallel_residual] = 50, [HAS_cp] = 150, [HAS_zero1] = 200, [HAS_zero2] = 200,
+            [HAS_zero3] = 200, [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
     [DRAW_EXPERTS] = ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100,
                          [HAS_recompute] = 150, [HAS_one_expert] = 100, [HAS_all_experts] = 100,
                          [HAS_shared_expert] = 100, [HAS_normalised] = 100, [HAS_not_normalised] = 100, [HAS_ep] = 100,

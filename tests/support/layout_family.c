@@ -12,8 +12,9 @@
 #define PICK(seed, list) ((list)[plan_draw_below((seed), (unsigned)(sizeof(list) / sizeof *(list)))])
 
 static const char *const families[LAYOUT_DRAW_FAMILIES] = {
-    "llama",     "mistral", "qwen2",   "qwen3",   "olmo2",    "gemma",    "gemma2",     "gemma3_text", "phi3", "gpt2",
-    "ministral", "olmo3",   "exaone4", "smollm3", "seed_oss", "stablelm", "starcoder2", "granite",     "glm4"};
+    "llama",      "mistral", "qwen2",     "qwen3", "olmo2",    "gemma",   "gemma2",   "gemma3_text",
+    "phi3",       "gpt2",    "ministral", "olmo3", "exaone4",  "smollm3", "seed_oss", "stablelm",
+    "starcoder2", "granite", "glm4",      "glm",   "ernie4_5", "cohere",  "cohere2",  "gpt_neox"};
 static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {
     "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "dots1", "deepseek_v3", "deepseek_v2", "gpt_oss"};
 
@@ -91,10 +92,23 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
                  1 + pattern, window);
     else if (strcmp(family, "seed_oss") == 0)
         snprintf(out, cap, "\"attention_out_bias\": %s, \"mlp_bias\": %s", truth(seed), truth(seed));
-    else if (strcmp(family, "glm4") == 0)
+    else if (strcmp(family, "glm") == 0 || strcmp(family, "glm4") == 0)
         snprintf(out, cap, "\"attention_bias\": %s, \"partial_rotary_factor\": 1", truth(seed));
     else if (strcmp(family, "stablelm") == 0)
-        snprintf(out, cap, "\"use_qkv_bias\": %s, \"partial_rotary_factor\": 1", truth(seed));
+        snprintf(out, cap, "\"use_qkv_bias\": %s, \"use_parallel_residual\": %s, \"partial_rotary_factor\": 1",
+                 truth(seed), truth(seed));
+    else if (strcmp(family, "ernie4_5") == 0)
+        snprintf(out, cap, "\"use_bias\": %s", truth(seed));
+    else if (strcmp(family, "gpt_neox") == 0)
+        snprintf(out, cap,
+                 "\"attention_bias\": %s, \"use_parallel_residual\": %s, \"rotary_pct\": 1, "
+                 "\"hidden_act\": \"%s\"",
+                 truth(seed), pattern > 1 ? "true" : "false", act);
+    else if (strcmp(family, "cohere") == 0)
+        snprintf(out, cap, "\"attention_bias\": %s, \"logit_scale\": 0.7", truth(seed));
+    else if (strcmp(family, "cohere2") == 0)
+        snprintf(out, cap, "\"sliding_window\": %u, \"sliding_window_pattern\": %u, \"logit_scale\": 0.7", window,
+                 pattern);
     else if (strcmp(family, "starcoder2") == 0)
         snprintf(out, cap, "\"use_bias\": %s, \"sliding_window\": %u, \"hidden_act\": \"%s\"", truth(seed), window,
                  act);
@@ -190,12 +204,12 @@ static void write_experts(char *out, size_t cap, const layout_draw *d, const cha
 }
 
 /* Further tokens of every second round through the families with experts, and every third through the others. */
-static void write_mtp(char *out, size_t cap, const layout_draw *d)
+static void write_mtp(char *out, size_t cap, const layout_draw *d, const char *family)
 {
     const bool experts = d->kind == DRAW_EXPERTS;
     const uint64_t round = d->seed / (experts ? LAYOUT_DRAW_EXPERTS : LAYOUT_DRAW_FAMILIES);
     out[0] = '\0';
-    if (round % (experts ? 2 : 3) == 1)
+    if (round % (experts ? 2 : 3) == 1 && strcmp(family, "gpt_neox") != 0)
         snprintf(out, cap, ", \"num_nextn_predict_layers\": %d, \"mtp_loss_scaling_factor\": 0.3",
                  1 + (int)(d->seed % 3));
 }
@@ -205,14 +219,15 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
 {
     static const unsigned vocabularies[] = {1, 2, 3, 7, 13, 31, 64, 97};
     const ar_parallel *p = &d->parallel;
-    const bool gpt2 = strcmp(family, "gpt2") == 0, packed = strcmp(family, "phi3") == 0;
+    const bool gpt2 = strcmp(family, "gpt2") == 0,
+               packed = strcmp(family, "phi3") == 0 || strcmp(family, "gpt_neox") == 0;
     const unsigned ranks = (unsigned)(p->tp * p->cp_inner), copies = gpt2 || packed ? 1 : 1 + plan_draw_below(seed, 2);
-    const unsigned heads = ranks * copies, kv = is_latent(family)              ? heads
-                                                : copies > 1 && ranks % 2 == 0 ? ranks / 2
-                                                                               : ranks;
+    const bool all_heads = is_latent(family) || strcmp(family, "gpt_neox") == 0;
+    const unsigned heads = ranks * copies, kv = all_heads ? heads : copies > 1 && ranks % 2 == 0 ? ranks / 2 : ranks;
     const unsigned features = 2 * (1 + plan_draw_below(seed, 5)), vocab = PICK(seed, vocabularies);
     const unsigned layers = (unsigned)(p->pp * p->virtual_stages) + plan_draw_below(seed, 2);
-    const bool no_width = strcmp(family, "stablelm") == 0 || strcmp(family, "starcoder2") == 0; /* hidden / heads */
+    const bool no_width = strcmp(family, "stablelm") == 0 || strcmp(family, "starcoder2") == 0 ||
+                          strncmp(family, "cohere", 6) == 0 || strcmp(family, "gpt_neox") == 0; /* hidden / heads */
     const unsigned hidden = gpt2 || no_width ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
     char own[480] = "", width[32], mtp[96];
@@ -228,7 +243,7 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
         write_experts(own, sizeof own, d, family, seed);
     else
         write_own(own, sizeof own, family, seed);
-    write_mtp(mtp, sizeof mtp, d);
+    write_mtp(mtp, sizeof mtp, d, family);
     snprintf(d->json, sizeof d->json,
              "{\"model_type\": \"%s\", \"vocab_size\": %u, \"hidden_size\": %u, \"intermediate_size\": %u, "
              "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, \"num_key_value_heads\": %u, %s"

@@ -67,8 +67,9 @@ static const struct {
     {{1, 2, 4},
      {"variants/ministral-tiny", "variants/olmo3-tiny", "variants/exaone4-tiny", "variants/smollm3-tiny",
       "variants/smollm3-window-tiny", "variants/seed-oss-tiny", "variants/granite-tiny", "variants/glm4-tiny",
-      "variants/starcoder2-tiny"}},
-    {{1, 2}, {"variants/stablelm-tiny"}},
+      "variants/glm-tiny", "variants/ernie4-5-tiny", "variants/cohere-tiny", "variants/cohere2-tiny",
+      "variants/stablelm-parallel-tiny", "variants/starcoder2-tiny"}},
+    {{1, 2}, {"variants/stablelm-tiny", "variants/gpt-neox-tiny"}},
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
       "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny",
@@ -76,7 +77,7 @@ static const struct {
     {{1, 2, 4}, {"experts/gpt-oss-tiny", "experts/gpt-oss-padding-tiny", "experts/gpt-oss-defaults-tiny"}},
     {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 84 };
+enum { CASES = 90 };
 
 static bool is_block(const char *name)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), and its backward pass. The norms are of what
+/* A transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), or with a parallel residual y = r +
+ * mlp(norm2(x)) or y = r + mlp(norm1(x)), and its backward pass. The norms are of what
  * attention and MLP get, of what they make, or of both. */
 #include "ref/baseline/run.h"
 
@@ -149,6 +150,24 @@ static size_t qkv_width(const ar_config *c)
     return (c->heads + c->kv_heads) * c->head_dim + c->kv_heads * ar_config_value_dim(c);
 }
 
+/* Rows [head][q, k, v] made [q | k | v], head after head, or back, in place. */
+static ar_status regroup(ari_bl_run *run, double *rows, bool back)
+{
+    const size_t heads = run->c->heads, d = run->c->head_dim, width = 3 * heads * d;
+    double *row = ari_bl_doubles(run, width, 1);
+    if (row == NULL)
+        return run->memory;
+    for (size_t t = 0; t < run->tokens; t++, rows += width) {
+        for (size_t i = 0; i < width; i++)
+            row[i] = rows[i];
+        for (size_t i = 0; i < width; i++) {
+            const size_t which = i / (heads * d), head = i / d % heads, apart = (head * 3 + which) * d + i % d;
+            rows[back ? apart : i] = row[back ? i : apart];
+        }
+    }
+    return AR_OK;
+}
+
 ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_params *p, ari_bl_block *saved,
                                const double *x)
 {
@@ -168,17 +187,24 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
 
     AR_TRY(run->c->latent.kv_rank > 0 ? ari_bl_latent_forward(run, &p->latent, &saved->latent, qkv, saved->attention_x)
                                       : ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
+    if (names->by_head)
+        AR_TRY(regroup(run, qkv, false));
     AR_TRY(ari_bl_attention_forward(run, &saved->attention, p, qkv));
     AR_TRY(ari_bl_linear_forward(run, &p->o, branch, saved->attention.context, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'f', branch, h, 0, h));
     AR_TRY(branch_output(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, branch));
     add_rows(run, r, x, branch);
-    AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
+    if (run->c->residual == AR_RESIDUAL_IN_TURN)
+        AR_TRY(ari_bl_emit_tokens(run, names->residual, 'f', r, h, 0, h));
 
-    saved->mlp_x = r;
-    if (run->c->norm_place != AR_NORM_AFTER) {
-        AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, r));
-        saved->mlp_x = saved->n2.y;
+    if (run->c->residual == AR_RESIDUAL_PARALLEL_ONE_NORM) {
+        saved->mlp_x = saved->attention_x;
+    } else {
+        saved->mlp_x = run->c->residual == AR_RESIDUAL_PARALLEL ? x : r;
+        if (run->c->norm_place != AR_NORM_AFTER) {
+            AR_TRY(ari_bl_norm_forward(run, &p->ln2, &saved->n2, saved->mlp_x));
+            saved->mlp_x = saved->n2.y;
+        }
     }
     if (p->experts.of != NULL)
         AR_TRY(ari_bl_experts_forward(run, &p->experts, &saved->routed, branch, saved->mlp_x));
@@ -255,56 +281,68 @@ static ar_status mlp_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx
     return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, NULL);
 }
 
-/* dr = dy + the gradient through the branch of MLP or experts. */
-static ar_status mlp_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *dr, const double *dy,
+/* The gradient of the MLP's or the experts' input. */
+static ar_status mlp_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *din, const double *dy,
                                      const ari_bl_block *saved)
 {
-    const ari_bl_memory *mark = run->top;
-    const size_t h = run->c->hidden;
-    double *din = ari_bl_doubles(run, run->tokens, h);
-    if (din == NULL)
-        return run->memory;
     const double *dmade;
     AR_TRY(branch_gradient(run, &p->mlp_norm, &saved->mlp_norm, run->names->drop_mlp, &dmade, dy));
     if (p->experts.of != NULL)
-        AR_TRY(ari_bl_experts_backward(run, &p->experts, din, dmade, &saved->routed, saved->mlp_x));
-    else
-        AR_TRY(mlp_backward(run, &p->mlp, din, dmade, &saved->mlp, saved->mlp_x));
-    AR_TRY(add_branch(run, &p->ln2, &saved->n2, dr, dy, din));
-    AR_TRY(ari_bl_emit_tokens(run, run->names->residual, 'b', dr, h, 0, h));
-    ari_bl_release(run, mark);
-    return AR_OK;
+        return ari_bl_experts_backward(run, &p->experts, din, dmade, &saved->routed, saved->mlp_x);
+    return mlp_backward(run, &p->mlp, din, dmade, &saved->mlp, saved->mlp_x);
 }
 
-/* dx = dr + the gradient through the attention branch. */
-static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dr,
+/* The gradient of the attention's input. */
+static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params *p, double *din, const double *dy,
                                            const ari_bl_block *saved)
 {
     const ari_bl_names *names = run->names;
-    const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden;
     double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in),
            *dqkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
-    double *din = ari_bl_doubles(run, run->tokens, h);
-    if (dcontext == NULL || dqkv == NULL || din == NULL)
+    if (dcontext == NULL || dqkv == NULL)
         return run->memory;
     const double *dout;
-    AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dr));
+    AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dy));
     AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
     AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context, NULL));
     AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p, &saved->attention));
-    if (run->c->latent.kv_rank > 0) {
-        AR_TRY(ari_bl_latent_backward(run, &p->latent, din, dqkv, &saved->latent, saved->attention_x));
-    } else {
-        AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv, run->tokens));
-        AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
-        AR_TRY(ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL));
+    if (run->c->latent.kv_rank > 0)
+        return ari_bl_latent_backward(run, &p->latent, din, dqkv, &saved->latent, saved->attention_x);
+    if (names->by_head)
+        AR_TRY(regroup(run, dqkv, true));
+    AR_TRY(ari_bl_linear_backward(run, &p->qkv, din, dqkv, run->tokens));
+    AR_TRY(ari_bl_emit_tokens(run, names->dattention, 'b', din, h, 0, h));
+    return ari_bl_linear_gradients(run, &p->qkv, dqkv, saved->attention_x, NULL);
+}
+
+/* r = x + attention, y = r + MLP of r: dr = dy + through the MLP, dx = dr + through attention of dr. */
+static ar_status backward_in_turn(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dy,
+                                  const ari_bl_block *saved, double *din, double *dr)
+{
+    const size_t h = run->c->hidden;
+    AR_TRY(mlp_branch_backward(run, p, din, dy, saved));
+    AR_TRY(add_branch(run, &p->ln2, &saved->n2, dr, dy, din));
+    AR_TRY(ari_bl_emit_tokens(run, run->names->residual, 'b', dr, h, 0, h));
+    AR_TRY(attention_branch_backward(run, p, din, dr, saved));
+    return add_branch(run, &p->ln1, &saved->n1, dx, dr, din);
+}
+
+/* y = x + attention of x + MLP of x: dx = (dy + through the MLP) + through attention, both of dy. Of one norm it is dy
+ * + through that of the sum of both. */
+static ar_status backward_parallel(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dy,
+                                   const ari_bl_block *saved, double *din, double *dr)
+{
+    AR_TRY(mlp_branch_backward(run, p, din, dy, saved));
+    if (run->c->residual == AR_RESIDUAL_PARALLEL) {
+        AR_TRY(add_branch(run, &p->ln2, &saved->n2, dr, dy, din));
+        AR_TRY(attention_branch_backward(run, p, din, dy, saved));
+        return add_branch(run, &p->ln1, &saved->n1, dx, dr, din);
     }
-    AR_TRY(add_branch(run, &p->ln1, &saved->n1, dx, dr, din));
-    AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    AR_TRY(attention_branch_backward(run, p, dr, dy, saved));
+    add_rows(run, din, dr, din);
+    return add_branch(run, &p->ln1, &saved->n1, dx, dy, din);
 }
 
 ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_params *p, double *dx, const double *dy,
@@ -312,11 +350,13 @@ ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_para
 {
     enter_block(run, layer);
     const ari_bl_memory *mark = run->top;
-    double *dr = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (dr == NULL)
+    const size_t h = run->c->hidden;
+    double *din = ari_bl_doubles(run, run->tokens, h), *dr = ari_bl_doubles(run, run->tokens, h);
+    if (din == NULL || dr == NULL)
         return run->memory;
-    AR_TRY(mlp_branch_backward(run, p, dr, dy, saved));
-    AR_TRY(attention_branch_backward(run, p, dx, dr, saved));
+    AR_TRY((run->c->residual == AR_RESIDUAL_IN_TURN ? backward_in_turn : backward_parallel)(run, p, dx, dy, saved, din,
+                                                                                            dr));
+    AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));
     ari_bl_release(run, mark);
     leave_block(run);
     return AR_OK;

@@ -69,6 +69,34 @@ static const ari_bl_names gpt2_names = {
     .conv1d = true,
 };
 
+static const ari_bl_names gpt_neox_names = {
+    .embed = "gpt_neox.embed_in",
+    .blocks = "gpt_neox.layers",
+    .ln1 = "input_layernorm",
+    .ln2 = "post_attention_layernorm",
+    .final_norm = "gpt_neox.final_layer_norm",
+    .head = "lm_head",
+    .qkv_param = {"attention.query_key_value"},
+    .o_param = "attention.dense",
+    .fc_param = {"mlp.dense_h_to_4h"},
+    .down_param = "mlp.dense_4h_to_h",
+    .qkv = {"attention.q", "attention.k", "attention.v"},
+    .rope = {"attention.q_rope", "attention.k_rope"},
+    .probs = "attention.probs",
+    .context = "attention.context",
+    .residual = "attn_residual",
+    .fc = {"mlp.dense_h_to_4h"},
+    .act = "mlp.act",
+    .dqkv = {"attention.q", "attention.k", "attention.v"},
+    .dattention = "attention.query_key_value",
+    .dfc = {"mlp.fc"},
+    .dmlp = "mlp.dense_h_to_4h",
+    .drop_probs = "attention.attn_dropout",
+    .drop_attention = "attention.resid_dropout",
+    .drop_mlp = "mlp.dropout",
+    .by_head = true,
+};
+
 static const ari_bl_names stack_names = {
     .embed = "embed",
     .blocks = "layers",
@@ -160,19 +188,13 @@ static const ari_bl_names glm4_names = {
 const ari_bl_names *ari_bl_names_of(ar_arch arch)
 {
     static const ari_bl_names *const names[] = {
-        [AR_ARCH_LLAMA] = &llama_names,
-        [AR_ARCH_GPT2] = &gpt2_names,
-        [AR_ARCH_STACK] = &stack_names,
-        [AR_ARCH_QWEN3] = &qwen3_names,
-        [AR_ARCH_OLMO2] = &olmo2_names,
-        [AR_ARCH_PHI3] = &phi3_names,
-        [AR_ARCH_MIXTRAL] = &mixtral_names,
-        [AR_ARCH_QWEN2_MOE] = &llama_names,
-        [AR_ARCH_QWEN3_MOE] = &qwen3_names,
-        [AR_ARCH_GLM4_MOE] = &qwen3_names,
-        [AR_ARCH_STARCODER2] = &starcoder2_names,
-        [AR_ARCH_DEEPSEEK] = &deepseek_names,
-        [AR_ARCH_GLM4] = &glm4_names,
+        [AR_ARCH_LLAMA] = &llama_names,       [AR_ARCH_GPT2] = &gpt2_names,
+        [AR_ARCH_GPT_NEOX] = &gpt_neox_names, [AR_ARCH_STACK] = &stack_names,
+        [AR_ARCH_QWEN3] = &qwen3_names,       [AR_ARCH_OLMO2] = &olmo2_names,
+        [AR_ARCH_PHI3] = &phi3_names,         [AR_ARCH_MIXTRAL] = &mixtral_names,
+        [AR_ARCH_QWEN2_MOE] = &llama_names,   [AR_ARCH_QWEN3_MOE] = &qwen3_names,
+        [AR_ARCH_GLM4_MOE] = &qwen3_names,    [AR_ARCH_STARCODER2] = &starcoder2_names,
+        [AR_ARCH_DEEPSEEK] = &deepseek_names, [AR_ARCH_GLM4] = &glm4_names,
         [AR_ARCH_GPT_OSS] = &gpt_oss_names,
     };
     return (size_t)arch < sizeof names / sizeof *names ? names[arch] : NULL;
@@ -230,7 +252,7 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name,
     snprintf(part, sizeof part, "%s.weight", name);
     AR_TRY(ari_bl_parameter(run, &weight, part, h, 0, fresh, h, h));
     ari_bl_training_add(run, part, h, 0, weight, 1, 1);
-    if (run->c->norm == AR_NORM_LAYER) {
+    if (run->c->norm == AR_NORM_LAYER && !run->c->norm_no_bias) {
         snprintf(part, sizeof part, "%s.bias", name);
         AR_TRY(ari_bl_parameter(run, &bias, part, h, 0, AR_INIT_UNIFORM_BIAS, h, h));
         ari_bl_training_add(run, part, h, 0, bias, 1, 1);
@@ -346,7 +368,7 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));
     if (after)
         AR_TRY(ari_bl_load_norm(run, &p->attention_norm, n->attention_norm, c->hidden, 1));
-    if (before)
+    if (before && c->residual != AR_RESIDUAL_PARALLEL_ONE_NORM)
         AR_TRY(ari_bl_load_norm(run, &p->ln2, n->ln2, c->hidden, 1));
     AR_TRY(ar_config_has_experts(c, layer) ? ari_bl_load_experts(run, &p->experts) : load_mlp(run, &p->mlp));
     return after ? ari_bl_load_norm(run, &p->mlp_norm, n->mlp_norm, c->hidden, 1) : AR_OK;

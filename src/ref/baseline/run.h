@@ -27,6 +27,7 @@ typedef struct ari_bl_names {
     const char *dqkv[3], *dattention, *dfc[2], *dmlp;                 /* backward only */
     const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp;  /* dropout sites; drop_embed may be NULL */
     bool conv1d;                                                      /* weights of the blocks are stored [in, out] */
+    bool by_head; /* a row of packed q, k and v has each head's beside each other */
 } ari_bl_names;
 
 typedef struct ari_bl_memory ari_bl_memory;

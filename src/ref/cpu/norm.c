@@ -58,7 +58,7 @@ ARI_ROW_KERNEL void layer_forward(float *y, double *mean, float *rstd, const flo
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
         const float xhat = y[j] * r;
-        y[j] = ari_layernorm_y(xhat, gamma[j], beta[j]);
+        y[j] = beta ? ari_layernorm_y(xhat, gamma[j], beta[j]) : ari_mul32(xhat, gamma[j]);
     }
 }
 

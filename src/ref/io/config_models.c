@@ -377,7 +377,10 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                  "routed_scaling_factor scoring_func topk_method use_qk_norm "
                                  "partial_rotary_factor",
                       granite[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
-                      window[] = "sliding_window_pattern", rotated[] = "no_rope_layers no_rope_layer_interval",
+                      window[] = "sliding_window_pattern", cohere2[] = "logit_scale sliding_window_pattern",
+                      neox[] = "rotary_pct partial_rotary_factor use_parallel_residual",
+                      stablelm[] = "partial_rotary_factor use_parallel_residual",
+                      rotated[] = "no_rope_layers no_rope_layer_interval",
                       latent[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
                                  "routed_scaling_factor scoring_func topk_method num_experts "
                                  "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
@@ -400,6 +403,8 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"gpt_oss", "gptoss", ari_config_gpt_oss, gpt_oss},
                                                {"dots1", "dots1", ari_config_dots1, scores},
                                                {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
+                                               {"glm", "glm", ari_config_glm, "partial_rotary_factor"},
+                                               {"ernie4_5", "ernie4_5", ari_config_ernie4_5, ""},
                                                {"glm4", "glm4", ari_config_glm4, "partial_rotary_factor"},
                                                {"ministral", "ministral", ari_config_ministral, ""},
                                                {"olmo3", "olmo3", ari_config_olmo3, ""},
@@ -407,7 +412,10 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                                {"smollm3", "smollm3", ari_config_smollm3, rotated},
                                                {"granite", "granite", ari_config_granite, granite},
                                                {"seed_oss", "seedoss", ari_config_seed_oss, "attention_out_bias"},
-                                               {"stablelm", "stablelm", ari_config_stablelm, "partial_rotary_factor"},
+                                               {"stablelm", "stablelm", ari_config_stablelm, stablelm},
+                                               {"gpt_neox", "gptneox", ari_config_gpt_neox, neox},
+                                               {"cohere", "cohere", ari_config_cohere, "logit_scale"},
+                                               {"cohere2", "cohere2", ari_config_cohere2, cohere2},
                                                {"starcoder2", "starcoder2", ari_config_starcoder2, ""},
                                                {"deepseek_v2", "deepseekv2", ari_config_deepseek_v2, latent},
                                                {"deepseek_v3", "deepseekv3", ari_config_deepseek_v3, latent},

@@ -56,6 +56,14 @@ static ar_status set_unturned(ar_config *c, const ari_json_at *at, size_t layer,
     return ari_config_set_layer(c->unturned, at, layer, unturned, "rotary positions");
 }
 
+/* Layers without a window have no rotary positions. */
+static ar_status turn_windows_alone(ar_config *c, const ari_json_at *at)
+{
+    for (size_t i = 0; i < c->layers; i++)
+        AR_TRY(set_unturned(c, at, i, ar_config_window(c, i) == 0));
+    return AR_OK;
+}
+
 /* OLMo2's form with norms of heads. Where some layers have windows the others have no rotary positions. */
 ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at)
 {
@@ -72,8 +80,8 @@ ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at)
     else if (ari_json_get(at, "layer_types") == NULL) /* else it may be a word, as "LLLG" */
         AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
-    for (size_t i = 0; i < c->layers; i++)
-        AR_TRY(set_unturned(c, at, i, c->window > 0 && ar_config_window(c, i) == 0));
+    if (c->window > 0)
+        AR_TRY(turn_windows_alone(c, at));
     ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
@@ -127,9 +135,9 @@ ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at)
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
-static ar_status read_multiplier(const ari_json_at *at, const char *key, double *out)
+static ar_status read_multiplier(const ari_json_at *at, const char *key, double otherwise, double *out)
 {
-    *out = 1.0;
+    *out = otherwise;
     AR_TRY(ari_json_real_or(at, key, out));
     if (!((float)*out > 0.0f) || isinf((float)*out))
         return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a positive number", ARI_SHOW(at->name), key,
@@ -146,10 +154,10 @@ ar_status ari_config_granite(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(ari_config_attention_bias(c, at));
     AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
-    AR_TRY(read_multiplier(at, "embedding_multiplier", &c->embed_scale));
-    AR_TRY(read_multiplier(at, "residual_multiplier", &c->branch_scale));
-    AR_TRY(read_multiplier(at, "attention_multiplier", &scores));
-    AR_TRY(read_multiplier(at, "logits_scaling", &logits));
+    AR_TRY(read_multiplier(at, "embedding_multiplier", 1.0, &c->embed_scale));
+    AR_TRY(read_multiplier(at, "residual_multiplier", 1.0, &c->branch_scale));
+    AR_TRY(read_multiplier(at, "attention_multiplier", 1.0, &scores));
+    AR_TRY(read_multiplier(at, "logits_scaling", 1.0, &logits));
     c->query_scalar = 1.0 / (scores * scores);
     c->logit_scale = 1.0 / logits;
     ari_config_note_llama(c, at, KNOWS_NEITHER);
@@ -158,14 +166,48 @@ ar_status ari_config_granite(ar_config *c, const ari_json_at *at)
 
 /* --- biases and norms --------------------------------------------------------------------------------------------- */
 
+enum { SHARED_KEYS = 18, OWN_KEYS = 4 };
+/* For models that know none of Llama's biases: notes what is not a key of all of them, or of the n that one has. */
+static void note_own(ar_config *c, const ari_json_at *at, const char *const *own, size_t n)
+{
+    const char *keys[SHARED_KEYS + OWN_KEYS] = {"vocab_size",
+                                                "hidden_size",
+                                                "intermediate_size",
+                                                "num_hidden_layers",
+                                                "num_attention_heads",
+                                                "num_key_value_heads",
+                                                "head_dim",
+                                                "max_position_embeddings",
+                                                "num_nextn_predict_layers",
+                                                "mtp_loss_scaling_factor",
+                                                "hidden_act",
+                                                "tie_word_embeddings",
+                                                "rope_theta",
+                                                "rope_scaling",
+                                                "rope_parameters",
+                                                "original_max_position_embeddings",
+                                                "sliding_window",
+                                                "layer_types"};
+    for (size_t i = 0; i < n; i++)
+        keys[SHARED_KEYS + i] = own[i];
+    ari_config_note_others(c, "", at->object, keys, SHARED_KEYS + n);
+}
+
+/* Where head_dim is null, and not absent, it is hidden / heads. */
+static ar_status unset_head_dim(ar_config *c, const ari_json_at *at)
+{
+    return json_is_null(json_object_get(at->object, "head_dim"))
+               ? ari_config_head_dim(c, at, "hidden_size", "num_attention_heads")
+               : AR_OK;
+}
+
 ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
 {
     static const ari_llama_form form = {
         .called = "Seed-OSS", .kv_heads = 8, .positions = 524288, .head_dim = 128, .pads = true, .pad_id = 1};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(ari_config_llama_form(c, at, &form));
-    if (json_is_null(json_object_get(at->object, "head_dim"))) /* as it may be, and not be absent */
-        AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+    AR_TRY(unset_head_dim(c, at));
     c->qkv_bias = true;
     AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
     AR_TRY(ari_json_bool_or(at, "attention_out_bias", &c->out_bias));
@@ -174,22 +216,21 @@ ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-/* Norms before and after, as of Gemma2; neighbours turn together. */
-ar_status ari_config_glm4(ar_config *c, const ari_json_at *at)
+/* Gate and up packed; neighbours turn together. */
+static ar_status read_glm(ar_config *c, const ari_json_at *at, const char *called)
 {
-    static const ari_llama_form form = {.arch = AR_ARCH_GLM4,
-                                        .called = "GLM-4",
-                                        .kv_heads = 2,
-                                        .positions = 131072,
-                                        .head_dim = 128,
-                                        .norm_eps = 0.00000015625,
-                                        .rope = {.partial = true, .share = 0.5},
-                                        .pads = true,
-                                        .pad_id = 151329};
+    const ari_llama_form form = {.arch = AR_ARCH_GLM4,
+                                 .called = called,
+                                 .kv_heads = 2,
+                                 .positions = 131072,
+                                 .head_dim = 128,
+                                 .norm_eps = 0.00000015625,
+                                 .rope = {.partial = true, .share = 0.5},
+                                 .pads = true,
+                                 .pad_id = 151329};
     AR_TRY(ari_config_window_none(at));
     AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "GLM-4's MLP has no biases"));
-    c->norm_place = AR_NORM_AROUND;
+    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "GLM's MLP has no biases"));
     c->rope.interleaved = true;
     c->qkv_bias = true;
     AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
@@ -197,30 +238,39 @@ ar_status ari_config_glm4(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-/* Keys of models with LayerNorm: those of all of them, then eps and bias, by which each has its own. */
-static void note_layer_norm(ar_config *c, const ari_json_at *at, const char *eps, const char *bias)
+ar_status ari_config_glm(ar_config *c, const ari_json_at *at)
 {
-    const char *const keys[] = {"vocab_size",
-                                "hidden_size",
-                                "intermediate_size",
-                                "num_hidden_layers",
-                                "num_attention_heads",
-                                "num_key_value_heads",
-                                "head_dim",
-                                "max_position_embeddings",
-                                "num_nextn_predict_layers",
-                                "mtp_loss_scaling_factor",
-                                "hidden_act",
-                                "tie_word_embeddings",
-                                "rope_theta",
-                                "rope_scaling",
-                                "rope_parameters",
-                                "original_max_position_embeddings",
-                                "sliding_window",
-                                "layer_types",
-                                eps,
-                                bias};
-    ari_config_note_others(c, "", at->object, keys, COUNT(keys));
+    return read_glm(c, at, "GLM");
+}
+
+/* With norms before and after, as of Gemma2. */
+ar_status ari_config_glm4(ar_config *c, const ari_json_at *at)
+{
+    AR_TRY(read_glm(c, at, "GLM-4"));
+    c->norm_place = AR_NORM_AROUND;
+    return AR_OK;
+}
+
+ar_status ari_config_ernie4_5(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.called = "ERNIE 4.5",
+                                        .kv_heads = 2,
+                                        .positions = 131072,
+                                        .head_dim = 128,
+                                        .norm_eps = 1e-5,
+                                        .rope = {.theta = 500000.0},
+                                        .tied = true,
+                                        .pads = true};
+    static const char *const own[] = {"rms_norm_eps", "use_bias"};
+    bool bias = false;
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(unset_head_dim(c, at));
+    AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
+    c->qkv_bias = c->out_bias = c->mlp_bias = bias;
+    c->rope.interleaved = true;
+    note_own(c, at, own, COUNT(own));
+    return AR_OK;
 }
 
 /* Features of a head are always hidden / heads: the class knows no head_dim. */
@@ -241,11 +291,15 @@ ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at)
 {
     static const ari_llama_form form = {
         .called = "StableLM", .kv_heads = 32, .positions = 4096, .rope = {.partial = true, .share = 0.25}};
+    static const char *const own[] = {"layer_norm_eps", "use_qkv_bias", "use_parallel_residual"};
+    bool parallel = false;
     AR_TRY(ari_config_window_none(at));
     AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     AR_TRY(ari_json_bool_or(at, "use_qkv_bias", &c->qkv_bias));
-    note_layer_norm(c, at, "layer_norm_eps", "use_qkv_bias");
+    AR_TRY(ari_json_bool_or(at, "use_parallel_residual", &parallel));
+    c->residual = parallel ? AR_RESIDUAL_PARALLEL_ONE_NORM : AR_RESIDUAL_IN_TURN;
+    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }
 
@@ -257,6 +311,7 @@ ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at)
                                         .positions = 4096,
                                         .tied = true,
                                         .activation_key = "hidden_act"};
+    static const char *const own[] = {"norm_epsilon", "use_bias"};
     bool bias = true;
     AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "norm_epsilon"));
@@ -265,6 +320,76 @@ ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
     c->qkv_bias = c->out_bias = c->mlp_bias = bias;
     AR_TRY(ari_config_window_everywhere(c, at, 0, "StarCoder2"));
-    note_layer_norm(c, at, "norm_epsilon", "use_bias");
+    note_own(c, at, own, COUNT(own));
+    return AR_OK;
+}
+
+/* Attention and MLP side by side behind one LayerNorm without offset; neighbouring features turn together. */
+static ar_status read_cohere(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+{
+    static const char *const own[] = {"layer_norm_eps", "attention_bias", "logit_scale", "sliding_window_pattern"};
+    AR_TRY(ari_config_llama_form(c, at, form));
+    AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
+    AR_TRY(ari_config_attention_bias(c, at));
+    AR_TRY(read_multiplier(at, "logit_scale", 0.0625, &c->logit_scale));
+    c->norm_no_bias = true;
+    c->residual = AR_RESIDUAL_PARALLEL_ONE_NORM;
+    c->rope.interleaved = true;
+    note_own(c, at, own, COUNT(own));
+    return AR_OK;
+}
+
+ar_status ari_config_cohere(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {
+        .called = "Cohere", .positions = 8192, .rope = {.theta = 500000.0}, .tied = true, .pads = true};
+    AR_TRY(ari_config_window_none(at));
+    return read_cohere(c, at, &form);
+}
+
+/* Only layers with a window have rotary positions. */
+ar_status ari_config_cohere2(ar_config *c, const ari_json_at *at)
+{
+    static const ari_llama_form form = {.called = "Cohere2", .positions = 8192, .tied = true, .pads = true};
+    size_t pattern = 4;
+    AR_TRY(read_cohere(c, at, &form));
+    if (ari_json_get(at, "layer_types") == NULL)
+        AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
+    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    return turn_windows_alone(c, at);
+}
+
+/* Attention and MLP beside each other, of one parameter q, k and v. Its own names of what turns count where
+ * rope_parameters does not say it. */
+ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
+{
+    static const char *const own[] = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"};
+    ari_llama_form form = {.arch = AR_ARCH_GPT_NEOX,
+                           .called = "GPT-NeoX",
+                           .positions = 2048,
+                           .rope = {.theta = 10000.0, .partial = true, .share = 0.25}};
+    bool parallel = true;
+    AR_TRY(ari_config_window_none(at));
+    AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));
+    AR_TRY(ari_json_real_or(at, "rotary_emb_base", &form.rope.theta));
+    AR_TRY(ari_config_llama_form(c, at, &form));
+    AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
+    if (c->kv_heads != c->heads)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_key_value_heads' is %zu, expected the %zu heads",
+                            ARI_SHOW(at->name), c->kv_heads, c->heads);
+    if (c->mtp > 0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_nextn_predict_layers' is %zu, which GPT-NeoX has no names for",
+                            ARI_SHOW(at->name), c->mtp);
+    if (ari_json_get(at, "hidden_act") == NULL)
+        c->activation = AR_ACT_GELU_ERF;
+    c->gated = false;
+    c->pads = false;
+    c->qkv_bias = true;
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
+    c->out_bias = c->qkv_bias;
+    c->mlp_bias = true;
+    AR_TRY(ari_json_bool_or(at, "use_parallel_residual", &parallel));
+    c->residual = parallel ? AR_RESIDUAL_PARALLEL : AR_RESIDUAL_IN_TURN;
+    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }

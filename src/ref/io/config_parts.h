@@ -106,11 +106,16 @@ AR_NODISCARD ar_status ari_config_ministral(ar_config *c, const ari_json_at *at)
 AR_NODISCARD ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_glm(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_ernie4_5(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_glm4(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_granite(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at);
 AR_NODISCARD ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_cohere(ar_config *c, const ari_json_at *at);
+AR_NODISCARD ar_status ari_config_cohere2(ar_config *c, const ari_json_at *at);
 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */

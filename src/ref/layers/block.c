@@ -17,6 +17,7 @@ typedef struct block_module {
     ar_module base;
     ar_module *part[2 * PARTS]; /* in the order of their first use */
     branch attention, mlp;
+    ar_residual residual;
 } block_module;
 
 /* y = residual + drop(scale*x). Ends x, an attention's or MLP's output, which nothing keeps. */
@@ -60,6 +61,11 @@ static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_ten
     ar_tensor first;
     AR_TRY(branch_input(&m->attention, ctx, saved, &first, x, batch));
     AR_TRY(make(&m->attention, ctx, saved, r, x, &first, batch));
+    *in = first;
+    if (m->residual == AR_RESIDUAL_PARALLEL_ONE_NORM)
+        return AR_OK;
+    if (m->residual == AR_RESIDUAL_PARALLEL)
+        return branch_input(&m->mlp, ctx, saved, in, x, batch);
     AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
     return branch_input(&m->mlp, ctx, saved, in, r, batch);
 }
@@ -135,17 +141,35 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     return AR_OK;
 }
 
+/* Of a block whose branches have one norm: dx = dy + the gradient through it of the sum of theirs. */
+static ar_status back_through_one_norm(const block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                       const ar_tensor *dy, const ar_batch *batch)
+{
+    ar_tensor din, of_mlp;
+    AR_TRY(back_through(&m->mlp, ctx, saved, &of_mlp, dy, batch));
+    AR_TRY(back_through(&m->attention, ctx, saved, &din, dy, batch));
+    AR_TRY(ARI_KERNEL(ctx, add, &din, &din, &of_mlp));
+    ar_ctx_release(ctx, &of_mlp);
+    return back_past(&m->attention, ctx, saved, dx, &din, dy);
+}
+
 static ar_status block_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                                 const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
+    const bool in_turn = m->residual == AR_RESIDUAL_IN_TURN;
     ar_tensor din, dr, unwanted;
-    AR_TRY(back_through(&m->mlp, ctx, saved, &din, dy, batch));
-    AR_TRY(back_past(&m->mlp, ctx, saved, &dr, &din, dy));
-    AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
-    AR_TRY(back_through(&m->attention, ctx, saved, &din, &dr, batch));
     if (!dx)
         dx = &unwanted;
+    if (m->residual == AR_RESIDUAL_PARALLEL_ONE_NORM) {
+        AR_TRY(back_through_one_norm(m, ctx, saved, dx, dy, batch));
+        return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
+    }
+    AR_TRY(back_through(&m->mlp, ctx, saved, &din, dy, batch));
+    AR_TRY(back_past(&m->mlp, ctx, saved, &dr, &din, dy));
+    if (in_turn)
+        AR_TRY(ari_tap_tokens(ctx, base->name, "attn_residual", 'b', &dr));
+    AR_TRY(back_through(&m->attention, ctx, saved, &din, in_turn ? &dr : dy, batch));
     AR_TRY(back_past(&m->attention, ctx, saved, dx, &din, &dr));
     ar_ctx_release(ctx, &dr);
     return ari_tap_tokens(ctx, base->name, NULL, 'b', dx);
@@ -165,8 +189,11 @@ static void split_branches(ar_block_options *o)
 static ar_status create_norm(ar_module **gives, const block_module *m, ar_ctx *ctx, const ar_block_options *o,
                              const char *part, ar_placement at)
 {
-    const ari_norm_options norm = {
-        .kind = o->norm, .h = o->attention.hidden, .eps = o->norm_eps, .plus_one = o->norm_plus_one};
+    const ari_norm_options norm = {.kind = o->norm,
+                                   .h = o->attention.hidden,
+                                   .eps = o->norm_eps,
+                                   .plus_one = o->norm_plus_one,
+                                   .no_bias = o->norm_no_bias};
     char name[96];
     AR_TRY(ari_path(name, sizeof name, m->base.name, part));
     return ari_norm_create(gives, ctx, name, &norm, (ar_tp_redistribution){ari_placed_stream(ctx), at});
@@ -179,6 +206,7 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     const bool before = o.norm_place != AR_NORM_AFTER, after = o.norm_place != AR_NORM_BEFORE;
     char name[96];
     split_branches(&o);
+    m->residual = o.residual;
     m->attention.part = m->part;
     m->mlp.part = m->part + PARTS;
     m->attention.use = ARI_USE_ATTENTION;
@@ -193,7 +221,7 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     if (after)
         AR_TRY(create_norm(&m->attention.part[AFTER], m, ctx, &o,
                            o.attention_norm ? o.attention_norm : "attention_norm", stream));
-    if (before)
+    if (before && o.residual != AR_RESIDUAL_PARALLEL_ONE_NORM)
         AR_TRY(create_norm(&m->mlp.part[BEFORE], m, ctx, &o, o.norm2 ? o.norm2 : "norm2",
                            o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));

@@ -300,9 +300,10 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
     AR_TRY(pad(ctx, &wide_x, x, width));
     AR_TRY(pad(ctx, &wide_y, x, width));
     AR_TRY(pad_param(ctx, &wide_weight, weight, width));
-    AR_TRY(pad_param(ctx, &wide_bias, kind == AR_NORM_LAYER ? bias : weight, width));
+    if (bias)
+        AR_TRY(pad_param(ctx, &wide_bias, bias, width));
     AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide_y, mean->data, rstd->data, &wide_x, ar_const(wide_weight.data),
-                      ar_const(wide_bias.data), eps));
+                      bias ? ar_const(wide_bias.data) : (ar_cbuf){NULL}, eps));
     const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, x->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, y, &from);
 }

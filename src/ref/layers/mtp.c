@@ -85,7 +85,8 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
 
 static ar_status create_norm(mtp_module *m, int part, ar_ctx *ctx, const ari_mtp_options *o, const char *leaf)
 {
-    const ari_norm_options norm = {.kind = o->norm, .h = m->h, .eps = o->norm_eps, .plus_one = o->norm_plus_one};
+    const ari_norm_options norm = {
+        .kind = o->norm, .h = m->h, .eps = o->norm_eps, .plus_one = o->norm_plus_one, .no_bias = o->norm_no_bias};
     const ar_placement stream = ari_placed_stream(ctx);
     char name[96];
     AR_TRY(ari_path(name, sizeof name, m->base.name, leaf));

@@ -8,9 +8,8 @@ static ar_status check_norm(ar_norm_kind kind, const ar_tensor *x, const ar_para
 {
     AR_TRY(ari_check_rows("a norm's input", x, x));
     AR_TRY(ari_check_vector(gain, x));
-    if ((kind == AR_NORM_LAYER) != (offset != NULL))
-        return ar_error_set(AR_ERR_ARG, "%s: %s", gain->name,
-                            offset ? "RMSNorm has no offset" : "LayerNorm has an offset beside its gain");
+    if (kind != AR_NORM_LAYER && offset)
+        return ar_error_set(AR_ERR_ARG, "%s: RMSNorm has no offset", gain->name);
     return offset ? ari_check_vector(offset, x) : AR_OK;
 }
 
@@ -96,6 +95,7 @@ ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_ten
 typedef struct norm_module {
     ar_module base;
     ar_norm_kind kind;
+    bool no_bias;
     size_t h;
     double eps;
     ar_tp_redistribution change; /* from what arrives to what the norm works on, and leaves */
@@ -106,7 +106,7 @@ enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
 
 static ar_param *offset_of(norm_module *m)
 {
-    return m->kind == AR_NORM_LAYER ? &m->param[1] : NULL;
+    return m->kind == AR_NORM_LAYER && !m->no_bias ? &m->param[1] : NULL;
 }
 
 static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -123,7 +123,7 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     AR_TRY(ari_ledger_made(ctx, &in, m->change.to));
     AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
     const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
-    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], &m->param[1], &y_rows, &rows.mean, &rows.rstd,
+    AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], offset_of(m), &y_rows, &rows.mean, &rows.rstd,
                                  &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
@@ -188,7 +188,7 @@ static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
 {
     AR_TRY(ari_norm_gain_init(&m->param[0], ctx, m->base.name, m->h, plus_one));
     set_spread(&m->param[0], ctx, m);
-    if (m->kind != AR_NORM_LAYER)
+    if (!offset_of(m))
         return AR_OK;
     AR_TRY(ar_param_init_whole(&m->param[1], ctx, m->base.name, "bias", 1, &m->h, AR_INIT_UNIFORM_BIAS));
     set_spread(&m->param[1], ctx, m);
@@ -206,6 +206,7 @@ ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     norm_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     m->kind = o->kind;
+    m->no_bias = o->no_bias;
     m->h = o->h;
     m->eps = o->eps;
     m->change = change;

@@ -290,7 +290,7 @@ typedef struct ari_mtp_options {
     ar_embedding *embedding; /* borrowed: the model's */
     ar_norm_kind norm;
     double norm_eps;
-    bool norm_plus_one;
+    bool norm_plus_one, norm_no_bias;
     const char *tokens, *tokens_norm, *entered_norm, *joined, *made_norm; /* below the block's path */
 } ari_mtp_options;
 /** With the id e of the place that is predicted next,
@@ -304,6 +304,7 @@ typedef struct ari_norm_options {
     size_t h;
     double eps;
     bool plus_one; /* the gain is 1 + the weight */
+    bool no_bias;  /* LayerNorm has no offset */
 } ari_norm_options;
 /** A norm that works on values placed as change.to, whole or by tokens, of an input placed as change.from;
  *  ar_norm_create has both as what is between the branches. Errors: those. */

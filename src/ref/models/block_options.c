@@ -54,6 +54,8 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                             .norm_eps = c->norm_eps,
                             .norm_place = c->norm_place,
                             .norm_plus_one = c->norm_plus_one,
+                            .norm_no_bias = c->norm_no_bias,
+                            .residual = c->residual,
                             .branch_scale = c->branch_scale,
                             .index = layer};
     o->attention = (ar_attention_options){.hidden = c->hidden,
@@ -94,6 +96,7 @@ ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o,
                                           .balance_weight = c->experts.balance_weight,
                                           .activation = c->activation};
     o->attention.fused = ari_part_path(f, ARI_QKV) != NULL;
+    o->attention.by_head = f->by_head;
     o->attention.transposed = f->transposed;
     name_parts(f, o);
     const int n = snprintf(name, cap, "%s.%zu", f->blocks, layer);

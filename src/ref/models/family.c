@@ -42,6 +42,22 @@ static const ari_family families[] = {
                                {ARI_DOWN, "mlp.c_proj"},
                                {ARI_FINAL_NORM, "transformer.ln_f"},
                                {ARI_HEAD, "lm_head"}}},
+    [AR_ARCH_GPT_NEOX] = {.blocks = "gpt_neox.layers",
+                          .attention = "attention",
+                          .mlp = "mlp",
+                          .embedded = "gpt_neox.embed_in",
+                          .prefix = "gpt_neox.",
+                          .older_head = "embed_out",
+                          .by_head = true,
+                          .part = {{ARI_TOKENS, "gpt_neox.embed_in"},
+                                   NORM1,
+                                   {ARI_QKV, "attention.query_key_value"},
+                                   {ARI_OUT, "attention.dense"},
+                                   {ARI_NORM2, "post_attention_layernorm"},
+                                   {ARI_FIRST, "mlp.dense_h_to_4h"},
+                                   {ARI_DOWN, "mlp.dense_4h_to_h"},
+                                   {ARI_FINAL_NORM, "gpt_neox.final_layer_norm"},
+                                   {ARI_HEAD, "lm_head"}}},
     [AR_ARCH_PHI3] = {LLAMA_NAMES("mlp"), .part = {TABLE,
                                                    NORM1,
                                                    {ARI_QKV, "self_attn.qkv_proj"},
@@ -339,8 +355,9 @@ bool ari_part_present(const ar_config *c, ari_role role)
     case ARI_POSITIONS:
         return c->learned_positions;
     case ARI_NORM1:
-    case ARI_NORM2:
         return ar_config_norm_before(c);
+    case ARI_NORM2:
+        return ar_config_norm_before(c) && c->residual != AR_RESIDUAL_PARALLEL_ONE_NORM;
     case ARI_ATTENTION_NORM:
     case ARI_MLP_NORM:
         return ar_config_norm_after(c);
@@ -365,7 +382,7 @@ bool ari_part_present(const ar_config *c, ari_role role)
 static bool part_has_bias(const ar_config *c, ari_role role)
 {
     if (kinds[role].form == ARI_FORM_NORM)
-        return c->norm == AR_NORM_LAYER;
+        return c->norm == AR_NORM_LAYER && !c->norm_no_bias;
     if (kinds[role].form != ARI_FORM_LINEAR || role == ARI_JOINED)
         return false;
     if (role == ARI_OUT)

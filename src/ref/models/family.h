@@ -67,7 +67,9 @@ typedef struct ari_family {
     const char *attention, *mlp; /* modules of a block: "self_attn" */
     const char *embedded;        /* what the first block gets: under this name it is tapped */
     const char *prefix;          /* that files may leave out of all names; NULL: none */
+    const char *older_head;      /* by which files of transformers 4 call the head; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
+    bool by_head;                /* a packed q, k and v has each head's beside each other */
     bool shared_experts;         /* so the expert is called that all tokens go to */
     bool interleaved;            /* files have the experts' weights [E, in, out], gate and up column by column */
     ari_family_part part[32];    /* in the order of first use, the three of an expert together; a path of NULL ends

@@ -98,6 +98,7 @@ static ar_status create_block(ar_model *m, ar_ctx *ctx, const ar_plan *plan, boo
                                  .norm = c->norm,
                                  .norm_eps = c->norm_eps,
                                  .norm_plus_one = c->norm_plus_one,
+                                 .norm_no_bias = c->norm_no_bias,
                                  .tokens = "embed_tokens",
                                  .tokens_norm = ari_part_path(f, ARI_TOKENS_NORM),
                                  .entered_norm = ari_part_path(f, ARI_ENTERED_NORM),
@@ -142,7 +143,8 @@ static ar_status create_end(ar_model *m, ar_ctx *ctx, const ar_outer_split *spli
 {
     const ar_config *c = &m->config;
     const char *head = ari_part_path(f, ARI_HEAD);
-    const ari_norm_options norm = {.kind = c->norm, .h = c->hidden, .eps = c->norm_eps, .plus_one = c->norm_plus_one};
+    const ari_norm_options norm = {
+        .kind = c->norm, .h = c->hidden, .eps = c->norm_eps, .plus_one = c->norm_plus_one, .no_bias = c->norm_no_bias};
     if (!m->last)
         return AR_OK;
     if (c->final_norm)

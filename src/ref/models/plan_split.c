@@ -71,8 +71,9 @@ static branch branch_of(const view *v, bool attention)
     static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_Q_B, ARI_K, ARI_V, ARI_KV_B},
                           of_mlp[] = {ARI_FIRST, ARI_GATE_UP, ARI_GATE, ARI_UP};
     const ari_role *all = attention ? of_attention : of_mlp;
+    const bool first_norm = attention || v->c->residual == AR_RESIDUAL_PARALLEL_ONE_NORM;
     branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP,
-                .norm = attention ? ARI_NORM1 : ARI_NORM2,
+                .norm = first_norm ? ARI_NORM1 : ARI_NORM2,
                 .second = attention ? ARI_OUT : ARI_DOWN};
     for (size_t i = 0; i < (attention ? 6 : 4); i++) {
         if (ari_part_path(v->f, all[i]) && ari_part_present(v->c, all[i]))
@@ -311,7 +312,9 @@ static ar_status split_block(const view *v, ar_block_split *split)
         AR_TRY(check_fixed_norm(v, where_fixed[i]));
     if (ar_config_norm_before(v->c)) {
         AR_TRY(split_norm(v, ARI_NORM1, &split->norm1));
-        AR_TRY(split_norm(v, ARI_NORM2, &split->norm2));
+        split->norm2 = split->norm1;
+        if (ari_part_present(v->c, ARI_NORM2))
+            AR_TRY(split_norm(v, ARI_NORM2, &split->norm2));
     }
     AR_TRY(split_branch(v, true, split->norm1, &split->attention));
     return ar_config_has_experts(v->c, v->layer) ? split_experts(v, split->norm2, &split->mlp)

@@ -76,7 +76,7 @@ static void add_block(ari_op_builder *w, ari_part_list *list, void (*mlp)(const 
     add(w, list, ARI_OUT);
     if (after)
         add(w, list, ARI_ATTENTION_NORM);
-    if (before)
+    if (before && w->config->residual != AR_RESIDUAL_PARALLEL_ONE_NORM)
         add(w, list, ARI_NORM2);
     mlp(w, list);
     if (after)

@@ -226,6 +226,13 @@ void ari_op_builder_attend_backward(ari_op_builder *w);
 bool ari_op_builder_experts(ari_op_builder *w, bool again);
 bool ari_op_builder_experts_backward(ari_op_builder *w);
 
+/* --- a block (ops_block.c) ---------------------------------------------------------------------------------------- */
+/** made: the number of what the norm makes, of its input's gradient backward; 0: a new one. */
+void ari_op_builder_norm(ari_op_builder *w, ari_role role, size_t made);
+void ari_op_builder_norm_backward(ari_op_builder *w, ari_role role, size_t made);
+void ari_op_builder_block(ari_op_builder *w);
+void ari_op_builder_block_backward(ari_op_builder *w);
+
 /* --- the ends of a model (ops_ends.c) ------------------------------------------------------------------------------- */
 void ari_op_builder_embedding(ari_op_builder *w);
 void ari_op_builder_embedding_backward(ari_op_builder *w);

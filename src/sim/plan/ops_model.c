@@ -4,364 +4,9 @@
 
 #include <string.h>
 
-/* --- what works element by element, or head by head --------------------------------------------------------------- */
-
-void ari_op_builder_take(ari_op_builder *w, size_t id)
-{
-    w->edges.now =
-        (ari_values){.at = {ari_op_builder_activation(w, w->config->hidden, ari_op_builder_stream(w), 1)}, .n = 1};
-    w->edges.now.at[0].id = id;
-}
-
-void ari_op_builder_dropout(ari_op_builder *w, ari_role role)
-{
-    if (w->c->run.dropout <= 0.0)
-        return;
-    ari_op_builder_local(w, ARI_OPERATION_DROPOUT, role, 1, w->config->hidden, ari_op_builder_stream(w));
-    ari_op_builder_make(w);
-}
-
-/* Adds a branch's output to the residual. Backward: adds the gradients of a value used twice, by the next block or
- * between its branches. */
-static void residual(ari_op_builder *w, ari_role role)
-{
-    const bool whole = role == ARI_LAYER, backward = w->pass == ARI_PASS_BACKWARD;
-    ari_operation *op =
-        ari_op_builder_local(w, ARI_OPERATION_RESIDUAL, role, 2, w->config->hidden, ari_op_builder_stream(w));
-    op->input[1].id = w->edges.skip;
-    if (whole && w->edges.section <= w->config->layers)
-        op->output[0].id = ari_op_builder_stream_value(w, backward ? w->edges.section : w->edges.section + 1);
-    if (backward) {
-        const size_t of = whole ? w->edges.entered : ari_op_builder_forward_of(w, ARI_OPERATION_RESIDUAL, role)->out[0];
-        op->input[0].of = op->input[1].of = op->output[0].of = of;
-    }
-    ari_op_builder_make(w);
-    w->edges.skip = w->edges.now.at[0].id;
-}
-
-/* Placement of a norm's input. */
-static ar_placement norm_at(const ari_op_builder *w, ari_role role)
-{
-    if (role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM || ari_is_mtp_part(role))
-        return ari_op_builder_stream(w);
-    return ari_op_builder_placed(role == ARI_NORM1   ? w->block.norm1
-                                 : role == ARI_NORM2 ? w->block.norm2
-                                                     : w->outer.final_norm);
-}
-
-/* made: the number of what it makes; 0: a new one. */
-static void norm_operation(ari_op_builder *w, ari_role role, size_t made)
-{
-    ari_operation *op = ari_op_builder_local(w, ARI_OPERATION_NORM, role, 1, w->config->hidden, norm_at(w, role));
-    op->output[0].id = made;
-    op->weight[op->weights++] = ari_op_builder_param(w, role, false);
-    if (ari_op_builder_has_bias(w, role))
-        op->weight[op->weights++] = ari_op_builder_param(w, role, true);
-    ari_op_builder_make(w);
-}
-
-static void norm_as(ari_op_builder *w, ari_role role, size_t made)
-{
-    ari_op_builder_move(w, (ar_tp_redistribution){ari_op_builder_stream(w), norm_at(w, role)}, role);
-    norm_operation(w, role, made);
-}
-
-static void norm(ari_op_builder *w, ari_role role)
-{
-    norm_as(w, role, 0);
-}
-
-static void norm_backward_as(ari_op_builder *w, ari_role role, size_t made)
-{
-    norm_operation(w, role, made);
-    const ari_op_value dy = w->op.input[0];
-    ari_op_builder_move(w, (ar_tp_redistribution){norm_at(w, role), ari_op_builder_stream(w)}, role);
-    ari_op_builder_norm_gradient(w, role, &dy);
-    if (ari_op_builder_has_bias(w, role))
-        ari_op_builder_weight_gradient(w, role, true, NULL, &dy);
-}
-
-static void norm_backward(ari_op_builder *w, ari_role role)
-{
-    norm_backward_as(w, role, 0);
-}
-
-/* --- branches: linear layers with something between them ---------------------------------------------------------- */
-
-typedef struct branch_ops {
-    ar_tp_redistribution enter, leave;
-    ari_linear_ops first, second;
-    ari_role module;
-} branch_ops;
-
-static ar_tp_redistribution placed_redistribution(ar_tp_redistribution h)
-{
-    return (ar_tp_redistribution){ari_op_builder_placed(h.from), ari_op_builder_placed(h.to)};
-}
-
-ar_linear_split ari_op_builder_placed_split(ar_linear_split s)
-{
-    return (ar_linear_split){s.style, ari_op_builder_placed(s.from), ari_op_builder_placed(s.to)};
-}
-
-/* Without the parts of its first layer. */
-static branch_ops branch_of(const ar_branch_split *s, ari_role module, ari_role last)
-{
-    return (branch_ops){
-        .enter = placed_redistribution(s->enter),
-        .leave = placed_redistribution(s->leave),
-        .first = {.split = ari_op_builder_placed_split(s->first), .module = module},
-        .second = {.part = {last}, .n = 1, .split = ari_op_builder_placed_split(s->second), .module = last},
-        .module = module};
-}
-
-static void begin_branch(ari_op_builder *w, const branch_ops *b)
-{
-    ari_op_builder_move(w, b->enter, b->module);
-    ari_op_builder_linear(w, &b->first);
-}
-
-static void end_branch(ari_op_builder *w, const branch_ops *b)
-{
-    ari_op_builder_linear(w, &b->second);
-    ari_op_builder_move(w, b->leave, b->module);
-}
-
-static void begin_branch_backward(ari_op_builder *w, const branch_ops *b)
-{
-    ari_op_builder_move(w, ari_op_builder_back(b->leave), b->module);
-    ari_op_builder_linear_backward(w, &b->second, NULL, b->first.n > 0 ? &b->first : NULL);
-}
-
-static void end_branch_backward(ari_op_builder *w, const branch_ops *b)
-{
-    ari_op_builder_linear_backward(w, &b->first, &b->second, NULL);
-    ari_op_builder_move(w, ari_op_builder_back(b->enter), b->module);
-}
-
-static branch_ops attention_of(const ari_op_builder *w)
-{
-    static const ari_role parts[] = {ARI_Q, ARI_K, ARI_V};
-    branch_ops b = branch_of(&w->block.attention, ARI_ATTENTION, ARI_OUT);
-    const int n = w->config->latent.kv_rank > 0 ? 0 : w->form.packed ? 1 : 3; /* of latent attention others */
-    for (b.first.n = 0; b.first.n < n; b.first.n++)
-        b.first.part[b.first.n] = w->form.packed ? ARI_QKV : parts[b.first.n];
-    return b;
-}
-
-static void up_to_context(ari_op_builder *w, const branch_ops *b)
-{
-    if (b->first.n > 0)
-        begin_branch(w, b);
-    else
-        ari_op_builder_latent(w, b->enter, b->first.split);
-    ari_op_builder_qk_norms(w);
-    ari_op_builder_rope(w);
-    ari_op_builder_attend(w);
-}
-
-static void attention(ari_op_builder *w)
-{
-    const branch_ops b = attention_of(w);
-    up_to_context(w, &b);
-    end_branch(w, &b);
-}
-
-static void recompute_attention(ari_op_builder *w)
-{
-    const branch_ops b = attention_of(w);
-    up_to_context(w, &b);
-    ari_op_builder_linear_recompute(w, &b.second);
-}
-
-/* The norms of a block that the config has. */
-static bool has_norm(const ari_op_builder *w, ari_role role)
-{
-    const bool after = role == ARI_ATTENTION_NORM || role == ARI_MLP_NORM;
-    return w->config->norm_place != (after ? AR_NORM_BEFORE : AR_NORM_AFTER);
-}
-
-/* The input of the block's attention. */
-static size_t before_attention(ari_op_builder *w)
-{
-    return has_norm(w, ARI_NORM1) ? ari_op_builder_forward_of(w, ARI_OPERATION_NORM, ARI_NORM1)->out[0]
-                                  : w->edges.entered;
-}
-
-static void attention_backward(ari_op_builder *w)
-{
-    const branch_ops b = attention_of(w);
-    begin_branch_backward(w, &b);
-    ari_op_builder_attend_backward(w);
-    ari_op_builder_rope(w);
-    ari_op_builder_qk_norms(w);
-    if (b.first.n > 0)
-        end_branch_backward(w, &b);
-    else
-        ari_op_builder_latent_backward(w, b.enter, b.first.split, before_attention(w));
-}
-
-static branch_ops mlp_of(const ari_op_builder *w)
-{
-    const bool gated = w->config->gated;
-    branch_ops b = branch_of(&w->block.mlp, ARI_MLP, ARI_DOWN);
-    b.first.n = gated && !w->form.gate_up ? 2 : 1;
-    b.first.part[0] = w->form.gate_up ? ARI_GATE_UP : gated ? ARI_GATE : ARI_FIRST;
-    b.first.part[1] = ARI_UP;
-    return b;
-}
-
-/* Applied to the terms of a sum as if they were the whole, which no layout should ask for. */
-static void activation(ari_op_builder *w, const branch_ops *b)
-{
-    const bool gated = w->config->gated, backward = w->pass == ARI_PASS_BACKWARD;
-    const ar_placement left = b->first.split.to, at = left.kind == AR_PARTIAL_SUM ? ari_whole : left;
-    ari_operation *op = ari_op_builder_local(w, gated ? ARI_OPERATION_GATE : ARI_OPERATION_ACTIVATION, ARI_ACTIVATION,
-                                             gated && !backward ? 2 : 1, w->config->ffn, at);
-    if (gated && backward) {
-        op->output[op->outputs++] = op->output[0];
-        op->output[0].id = op->output[1].id = w->form.gate_up ? ari_op_builder_new_value(w) : 0;
-    }
-    for (int i = 0; i < 2 && gated; i++)
-        (backward ? op->output : op->input)[i].role = i == 0 ? ARI_GATE : ARI_UP;
-    ari_op_builder_make(w);
-}
-
-static void mlp(ari_op_builder *w)
-{
-    if (ari_op_builder_experts(w, false))
-        return;
-    const branch_ops b = mlp_of(w);
-    begin_branch(w, &b);
-    activation(w, &b);
-    end_branch(w, &b);
-}
-
-static void recompute_mlp(ari_op_builder *w)
-{
-    if (ari_op_builder_experts(w, true))
-        return;
-    const branch_ops b = mlp_of(w);
-    begin_branch(w, &b);
-    activation(w, &b);
-    ari_op_builder_linear_recompute(w, &b.second);
-}
-
-static void mlp_backward(ari_op_builder *w)
-{
-    if (ari_op_builder_experts_backward(w))
-        return;
-    const branch_ops b = mlp_of(w);
-    begin_branch_backward(w, &b);
-    activation(w, &b);
-    end_branch_backward(w, &b);
-}
-
-/* --- block -------------------------------------------------------------------------------------------------------- */
-
-/* True if `part` is recomputed in this layer. */
-static bool recomputes(const ari_op_builder *w, ar_recompute part)
-{
-    return w->c->run.parallel.recompute.what == part && ari_step_recomputes(w->c, w->layer);
-}
-
-static void enter(ari_op_builder *w, ar_recompute part)
-{
-    w->within = recomputes(w, part) ? part : w->within;
-}
-
-static void leave(ari_op_builder *w, ar_recompute part)
-{
-    w->within = w->within == part ? AR_RECOMPUTE_NONE : w->within;
-}
-
-/* Enters it in the backward pass: by its forward pass once more. The gradients wait. */
-static void enter_back(ari_op_builder *w, ar_recompute part, size_t from, void (*recompute)(ari_op_builder *w))
-{
-    const ari_values gradient = w->edges.now;
-    const size_t skip = w->edges.skip;
-    enter(w, part);
-    if (w->within != part)
-        return;
-    w->pass = ARI_PASS_FORWARD;
-    w->recomputed = true;
-    ari_op_builder_take(w, from);
-    recompute(w);
-    w->recomputed = false;
-    w->pass = ARI_PASS_BACKWARD;
-    w->edges.now = gradient;
-    w->edges.skip = skip;
-}
-
-static void block_norm(ari_op_builder *w, ari_role role)
-{
-    if (has_norm(w, role))
-        norm(w, role);
-}
-
-static void block_norm_backward(ari_op_builder *w, ari_role role)
-{
-    if (has_norm(w, role))
-        norm_backward(w, role);
-}
-
-static void up_to_mlp(ari_op_builder *w)
-{
-    w->edges.entered = w->edges.skip = w->edges.now.at[0].id;
-    block_norm(w, ARI_NORM1);
-    enter(w, AR_RECOMPUTE_SELECTIVE);
-    attention(w);
-    leave(w, AR_RECOMPUTE_SELECTIVE);
-    block_norm(w, ARI_ATTENTION_NORM);
-    ari_op_builder_dropout(w, ARI_OUT_DROPPED);
-    residual(w, ARI_ATTENTION_SUM);
-    block_norm(w, ARI_NORM2);
-}
-
-static void block(ari_op_builder *w)
-{
-    enter(w, AR_RECOMPUTE_FULL);
-    up_to_mlp(w);
-    mlp(w);
-    block_norm(w, ARI_MLP_NORM);
-    ari_op_builder_dropout(w, ARI_MLP_DROPPED);
-    residual(w, ARI_LAYER);
-    leave(w, AR_RECOMPUTE_FULL);
-}
-
-static void recompute_block(ari_op_builder *w)
-{
-    up_to_mlp(w);
-    if (!has_norm(w, ARI_MLP_NORM)) {
-        recompute_mlp(w);
-        return;
-    }
-    mlp(w);
-    norm(w, ARI_MLP_NORM);
-}
-
-static void block_backward(ari_op_builder *w)
-{
-    w->edges.skip = w->edges.now.at[0].id;
-    enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, recompute_block);
-    ari_op_builder_dropout(w, ARI_MLP_DROPPED);
-    block_norm_backward(w, ARI_MLP_NORM);
-    mlp_backward(w);
-    block_norm_backward(w, ARI_NORM2);
-    residual(w, ARI_ATTENTION_SUM);
-    ari_op_builder_dropout(w, ARI_OUT_DROPPED);
-    block_norm_backward(w, ARI_ATTENTION_NORM);
-    enter_back(w, AR_RECOMPUTE_SELECTIVE, before_attention(w), recompute_attention);
-    attention_backward(w);
-    leave(w, AR_RECOMPUTE_SELECTIVE);
-    block_norm_backward(w, ARI_NORM1);
-    residual(w, ARI_LAYER);
-    leave(w, AR_RECOMPUTE_FULL);
-}
-
 /* --- blocks for further tokens ------------------------------------------------------------------------------------ */
 
-/* Where what enters such a block, its head's input before, has a number of its own; else 0. */
+/* Where what enters such a ari_op_builder_block, its head's input before, has a number of its own; else 0. */
 static size_t entering(const ari_op_builder *w, size_t section)
 {
     return section < ar_config_blocks(w->config) + 2 ? ari_op_builder_stream_value(w, section) : 0;
@@ -379,19 +24,19 @@ static void further(ari_op_builder *w)
     const size_t entered = w->edges.now.at[0].id;
     const ari_linear_ops joined = joined_of(w);
     ari_op_builder_embedding(w);
-    norm(w, ARI_TOKENS_NORM);
+    ari_op_builder_norm(w, ARI_TOKENS_NORM, 0);
     const size_t tokens = w->edges.now.at[0].id;
     ari_op_builder_take(w, entered);
-    norm(w, ARI_ENTERED_NORM);
+    ari_op_builder_norm(w, ARI_ENTERED_NORM, 0);
     ari_op_builder_side_by_side(w, tokens, w->edges.now.at[0].id);
     ari_op_builder_linear(w, &joined);
-    block(w);
-    norm_as(w, ARI_MTP_NORM, entering(w, w->edges.section + 1));
+    ari_op_builder_block(w);
+    ari_op_builder_norm(w, ARI_MTP_NORM, entering(w, w->edges.section + 1));
     if (!w->counting)
         ari_op_builder_loss(w);
 }
 
-/* Adds the gradient of what enters the next such block, if there is one. */
+/* Adds the gradient of what enters the next such ari_op_builder_block, if there is one. */
 static void add_further(ari_op_builder *w, ari_role role)
 {
     const size_t more = entering(w, w->edges.section + 1);
@@ -412,15 +57,15 @@ static void further_backward(ari_op_builder *w)
     ari_op_builder_loss_backward(w);
     add_further(w, ARI_MTP_NORM);
     ari_op_builder_unit_begins(w, layer);
-    norm_backward(w, ARI_MTP_NORM);
-    block_backward(w);
+    ari_op_builder_norm_backward(w, ARI_MTP_NORM, 0);
+    ari_op_builder_block_backward(w);
     ari_op_builder_linear_backward(w, &joined, NULL, NULL);
     ari_op_builder_side_by_side(w, 0, 0);
     const ari_op_value tokens = w->edges.now.at[0], entered = w->edges.now.at[1];
     w->edges.now = (ari_values){.at = {entered}, .n = 1};
-    norm_backward_as(w, ARI_ENTERED_NORM, ari_op_builder_stream_value(w, w->edges.section));
+    ari_op_builder_norm_backward(w, ARI_ENTERED_NORM, ari_op_builder_stream_value(w, w->edges.section));
     w->edges.now = (ari_values){.at = {tokens}, .n = 1};
-    norm_backward(w, ARI_TOKENS_NORM);
+    ari_op_builder_norm_backward(w, ARI_TOKENS_NORM, 0);
     ari_op_builder_embedding_backward(w);
     ari_op_builder_unit_ends(w, layer);
 }
@@ -430,7 +75,7 @@ static void further_backward(ari_op_builder *w)
 static void end_forward(ari_op_builder *w)
 {
     if (w->config->final_norm)
-        norm_as(w, ARI_FINAL_NORM, entering(w, w->config->layers + 2));
+        ari_op_builder_norm(w, ARI_FINAL_NORM, entering(w, w->config->layers + 2));
     if (!w->counting)
         ari_op_builder_loss(w);
 }
@@ -486,7 +131,7 @@ static void begin_backward(ari_op_builder *w)
     ari_op_builder_loss_backward(w);
     add_further(w, ARI_FINAL_NORM);
     if (w->config->final_norm)
-        norm_backward(w, ARI_FINAL_NORM);
+        ari_op_builder_norm_backward(w, ARI_FINAL_NORM, 0);
 }
 
 /* The output of the stage's pass for its neighbour. */
@@ -549,7 +194,7 @@ void ari_op_builder_forward(ari_op_builder *w)
     for (size_t i = begin; i < end && w->st == AR_OK; i++) {
         begin_section(w, i + 1);
         ari_op_builder_unit_begins(w, i);
-        block(w);
+        ari_op_builder_block(w);
     }
     if (w->stage + 1 == w->stages)
         after_blocks(w);
@@ -569,9 +214,9 @@ void ari_op_builder_backward(ari_op_builder *w)
     if (w->stage + 1 == w->stages)
         begin_backward(w);
     for (size_t i = end; i-- > begin && w->st == AR_OK;) {
-        section_backward(w, i + 1, block);
+        section_backward(w, i + 1, ari_op_builder_block);
         ari_op_builder_unit_begins(w, i);
-        block_backward(w);
+        ari_op_builder_block_backward(w);
         ari_op_builder_unit_ends(w, i);
     }
     begin_section(w, 0);

@@ -49,7 +49,8 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
                                  .activations = ar_activations_of(c->run.precision),
                                  .matrices = ar_matrices_of(c->run.precision, c->run.storage),
                                  .sp = p->sp && tp > 1,
-                                 .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3,
+                                 .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3 ||
+                                           c->config->arch == AR_ARCH_GPT_NEOX,
                                  .gate_up = c->config->arch == AR_ARCH_PHI3 || c->config->arch == AR_ARCH_GLM4,
                                  .head = c->config->arch != AR_ARCH_STACK},
                         .layer = ARI_NO_LAYER,

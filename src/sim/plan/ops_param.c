@@ -193,7 +193,7 @@ bool ari_op_builder_has_bias(const ari_op_builder *w, ari_role role)
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return false;
     if (ari_op_builder_is_norm(role))
-        return c->norm == AR_NORM_LAYER;
+        return c->norm == AR_NORM_LAYER && !c->norm_no_bias;
     switch (role) {
     case ARI_Q:
         return c->qkv_bias && c->latent.kv_rank == 0;

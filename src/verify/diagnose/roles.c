@@ -119,9 +119,6 @@ static const struct other {
     {ARI_ACTIVATION, "activation_fn", NULL},
     {ARI_DOWN, "fc2", NULL},
     {ARI_POSITIONS, "embed_positions", NULL},
-    {ARI_TOKENS, "embed_in", NULL}, /* GPT-NeoX */
-    {ARI_QKV, "attention.query_key_value", NULL},
-    {ARI_OUT, "attention.dense", "attention.dense"},
     {ARI_Q, NULL, "query"},
     {ARI_K, NULL, "key"},
     {ARI_V, NULL, "value"},
@@ -134,14 +131,12 @@ static const struct other {
     {ARI_QKV, "self_attention.query_key_value", NULL},
     {ARI_QKV, "self_attention.linear_qkv", NULL},
     {ARI_CONTEXT, "self_attention.core_attention", NULL},
-    {ARI_OUT, "self_attention.dense", "attention.dense"}, /* a "dense" alone is any layer */
+    {ARI_OUT, "self_attention.dense", "attention.dense"},
     {ARI_OUT, "self_attention.linear_proj", NULL},
     {ARI_ATTENTION, "self_attention", NULL},
     {ARI_NORM2, "pre_mlp_layernorm", NULL},
     {ARI_GATE_UP, "mlp.linear_fc1", NULL},
-    {ARI_FIRST, "mlp.dense_h_to_4h", NULL},
     {ARI_DOWN, "mlp.linear_fc2", NULL},
-    {ARI_DOWN, "mlp.dense_4h_to_h", NULL},
     {ARI_FINAL_NORM, "final_layernorm", NULL},
     {ARI_FINAL_NORM, "final_layer_norm", NULL},
     {ARI_HEAD, "output_layer", NULL},
@@ -196,6 +191,12 @@ typedef struct entry {
     size_t of_parts, part, of_values, value, other; /* the next ones: of which family, and which of it */
 } entry;
 
+static const char *leaf_of(const entry *e)
+{
+    const char *dot = strrchr(e->path, '.');
+    return dot ? dot + 1 : e->path;
+}
+
 static bool next_part(entry *e, const ari_family *f)
 {
     const ari_family_part *p = &f->part[e->part++];
@@ -203,6 +204,8 @@ static bool next_part(entry *e, const ari_family *f)
     e->module = e->tail = NULL;
     e->role = p->role;
     e->path = p->path;
+    if (p->path && strcmp(leaf_of(e), "dense") == 0)
+        e->tail = p->path; /* alone it is any layer */
     return p->path != NULL;
 }
 
@@ -235,12 +238,6 @@ static bool next_entry(entry *e)
     e->path = o->path;
     e->tail = o->tail;
     return true;
-}
-
-static const char *leaf_of(const entry *e)
-{
-    const char *dot = strrchr(e->path, '.');
-    return dot ? dot + 1 : e->path;
 }
 
 static bool starts(const char *text, size_t length, const char *with)

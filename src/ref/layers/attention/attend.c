@@ -39,10 +39,8 @@ static const char *leaf_of(const ari_attention *m, int which)
     return m->norm.name[which] + strlen(m->base.name) + 1;
 }
 
-/* Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
- * [b, s, heads * d] that they are, one head after the other. */
-static ar_status tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
-                           size_t heads, int copies)
+ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
+                        size_t heads, int copies)
 {
     const size_t d = t->shape[3], shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
     ar_tensor features;
@@ -219,18 +217,20 @@ static ar_status lay_out_normed(ari_attention *m, ar_ctx *ctx, ar_saved *saved, 
     if (!ari_qk_normed(m))
         return lay_out(m, ctx, to, from, r);
     AR_TRY(ari_qk_norm_forward(m, ctx, saved, which, &y, &memory, from));
-    AR_TRY(tap_heads(m, ctx, leaf_of(m, which), 'f', &y, which == 0 ? m->o.heads : m->o.kv_heads,
-                     which == 0 ? m->copies : m->kv_copies));
+    AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, which), 'f', &y, which == 0 ? m->o.heads : m->o.kv_heads,
+                         which == 0 ? m->copies : m->kv_copies));
     AR_TRY(lay_out(m, ctx, to, &y, r));
     ar_ctx_release(ctx, &memory);
     return AR_OK;
 }
 
-/* Queries (which 0), keys or values in the projections' output, or their gradients, [b, s, heads, d]. */
-static ar_tensor heads_of(const ari_attention *m, const ar_tensor *qkv, int which)
+ar_tensor ari_heads_of(const ari_attention *m, const ar_tensor *qkv, int which)
 {
     const size_t d = m->o.head_dim, at[3] = {0, m->heads * d, (m->heads + m->kv_heads) * d};
     const size_t heads = which == 0 ? m->heads : m->kv_heads, width = which == 2 ? m->value_dim : d;
+    const ar_tensor by_head = ari_heads_view(qkv, 0, heads, 1, 3 * d);
+    if (m->o.by_head)
+        return ar_tensor_slice(&by_head, 3, (size_t)which * d, d);
     const ar_tensor part = ar_tensor_slice(qkv, 2, at[which], heads * width);
     return ari_heads_view(&part, 0, heads, 1, width);
 }
@@ -239,7 +239,7 @@ static ar_tensor heads_of(const ari_attention *m, const ar_tensor *qkv, int whic
 static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor x[3], ar_tensor *qkv,
                              const rotation *r)
 {
-    const ar_tensor q = heads_of(m, qkv, 0), k = heads_of(m, qkv, 1), v = heads_of(m, qkv, 2);
+    const ar_tensor q = ari_heads_of(m, qkv, 0), k = ari_heads_of(m, qkv, 1), v = ari_heads_of(m, qkv, 2);
     AR_TRY(lay_out_normed(m, ctx, saved, 0, &x[0], &q, r));
     AR_TRY(lay_out_normed(m, ctx, saved, 1, &x[1], &k, r));
     AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
@@ -247,8 +247,8 @@ static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     if (!m->o.rope.kind)
         return AR_OK;
     const ar_tensor tq = swapped(&x[0]), tk = swapped(&x[1]);
-    AR_TRY(tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
-    return tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies);
+    AR_TRY(ari_tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
+    return ari_tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies);
 }
 
 ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
@@ -285,11 +285,11 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                         const ar_tensor g[3], const rotation *r)
 {
-    const ar_tensor to_q = heads_of(m, dqkv, 0), to_k = heads_of(m, dqkv, 1), to_v = heads_of(m, dqkv, 2);
+    const ar_tensor to_q = ari_heads_of(m, dqkv, 0), to_k = ari_heads_of(m, dqkv, 1), to_v = ari_heads_of(m, dqkv, 2);
     const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
     if (m->o.rope.kind) {
-        AR_TRY(tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
-        AR_TRY(tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
+        AR_TRY(ari_tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
+        AR_TRY(ari_tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
         AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
         AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
     } else {
@@ -299,13 +299,13 @@ static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved 
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
     if (ari_qk_normed(m)) {
         AR_TRY(ari_qk_norm_backward(m, ctx, saved, 0, &to_q));
-        AR_TRY(tap_heads(m, ctx, leaf_of(m, 0), 'b', &to_q, m->o.heads, m->copies));
+        AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, 0), 'b', &to_q, m->o.heads, m->copies));
         AR_TRY(ari_qk_norm_backward(m, ctx, saved, 1, &to_k));
-        AR_TRY(tap_heads(m, ctx, leaf_of(m, 1), 'b', &to_k, m->o.kv_heads, m->kv_copies));
+        AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, 1), 'b', &to_k, m->o.kv_heads, m->kv_copies));
     }
-    AR_TRY(tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
-    AR_TRY(tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
-    return tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
+    AR_TRY(ari_tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
+    AR_TRY(ari_tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
+    return ari_tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
 }
 
 ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,

@@ -54,6 +54,11 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     const int copies[3] = {m->copies, m->kv_copies, m->kv_copies};
     size_t at = 0;
     for (int i = 0; i < 3; i++) {
+        const ar_tensor heads = ari_heads_of(m, qkv, i);
+        if (m->o.by_head) {
+            AR_TRY(ari_tap_heads(m, ctx, fused_names[i], 'f', &heads, full[i], copies[i]));
+            continue;
+        }
         const ar_tensor t = ar_tensor_slice(qkv, 2, at * m->o.head_dim, local[i] * m->o.head_dim);
         AR_TRY(ari_tap_copies(ctx, m->o.fused ? m->base.name : m->qkv_name[i], m->o.fused ? fused_names[i] : NULL, 'f',
                               &t, 2, full[i] * m->o.head_dim, copies[i]));
@@ -233,7 +238,8 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
             .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
     if (o->fused) {
         qkv.n = 1;
-        qkv.part[0] = (ari_linear_part){.name = m->qkv_name[0], .out = q + 2 * kv, .blocks = 3, .block = {q, kv, kv}};
+        qkv.part[0] = (ari_linear_part){
+            .name = m->qkv_name[0], .out = q + 2 * kv, .blocks = o->by_head ? 0 : 3, .block = {q, kv, kv}};
     }
     const ari_linear_spec out = {.split = m->split.second,
                                  .n = 1,
