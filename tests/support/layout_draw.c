@@ -422,7 +422,7 @@ static void model_text(char *out, size_t cap, const ar_config *c)
 {
     static const char *const archs[] = {"llama",      "gpt2",     "stack",     "qwen3",     "olmo2",
                                         "phi3",       "mixtral",  "qwen2_moe", "qwen3_moe", "glm4_moe",
-                                        "starcoder2", "deepseek", "glm4",      "gpt_oss",  "gpt_neox"};
+                                        "starcoder2", "deepseek", "glm4",      "gpt_oss",   "gpt_neox"};
     const ar_experts *e = &c->experts;
     if ((size_t)c->arch >= sizeof archs / sizeof *archs)
         abort(); /* the program's own mistake: an architecture without a name here */

@@ -26,8 +26,8 @@ enum { BATCH = 4, SEQ = 24 };
     X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")             \
     X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                  \
     X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")              \
-    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV),                                                      \
-      "is a mistake of a fused q|k|v, which this model has not")                                                   \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV) && !ari_family_of(c->arch)->by_head,                  \
+      "is a mistake of a fused q|k|v, block after block, which this model has not")                                \
     X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                           \
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")           \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                 \
