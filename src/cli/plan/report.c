@@ -132,8 +132,10 @@ static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ran
     const ari_candidate *best = &r->at[0];
     const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
     const ari_candidate *faster = matters ? &r->fastest : NULL;
+    ari_search s = a->search;
     ari_depth d;
-    AR_TRY(ari_depth_of(&d, &a->search, &best->choice, faster));
+    s.first = true; /* its own account is not shown */
+    AR_TRY(ari_depth_of(&d, &s, &best->choice, faster));
     AR_TRY(ari_why_print(to, a, r));
     fprintf(to, "%s%sadvice: %s\n", d.flags, d.flags[0] ? "\n" : "", d.advice);
     return AR_OK;

@@ -54,9 +54,11 @@ static const char *signed_seconds(char text[ARI_NUMBER], double seconds)
 
 static ar_status print_beside(FILE *to, const ari_plan_request *a, const ari_candidate *best, const ari_candidate *f)
 {
+    ari_search s = a->search;
     ari_depth d, e;
-    AR_TRY(ari_depth_of(&d, &a->search, &best->choice, NULL));
-    AR_TRY(ari_depth_of(&e, &a->search, &f->choice, NULL));
+    s.first = true; /* their own accounts are not shown */
+    AR_TRY(ari_depth_of(&d, &s, &best->choice, NULL));
+    AR_TRY(ari_depth_of(&e, &s, &f->choice, NULL));
     char names[2][ARI_CHOICE_TEXT];
     const ari_column columns[] = {{"time of a step", ARI_LEFT},
                                   {ari_choice_text(names[0], &best->choice, ARI_LAYOUT_AXES, " "), ARI_RIGHT},
