@@ -62,6 +62,7 @@ typedef struct ari_tile_plan {
     size_t panels; /* of a right matrix that is packed before the tiles, of col_step rows each */
     size_t panel;  /* words of one: set by the path; 0: none */
     size_t row;    /* words of a row of rounded values, where no result holds it */
+    bool narrow;   /* of operands of 15 bits */
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 

@@ -31,7 +31,9 @@ typedef struct tile_request {
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
 {
-    ari_tile_plan p = {.down = ceil_div(a->rows, path->rows), .across = ceil_div(b->rows, path->cols)};
+    ari_tile_plan p = {.down = ceil_div(a->rows, path->rows),
+                       .across = ceil_div(b->rows, path->cols),
+                       .narrow = a->limit == ARI_CONTRACT_NARROW_LIMIT};
     /* A single product is cut further until every thread has a tile, though never below 32 rows or columns. */
     while (r->matrices * p.down * p.across < (size_t)d->threads) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;

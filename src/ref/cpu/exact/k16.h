@@ -22,7 +22,10 @@
  * After a block, x = H + (M >> 13) and r = (M mod 2^13)*2^13 + L also fit, and S += x*2^26 + r in int64, modulo 2^64:
  * |S| < 2^63 over K <= 8191 terms, and a longer sum is handed over in pieces (gemm_exact.c). The lanes of H and L begin
  * at 2^31 instead of 0, which M does not notice modulo 2^32: so x and r have no sign, and become 64-bit integers by
- * masks and shifts. What that adds to S is known, and S begins at its negative. */
+ * masks and shifts. What that adds to S is known, and S begins at its negative.
+ *
+ * Narrow operands, |q| <= 32639, take two products: the left q itself, and of the right one q' = h*2^8 + l with -128 <=
+ * h, l <= 127. 256 terms of either are below 2^15*2^7*2^8 = 2^30, and S = H*2^8 + L. */
 #ifndef ARI_CPU_GEMM_K16_H
 #define ARI_CPU_GEMM_K16_H
 
@@ -43,6 +46,8 @@
 #define PLANES ((size_t)3)      /* h, l, h + l */
 #define BLOCK ((size_t)64)      /* terms of an int32 sum */
 #define SPLIT 13
+#define NARROW_BLOCK ((size_t)256)
+#define NARROW_SPLIT 8
 
 /* A slice of a tile's operands is packed at a time, and multiplied in parts of the tile whose sums and left panels of a
  * block, 180 KiB and 90 KiB, stay in the second cache level. The right panel of a block, 18 KiB at most, stays in the
@@ -50,6 +55,7 @@
 #define TILE_ROWS ((size_t)480)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
+#define NARROW_SLICE ((size_t)512) /* as many bytes of the left panels, and two thirds more of the right ones */
 #define NEAR_ROWS ((size_t)240)
 #define NEAR_COLS ((size_t)96)
 
@@ -77,6 +83,27 @@ K16_INLINE void store_pair(uint32_t *to, size_t plane, vec8 even, vec8 odd, cons
     memcpy(to + 2 * plane, &both, rows * sizeof *to);
 }
 
+/* The same of narrow integers: as they are, or in their two digits. */
+K16_INLINE void store_whole(uint32_t *to, vec8 even, vec8 odd, const size_t rows)
+{
+    const vec8 q = (even & 0xffffu) | odd << 16;
+    memcpy(to, &q, rows * sizeof *to);
+}
+
+K16_INLINE void store_digits(uint32_t *to, size_t plane, vec8 even, vec8 odd, const size_t rows)
+{
+    const uint32_t round = 1u << (NARROW_SPLIT - 1), low = (1u << NARROW_SPLIT) - 1;
+    even += round;
+    odd += round;
+    const vec8 h = (even >> NARROW_SPLIT & 0xffffu) | (odd << (16 - NARROW_SPLIT) & 0xffff0000u);
+    const halves8 l = (halves8)((even & low) | (odd & low) << 16) - (uint16_t)round;
+    memcpy(to, &h, rows * sizeof *to);
+    memcpy(to + plane, &l, rows * sizeof *to);
+}
+
+/* What a panel's terms are stored as. */
+enum { KARATSUBA, WHOLE, DIGITS };
+
 /* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
  * so these are of neighbouring columns. */
 static size_t column_of(size_t lane)
@@ -86,29 +113,36 @@ static size_t column_of(size_t lane)
 
 /* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair of
  * terms each; 8 terms are packed at a time. */
-K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms, const size_t rows)
+K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms, const size_t rows,
+                     const int form)
 {
+    const size_t plane = ari_round_up8(terms) / 2 * width;
     uint32_t *to = panel + row;
     for (size_t k = 0; k < terms; k += 8) {
         __m256i t[8];
         ari_transpose8(t, s, k, terms - k);
-        for (size_t i = 0; i < 8; i += 2, to += width)
-            store_pair(to, ari_round_up8(terms) / 2 * width, (vec8)t[i], (vec8)t[i + 1], rows);
+        for (size_t i = 0; i < 8; i += 2, to += width) {
+            const vec8 even = (vec8)t[i], odd = (vec8)t[i + 1];
+            if (form == KARATSUBA)
+                store_pair(to, plane, even, odd, rows);
+            else if (form == WHOLE)
+                store_whole(to, even, odd, rows);
+            else
+                store_digits(to, plane, even, odd, rows);
+        }
     }
 }
 
-K16 static void pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+K16_INLINE void pack_left_as(void *panel, const ari_panel_rows *rows, size_t terms, const int form)
 {
-    (void)kernel;
     ari_strip s = {.ahead = ROWS * rows->ld};
     for (size_t r = 0; r < ROWS && r < rows->rows; r++)
         s.row[r] = rows->q + r * rows->ld;
-    pack(panel, ROWS, 0, &s, terms, ROWS);
+    pack(panel, ROWS, 0, &s, terms, ROWS, form);
 }
 
-K16 static void pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+K16_INLINE void pack_right_as(void *panel, const ari_panel_rows *rows, size_t terms, const int form)
 {
-    (void)kernel;
     const size_t width = (rows->rows + LANES - 1) / LANES * LANES;
     for (size_t j = 0; j < width; j += 8) {
         const size_t vector = j / LANES * LANES;
@@ -117,8 +151,32 @@ K16 static void pack_right(const ari_panel_kernel *kernel, void *panel, const ar
             const size_t col = vector + column_of(j - vector + c);
             s.row[c] = col < rows->rows ? rows->q + col * rows->ld : NULL;
         }
-        pack(panel, width, j, &s, terms, 8);
+        pack(panel, width, j, &s, terms, 8, form);
     }
+}
+
+K16 static void pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    pack_left_as(panel, rows, terms, KARATSUBA);
+}
+
+K16 static void pack_left_narrow(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    pack_left_as(panel, rows, terms, WHOLE);
+}
+
+K16 static void pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    pack_right_as(panel, rows, terms, KARATSUBA);
+}
+
+K16 static void pack_right_narrow(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *rows, size_t terms)
+{
+    (void)kernel;
+    pack_right_as(panel, rows, terms, DIGITS);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -166,15 +224,19 @@ K16_INLINE void put(int64_t *s, wide_vec x, uint64_t start, bool add)
     memcpy(s, &sums, sizeof sums);
 }
 
-/* S += x*2^26 + r, of the columns of even lanes and of those of odd ones. */
-K16_INLINE void flush(int64_t *s, vec h, vec l, vec both, uint64_t start, bool add)
+/* S += x*2^by + r, of the columns of even lanes and of those of odd ones. */
+K16_INLINE void flush(int64_t *s, vec upper, vec rest, const int by, uint64_t start, bool add)
 {
-    const vec m = both - h - l;
-    const wide_vec lower = (wide_vec){0} + 0xffffffffu;
-    const wide_vec x = (wide_vec)(h + (vec)((signed_vec)m >> SPLIT));
-    const wide_vec r = (wide_vec)((m << (32 - SPLIT) >> (32 - 2 * SPLIT)) + l);
-    put(s, ((x & lower) << (2 * SPLIT)) + (r & lower), start, add);
-    put(s + LANES / 2, ((x & ~lower) >> (32 - 2 * SPLIT)) + (r >> 32), start, add);
+    const wide_vec lower = (wide_vec){0} + 0xffffffffu, x = (wide_vec)upper, r = (wide_vec)rest;
+    put(s, ((x & lower) << by) + (r & lower), start, add);
+    put(s + LANES / 2, ((x & ~lower) >> (32 - by)) + (r >> 32), start, add);
+}
+
+K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
+{
+    for (size_t i = 0; p->add && i < ROWS; i++) /* they are read last */
+        for (size_t j = 0; j < vectors * LANES; j += 8)
+            __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
 }
 
 K16_INLINE void multiply(const ari_register_tile *p, const size_t vectors)
@@ -183,30 +245,66 @@ K16_INLINE void multiply(const ari_register_tile *p, const size_t vectors)
     const size_t pairs = p->terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
     const uint32_t *a = p->left, *b = p->right;
     const uint64_t start = 0 - p->blocks * (((uint64_t)BIAS << 2 * SPLIT) + BIAS);
-    for (size_t i = 0; p->add && i < ROWS; i++) /* the sums, which are read last */
-        for (size_t j = 0; j < vectors * LANES; j += 8)
-            __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
+    prefetch_sums(p, vectors);
     multiply_plane(h, a, b, pairs, BIAS, vectors);
     multiply_plane(l, a + left, b + right, pairs, BIAS, vectors);
     multiply_plane(both, a + 2 * left, b + 2 * right, pairs, 0, vectors);
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
+        for (size_t v = 0; v < vectors; v++) {
+            const vec m = both[i][v] - h[i][v] - l[i][v];
+            flush(p->sums + i * p->ld + v * LANES, h[i][v] + (vec)((signed_vec)m >> SPLIT),
+                  (m << (32 - SPLIT) >> (32 - 2 * SPLIT)) + l[i][v], 2 * SPLIT, start, p->add);
+        }
+}
+
+K16_INLINE void multiply_narrow(const ari_register_tile *p, const size_t vectors)
+{
+    vec h[ROWS][3], l[ROWS][3];
+    const size_t pairs = p->terms / 2;
+    const uint32_t *right = p->right;
+    const uint64_t start = 0 - p->blocks * (((uint64_t)BIAS << NARROW_SPLIT) + BIAS);
+    prefetch_sums(p, vectors);
+    multiply_plane(h, p->left, right, pairs, BIAS, vectors);
+    multiply_plane(l, p->left, right + pairs * vectors * LANES, pairs, BIAS, vectors);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
         for (size_t v = 0; v < vectors; v++)
-            flush(p->sums + i * p->ld + v * LANES, h[i][v], l[i][v], both[i][v], start, p->add);
+            flush(p->sums + i * p->ld + v * LANES, h[i][v], l[i][v], NARROW_SPLIT, start, p->add);
+}
+
+K16_INLINE void multiply_of(const ari_register_tile *r, const size_t vectors, const bool narrow)
+{
+    if (narrow)
+        multiply_narrow(r, vectors);
+    else
+        multiply(r, vectors);
+}
+
+K16_INLINE void multiply_any(const ari_register_tile *r, const bool narrow)
+{
+    if (r->cols == LANES)
+        multiply_of(r, 1, narrow);
+    else if (r->cols == 2 * LANES)
+        multiply_of(r, 2, narrow);
+#if K16_VECTORS == 3
+    else
+        multiply_of(r, 3, narrow);
+#endif
 }
 
 K16 static void multiply_tile(const ari_panel_kernel *kernel, const ari_register_tile *r)
 {
     (void)kernel;
-    if (r->cols == LANES)
-        multiply(r, 1);
-    else if (r->cols == 2 * LANES)
-        multiply(r, 2);
-#if K16_VECTORS == 3
-    else
-        multiply(r, 3);
-#endif
+    multiply_any(r, false);
+}
+
+K16 static void multiply_narrow_tile(const ari_panel_kernel *kernel, const ari_register_tile *r)
+{
+    (void)kernel;
+    multiply_any(r, true);
 }
 
 static const ari_panel_kernel kernel = {.rows = ROWS,
@@ -223,9 +321,23 @@ static const ari_panel_kernel kernel = {.rows = ROWS,
                                         .pack_right = pack_right,
                                         .multiply = multiply_tile};
 
+static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
+                                               .cols = WIDTH,
+                                               .lanes = LANES,
+                                               .left = sizeof(int16_t),
+                                               .right = 2 * sizeof(int16_t),
+                                               .step = 8,
+                                               .slice = NARROW_SLICE,
+                                               .block = NARROW_BLOCK,
+                                               .near_rows = NEAR_ROWS,
+                                               .near_cols = NEAR_COLS,
+                                               .pack_left = pack_left_narrow,
+                                               .pack_right = pack_right_narrow,
+                                               .multiply = multiply_narrow_tile};
+
 static void plan_tile(ari_tile_plan *p, size_t k)
 {
-    ari_panels_plan(&kernel, p, k);
+    ari_panels_plan(p->narrow ? &narrow_kernel : &kernel, p, k);
 }
 
 static bool is_supported(void)
