@@ -222,11 +222,15 @@ static ar_placement folded(ar_placement made, ar_placement to)
     return made.kind != AR_PARTIAL_SUM ? made : ari_op_builder_same(to, ari_by_features) ? ari_whole : to;
 }
 
+/* Whose weight may be the table's, or another head's. */
+static bool is_head(const ari_linear_ops *l)
+{
+    return l->module == ARI_HEAD || l->module == ARI_MTP_HEAD;
+}
+
 static ari_role role_of(const ari_linear_ops *l)
 {
-    const bool head =
-        l->module == ARI_HEAD || l->module == ARI_MTP_HEAD; /* whose weight is the table's or the model's */
-    return head ? l->module : l->part[0];
+    return is_head(l) ? l->module : l->part[0];
 }
 
 static double product(const ari_op_value *x, double out, double in)
@@ -340,7 +344,7 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     op->output[op->outputs++] = placed(w, &x, leaves);
     const size_t terms = width_of(w, &w->edges.now);
     if (cuts_rows(l)) /* gradients of logits are of 25 bits whatever the activations are */
-        fold(w, l, x.shape[2], l->module == ARI_HEAD ? ari_sum_limbs(terms) : weight_limbs(w, terms), leaves);
+        fold(w, l, x.shape[2], is_head(l) ? ari_sum_limbs(terms) : weight_limbs(w, terms), leaves);
     else if (cuts_columns(l))
         share_exponents(w, terms, ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
