@@ -11,7 +11,7 @@ import re
 import sys
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/reference/causes.md"
-WORDS = 5  # of a sentence, on the page
+WORDS = 8  # of a sentence, on the page
 
 
 def cell(text):
@@ -21,15 +21,18 @@ def cell(text):
                    for i, part in enumerate(parts))
 
 
-def short(gist):
+def short(gist, look):
+    """A sentence that is short; of a longer one that nothing stands beside, its beginning."""
     words = gist.split()
-    return gist if len(words) <= WORDS else " ".join(words[:WORDS]).rstrip(",:") + " …"
+    if len(words) <= WORDS:
+        return gist
+    return "" if look else " ".join(words[:WORDS]).rstrip(",:") + " …"
 
 
 def row(cause, rows):
     """The line of an identifier: its first sentence, and what to look at for any of them."""
     look = dict.fromkeys(part for one in rows for part in one["look_at"].split("; ") if part)
-    return f"|`{cause}`|{cell(short(rows[0]['gist']))}|{cell('; '.join(look))}|"
+    return f"|`{cause}`|{cell(short(rows[0]['gist'], look))}|{cell('; '.join(look))}|"
 
 
 def sections(table):
