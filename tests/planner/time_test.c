@@ -158,7 +158,7 @@ static const struct {
     {DRAW_CONTEXTS, 9000, 8, 10, 200, by_sequence, 0.99, 1.01, 1},
     /* Pipelines of every schedule beside all else. The planner times a micro-batch by the mean of a rank's and a layer by
      * the mean of all, which in models as small as these is off by more than where all are alike. */
-    {DRAW_STAGES, 70000, 8, 10, 200, by_tp_or_one, 0.85, 1.15, 1},
+    {DRAW_STAGES, 70000, 10, 10, 200, by_tp_or_one, 0.85, 1.15, 1},
     /* Some groups of a kind span nodes and others do not; the planner takes the slower ones for all. */
     {DRAW_TENSORS, 300014, 4, 8, 200, by_shape, 0.99, 1.01, 1024},
     {DRAW_CONTEXTS, 400000, 4, 8, 100, by_shape_and_sequence, 0.99, 1.01, 1024},

@@ -197,7 +197,7 @@ static const expected experts_elsewhere[] = {
     {F(empty_expert_grad_unwritten), "qwen2-moe", EP_TP(2, 2, 2, 2), MLP(1, ".experts.5.down_proj.weight:grad"), 0,
      "never_written"},
     {F(sinks_left_out), "open", CP(2), ATTENTION(0, ".probs:fwd"), 0, "row_statistic"},
-    {F(cp_sinks_grad_twice), "open", CP(4), ATTENTION(1, ".sinks:grad"), 0, "reduced_again: over cp"},
+    {F(cp_sinks_grad_twice), "open", CP(4), ATTENTION(1, ".sinks:grad"), 0, "counted_twice"},
     {F(mtp_rolled_after_cut), "further", CP(4), "model.layers.2.embed_tokens:fwd", 0, "mtp_rolled_elsewhere"},
     {F(mtp_rolled_over_documents), "further", PACKED(4, 1, 4), "model.layers.2.embed_tokens:fwd", 0,
      "mtp_rolled_elsewhere"},
