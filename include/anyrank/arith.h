@@ -19,7 +19,6 @@ AR_BEGIN_DECLS
 typedef struct ar_operand ar_operand;
 typedef struct ar_sum ar_sum;
 
-#define AR_MAX_PARTS 4
 /* Matrices side by side: along K, or (rows) one under the other. Several parts: 2-D views only. */
 typedef struct ar_parts {
     int n;

@@ -54,6 +54,9 @@ typedef struct ar_ddp_options {
     ar_bucket_order order;
     ar_op op; /* AR_SUM: of a globally normalised loss; AR_AVG: the sum times fl32(1/N) */
     bool find_unused;
+    bool
+        matrices_apart; /* matrices (ar_param.matrix) never share a bucket with others: an optimizer keeps other numbers
+                            of them (Muon) */
     /* NULL, or what may replace a gradient, which ar_ddp_wait then gives: g[0, n) are elements [start, start + n) of p's
      * part on this rank, those of which it has the sum, before AR_AVG's factor. Called for each parameter of a bucket
      * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this

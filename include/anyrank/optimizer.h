@@ -10,12 +10,14 @@
 
 AR_BEGIN_DECLS
 
-/* Element-wise updates of a weight w from its gradient g: numerics.md, section 6, has each formula in the order in
- * which it is evaluated; ref/numerics/optimizer.h is its one definition. */
+/* Updates of a weight w from its gradient g: numerics.md, section 6, has each formula in the order in which it is
+ * evaluated; ref/numerics/optimizer.h is the one definition of those of single elements. */
 typedef enum ar_optimizer_kind {
-    AR_OPTIMIZER_SGD,  /* with momentum and Nesterov's variant (Sutskever et al. 2013), weight decay added to g */
-    AR_OPTIMIZER_ADAM, /* Kingma, Ba 2015, arXiv:1412.6980; weight decay added to g */
-    AR_OPTIMIZER_ADAMW /* Loshchilov, Hutter 2019, arXiv:1711.05101: decoupled weight decay */
+    AR_OPTIMIZER_SGD,   /* with momentum and Nesterov's variant (Sutskever et al. 2013), weight decay added to g */
+    AR_OPTIMIZER_ADAM,  /* Kingma, Ba 2015, arXiv:1412.6980; weight decay added to g */
+    AR_OPTIMIZER_ADAMW, /* Loshchilov, Hutter 2019, arXiv:1711.05101: decoupled weight decay */
+    AR_OPTIMIZER_MUON   /* of matrices (ar_param.matrix) as a whole: Jordan et al. 2024, as torch.optim.Muon has it, in
+                           fp32; the other parameters under AdamW */
 } ar_optimizer_kind;
 
 /* The learning rate of step t = 1, 2, ..: lr times a factor. Warm-up: t/warmup_steps for t < warmup_steps; then
@@ -40,9 +42,11 @@ typedef struct ar_param_group {
 typedef struct ar_optimizer_options {
     ar_optimizer_kind kind;
     double lr;
-    double momentum;          /* SGD: 0 for none */
-    bool nesterov;            /* SGD: needs a momentum */
-    double beta1, beta2, eps; /* Adam, AdamW */
+    double momentum; /* SGD: 0 for none; Muon */
+    bool nesterov;   /* SGD: needs a momentum; Muon */
+    bool match_rms;  /* Muon: the rate of a matrix [rows, cols] is lr*0.2*sqrt(max(rows, cols)) (Liu et al. 2025,
+                       arXiv:2502.16982, section 2.2: torch's match_rms_adamw), else lr*sqrt(max(1, rows/cols)) */
+    double beta1, beta2, eps; /* Adam, AdamW, and Muon of what is no matrix */
     double weight_decay;
     ar_schedule schedule;
     uint64_t warmup_steps, total_steps; /* total_steps: cosine only */
@@ -53,7 +57,7 @@ typedef struct ar_optimizer_options {
 } ar_optimizer_options;
 
 /** PyTorch's defaults: SGD lr 1e-3, no momentum, no decay; Adam and AdamW lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay
- *  0 and 0.01. */
+ *  0 and 0.01. Muon: lr 1e-3, momentum 0.95, Nesterov's, decay 0.1. */
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind);
 /** Errors: AR_ERR_ARG, naming the option and its range: lr >= 0, 0 <= momentum < 1 .. finite, 0 <= beta < 1, eps > 0,
  *  weight_decay >= 0, nesterov with momentum 0; cosine: total_steps >= 1, warmup_steps <= total_steps, 0 <= min_lr <=
@@ -64,7 +68,7 @@ AR_NODISCARD ar_status ar_optimizer_check(const ar_optimizer_options *o);
 double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step);
 /** "constant", "cosine". Static storage. */
 const char *ar_schedule_name(ar_schedule schedule);
-/** "sgd", "adam", "adamw". Static storage. */
+/** "sgd", "adam", "adamw", "muon". Static storage. */
 const char *ar_optimizer_name(ar_optimizer_kind kind);
 
 AR_END_DECLS

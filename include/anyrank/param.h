@@ -10,6 +10,8 @@ AR_BEGIN_DECLS
 typedef struct ar_param_cache ar_param_cache; /* operands kept by the arithmetic, one list per parameter */
 typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmetic's own form */
 
+#define AR_MAX_PARTS 4
+
 struct ar_param;
 /** Called when a parameter's gradient is complete on this rank (ar_param_done). A failure ends the backward
  * */
@@ -42,7 +44,11 @@ typedef struct ar_param {
     bool spread;   /* a replicated parameter whose gradient's terms are spread over the tensor-parallel group (the
                            tokens of sequence parallelism): summed over it too */
     bool plus_one; /* a norm's gain is 1 + this */
-    bool expert;   /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
+    bool matrix;   /* a linear layer's weight, no table, head or router: what an optimizer of matrices updates as one,
+                           or (blocks > 0) as blocks of so many of its outputs: q | k | v, gate | up */
+    int blocks;
+    size_t block[AR_MAX_PARTS];
+    bool expert; /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
                            copies are over `copies` alone */
     bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed
                   over both (ar_context_pipeline.ends), and where each parameter counts once the first stage's does */

@@ -84,7 +84,7 @@ typedef struct ari_memory {
     double of[ARI_MEMORY_KINDS];
 } ari_memory;
 double ari_memory_sum(const ari_memory *m);
-/** Numbers that an optimizer keeps for each weight: 2 moments, 1 momentum, or 0. */
+/** Numbers that an optimizer keeps for each weight: 2 moments, 1 momentum, or 0; Muon one less of a matrix. */
 double ari_optimizer_states(const ar_optimizer_options *o);
 
 /* Two accounts of the same layout. */

@@ -33,6 +33,7 @@ typedef struct section {
     double recomputed; /* bytes that are not kept but computed again in the backward pass */
     double widest;     /* bytes of the largest operation's values */
     double parameters, experts; /* experts: of them, those of experts that only some of the ranks have */
+    double matrices;            /* of the parameters, what Muon updates */
     double frozen;              /* and those without a gradient, which each rank has whole */
 } section;
 
@@ -208,6 +209,8 @@ static ar_status count_backward(void *user, const ari_operation *op)
     const bool shared = s == &a->after && is_shared(a, op);
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
+        if (ari_op_by_muon(&a->p.step, op->output[0].role, op->output[0].bias))
+            s->matrices += ari_op_elements(&op->output[0]);
         if (ari_experts_apart(&a->p.step.run.parallel) && ari_is_expert_part(op->role))
             s->experts += ari_op_elements(&op->output[0]);
     }
@@ -227,7 +230,7 @@ int ari_memory_micro_batches(const ar_parallel *layout)
 /* The sum over sections. unit, widest, recomputed: of the largest, since they are worked on one at a time. */
 typedef struct stage {
     ari_memory kept, linear; /* of a micro-batch */
-    double parameters, experts, frozen, widest, recomputed;
+    double parameters, experts, matrices, frozen, widest, recomputed;
     double unit; /* of the parameters that ZeRO divides */
 } stage;
 
@@ -246,6 +249,7 @@ static void add_section(const layout_of *a, stage *s, const section *from, doubl
     add_memory(&s->linear, &from->linear, times);
     s->parameters += times * from->parameters;
     s->experts += times * from->experts;
+    s->matrices += times * from->matrices;
     s->frozen += times * from->frozen;
     s->unit = fmax(s->unit, (a->shards > 1.0 ? whole : 0.0) + (a->expert_shards > 1.0 ? from->experts : 0.0));
     s->widest = fmax(s->widest, from->widest);
@@ -315,6 +319,7 @@ static stage rank_of(const layout_of *a, size_t rank)
         of[i / pp] = stage_of(a, (size_t)i);
         sum.parameters += s->parameters;
         sum.experts += s->experts;
+        sum.matrices += s->matrices;
         sum.frozen += s->frozen;
         sum.unit = fmax(sum.unit, s->unit);
         sum.widest = fmax(sum.widest, s->widest);
@@ -341,6 +346,8 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
     const ar_run *run = &a->p->step.run;
     const bool backward_pass = !a->p->step.forward_only, updates = backward_pass && run->steps > 0;
     const double state = updates ? share_of_rank(a, s, 1) : 0.0, whole = VALUE * s->unit;
+    const stage of_muon = {.parameters = s->matrices, .experts = s->matrices > 0.0 ? s->experts : 0.0};
+    const double momenta = updates ? share_of_rank(a, &of_muon, 1) : 0.0; /* kept without a second moment */
     const double gradient = a->p->fp32_gradients && run->parallel.zero < 2 ? FLOAT : VALUE;
     ari_memory m = s->kept;
     if (!backward_pass)
@@ -349,7 +356,7 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
     m.of[ARI_MEMORY_GRADIENTS] = backward_pass ? gradient * share_of_rank(a, s, 2) : 0.0;
     m.of[ARI_MEMORY_RESERVE] = a->p->reserve;
     m.of[ARI_MEMORY_MASTER] = FLOAT * state;
-    m.of[ARI_MEMORY_OPTIMIZER] = FLOAT * ari_optimizer_states(&run->optimizer) * state;
+    m.of[ARI_MEMORY_OPTIMIZER] = FLOAT * (ari_optimizer_states(&run->optimizer) * state - momenta);
     m.of[ARI_MEMORY_WORKSPACE] = s->widest + (backward_pass ? s->recomputed : 0.0) +
                                  (run->parallel.zero >= 3 ? whole : 0.0) +
                                  (run->parallel.zero >= 2 && backward_pass ? whole : 0.0);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of a rank of anyrank between steps, by its parameters and buckets in the list alone: a second account besides
  * the dry run's, which shares nothing with the code that allocates the memory. */
+#include <math.h>
+
 #include "planner/planner.h"
 #include "ref/core/size.h"
 
@@ -23,9 +25,11 @@ static double bytes_of(const ari_op_value *v)
     return ari_op_elements(v) * (double)ar_dtype_bytes(v->dtype);
 }
 
-static void add_state(held *h, double n, ar_dtype storage)
+/* of: what all of them are like. */
+static void add_state(held *h, double n, ar_dtype storage, const ari_op_param *of)
 {
-    h->m->of[ARI_MEMORY_OPTIMIZER] += FLOAT * h->states * n;
+    const bool momentum = ari_op_by_muon(h->c, of->role, of->bias);
+    h->m->of[ARI_MEMORY_OPTIMIZER] += FLOAT * (momentum ? fmin(1.0, h->states) : h->states) * n;
     if (storage == AR_BF16 && h->c->run.steps > 0)
         h->m->of[ARI_MEMORY_MASTER] += FLOAT * n;
 }
@@ -35,7 +39,6 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
     held *h = user;
     const double n = ari_op_elements(v);
     const bool frozen = v->role == ARI_ROUTER_BIAS; /* whole on each rank, and in no bucket */
-    (void)layer;
     if (h->zero < 3 || frozen)
         h->m->of[ARI_MEMORY_WEIGHTS] += bytes_of(v);
     if (frozen)
@@ -43,7 +46,7 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
     if (!h->c->forward_only && h->zero < 2)
         h->m->of[ARI_MEMORY_GRADIENTS] += h->exact ? ACCUMULATOR * n : bytes_of(v);
     if (!h->shares)
-        add_state(h, n, v->dtype);
+        add_state(h, n, v->dtype, &(ari_op_param){layer, v->role, v->bias});
     return AR_OK;
 }
 
@@ -62,7 +65,7 @@ static ar_status add_bucket(void *user, const ari_operation *op)
     if (h->zero == 3)
         h->m->of[ARI_MEMORY_WEIGHTS] += bytes_of(own);
     if (h->shares)
-        add_state(h, share, all->dtype);
+        add_state(h, share, all->dtype, &(ari_op_param){op->layer, op->role, own->bias});
     return AR_OK;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Time outside the passes: sums of gradients in buckets, the loss, the norm, gathered weights. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "planner/time_impl.h"
@@ -28,6 +29,22 @@ static double calls(walk *w, const ari_operation *op)
     return sum;
 }
 
+/* Of an update by Muon the products of each block. */
+static double products(const walk *w, const ari_operation *op)
+{
+    const ari_rates rates = ari_time_rates(w->o);
+    double sum = 0.0;
+    for (int i = 1; i < op->inputs && op->kind == ARI_OPERATION_MATRIX; i++) {
+        const double a = (double)op->input[i].shape[0], b = (double)op->input[i].shape[1], m = fmin(a, b);
+        const ari_gpu_product gram = {1.0, m, m, fmax(a, b), false}, square = {1.0, m, m, m, false},
+                              last = {1.0, m, fmax(a, b), m, false};
+        sum +=
+            5.0 * (double)op->input[i].copies *
+            (ari_rates_product(&rates, &gram) + ari_rates_product(&rates, &square) + ari_rates_product(&rates, &last));
+    }
+    return sum;
+}
+
 static ar_status add_bucket(ari_outside_rank *s, const ari_operation *op, double seconds)
 {
     AR_TRY(ari_grow(&s->bucket, &s->room, s->n, sizeof *s->bucket, "buckets"));
@@ -39,7 +56,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_outside_rank *s = w->to;
-    const double seconds = calls(w, op);
+    const double seconds = calls(w, op) + products(w, op);
     if (op->kind == ARI_OPERATION_GRADIENT_SUM)
         return add_bucket(s, op, seconds);
     const bool counts = op->input[0].dtype == AR_I64; /* of a router; else its losses, which are summed with the loss */

@@ -179,7 +179,7 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
 {
     static const char *const decays[] = {"all", "matrices", NULL};
     const char *const kinds[] = {ar_optimizer_name(AR_OPTIMIZER_SGD), ar_optimizer_name(AR_OPTIMIZER_ADAM),
-                                 ar_optimizer_name(AR_OPTIMIZER_ADAMW), NULL};
+                                 ar_optimizer_name(AR_OPTIMIZER_ADAMW), ar_optimizer_name(AR_OPTIMIZER_MUON), NULL};
     const char *const schedules[] = {ar_schedule_name(AR_SCHEDULE_CONSTANT), ar_schedule_name(AR_SCHEDULE_COSINE),
                                      NULL};
     int kind = (int)options->kind, schedule = (int)options->schedule, decay = (int)options->decay;
@@ -199,6 +199,8 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     AR_TRY(read_number(&o, "min_lr", &options->min_lr));
     AR_TRY(choice(&o, "decay", decays[decay], decays, &decay, UNKNOWN));
     AR_TRY(groups(&o, options));
+    if (kind == (int)AR_OPTIMIZER_MUON)
+        AR_TRY(flag(&o, "match_rms", &options->match_rms));
     options->kind = (ar_optimizer_kind)kind;
     options->schedule = (ar_schedule)schedule;
     options->decay = (ar_decay)decay;

@@ -231,7 +231,7 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
     if (strcmp(state, "master") == 0)
         return storage == AR_BF16;
     if (strcmp(state, "momentum_buffer") == 0)
-        return sgd && o->momentum != 0;
+        return (sgd && o->momentum != 0) || o->kind == AR_OPTIMIZER_MUON;
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 

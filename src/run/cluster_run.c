@@ -30,6 +30,7 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
 {
     ar_ddp_options ddp = o->run.ddp;
     ddp.zero = o->run.parallel.zero;
+    ddp.matrices_apart = o->run.optimizer.kind == AR_OPTIMIZER_MUON;
     if (o->forward_only || (o->module && o->each_alone && ddp.zero == 0))
         return AR_OK;
     if (o->module) {

@@ -42,16 +42,26 @@ static double number(const json_t *of, const char *key)
     return json_number_value(at);
 }
 
-static void load_golden(golden *g, const char *folder)
+/* Of a run of Muon what AdamW's has not. */
+static void load_muon(ar_optimizer_options *o, const json_t *muon)
 {
-    char path[600];
+    o->kind = AR_OPTIMIZER_MUON;
+    o->nesterov = true;
+    o->momentum = number(muon, "momentum");
+    o->match_rms = strcmp(json_string_value(json_object_get(muon, "adjust_lr_fn")), "match_rms_adamw") == 0;
+}
+
+/* first: "train" or "muon", with which the names of the run's files begin. */
+static void load_golden(golden *g, const char *folder, const char *first)
+{
+    char path[600], batches[100];
     snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, folder);
     cr_assert_ok(ar_config_load(&g->config, path));
-    snprintf(path, sizeof path, "%s/%s/train.json", TEST_GOLDEN_DIR, folder);
+    snprintf(path, sizeof path, "%s/%s/%s.json", TEST_GOLDEN_DIR, folder, first);
+    snprintf(batches, sizeof batches, "%s_batches.safetensors", first);
     json_t *train = json_load_file(path, 0, NULL);
     cr_assert_not_null(train);
     const json_t *betas = json_object_get(train, "betas"), *losses = json_object_get(train, "losses");
-    cr_assert_str_eq(json_string_value(json_object_get(train, "optimizer")), "AdamW");
     cr_assert(json_array_size(betas) == 2 && json_array_size(losses) == STEPS);
     g->optimizer = (ar_optimizer_options){.kind = AR_OPTIMIZER_ADAMW,
                                           .lr = number(train, "lr"),
@@ -59,10 +69,12 @@ static void load_golden(golden *g, const char *folder)
                                           .beta2 = json_number_value(json_array_get(betas, 1)),
                                           .eps = number(train, "eps"),
                                           .weight_decay = number(train, "weight_decay")};
+    if (strcmp(json_string_value(json_object_get(train, "optimizer")), "AdamW") != 0)
+        load_muon(&g->optimizer, train);
     for (size_t i = 0; i < STEPS; i++)
         g->loss[i] = json_number_value(json_array_get(losses, i));
     json_decref(train);
-    OWNED(ar_st_close) ar_st_file *file = open_golden(folder, "train_batches.safetensors");
+    OWNED(ar_st_close) ar_st_file *file = open_golden(folder, batches);
     const ar_st_entry *e = ar_st_find(file, "input_ids");
     cr_assert(e != NULL && e->ndim == 3 && e->shape[1] == BATCH && e->shape[2] == SEQ && e->count == IDS);
     cr_assert_ok(ar_st_to_i64(e, g->ids));
@@ -126,19 +138,21 @@ static ar_status keep_ends(void *user, const char *name, char pass, int ndim, co
     return wanted ? tape_emit(user, name, pass, ndim, shape, values) : AR_OK;
 }
 
-static void check_update(const char *folder, ar_number_mode mode, const char *mode_name, double decay)
+static void check_update(const char *folder, const char *first, ar_number_mode mode, const char *mode_name,
+                         double decay)
 {
     static tape t;
     static golden g;
     double loss[STEPS], worst = 0.0;
-    load_golden(&g, folder);
+    char last[100];
+    snprintf(last, sizeof last, "%s_final.safetensors", first);
+    load_golden(&g, folder, first);
     g.optimizer.weight_decay *= decay;
-    ar_st_file *weights = open_golden(folder, "model.safetensors"),
-               *final = open_golden(folder, "train_final.safetensors");
-    given first = {.file = weights};
+    ar_st_file *weights = open_golden(folder, "model.safetensors"), *final = open_golden(folder, last);
+    given initial = {.file = weights};
     const ar_baseline_options o = {.mode = mode,
                                    .weights = given_weight,
-                                   .weights_user = &first,
+                                   .weights_user = &initial,
                                    .emit = keep_ends,
                                    .emit_user = &t,
                                    .begin_step = tape_begin,
@@ -155,19 +169,19 @@ static void check_update(const char *folder, ar_number_mode mode, const char *mo
     fprintf(stderr, "%s, %s: losses off by %.3g of themselves (allowed %.3g)\n", folder, mode_name, worst, LOSS_BOUND);
     check_weights(&g, &t, final, mode_name, decay == 1.0, mode == AR_MODE_EXACT ? OUTSIDE_BOUND : 1.0);
     tape_clear(&t);
-    given_clear(&first);
+    given_clear(&initial);
     ar_st_close(weights);
     ar_st_close(final);
 }
 
 static void check_training(const char *folder, ar_number_mode mode, const char *mode_name)
 {
-    check_update(folder, mode, mode_name, 1.0);
+    check_update(folder, "train", mode, mode_name, 1.0);
 }
 
 Test(baseline_training_golden, another_decay_is_outside_the_bounds)
 {
-    check_update("gpt2-tiny", AR_MODE_FP32, "a decay of a tenth more", 1.1);
+    check_update("gpt2-tiny", "train", AR_MODE_FP32, "a decay of a tenth more", 1.1);
 }
 
 Test(baseline_training_golden, gpt2_tiny_trains_as_pytorch_does)
@@ -196,4 +210,12 @@ Test(baseline_training_golden, llama_gqa_tiny_trains_as_pytorch_does)
         return;
     check_training("llama-gqa-tiny", AR_MODE_EXACT, "exact");
     check_training("llama-gqa-tiny", AR_MODE_F64, "binary64");
+}
+
+/* torch.optim.Muon in fp32, with q, k, v, gate, up and each expert as matrices of their own (make_golden.py). */
+Test(baseline_training_golden, muon_trains_experts_and_packed_weights_as_pytorch_does)
+{
+    check_update("phi3-tiny", "muon", AR_MODE_EXACT, "exact", 1.0);
+    check_update("experts/mixtral-tiny", "muon", AR_MODE_FP32, "fp32", 1.0);
+    check_update("experts/mixtral-tiny", "muon", AR_MODE_F64, "binary64", 1.0);
 }

@@ -566,7 +566,7 @@ class Options(CommandTest):
         self.refused("check", "--bacth", "2", says=["--bacth", "did you mean --batch"])
         self.refused("check", "--inject", "column_dx_not_reducd", says="column_dx_not_reduced")
         self.refused("check", "llama-dmeo", says="llama-demo")
-        self.refused("check", "--optimizer", "adm", says=["sgd, adam or adamw", "did you mean adam?"])
+        self.refused("check", "--optimizer", "adm", says=["sgd, adam, adamw or muon", "did you mean adam?"])
         self.refused("check", "--numerics", "nativ", says="did you mean native?")
         self.refused("check", "--inject", "dx_not_reduced", says="did you mean 'column_dx_not_reduced'")
         done = self.refused("grads", "--sensitivity-of", "foo", says="expected f32, tf32")
@@ -591,7 +591,7 @@ class Options(CommandTest):
                 with self.subTest(option=option, value=value):
                     self.refused("check", model, option, value, says=option)
         for option, value, says in (("--collectives", "rings", "ring"), ("--inject", "nothing", "nothing"),
-                                    ("--optimizer", "foo", "sgd, adam or adamw"), ("--optimizer", "Adam", "adam")):
+                                    ("--optimizer", "foo", "sgd, adam, adamw or muon"), ("--optimizer", "Adam", "adam")):
             self.refused("check", model, option, value, says=says)
         self.refused("check", model, "--tp", says="--tp")
         self.refused("check", model, "--optimizer", "sgd", "--momentum", "1", says="momentum")

@@ -40,7 +40,9 @@ static const ar_optimizer_options kinds[] = {
     {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .weight_decay = 0.1},
     {.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.9, .nesterov = true},
     {.kind = AR_OPTIMIZER_ADAM, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1},
-    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1}};
+    {.kind = AR_OPTIMIZER_ADAMW, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1},
+    {.kind = AR_OPTIMIZER_MUON, .lr = 0.1, .momentum = 0.9, .nesterov = true},
+    {.kind = AR_OPTIMIZER_MUON, .lr = 0.1, .weight_decay = 0.1}};
 
 /* The second step: one with moments before it. */
 static ari_optimizer_constants second_step(const ar_optimizer_options *o)
@@ -54,7 +56,8 @@ static ari_optimizer_constants second_step(const ar_optimizer_options *o)
 static void expect_step(const ar_optimizer_options *o, size_t n, int threads)
 {
     const ari_optimizer_constants k = second_step(o);
-    const bool adam = o->kind != AR_OPTIMIZER_SGD, momentum = adam || o->momentum != 0.0;
+    const bool adam = o->kind == AR_OPTIMIZER_ADAM || o->kind == AR_OPTIMIZER_ADAMW;
+    const bool momentum = adam || o->momentum != 0.0;
     OWNED(ar_device_destroy) ar_device *d = device_of(threads);
     fill_all();
     for (size_t i = 0; i < n; i++) {

@@ -4,7 +4,7 @@
 and the loss, logits, hidden states and gradients that PyTorch computes from them in fp32 on a CPU with eager attention.
 The models of BATCHES are plain, and their batch has what a batch may have: labels, a mask, positions, documents. Those of
 LOSSES have another loss: label smoothing, z-loss. Those of PACKED, EXPERTS and VARIANTS also have outputs64 and grads64, computed in fp64.
-Those of TRAINED also have the losses of twenty AdamW steps and the weights after them.
+Those of TRAINED also have the losses of twenty AdamW steps and the weights after them, those of MUON of twenty of Muon.
 Those of DEFAULTS have a config.json of sizes alone: all else is what the class says. defaults.json has all of what it
 says, for sizes that need no weights.
 
@@ -19,6 +19,7 @@ Another version writes the same tensors up to round-off. `--check` compares with
 import argparse
 import contextlib
 import copy
+import inspect
 import json
 import math
 import pathlib
@@ -362,6 +363,9 @@ CASES.update(VARIANTS)
 TRAINED = {"experts/mixtral-tiny": 1, "experts/qwen2moe-tiny": 1}
 TRAINING = {"optimizer": "AdamW", "lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1,
             "decay_all_parameters": True, "steps": 20}
+# And those that torch.optim.Muon trains at this rate, its Newton-Schulz made fp32: the seed, what the rate is adjusted by.
+MUON_RATE = 0.003
+MUON = {"experts/mixtral-tiny": (1, "original"), "phi3-tiny": (2, "match_rms_adamw")}
 
 
 def lead(name, model):
@@ -767,15 +771,69 @@ def write(name):
     print(f"  {name}: loss {outputs['loss'].item():.6f}, {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
-def train(name):
+def newton_schulz(grad, coefficients, steps, eps, original=torch.optim._muon._zeropower_via_newtonschulz):
+    """torch's own text; only the type that it converts to is another."""
+    source = inspect.getsource(original).replace("torch.bfloat16", "torch.float32")
+    scope = {"torch": torch, "Tensor": torch.Tensor}
+    exec(source, scope)
+    return scope[original.__name__](grad, coefficients, steps, eps)
+
+
+def matrices(model):
+    """Views of the parameters, each a matrix: q, k, v, gate, up and each expert by themselves."""
+    c, views = model.config, []
+    for name, p in model.named_parameters():
+        if p.ndim < 2 or "embed" in name or "lm_head" in name or name.endswith("mlp.gate.weight"):
+            continue
+        head = c.hidden_size // c.num_attention_heads
+        widths = ((c.hidden_size, c.num_key_value_heads * head, c.num_key_value_heads * head) if "qkv_proj" in name else
+                  (p.shape[-2] // 2,) * 2 if "gate_up_proj" in name else (p.shape[-2],))
+        for whole in (p,) if p.ndim == 2 else range(p.shape[0]):
+            at = 0
+            for width in widths:
+                rows = slice(at, at + width)
+                views.append((p, rows if p.ndim == 2 else (whole, rows)))
+                at += width
+    return views
+
+
+class Muon:
+    """torch.optim.Muon of the matrices, torch.optim.AdamW of the other parameters."""
+
+    def __init__(self, model, adjust, adamw):
+        torch.optim._muon._zeropower_via_newtonschulz = newton_schulz
+        self.views = matrices(model)
+        self.own = [torch.nn.Parameter(p.detach()[at].clone()) for p, at in self.views]
+        inside = {id(p) for p, _ in self.views}
+        others = [p for p in model.parameters() if id(p) not in inside]
+        self.muon = torch.optim.Muon(self.own, lr=adamw["lr"], weight_decay=TRAINING["weight_decay"],
+                                     momentum=0.95, nesterov=True, adjust_lr_fn=adjust)
+        self.adamw = torch.optim.AdamW(others, **adamw)
+        self.model = model
+
+    def zero_grad(self):
+        self.model.zero_grad()
+
+    def step(self):
+        for own, (p, at) in zip(self.own, self.views, strict=True):
+            own.grad = p.grad[at].clone()
+        self.muon.step()
+        self.adamw.step()
+        with torch.no_grad():
+            for own, (p, at) in zip(self.own, self.views, strict=True):
+                p[at] = own
+
+
+def train(name, muon=False):
     """The batches, in each of which a token is followed by the one five further on, the losses, the last weights."""
     model = CASES[name][1].from_pretrained(HERE / name, attn_implementation="eager", experts_implementation="eager")
     model = model.float().train()
-    torch.manual_seed(TRAINED[name])
+    torch.manual_seed(MUON[name][0] if muon else TRAINED[name])
     vocab = model.config.vocab_size
     ids = (torch.randint(0, vocab, (TRAINING["steps"], BATCH, 1)) + 5 * torch.arange(32)) % vocab
-    optimizer = torch.optim.AdamW(model.parameters(), lr=TRAINING["lr"], betas=tuple(TRAINING["betas"]),
-                                  eps=TRAINING["eps"], weight_decay=TRAINING["weight_decay"])
+    adamw = {"lr": MUON_RATE if muon else TRAINING["lr"], "betas": tuple(TRAINING["betas"]), "eps": TRAINING["eps"],
+             "weight_decay": TRAINING["weight_decay"]}
+    optimizer = Muon(model, MUON[name][1], adamw) if muon else torch.optim.AdamW(model.parameters(), **adamw)
     losses = []
     for batch in ids:
         optimizer.zero_grad()
@@ -786,20 +844,24 @@ def train(name):
     return ids, losses, apart(name, {n: p.detach() for n, p in model.named_parameters()})
 
 
-def write_training(name):
-    ids, losses, weights = train(name)
-    folder, meta = HERE / name, {"format": "pt"}
-    (folder / "train.json").write_text(json.dumps({**TRAINING, "losses": losses}, indent=1) + "\n")
-    safetensors.torch.save_file({"input_ids": ids}, folder / "train_batches.safetensors", metadata=meta)
-    safetensors.torch.save_file({n: t.contiguous() for n, t in weights.items()}, folder / "train_final.safetensors",
+def write_training(name, muon=False):
+    ids, losses, weights = train(name, muon)
+    folder, meta, first = HERE / name, {"format": "pt"}, "muon" if muon else "train"
+    said = {**TRAINING, "losses": losses}
+    if muon:
+        said.update(optimizer="Muon", lr=MUON_RATE, momentum=0.95, adjust_lr_fn=MUON[name][1])
+    (folder / f"{first}.json").write_text(json.dumps(said, indent=1) + "\n")
+    safetensors.torch.save_file({"input_ids": ids}, folder / f"{first}_batches.safetensors", metadata=meta)
+    safetensors.torch.save_file({n: t.contiguous() for n, t in weights.items()}, folder / f"{first}_final.safetensors",
                                 metadata=meta)
     print(f"  {name}: trained from {losses[0]:.6f} to {losses[-1]:.6f}")
 
 
-def check_training(name):
-    _, losses, weights = train(name)
-    said = json.loads((HERE / name / "train.json").read_text())["losses"]
-    stored = safetensors.torch.load_file(HERE / name / "train_final.safetensors")
+def check_training(name, muon=False):
+    _, losses, weights = train(name, muon)
+    first = "muon" if muon else "train"
+    said = json.loads((HERE / name / f"{first}.json").read_text())["losses"]
+    stored = safetensors.torch.load_file(HERE / name / f"{first}_final.safetensors")
     assert stored.keys() == weights.keys()
     worst = max((stored[n] - t).abs().max().item() for n, t in weights.items())
     print(f"  {name}: trained weights differ by {worst:.2e}")
@@ -866,6 +928,8 @@ def main():
         (check if options.check else write)(name)
         if name in TRAINED:
             (check_training if options.check else write_training)(name)
+        if name in MUON:
+            (check_training if options.check else write_training)(name, True)
     if not options.names:
         (check_defaults if options.check else write_defaults)()
 

@@ -28,7 +28,7 @@ static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values 
 {
     pair_begin(p, "%s, step %d, n %zu, %s values", c->name, steps, n, pair_values_name(v));
     const ari_optimizer_constants k = constants(c, steps);
-    const bool adam = c->kind != AR_OPTIMIZER_SGD;
+    const bool adam = c->kind == AR_OPTIMIZER_ADAM || c->kind == AR_OPTIMIZER_ADAMW;
     const pair_buf w = pair_floats(p, "w", n, v), g = pair_floats(p, "g", n, v);
     const pair_buf m = adam || c->momentum > 0.0 ? pair_floats(p, "m", n, v) : pair_none();
     const pair_buf u = adam ? pair_floats(p, "v", n, v) : pair_none();
@@ -58,7 +58,9 @@ void optimizer_step_cases(device_pair *p)
                                       {"Adam", AR_OPTIMIZER_ADAM, 0.0, 0.0, false},
                                       {"Adam with decay", AR_OPTIMIZER_ADAM, 0.0, 0.1, false},
                                       {"AdamW", AR_OPTIMIZER_ADAMW, 0.0, 0.1, false},
-                                      {"AdamW without decay", AR_OPTIMIZER_ADAMW, 0.0, 0.0, false}};
+                                      {"AdamW without decay", AR_OPTIMIZER_ADAMW, 0.0, 0.0, false},
+                                      {"Muon's momentum", AR_OPTIMIZER_MUON, 0.9, 0.0, true},
+                                      {"Muon", AR_OPTIMIZER_MUON, 0.0, 0.1, false}};
     size_t turn = 0;
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int v = 0; v < PAIR_VALUE_KINDS; v++)

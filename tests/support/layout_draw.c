@@ -318,6 +318,12 @@ static void draw_training(layout_draw *d, uint64_t *s)
     d->threads = coin(s) ? 1 : 4;
     d->algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
     d->weights_seed = pick(s, 1u << 30);
+    if (d->optimizer.kind == AR_OPTIMIZER_ADAMW && d->weights_seed % 2 == 0) {
+        d->optimizer.kind = AR_OPTIMIZER_MUON;
+        d->optimizer.momentum = d->weights_seed % 4 == 0 ? 0.95 : 0.5;
+        d->optimizer.nesterov = d->weights_seed % 8 < 4;
+        d->optimizer.match_rms = d->weights_seed % 16 >= 8;
+    }
 }
 
 /* How gradients are summed over dp: a bucket for each parameter, some of a few parameters, or one for all. */

@@ -38,6 +38,8 @@ static const struct {
     {{.kind = AR_OPTIMIZER_SGD, .lr = 0.1, .momentum = 0.7, .nesterov = true}, 1},
     {{.kind = AR_OPTIMIZER_ADAM, .lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}, 2},
     {{.kind = AR_OPTIMIZER_ADAMW, .lr = 0.01, .beta1 = 0.0, .beta2 = 0.0, .eps = 1e-8}, 2},
+    /* A parameter that no layer calls a matrix is AdamW's. */
+    {{.kind = AR_OPTIMIZER_MUON, .lr = 0.01, .momentum = 0.9, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8}, 2},
 };
 
 Test(optimizer, moments_are_as_large_as_the_shards_that_require_a_gradient)
@@ -58,16 +60,18 @@ Test(optimizer, a_parameter_given_twice_is_refused)
 
 Test(optimizer, defaults_are_pytorchs_and_pass_the_check)
 {
-    for (ar_optimizer_kind kind = AR_OPTIMIZER_SGD; kind <= AR_OPTIMIZER_ADAMW; kind++) {
+    for (ar_optimizer_kind kind = AR_OPTIMIZER_SGD; kind <= AR_OPTIMIZER_MUON; kind++) {
         const ar_optimizer_options o = ar_optimizer_defaults(kind);
         cr_expect_ok(ar_optimizer_check(&o));
-        cr_expect(o.kind == kind && o.lr == 1e-3 && o.momentum == 0.0 && !o.nesterov);
+        const bool muon = kind == AR_OPTIMIZER_MUON;
+        cr_expect(o.kind == kind && o.lr == 1e-3 && o.momentum == (muon ? 0.95 : 0.0) && o.nesterov == muon);
         cr_expect(o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
-        cr_expect_eq(o.weight_decay, kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0);
+        cr_expect_eq(o.weight_decay, muon ? 0.1 : kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0);
     }
     cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_SGD), "sgd");
     cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAM), "adam");
     cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAMW), "adamw");
+    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_MUON), "muon");
 }
 
 static void expect_refused(const ar_optimizer_options *o, const char *option)

@@ -15,6 +15,7 @@ typedef struct setting {
     double dropout;
     ar_router_losses router;
     int steps; /* 0: 1 */
+    bool muon;
     ar_ddp_options ddp;
     ar_mlp_order order;
 } setting;
@@ -29,6 +30,7 @@ typedef struct expected {
     ar_sim_algorithm algorithm;
 } expected;
 
+#define MUON(n, s) .at = {.parallel = {.tp = (n), .sp = (s)}, .muon = true}
 #define DIRECT AR_SIM_DIRECT
 #define RING AR_SIM_RING
 #define F(name) AR_FAULT_##name
@@ -153,6 +155,12 @@ static const expected once[] = {
     {F(optimizer_counter_ahead), "llama", TP(2), "model.embed_tokens.weight:new", 0,
      "adam_step_counter: step 2 would be in step 1"},
     {F(weight_decay_on_shard_only), "llama", DP(2, 1, 2), "model.embed_tokens.weight:new", 1, "decay_of_ranks_apart"},
+    {F(muon_of_shards), "llama", MUON(2, false), "model.layers.0.self_attn.q_proj.weight:new", 0,
+     "muon_of_shards: each of 2 parts of the matrix, cut along its rows"},
+    {F(muon_norm_of_shards), "llama", MUON(2, false), "model.layers.0.self_attn.q_proj.weight:new", 0,
+     "muon_norm_of_shards: each of 2 parts along its rows"},
+    {F(muon_packed_as_one), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.weight:new", 0,
+     "muon_packed_as_one: its 3 matrices"},
     {F(norm_fp16_store), "llama", TP(2), "model.layers.0.input_layernorm:fwd", 0, "fewer_bits"},
     {F(ring_backward_first_kv), "llama", CP(2), "model.layers.1.self_attn.probs:bwd", 1,
      "ring_own_keys: another of 2 places"},
@@ -355,6 +363,12 @@ static const expected elsewhere[] = {
     {F(optimizer_counter_ahead), "stack", ZERO(2, 2, 2, 80000), "embed.weight:new", 0,
      "adam_step_counter: step 2 would be in step 1", RING},
     {F(weight_decay_on_shard_only), "gpt2", TP(2), "transformer.wpe.weight:new", 1, "decay_of_ranks_apart"},
+    {F(muon_of_shards), "gpt2", MUON(2, true), "transformer.h.0.attn.c_attn.weight:new", 0, "muon_of_shards: 2 parts",
+     RING},
+    {F(muon_norm_of_shards), "stack", MUON(4, true), "layers.0.attn.wq.weight:new", 0,
+     "muon_norm_of_shards: each of 4 parts along its rows", RING},
+    {F(muon_packed_as_one), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
+     "muon_packed_as_one: its 3 matrices", RING},
     {F(norm_fp16_store), "stack", SP(4), "layers.0.ln1:fwd", 0, "fewer_bits", RING},
     /* Queries of the first chunk, rank 0's, see its own keys alone. */
     {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), "transformer.h.1.attn.probs:bwd", 2,

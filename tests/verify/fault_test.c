@@ -10,6 +10,7 @@ typedef struct shared {
     char model[64];
     size_t batch, documents;
     uint64_t steps;
+    ar_optimizer_kind optimizer;
     double dropout, clip;
     ar_router_losses router;
     ari_check_base base;
@@ -66,7 +67,7 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     ar_check_options o = check_layouts(model, &e->at.parallel, 1, e->at.batch ? e->at.batch : BATCH, SEQ);
     o.run.fault = fault;
     o.run.steps = (uint64_t)(e->at.steps ? e->at.steps : 1);
-    o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o.run.optimizer = ar_optimizer_defaults(e->at.muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
     o.run.loss.router = e->at.router;
@@ -89,8 +90,8 @@ static const shared *base_of(place *p, const ar_check_options *o)
     for (int i = 0; i < p->bases; i++) {
         const shared *b = &p->base[i];
         if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
-            b->dropout == o->run.dropout && b->clip == o->run.clip && b->documents == o->documents &&
-            same_losses(&b->router, &o->run.loss.router))
+            b->dropout == o->run.dropout && b->clip == o->run.clip && b->optimizer == o->run.optimizer.kind &&
+            b->documents == o->documents && same_losses(&b->router, &o->run.loss.router))
             return b;
     }
     char folder[512];
@@ -102,7 +103,8 @@ static const shared *base_of(place *p, const ar_check_options *o)
                   .steps = o->run.steps,
                   .dropout = o->run.dropout,
                   .router = o->run.loss.router,
-                  .clip = o->run.clip};
+                  .clip = o->run.clip,
+                  .optimizer = o->run.optimizer.kind};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_ok(ar_model_path(folder, sizeof folder, o->run.model));
     cr_assert_ok(ar_config_load(&c, folder));

@@ -118,6 +118,8 @@ static const trace traces[] = {
     {"without them a factor for each row", MICRO, mean_of_micro_batches, CAUSE("row_statistic"),
      KNOWN(.micro_batches = 1)},
     {"a factor of dp ranks", NORM, MESH(2, 3, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f), HINT("dp = 2 ranks")},
+    {"a factor of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("sum_for_mean"), BY(15.0f),
+     HINT("15 = dp*tp")},
     {"a factor of tp ranks", NORM, MESH(3, 2, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f),
      HINT("summed over tp")},
     {"a division by the number of micro-batches", MICRO, scaled, BY(0.5f), CAUSE("averaged_again"),

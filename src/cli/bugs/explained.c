@@ -251,6 +251,16 @@ static const char *const explained[AR_FAULT_COUNT] = {
     [AR_FAULT_weight_decay_on_shard_only] =
         "Weight decay reaches only the first of the ranks that hold copies of a parameter. The others lack lr times "
         "the decay of each weight, 166 ulp here; after thousands of steps the copies are different models.",
+    [AR_FAULT_muon_of_shards] =
+        "Newton-Schulz runs on each rank's shard (deepspeedai/DeepSpeed 8437: equal gradients, updates 39 % apart at "
+        "tp=2). A shard's orthogonal matrix is no part of the whole one's. Gradients, momenta and all that AdamW "
+        "updates are right, and a gather is missing in the bytes.",
+    [AR_FAULT_muon_norm_of_shards] =
+        "The matrix is whole, but each rank divides it by the norm of its own shard, so Newton-Schulz begins with "
+        "singular values that are too large, by another factor on each rank.",
+    [AR_FAULT_muon_packed_as_one] =
+        "q, k and v lie in one parameter and are made orthogonal together (deepspeedai/DeepSpeed 8384 has stale head "
+        "counts there). Their updates mix; all ranks agree, also one alone.",
     [AR_FAULT_norm_fp16_store] =
         "A norm's output is stored in 16 bits. Every value is within 2^-8 of the right one and has a short mantissa; "
         "all ranks agree.",

@@ -110,7 +110,8 @@ static ar_status complete_values(ari_check_values *v)
     base.clip = isnan(base.clip) ? 1.0 : base.clip;
     base.dropout = isnan(base.dropout) ? 0.0 : base.dropout;
     base.seed = v->common.seed;
-    base.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    base.optimizer = ar_optimizer_defaults(
+        base.fault == AR_FAULT_NONE ? AR_OPTIMIZER_ADAMW : ari_fault_case_of(base.fault).run.optimizer.kind);
     if (v->schedule)
         AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
     AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));

@@ -24,6 +24,7 @@ typedef struct ari_run_values {
     double timeout;          /* seconds */
     const char *device, *inject, *betas;
     ari_strings groups;
+    bool muon; /* of plan, which takes no other optimizer */
 } ari_run_values;
 
 #define ARI_NOT_GIVEN SIZE_MAX

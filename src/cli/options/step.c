@@ -10,7 +10,7 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-static const char *const optimizer_names[] = {"sgd", "adam", "adamw", NULL};
+static const char *const optimizer_names[] = {"sgd", "adam", "adamw", "muon", NULL};
 static const char *const schedule_names[] = {"constant", "cosine", NULL};
 const char *const ari_fault_names[] = {
 #define NAME(name, text) #name,
@@ -23,7 +23,9 @@ static const char *const decay_names[] = {"all", "matrices", NULL};
 #define ARI_VALUES ari_run_values
 const ari_option ari_optimizer_options[] = {
     ARI_OPTION_SECTION("training"),
-    ARI_OPTION_ENUM("optimizer", run.optimizer.kind, optimizer_names, "what updates the weights (default adamw)"),
+    ARI_OPTION_ENUM("optimizer", run.optimizer.kind, optimizer_names, "what updates the weights (default adamw)",
+                    .more = "muon updates matrices as a whole, q, k, v, gate, up and each expert apart, and by adamw "
+                            "embeddings, head, routers, norms and biases."),
     ARI_OPTION_DOUBLE("lr", run.optimizer.lr, 0, 1e6, "X", "learning rate (default 0.001)"),
     ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, schedule_names,
                     "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
@@ -32,11 +34,15 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_SIZE("warmup", run.optimizer.warmup_steps, 0, 1e9, "STEPS",
                     "steps in which the learning rate rises linearly to --lr (default 0)"),
     ARI_OPTION_DOUBLE("min-lr", run.optimizer.min_lr, 0, 1e6, "X", "learning rate at the end of a cosine (default 0)"),
-    ARI_OPTION_DOUBLE("momentum", run.optimizer.momentum, 0, 1, "X", "of sgd, below 1 (default 0)"),
+    ARI_OPTION_DOUBLE("momentum", run.optimizer.momentum, 0, 1, "X", "of sgd and muon, below 1 (default 0; muon 0.95)"),
     ARI_OPTION_FLAG("nesterov", run.optimizer.nesterov, "of sgd with --momentum: Nesterov's variant"),
+    ARI_OPTION_FLAG("match-rms", run.optimizer.match_rms,
+                    "of muon: --lr times 0.2*sqrt(max(rows, columns)) instead of sqrt(max(1, rows/columns))",
+                    .more = "It is torch.optim.Muon's match_rms_adamw."),
     ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
-    ARI_OPTION_DOUBLE("weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
-                      "added to the gradient by sgd and adam, decoupled in adamw (default 0; adamw 0.01)"),
+    ARI_OPTION_DOUBLE(
+        "weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
+        "added to the gradient by sgd and adam, decoupled in adamw and muon (default 0; adamw 0.01, muon 0.1)"),
     ARI_OPTION_ENUM("decay", run.optimizer.decay, decay_names,
                     "which parameters decay: all, or matrices only, not norms and biases (default all)",
                     .more = "Matrices are the parameters of two dimensions."),
@@ -83,9 +89,12 @@ static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar
 {
     const ar_optimizer_options *given = &v->run.optimizer;
     const bool sgd = kind == AR_OPTIMIZER_SGD;
-    if (!sgd && (!isnan(given->momentum) || given->nesterov))
-        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has --betas",
-                            optimizer_names[kind]);
+    const bool muon = kind == AR_OPTIMIZER_MUON;
+    if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
+        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has %s",
+                            optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
+    if (!muon && given->match_rms)
+        return ar_error_set(AR_ERR_ARG, "--match-rms goes with --optimizer muon");
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
     if (schedule != AR_SCHEDULE_COSINE && !isnan(given->min_lr))
@@ -190,7 +199,7 @@ static void print_schedule(FILE *to, const ar_optimizer_options *o)
 
 static void print_optimizer(FILE *to, const ar_optimizer_options *o)
 {
-    static const char *const titles[] = {"SGD", "Adam", "AdamW"}; /* in the order of ar_optimizer_kind */
+    static const char *const titles[] = {"SGD", "Adam", "AdamW", "Muon"}; /* in the order of ar_optimizer_kind */
     fprintf(to, "%s (lr %g", titles[o->kind], o->lr);
     print_schedule(to, o);
     if (o->momentum > 0.0)
@@ -266,9 +275,13 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
     json_t *groups = json_array();
     for (size_t i = 0; i < o->groups; i++)
         json_array_append_new(groups, json_group(&o->group[i]));
-    return json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
-                     ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov, "beta1",
-                     o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
-                     ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
-                     (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
+    json_t *made =
+        json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
+                  ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov, "beta1",
+                  o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
+                  ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
+                  (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
+    if (o->kind == AR_OPTIMIZER_MUON)
+        json_object_set_new(made, "match_rms", json_boolean(o->match_rms));
+    return made;
 }

@@ -18,6 +18,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_SECTION("assumptions"),
     ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
+    ARI_OPTION_FLAG("muon", r.muon, "matrices under Muon, with a momentum alone (default: all under AdamW)"),
     ARI_OPTION_FLAG("hierarchical", hierarchical,
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
     ARI_OPTION_FLAG("shared-links", shared_links,

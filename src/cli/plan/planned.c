@@ -29,7 +29,7 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
         run->seq = config->max_positions < LONGEST_DEFAULT ? config->max_positions : LONGEST_DEFAULT;
     run->clip = isnan(run->clip) ? 1.0 : run->clip;
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
-    run->optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    run->optimizer = ar_optimizer_defaults(r->muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
     run->steps = 1;
     return ari_layout_load(r, run);
 }

@@ -141,7 +141,7 @@ static ar_status check_training(const ar_baseline_options *o)
                             o->steps, o->forward_only ? "forward only" : "forward and backward");
     if (!(o->clip >= 0.0) || isinf(o->clip))
         return ar_error_set(AR_ERR_ARG, "baseline: clip %g: expected a finite norm, at least 0", o->clip);
-    if (kind != AR_OPTIMIZER_SGD && kind != AR_OPTIMIZER_ADAM && kind != AR_OPTIMIZER_ADAMW)
+    if (kind < AR_OPTIMIZER_SGD || kind > AR_OPTIMIZER_MUON)
         return ar_error_set(AR_ERR_ARG, "baseline: optimizer %d", (int)kind);
     return AR_OK;
 }

@@ -43,8 +43,13 @@ static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, size_t out, const c
 {
     const char *const name[3] = {part_name(run, "", part), NULL, NULL};
     const size_t width[3] = {out, 0, 0};
-    return name[0] != NULL ? ari_bl_load_linear(run, l, run->c->hidden, name, width, run->c->experts.bias)
-                           : run->memory;
+    const size_t before = run->training != NULL ? run->training->n : 0;
+    if (name[0] == NULL)
+        return run->memory;
+    AR_TRY(ari_bl_load_linear(run, l, run->c->hidden, name, width, run->c->experts.bias));
+    if (run->training != NULL)
+        run->training->of[before].matrix = false;
+    return AR_OK;
 }
 
 /* An expert: gate | up and down, of width f. */

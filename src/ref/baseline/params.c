@@ -275,6 +275,8 @@ static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_
         for (size_t i = 0; i < cols; i++)
             first[r * row + i * col] = w[r * cols + i];
     ari_bl_training_add(run, part, rows, cols, first, row, col);
+    if (run->training != NULL)
+        run->training->of[run->training->n - 1].matrix = true;
     if (bias != NULL) {
         snprintf(part, sizeof part, "%s.bias", l->name[p]);
         AR_TRY(ari_bl_parameter(run, &w, part, width, 0, AR_INIT_UNIFORM_BIAS, in, width));
@@ -346,6 +348,8 @@ static ar_status load_mlp(ari_bl_run *run, ari_bl_mlp *mlp)
     const size_t fc_width[3] = {packed ? 2 * c->ffn : c->ffn, c->ffn, 0}, width[3] = {c->hidden, 0, 0};
     const char *const down_name[3] = {n->down_param, NULL, NULL};
     AR_TRY(ari_bl_load_linear(run, &mlp->fc, c->hidden, fc_name, fc_width, c->mlp_bias));
+    if (packed)
+        ari_bl_training_cut(run, 2, (const size_t[3]){c->ffn, c->ffn});
     return ari_bl_load_linear(run, &mlp->down, c->ffn, down_name, width, c->mlp_bias);
 }
 
@@ -363,6 +367,8 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
     AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
                                  : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
+    if (fused && c->latent.kv_rank == 0)
+        ari_bl_training_cut(run, 3, (const size_t[3]){q, kv, kv});
     AR_TRY(load_qk_norms(run, p));
     AR_TRY(load_sinks(run, p));
     AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));

@@ -260,8 +260,11 @@ typedef struct ari_bl_trained {
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
     double *master;           /* likewise: what is updated, where the weight is its bf16; else NULL */
     double lr, weight_decay;  /* of this step */
-    bool frozen;              /* in this step */
-    int64_t *tokens;          /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
+    bool matrix;              /* Muon updates it: a linear layer's weight, no router and no shared expert's gate */
+    int blocks;               /* Muon: so many of these outputs are a matrix each; 0: all are one */
+    size_t block[3];
+    bool frozen;     /* in this step */
+    int64_t *tokens; /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
 } ari_bl_trained;
 struct ari_bl_training {
     ari_bl_trained *of; /* [n], in the order of first use */
@@ -273,12 +276,16 @@ AR_NODISCARD ar_status ari_bl_training_open(ari_bl_run *run);
 /** Adds prefix.part to the list, where there is one. */
 void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *at, size_t row,
                          size_t col);
+/** The last matrix that was added is several, one under the other. */
+void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3]);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
 /** True if a parameter of the running module is frozen in this step. */
 bool ari_bl_is_frozen(const ari_bl_run *run, const char *part);
 /** Keeps a gradient for the update, if there is a list; NULL: it is frozen. */
 AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient);
+/** Updates a matrix from its gradient and momentum by Muon; p->lr and p->weight_decay are those of the step. */
+AR_NODISCARD ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p);
 /** Clips (emitting the norm) and updates every parameter; emits the new values. */
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
 

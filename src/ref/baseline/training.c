@@ -40,24 +40,40 @@ void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t 
     ari_bl_name(run, p->name, part);
 }
 
+void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3])
+{
+    if (run->training == NULL)
+        return;
+    ari_bl_trained *p = &run->training->of[run->training->n - 1];
+    while (!p->matrix)
+        p--;
+    p->blocks = blocks;
+    memcpy(p->block, block, sizeof p->block);
+}
+
 /* Elements of a row of the Hugging Face shape. */
 static size_t width_of(const ari_bl_trained *p)
 {
     return p->cols > 0 ? p->cols : 1;
 }
 
+static bool is_by_muon(const ari_bl_run *run, const ari_bl_trained *p)
+{
+    return run->o->optimizer.kind == AR_OPTIMIZER_MUON && p->matrix;
+}
+
 ar_status ari_bl_training_take(ari_bl_run *run)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
-    const bool adam = o->kind != AR_OPTIMIZER_SGD;
     for (size_t i = 0; i < run->training->n; i++) {
         ari_bl_trained *p = &run->training->of[i];
         p->gradient = ari_bl_doubles(run, p->rows, width_of(p));
         if (p->tokens != NULL)
             continue;
-        if (adam || o->momentum != 0.0)
+        const bool by_muon = is_by_muon(run, p), sgd = o->kind == AR_OPTIMIZER_SGD;
+        if (!sgd || o->momentum != 0.0)
             p->m = ari_bl_doubles(run, p->rows, width_of(p));
-        if (adam)
+        if (!sgd && !by_muon)
             p->v = ari_bl_doubles(run, p->rows, width_of(p));
         if (run->o->bf16 && p->cols > 0)
             p->master = ari_bl_doubles(run, p->rows, p->cols);
@@ -196,7 +212,7 @@ static void adam(const ari_bl_run *run, const ari_bl_trained *p, double *w, doub
     const double beta2 = ari_bl_fl(run, o->beta2), eps = ari_bl_fl(run, o->eps);
     const double step_size = ari_bl_fl(run, p->lr / (1.0 - t->beta1_t));
     const double root2 = ari_bl_fl(run, sqrt(1.0 - t->beta2_t));
-    if (o->kind == AR_OPTIMIZER_ADAMW)
+    if (o->kind != AR_OPTIMIZER_ADAM)
         *w = ari_bl_fl(run, *w * ari_bl_fl(run, 1.0 - p->lr * p->weight_decay));
     else if (p->weight_decay != 0.0)
         g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, p->weight_decay) * *w));
@@ -207,9 +223,11 @@ static void adam(const ari_bl_run *run, const ari_bl_trained *p, double *w, doub
     *w = ari_bl_fl(run, *w - ari_bl_fl(run, step_size * ratio));
 }
 
-static void update_weight(const ari_bl_run *run, ari_bl_trained *p)
+static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
 {
     begin_parameter(run, p);
+    if (is_by_muon(run, p))
+        return ari_bl_muon(run, p);
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width_of(p); c++) {
             const size_t i = r * width_of(p) + c;
@@ -220,6 +238,7 @@ static void update_weight(const ari_bl_run *run, ari_bl_trained *p)
                 adam(run, p, w, p->m + i, p->v + i, p->gradient[i]);
             *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }
+    return AR_OK;
 }
 
 /* b_i += u*sign(sum n - E*n_i). */
@@ -281,7 +300,7 @@ ar_status ari_bl_training_update(ari_bl_run *run)
         if (t->of[i].tokens != NULL) {
             update_bias(run, &t->of[i]);
         } else if (!t->of[i].frozen) {
-            update_weight(run, &t->of[i]);
+            AR_TRY(update_weight(run, &t->of[i]));
             disturb(run, &t->of[i]);
         }
         AR_TRY(emit_new(run, &t->of[i]));

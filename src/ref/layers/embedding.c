@@ -59,6 +59,7 @@ static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, d
     e->position.init_range = range;
     /* Each rank adds the rows of its own positions. */
     e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
+    e->position.matrix = false;
     e->learned = true;
     return AR_OK;
 }

@@ -19,6 +19,7 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     p->fan_in = ndim > 0 ? shape[ndim - 1] : 1;
     p->fan_out = ndim > 0 ? shape[0] : 1;
     p->spread = ari_ctx_sp(ctx) && ndim == 1;
+    p->matrix = ndim == 2;
     return AR_OK;
 }
 
@@ -36,6 +37,7 @@ ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, cons
     p->init_range = 0.02;
     p->fan_in = shape[1];
     p->fan_out = shape[0];
+    p->matrix = true;
     return AR_OK;
 }
 

@@ -89,11 +89,12 @@ typedef struct ari_optimizer_constants {
     int decays; /* SGD, Adam: weight_decay is not 0 */
     int has_momentum, nesterov;
     float lr, momentum, weight_decay;
-    float rest1;          /* fl32(1 - beta1) */
+    float rest1;          /* fl32(1 - beta1); Muon: fl32(1 - momentum) */
     float beta2, rest2;   /* fl32(beta2), fl32(1 - beta2) */
     float eps, step_size; /* fl32(lr/(1 - beta1^t)) */
     float root2;          /* fl32(sqrt(1 - beta2^t)) */
-    float shrink;         /* AdamW: fl32(1 - lr*weight_decay) */
+    float shrink;         /* AdamW, Muon: fl32(1 - lr*weight_decay) */
+    double rate;          /* lr before it is rounded */
 } ari_optimizer_constants;
 
 /** Advances the clock to the step that begins. */
@@ -120,13 +121,14 @@ ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_cl
     k.lr = (float)lr;
     k.momentum = (float)o->momentum;
     k.weight_decay = (float)weight_decay;
-    k.rest1 = (float)(1.0 - o->beta1);
+    k.rest1 = (float)(1.0 - (o->kind == AR_OPTIMIZER_MUON ? o->momentum : o->beta1));
     k.beta2 = (float)o->beta2;
     k.rest2 = (float)(1.0 - o->beta2);
     k.eps = (float)o->eps;
     k.step_size = (float)(lr / (1.0 - clock->beta1_t));
     k.root2 = (float)sqrt(1.0 - clock->beta2_t);
     k.shrink = (float)(1.0 - lr * weight_decay);
+    k.rate = lr;
     return k;
 }
 
@@ -137,9 +139,60 @@ ARI_FN float ari_decayed(float g, float w, float weight_decay)
     return g + decay;
 }
 
-/** SGD. *m: the momentum, or NULL where there is none. */
+/* --- Muon: the elements' part --------------------------------------------------------------------------------------- */
+
+/* Newton-Schulz's quintic iteration: X = aX + (bA + cAA)X with A = XX^T (Jordan et al. 2024). */
+#define ARI_MUON_A 3.4445f
+#define ARI_MUON_B (-4.775f)
+#define ARI_MUON_C 2.0315f
+enum { ARI_MUON_STEPS = 5 };
+
+/** By what a matrix of this norm is scaled first: fl32(1/max(norm, 1e-7)), divided in binary64; NaN passes. */
+ARI_FN float ari_muon_normed(float norm)
+{
+    return (float)(1.0 / ((double)norm < 1e-7 ? 1e-7 : (double)norm));
+}
+
+/** fl32(rate times the factor of a matrix [rows, cols]). */
+ARI_FN float ari_muon_rate(double rate, size_t rows, size_t cols, bool match_rms)
+{
+    const double r = (double)rows, c = (double)cols;
+    if (match_rms)
+        return (float)(rate * (0.2 * sqrt(r > c ? r : c)));
+    return (float)(rate * sqrt(r > c ? r / c : 1.0));
+}
+
+/** The momentum, and *u what is made orthogonal of it and the gradient. */
+ARI_FN void ari_muon_direction(const ari_optimizer_constants *k, float *u, float *m, float g)
+{
+    const float towards = g - *m;
+    const float moved = k->rest1 * towards;
+    const float m1 = *m + moved;
+    const float back = m1 - g;
+    const float ahead = k->rest1 * back;
+    *m = ari_canonical32(m1);
+    *u = ari_canonical32(k->nesterov ? m1 - ahead : m1);
+}
+
+/** The weight less x, an element of the orthogonal matrix times ari_muon_rate. */
+ARI_FN void ari_muon_update(const ari_optimizer_constants *k, float *w, float x)
+{
+    const float from = *w * k->shrink;
+    *w = ari_canonical32(from - x);
+}
+
+/* --- SGD, Adam ------------------------------------------------------------------------------------------------------ */
+
+/** SGD. *m: the momentum, or NULL where there is none. Muon: with a momentum w is the direction, without the weight. */
 ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m, float g)
 {
+    if (k->kind == AR_OPTIMIZER_MUON) {
+        if (k->has_momentum)
+            ari_muon_direction(k, w, m, g);
+        else
+            ari_muon_update(k, w, g);
+        return;
+    }
     float step = k->decays ? ari_decayed(g, *w, k->weight_decay) : g;
     if (k->has_momentum) {
         const float kept = k->momentum * *m;

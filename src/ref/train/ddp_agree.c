@@ -225,6 +225,8 @@ static bool has_gradient(const ar_ddp *d, size_t i)
 {
     if (!d->options.find_unused)
         return d->bucketed[i]->has_grad || d->buckets[d->slots[i].bucket].moves;
+    if (d->ctx->device->hollow) /* no peer has answered */
+        return true;
     return d->used[i] || d->bucketed[i]->has_grad || ar_faulty(d->ctx, AR_FAULT_unused_set_empty);
 }
 

@@ -93,11 +93,15 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         AR_TRY(ari_fault_skips_update(&skipped, ctx, s->param, &g));
         if (skipped)
             continue;
+        s->param->version++;
+        if (ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON) {
+            AR_TRY(ari_muon_step(o, ctx, s->param, s, &g));
+            continue;
+        }
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part all = s->part;
         all.weight = s->param->value.data;
         AR_TRY(ari_update_apply(ctx, &all, &g, &k));
-        s->param->version++;
     }
     return AR_OK;
 }
@@ -139,7 +143,7 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++) {
         AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
-        AR_TRY(ari_state_tap(&o->states[i], ctx, &o->options));
+        AR_TRY(ari_state_tap(&o->states[i], ctx));
     }
     return AR_OK;
 }
@@ -147,7 +151,7 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
     for (size_t i = 0; i < o->n; i++)
-        AR_TRY(ari_state_save(&o->states[i], ctx, &o->options, emit, user));
+        AR_TRY(ari_state_save(&o->states[i], ctx, emit, user));
     return AR_OK;
 }
 
@@ -169,7 +173,7 @@ ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
 {
     AR_TRY(clock_after(&o->clock, &o->options, steps));
     for (size_t i = 0; i < o->n; i++)
-        AR_TRY(ari_state_load(&o->states[i], ctx, &o->options, find, user));
+        AR_TRY(ari_state_load(&o->states[i], ctx, find, user));
     return AR_OK;
 }
 

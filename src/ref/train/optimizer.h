@@ -36,6 +36,9 @@ typedef struct ari_update_part {
 AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
                                         const ari_optimizer_constants *k);
 
+/** What updates p: Muon only matrices, the others AdamW. */
+ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param *p);
+
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
 /* An optimizer's state of one parameter, or of a share of it, loaded and saved by its position in the full tensor. */
@@ -59,13 +62,11 @@ static inline bool ari_is_updated(const ar_param *p)
 AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);
 void ari_state_destroy(ari_state *s, ar_device *d);
 /** One call of emit for each kind of state, with its place in the Hugging Face shape. Errors: emit's. */
-AR_NODISCARD ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
-                                      ar_optimizer_state_fn emit, void *user);
+AR_NODISCARD ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user);
 /** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
-AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o);
+AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx);
 /** Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
-AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o,
-                                      ari_state_find find, void *user);
+AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user);
 
 struct ar_optimizer {
     ar_optimizer_options options;
@@ -76,6 +77,13 @@ struct ar_optimizer {
     size_t n;
     size_t bytes; /* of all their state */
 };
+
+/* --- Muon --------------------------------------------------------------------------------------------------------- */
+
+/** Updates a matrix: s, this rank's state of it, or NULL where it has no share; g, the gradient of the state's elements.
+ *  The caller counts a new version. Collective over the ranks that hold parts of it, in the order of the parameters. */
+AR_NODISCARD ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, const ari_state *s,
+                                     const ar_tensor *g);
 
 /* --- ZeRO ------------------------------------------------------------------------------------------------- */
 

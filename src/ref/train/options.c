@@ -7,12 +7,17 @@
 
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind)
 {
+    const bool muon = kind == AR_OPTIMIZER_MUON;
     return (ar_optimizer_options){.kind = kind,
                                   .lr = 1e-3,
+                                  .momentum = muon ? 0.95 : 0.0,
+                                  .nesterov = muon,
                                   .beta1 = 0.9,
                                   .beta2 = 0.999,
                                   .eps = 1e-8,
-                                  .weight_decay = kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0};
+                                  .weight_decay = muon                         ? 0.1
+                                                  : kind == AR_OPTIMIZER_ADAMW ? 0.01
+                                                                               : 0.0};
 }
 
 static ar_status refuse_option(const ar_optimizer_options *o, const char *option, double value, const char *range)
@@ -80,14 +85,15 @@ static ar_status check_groups(const ar_optimizer_options *o)
 
 ar_status ar_optimizer_check(const ar_optimizer_options *o)
 {
-    if (o->kind != AR_OPTIMIZER_SGD && o->kind != AR_OPTIMIZER_ADAM && o->kind != AR_OPTIMIZER_ADAMW)
-        return ar_error_set(AR_ERR_ARG, "optimizer kind %d, expected sgd, adam or adamw", (int)o->kind);
+    if (o->kind < AR_OPTIMIZER_SGD || o->kind > AR_OPTIMIZER_MUON)
+        return ar_error_set(AR_ERR_ARG, "optimizer kind %d, expected sgd, adam, adamw or muon", (int)o->kind);
     AR_TRY(check_amount(o, "lr", o->lr));
     AR_TRY(check_amount(o, "weight_decay", o->weight_decay));
     AR_TRY(check_schedule(o));
     AR_TRY(check_groups(o));
-    if (o->kind == AR_OPTIMIZER_SGD) {
+    if (o->kind == AR_OPTIMIZER_SGD || o->kind == AR_OPTIMIZER_MUON)
         AR_TRY(check_fraction(o, "momentum", o->momentum));
+    if (o->kind == AR_OPTIMIZER_SGD) {
         if (o->nesterov && o->momentum == 0.0)
             return refuse_option(o, "momentum", o->momentum, "above 0 with nesterov");
         return AR_OK;
@@ -101,9 +107,11 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
 
 const char *ar_optimizer_name(ar_optimizer_kind kind)
 {
-    static const char *const names[] = {
-        [AR_OPTIMIZER_SGD] = "sgd", [AR_OPTIMIZER_ADAM] = "adam", [AR_OPTIMIZER_ADAMW] = "adamw"};
-    return kind >= AR_OPTIMIZER_SGD && kind <= AR_OPTIMIZER_ADAMW ? names[kind] : "?";
+    static const char *const names[] = {[AR_OPTIMIZER_SGD] = "sgd",
+                                        [AR_OPTIMIZER_ADAM] = "adam",
+                                        [AR_OPTIMIZER_ADAMW] = "adamw",
+                                        [AR_OPTIMIZER_MUON] = "muon"};
+    return kind >= AR_OPTIMIZER_SGD && kind <= AR_OPTIMIZER_MUON ? names[kind] : "?";
 }
 
 const char *ar_schedule_name(ar_schedule schedule)

@@ -39,8 +39,10 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
 {
     ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
     ari_optimizer_clock own = *clock;
+    ar_optimizer_options options = *o;
     ari_fault_update(&own, &rule, o, p, ctx);
-    return ari_optimizer_constants_of(&own, o, rule.lr_scale, rule.weight_decay);
+    options.kind = ari_update_kind(o, p);
+    return ari_optimizer_constants_of(&own, &options, rule.lr_scale, rule.weight_decay);
 }
 
 ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
@@ -70,10 +72,10 @@ static void add_kind(kinds *k, const char *name, char pass, ar_buf buf)
     k->buf[k->n++] = buf;
 }
 
-static kinds kinds_of(const ari_update_part *part, const ar_optimizer_options *o)
+static kinds kinds_of(const ari_update_part *part)
 {
     kinds k = {0};
-    add_kind(&k, o->kind == AR_OPTIMIZER_SGD ? "momentum_buffer" : "exp_avg", 'm', part->m);
+    add_kind(&k, part->v.ptr ? "exp_avg" : "momentum_buffer", 'm', part->m);
     add_kind(&k, "exp_avg_sq", 'v', part->v);
     add_kind(&k, "master", 0, part->master);
     return k;
@@ -109,9 +111,10 @@ static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
 
 ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o)
 {
-    const bool adam = o->kind != AR_OPTIMIZER_SGD;
     const ar_param *p = s->param;
-    if (adam || o->momentum != 0.0)
+    const ar_optimizer_kind kind = ari_update_kind(o, p);
+    const bool adam = kind == AR_OPTIMIZER_ADAM || kind == AR_OPTIMIZER_ADAMW;
+    if (kind != AR_OPTIMIZER_SGD || o->momentum != 0.0)
         AR_TRY(create_zero(&s->part.m, bytes, ctx, s->count));
     if (adam)
         AR_TRY(create_zero(&s->part.v, bytes, ctx, s->count));
@@ -166,10 +169,9 @@ static ar_status layout_of(ar_layout *o, const ari_state *s, ar_ctx *ctx)
     return AR_OK;
 }
 
-ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o, ar_optimizer_state_fn emit,
-                         void *user)
+ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
-    const kinds k = kinds_of(&s->part, o);
+    const kinds k = kinds_of(&s->part);
     ar_layout layout;
     AR_TRY(layout_of(&layout, s, ctx));
     for (int i = 0; i < k.n; i++)
@@ -190,9 +192,9 @@ static ar_status tap_kind(void *user, const ar_param *p, const char *state, cons
     return ar_tap(t->ctx, p->name, t->pass, local, layout);
 }
 
-ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o)
+ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
 {
-    const kinds k = kinds_of(&s->part, o);
+    const kinds k = kinds_of(&s->part);
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_layout layout;
@@ -222,10 +224,9 @@ done:
     return st;
 }
 
-ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, const ar_optimizer_options *o, ari_state_find find,
-                         void *user)
+ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user)
 {
-    const kinds k = kinds_of(&s->part, o);
+    const kinds k = kinds_of(&s->part);
     const size_t count = ari_layout_count(&s->param->layout);
     for (int i = 0; i < k.n; i++) {
         const float *full = find(user, s->param->name, k.name[i], count);

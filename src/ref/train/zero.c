@@ -137,7 +137,7 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
             part.weight = ar_buf_at(w->weights, s->at * ar_dtype_bytes(b->storage));
             AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
         }
-        if (!ari_is_updated(s->param))
+        if (!ari_is_updated(s->param) || ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON)
             continue;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
@@ -194,6 +194,37 @@ static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket
     return put_weights(ctx, b, w, missing);
 }
 
+/* This rank's state of a parameter; NULL: it has no share. */
+static const ari_state *state_of(const ar_optimizer *o, const ar_param *p)
+{
+    for (size_t i = 0; i < o->n; i++) {
+        if (o->states[i].param == p)
+            return &o->states[i];
+    }
+    return NULL;
+}
+
+/* Muon's matrices, which all ranks put together one after the other, whatever bucket they are in. */
+static ar_status step_matrices(const ar_optimizer *o, ar_ctx *ctx, const workspace *w, float scale)
+{
+    for (size_t i = 0; i < o->ddp->n; i++) {
+        const ar_param *p = o->ddp->params[i];
+        if (!ari_is_updated(p) || ari_update_kind(&o->options, p) != AR_OPTIMIZER_MUON)
+            continue;
+        const ari_state *s = state_of(o, p);
+        const size_t count = s ? s->count : 0;
+        ar_tensor g;
+        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &count));
+        if (s)
+            AR_TRY(param_run(g.data, ctx, p, w, s->start, s->count));
+        if (s && scale != 1.0f)
+            AR_TRY(ARI_KERNEL(ctx, scale, &g, &g, scale));
+        AR_TRY(ari_muon_step(o, ctx, p, s, &g));
+        ar_ctx_release(ctx, &g);
+    }
+    return AR_OK;
+}
+
 /* The gradients may be those of another object, whose buckets cut them elsewhere. */
 static ar_status check_shares(const ar_optimizer *o)
 {
@@ -218,6 +249,7 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     AR_TRY(check_shares(o));
     AR_TRY(alloc_workspace(&w, ctx, o->ddp));
     ari_update_begin(&o->clock, &o->options, ctx);
+    st = step_matrices(o, ctx, &w, scale);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
         st = step_bucket(o, ctx, &b, &w, scale);
@@ -230,6 +262,6 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
             AR_TRY(ari_value_tap(b.param[k], ctx, 'n'));
     }
     for (size_t i = 0; i < o->n; i++)
-        AR_TRY(ari_state_tap(&o->states[i], ctx, &o->options));
+        AR_TRY(ari_state_tap(&o->states[i], ctx));
     return AR_OK;
 }

@@ -60,6 +60,7 @@ typedef struct ari_step_case {
     X(UNUSED, "unused parameters")        /* which of them got no gradient on any rank */                             \
     X(GRADIENT_NORM, "gradient norm")                                                                                 \
     X(VERIFY, "verify")                   /* gradients and copies compared between ranks */                           \
+    X(MATRIX, "matrix update")            /* of one by Muon, put together */                                          \
     X(UPDATE, "update")                   /* of the weights by the optimizer */                                       \
     X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
 /* clang-format on */
@@ -251,6 +252,8 @@ AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, 
 
 /** True if a parameter belongs to a norm. */
 bool ari_op_builder_is_norm(ari_role role);
+/** True if Muon updates a parameter: a linear layer's weight, but no head, router or shared expert's gate. */
+bool ari_op_by_muon(const ari_step_case *c, ari_role role, bool bias);
 /** True if the backward pass recomputes a block, or its attention. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
 /** int64 that an exact sum of so many products takes (numerics.md, section 2). */

@@ -302,7 +302,8 @@ static int kind_of(const ari_op_builder *w, const ari_one_param *p)
     const bool ends = p->value.at[ARI_AXIS_PP].kind == AR_REPLICATE;
     return (w->apart && ari_is_expert_part(p->of.role) ? ARI_KIND_EXPERT : 0) + (ends ? ARI_KIND_ENDS : 0) +
            (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) +
-           (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0);
+           (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0) +
+           (ari_op_by_muon(w->c, p->of.role, p->of.bias) ? ARI_KIND_MATRIX : 0);
 }
 
 static ari_bucket_place place_of(ari_op_builder *w, const ari_params *all, const ari_one_param *p, size_t i)

@@ -293,7 +293,8 @@ enum {
     ARI_KIND_UNEVEN = 4,
     ARI_KIND_SPREAD = 2,
     ARI_KIND_NARROW = 1,
-    ARI_BUCKET_KINDS = 32
+    ARI_KIND_MATRIX = 32,
+    ARI_BUCKET_KINDS = 64
 };
 
 /* A place in the order of packing: by `major`, then by `minor`. */

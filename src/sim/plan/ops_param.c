@@ -93,6 +93,13 @@ bool ari_op_builder_is_norm(ari_role role)
            role == ARI_KV_A_NORM || role == ARI_TOKENS_NORM || role == ARI_ENTERED_NORM || role == ARI_MTP_NORM;
 }
 
+bool ari_op_by_muon(const ari_step_case *c, ari_role role, bool bias)
+{
+    const bool other = role == ARI_TOKENS || role == ARI_POSITIONS || role == ARI_HEAD || role == ARI_ROUTER ||
+                       role == ARI_ROUTER_BIAS || role == ARI_SHARED_SHARE || role == ARI_SINKS;
+    return c->run.optimizer.kind == AR_OPTIMIZER_MUON && !bias && !other && !ari_op_builder_is_norm(role);
+}
+
 /* Width of the MLP that a weight belongs to, or of the expert. */
 static size_t ffn_of(const ar_config *c, ari_role role)
 {

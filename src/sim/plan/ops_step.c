@@ -468,6 +468,59 @@ static void verify(ari_op_builder *w, const ari_params *all)
     ari_op_builder_visit(w);
 }
 
+/* One more input: so many blocks [out, in] of the weight, each made orthogonal: Newton-Schulz's three products, five
+ * times. */
+static void add_blocks(ari_operation *op, size_t blocks, size_t out, size_t in)
+{
+    const double m = (double)(out < in ? out : in), n = (double)(out < in ? in : out);
+    ari_op_value *v = &op->input[op->inputs++];
+    *v = run_of(0, AR_F32, NULL);
+    v->ndim = 2;
+    v->shape[0] = v->local[0] = out;
+    v->shape[1] = v->local[1] = in;
+    v->copies = blocks;
+    op->multiply_adds += (double)blocks * 5.0 * (m * m * n + m * m * m + m * m * n);
+}
+
+static void add_all_blocks(const ari_op_builder *w, ari_operation *op, const ari_op_value *v)
+{
+    const ar_config *c = w->config;
+    const size_t blocks = v->role == ARI_GATE_UP ? 2 : 1;
+    if (v->role != ARI_QKV) {
+        add_blocks(op, blocks, v->shape[0] / blocks, v->shape[1]);
+        return;
+    }
+    add_blocks(op, 1, c->heads * c->head_dim, v->shape[1]);
+    add_blocks(op, 2, c->kv_heads * c->head_dim, v->shape[1]);
+}
+
+/* The ranks that hold parts of a matrix lay them into zeros and add them, so that each has all of it. */
+static void update_matrix(ari_op_builder *w, const ari_one_param *p)
+{
+    const ar_placement partial = {AR_PARTIAL_SUM, 0};
+    const bool experts = w->apart && ari_is_expert_part(p->of.role), shares = has_shares(w, experts);
+    const ari_op_value *v = &p->value;
+    const bool split = v->local[0] < v->shape[0] || v->local[1] < v->shape[1];
+    const size_t n = ari_op_builder_mul(w, v->shape[0], v->shape[1]);
+    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_MATRIX, p->of.role);
+    op->expert = p->expert;
+    op->produced_as = split ? partial : ari_whole;
+    op->input[op->inputs++] = op->output[op->outputs++] = run_of(n, AR_F32, NULL);
+    add_all_blocks(w, op, v);
+    if (split)
+        op->input[0].at[ARI_AXIS_TP] = partial;
+    if (shares)
+        place_over_dp(&op->input[0], partial);
+    op->input[0].by_expert = op->output[0].by_expert = experts ? ari_op_builder_apart(w) : 0;
+    if (split)
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_STEP, p->of.role,
+                            suffix_of(p->of));
+    if (shares)
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w, experts), n, AR_I32, ARI_EACH_STEP, p->of.role,
+                            suffix_of(p->of));
+    ari_op_builder_visit(w);
+}
+
 /* Updates all elements that the rank holds; with ZeRO each rank updates its share of every bucket, then gathers them.
  * */
 static void update(ari_op_builder *w, const ari_params *all)
@@ -480,6 +533,11 @@ static void update(ari_op_builder *w, const ari_params *all)
         size_t *n = &held[w->apart && ari_is_expert_part(p.of.role)];
         *n = ari_op_builder_add(w, *n, ari_op_builder_mul(w, 1 + p.after, p.elements));
         i += p.after;
+    }
+    for (size_t i = 0; i < all->n && w->st == AR_OK; i++) {
+        const ari_one_param p = ari_op_builder_param_at(w, all, i);
+        if (ari_op_by_muon(w->c, p.of.role, p.of.bias))
+            update_matrix(w, &p);
     }
     const size_t own = own_slice(w, held[0], false) + own_slice(w, held[1], true);
     const bool shares = has_shares(w, false) || (held[1] > 0 && has_shares(w, true));

@@ -97,6 +97,16 @@ static const ari_cause rows[] = {
     {"weight_decay", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_BEFORE), 0, "",
      "weight decay: gradients, moments and their part of the update are right; {other_decay:.3g} of the weight was "
      "taken away in place of {decay:.3g} (lr times decay)"},
+    {"muon_of_shards", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(OF_SHARDS), IF(LONE), "",
+     "Muon of shards: the update is what Newton-Schulz makes of each of {parts} parts of the matrix, cut along its "
+     "{along}, by itself; the reference's is of the whole, which no part's says anything about" LOOK
+     "what Muon gets under tensor parallelism or FSDP: a gathered matrix, not a local shard (`tp_mode`)"},
+    {"muon_norm_of_shards", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(SOME), IF(LONE), "",
+     "Muon's norm of a shard: the matrix is whole, but each of {parts} parts along its {along} was divided by the norm "
+     "of that part before Newton-Schulz" LOOK "the all-reduce of the squared norm before Newton-Schulz"},
+    {"muon_packed_as_one", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(PACKED), 0, "",
+     "Muon of a packed weight: its {parts} matrices (q, k and v, or gate and up) were made orthogonal as one; the "
+     "reference's are by themselves" LOOK "how Muon splits fused weights: sizes, heads of a rank after tp"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero" LOOK "`grad is None` against a gradient of zero"},

@@ -155,6 +155,39 @@ static bool is_number(ari_trace *t, const number *n, double factor, double toler
     return true;
 }
 
+/* By the product of several extents of the layout, and of micro-batches: a divisor that leaves out, or has twice, what
+ * GA, dp, cp and tp share out. */
+static bool name_by_product(ari_trace *t, const ari_case *c, double factor, double tolerance)
+{
+    enum { MOST = ARI_LAYOUT_AXES + 1 };
+    const ari_difference *d = c->grid.d;
+    double extent[MOST] = {d->micro_batches};
+    const char *name[MOST] = {"m"};
+    int n = d->micro_batches > 1;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        const int ranks = ari_along(d, ari_layout_axes[i].axes);
+        if (i == ARI_LAYOUT_PP || ranks <= 1)
+            continue;
+        extent[n] = ranks;
+        name[n++] = ari_layout_axes[i].name;
+    }
+    for (unsigned set = 1; set < 1u << n; set++) {
+        char text[64];
+        ari_text to = ari_text_in(text, sizeof text);
+        number product = {1.0, text, NULL, 0};
+        int used = 0;
+        for (int i = 0; i < n; i++) {
+            if (!(set >> i & 1u))
+                continue;
+            product.value *= extent[i];
+            ari_say(&to, "%s%s", used++ > 0 ? "*" : "", name[i]);
+        }
+        if (used > 1 && is_number(t, &product, factor, tolerance))
+            return true;
+    }
+    return false;
+}
+
 /* By the numbers of the run, the likeliest first: ranks, of which those of tensor parallelism are N, then others. */
 static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
@@ -179,6 +212,7 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
     }
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !named; i++)
         named = is_number(t, &sizes[i], factor, tolerance);
+    named = named || name_by_product(t, c, factor, tolerance);
     if (!(t->flags & ARI_IF(NAMED)))
         ari_words(t, "name", "%.6g", factor);
     t->flags |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;

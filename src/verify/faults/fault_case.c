@@ -127,6 +127,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define TP(n) .run.parallel.tp = (n)
 #define SP(n) .run.parallel = {.tp = (n), .sp = true}
 #define CHUNKS(n, k) .run.parallel = {.tp = (n), .sp = true, .overlap = (k)}
+#define MUON .run.optimizer.kind = AR_OPTIMIZER_MUON
 #define DP(n) .run.parallel.dp = (n)
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
 #define CP(n) .run.parallel.cp = (n)
@@ -215,6 +216,9 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
     {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS(UPDATE)},
     {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
+    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
+    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
+    {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED)},
     {AR_FAULT_norm_fp16_store, LLAMA},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
@@ -335,7 +339,8 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
-    c.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    c.run.optimizer =
+        ar_optimizer_defaults(c.run.optimizer.kind == AR_OPTIMIZER_MUON ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
     c.run.steps = c.run.steps ? c.run.steps : 1;
     c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
     c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
@@ -352,7 +357,8 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
            a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
-           a->run.dropout == b->run.dropout && same_losses(&a->run.loss.router, &b->run.loss.router);
+           a->run.optimizer.kind == b->run.optimizer.kind && a->run.dropout == b->run.dropout &&
+           same_losses(&a->run.loss.router, &b->run.loss.router);
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)

@@ -93,7 +93,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
     const ar_optimizer_options *o = c->optimizer;
     const ari_update_rule rule = ari_update_rule_of(o, parameter->name, parameter->ndim);
     const double lr = ar_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
-    const bool decoupled = o->kind == AR_OPTIMIZER_ADAMW;
+    const bool decoupled = o->kind != AR_OPTIMIZER_ADAM;
     const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
     adam_step s = {.clip = 1.0,
                    .clip_most = 1.0,
@@ -140,12 +140,18 @@ done:
     return st;
 }
 
+/* Muon keeps no second moment of what it updates itself. */
+static bool is_by_adam(const ari_reference *ref, const char *name)
+{
+    return ari_reference_find_in(ref, name, 'v', 1) < ref->count;
+}
+
 ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c)
 {
     if (c->optimizer->kind == AR_OPTIMIZER_SGD)
         return AR_OK;
     for (size_t i = 0; i < ref->count; i++) {
-        if (ref->tensor[i].pass == 'i')
+        if (ref->tensor[i].pass == 'i' && is_by_adam(ref, ref->tensor[i].name))
             AR_TRY(allow_parameter(ref, &ref->tensor[i], c));
     }
     return AR_OK;

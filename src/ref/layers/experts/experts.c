@@ -554,7 +554,8 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
                                     .n = 1,
                                     .part = {{.name = m->router_name, .out = o->n}},
                                     .in = o->hidden,
-                                    .bias = o->bias};
+                                    .bias = o->bias,
+                                    .chooses = true};
     AR_TRY(ari_linear_init(&m->router, ctx, &router));
     m->balance = (ari_balance){
         .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};

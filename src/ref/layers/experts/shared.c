@@ -30,8 +30,12 @@ ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const 
     if (o->ungated)
         return AR_OK;
     AR_TRY(ari_path(name, sizeof name, module, "shared_expert_gate"));
-    return ari_linear_module_create(&s->gate, ctx, name, s->hidden, 1, false,
-                                    (ar_linear_split){AR_STYLE_REPLICATE, at, at});
+    AR_TRY(ari_linear_module_create(&s->gate, ctx, name, s->hidden, 1, false,
+                                    (ar_linear_split){AR_STYLE_REPLICATE, at, at}));
+    ar_param *vector = NULL;
+    (void)ar_module_params(s->gate, &vector, 1, false);
+    vector->matrix = false;
+    return AR_OK;
 }
 
 void ari_shared_fini(ari_shared *s)

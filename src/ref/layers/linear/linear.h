@@ -39,6 +39,7 @@ typedef struct ari_linear_spec {
     size_t in;
     bool bias, transposed;
     bool uneven;     /* the vocabulary, of logits: rows need not divide */
+    bool chooses;    /* a router, a gate */
     bool owns_input; /* X is the layer's to end, where it keeps something else */
 } ari_linear_spec;
 

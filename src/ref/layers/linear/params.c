@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parameters of a parallel linear layer: which block of each weight and bias a rank holds. */
+#include <string.h>
+
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
@@ -73,6 +75,9 @@ ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec
     p->init = AR_INIT_XAVIER_NORMAL;
     p->fan_in = s->in;
     p->fan_out = part->out;
+    p->matrix = !s->uneven && !s->chooses;
+    p->blocks = part->blocks;
+    memcpy(p->block, part->block, sizeof p->block);
     return AR_OK;
 }
 

@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Muon: the update of a matrix is that of all of it. Every rank that holds a part of the matrix lays its part of the
+ * momentum into zeros, the ranks add these as integers, which moves the bits, and each makes the same matrix orthogonal
+ * and takes its own part of the result. */
+#include "anyrank/arith.h"
+#include "ref/context/context.h"
+#include "ref/layers/parts.h"
+#include "ref/layers/share.h"
+#include "ref/train/faults.h"
+#include "ref/train/optimizer.h"
+
+ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param *p)
+{
+    return o->kind != AR_OPTIMIZER_MUON || p->matrix ? o->kind : AR_OPTIMIZER_ADAMW;
+}
+
+/* --- the whole matrix --------------------------------------------------------------------------------------------- */
+
+/* True if the ranks of tensor parallelism hold different parts of it. */
+static bool is_split(const ar_param *p)
+{
+    return p->layout.nbox != 1 || p->layout.box[0].extent[0] != p->layout.shape[0] ||
+           p->layout.box[0].extent[1] != p->layout.shape[1];
+}
+
+/* True if the matrix is put together elsewhere than where the state's elements lie: a share of them lies row after row
+ * of the layer's matrix. */
+static bool is_apart(const ar_ctx *ctx, const ar_param *p, const ari_state *s)
+{
+    return p->sharded || !s->whole || (is_split(p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards));
+}
+
+/* Copies the boxes of a layout between the full matrix and a tensor of the parameter's shape. */
+static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor *local, const ar_layout *o, bool out)
+{
+    for (size_t i = 0; i < o->nbox; i++) {
+        const ar_box *b = &o->box[i];
+        ar_tensor there = *full, here = *local;
+        for (int d = 0; d < o->ndim; d++) {
+            there = ar_tensor_slice(&there, d, b->global[d], b->extent[d]);
+            here = ar_tensor_slice(&here, d, b->local[d], b->extent[d]);
+        }
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, out ? &there : &here, out ? &here : &there));
+    }
+    return AR_OK;
+}
+
+/* Between a state's elements, in `run`, and their places in a tensor of the parameter's shape. */
+static ar_status place_run(ar_tensor *local, ar_ctx *ctx, const ari_state *s, ar_buf run)
+{
+    const ar_tensor *value = &s->param->value;
+    if (s->whole)
+        return ar_tensor_view(local, AR_F32, value->ndim, value->shape, run);
+    return ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape);
+}
+
+static ar_status layout_of(ar_layout *o, ar_ctx *ctx, const ari_state *s)
+{
+    if (!s->whole)
+        return ari_share_layout(o, s->param, ctx, s->start, s->count);
+    *o = s->param->layout;
+    return AR_OK;
+}
+
+/* This rank's elements at their places among zeros. */
+static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run)
+{
+    ar_layout o;
+    ar_tensor local;
+    AR_TRY(ARI_KERNEL(ctx, zero, full->data, ar_tensor_count(full) * sizeof(float)));
+    if (!s || (is_split(s->param) && s->param->layout.replica > 0)) /* the first copy counts */
+        return AR_OK;
+    AR_TRY(layout_of(&o, ctx, s));
+    AR_TRY(place_run(&local, ctx, s, run));
+    if (!s->whole)
+        AR_TRY(ari_share_put(ctx, ar_const(run), s->param, &local, s->start, s->count));
+    AR_TRY(move_boxes(ctx, full, &local, &o, true));
+    if (!s->whole)
+        ar_ctx_release(ctx, &local);
+    return AR_OK;
+}
+
+static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, ar_comm *over)
+{
+    return ar_comm_all_reduce(over, ctx->queue, full->data, ar_const(full->data), ar_tensor_count(full), AR_I32, AR_SUM,
+                              p->name);
+}
+
+static ar_status gather_matrix(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, const ari_state *s, ar_buf run)
+{
+    AR_TRY(lay_out(full, ctx, s, run));
+    if (is_split(p))
+        AR_TRY(add_parts(full, ctx, p, ctx->tp));
+    return p->sharded ? add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)) : AR_OK;
+}
+
+static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s, ar_buf run)
+{
+    ar_layout o;
+    ar_tensor local;
+    AR_TRY(layout_of(&o, ctx, s));
+    AR_TRY(place_run(&local, ctx, s, run));
+    AR_TRY(move_boxes(ctx, full, &local, &o, false));
+    if (s->whole)
+        return AR_OK;
+    AR_TRY(ari_share_get(ctx, run, s->param, &local, s->start, s->count));
+    ar_ctx_release(ctx, &local);
+    return AR_OK;
+}
+
+/* --- Newton-Schulz ------------------------------------------------------------------------------------------------ */
+
+/* The sum of integers of the gradients' norm (norm.c). */
+static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x)
+{
+    const size_t one = 1, two = 2, row[2] = {1, ar_tensor_count(x)};
+    int32_t e = ARI_EXP_ZERO;
+    int64_t squares[2] = {0, 0};
+    ar_tensor exponent, sums, flat;
+    AR_TRY(ar_tensor_view(&flat, AR_F32, 2, row, x->data));
+    AR_TRY(ar_ctx_tensor(ctx, &exponent, AR_I32, 1, &one));
+    AR_TRY(ar_ctx_tensor(ctx, &sums, AR_I64, 1, &two));
+    AR_TRY(ar_ctx_upload(ctx, &sums, squares));
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, exponent.data, &flat, (ar_cbuf){NULL}, +1, false, false));
+    AR_TRY(ARI_KERNEL(ctx, sum_squares, sums.data, x, ar_const(exponent.data)));
+    AR_TRY(ar_ctx_download(ctx, &e, &exponent));
+    AR_TRY(ar_ctx_download(ctx, squares, &sums));
+    ar_ctx_release(ctx, &sums);
+    ar_ctx_release(ctx, &exponent);
+    *norm = ari_norm_value(squares[0], squares[1], e);
+    return AR_OK;
+}
+
+/* y[i,j] = sum over k of a[i,k]*b[j,k]. */
+static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+{
+    static const char tag[] = "muon";
+    const ar_parts left = {.n = 1, .part = {*a}}, right = {.n = 1, .part = {*b}};
+    const ar_operand *oa = NULL, *ob = NULL;
+    ar_sum *sum = NULL;
+    AR_TRY(ctx->arith->operand_b(ctx, &ob, &right, true, b->shape[1], NULL, NULL, tag));
+    AR_TRY(ctx->arith->operand_a(ctx, &oa, &left, ob, tag));
+    AR_TRY(ctx->arith->contract(ctx, &sum, oa, ob));
+    AR_TRY(ctx->arith->round(ctx, y, sum, NULL));
+    ctx->arith->operand_done(ctx, oa);
+    ctx->arith->operand_done(ctx, ob);
+    return AR_OK;
+}
+
+/* y = p*y + q*x; x is overwritten. */
+static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tensor *x, float q)
+{
+    AR_TRY(ARI_KERNEL(ctx, scale, y, y, p));
+    if (q != 1.0f)
+        AR_TRY(ARI_KERNEL(ctx, scale, x, x, q));
+    return ARI_KERNEL(ctx, add, y, y, x);
+}
+
+/* x [m, n], m at most n, made orthogonal. */
+static ar_status iterate(ar_ctx *ctx, const ar_tensor *x)
+{
+    const size_t square[2] = {x->shape[0], x->shape[0]};
+    const ar_tensor across = ar_tensor_transposed(x);
+    ar_tensor gram, power, product;
+    AR_TRY(ar_ctx_tensor(ctx, &gram, AR_F32, 2, square));
+    AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
+    AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, x->shape));
+    for (int i = 0; i < ARI_MUON_STEPS; i++) {
+        AR_TRY(contract(ctx, &gram, x, x));
+        AR_TRY(contract(ctx, &power, &gram, &gram));
+        AR_TRY(combine(ctx, &gram, ARI_MUON_B, &power, ARI_MUON_C));
+        AR_TRY(contract(ctx, &product, &gram, &across));
+        AR_TRY(combine(ctx, x, ARI_MUON_A, &product, 1.0f));
+    }
+    ar_ctx_release(ctx, &product);
+    ar_ctx_release(ctx, &power);
+    ar_ctx_release(ctx, &gram);
+    return AR_OK;
+}
+
+/* A block [outputs, inputs] of the matrix becomes what is taken from its weights. by: NULL, or a norm instead of its
+ * own. */
+static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, double rate, bool match_rms, const float *by)
+{
+    const size_t rows = block->shape[0], cols = block->shape[1];
+    const ar_tensor wide = rows > cols ? ar_tensor_transposed(block) : *block;
+    float norm = 0.0f;
+    ar_tensor x;
+    AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 2, wide.shape));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &x, &wide));
+    AR_TRY(norm_of(&norm, ctx, &x));
+    norm = by ? *by : norm;
+    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));
+    AR_TRY(iterate(ctx, &x));
+    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(rate, rows, cols, match_rms)));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &wide, &x));
+    ar_ctx_release(ctx, &x);
+    return AR_OK;
+}
+
+static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *p, double rate, bool match_rms,
+                            const float *by)
+{
+    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
+    const size_t outputs = p->layout.shape[p->transposed ? 1 : 0];
+    size_t at = 0;
+    if (p->blocks == 0 || ar_faulty(ctx, AR_FAULT_muon_packed_as_one))
+        return orthogonalise(ctx, &matrix, rate, match_rms, by);
+    for (int i = 0; i < p->blocks; i++) {
+        const size_t rows = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
+        const ar_tensor block = ar_tensor_slice(&matrix, 0, at, rows);
+        AR_TRY(orthogonalise(ctx, &block, rate, match_rms, by));
+        at += rows;
+    }
+    return AR_OK;
+}
+
+/* --- an update ---------------------------------------------------------------------------------------------------- */
+
+/* The weights of the state, from x: where they lie, or out of the value and back. */
+static ar_status update_weights(ar_ctx *ctx, const ari_state *s, const ar_tensor *x, const ari_optimizer_constants *k)
+{
+    ar_param *p = s->param;
+    ar_tensor run = {.data = {NULL}};
+    ari_update_part part = {.weight = p->value.data, .master = s->part.master};
+    if (s->whole)
+        return ari_update_apply(ctx, &part, x, k);
+    if (ari_value_is_shared(p)) {
+        part.weight = p->share->value;
+        return ari_update_apply(ctx, &part, x, k);
+    }
+    AR_TRY(ar_ctx_tensor(ctx, &run, p->value.dtype, 1, &s->count));
+    part.weight = run.data;
+    AR_TRY(ari_share_get(ctx, run.data, p, &p->value, s->start, s->count));
+    AR_TRY(ari_update_apply(ctx, &part, x, k));
+    AR_TRY(ari_share_put(ctx, ar_const(run.data), p, &p->value, s->start, s->count));
+    ar_ctx_release(ctx, &run);
+    return AR_OK;
+}
+
+ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, const ari_state *s, const ar_tensor *g)
+{
+    const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, p, ctx);
+    const size_t count = s ? s->count : 0;
+    const bool apart = is_apart(ctx, p, s);
+    ar_tensor u, full;
+    AR_TRY(ar_ctx_tensor(ctx, &u, AR_F32, 1, &count));
+    if (s) {
+        const ari_update_part direction = {.weight = u.data, .m = s->part.m};
+        AR_TRY(ari_update_apply(ctx, &direction, g, &k));
+    }
+    if (apart) {
+        AR_TRY(ar_ctx_tensor(ctx, &full, AR_F32, p->layout.ndim, p->layout.shape));
+        AR_TRY(gather_matrix(&full, ctx, p, s, u.data));
+    } else {
+        AR_TRY(ar_tensor_view(&full, AR_F32, p->value.ndim, p->value.shape, u.data));
+    }
+    const bool by_own = is_split(p) && ar_faulty(ctx, AR_FAULT_muon_norm_of_shards);
+    float own = 0.0f;
+    if (by_own)
+        AR_TRY(norm_of(&own, ctx, &u));
+    AR_TRY(each_block(ctx, &full, p, k.rate, o->options.match_rms, by_own ? &own : NULL));
+    if (s && apart)
+        AR_TRY(take_own(ctx, &full, s, u.data));
+    if (s)
+        AR_TRY(update_weights(ctx, s, &u, &k));
+    if (apart)
+        ar_ctx_release(ctx, &full);
+    ar_ctx_release(ctx, &u);
+    return AR_OK;
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A matrix's update under Muon: of what parts of it the other run has made orthogonal matrices, in place of the
+ * reference's. Both are computed from the reference's momentum and gradient, in binary64. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "verify/diagnose/hypothesis.h"
+
+enum { MOST_PARTS = 16, MOST_BLOCKS = 3 };
+/* Products of one iteration; a larger matrix is not looked at. */
+static const double MOST_WORK = 0x1p25;
+
+typedef struct look {
+    size_t rows, cols;
+    const double *u; /* [rows, cols]: the direction */
+    double *x;       /* of the same shape: what is made of it */
+    double *room;    /* [4, rows, cols], of squares as well */
+    float *now;      /* the other's new weights */
+    bool rms;        /* the rate of match_rms_adamw */
+} look;
+
+/* Rows [row, row + rows) and columns [col, col + cols). */
+typedef struct part {
+    size_t row, rows, col, cols;
+} part;
+
+static double size_of(const look *l, const part *p)
+{
+    double sum = 0.0;
+    for (size_t i = p->row; i < p->row + p->rows; i++)
+        for (size_t k = p->col; k < p->col + p->cols; k++)
+            sum += l->u[i * l->cols + k] * l->u[i * l->cols + k];
+    return sqrt(sum);
+}
+
+/* c [m, n] = a [m, k] times b [k, n]; turned: b is [n, k]. */
+static void multiply(double *c, const double *a, const double *b, size_t m, size_t n, size_t k, bool turned)
+{
+    memset(c, 0, m * n * sizeof *c);
+    for (size_t i = 0; i < m; i++)
+        for (size_t t = 0; t < (turned ? n : k); t++)
+            for (size_t j = 0; j < (turned ? k : n); j++)
+                c[turned ? i * n + t : i * n + j] += turned ? a[i * k + j] * b[t * k + j] : a[i * k + t] * b[t * n + j];
+}
+
+/* Newton-Schulz of a part, divided by `norm` first (0: its own), and times the rate of its shape. */
+static void orthogonalise(const look *l, const part *p, double norm)
+{
+    const bool tall = p->rows > p->cols;
+    const size_t m = tall ? p->cols : p->rows, n = tall ? p->rows : p->cols, all = l->rows * l->cols;
+    double *x = l->room, *gram = x + all, *square = gram + all, *product = square + all;
+    const double by = norm > 0.0 ? norm : fmax(size_of(l, p), 1e-7), r = (double)p->rows, c = (double)p->cols;
+    const double rate = l->rms ? sqrt(fmax(r, c)) : sqrt(fmax(1.0, r / c));
+    for (size_t i = 0; i < m * n; i++)
+        x[i] = l->u[(p->row + (tall ? i % n : i / n)) * l->cols + p->col + (tall ? i / n : i % n)] / by;
+    for (int step = 0; step < 5; step++) {
+        multiply(gram, x, x, m, m, n, true);
+        multiply(square, gram, gram, m, m, m, false);
+        for (size_t i = 0; i < m * m; i++)
+            gram[i] = -4.775 * gram[i] + 2.0315 * square[i];
+        multiply(product, gram, x, m, n, m, false);
+        for (size_t i = 0; i < m * n; i++)
+            x[i] = 3.4445 * x[i] + product[i];
+    }
+    for (size_t i = 0; i < m * n; i++)
+        l->x[(p->row + (tall ? i % n : i / n)) * l->cols + p->col + (tall ? i / n : i % n)] = rate * x[i];
+}
+
+/* --- what may have been made orthogonal --------------------------------------------------------------------------- */
+
+typedef struct form {
+    size_t blocks, block[MOST_BLOCKS]; /* matrices side by side: q | k | v, gate | up */
+    bool across;                       /* along the columns: stored [in, out] */
+} form;
+
+/* Block b of a form, or shard `at` of `of` of it along the rows or the columns. */
+static part part_of(const look *l, const form *f, size_t b, size_t at, size_t of, bool columns)
+{
+    part p = {0, l->rows, 0, l->cols};
+    size_t *const start = f->across ? &p.col : &p.row, *const extent = f->across ? &p.cols : &p.rows;
+    for (size_t i = 0; i < b; i++)
+        *start += f->block[i];
+    *extent = f->block[b];
+    size_t *const from = columns ? &p.col : &p.row, *const n = columns ? &p.cols : &p.rows;
+    *n /= of;
+    *from += at * *n;
+    return p;
+}
+
+/* Each shard of each block by itself. */
+static void make_shards(const look *l, const form *f, size_t of, bool columns)
+{
+    for (size_t b = 0; b < f->blocks; b++)
+        for (size_t at = 0; at < of; at++) {
+            const part p = part_of(l, f, b, at, of, columns);
+            orthogonalise(l, &p, 0.0);
+        }
+}
+
+/* Each block as a whole, but every shard's owner divides by the norm of its shard. `whole` keeps what others made. */
+static void make_by_norms(const look *l, const form *f, size_t of, bool columns, double *kept)
+{
+    const size_t all = l->rows * l->cols;
+    for (size_t at = 0; at < of; at++) {
+        double norm = 0.0;
+        for (size_t b = 0; b < f->blocks; b++) {
+            const part p = part_of(l, f, b, at, of, columns);
+            norm = hypot(norm, size_of(l, &p));
+        }
+        for (size_t b = 0; b < f->blocks; b++) {
+            const part whole = part_of(l, f, b, 0, 1, columns);
+            orthogonalise(l, &whole, norm);
+        }
+        for (size_t b = 0; b < f->blocks; b++) {
+            const part p = part_of(l, f, b, at, of, columns);
+            for (size_t i = 0; i < p.rows * p.cols; i++) {
+                const size_t k = (p.row + i / p.cols) * l->cols + p.col + i % p.cols;
+                kept[k] = l->x[k];
+            }
+        }
+    }
+    memcpy(l->x, kept, all * sizeof *kept);
+}
+
+static bool divides(const look *l, const form *f, size_t of, bool columns)
+{
+    bool fits = (columns ? l->cols : l->rows) % of == 0;
+    for (size_t b = 0; b < f->blocks && columns == f->across; b++)
+        fits = fits && f->block[b] % of == 0 && f->block[b] >= of;
+    return fits;
+}
+
+/* --- fits --------------------------------------------------------------------------------------------------------- */
+
+/* True if what a dump's weights have lost is x times a number, and a part of the weights. */
+static bool fits(const look *l, const ari_case *c, const float *now)
+{
+    ari_fit f = {0};
+    double rate, decay;
+    for (size_t i = 0; i < c->grid.count; i++)
+        ari_fit_add(&f, (double)c->grid.d->before[i] - (double)now[i], l->x[i], (double)c->grid.d->before[i]);
+    return ari_fit_two(&rate, &decay, &f) < ARI_UNFITTED && rate > 0.0;
+}
+
+/* The direction from the reference's tensors: m = p g + q m0 says how both add up, u = q m + p g. */
+static ar_status find_direction(double *u, bool *found, const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    const char *stem = d->name;
+    const ar_dump *from = c->known->reference;
+    const size_t length = strlen(stem);
+    const ar_dump_tensor *const tensor[3] = {
+        ari_tensor_of_step(from, stem, length, "m", d->step), ari_tensor_of_step(from, stem, length, "grad", d->step),
+        d->step > 1 ? ari_tensor_of_step(from, stem, length, "m", d->step - 1) : NULL};
+    ari_fit f = {0};
+    double p = 0.0, q = 0.0, *kept = NULL;
+    ar_status st = AR_OK;
+    *found = false;
+    if (!tensor[0] || !tensor[1] || tensor[0]->count != c->grid.count || tensor[1]->count != c->grid.count ||
+        (d->step > 1 && (!tensor[2] || tensor[2]->count != c->grid.count)))
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&kept, 3 * c->grid.count, sizeof *kept, "Muon's momentum"));
+    for (int i = 0; i < 3 && st == AR_OK; i++)
+        st = tensor[i] ? ar_dump_read_f64(tensor[i], 0, c->grid.count, kept + (size_t)i * c->grid.count) : AR_OK;
+    const double *m = kept, *g = m + c->grid.count, *m0 = g + c->grid.count;
+    for (size_t i = 0; i < c->grid.count; i++)
+        ari_fit_add(&f, m[i], g[i], m0[i]);
+    *found = st == AR_OK && ari_fit_two(&p, &q, &f) < ARI_FIT;
+    for (size_t i = 0; i < c->grid.count; i++)
+        u[i] = d->step > 1 ? q * m[i] + p * g[i] : g[i];
+    free(kept);
+    return st;
+}
+
+/* Finds the reference's form and rate among those that there may be. */
+static bool find_form(look *l, form *found, const ari_case *c)
+{
+    const size_t h = c->facts.heads, kv = c->facts.kv_heads, all = h + 2 * kv;
+    for (int i = 0; i < 8; i++) {
+        const bool across = i % 2 == 1;
+        const size_t n = across ? l->cols : l->rows, each = all > 0 ? n / all : 0;
+        const form forms[] = {{1, {n}, across},
+                              {2, {n / 2, n - n / 2}, across},
+                              {3, {n / 3, n / 3, n - n / 3 * 2}, across},
+                              {3, {each * h, each * kv, each * kv}, across}};
+        const form *f = &forms[i / 2];
+        if ((i == 1) || (i / 2 == 1 && n % 2) || (i / 2 == 2 && n % 3) ||
+            (i / 2 == 3 && (each == 0 || n % all || h == kv)))
+            continue;
+        for (int rms = 0; rms < 2; rms++) {
+            l->rms = rms == 1;
+            make_shards(l, f, 1, false);
+            if (fits(l, c, c->grid.d->reference)) {
+                *found = *f;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+static void state(ari_trace *t, ari_properties flags, size_t parts, bool columns)
+{
+    ari_trace_set(t, ARI_FOUND_MUON, flags);
+    ari_count(t, "parts", parts);
+    ari_words(t, "along", columns ? "columns" : "rows");
+}
+
+static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, double *kept)
+{
+    const form one = {1, {l->rows}, false};
+    if (f->blocks > 1) {
+        make_shards(l, &one, 1, false);
+        if (fits(l, c, l->now)) {
+            state(t, ARI_IF(PACKED), f->blocks, f->across);
+            return;
+        }
+    }
+    for (size_t of = 2; of <= MOST_PARTS; of++)
+        for (int k = 0; k < (f->blocks > 1 ? 8 : 4); k++) {
+            const bool columns = k % 2 == 1, norms = k / 2 % 2 == 1;
+            l->rms = k / 4 == 1;
+            if (!divides(l, f, of, columns))
+                continue;
+            if (norms)
+                make_by_norms(l, f, of, columns, kept);
+            else
+                make_shards(l, f, of, columns);
+            if (!fits(l, c, l->now))
+                continue;
+            state(t, norms ? ARI_IF(SOME) : ARI_IF(OF_SHARDS), of, columns);
+            return;
+        }
+}
+
+ar_status ari_measure_muon(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const double small = fmin((double)g->rows, (double)g->cols), large = fmax((double)g->rows, (double)g->cols);
+    look l = {.rows = g->rows, .cols = g->cols};
+    form f = {0};
+    double *all = NULL;
+    bool found = false;
+    if (g->nd != 2 || c->step || small * small * large > MOST_WORK || small < 2.0)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&all, 8 * g->count, sizeof *all, "Muon's update"));
+    l.u = all, l.x = all + g->count, l.room = all + 2 * g->count, l.now = (float *)(all + 7 * g->count);
+    for (ari_run run = ari_runs_of(g); ari_runs_next(&run);)
+        memcpy(l.now + run.index, run.value, run.count * sizeof *l.now);
+    const ar_status st = find_direction(all, &found, c);
+    if (st == AR_OK && found && find_form(&l, &f, c))
+        find_other(t, &l, &f, c, all + 6 * g->count);
+    free(all);
+    return st;
+}

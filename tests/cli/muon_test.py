@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of --optimizer muon: resumed under another layout, refused with another's options, and what plan counts.
+"""
+
+import json
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, sys.path[0] + "/../support")
+from command import ROOT, Case, run  # noqa: E402
+
+MODEL = str(ROOT / "tests/golden/experts/qwen2moe-tiny")
+SMALL = ["check", MODEL, "--batch", "1", "--seq", "4", "--skip-f64", "--strict-predictions"]
+
+
+class MuonTest(Case):
+    subcommand = SMALL
+
+    def trained(self, *options):
+        done = run("train", *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [line for line in done.stdout.splitlines() if line.startswith("weights after step")]
+
+    def test_twenty_steps_resumed_under_another_layout_have_the_same_weights(self):
+        step = ["mixtral-demo", "--scale", "1/4", "--steps", "20", "--batch", "4", "--seq", "16", "--optimizer", "muon", "--lr", "0.01"]
+        with tempfile.TemporaryDirectory() as at:
+            self.trained(*step, "--stop-after", "8", "--dp", "2", "--tp", "2", "--ep", "2", "--zero", "2", "--save", at)
+            resumed = self.trained("--resume", at, "--pp", "2", "--tp", "2", "--dp", "2", "--zero", "3",
+                                   "--micro-batches", "2")
+        self.assertEqual(resumed, self.trained(*step))
+
+    def test_options_of_other_optimizers_are_refused(self):
+        self.refused("--optimizer", "muon", "--nesterov",
+                     says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")
+        self.refused("--match-rms", says="--match-rms goes with --optimizer muon")
+        self.refused("--optimizer", "muon", "--momentum", "1", says="momentum is 1, expected at least 0 and below 1")
+
+    def test_the_options_reach_the_run_and_its_json(self):
+        optimizer = self.result("--tp", "2", "--steps", "1", "--optimizer", "muon", "--match-rms", "--momentum",
+                                "0.9")["models"][0]["optimizer"]
+        self.assertEqual({key: optimizer[key] for key in ("name", "match_rms", "momentum", "nesterov", "weight_decay")},
+                         {"name": "muon", "match_rms": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1})
+
+    def test_a_plan_has_a_momentum_alone_of_matrices(self):
+        layout = ["plan", "llama-3-8b", "--gpus", "8", "--tp", "8", "--top", "1", "--micro-batches", "1", "--json", "-"]
+        done = [run(*layout, *more) for more in ((), ("--muon",))]
+        adam, muon = (json.loads(each.stdout)["layouts"][0]["memory"]["production"] for each in done)
+        outside = 2 * 128256 * 4096 + 65 * 4096  # two tables and the norms
+        self.assertAlmostEqual((adam["optimizer"] - muon["optimizer"]) / (4 * (8030261248 - outside) / 8), 1.0, delta=1e-3)
+
+
+if __name__ == "__main__":
+    unittest.main()
