@@ -118,8 +118,10 @@ ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p)
     }
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < p->cols; c++) {
-            double *w = &p->at[r * p->row + c * p->col];
-            *w = ari_bl_fl(run, ari_bl_fl(run, *w * shrink) - u[r * p->cols + c]);
+            const size_t i = r * p->cols + c;
+            double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
+            *w = ari_bl_fl(run, ari_bl_fl(run, *w * shrink) - u[i]);
+            *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }
     ari_bl_release(run, mark);
     return AR_OK;

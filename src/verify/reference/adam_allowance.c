@@ -141,9 +141,9 @@ done:
 }
 
 /* Muon keeps no second moment of what it updates itself. */
-static bool is_by_adam(const ari_reference *ref, const char *name)
+static bool is_by_adam(const ari_reference *ref, const ari_adam_case *c, const char *name)
 {
-    return ari_reference_find_in(ref, name, 'v', 1) < ref->count;
+    return c->optimizer->kind != AR_OPTIMIZER_MUON || ari_reference_find_in(ref, name, 'v', 1) < ref->count;
 }
 
 ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c)
@@ -151,7 +151,7 @@ ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c)
     if (c->optimizer->kind == AR_OPTIMIZER_SGD)
         return AR_OK;
     for (size_t i = 0; i < ref->count; i++) {
-        if (ref->tensor[i].pass == 'i' && is_by_adam(ref, ref->tensor[i].name))
+        if (ref->tensor[i].pass == 'i' && is_by_adam(ref, c, ref->tensor[i].name))
             AR_TRY(allow_parameter(ref, &ref->tensor[i], c));
     }
     return AR_OK;
