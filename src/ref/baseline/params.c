@@ -367,7 +367,7 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
     AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
                                  : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
-    if (fused && c->latent.kv_rank == 0)
+    if (fused && !n->by_head && c->latent.kv_rank == 0)
         ari_bl_training_cut(run, 3, (const size_t[3]){q, kv, kv});
     AR_TRY(load_qk_norms(run, p));
     AR_TRY(load_sinks(run, p));

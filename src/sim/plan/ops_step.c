@@ -486,7 +486,7 @@ static void add_all_blocks(const ari_op_builder *w, ari_operation *op, const ari
 {
     const ar_config *c = w->config;
     const size_t blocks = v->role == ARI_GATE_UP ? 2 : 1;
-    if (v->role != ARI_QKV) {
+    if (v->role != ARI_QKV || c->arch == AR_ARCH_GPT_NEOX) { /* whose heads stand between each other */
         add_blocks(op, blocks, v->shape[0] / blocks, v->shape[1]);
         return;
     }
