@@ -508,12 +508,12 @@ static bool completes_before(const ari_op_builder_bucket *a, const ari_op_builde
 }
 
 /* The kinds of the unit's parameters, as bits. Without a plan of its own each layer has those of others of its parts. */
-static unsigned kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
+static uint64_t kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const bool alike = w->c->run.plan.rules == 0 && unit == ARI_ALL_UNITS && same_parts(all) && all->layers > 0;
     const unit_span s = span_of(w, all, unit);
     const size_t begin = all->before.n, end = begin + all->in_blocks;
-    unsigned kinds = 0;
+    uint64_t kinds = 0;
     for (size_t i = s.begin; i < s.end && w->st == AR_OK; i++) {
         if (alike && i == begin + parts_of(w, all, 0)->n)
             i = end;
@@ -521,7 +521,7 @@ static unsigned kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
             continue;
         const ari_one_param p = ari_op_builder_param_at(w, all, i);
         const int kind = kind_of(w, &p);
-        kinds |= kind < 0 ? 0 : 1u << kind;
+        kinds |= kind < 0 ? 0 : (uint64_t)1 << kind;
         i += p.after;
     }
     return kinds;
@@ -534,9 +534,9 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
     ari_op_builder_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};
     bool any[ARI_BUCKET_KINDS];
     const unit_span s = span_of(w, all, unit);
-    const unsigned kinds = kinds_in(w, all, unit);
+    const uint64_t kinds = kinds_in(w, all, unit);
     for (int k = 0; k < ARI_BUCKET_KINDS; k++)
-        any[k] = kinds & 1u << k && next_bucket(w, all, &s, k, &open[k]);
+        any[k] = (kinds >> k & 1) != 0 && next_bucket(w, all, &s, k, &open[k]);
     /* None is made before it. */
     ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false};
     if (w->config->mtp > 0)
