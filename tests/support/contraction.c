@@ -62,8 +62,8 @@ static void quantise(int32_t *exponent, int32_t *q, const matrix_view *x, size_t
             /* A non-finite element flags its row beside a column of zeros too. */
             const bool finite = isfinite(at(x, row, k));
             const int32_t e = finite ? ari_exponent64(shifted(x, row, k, c, sign)) : ARI_EXP_NONFINITE;
-            const bool past =
-                finite && w.bits < 25 && fabs(ldexp(shifted(x, row, k, c, sign), w.bits - e)) >= w.limit + 0.5;
+            const bool past = finite && e != ARI_EXP_ZERO && w.bits < 25 &&
+                              fabs(ldexp(shifted(x, row, k, c, sign), w.bits - e)) >= w.limit + 0.5;
             largest = e + past > largest ? e + past : largest;
         }
         exponent[row] = largest;
