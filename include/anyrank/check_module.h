@@ -16,9 +16,9 @@ AR_BEGIN_DECLS
  *     check cannot say. ar_gradcheck_module: the gradients against differences of the loss. */
 
 typedef struct ar_check_module_options {
-    ar_run run;                  /* model, plan, parallel, batch, seq and ddp are not looked at. Exact numerics, fp32,
-                                    threads; no trace, virtual time or faults of the transport. fault: in the
-                                    layouts, not on the one rank */
+    ar_run run;                  /* model, plan, parallel, batch, seq and ddp are not looked at. Exact numerics, in fp32
+                                    or bf16, threads; no trace, virtual time or faults of the transport. fault: in
+                                    the layouts, not on the one rank */
     const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
     const ar_ddp_options *ddp; /* NULL: each gradient is summed over dp on its own. A layout with zero needs none, and
@@ -97,7 +97,7 @@ typedef struct ar_gradcheck_module_report {
     bool ok;      /* no probe is wrong, and at most a quarter of them are unresolved */
 } ar_gradcheck_module_report;
 
-/** The gradients of the case's first batch against differences of its loss, on one rank, in the exact numerics. Every
+/** The gradients of the case's first batch against differences of its loss, on one rank, in exact numerics and fp32. Every
  *  parameter that requires a gradient, and the input, are moved: two elements drawn among those with |g| > 1e-3*max|g|,
  *  one with g = 0 where there is one (of a gradient that is all zero: three), and all elements at once, each up or down
  *  as a drawn bit says.

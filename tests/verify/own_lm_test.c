@@ -337,7 +337,7 @@ Test(own_lm, a_hook_that_looks_at_other_elements_is_a_difference_of_gradients)
     }
 }
 
-/* The second half of the layouts has a hook, and tied weights. */
+/* The second third of the layouts has a hook, and tied weights, the last is in bf16. */
 Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
 {
     const size_t n = number_of("ANYRANK_TEST_DRAWS", USUAL);
@@ -346,18 +346,23 @@ Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
     ddp.hook = compress;
     ar_parallel *layouts = calloc(n, sizeof *layouts);
     uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
+    float loss[3] = {0};
     for (size_t i = 0; i < n; i += fits(&layouts[i]))
         layouts[i] = draw_layout(&state);
-    for (size_t hooked = 0; hooked < 2; hooked++) {
-        const own_lm lm = {.tied = hooked == 1};
+    for (size_t third = 0; third < 3; third++) {
+        const own_lm lm = {.tied = third == 1};
         const ar_module_case c = own_lm_case(&lm);
-        ar_check_module_options o = options(hooked ? layouts + n / 2 : layouts, hooked ? n - n / 2 : n / 2);
-        o.ddp = hooked ? &ddp : NULL;
+        const size_t from = third * n / 3;
+        ar_check_module_options o = options(layouts + from, (third + 1) * n / 3 - from);
+        o.ddp = third == 1 ? &ddp : NULL;
+        o.run.precision = third == 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32;
         OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         cr_assert_ok(ar_check_module(&r, &c, &o));
         cr_expect_eq(r->runs, o.layouts);
         expect_same(r);
+        loss[third] = r->loss[0];
     }
+    cr_expect(loss[2] != loss[0] && fabsf(loss[2] - loss[0]) < 0.01f * loss[0], "%g in bf16, %g", loss[2], loss[0]);
     free(layouts);
 }
 

@@ -19,13 +19,14 @@
 
 ar_status ari_module_run_check(const ar_run *r, const char *name)
 {
-    if (r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->storage == AR_BF16 || r->process)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "%s: a module is checked in exact numerics and fp32, by ranks that are threads", name);
+    if (r->numerics != AR_NUMERICS_EXACT || r->process)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a module is checked in exact numerics, by ranks that are threads",
+                            name);
     if (r->sim.trace || r->sim.cluster || r->sim.fault_count > 0 || r->sim.explore)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the check of a module has no trace, virtual time, faults of the transport or schedule",
                             name);
+    AR_TRY(ari_run_check_numerics(r));
     return ari_run_check_training(r, name);
 }
 
