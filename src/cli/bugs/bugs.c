@@ -35,7 +35,7 @@ static const ari_option options[] = {
                     .more = "Native also tells how far outside the same case without the fault is: a mistake may be "
                             "smaller than rounding."),
     ARI_OPTION_ENUM("precision", precision, ari_precision_names,
-                    "with --run: f32, bf16, or with --numerics native tf32 (default f32)"),
+                    "with --run: f32, bf16 (what it hides stays in f32), or with --numerics native tf32 (default f32)"),
     {0},
 };
 static const ari_positional positionals[] = {

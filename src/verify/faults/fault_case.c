@@ -219,7 +219,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
     {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED)},
-    {AR_FAULT_norm_fp16_store, LLAMA},
+    {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_cp_tail_dropped, LLAMA, CP(8), .needs = NEEDS(CP)}, /* 24 positions are no multiple of 16 */
@@ -264,7 +264,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = NEEDS(SOFTMAX) | NEEDS(NOT_NORMALISED)},
     {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = NEEDS(SOFTMAX)},
     {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = NEEDS(SOFTMAX)},
-    {AR_FAULT_router_logits_bf16, MIXTRAL, .needs = NEEDS(EXPERTS)},
+    {AR_FAULT_router_logits_bf16, MIXTRAL, .in_f32 = true, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_expert_input_weighted, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_router_weights_detached, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = NEEDS(SOFTMAX) | NEEDS(NOT_NORMALISED)},
@@ -275,7 +275,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_router_bias_each_micro_batch, GLM_MOE, MOVED, MICRO(2),
      .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE) | NEEDS(MICRO) | NEEDS(NO_PP)},
     {AR_FAULT_router_bias_counts_bf16, GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
-     .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE)},
+     .in_f32 = true, .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE)},
     {AR_FAULT_router_bias_counts_plain, GLM_MOE, MOVED, .needs = NEEDS(UPDATE) | NEEDS(BIAS_UPDATE)},
     {AR_FAULT_router_scale_left_out, GLM_MOE, .needs = NEEDS(SCALE)},
     {AR_FAULT_router_scale_twice, GLM_MOE, .needs = NEEDS(SCALE)},
@@ -315,7 +315,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = NEEDS(SHARED_GATE)},
     {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = NEEDS(SHARED_GATE)},
     {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED, .needs = NEEDS(EXPERTS) | NEEDS(RECOMPUTE)},
-    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
+    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .in_f32 = true, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
     {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = NEEDS(UPDATE) | NEEDS(EXPERTS)},
     {AR_FAULT_ep_experts_drawn_alike, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
     {AR_FAULT_ep_splits_swapped, MIXTRAL, EP(2, 2), .needs = NEEDS(EP)},
@@ -358,7 +358,7 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
            a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
            a->run.optimizer.kind == b->run.optimizer.kind && a->run.dropout == b->run.dropout &&
-           same_losses(&a->run.loss.router, &b->run.loss.router);
+           a->in_f32 == b->in_f32 && same_losses(&a->run.loss.router, &b->run.loss.router);
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
@@ -432,7 +432,7 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
     ar_check_options o = {
         .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
     const bool exact = bases->numerics == AR_NUMERICS_EXACT;
-    if (exact ? !f->module : !ari_fault_case_is_exact(f, bases->precision)) {
+    if (exact ? !f->module && !f->in_f32 : !ari_fault_case_is_exact(f, bases->precision)) {
         o.run.numerics = bases->numerics;
         o.run.precision = bases->precision;
     }

@@ -13,6 +13,7 @@ typedef struct ari_fault_case {
     ar_run run;  /* its fault and plan are not looked at */
     bool module; /* no model: the name is for reports alone */
     bool routed; /* its model has experts */
+    bool in_f32; /* exact bf16 rounds as the fault does, or chooses other experts: the case keeps to fp32 then */
     ar_mlp_order order;
     size_t documents; /* packed in a row at most (ar_check_options); 0: none */
     uint64_t needs;   /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
