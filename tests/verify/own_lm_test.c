@@ -362,7 +362,8 @@ Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
         expect_same(r);
         loss[third] = r->loss[0];
     }
-    cr_expect(loss[2] != loss[0] && fabsf(loss[2] - loss[0]) < 0.01f * loss[0], "%g in bf16, %g", loss[2], loss[0]);
+    cr_expect(loss[2] != loss[0] && fabsf(loss[2] - loss[0]) < 0.01f * loss[0], "%g in bf16, %g", (double)loss[2],
+              (double)loss[0]);
     free(layouts);
 }
 
