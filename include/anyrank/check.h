@@ -19,6 +19,8 @@ typedef struct ar_check_options {
     bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */
     const char *text; /* one byte one token; NULL: the project's own */
     size_t documents; /* each sequence is that many packed documents at most, cut where the seed says; 0 or 1: one */
+    size_t padding;   /* rows that the ranks' batch has behind the baseline's: copies of its rows that predict nothing.
+                         They split the batch otherwise, and change nothing of its rows */
     /* 0: the system's scheduler. Else each layout runs under the deterministic scheduler's schedules
      * run.sim.schedule_seed and after it, so many of them, until one run is not the same. */
     uint64_t schedules;
@@ -129,7 +131,7 @@ typedef struct ar_check_report {
     char folder[512];
     bool fresh;        /* weights made here, not read */
     size_t parameters; /* elements */
-    size_t batch, seq, documents;
+    size_t batch, seq, documents, padding;
     size_t tensors, elements; /* compared per run */
     int steps;
     ar_numerics numerics;

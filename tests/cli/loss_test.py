@@ -37,6 +37,27 @@ class LossTest(Case):
             losses.add(tuple(model["baseline"]["loss"]))
         self.assertEqual(len(losses), 3)
 
+    def test_rows_of_padding_change_no_bit(self):
+        for model, options in ((MODEL, ("--sweep", "3", *BOTH)), (MODEL, ("--dp", "3", "--cp", "2", "--documents", "3")),
+                               (GOLDEN / "experts/qwen2moe-tiny", ("--dp", "2", "--ep", "2", "--micro-batches", "2")),
+                               (MODEL, ("--dp", "2", "--numerics", "native"))):
+            plain, padded = (self.checked(*options, *more, model=model) for more in ((), ("--padding", "4")))
+            self.assertEqual((plain["padding"], padded["padding"]), (0, 4))
+            self.assertEqual(padded["baseline"]["gradients_hash"], plain["baseline"]["gradients_hash"])
+            for one in padded["runs"]:
+                self.assertEqual((one["result"], one["tensors_different"]), ("same", 0), one["layout"])
+
+    def test_rows_of_padding_show_a_loss_of_each_ranks_own_mean(self):
+        fault = ("check", MODEL, *SMALL, "--dp", "2", "--steps", "1", "--skip-f64", "--inject", "dp_mean_of_means", "--json", "-")
+        plain, padded = (json.loads(self.done(*fault, *more, code=code).stdout)["models"][0]["runs"][0]
+                         for more, code in (((), 0), (("--padding", "2"), 1)))
+        self.assertEqual(plain["result"], "same")  # as many targets on each rank
+        self.assertEqual(padded["first_difference"]["tensor"], "loss:fwd")
+        for options, says in ((("check", "stack-demo"), "the sum of all outputs"),
+                              (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
+                              (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
+            self.refused(*options, "--padding", "2", "--dp", "2", says=f"rows of padding, and {'a loss that is ' if 'sum' in says else ''}{says}")
+
     def test_native_numerics_stay_within_the_allowance(self):
         for precision in ("f32", "bf16"):
             (one,) = self.checked(*BOTH, "--tp", "4", "--numerics", "native", "--precision", precision)["runs"]

@@ -334,7 +334,7 @@ static ar_status check_model(ari_checked *gives, const ari_check_values *v, cons
 static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool text)
 {
     const ar_check_report *r = c->report;
-    AR_TRY(ari_watch_write(watch, r->config.name, &r->run[0].parallel, r->batch));
+    AR_TRY(ari_watch_write(watch, r->config.name, &r->run[0].parallel, r->batch + r->padding));
     if (text)
         ari_watch_print(stdout, watch);
     return AR_OK;

@@ -77,7 +77,7 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
 {
     const ar_check_report *r = c->report;
     json_t *o = json_object();
-    json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch, ari_layout_of_run));
+    json_object_set_new(o, "layout", ari_layout_json(&u->parallel, r->batch + r->padding, ari_layout_of_run));
     json_object_set_new(o, "result", json_string(result_names[u->result]));
     json_object_set_new(o, "passed", json_boolean(ar_check_passes(r, u->result)));
     json_object_set_new(o, "tensors", json_integer((json_int_t)u->tensors));
@@ -165,14 +165,15 @@ static json_t *json_model(const ari_checked *c)
                                  "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->run.ddp.mode], "order", ari_bucket_order_names[c->run.ddp.order]);
-    json_t *model = json_pack(
-        "{s:o, s:I, s:s, s:I, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-        ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
-        r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "documents",
-        (json_int_t)r->documents, "steps", r->steps, "optimizer", json_optimizer(c), "clip", c->run.clip, "dropout",
-        c->run.dropout, "ddp", ddp, "first_nan", r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(),
-        "vacuous", json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
-        ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
+    json_t *model =
+        json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+                  "name", ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
+                  r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "documents",
+                  (json_int_t)r->documents, "padding", (json_int_t)r->padding, "steps", r->steps, "optimizer",
+                  json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp", ddp, "first_nan",
+                  r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
+                  json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
+                  ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
     if (r->numerics == AR_NUMERICS_NATIVE)
         json_object_set_new(model, "kinks", json_integer((json_int_t)r->kinks));
     ari_loss_json(model, &c->run.loss);

@@ -29,6 +29,9 @@ static const ari_option options[] = {
                     "cut every sequence at random into up to N packed documents (default 1: none)",
                     .more = "Attention stays inside a document, positions restart in each, and its last token predicts "
                             "nothing."),
+    ARI_OPTION_SIZE("padding", o.padding, 0, 1e6, "N",
+                    "rows more that predict nothing, in the layouts' batch and not in the one rank's (default 0)",
+                    .more = "A row's outputs, and the gradients of all, do not depend on the rows beside it."),
     ARI_OPTION_SECTION("training"),
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),

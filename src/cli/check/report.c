@@ -24,7 +24,7 @@ ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
     return worst;
 }
 
-#define LAYOUT_OF(u, r) ARI_LAYOUT(&(u)->parallel, (r)->batch)
+#define LAYOUT_OF(u, r) ARI_LAYOUT(&(u)->parallel, (r)->batch + (r)->padding)
 
 /* --- above the table ---------------------------------------------------------------------------------------------- */
 
@@ -59,6 +59,8 @@ static void print_head(FILE *to, const ari_checked *c)
             ARI_PLURAL(r->seq));
     if (r->documents > 1)
         fprintf(to, "up to %zu documents in each, ", r->documents);
+    if (r->padding > 0)
+        fprintf(to, "%zu row%s of padding in each layout, ", r->padding, ARI_PLURAL(r->padding));
     if (r->steps > 0)
         fprintf(to, "%d step%s of ", r->steps, ARI_PLURAL(r->steps));
     ari_step_print(to, &c->run);
@@ -227,7 +229,8 @@ static ar_status print_predicted(FILE *to, const ari_checked *c)
     const ar_check_report *r = c->report;
     ari_table t = ari_predicted_begin(to, c->watch);
     for (size_t i = 0; i < r->runs; i++)
-        ari_predicted_row(&t, &r->run[i].parallel, r->batch, r->run[i].has_predicted ? &r->run[i].predicted : NULL);
+        ari_predicted_row(&t, &r->run[i].parallel, r->batch + r->padding,
+                          r->run[i].has_predicted ? &r->run[i].predicted : NULL);
     return ari_table_end(&t, to, 2);
 }
 

@@ -24,7 +24,7 @@ static void tell_progress(const ar_check_options *o, double fraction, const char
 static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 {
     for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch, o->run.seq));
+        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch + o->padding, o->run.seq));
     return AR_OK;
 }
 
@@ -32,7 +32,9 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
 {
     AR_TRY(ari_run_check_positions(c, o->run.seq));
     AR_TRY(check_layouts(o, c));
-    const ari_estimate_case size = {.run = o->run,
+    ar_run padded = o->run;
+    padded.batch += o->padding;
+    const ari_estimate_case size = {.run = padded,
                                     .config = c,
                                     .parallel = o->parallel,
                                     .layouts = o->layouts,
@@ -63,6 +65,20 @@ static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_
                             c->name, ar_precision_name(o->run.precision));
     AR_TRY(ari_check_estimate(e, o, c));
     return ari_estimate_fits(e);
+}
+
+/* Rows that predict nothing count nowhere: not where a loss is of all rows, and not in what a router counts. */
+static ar_status check_padding(const ar_check_options *o, const ar_config *c)
+{
+    const bool experts = c->experts.n > 0;
+    const char *why = c->arch == AR_ARCH_STACK                              ? "a loss that is the sum of all outputs"
+                      : experts && ar_config_router_losses(c, &o->run.loss) ? "losses of routers"
+                      : experts && o->run.dropout > 0.0                     ? "dropout before experts"
+                      : o->dump                                             ? "a dump"
+                                                                            : NULL;
+    if (o->padding == 0 || !why)
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "rows of padding, and %s: they would count in that", why);
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
@@ -156,6 +172,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->batch = o->run.batch;
     r->seq = o->run.seq;
     r->documents = o->documents > 1 ? o->documents : 1;
+    r->padding = o->padding;
     r->steps = (int)o->run.steps;
     r->strict_predictions = o->strict_predictions;
     r->numerics = o->run.numerics;
@@ -164,6 +181,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     if (o->layouts == 0)
         return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
     AR_TRY(check_run(&e, o, &r->config));
+    AR_TRY(check_padding(o, &r->config));
     AR_TRY(check_processes(o));
     AR_TRY(check_cluster(o));
     if (o->dump)

@@ -338,6 +338,35 @@ ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches,
     return AR_OK;
 }
 
+/* The batches of the ranks: row after row again behind the rows, without a target. */
+static ar_status pad_batches(ari_check_base *b, const ar_check_options *o)
+{
+    const size_t steps = ari_run_steps(&o->run), seq = o->run.seq, rows = o->run.batch + o->padding;
+    size_t count = 0;
+    AR_TRY(ari_mul_size(&count, rows * steps, seq));
+    AR_TRY(ARI_ALLOC_ZERO(&b->padded, steps, "batches"));
+    AR_TRY(ari_alloc_zero((void **)&b->padded_ids, count, 2 * sizeof *b->padded_ids, "padded batches"));
+    if (b->documents)
+        AR_TRY(ARI_ALLOC_ZERO(&b->padded_documents, count, "padded batches"));
+    for (size_t at = 0; at < rows * steps; at++) {
+        const size_t row = at % rows, from = row % o->run.batch * seq;
+        const ar_batch *own = &b->batch[at / rows];
+        int64_t *ids = b->padded_ids + at * seq, *labels = ids + count;
+        int32_t *documents = b->documents ? b->padded_documents + at * seq : NULL;
+        for (size_t i = 0; i < seq; i++) {
+            ids[i] = own->input_ids[from + i];
+            labels[i] = row < o->run.batch ? ids[i] : AR_IGNORE_INDEX;
+            if (documents)
+                documents[i] = own->documents[from + i];
+        }
+        if (row == 0)
+            b->padded[at / rows] =
+                (ar_batch){.batch = rows, .seq = seq, .input_ids = ids, .labels = labels, .documents = documents};
+    }
+    b->ref.padding = o->padding;
+    return AR_OK;
+}
+
 ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c, const char *folder)
 {
     *b = (ari_check_base){.config = *c};
@@ -350,7 +379,7 @@ ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, cons
     const uint64_t start = ari_now_ns();
     AR_TRY(name_not_finite(o->run.process ? run_shared(b, o) : ari_check_baseline(b, o), &b->ref));
     b->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    return AR_OK;
+    return o->padding > 0 ? pad_batches(b, o) : AR_OK;
 }
 
 void ari_check_base_fini(ari_check_base *b)
@@ -359,6 +388,9 @@ void ari_check_base_fini(ari_check_base *b)
     ari_weights_destroy(b->weights);
     free(b->loss);
     free(b->batch);
+    free(b->padded);
+    free(b->padded_ids);
+    free(b->padded_documents);
     free(b->documents_text);
     free(b->documents);
     free(b->ids);

@@ -125,10 +125,11 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
 {
     ari_cluster_options cluster = {.run = o->run,
                                    .config = &b->config,
-                                   .batch = b->batch,
+                                   .batch = b->padded ? b->padded : b->batch,
                                    .weights = b->weights ? ari_weights_find : NULL,
                                    .weights_user = b->weights};
     cluster.run.parallel = *p;
+    cluster.run.batch += o->padding;
     uint64_t routed = 0;
     const ari_step_case traffic = {.run = cluster.run, .config = &b->config, .routed = &routed};
     *run = (ar_check_run){.parallel = *p};

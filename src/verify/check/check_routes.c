@@ -67,8 +67,9 @@ ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_s
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t layer = routed_layer(t, c->config);
         uint64_t sent = 0;
-        for (size_t token = 0; layer != SIZE_MAX && token < t->count / k; token++)
-            sent += rows_sent(t->values + token * k, &c->config->experts, ep, rank[token]);
+        const size_t tokens = t->count / k; /* rows of padding are copies */
+        for (size_t token = 0; layer != SIZE_MAX && token < c->run.batch * c->run.seq; token++)
+            sent += rows_sent(t->values + token % tokens * k, &c->config->experts, ep, rank[token]);
         *rows += layer == SIZE_MAX ? 0 : sent * (uint64_t)alike * ari_routed_exchanges(c, layer);
     }
     free(rank);
@@ -104,6 +105,7 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
     int micro = 0;
     if (tensor == r->ref->count)
         return ar_error_set(AR_ERR_INTERNAL, "the baseline has no experts of %s in step %u", router, ctx->step);
+    const ari_ref_tensor *known = &r->ref->tensor[tensor];
     AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
     for (int i = 0; i < ranks; i++) {
         const int at = own / ranks * ranks + i;
@@ -117,7 +119,7 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
         for (size_t t = 0; t < shape[1]; t++) {
             const size_t token = (start + t / each) * r->c->run.seq + ar_positions_at(&positions, first + t % each);
             for (size_t j = 0; j < k; j++)
-                expert[((size_t)i * shape[1] + t) * k + j] = (int32_t)r->ref->tensor[tensor].values[token * k + j];
+                expert[((size_t)i * shape[1] + t) * k + j] = (int32_t)known->values[token % (known->count / k) * k + j];
         }
     }
     return AR_OK;

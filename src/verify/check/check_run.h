@@ -41,6 +41,9 @@ typedef struct ari_check_base {
     int32_t *documents;   /* NULL: each sequence is one */
     char *documents_text; /* ari_documents_text of all steps */
     ar_batch *batch;      /* [steps, at least 1], global */
+    ar_batch *padded;     /* the same with the ranks' padding; NULL: they have none */
+    int64_t *padded_ids;  /* all of them, then all labels */
+    int32_t *padded_documents;
     ari_reference ref;
     float *loss;             /* [steps, at least 1] */
     double max_error_vs_f64; /* as in ar_check_report */

@@ -26,6 +26,7 @@ typedef struct ari_reference {
     int step;                 /* under way; 0 before the first: tensors then belong to step 1 */
     size_t kinks;             /* arguments of a kink in doubt: of ari_sensitivity_allow */
     double loss;              /* room for that of a run of one step */
+    size_t padding;           /* rows that a run's batch has besides, behind all: they are not compared */
     ar_check_vacuous vacuous; /* after ari_reference_finish */
 } ari_reference;
 
