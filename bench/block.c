@@ -23,7 +23,7 @@
 #define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
 
-enum { BLOCKS = 4, SIDES = 2, LINES = BLOCKS * SIDES };
+enum { BLOCKS = 4, SIDES = 4, LINES = BLOCKS * SIDES };
 /* The blocks that stand for the usual ones. Width 768, 12 heads: "gpt2" with LayerNorm, GELU and an MLP of 3072,
  * "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width 4096, 32 heads, 8 KV heads, an MLP of
  * 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M).
@@ -78,11 +78,12 @@ static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t se
     return st;
 }
 
-static ar_status side_create(side *s, ar_numerics numerics, ar_precision precision, const ar_config *config,
-                             const ar_batch *batch, const ari_bench_session *session)
+static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config *config, const ar_batch *batch,
+                             const ari_bench_session *session)
 {
     AR_TRY(ar_device_create(&s->d, &session->device, session->threads));
-    const ar_ctx_options options = {.device = s->d, .numerics = numerics, .precision = precision};
+    ar_ctx_options options = *of;
+    options.device = s->d;
     ar_block_options o;
     char name[96];
     AR_TRY(ar_config_block(config, 0, &o, name, sizeof name));
@@ -164,24 +165,27 @@ static ar_status hash_pass(side *s, const ar_batch *batch, char hex[65])
 typedef struct bench {
     ari_bench_device on; /* of the products */
     ar_batch batch;
-    side native, exact;
+    side side[SIDES];
+    size_t sides;
     ari_gemm_list list;
 } bench;
 
-/* times: native, the products alone, exact. */
-static ar_status repetition(void *user, double times[3])
+/* times: the first side, the products alone, the other sides. */
+static ar_status repetition(void *user, double *times)
 {
     bench *b = user;
-    AR_TRY(pass(&b->native, &b->batch, &times[0], NULL));
+    AR_TRY(pass(&b->side[0], &b->batch, &times[0], NULL));
     AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
-    return pass(&b->exact, &b->batch, &times[2], NULL);
+    for (size_t i = 1; i < b->sides; i++)
+        AR_TRY(pass(&b->side[i], &b->batch, &times[1 + i], NULL));
+    return AR_OK;
 }
 
 /* --- the slots of a pass ------------------------------------------------------------------------------------------ */
 
 /* A slot of the device's table in one pass. */
 typedef struct slot_row {
-    const char *block, *numerics, *slot;
+    const char *block, *numerics, *precision, *slot;
     const char *part; /* of its calls; NULL: the slot */
     size_t calls;
     double seconds, share; /* of the pass, which takes longer than without being timed so */
@@ -190,10 +194,15 @@ typedef struct slot_row {
 
 #define ARI_ROW slot_row
 static const ari_field slot_fields[] = {
-    ARI_FIELD("block", "block", TEXT, block),  ARI_FIELD("numerics", "numerics", TEXT, numerics),
-    ARI_FIELD("slot", "slot", TEXT, slot),     ARI_FIELD("part", "of it", TEXT, part),
-    ARI_FIELD("calls", "calls", COUNT, calls), ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
-    ARI_FIELD("share", "share", SHARE, share), ARI_FIELD("bytes", "MB of tensors", MEGABYTES, bytes),
+    ARI_FIELD("block", "block", TEXT, block),
+    ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("precision", "precision", TEXT, precision),
+    ARI_FIELD("slot", "slot", TEXT, slot),
+    ARI_FIELD("part", "of it", TEXT, part),
+    ARI_FIELD("calls", "calls", COUNT, calls),
+    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
+    ARI_FIELD("share", "share", SHARE, share),
+    ARI_FIELD("bytes", "MB of tensors", MEGABYTES, bytes),
 };
 #undef ARI_ROW
 
@@ -212,13 +221,13 @@ static ar_status read_profile(slot_list *l, const slot_row *head, ari_profile *p
     AR_TRY(ari_profile_read(profile, found, &n));
     for (size_t i = 0; i < n; i++) {
         const ari_profile_row *f = &found[i];
-        l->row[l->n++] = (slot_row){head->block, head->numerics,     f->name, f->part, f->calls,
-                                    f->seconds,  f->seconds / whole, f->bytes};
+        l->row[l->n++] = (slot_row){head->block, head->numerics, head->precision,    f->name, f->part,
+                                    f->calls,    f->seconds,     f->seconds / whole, f->bytes};
         inside += f->part ? 0.0 : f->seconds;
     }
     const double between = whole > inside ? whole - inside : 0.0;
-    l->row[l->n++] =
-        (slot_row){head->block, head->numerics, .slot = "between slots", .seconds = between, .share = between / whole};
+    l->row[l->n++] = (slot_row){head->block,        head->numerics,          head->precision, .slot = "between slots",
+                                .seconds = between, .share = between / whole};
     return AR_OK;
 }
 
@@ -253,7 +262,7 @@ static ar_status profile_side(slot_list *l, const slot_row *head, side *s, const
 
 /* A block in one of the numerics. */
 typedef struct block_row {
-    const char *block, *numerics;
+    const char *block, *numerics, *precision;
     size_t batch, seq, parameters;
     ari_bench_side time;
     char bits[65]; /* SHA-256 of output and gradients; exact: the same on every device */
@@ -264,6 +273,7 @@ static const ari_field block_fields[] = {
     ARI_FIELD("block", "block", TEXT, block),
     ARI_FIELD("parameters", "parameters", COUNT, parameters),
     ARI_FIELD("numerics", "numerics", TEXT, numerics),
+    ARI_FIELD("precision", "precision", TEXT, precision),
     ARI_FIELD("batch", "batch", COUNT, batch),
     ARI_FIELD("seq", "seq", COUNT, seq),
     ARI_FIELD("seconds", "time", SECONDS, time.seconds),
@@ -283,30 +293,52 @@ static size_t parameters_of(const side *s)
     return n;
 }
 
-/* slots NULL: not asked for. */
-static ar_status time_block(block_row row[SIDES], slot_list *slots, const ar_config *config, const ari_bench_session *s)
+/* Native, exact; in another precision than fp32 these two follow those of fp32, exact numerics where they have it. */
+static size_t list_sides(ar_ctx_options of[SIDES], ar_precision p)
+{
+    size_t n = 0;
+    for (int precision = AR_PRECISION_F32; precision < AR_PRECISION_COUNT; precision++)
+        for (int numerics = AR_NUMERICS_NATIVE; numerics >= AR_NUMERICS_EXACT; numerics--) {
+            const ar_ctx_options o = {.numerics = (ar_numerics)numerics, .precision = (ar_precision)precision};
+            if ((precision == AR_PRECISION_F32 || o.precision == p) &&
+                (numerics == AR_NUMERICS_NATIVE || ar_arith_exact(o.precision)))
+                of[n++] = o;
+        }
+    return n;
+}
+
+/* slots NULL: not asked for. Adds to rows. */
+static ar_status time_block(block_row *rows, size_t *n, slot_list *slots, const ar_config *config,
+                            const ari_bench_session *s)
 {
     const ar_run *run = &s->v->r.run;
     bench b = {.batch = {.batch = run->batch ? run->batch : 2, .seq = run->seq ? run->seq : 512}};
+    ar_ctx_options of[SIDES];
     ari_bench_side times[SIDES] = {0};
     ar_status st = AR_OK;
+    const size_t sides = list_sides(of, run->precision);
     AR_TRY(ari_bench_device_create(&b.on, &s->device, s->threads));
-    AR_TRY_TO(done, st, side_create(&b.native, AR_NUMERICS_NATIVE, run->precision, config, &b.batch, s));
-    AR_TRY_TO(done, st, side_create(&b.exact, AR_NUMERICS_EXACT, AR_PRECISION_F32, config, &b.batch, s));
+    for (; b.sides < sides; b.sides++)
+        AR_TRY_TO(done, st, side_create(&b.side[b.sides], &of[b.sides], config, &b.batch, s));
     AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq, false));
-    AR_TRY_TO(done, st, ari_bench_sides(times, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
-    for (size_t i = 0; i < SIDES; i++) {
-        side *one = i == 0 ? &b.native : &b.exact;
-        const slot_row head = {.block = config->name, .numerics = i == 0 ? "native" : "exact"};
-        row[i] = (block_row){head.block, head.numerics, b.batch.batch, b.batch.seq, parameters_of(one), times[i], ""};
-        AR_TRY_TO(done, st, hash_pass(one, &b.batch, row[i].bits));
+    AR_TRY_TO(done, st,
+              ari_bench_sides(times, sides, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
+    for (size_t i = 0; i < sides; i++) {
+        side *one = &b.side[i];
+        block_row *row = &rows[(*n)++];
+        const slot_row head = {.block = config->name,
+                               .numerics = ari_numerics_names[of[i].numerics],
+                               .precision = ar_precision_name(of[i].precision)};
+        *row = (block_row){head.block,  head.numerics,      head.precision, b.batch.batch,
+                           b.batch.seq, parameters_of(one), times[i],       ""};
+        AR_TRY_TO(done, st, hash_pass(one, &b.batch, row->bits));
         if (slots)
             AR_TRY_TO(done, st, profile_side(slots, &head, one, &b.batch));
     }
 done:
     ari_gemm_list_destroy(&b.list);
-    side_destroy(&b.exact);
-    side_destroy(&b.native);
+    for (size_t i = 0; i < SIDES; i++)
+        side_destroy(&b.side[i]);
     ari_bench_device_destroy(&b.on);
     return st;
 }
@@ -326,16 +358,16 @@ ar_status ari_bench_block(ari_bench_session *s)
     size_t n = 0;
     if (s->v->model)
         AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = s->v->model}));
-    for (; (config = block_at(s, n / SIDES)); n += SIDES) {
-        ari_bench_progress(s, n, LINES);
-        AR_TRY(time_block(&rows[n], s->v->profile ? &slots : NULL, config, s));
+    for (size_t i = 0; (config = block_at(s, i)); i++) {
+        ari_bench_progress(s, i, BLOCKS);
+        AR_TRY(time_block(rows, &n, s->v->profile ? &slots : NULL, config, s));
     }
     s->more = s->v->profile ? ARI_ROWS(slot_fields, slots.row, slots.n) : NULL;
     s->more_key = "profile";
     return ari_bench_end(
         s, ARI_ROWS(block_fields, rows, n), s->threads,
         "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
-        "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block. "
+        "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block in fp32. "
         "'spread': of the\ntimes, (largest - smallest)/median.\n%s",
         s->threads, ARI_PLURAL(s->threads),
         s->v->profile

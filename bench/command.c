@@ -49,7 +49,7 @@ static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
-                    "block: what the native one multiplies: f32, tf32 or bf16; sums and all else fp32 (default f32)"),
+                    "block: tf32 or bf16: also in this precision (default f32)"),
     ARI_OPTION_GROUP(ari_zero_options, r),
     {0},
 };

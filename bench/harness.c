@@ -64,13 +64,14 @@ ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t w
     return AR_OK;
 }
 
-ar_status ari_bench_sides(ari_bench_side row[2], double operations, size_t n, size_t warm, ari_bench_fn fn, void *user)
+ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, size_t n, size_t warm, ari_bench_fn fn,
+                          void *user)
 {
-    enum { FIRST, PRODUCTS, OTHER, SIDES };
+    enum { FIRST, PRODUCTS };
     ari_bench_series s = {0};
-    const ar_status st = ari_bench_repeat(&s, SIDES, n, warm, fn, user);
-    for (size_t i = 0; i < 2 && st == AR_OK; i++) {
-        const size_t side = i == 0 ? FIRST : OTHER;
+    const ar_status st = ari_bench_repeat(&s, sides + 1, n, warm, fn, user);
+    for (size_t i = 0; i < sides && st == AR_OK; i++) {
+        const size_t side = i == 0 ? FIRST : PRODUCTS + i;
         const ari_bench_stat seconds = ari_bench_times_of(&s, side), ratio = ari_bench_ratio_of(&s, side, FIRST);
         row[i] = (ari_bench_side){.seconds = seconds.median,
                                   .gflops = 1e-9 * operations / seconds.median,

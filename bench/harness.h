@@ -39,7 +39,7 @@ typedef ar_status (*ari_bench_fn)(void *user, double *times);
  *  the series also then. */
 AR_NODISCARD ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t warm, ari_bench_fn fn,
                                         void *user);
-/* One of two sides, of which the first is the reference, beside the reference's matrix products run alone. */
+/* One of several sides, of which the first is the reference, beside the reference's matrix products run alone. */
 typedef struct ari_bench_side {
     double seconds;       /* median */
     double gflops;        /* rate of the matrix products' operations in that time */
@@ -47,10 +47,10 @@ typedef struct ari_bench_side {
     double over_first;    /* median of (time)/(time of the first side) */
     double spread;        /* of that ratio; of the seconds in the first side's row */
 } ari_bench_side;
-/** The two sides from repetitions of three times: the reference, its matrix products alone, the other side.
+/** The sides from repetitions of one time more: the reference, its matrix products alone, the other sides.
  *  operations: of the products. Errors: the same. */
-AR_NODISCARD ar_status ari_bench_sides(ari_bench_side row[2], double operations, size_t n, size_t warm, ari_bench_fn fn,
-                                       void *user);
+AR_NODISCARD ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, size_t n, size_t warm,
+                                       ari_bench_fn fn, void *user);
 
 /* --- a device ----------------------------------------------------------------------------------------------------- */
 

@@ -9,6 +9,7 @@
 #include "bench/harness.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
+#include "ref/arith/exact.h"
 
 /* --- one product -------------------------------------------------------------------------------------------------- */
 
@@ -18,7 +19,8 @@ typedef struct gemm_row {
     double exact_over_native;          /* median ratio of times, everything included: c, e, f, both operands packed */
     double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
     double spread;                     /* of the first ratio */
-    double pedantic_over_native;       /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
+    double bf16_over_native;     /* the first ratio of bf16 numbers, whose integers are narrow, over the same sgemm */
+    double pedantic_over_native; /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
     /* Parts of one more prepared product: X's exponents and integers; the products; the pass that combines their sums,
      * NaN if the device does both at once. */
     double pack_seconds, products_seconds, sums_seconds;
@@ -54,17 +56,34 @@ typedef struct operand {
 typedef struct gemm_bench {
     ari_bench_device on;
     ari_bench_device pedantic; /* the same GPU, with another sgemm; all NULL elsewhere */
-    operand x, w;
-    ar_buf c; /* [batch, k] */
+    operand x, w, x16, w16;    /* the latter of bf16 numbers */
+    ar_buf c;                  /* [batch, k] */
     ar_tensor y;
 } gemm_bench;
 
-static ar_status operand_create(const ari_bench_device *on, operand *o, size_t batch, size_t rows, size_t k, bool split)
+static ar_status operand_create(const ari_bench_device *on, operand *o, const gemm_row *row, bool left)
 {
     const ar_device_ops *ops = on->d->ops;
-    AR_TRY(ari_bench_tensor(on, &o->values, 3, (const size_t[]){batch, rows, k}, rows * k + (split ? 1 : 2)));
-    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, batch * rows * sizeof(int32_t)));
-    return ops->packed_create(on->d, on->q, &o->packed, batch, rows, k, split);
+    const size_t rows = left ? row->m : row->n;
+    AR_TRY(ari_bench_tensor(on, &o->values, 3, (const size_t[]){row->batch, rows, row->k},
+                            rows * row->k + (left ? 1 : 2)));
+    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, row->batch * rows * sizeof(int32_t)));
+    return ops->packed_create(on->d, on->q, &o->packed, row->batch, rows, row->k, ari_exact_form(left, false));
+}
+
+/* The same numbers, rounded to bf16. */
+static ar_status narrow_create(const ari_bench_device *on, operand *o, const operand *of, bool left)
+{
+    const ar_device_ops *ops = on->d->ops;
+    const size_t *shape = of->values.shape;
+    ar_tensor values = of->values;
+    values.dtype = AR_BF16;
+    values.data.ptr = NULL;
+    AR_TRY(ops->alloc(on->d, on->q, &values.data, ar_tensor_count(&values) * sizeof(uint16_t)));
+    o->values = values;
+    AR_TRY(ops->copy_strided(on->d, on->q, &o->values, &of->values));
+    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, shape[0] * shape[1] * sizeof(int32_t)));
+    return ops->packed_create(on->d, on->q, &o->packed, shape[0], shape[1], shape[2], ari_exact_form(left, true));
 }
 
 static void operand_destroy(ar_device *d, operand *o)
@@ -77,21 +96,27 @@ static void operand_destroy(ar_device *d, operand *o)
 static ar_status quantise(gemm_bench *b, operand *o, int sign)
 {
     ar_device *d = b->on.d;
-    AR_TRY(d->ops->row_exponents(d, b->on.q, o->exponents, &o->values, ar_const(b->c), sign, false, false));
+    const bool narrow = o->values.dtype == AR_BF16;
+    AR_TRY(d->ops->row_exponents(d, b->on.q, o->exponents, &o->values, ar_const(b->c), sign, false, narrow));
     return d->ops->pack(d, b->on.q, o->packed, 0, 0, &o->values, ar_const(b->c), sign, ar_const(o->exponents));
 }
 
-static ar_status prepare_weight(gemm_bench *b)
+static ar_status prepare_weight(gemm_bench *b, operand *w)
 {
-    AR_TRY(b->on.d->ops->col_exponents(b->on.d, b->on.q, b->c, &b->w.values, false));
-    return quantise(b, &b->w, -1);
+    AR_TRY(b->on.d->ops->col_exponents(b->on.d, b->on.q, b->c, &w->values, false));
+    return quantise(b, w, -1);
+}
+
+static ar_status run_product(gemm_bench *b, operand *x, const operand *w)
+{
+    AR_TRY(quantise(b, x, 1));
+    return b->on.d->ops->gemm_round(b->on.d, b->on.q, &b->y, x->packed, w->packed, ar_const(x->exponents),
+                                    ar_const(w->exponents), (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL);
 }
 
 static ar_status run_prepared(gemm_bench *b)
 {
-    AR_TRY(quantise(b, &b->x, 1));
-    return b->on.d->ops->gemm_round(b->on.d, b->on.q, &b->y, b->x.packed, b->w.packed, ar_const(b->x.exponents),
-                                    ar_const(b->w.exponents), (ar_cbuf){NULL}, AR_ACT_NONE, NULL, NULL);
+    return run_product(b, &b->x, &b->w);
 }
 
 static ar_status sgemm(gemm_bench *b, const ari_bench_device *on)
@@ -99,7 +124,7 @@ static ar_status sgemm(gemm_bench *b, const ari_bench_device *on)
     return on->d->ops->gemm_f32(on->d, on->q, &b->y, &b->x.values, &b->w.values, false, AR_PRECISION_F32);
 }
 
-enum { NATIVE, EXACT, PREPARED, PEDANTIC, GEMMS };
+enum { NATIVE, NARROW, EXACT, PREPARED, PEDANTIC, GEMMS };
 
 static ar_status time_gemms(void *user, double times[GEMMS])
 {
@@ -109,14 +134,17 @@ static ar_status time_gemms(void *user, double times[GEMMS])
     AR_TRY(ari_bench_clock(on, &at[0]));
     AR_TRY(sgemm(b, on));
     AR_TRY(ari_bench_clock(on, &at[1]));
-    AR_TRY(prepare_weight(b));
-    AR_TRY(run_prepared(b));
+    AR_TRY(prepare_weight(b, &b->w16));
+    AR_TRY(run_product(b, &b->x16, &b->w16));
     AR_TRY(ari_bench_clock(on, &at[2]));
+    AR_TRY(prepare_weight(b, &b->w)); /* last, for it leaves c for the prepared products */
     AR_TRY(run_prepared(b));
     AR_TRY(ari_bench_clock(on, &at[3]));
+    AR_TRY(run_prepared(b));
+    AR_TRY(ari_bench_clock(on, &at[4]));
     if (b->pedantic.d) {
         AR_TRY(sgemm(b, &b->pedantic));
-        AR_TRY(ari_bench_clock(&b->pedantic, &at[4]));
+        AR_TRY(ari_bench_clock(&b->pedantic, &at[5]));
     }
     for (int i = 0; i < GEMMS; i++)
         times[i] = i < PEDANTIC || b->pedantic.d ? at[i + 1] - at[i] : (double)NAN;
@@ -185,8 +213,10 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     AR_TRY(ari_bench_device_create(&b.on, &session->device, session->threads));
     ar_device *d = b.on.d;
     AR_TRY_TO(done, st, create_pedantic(&b.pedantic, &session->device, session->threads));
-    AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row->batch, row->m, row->k, true));
-    AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row->batch, row->n, row->k, false));
+    AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row, true));
+    AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row, false));
+    AR_TRY_TO(done, st, narrow_create(&b.on, &b.x16, &b.x, true));
+    AR_TRY_TO(done, st, narrow_create(&b.on, &b.w16, &b.w, false));
     AR_TRY_TO(done, st, ari_bench_tensor(&b.on, &b.y, 3, (const size_t[]){row->batch, row->m, row->n}, 3));
     AR_TRY_TO(done, st, d->ops->alloc(d, b.on.q, &b.c, row->batch * row->k * sizeof(int32_t)));
     AR_TRY_TO(done, st, ari_bench_repeat(&s, GEMMS, session->repetitions, 1, time_gemms, &b));
@@ -196,6 +226,7 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     row->exact_over_native = ratio.median;
     row->exact_over_native_prepared = ari_bench_ratio_of(&s, PREPARED, NATIVE).median;
     row->spread = ratio.spread;
+    row->bf16_over_native = ari_bench_ratio_of(&s, NARROW, NATIVE).median;
     row->pedantic_over_native = ari_bench_ratio_of(&s, PEDANTIC, NATIVE).median;
     AR_TRY_TO(done, st, hash_product(&b, row->bits));
     st = split_prepared(&b, row);
@@ -204,6 +235,8 @@ done:
     ari_bench_device_destroy(&b.pedantic);
     d->ops->free(d, b.on.q, b.c);
     d->ops->free(d, b.on.q, b.y.data);
+    operand_destroy(d, &b.w16);
+    operand_destroy(d, &b.x16);
     operand_destroy(d, &b.w);
     operand_destroy(d, &b.x);
     ari_bench_device_destroy(&b.on);
@@ -220,6 +253,7 @@ static const ari_field gemm_fields[] = {
     ARI_FIELD("exact_over_native", "exact/native", RATIO, exact_over_native),
     ARI_FIELD("exact_over_native_prepared", "weights prepared", RATIO, exact_over_native_prepared),
     ARI_FIELD("spread", "spread", SHARE, spread),
+    ARI_FIELD("bf16_over_native", "in bf16", RATIO, bf16_over_native),
     ARI_FIELD("pedantic_over_native", "pedantic", RATIO, pedantic_over_native),
     ARI_FIELD("pack_seconds", "pack", MILLISECONDS, pack_seconds),
     ARI_FIELD("products_seconds", "products", MILLISECONDS, products_seconds),
@@ -255,10 +289,9 @@ ar_status ari_bench_gemm(ari_bench_session *s)
     return ari_bench_end(
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
-        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the "
-        "repetitions'\nexact/native, (largest - smallest)/median. 'pedantic': sgemm in cuBLAS's pedantic mode over "
-        "sgemm. "
-        "'pack',\n'products', 'sums': the parts of one prepared product.\n",
+        "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the repetitions'\n"
+        "exact/native, (largest - smallest)/median. 'in bf16': exact/native, of bf16 numbers. 'pedantic': sgemm in\n"
+        "cuBLAS's pedantic mode over sgemm. 'pack', 'products', 'sums': the parts of one prepared product.\n",
         s->threads, ARI_PLURAL(s->threads));
 }
 

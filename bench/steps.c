@@ -157,7 +157,7 @@ static ar_status time_step(ari_bench_side sides[2], const step_options *o)
     AR_TRY(ar_parallel_check(&o->run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
     AR_TRY(ari_bench_device_create(&on, &o->run.device, o->run.threads));
     AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &on, o->config, o->run.batch, o->run.seq, true));
-    st = ari_bench_sides(sides, ari_gemm_list_operations(&b.list), o->repetitions, 1, repetition, &b);
+    st = ari_bench_sides(sides, 2, ari_gemm_list_operations(&b.list), o->repetitions, 1, repetition, &b);
 done:
     ari_gemm_list_destroy(&b.list);
     ari_bench_device_destroy(&on);
