@@ -15,86 +15,95 @@ enum { BATCH = 4, SEQ = 24 };
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-/* Requirements of a fault to matter in one forward and backward pass: X(name, true if the run meets it, message if
- * not). The first missing one is reported. grads has no update, no second step, no dropout and no module. */
-#define NEEDS_TABLE(X)                                                                                             \
-    X(UPDATE, false,                                                                                               \
-      "acts after the backward pass, in clipping or in the update, and grads ends before: a check shows it")       \
-    X(STEPS, false, "acts from the second step on, and grads makes one: a check shows it")                         \
-    X(DROPOUT, false, "is a mistake of dropout, and grads has none: a check shows it")                             \
-    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                        \
-    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")             \
-    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                  \
-    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")              \
-    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV) && !ari_family_of(c->arch)->by_head,                  \
-      "is a mistake of a fused q|k|v, block after block, which this model has not")                                \
-    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                           \
-    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")           \
-    X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                 \
-    X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                              \
-    X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                         \
-    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                              \
-    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                       \
-      "is a mistake of experts' weights that are normalised, which this model has not")                            \
-    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                  \
-      "is a mistake of experts' weights that are not normalised, which this model has not")                        \
-    X(SOFTMAX, c->experts.n > 0 && c->experts.scores.groups == 0,                                                  \
-      "is a mistake of routers of a softmax, and this model's scores are sigmoids, or it has no router")           \
-    X(SCORES, c->experts.scores.groups > 0,                                                                        \
-      "is a mistake of routers of sigmoids with a bias of the choice, which this model has not")                   \
-    X(SCALE, c->experts.scores.groups > 0 && c->experts.scores.scale != 1.0,                                       \
-      "is a mistake of the factor of experts' weights (routed_scaling_factor), which this model has not, or is 1") \
-    X(GROUPS, c->experts.scores.groups > 1 && c->experts.scores.kept < c->experts.scores.groups,                   \
-      "is a mistake of groups of experts of which some stay (n_group, topk_group), which this model has not")      \
-    X(BIAS_UPDATE, c->experts.scores.groups > 0 && r->loss.router.bias_update > 0.0,                               \
-      "is a mistake of the update of a router's bias: give a model of sigmoids and router-bias-update")            \
-    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                  \
-      "is a mistake of experts that are balanced: give balance")                                                   \
-    X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                         \
-      "is a mistake of a balance of each sequence: give balance sequence")                                         \
-    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                   \
-      "is a mistake of a router's z-loss: give router-z-loss")                                                     \
-    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                  \
-    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated,                                                   \
-      "is a mistake of a shared expert's gate, which this model has not")                                          \
-    X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                       \
-      "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")           \
-    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                  \
-    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                 \
-      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                             \
-    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                              \
-    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                     \
-    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                         \
-    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                           \
-    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                                \
-    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                    \
-      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")               \
-    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                        \
-    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                              \
-    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                   \
-    X(GATHERS, ring || sp,                                                                                         \
-      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                 \
-    X(CHUNKS, sp && p->overlap > 1,                                                                                \
-      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")               \
-    X(NO_PP, p->pp <= 1, "acts between micro-batches that a rank has one after the other: give no pp")             \
-    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                  \
-    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                   \
-      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                            \
-    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                  \
-      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                            \
-    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2")  \
-    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")    \
-    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                  \
-      "acts between copies of shards: give replicas (dp-replicate) and zero")                                      \
-    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                   \
-    X(FORWARD_FIRST, micro && p->forward_first,                                                                    \
-      "needs one micro-batch's forward pass before another's backward "                                            \
-      "pass: give at least 2 micro-batches and forward-first")                                                     \
-    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                           \
-      "is a mistake of recomputation: give recompute selective or full")                                           \
-    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                      \
-      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                         \
-    X(BUCKETS, dp || cp || sp,                                                                                     \
+/* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one is
+ * reported. */
+#define NEEDS_TABLE(X)                                                                                              \
+    X(UPDATE, r->steps > 0,                                                                                         \
+      "acts after the backward pass, in clipping or in the update: give a check steps of at least 1")               \
+    X(STEPS, r->steps > 1, "acts from the second step on: give a check steps of at least 2")                        \
+    X(DROPOUT, r->dropout > 0.0, "is a mistake of dropout: give a check dropout")                                   \
+    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                         \
+    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")              \
+    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                   \
+    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")               \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV) && !ari_family_of(c->arch)->by_head,                   \
+      "is a mistake of a fused q|k|v, block after block, which this model has not")                                 \
+    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                            \
+    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")            \
+    X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                  \
+    X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                               \
+    X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                          \
+    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                               \
+    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                        \
+      "is a mistake of experts' weights that are normalised, which this model has not")                             \
+    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                   \
+      "is a mistake of experts' weights that are not normalised, which this model has not")                         \
+    X(SOFTMAX, c->experts.n > 0 && c->experts.scores.groups == 0,                                                   \
+      "is a mistake of routers of a softmax, and this model's scores are sigmoids, or it has no router")            \
+    X(SCORES, c->experts.scores.groups > 0,                                                                         \
+      "is a mistake of routers of sigmoids with a bias of the choice, which this model has not")                    \
+    X(SCALE, c->experts.scores.groups > 0 && c->experts.scores.scale != 1.0,                                        \
+      "is a mistake of the factor of experts' weights (routed_scaling_factor), which this model has not, or is 1")  \
+    X(GROUPS, c->experts.scores.groups > 1 && c->experts.scores.kept < c->experts.scores.groups,                    \
+      "is a mistake of groups of experts of which some stay (n_group, topk_group), which this model has not")       \
+    X(BIAS_UPDATE, c->experts.scores.groups > 0 && r->loss.router.bias_update > 0.0,                                \
+      "is a mistake of the update of a router's bias: give a model of sigmoids and router-bias-update")             \
+    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                   \
+      "is a mistake of experts that are balanced: give balance")                                                    \
+    X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                          \
+      "is a mistake of a balance of each sequence: give balance sequence")                                          \
+    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                    \
+      "is a mistake of a router's z-loss: give router-z-loss")                                                      \
+    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                   \
+    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated,                                                    \
+      "is a mistake of a shared expert's gate, which this model has not")                                           \
+    X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                        \
+      "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")            \
+    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                   \
+    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                  \
+      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                              \
+    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                               \
+    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                      \
+    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                          \
+    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                            \
+    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                                 \
+    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                     \
+      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")                \
+    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                         \
+    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                               \
+    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                    \
+    X(GATHERS, ring || sp,                                                                                          \
+      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                  \
+    X(CHUNKS, sp && p->overlap > 1,                                                                                 \
+      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")                \
+    X(NO_PP, p->pp <= 1, "acts between micro-batches that a rank has one after the other: give no pp")              \
+    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                   \
+    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                    \
+      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                             \
+    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                   \
+      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                             \
+    X(ADAM, kind == AR_OPTIMIZER_ADAM || kind == AR_OPTIMIZER_ADAMW,                                                \
+      "is a mistake of Adam: give optimizer adam or adamw")                                                         \
+    X(MUON, kind == AR_OPTIMIZER_MUON, "is a mistake of Muon: give optimizer muon")                                 \
+    X(DECAY, r->optimizer.weight_decay > 0.0, "is a mistake of weight decay: give weight-decay")                    \
+    X(SAMPLES,                                                                                                      \
+      r->batch == 0 || r->batch > (size_t)ari_extent(p, ARI_CUTS_SAMPLES) * (micro ? (size_t)p->micro_batches : 1), \
+      "acts where a micro-batch has several samples on a rank: give a larger batch")                                \
+    X(ZERO, (dp || cp) && p->zero > 0,                                                                              \
+      "acts where the optimizer's states are shared out: give dp of at least 2 and zero")                           \
+    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2")   \
+    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")     \
+    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                   \
+      "acts between copies of shards: give replicas (dp-replicate) and zero")                                       \
+    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                    \
+    X(FORWARD_FIRST, micro && p->forward_first,                                                                     \
+      "needs one micro-batch's forward pass before another's backward "                                             \
+      "pass: give at least 2 micro-batches and forward-first")                                                      \
+    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                            \
+      "is a mistake of recomputation: give recompute selective or full")                                            \
+    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                       \
+      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                          \
+    X(BUCKETS, dp || cp || sp,                                                                                      \
       "acts where ranks sum gradients in buckets: give dp of at least 2, or tp of at least 2 and sp")
 enum {
 #define NUMBER(name, holds, text) NEEDS_##name,
@@ -155,7 +164,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8), .needs = NEEDS(TP)}, /* a shard begins with the space */
     {AR_FAULT_loss_parallel_no_max, LLAMA, .needs = NEEDS(TP)},
     {AR_FAULT_embedding_edge_twice, LLAMA, TP(8), .needs = NEEDS(TP)},
-    {AR_FAULT_weight_grad_leading_dims, LLAMA},
+    {AR_FAULT_weight_grad_leading_dims, LLAMA, .needs = NEEDS(SAMPLES)},
     {AR_FAULT_bias_grad_wrong_axis, GPT2, .needs = NEEDS(BIAS)},
     {AR_FAULT_norm_backward_missing, GPT2},
     {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2), .needs = NEEDS(SP)},
@@ -163,8 +172,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_sp_position_grad_local, GPT2, SP(2), .needs = NEEDS(SP) | NEEDS(POSITIONS)},
     {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = NEEDS(KV_COPIES)}, /* two KV heads */
     {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = NEEDS(KV_COPIES)},
-    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = NEEDS(DROPOUT)},
-    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = NEEDS(DROPOUT)},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = NEEDS(DROPOUT) | NEEDS(TP)},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = NEEDS(DROPOUT) | NEEDS(TP)},
     {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = NEEDS(DP)},
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = NEEDS(DP)},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = NEEDS(DP)},
@@ -174,10 +183,10 @@ static const ari_fault_case cases[] = {
      .needs = NEEDS(FORWARD_FIRST)},
     {AR_FAULT_embedding_tied_once, GPT2, .needs = NEEDS(TIED)},
     {AR_FAULT_tied_weight_untied, GPT2, .needs = NEEDS(TIED)},
-    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = NEEDS(UPDATE) | NEEDS(TP)},
     {AR_FAULT_gradnorm_local_clip, GPT2, .needs = NEEDS(UPDATE)},
     {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP) | NEEDS(TP)},
-    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP)},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = NEEDS(DP) | NEEDS(TP)},
     {AR_FAULT_positions_local, GPT2, SP(2), .needs = NEEDS(SP) | NEEDS(POSITIONS)},
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
      .needs = NEEDS(TP)}, /* 256 ids; the gradients' norm is no number */
@@ -194,7 +203,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_bucket_first_ready, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
     {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
     {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
-    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2, .needs = NEEDS(STEPS)},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2, .needs = NEEDS(STEPS) | NEEDS(BUCKETS)},
     {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
     {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
     {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = NEEDS(BUCKETS)},
@@ -205,20 +214,21 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
      .needs = NEEDS(MODULE)},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = NEEDS(DP) | NEEDS(FRESH)},
-    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS(UPDATE)},
-    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = NEEDS(UPDATE) | NEEDS(ZERO)},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1},
+     .needs = NEEDS(UPDATE) | NEEDS(ZERO)},
     {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = NEEDS(MICRO)},
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = NEEDS(MICRO)},
     {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = NEEDS(STEPS)},
-    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = NEEDS(UPDATE)},
+    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = NEEDS(UPDATE) | NEEDS(TP)},
     {AR_FAULT_gradnorm_copy_as_shard, GPT2, TP(4), .needs = NEEDS(UPDATE) | NEEDS(TP)},
     {AR_FAULT_gradnorm_mean_of_ranks, LLAMA, .needs = NEEDS(UPDATE) | NEEDS(TP)},
-    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
-    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS(UPDATE)},
-    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS(UPDATE)},
-    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
-    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP)},
-    {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED)},
+    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = NEEDS(UPDATE) | NEEDS(ADAM)},
+    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = NEEDS(UPDATE) | NEEDS(ADAM)},
+    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = NEEDS(UPDATE) | NEEDS(DECAY)},
+    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
+    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
+    {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(MUON)},
     {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
@@ -257,7 +267,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_zero_stale_weights, LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = NEEDS(STEPS) | NEEDS(ZERO_3)},
     {AR_FAULT_zero_backward_not_gathered, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS(ZERO_3)},
     {AR_FAULT_zero_gather_order, LLAMA, SHARED_OUT(2, 3, 1), .needs = NEEDS(ZERO_3)},
-    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS(UPDATE)},
+    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = NEEDS(UPDATE) | NEEDS(ZERO)},
     {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
      .needs = NEEDS(COPIES)},
     {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = NEEDS(NORMALISED)},
@@ -388,21 +398,27 @@ static uint64_t has(const ar_run *r, ar_mlp_order order, const ar_config *c, boo
     const ar_parallel *p = &r->parallel;
     const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), micro = p->micro_batches > 1;
     const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, row_bias = c->out_bias || c->mlp_bias;
+    const ar_optimizer_kind kind = r->optimizer.kind;
 #define HELD(name, holds, text) (uint64_t)((holds) ? 1 : 0) << NEEDS_##name |
     return NEEDS_TABLE(HELD) 0;
 #undef HELD
 }
 
-static ar_status refuse(const ar_run *r, uint64_t missing)
+/* Of the first of these needs; NULL where there is none. */
+static const char *reason_of(uint64_t missing)
 {
 #define TEXT(name, holds, text) text,
     static const char *const reasons[] = {NEEDS_TABLE(TEXT)};
 #undef TEXT
-    for (size_t i = 0; i < NEEDS_COUNT; i++) {
-        if (missing >> i & 1)
-            return ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), reasons[i]);
-    }
-    return AR_OK;
+    size_t i = 0;
+    while (i < NEEDS_COUNT && !(missing >> i & 1))
+        i++;
+    return i < NEEDS_COUNT ? reasons[i] : NULL;
+}
+
+static ar_status refuse(ar_fault fault, const char *reason)
+{
+    return reason ? ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(fault), reason) : AR_OK;
 }
 
 static uint64_t needs_of(ar_fault fault)
@@ -410,14 +426,19 @@ static uint64_t needs_of(ar_fault fault)
     return fault == AR_FAULT_NONE ? 0 : ari_fault_case_of(fault).needs;
 }
 
+const char *ari_fault_idle(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
+{
+    return reason_of(needs_of(r->fault) & ~has(r, order, c, fresh, documents));
+}
+
 ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
 {
-    return refuse(r, needs_of(r->fault) & ~has(r, order, c, fresh, documents));
+    return refuse(r->fault, ari_fault_idle(r, order, c, fresh, documents));
 }
 
 ar_status ari_fault_model_check(const ar_run *r, const ar_config *c)
 {
-    return refuse(r, needs_of(r->fault) & OF_MODEL & ~has(r, AR_MLP_COLUMN_ROW, c, true, true));
+    return refuse(r->fault, reason_of(needs_of(r->fault) & OF_MODEL & ~has(r, AR_MLP_COLUMN_ROW, c, true, true)));
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */

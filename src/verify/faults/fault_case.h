@@ -32,9 +32,11 @@ static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, i
     run.seed = seed;
     return run;
 }
-/** Refuses a fault of a run that could not matter in one forward and backward of it, and says what would show it. What
- *  depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh: the weights
- *  are made here; documents: rows hold several. Errors: AR_ERR_ARG. */
+/** Why the run's fault cannot matter in it, and what would show it: "acts in a pipeline: give pp of at least 2". NULL:
+ *  it can. What depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh:
+ *  the weights are made here; documents: rows hold several. Static storage. */
+const char *ari_fault_idle(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents);
+/** Refuses such a fault. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
                                             bool documents);
 /** Refuses a fault that no layout of this model can have. Errors: AR_ERR_ARG. */
