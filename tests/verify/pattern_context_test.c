@@ -113,7 +113,7 @@ static float zigzagged(const world *w, int r, size_t i, float x)
 #define SCORES PROBS, 'f', SHARDED(2, 2, 2, 2, 16, 16)
 #define OF_SCORES OF(within_documents), AMONG(PROBS ":fwd"), KNOWN(PACKED_ROWS, RANKS(1, 2, 1))
 #define TOKENS MLP, 'f', WHOLE(1, 2, 24, 8), zigzagged, AMONG(MLP ":fwd")
-#define EACH_BY_ITS_OWN HINT("each of the 4 context-parallel ranks divided by its own number of target tokens")
+#define EACH_BY_ITS_OWN HINT("each divided by its own number of target tokens (as 16 : 16 : 16 : 15)")
 #define OWN_COUNT CAUSE("sum_of_local_means")
 
 static const trace traces[] = {

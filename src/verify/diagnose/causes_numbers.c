@@ -156,18 +156,18 @@ static const ari_cause rows[] = {
      "statistic of the row (mean square, variance, maximum, denominator) taken over one rank's part in place of all of "
      "it"},
     {"mean_of_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(AVERAGE), 0, "",
-     "mean of means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} to "
-     "{high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
-     "tokens, and the results were averaged; all must divide by T, the count of the global batch" LOOK
+     "mean of means: what belongs to each of {parts} {of} is the reference times its own factor, from {low} to {high}, "
+     "and the sum of 1/factor is {inverse}: each divided by its own number of target tokens{targets}, and the results "
+     "were averaged; all must divide by T, the count of the global batch" LOOK
      "divide by the global number of target tokens; Megatron: `calculate_per_token_loss`"},
     {"sum_of_local_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, IF(SAME), 0, "",
      "sum of local means: all is the reference times {low}, and the sum of 1/factor is {inverse}: each of the {parts} "
      "{of} divided by its own number of target tokens, and the results were added; all must divide by T, the count of "
      "the global batch"},
     {"sum_of_local_means", K(MEANS), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
-     "sum of local means: what belongs to each of {parts} {of} is the reference times a factor of its own, from {low} "
-     "to {high}, and the sum of 1/factor is {inverse}: each of the {parts} {of} divided by its own number of target "
-     "tokens, and the results were added; all must divide by T, the count of the global batch"},
+     "sum of local means: what belongs to each of {parts} {of} is the reference times its own factor, from {low} to "
+     "{high}, and the sum of 1/factor is {inverse}: each divided by its own number of target tokens{targets}, and the "
+     "results were added; all must divide by T, the count of the global batch"},
     SECTION("The loss and the norm of the gradients"),
     {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION) | IF(LOG), 0, "",
      "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "

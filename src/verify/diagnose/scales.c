@@ -320,10 +320,12 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
 
 /* If part k of the tokens was divided by its own count T_k instead of T, its values are the reference times f_k =
  * T/T_k, or T/(P T_k) if the P parts were averaged after that. Then the sum of 1/f_k is 1, or P. */
+enum { PARTS_SAID = 8 };
 typedef struct parts {
     int n;
     double inverse, low, high; /* sum of 1/f, smallest and largest f */
     double unsure;             /* what noise leaves unknown of an f, relative to it */
+    double each[PARTS_SAID];   /* the first 1/f */
 } parts;
 
 /* In more noise than this, counts cannot be distinguished. */
@@ -332,6 +334,8 @@ static const double most_unsure = 5e-3;
 static void add_part(parts *p, double factor)
 {
     p->inverse += 1.0 / factor;
+    if (p->n < PARTS_SAID)
+        p->each[p->n] = 1.0 / factor;
     p->low = p->n == 0 ? factor : fmin(factor, p->low);
     p->high = p->n == 0 ? factor : fmax(factor, p->high);
     p->n++;
@@ -453,6 +457,24 @@ static bool loss_is_right(const ari_case *c)
     return false;
 }
 
+/* The parts' numbers of targets, as small as their ratios are whole: " (as 5 : 4)". */
+static void say_targets(ari_trace *t, const parts *p)
+{
+    const double unsure = fmax(p->unsure, 2.0 * ARI_SUMS);
+    ari_text to = ari_list(t, "targets");
+    for (double all = p->n; p->n <= PARTS_SAID && all * unsure < 0.02; all++) {
+        double off = 0.0;
+        for (int i = 0; i < p->n; i++)
+            off = fmax(off, fabs(remainder(all * p->each[i] / p->inverse, 1.0)));
+        if (off > unsure * all)
+            continue;
+        for (int i = 0; i < p->n; i++)
+            ari_say(&to, "%s%.0f", i > 0 ? " : " : " (as ", all * p->each[i] / p->inverse);
+        ari_say(&to, ")");
+        return;
+    }
+}
+
 /* True if the parts' factors are those of means; gives the number of parts that an average would be over. */
 static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expected, ari_properties flags)
 {
@@ -467,6 +489,7 @@ static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expec
     ari_number(t, "low", p->low);
     ari_number(t, "high", p->high);
     ari_number(t, "inverse", p->inverse);
+    say_targets(t, p);
     ari_words(t, "of", "%s",
               flags & ARI_IF(OF_DP)                         ? "data-parallel ranks"
               : flags & ARI_IF(OF_CP)                       ? "context-parallel ranks"
