@@ -63,7 +63,7 @@ CLAIM(gpt_oss_has_sinks_biases_and_its_own_activation)
     static const refused_config cases[] = {{MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
                                            {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
                                            {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
-                                           {MODEL("gpt_oss"), "'norm_topk_prob':false", "a softmax over"},
+                                           {MODEL("gpt_oss"), "'norm_topk_prob':false", "always divides a token"},
                                            {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
@@ -148,7 +148,7 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
     cr_expect(c.qkv_bias && !c.out_bias && !c.mlp_bias &&
               !config_read(MODEL("glm4"), "'attention_bias':false").qkv_bias);
     static const refused_config cases[] = {
-        {MODEL("glm4"), "'mlp_bias':true", "GLM's MLP has no biases"},
+        {MODEL("glm4"), "'mlp_bias':true", "GLM-4's MLP has no biases"},
         {MODEL("granite"), "'residual_multiplier':0", "'residual_multiplier' is 0"},
         {MODEL("granite"), "'logits_scaling':-1", "'logits_scaling' is -1"},
         {MODEL("llama"), "'residual_multiplier':0.5", "'residual_multiplier'"},

@@ -170,7 +170,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         c->causal = true;
         AR_TRY(ari_config_refuse(at, &models[i]));
         AR_TRY(check_classes(at, &models[i]));
-        AR_TRY(models[i].read(c, at));
+        AR_TRY(models[i].form ? ari_config_llama_form(c, at, models[i].form) : models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
         AR_TRY(ari_config_dropout(c, at));
         return check_config(c, at);

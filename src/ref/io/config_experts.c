@@ -2,6 +2,7 @@
 /* Experts, as transformers has them (modeling_mixtral.py, modeling_qwen2_moe.py, modeling_olmoe.py,
  * modeling_glm4_moe.py): how many, how wide, and which layers have them. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
@@ -66,14 +67,17 @@ static ar_status read_dense_layers(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
+ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model)
 {
+    const ari_experts_form *form = model->experts;
+    char why[80];
     ar_experts *e = &c->experts;
     *e = (ar_experts){.n = form->n,
                       .per_token = form->per_token,
                       .ffn = form->one_width ? c->ffn : form->ffn,
                       .shared = form->shared,
                       .normalised = form->normalised,
+                      .bias = form->bias,
                       .w123 = form->w123};
     AR_TRY(read_number(at, &e->n));
     AR_TRY(ari_json_size_or(at, "num_experts_per_tok", 1, MOST_EXPERTS, &e->per_token));
@@ -82,8 +86,9 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_expe
     if (e->n > 0 && e->per_token > e->n)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_experts_per_tok' is %zu, expected at most the %zu experts",
                             ARI_SHOW(at->name), e->per_token, e->n);
-    if (!form->normalised)
-        AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
+    snprintf(why, sizeof why, "%s always divides a token's weights by their sum", model->called);
+    AR_TRY(form->normalised ? ari_config_expect_bias(at, "norm_topk_prob", true, why)
+                            : ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
     AR_TRY(read_balance(e, at, form->balance_weight));
     if (form->shared > 0)
         AR_TRY(ari_config_dim_or(at, "shared_expert_intermediate_size", &e->shared));
@@ -150,8 +155,9 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_exp
     return AR_OK;
 }
 
-ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
+ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model)
 {
+    const ari_experts_form *form = model->experts;
     ar_experts *e = &c->experts;
     size_t shared = form->shared, dense = form->dense;
     *e = (ar_experts){

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
+#include <stdio.h>
 
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
@@ -57,9 +58,77 @@ static ar_status read_mtp(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
+ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool has, const char *model)
+{
+    bool said = has;
+    AR_TRY(ari_json_bool_or(at, key, &said));
+    if (said != has)
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %s, but %s; expected %s or no such key", ARI_SHOW(at->name),
+                            key, said ? "true" : "false", model, has ? "true" : "false");
+    return AR_OK;
+}
+
+/* The biases that have Llama's keys. */
+static ar_status read_biases(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+{
+    char why[64];
+    bool attention = false;
+    snprintf(why, sizeof why, "%s has no biases", form->called);
+    if (form->biases == ARI_BIASES_NONE)
+        AR_TRY(ari_config_expect_bias(at, "attention_bias", false, why));
+    else if (form->biases <= ARI_BIASES_BOTH)
+        AR_TRY(ari_json_bool_or(at, "attention_bias", &attention));
+    c->qkv_bias = c->out_bias = attention;
+    if (form->biases == ARI_BIASES_OWN)
+        return AR_OK;
+    snprintf(why, sizeof why, "%s's MLP has no biases", form->called);
+    return form->biases == ARI_BIASES_BOTH ? ari_json_bool_or(at, "mlp_bias", &c->mlp_bias)
+                                           : ari_config_expect_bias(at, "mlp_bias", false, why);
+}
+
+/* Which keys the layers see, where a rule of several models says it. */
+static ar_status read_window(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+{
+    switch (form->window) {
+    case ARI_WINDOW_EVERYWHERE:
+        return ari_config_window_everywhere(c, at, form->window_number, form->called);
+    case ARI_WINDOW_PATTERN:
+        return ari_config_window_pattern(c, at, form->window_number);
+    case ARI_WINDOW_QWEN2:
+        return ari_config_window_qwen2(c, at, form->experts != NULL);
+    case ARI_WINDOW_NONE:
+    case ARI_WINDOW_OWN:
+        break;
+    }
+    return AR_OK;
+}
+
+/* Notes what no model of the form has. Those with keys of their own know none of the others' norms and biases. */
+static void note_keys(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+{
+    enum { SHARED = 18, ALL = 33 };
+    const char *keys[ALL + ARI_OWN_KEYS] = {
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "head_dim", "num_nextn_predict_layers",
+        "mtp_loss_scaling_factor", "hidden_act", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
+        "original_max_position_embeddings", "sliding_window", "layer_types",
+        /* of those that have Llama's norms and biases */
+        "rms_norm_eps", "attention_bias", "mlp_bias", "use_sliding_window",
+        "_sliding_window_pattern" /* where layer_types says it already */,
+        /* of Qwen's models, and of those with experts */
+        "max_window_layers", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias"};
+    size_t n = form->own[0] ? SHARED : form->experts ? ALL : form->window == ARI_WINDOW_QWEN2 ? ALL - 9 : ALL - 10;
+    for (size_t i = 0; i < ARI_OWN_KEYS && form->own[i]; i++)
+        keys[n++] = form->own[i];
+    ari_config_note_others(c, "", at->object, keys, n);
+}
+
 ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     c->arch = form->arch;
+    c->norm_place = form->norm_place;
+    c->qk_norm = form->qk_norm;
     c->norm = AR_NORM_RMS;
     c->gated = true;
     c->final_norm = true;
@@ -68,6 +137,8 @@ ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_l
     c->max_positions = form->positions;
     c->head_dim = form->head_dim;
     c->tied = form->tied;
+    if (form->window == ARI_WINDOW_NONE)
+        AR_TRY(ari_config_window_none(at));
     AR_TRY(ari_config_dim(at, "vocab_size", &c->vocab));
     AR_TRY(read_padding(c, at, form));
     AR_TRY(ari_config_dim(at, "hidden_size", &c->hidden));
@@ -84,140 +155,77 @@ ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_l
     AR_TRY(ari_json_real_or(at, "rms_norm_eps", &c->norm_eps));
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
     AR_TRY(read_mtp(c, at));
-    return form->two_ropes ? AR_OK : ari_config_rope(c, at, &form->rope);
-}
-
-void ari_config_note_llama(ar_config *c, const ari_json_at *at, ari_unknown_keys fewer)
-{
-    static const char *const keys[] = {
-        /* sizes */
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "head_dim", "num_nextn_predict_layers",
-        "mtp_loss_scaling_factor",
-        /* what is computed */
-        "hidden_act", "rms_norm_eps", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
-        "original_max_position_embeddings", "attention_bias", "mlp_bias", "sliding_window", "use_sliding_window",
-        "layer_types", "_sliding_window_pattern" /* where layer_types says it already */,
-        /* of Qwen's models, and of those with experts */
-        "max_window_layers", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
-        "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias"};
-    ari_config_note_others(c, "", at->object, keys, COUNT(keys) - (size_t)fewer);
-}
-
-static ar_status read_llama(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {.called = "Llama", .positions = 2048};
-    bool attention_bias = false;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_json_bool_or(at, "attention_bias", &attention_bias));
-    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
-    c->qkv_bias = c->out_bias = attention_bias;
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
+    if (!form->two_ropes)
+        AR_TRY(ari_config_rope(c, at, &form->rope));
+    AR_TRY(read_biases(c, at, form));
+    AR_TRY(read_window(c, at, form));
+    if (form->more)
+        AR_TRY(form->more(c, at));
+    if (form->experts)
+        AR_TRY((form->experts->scored ? ari_config_score_experts : ari_config_experts)(c, at, form));
+    note_keys(c, at, form);
     return AR_OK;
 }
 
-ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool has, const char *model)
-{
-    bool said = has;
-    AR_TRY(ari_json_bool_or(at, key, &said));
-    if (said != has)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %s, but %s; expected %s or no such key", ARI_SHOW(at->name),
-                            key, said ? "true" : "false", model, has ? "true" : "false");
-    return AR_OK;
-}
+/* --- models ------------------------------------------------------------------------------------------------------- */
+
+static const ari_llama_form llama = {.called = "Llama", .positions = 2048, .biases = ARI_BIASES_BOTH};
 
 static ar_status read_qwen2(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.called = "Qwen2", .kv_heads = 32, .positions = 32768};
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "attention_bias", true,
-                                  "Qwen2 always has biases of q, k and v, and none of the output"));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Qwen2's MLP has no biases"));
     c->qkv_bias = true;
-    AR_TRY(ari_config_window_qwen2(c, at, false));
-    ari_config_note_llama(c, at, KNOWS_WINDOW_LAYERS);
-    return AR_OK;
+    return ari_config_expect_bias(at, "attention_bias", true,
+                                  "Qwen2 always has biases of q, k and v, and none of the output");
 }
 
-static ar_status read_mistral(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {.called = "Mistral", .kv_heads = 8, .positions = 131072};
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Mistral has no biases"));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Mistral has no biases"));
-    AR_TRY(ari_config_window_everywhere(c, at, 4096, "Mistral"));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
-}
+static const ari_llama_form qwen2 = {.called = "Qwen2",
+                                     .kv_heads = 32,
+                                     .positions = 32768,
+                                     .biases = ARI_BIASES_OWN_ATTENTION,
+                                     .window = ARI_WINDOW_QWEN2,
+                                     .more = read_qwen2};
 
-static ar_status read_phi3(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {.called = "Phi-3",
-                                        .positions = 4096,
-                                        .pads = true,
-                                        .pad_id = 32000,
-                                        .rope = {.partial = true, .phi3 = true, .original = 4096}};
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    c->arch = AR_ARCH_PHI3;
-    if (ari_json_get(at, "rms_norm_eps") == NULL)
-        c->norm_eps = 1e-5;
-    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Phi-3 has no biases"));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Phi-3 has no biases"));
-    AR_TRY(ari_config_window_everywhere(c, at, 0, "Phi-3"));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
-}
+static const ari_llama_form mistral = {.called = "Mistral",
+                                       .kv_heads = 8,
+                                       .positions = 131072,
+                                       .biases = ARI_BIASES_NONE,
+                                       .window = ARI_WINDOW_EVERYWHERE,
+                                       .window_number = 4096};
 
-/* --- other norms, factors and caps: Qwen3, OLMo2, Gemma ----------------------------------------------------------- */
+static const ari_llama_form phi3 = {.arch = AR_ARCH_PHI3,
+                                    .called = "Phi-3",
+                                    .positions = 4096,
+                                    .pads = true,
+                                    .pad_id = 32000,
+                                    .norm_eps = 1e-5,
+                                    .rope = {.partial = true, .phi3 = true, .original = 4096},
+                                    .biases = ARI_BIASES_NONE,
+                                    .window = ARI_WINDOW_EVERYWHERE};
 
-ar_status ari_config_attention_bias(ar_config *c, const ari_json_at *at)
-{
-    bool bias = false;
-    AR_TRY(ari_json_bool_or(at, "attention_bias", &bias));
-    c->qkv_bias = c->out_bias = bias;
-    return AR_OK;
-}
+static const ari_llama_form qwen3 = {.arch = AR_ARCH_QWEN3,
+                                     .called = "Qwen3",
+                                     .kv_heads = 32,
+                                     .positions = 32768,
+                                     .head_dim = 128,
+                                     .qk_norm = AR_QK_NORM_HEAD,
+                                     .window = ARI_WINDOW_QWEN2};
 
-static ar_status read_qwen3(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {
-        .arch = AR_ARCH_QWEN3, .called = "Qwen3", .kv_heads = 32, .positions = 32768, .head_dim = 128};
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Qwen3's MLP has no biases"));
-    AR_TRY(ari_config_attention_bias(c, at));
-    c->qk_norm = AR_QK_NORM_HEAD;
-    AR_TRY(ari_config_window_qwen2(c, at, false));
-    ari_config_note_llama(c, at, KNOWS_WINDOW_LAYERS);
-    return AR_OK;
-}
-
-static ar_status read_olmo2(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {
-        .arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5, .pads = true, .pad_id = 1};
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "OLMo2's MLP has no biases"));
-    AR_TRY(ari_config_attention_bias(c, at));
-    c->norm_place = AR_NORM_AFTER;
-    c->qk_norm = AR_QK_NORM_WIDTH;
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
-}
+static const ari_llama_form olmo2 = {.arch = AR_ARCH_OLMO2,
+                                     .called = "OLMo2",
+                                     .positions = 2048,
+                                     .norm_eps = 1e-5,
+                                     .pads = true,
+                                     .pad_id = 1,
+                                     .norm_place = AR_NORM_AFTER,
+                                     .qk_norm = AR_QK_NORM_WIDTH};
 
 /* --- Gemma -------------------------------------------------------------------------------------------------------- */
 
-/* The form of all Gemma models: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden
- * size. */
-static ar_status read_gemma_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+/* All Gemma models: norms that multiply by 1 + weight, rows of the embedding times the root of the hidden size. */
+static void set_gemma(ar_config *c)
 {
-    AR_TRY(ari_config_llama_form(c, at, form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Gemma's MLP has no biases"));
-    AR_TRY(ari_config_attention_bias(c, at));
     c->norm_plus_one = true;
     c->embed_scale = sqrt((double)c->hidden);
-    return AR_OK;
 }
 
 /* The activation has two keys, of which the class reads one: the other may repeat it. */
@@ -234,21 +242,19 @@ static ar_status check_activation(const ari_json_at *at, const ar_config *c, con
 /* In the first files "gelu" meant its tanh form. */
 static ar_status read_gemma(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.arch = AR_ARCH_LLAMA,
-                                        .called = "Gemma",
-                                        .kv_heads = 16,
-                                        .positions = 8192,
-                                        .head_dim = 256,
-                                        .tied = true,
-                                        .pads = true,
-                                        .activation_key = "hidden_act"};
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(read_gemma_form(c, at, &form));
+    set_gemma(c);
     c->activation = c->activation == AR_ACT_GELU_ERF ? AR_ACT_GELU_TANH : c->activation;
-    AR_TRY(check_activation(at, c, "hidden_act", "hidden_activation"));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return check_activation(at, c, "hidden_act", "hidden_activation");
 }
+
+static const ari_llama_form gemma = {.called = "Gemma",
+                                     .kv_heads = 16,
+                                     .positions = 8192,
+                                     .head_dim = 256,
+                                     .tied = true,
+                                     .pads = true,
+                                     .activation_key = "hidden_act",
+                                     .more = read_gemma};
 
 static ar_status read_cap(const ari_json_at *at, const char *key, double *cap)
 {
@@ -273,26 +279,27 @@ static ar_status read_query_scalar(ar_config *c, const ari_json_at *at)
 
 static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
-                                        .called = "Gemma 2",
-                                        .kv_heads = 4,
-                                        .positions = 8192,
-                                        .head_dim = 256,
-                                        .tied = true,
-                                        .pads = true,
-                                        .activation_key = "hidden_activation"};
-    AR_TRY(read_gemma_form(c, at, &form));
+    set_gemma(c);
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
-    c->norm_place = AR_NORM_AROUND;
     c->score_cap = 50.0;
     c->logit_cap = 30.0;
     AR_TRY(read_query_scalar(c, at));
     AR_TRY(read_cap(at, "attn_logit_softcapping", &c->score_cap));
-    AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
-    AR_TRY(ari_config_window_pattern(c, at, 2));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return read_cap(at, "final_logit_softcapping", &c->logit_cap);
 }
+
+static const ari_llama_form gemma2 = {.arch = AR_ARCH_OLMO2,
+                                      .called = "Gemma 2",
+                                      .kv_heads = 4,
+                                      .positions = 8192,
+                                      .head_dim = 256,
+                                      .tied = true,
+                                      .pads = true,
+                                      .activation_key = "hidden_activation",
+                                      .norm_place = AR_NORM_AROUND,
+                                      .window = ARI_WINDOW_PATTERN,
+                                      .window_number = 2,
+                                      .more = read_gemma2};
 
 /* One of the two rotations of rope_parameters. */
 static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const char *key, ar_rope *rope)
@@ -341,86 +348,90 @@ ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double globa
 /* transformers reads attn_logit_softcapping and does not compute it: it is refused. */
 static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
-                                        .called = "Gemma 3",
-                                        .kv_heads = 4,
-                                        .positions = 131072,
-                                        .head_dim = 256,
-                                        .tied = true,
-                                        .pads = true,
-                                        .two_ropes = true,
-                                        .activation_key = "hidden_activation"};
     size_t pattern = 6;
-    AR_TRY(read_gemma_form(c, at, &form));
+    set_gemma(c);
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
-    c->norm_place = AR_NORM_AROUND;
-    c->qk_norm = AR_QK_NORM_HEAD;
     AR_TRY(read_query_scalar(c, at));
     AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
     AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
-    AR_TRY(ari_config_two_ropes(c, at, 1000000.0, 10000.0));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return ari_config_two_ropes(c, at, 1000000.0, 10000.0);
 }
+
+static const ari_llama_form gemma3 = {.arch = AR_ARCH_OLMO2,
+                                      .called = "Gemma 3",
+                                      .kv_heads = 4,
+                                      .positions = 131072,
+                                      .head_dim = 256,
+                                      .tied = true,
+                                      .pads = true,
+                                      .two_ropes = true,
+                                      .activation_key = "hidden_activation",
+                                      .norm_place = AR_NORM_AROUND,
+                                      .qk_norm = AR_QK_NORM_HEAD,
+                                      .window = ARI_WINDOW_OWN,
+                                      .more = read_gemma3};
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
 
 const ari_model_reader *ari_model_readers(size_t *n)
 {
-    static const char gemma[] = "hidden_activation",
-                      gemma2[] = "hidden_activation query_pre_attn_scalar "
-                                 "attn_logit_softcapping final_logit_softcapping",
-                      experts[] = "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
-                      gpt_oss[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
-                      scores[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                                 "routed_scaling_factor scoring_func topk_method use_qk_norm "
-                                 "partial_rotary_factor",
-                      granite[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
-                      window[] = "sliding_window_pattern", cohere2[] = "logit_scale sliding_window_pattern",
-                      neox[] = "rotary_pct partial_rotary_factor use_parallel_residual",
-                      stablelm[] = "partial_rotary_factor use_parallel_residual",
-                      rotated[] = "no_rope_layers no_rope_layer_interval",
-                      latent[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                                 "routed_scaling_factor scoring_func topk_method num_experts "
-                                 "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
-                                 "rope_interleave",
-                      gemma3[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
-                                 "sliding_window_pattern rope_local_base_freq";
-    static const ari_model_reader readers[] = {{"llama", "llama", read_llama, ""},
-                                               {"qwen2", "qwen2", read_qwen2, ""},
-                                               {"mistral", "mistral", read_mistral, ""},
-                                               {"qwen3", "qwen3", read_qwen3, ""},
-                                               {"olmo2", "olmo2", read_olmo2, ""},
-                                               {"gemma", "gemma", read_gemma, gemma},
-                                               {"gemma2", "gemma2", read_gemma2, gemma2},
-                                               {"gemma3_text", "gemma3", read_gemma3, gemma3},
-                                               {"phi3", "phi3", read_phi3, "partial_rotary_factor"},
-                                               {"mixtral", "mixtral", ari_config_mixtral, experts},
-                                               {"qwen2_moe", "qwen2moe", ari_config_qwen2_moe, experts},
-                                               {"qwen3_moe", "qwen3moe", ari_config_qwen3_moe, experts},
-                                               {"olmoe", "olmoe", ari_config_olmoe, experts},
-                                               {"gpt_oss", "gptoss", ari_config_gpt_oss, gpt_oss},
-                                               {"dots1", "dots1", ari_config_dots1, scores},
-                                               {"glm4_moe", "glm4moe", ari_config_glm4_moe, scores},
-                                               {"glm", "glm", ari_config_glm, "partial_rotary_factor"},
-                                               {"ernie4_5", "ernie4_5", ari_config_ernie4_5, ""},
-                                               {"glm4", "glm4", ari_config_glm4, "partial_rotary_factor"},
-                                               {"ministral", "ministral", ari_config_ministral, ""},
-                                               {"olmo3", "olmo3", ari_config_olmo3, ""},
-                                               {"exaone4", "exaone4", ari_config_exaone4, window},
-                                               {"smollm3", "smollm3", ari_config_smollm3, rotated},
-                                               {"granite", "granite", ari_config_granite, granite},
-                                               {"seed_oss", "seedoss", ari_config_seed_oss, "attention_out_bias"},
-                                               {"stablelm", "stablelm", ari_config_stablelm, stablelm},
-                                               {"gpt_neox", "gptneox", ari_config_gpt_neox, neox},
-                                               {"cohere", "cohere", ari_config_cohere, "logit_scale"},
-                                               {"cohere2", "cohere2", ari_config_cohere2, cohere2},
-                                               {"starcoder2", "starcoder2", ari_config_starcoder2, ""},
-                                               {"deepseek_v2", "deepseekv2", ari_config_deepseek_v2, latent},
-                                               {"deepseek_v3", "deepseekv3", ari_config_deepseek_v3, latent},
-                                               {"gpt2", "gpt2", ari_config_gpt2, ""},
-                                               {"anyrank-stack", "", ari_config_stack, ""}};
+    static const char gemma_keys[] = "hidden_activation",
+                      gemma2_keys[] = "hidden_activation query_pre_attn_scalar "
+                                      "attn_logit_softcapping final_logit_softcapping",
+                      experts_keys[] =
+                          "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
+                      gpt_oss_keys[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
+                      scores_keys[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
+                                      "routed_scaling_factor scoring_func topk_method use_qk_norm "
+                                      "partial_rotary_factor",
+                      granite_keys[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
+                      window_keys[] = "sliding_window_pattern", cohere2_keys[] = "logit_scale sliding_window_pattern",
+                      neox_keys[] = "rotary_pct partial_rotary_factor use_parallel_residual",
+                      stablelm_keys[] = "partial_rotary_factor use_parallel_residual",
+                      rotated_keys[] = "no_rope_layers no_rope_layer_interval",
+                      latent_keys[] =
+                          "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
+                          "routed_scaling_factor scoring_func topk_method num_experts "
+                          "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
+                          "rope_interleave",
+                      gemma3_keys[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
+                                      "sliding_window_pattern rope_local_base_freq";
+    static const ari_model_reader readers[] = {
+        {"llama", "llama", &llama, NULL, ""},
+        {"qwen2", "qwen2", &qwen2, NULL, ""},
+        {"mistral", "mistral", &mistral, NULL, ""},
+        {"qwen3", "qwen3", &qwen3, NULL, ""},
+        {"olmo2", "olmo2", &olmo2, NULL, ""},
+        {"gemma", "gemma", &gemma, NULL, gemma_keys},
+        {"gemma2", "gemma2", &gemma2, NULL, gemma2_keys},
+        {"gemma3_text", "gemma3", &gemma3, NULL, gemma3_keys},
+        {"phi3", "phi3", &phi3, NULL, "partial_rotary_factor"},
+        {"mixtral", "mixtral", &ari_config_mixtral, NULL, experts_keys},
+        {"qwen2_moe", "qwen2moe", &ari_config_qwen2_moe, NULL, experts_keys},
+        {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, experts_keys},
+        {"olmoe", "olmoe", &ari_config_olmoe, NULL, experts_keys},
+        {"gpt_oss", "gptoss", &ari_config_gpt_oss, NULL, gpt_oss_keys},
+        {"dots1", "dots1", &ari_config_dots1, NULL, scores_keys},
+        {"glm4_moe", "glm4moe", &ari_config_glm4_moe, NULL, scores_keys},
+        {"glm", "glm", &ari_config_glm, NULL, "partial_rotary_factor"},
+        {"ernie4_5", "ernie4_5", &ari_config_ernie4_5, NULL, ""},
+        {"glm4", "glm4", &ari_config_glm4, NULL, "partial_rotary_factor"},
+        {"ministral", "ministral", &ari_config_ministral, NULL, ""},
+        {"olmo3", "olmo3", &ari_config_olmo3, NULL, ""},
+        {"exaone4", "exaone4", &ari_config_exaone4, NULL, window_keys},
+        {"smollm3", "smollm3", &ari_config_smollm3, NULL, rotated_keys},
+        {"granite", "granite", &ari_config_granite, NULL, granite_keys},
+        {"seed_oss", "seedoss", &ari_config_seed_oss, NULL, "attention_out_bias"},
+        {"stablelm", "stablelm", &ari_config_stablelm, NULL, stablelm_keys},
+        {"gpt_neox", "gptneox", NULL, ari_config_gpt_neox, neox_keys},
+        {"cohere", "cohere", &ari_config_cohere, NULL, "logit_scale"},
+        {"cohere2", "cohere2", &ari_config_cohere2, NULL, cohere2_keys},
+        {"starcoder2", "starcoder2", &ari_config_starcoder2, NULL, ""},
+        {"deepseek_v2", "deepseekv2", &ari_config_deepseek_v2, NULL, latent_keys},
+        {"deepseek_v3", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
+        {"gpt2", "gpt2", NULL, ari_config_gpt2, ""},
+        {"anyrank-stack", "", NULL, ari_config_stack, ""}};
     *n = COUNT(readers);
     return readers;
 }

@@ -6,50 +6,38 @@
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
-#define COUNT(list) (sizeof(list) / sizeof *(list))
-
 /* --- layers that differ ------------------------------------------------------------------------------------------- */
 
 /* Mistral's form, with windows in some layers. */
-ar_status ari_config_ministral(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {.called = "Ministral", .kv_heads = 8, .positions = 131072};
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "Ministral has no biases"));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "Ministral has no biases"));
-    AR_TRY(ari_config_window_pattern(c, at, 0));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
-}
+const ari_llama_form ari_config_ministral = {
+    .called = "Ministral", .kv_heads = 8, .positions = 131072, .biases = ARI_BIASES_NONE, .window = ARI_WINDOW_PATTERN};
 
 /* OLMo2's form, with windows in three of four layers, whose rotation is never scaled. */
-ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at)
+static ar_status read_olmo3(ar_config *c, const ari_json_at *at)
 {
     static const double theta = 500000.0;
-    static const ari_llama_form form = {.arch = AR_ARCH_OLMO2,
-                                        .called = "OLMo3",
-                                        .positions = 2048,
-                                        .norm_eps = 1e-5,
-                                        .pads = true,
-                                        .pad_id = 1,
-                                        .two_ropes = true};
     double said = theta;
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "OLMo3's MLP has no biases"));
-    AR_TRY(ari_config_attention_bias(c, at));
-    c->norm_place = AR_NORM_AFTER;
-    c->qk_norm = AR_QK_NORM_WIDTH;
-    AR_TRY(ari_config_window_pattern(c, at, 4));
     AR_TRY(ari_json_real_or(at, "rope_theta", &said));
     if (said != theta) /* transformers 5 then gives layers with a window the default's, and 4 gave them this one */
         return ar_error_set(AR_ERR_CONFIG,
                             "%s: key 'rope_theta' is %g, expected %g or no such key: another one stands in "
                             "'rope_parameters', for 'full_attention' and for 'sliding_attention'",
                             ARI_SHOW(at->name), said, theta);
-    AR_TRY(ari_config_two_ropes(c, at, theta, theta));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return ari_config_two_ropes(c, at, theta, theta);
 }
+
+const ari_llama_form ari_config_olmo3 = {.arch = AR_ARCH_OLMO2,
+                                         .called = "OLMo3",
+                                         .positions = 2048,
+                                         .norm_eps = 1e-5,
+                                         .pads = true,
+                                         .pad_id = 1,
+                                         .two_ropes = true,
+                                         .norm_place = AR_NORM_AFTER,
+                                         .qk_norm = AR_QK_NORM_WIDTH,
+                                         .window = ARI_WINDOW_PATTERN,
+                                         .window_number = 4,
+                                         .more = read_olmo3};
 
 static ar_status set_unturned(ar_config *c, const ari_json_at *at, size_t layer, bool unturned)
 {
@@ -65,26 +53,27 @@ static ar_status turn_windows_alone(ar_config *c, const ari_json_at *at)
 }
 
 /* OLMo2's form with norms of heads. Where some layers have windows the others have no rotary positions. */
-ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at)
+static ar_status read_exaone4(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {
-        .arch = AR_ARCH_OLMO2, .called = "EXAONE 4.0", .kv_heads = 32, .positions = 2048, .norm_eps = 1e-5};
     size_t pattern = 4;
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "attention_bias", false, "EXAONE 4.0 has no biases"));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "EXAONE 4.0 has no biases"));
-    c->norm_place = AR_NORM_AFTER;
-    c->qk_norm = AR_QK_NORM_HEAD;
     if (json_is_null(json_object_get(at->object, "sliding_window")))
         pattern = 0;
     else if (ari_json_get(at, "layer_types") == NULL) /* else it may be a word, as "LLLG" */
         AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
-    if (c->window > 0)
-        AR_TRY(turn_windows_alone(c, at));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return c->window > 0 ? turn_windows_alone(c, at) : AR_OK;
 }
+
+const ari_llama_form ari_config_exaone4 = {.arch = AR_ARCH_OLMO2,
+                                           .called = "EXAONE 4.0",
+                                           .kv_heads = 32,
+                                           .positions = 2048,
+                                           .norm_eps = 1e-5,
+                                           .norm_place = AR_NORM_AFTER,
+                                           .qk_norm = AR_QK_NORM_HEAD,
+                                           .biases = ARI_BIASES_NONE,
+                                           .window = ARI_WINDOW_OWN,
+                                           .more = read_exaone4};
 
 /* no_rope_layers: 1 for each layer with rotary positions, 0 for one without; by default every
  * no_rope_layer_interval-th has none. */
@@ -113,25 +102,24 @@ static ar_status read_unturned(ar_config *c, const ari_json_at *at)
 
 /* Llama's form. Windows are used on request: in the layers that layer_types names, else in those without rotary
  * positions. */
-ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at)
+static ar_status read_smollm3(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.called = "SmolLM3",
-                                        .kv_heads = 4,
-                                        .positions = 32768,
-                                        .rope = {.theta = 2000000.0},
-                                        .tied = true,
-                                        .pads = true,
-                                        .pad_id = 128004};
     bool slides = false;
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_attention_bias(c, at));
-    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
     AR_TRY(read_unturned(c, at));
     AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
-    AR_TRY(slides ? ari_config_window_unturned(c, at) : ari_config_window_none(at));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return slides ? ari_config_window_unturned(c, at) : ari_config_window_none(at);
 }
+
+const ari_llama_form ari_config_smollm3 = {.called = "SmolLM3",
+                                           .kv_heads = 4,
+                                           .positions = 32768,
+                                           .rope = {.theta = 2000000.0},
+                                           .tied = true,
+                                           .pads = true,
+                                           .pad_id = 128004,
+                                           .biases = ARI_BIASES_BOTH,
+                                           .window = ARI_WINDOW_OWN,
+                                           .more = read_smollm3};
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
@@ -146,52 +134,22 @@ static ar_status read_multiplier(const ari_json_at *at, const char *key, double 
 }
 
 /* Llama's form, with factors of the embedding, the scores, what is added to the residual, and the logits. */
-ar_status ari_config_granite(ar_config *c, const ari_json_at *at)
+static ar_status read_granite(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.called = "Granite", .positions = 2048};
     double scores = 0.0, logits = 0.0;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_attention_bias(c, at));
-    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
     AR_TRY(read_multiplier(at, "embedding_multiplier", 1.0, &c->embed_scale));
     AR_TRY(read_multiplier(at, "residual_multiplier", 1.0, &c->branch_scale));
     AR_TRY(read_multiplier(at, "attention_multiplier", 1.0, &scores));
     AR_TRY(read_multiplier(at, "logits_scaling", 1.0, &logits));
     c->query_scalar = 1.0 / (scores * scores);
     c->logit_scale = 1.0 / logits;
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
     return AR_OK;
 }
 
-/* --- biases and norms --------------------------------------------------------------------------------------------- */
+const ari_llama_form ari_config_granite = {
+    .called = "Granite", .positions = 2048, .biases = ARI_BIASES_BOTH, .more = read_granite};
 
-enum { SHARED_KEYS = 18, OWN_KEYS = 4 };
-/* For models that know none of Llama's biases: notes what is not a key of all of them, or of the n that one has. */
-static void note_own(ar_config *c, const ari_json_at *at, const char *const *own, size_t n)
-{
-    const char *keys[SHARED_KEYS + OWN_KEYS] = {"vocab_size",
-                                                "hidden_size",
-                                                "intermediate_size",
-                                                "num_hidden_layers",
-                                                "num_attention_heads",
-                                                "num_key_value_heads",
-                                                "head_dim",
-                                                "max_position_embeddings",
-                                                "num_nextn_predict_layers",
-                                                "mtp_loss_scaling_factor",
-                                                "hidden_act",
-                                                "tie_word_embeddings",
-                                                "rope_theta",
-                                                "rope_scaling",
-                                                "rope_parameters",
-                                                "original_max_position_embeddings",
-                                                "sliding_window",
-                                                "layer_types"};
-    for (size_t i = 0; i < n; i++)
-        keys[SHARED_KEYS + i] = own[i];
-    ari_config_note_others(c, "", at->object, keys, SHARED_KEYS + n);
-}
+/* --- biases and norms --------------------------------------------------------------------------------------------- */
 
 /* Where head_dim is null, and not absent, it is hidden / heads. */
 static ar_status unset_head_dim(ar_config *c, const ari_json_at *at)
@@ -201,77 +159,61 @@ static ar_status unset_head_dim(ar_config *c, const ari_json_at *at)
                : AR_OK;
 }
 
-ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at)
+static ar_status read_seed_oss(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {
-        .called = "Seed-OSS", .kv_heads = 8, .positions = 524288, .head_dim = 128, .pads = true, .pad_id = 1};
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(unset_head_dim(c, at));
     c->qkv_bias = true;
     AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
     AR_TRY(ari_json_bool_or(at, "attention_out_bias", &c->out_bias));
-    AR_TRY(ari_json_bool_or(at, "mlp_bias", &c->mlp_bias));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return ari_json_bool_or(at, "mlp_bias", &c->mlp_bias);
 }
+
+const ari_llama_form ari_config_seed_oss = {.called = "Seed-OSS",
+                                            .kv_heads = 8,
+                                            .positions = 524288,
+                                            .head_dim = 128,
+                                            .pads = true,
+                                            .pad_id = 1,
+                                            .biases = ARI_BIASES_OWN,
+                                            .more = read_seed_oss};
 
 /* Gate and up packed; neighbours turn together. */
-static ar_status read_glm(ar_config *c, const ari_json_at *at, const char *called)
+static ar_status read_glm(ar_config *c, const ari_json_at *at)
 {
-    const ari_llama_form form = {.arch = AR_ARCH_GLM4,
-                                 .called = called,
-                                 .kv_heads = 2,
-                                 .positions = 131072,
-                                 .head_dim = 128,
-                                 .norm_eps = 0.00000015625,
-                                 .rope = {.partial = true, .share = 0.5},
-                                 .pads = true,
-                                 .pad_id = 151329};
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
-    AR_TRY(ari_config_expect_bias(at, "mlp_bias", false, "GLM's MLP has no biases"));
     c->rope.interleaved = true;
     c->qkv_bias = true;
-    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
-    ari_config_note_llama(c, at, KNOWS_NEITHER);
-    return AR_OK;
+    return ari_json_bool_or(at, "attention_bias", &c->qkv_bias);
 }
 
-ar_status ari_config_glm(ar_config *c, const ari_json_at *at)
-{
-    return read_glm(c, at, "GLM");
-}
+#define GLM(name, norms)                                                                                    \
+    {                                                                                                       \
+        .arch = AR_ARCH_GLM4, .called = name, .kv_heads = 2, .positions = 131072, .head_dim = 128,          \
+        .norm_eps = 0.00000015625, .rope = {.partial = true, .share = 0.5}, .pads = true, .pad_id = 151329, \
+        .norm_place = norms, .biases = ARI_BIASES_OWN_ATTENTION, .more = read_glm                           \
+    }
+const ari_llama_form ari_config_glm = GLM("GLM", AR_NORM_BEFORE), ari_config_glm4 = GLM("GLM-4", AR_NORM_AROUND);
 
-/* With norms before and after, as of Gemma2. */
-ar_status ari_config_glm4(ar_config *c, const ari_json_at *at)
+static ar_status read_ernie4_5(ar_config *c, const ari_json_at *at)
 {
-    AR_TRY(read_glm(c, at, "GLM-4"));
-    c->norm_place = AR_NORM_AROUND;
-    return AR_OK;
-}
-
-ar_status ari_config_ernie4_5(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {.called = "ERNIE 4.5",
-                                        .kv_heads = 2,
-                                        .positions = 131072,
-                                        .head_dim = 128,
-                                        .norm_eps = 1e-5,
-                                        .rope = {.theta = 500000.0},
-                                        .tied = true,
-                                        .pads = true};
-    static const char *const own[] = {"rms_norm_eps", "use_bias"};
     bool bias = false;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(unset_head_dim(c, at));
     AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
     c->qkv_bias = c->out_bias = c->mlp_bias = bias;
     c->rope.interleaved = true;
-    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }
+
+const ari_llama_form ari_config_ernie4_5 = {.called = "ERNIE 4.5",
+                                            .kv_heads = 2,
+                                            .positions = 131072,
+                                            .head_dim = 128,
+                                            .norm_eps = 1e-5,
+                                            .rope = {.theta = 500000.0},
+                                            .tied = true,
+                                            .pads = true,
+                                            .biases = ARI_BIASES_OWN,
+                                            .own = {"rms_norm_eps", "use_bias"},
+                                            .more = read_ernie4_5};
 
 /* Features of a head are always hidden / heads: the class knows no head_dim. */
 static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char *eps_key)
@@ -287,92 +229,97 @@ static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char
     return ari_json_real_or(at, eps_key, &c->norm_eps);
 }
 
-ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at)
+static ar_status read_stablelm(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {
-        .called = "StableLM", .kv_heads = 32, .positions = 4096, .rope = {.partial = true, .share = 0.25}};
-    static const char *const own[] = {"layer_norm_eps", "use_qkv_bias", "use_parallel_residual"};
     bool parallel = false;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     AR_TRY(ari_json_bool_or(at, "use_qkv_bias", &c->qkv_bias));
     AR_TRY(ari_json_bool_or(at, "use_parallel_residual", &parallel));
     c->residual = parallel ? AR_RESIDUAL_PARALLEL_ONE_NORM : AR_RESIDUAL_IN_TURN;
-    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }
 
-ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at)
+const ari_llama_form ari_config_stablelm = {.called = "StableLM",
+                                            .kv_heads = 32,
+                                            .positions = 4096,
+                                            .rope = {.partial = true, .share = 0.25},
+                                            .biases = ARI_BIASES_OWN,
+                                            .own = {"layer_norm_eps", "use_qkv_bias", "use_parallel_residual"},
+                                            .more = read_stablelm};
+
+static ar_status read_starcoder2(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.arch = AR_ARCH_STARCODER2,
-                                        .called = "StarCoder2",
-                                        .kv_heads = 2,
-                                        .positions = 4096,
-                                        .tied = true,
-                                        .activation_key = "hidden_act"};
-    static const char *const own[] = {"norm_epsilon", "use_bias"};
     bool bias = true;
-    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "norm_epsilon"));
     c->gated = false;
     c->initializer_range = 0.018042;
     AR_TRY(ari_json_bool_or(at, "use_bias", &bias));
     c->qkv_bias = c->out_bias = c->mlp_bias = bias;
-    AR_TRY(ari_config_window_everywhere(c, at, 0, "StarCoder2"));
-    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }
 
+const ari_llama_form ari_config_starcoder2 = {.arch = AR_ARCH_STARCODER2,
+                                              .called = "StarCoder2",
+                                              .kv_heads = 2,
+                                              .positions = 4096,
+                                              .tied = true,
+                                              .activation_key = "hidden_act",
+                                              .biases = ARI_BIASES_OWN,
+                                              .window = ARI_WINDOW_EVERYWHERE,
+                                              .own = {"norm_epsilon", "use_bias"},
+                                              .more = read_starcoder2};
+
 /* Attention and MLP side by side behind one LayerNorm without offset; neighbouring features turn together. */
-static ar_status read_cohere(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
+#define COHERE_KEYS                                                                 \
+    {                                                                               \
+        "layer_norm_eps", "attention_bias", "logit_scale", "sliding_window_pattern" \
+    }
+static ar_status read_cohere(ar_config *c, const ari_json_at *at)
 {
-    static const char *const own[] = {"layer_norm_eps", "attention_bias", "logit_scale", "sliding_window_pattern"};
-    AR_TRY(ari_config_llama_form(c, at, form));
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
-    AR_TRY(ari_config_attention_bias(c, at));
+    AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
     AR_TRY(read_multiplier(at, "logit_scale", 0.0625, &c->logit_scale));
+    c->out_bias = c->qkv_bias;
     c->norm_no_bias = true;
     c->residual = AR_RESIDUAL_PARALLEL_ONE_NORM;
     c->rope.interleaved = true;
-    note_own(c, at, own, COUNT(own));
     return AR_OK;
 }
 
-ar_status ari_config_cohere(ar_config *c, const ari_json_at *at)
-{
-    static const ari_llama_form form = {
-        .called = "Cohere", .positions = 8192, .rope = {.theta = 500000.0}, .tied = true, .pads = true};
-    AR_TRY(ari_config_window_none(at));
-    return read_cohere(c, at, &form);
-}
+const ari_llama_form ari_config_cohere = {.called = "Cohere",
+                                          .positions = 8192,
+                                          .rope = {.theta = 500000.0},
+                                          .tied = true,
+                                          .pads = true,
+                                          .biases = ARI_BIASES_OWN,
+                                          .own = COHERE_KEYS,
+                                          .more = read_cohere};
 
 /* Only layers with a window have rotary positions. */
-ar_status ari_config_cohere2(ar_config *c, const ari_json_at *at)
+static ar_status read_cohere2(ar_config *c, const ari_json_at *at)
 {
-    static const ari_llama_form form = {.called = "Cohere2", .positions = 8192, .tied = true, .pads = true};
     size_t pattern = 4;
-    AR_TRY(read_cohere(c, at, &form));
+    AR_TRY(read_cohere(c, at));
     if (ari_json_get(at, "layer_types") == NULL)
         AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
     AR_TRY(ari_config_window_pattern(c, at, pattern));
     return turn_windows_alone(c, at);
 }
 
+const ari_llama_form ari_config_cohere2 = {.called = "Cohere2",
+                                           .positions = 8192,
+                                           .tied = true,
+                                           .pads = true,
+                                           .biases = ARI_BIASES_OWN,
+                                           .window = ARI_WINDOW_OWN,
+                                           .own = COHERE_KEYS,
+                                           .more = read_cohere2};
+
 /* Attention and MLP beside each other, of one parameter q, k and v. Its own names of what turns count where
  * rope_parameters does not say it. */
-ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
+static ar_status read_gpt_neox(ar_config *c, const ari_json_at *at)
 {
-    static const char *const own[] = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"};
-    ari_llama_form form = {.arch = AR_ARCH_GPT_NEOX,
-                           .called = "GPT-NeoX",
-                           .positions = 2048,
-                           .rope = {.theta = 10000.0, .partial = true, .share = 0.25}};
     bool parallel = true;
-    AR_TRY(ari_config_window_none(at));
-    AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));
-    AR_TRY(ari_json_real_or(at, "rotary_emb_base", &form.rope.theta));
-    AR_TRY(ari_config_llama_form(c, at, &form));
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     if (c->kv_heads != c->heads)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_key_value_heads' is %zu, expected the %zu heads",
@@ -390,6 +337,19 @@ ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
     c->mlp_bias = true;
     AR_TRY(ari_json_bool_or(at, "use_parallel_residual", &parallel));
     c->residual = parallel ? AR_RESIDUAL_PARALLEL : AR_RESIDUAL_IN_TURN;
-    note_own(c, at, own, COUNT(own));
     return AR_OK;
+}
+
+ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
+{
+    ari_llama_form form = {.arch = AR_ARCH_GPT_NEOX,
+                           .called = "GPT-NeoX",
+                           .positions = 2048,
+                           .rope = {.theta = 10000.0, .partial = true, .share = 0.25},
+                           .biases = ARI_BIASES_OWN,
+                           .own = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"},
+                           .more = read_gpt_neox};
+    AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));
+    AR_TRY(ari_json_real_or(at, "rotary_emb_base", &form.rope.theta));
+    return ari_config_llama_form(c, at, &form);
 }

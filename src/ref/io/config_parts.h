@@ -14,6 +14,7 @@
  * unknown keys. Checks over several keys are config.c's. */
 typedef struct ari_model_reader {
     char name[16], class[16]; /* class: what the names of its classes begin with, "LlamaForCausalLM"; "": it has none */
+    const struct ari_llama_form *form; /* of Llama's form; NULL: `read` has it */
     ar_status (*read)(ar_config *c, const ari_json_at *at);
     const char *reads; /* keys that it reads and that are refused elsewhere, separated by spaces */
 } ari_model_reader;
@@ -71,11 +72,28 @@ AR_NODISCARD ar_status ari_config_rope(ar_config *c, const ari_json_at *at, cons
 AR_NODISCARD ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object *o);
 
 /* --- models of Llama's form (config_models.c) ---------------------------------------------------------------------- */
-/* Defaults in which the models of Llama's form differ. */
+/* Whose keys biases have: attention_bias those of q, k, v and the output, mlp_bias the MLP's. */
+typedef enum ari_bias_rule {
+    ARI_BIASES_ATTENTION, /* the MLP has none */
+    ARI_BIASES_BOTH,
+    ARI_BIASES_NONE,
+    ARI_BIASES_OWN_ATTENTION, /* the MLP has none, the rest the model's own reader reads */
+    ARI_BIASES_OWN
+} ari_bias_rule;
+/* Which keys a layer sees; number: window_number of the form. */
+typedef enum ari_window_rule {
+    ARI_WINDOW_NONE,       /* all: ari_config_window_none */
+    ARI_WINDOW_EVERYWHERE, /* ari_config_window_everywhere, number: otherwise */
+    ARI_WINDOW_PATTERN,    /* ari_config_window_pattern, number: the pattern */
+    ARI_WINDOW_QWEN2,      /* ari_config_window_qwen2, alternate where there are experts */
+    ARI_WINDOW_OWN
+} ari_window_rule;
+enum { ARI_OWN_KEYS = 4 };
+/* What the models of Llama's form differ in. */
 typedef struct ari_llama_form {
     ar_arch arch;
     const char *called;
-    size_t kv_heads; /* 0: as many as query heads */
+    size_t kv_heads; /* where the file does not say; 0: as many as query heads */
     size_t positions;
     ari_rope_form rope;
     size_t head_dim; /* 0: hidden / heads */
@@ -85,37 +103,30 @@ typedef struct ari_llama_form {
     size_t pad_id;
     bool two_ropes;             /* which the model's own reader reads */
     const char *activation_key; /* of a gate of GELU's tanh form; NULL: hidden_act, SiLU */
+    ar_norm_place norm_place;
+    ar_qk_norm qk_norm;
+    ari_bias_rule biases;
+    ari_window_rule window;
+    size_t window_number;
+    const struct ari_experts_form *experts;                 /* NULL: none */
+    ar_status (*more)(ar_config *c, const ari_json_at *at); /* the model's own reader, after all of that but experts */
+    const char *own[ARI_OWN_KEYS]; /* keys of its own, where Llama's of norms and biases are none of its */
 } ari_llama_form;
-/** What all of them have. Their windows, norms and biases of attention are their own readers'. */
+/** All that the form says. Notes keys that the model has no use for. */
 AR_NODISCARD ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_llama_form *form);
-/* How many of the last keys a model does not know. */
-typedef enum ari_unknown_keys { KNOWS_EXPERTS = 0, KNOWS_WINDOW_LAYERS = 9, KNOWS_NEITHER = 10 } ari_unknown_keys;
-/** Notes what no model of the form has. */
-void ari_config_note_llama(ar_config *c, const ari_json_at *at, ari_unknown_keys fewer);
 /** A choice of Llama's that another model has made for good: a file that says otherwise describes something else. */
 AR_NODISCARD ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool has, const char *model);
-/** attention_bias, of q, k, v and the output. */
-AR_NODISCARD ar_status ari_config_attention_bias(ar_config *c, const ari_json_at *at);
 
 /** Two rotations: c->local_rope, of layers with a window, and c->rope, of the others, which alone may be scaled in files
  *  of transformers 4. global, local: their rope_theta and rope_local_base_freq where the file has none. */
 AR_NODISCARD ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double global, double local);
 
 /* --- those that differ in a rule for their layers, a norm or a bias (config_models_variants.c) --------------------- */
-AR_NODISCARD ar_status ari_config_ministral(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_olmo3(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_exaone4(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_smollm3(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_glm(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_ernie4_5(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_glm4(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_granite(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_seed_oss(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_stablelm(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_starcoder2(ar_config *c, const ari_json_at *at);
+extern const ari_llama_form ari_config_ministral, ari_config_olmo3, ari_config_exaone4, ari_config_smollm3,
+    ari_config_glm, ari_config_ernie4_5, ari_config_glm4, ari_config_granite, ari_config_seed_oss, ari_config_stablelm,
+    ari_config_starcoder2, ari_config_cohere, ari_config_cohere2;
+/** Whose own keys of the rotation say what the form has. */
 AR_NODISCARD ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_cohere(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_cohere2(ar_config *c, const ari_json_at *at);
 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
@@ -147,7 +158,7 @@ typedef struct ari_experts_form {
     size_t n, per_token; /* where the file does not say */
     bool one_width;      /* intermediate_size is the experts' width, and every layer has experts */
     bool normalised;     /* always; else norm_topk_prob says it */
-    bool w123;
+    bool bias, w123;
     double balance_weight; /* router_aux_loss_coef where the file does not say */
     size_t shared;         /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
     size_t ffn;            /* moe_intermediate_size likewise */
@@ -155,22 +166,16 @@ typedef struct ari_experts_form {
     size_t groups, kept;   /* n_group and topk_group; 0: 1 */
     double scale;          /* and routed_scaling_factor; 0: 1 */
     bool softmax;          /* scores are a softmax, and DeepSeek-V2's */
+    bool scored;           /* the keys are DeepSeek's: ari_config_score_experts */
 } ari_experts_form;
-/** c->experts and the layers without; c->layers and c->ffn must be set. */
-AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
+/** c->experts and the layers without, by model->experts; c->layers and c->ffn must be set. */
+AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model);
 /** The same of models whose keys are DeepSeek's, which most route by sigmoids. */
-AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_experts_form *form);
+AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model);
 
 /* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
-AR_NODISCARD ar_status ari_config_mixtral(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_qwen2_moe(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_qwen3_moe(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_olmoe(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_dots1(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_glm4_moe(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_gpt_oss(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_deepseek_v2(ar_config *c, const ari_json_at *at);
-AR_NODISCARD ar_status ari_config_deepseek_v3(ar_config *c, const ari_json_at *at);
+extern const ari_llama_form ari_config_mixtral, ari_config_qwen2_moe, ari_config_qwen3_moe, ari_config_olmoe,
+    ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2, ari_config_deepseek_v3;
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but
