@@ -500,6 +500,7 @@ class Others(CommandTest):
             said = self.passes("bugs", name).out
             self.assertTrue(said.startswith(f"{name}: {fault['text']}\n\n"))
             self.assertIn(fault["explained"], " ".join(said.split()))
+            self.assertRegex(fault["explained"], r"(?s)^.{40,}[.)]$")
             self.assertTrue(said.endswith(f"\nanyrank check --inject {name} runs its case: {fault['case']}\n"), said)
         self.assertEqual(self.result("bugs", name)["faults"], [fault])
         self.refused("bugs", "zero_gather_mising", says="did you mean 'zero_gather_missing'")

@@ -11,6 +11,7 @@
 #include "cli/shared/table.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "verify/check/check_run.h"
 
 typedef struct bugs_values {
@@ -43,7 +44,10 @@ static const ari_positional positionals[] = {
                    .choices = ari_fault_names),
     {0},
 };
-enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256 };
+enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256, EXPLAINED = 2048 };
+
+/* Made by cmake/Embed.cmake: a name in a line, then its text with a margin. */
+extern const unsigned char ari_fault_texts[];
 
 static ar_status print_bugs(void)
 {
@@ -58,12 +62,29 @@ static ar_status print_bugs(void)
     return st;
 }
 
+/* The fault's action in its case, its symptoms, and the systems that had it, from fault_texts.txt: in one line. */
+static const char *explain(char text[EXPLAINED], ar_fault fault)
+{
+    const char *name = ar_fault_name(fault), *at = (const char *)ari_fault_texts;
+    const size_t n = strlen(name);
+    ari_text line = ari_plain_text_in(text, EXPLAINED);
+    while (at && (strncmp(at, name, n) != 0 || at[n] != '\n')) {
+        at = strchr(at, '\n');
+        at = at ? at + 1 : NULL;
+    }
+    for (at = at ? at + n + 1 : ""; *at == ' '; at += strcspn(at, "\n") + 1) {
+        at += strspn(at, " ");
+        ari_say(&line, "%s%.*s", line.used > 0 ? " " : "", (int)strcspn(at, "\n"), at);
+    }
+    return text;
+}
+
 static void print_one(ar_fault fault)
 {
-    char text[CASE_TEXT];
+    char text[CASE_TEXT], more[EXPLAINED];
     const ari_fault_case at = ari_fault_case_of(fault);
     printf("%s: %s\n\n", ar_fault_name(fault), ar_fault_text(fault));
-    ari_print_wrapped(stdout, ari_bugs_explained(fault), 0);
+    ari_print_wrapped(stdout, explain(more, fault), 0);
     printf("\nanyrank check --inject %s runs its case: %s\n", ar_fault_name(fault),
            ari_bugs_case_text(text, sizeof text, &at));
 }
@@ -75,10 +96,10 @@ static json_t *json_list(ar_fault one)
     for (int i = 1; i < AR_FAULT_COUNT; i++) {
         const ar_fault f = (ar_fault)i;
         const ari_fault_case at = ari_fault_case_of(f);
-        char text[CASE_TEXT];
+        char text[CASE_TEXT], more[EXPLAINED];
         if (one == AR_FAULT_NONE || one == f)
             json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", ar_fault_name(f), "text",
-                                                  ar_fault_text(f), "explained", ari_bugs_explained(f), "case",
+                                                  ar_fault_text(f), "explained", explain(more, f), "case",
                                                   ari_bugs_case_text(text, sizeof text, &at)));
     }
     return list;

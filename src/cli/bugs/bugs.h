@@ -19,10 +19,6 @@ typedef struct ari_bug_run {
     ari_fault_curve curve;
 } ari_bug_run;
 
-/** The fault's action in its case, its symptoms, and the systems that had it. Static storage. */
-const char *ari_bugs_explained(ar_fault fault);
-/* Of faults of experts and latent attention; NULL: of others. */
-extern const char *const ari_bugs_experts_explained[AR_FAULT_COUNT];
 /** Its case: "llama-demo tp=2 sp". Returns `text`. */
 const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c);
 /** True if each fault is caught, and each clean run is the same. */
