@@ -22,15 +22,6 @@ void ar_gradients_destroy(ar_gradients *g);
 
 /** The parameters that require a gradient now, in the order of the list; writes at most cap, returns how many. */
 size_t ar_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap);
-typedef enum ar_param_kind {
-    AR_PARAM_REPLICATED, /* other tensor-parallel ranks hold the same elements and get the same gradient; of one rank,
-                            everything is */
-    AR_PARAM_SHARDED,    /* each tensor-parallel rank has elements of its own */
-    AR_PARAM_PARTIAL     /* replicated, and each rank gets only some terms of the gradient (ar_param.spread) */
-} ar_param_kind;
-ar_param_kind ar_param_kind_of(const ar_param *p);
-/** "replicated", "sharded", "partial". Static storage. */
-const char *ar_param_kind_name(ar_param_kind k);
 
 /** Every gradient becomes zero, those of parameters that require none too. */
 AR_NODISCARD ar_status ar_gradients_zero(ar_gradients *g);

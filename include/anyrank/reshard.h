@@ -47,17 +47,6 @@ typedef struct ar_reshard_result {
     double seconds;
 } ar_reshard_result;
 
-/** The part of parameter `name` of a model that rank `tp_rank` of `tp` holds: exactly what the model's own layers hold
- *  there (column, row, q|k|v with KV replicas, vocabulary, hidden). Errors: AR_ERR_NOT_FOUND (no such parameter),
- *  AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED. */
-AR_NODISCARD ar_status ar_param_placement(ar_layout *o, const ar_config *c, const char *name, int tp, int tp_rank,
-                                          bool embedding_hidden);
-/** *held: true if rank `place` of a layout's pipeline holds parameter `name`, exactly as the model's own ranks do:
- *  layers go to stages by ar_stage_layers, the embedding to the first, final norm and LM head to the last, tied weights
- *  to both. Errors: AR_ERR_NOT_FOUND, AR_ERR_ARG, those of ar_parallel_check about stages. */
-AR_NODISCARD ar_status ar_param_staged(bool *held, const ar_config *c, const char *name, const ar_parallel *p,
-                                       int place);
-
 /** Reads `in`, writes `out`: a file for each rank, rank-00000.safetensors, and of packed tensors of which it holds
  *  several boxes the second ones in rank-00000-2.safetensors, and so on, as ar_dump_write. Optimizer state
  *  ("PARAMETER.exp_avg", ..) and gradients lie as their parameters do; what the config does not know is copied whole.

@@ -145,10 +145,6 @@ const char *ari_flops_formula(ari_flops_convention k);
  *  et al. count. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
                                        ar_recompute recompute);
-/** The same counted, two for each multiply-add of the list of operations: what one rank would do, and what all ranks do
- *  together, with the products of KV copies and what recomputation adds. It is the forward pass of attention there, a
- *  third of what Korthikanti et al. count. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
-AR_NODISCARD ar_status ari_flops_counted(double *model, double *hardware, const ari_planned *p);
 /** MFU of a model's operations, HFU of the hardware's, of a step of so many seconds on ranks of `peak` operations a
  *  second each. */
 double ari_flops_utilization(double flops, double seconds, double ranks, double peak);

@@ -81,7 +81,5 @@ double ari_time_step(const ari_time *t);
 /** The time of a step of the rank that takes longest. The layout is a legal one (ari_planned_check). Errors:
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o);
-/** The seconds before the first step: parameters made equal over dp. Errors: as above. */
-AR_NODISCARD ar_status ari_time_start(double *seconds, const ari_planned *p, const ari_time_options *o);
 
 #endif

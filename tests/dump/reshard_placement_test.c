@@ -3,9 +3,41 @@
 #include <dirent.h>
 
 #include "anyrank/model.h"
-#include "anyrank/reshard.h"
+#include "ref/models/placement.h"
+#include "ref/models/stages.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
+
+typedef struct search {
+    const ar_config *config;
+    const char *name;
+    bool embedding_hidden, found;
+    ari_placing placing;
+} search;
+
+static ar_status find_name(void *user, const char *name, int ndim, const size_t *shape)
+{
+    search *s = user;
+    if (strcmp(name, s->name) == 0)
+        ari_placing_of(&s->placing, s->config, name, ndim, shape, s->embedding_hidden);
+    s->found = s->found || strcmp(name, s->name) == 0;
+    return AR_OK;
+}
+
+static search search_for(const ar_config *c, const char *name, bool embedding_hidden)
+{
+    search s = {.config = c, .name = name, .embedding_hidden = embedding_hidden};
+    cr_assert_ok(ari_param_list(c, find_name, &s));
+    cr_assert(s.found, "%s has no '%s'", c->name, name);
+    return s;
+}
+
+/* The layout that is told of a parameter by its name. */
+static ar_status placement_of(ar_layout *o, const ar_config *c, const char *name, int tp, int rank, bool hidden)
+{
+    const search s = search_for(c, name, hidden);
+    return ari_placing_layout(o, &s.placing, name, tp, rank);
+}
 
 static bool same_layout(const ar_layout *a, const ar_layout *b)
 {
@@ -20,7 +52,7 @@ static ar_status compare_params(ar_ctx *ctx, const ar_config *c, ar_param *const
 {
     for (size_t i = 0; i < n; i++) {
         ar_layout told;
-        AR_TRY(ar_param_placement(&told, c, params[i]->name, (int)ranks_of(ctx), (int)rank_of(ctx), false));
+        AR_TRY(placement_of(&told, c, params[i]->name, (int)ranks_of(ctx), (int)rank_of(ctx), false));
         if (!same_layout(&told, &params[i]->layout))
             return ar_error_set(AR_ERR_DATA, "%s at tp=%zu: rank %zu is told another layout", params[i]->name,
                                 ranks_of(ctx), rank_of(ctx));
@@ -124,40 +156,39 @@ Test(reshard_placement, more_ranks_than_kv_heads_and_an_uneven_vocabulary_lie_as
 Test(reshard_placement, the_embedding_can_be_split_along_the_hidden_dimension)
 {
     ar_layout o;
-    cr_assert_ok(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 4, 1, true));
+    cr_assert_ok(placement_of(&o, &odd, "model.embed_tokens.weight", 4, 1, true));
     cr_expect_eq(o.nbox, 1u);
     cr_expect_eq(o.box[0].global[0], 0u);
     cr_expect_eq(o.box[0].extent[0], 257u);
     cr_expect_eq(o.box[0].global[1], 6u);
     cr_expect_eq(o.box[0].extent[1], 6u);
-    cr_assert_ok(ar_param_placement(&o, &odd, "lm_head.weight", 4, 1, true));
+    cr_assert_ok(placement_of(&o, &odd, "lm_head.weight", 4, 1, true));
     cr_expect_eq(o.box[0].global[0], 65u);
     cr_expect_eq(o.box[0].extent[1], 24u);
-    cr_expect_eq(ar_param_placement(&o, &odd, "model.embed_tokens.weight", 7, 1, true), AR_ERR_INDIVISIBLE);
+    cr_expect_eq(placement_of(&o, &odd, "model.embed_tokens.weight", 7, 1, true), AR_ERR_INDIVISIBLE);
 }
 
 Test(reshard_placement, what_cannot_be_split_is_named)
 {
     ar_layout o;
-    cr_expect_refused(ar_param_placement(&o, &odd, "model.layers.1.self_attn.k_proj.weight", 3, 0, false),
-                      AR_ERR_INDIVISIBLE, "model.layers.1.self_attn.k_proj.weight: dimension 0 of 12 is 2 heads");
+    cr_expect_refused(placement_of(&o, &odd, "model.layers.1.self_attn.k_proj.weight", 3, 0, false), AR_ERR_INDIVISIBLE,
+                      "model.layers.1.self_attn.k_proj.weight: dimension 0 of 12 is 2 heads");
     /* 48 = 16 heads of 3 divides by 24 where the heads do not */
     ar_config c = odd;
     c.head_dim = 3;
-    cr_expect_refused(ar_param_placement(&o, &c, "model.layers.1.self_attn.o_proj.weight", 24, 0, false),
-                      AR_ERR_INDIVISIBLE, "dimension 1 of 48 is 16 heads");
-    cr_expect_refused(ar_param_placement(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false),
-                      AR_ERR_INDIVISIBLE,
+    cr_expect_refused(placement_of(&o, &c, "model.layers.1.self_attn.o_proj.weight", 24, 0, false), AR_ERR_INDIVISIBLE,
+                      "dimension 1 of 48 is 16 heads");
+    cr_expect_refused(placement_of(&o, &odd, "model.layers.0.mlp.up_proj.weight", 5, 0, false), AR_ERR_INDIVISIBLE,
                       "model.layers.0.mlp.up_proj.weight: dimension 0 of 48 cannot be split over tp=5");
-    cr_expect_eq(ar_param_placement(&o, &odd, "model.layers.2.mlp.up_proj.weight", 2, 0, false), AR_ERR_NOT_FOUND);
-    cr_expect_eq(ar_param_placement(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
+    cr_expect_eq(placement_of(&o, &odd, "model.norm.weight", 2, 2, false), AR_ERR_ARG);
 }
 
 static void expect_ranks(const ar_config *c, const char *name, const ar_parallel *p, const char *held)
 {
     for (int r = 0; r < p->pp; r++) {
-        bool here = false;
-        cr_assert_ok(ar_param_staged(&here, c, name, p, r));
+        const search s = search_for(c, name, false);
+        cr_assert_ok(ari_stages_check(p, c));
+        const bool here = ari_placing_staged(&s.placing, p, c->layers, r);
         cr_expect_eq(here, held[r] == '1', "%s, rank %d of %d", name, r, p->pp);
     }
 }
@@ -201,12 +232,8 @@ Test(reshard_placement, stages_of_one_rank_and_layers_that_are_given)
 Test(reshard_placement, stages_that_no_model_has)
 {
     ar_config c = odd;
-    bool held;
     c.layers = 8;
-    cr_expect_refused(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 9}, 0), AR_ERR_INDIVISIBLE,
-                      "8 layers");
-    cr_expect_eq(ar_param_staged(&held, &c, "model.norm.weight", &(ar_parallel){.pp = 3}, 3), AR_ERR_ARG);
+    cr_expect_refused(ari_stages_check(&(ar_parallel){.pp = 9}, &c), AR_ERR_INDIVISIBLE, "8 layers");
     const ar_parallel short_of = {.pp = 3, .stages = {3, {3, 2, 2}}};
-    cr_expect_refused(ar_param_staged(&held, &c, "model.norm.weight", &short_of, 0), AR_ERR_ARG,
-                      "are 7; the model has 8");
+    cr_expect_refused(ari_stages_check(&short_of, &c), AR_ERR_ARG, "are 7; the model has 8");
 }

@@ -3,6 +3,7 @@
 #include <limits.h>
 
 #include "support/together.h"
+#include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
 
 /* Table 2 of Korthikanti et al. 2022 (arXiv:2205.05198), bytes of a layer: s, b, h, a, t as there. */
@@ -257,7 +258,7 @@ CLAIM(memory_has_all_experts_and_a_token_meets_its_own)
     cr_expect_eq(ari_mlp_matrices(&c, true), 32.0 * 4096.0 * (2.0 * 3.0 * 14336.0 + 8.0));
     for (int k = 0; k < 2; k++) {
         c.experts.per_token = (size_t)k + 1;
-        cr_assert_ok(ari_flops_counted(&model[k], &hardware, &p));
+        cr_assert_ok(flops_counted(&model[k], &hardware, &p));
     }
     cr_expect_eq(model[1] - model[0], 3.0 * 2.0 * 32.0 * 3.0 * 4096.0 * 14336.0);
 }

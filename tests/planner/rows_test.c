@@ -8,6 +8,7 @@
 #include "ref/io/file.h"
 #include "support/row.h"
 #include "support/together.h"
+#include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
 
 /* A bundled name; or a form and its sizes. */
@@ -133,7 +134,7 @@ CLAIM(counted_products_are_the_formulas)
             const ari_planned p = shape_planned(&c, c.heads % (size_t)tp[k] == 0 ? tp[k] : 1, true, 2, 64);
             double formula = 0.0, model = 0.0, hardware = 0.0;
             cr_assert_ok(ari_flops_token(&formula, &c, 64, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
-            cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+            cr_assert_ok(flops_counted(&model, &hardware, &p));
             const double features = (double)(c.heads * (c.head_dim + ar_config_value_dim(&c))) / 2.0;
             for (size_t at = 0; c.causal && at < ar_config_blocks(&c) * 64; at++) { /* each query of each block */
                 const size_t window = ar_config_window(&c, at / 64), before = at % 64 + 1;
@@ -153,19 +154,19 @@ CLAIM(hardware_counts_copies_and_recomputation)
     const double h = 4096.0, kv = 1024.0, s = 512.0, layers = 32.0;
     ari_planned p = shape_planned(&c, 1, false, 1, 512);
     double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
-    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+    cr_assert_ok(flops_counted(&model, &hardware, &p));
     cr_expect_eq(hardware, model);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
-    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+    cr_assert_ok(flops_counted(&model, &hardware, &p));
     cr_expect_float_eq(hardware - model, 2.0 * layers * (s + 1.0) * h, 1.0);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
-    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+    cr_assert_ok(flops_counted(&model, &hardware, &p));
     cr_assert_ok(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL));
     cr_assert_ok(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
     cr_expect_float_eq((hardware - model) / (blocks - all - 2.0 * layers * (s - 1.0) * h), 1.0, 1e-12);
     /* 4 copies of each KV head: forward and weights, not the input's gradient. */
     p = shape_planned(&c, 32, true, 1, 512);
-    cr_assert_ok(ari_flops_counted(&model, &hardware, &p));
+    cr_assert_ok(flops_counted(&model, &hardware, &p));
     cr_expect_float_eq((hardware - model) / (3.0 * 2.0 * 2.0 * 2.0 * layers * h * kv), 1.0, 1e-12);
 }
 

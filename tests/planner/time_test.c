@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The planner's seconds against the simulator's virtual time, and against closed forms by hand. */
-#include "planner/time.h"
+#include <math.h>
+
+#include "planner/time_impl.h"
 #include "ref/core/axis.h"
+#include "ref/core/size.h"
 #include "run/cluster_run.h"
 #include "support/layout_draw.h"
 #include "support/small.h"
@@ -51,6 +54,41 @@ static double simulated(const layout_draw *d, const ar_run *run)
     return result.predicted.seconds;
 }
 
+typedef struct starting {
+    ari_links links;
+    double seconds;
+} starting;
+
+/* Broadcasts follow each other along the chain of ranks: after the first one each takes as long as between two
+ * neighbours. */
+static ar_status add_start(void *user, const ari_operation *op)
+{
+    starting *s = user;
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        const double n = (double)call->elements, width = (double)ar_dtype_bytes(call->dtype);
+        if (call->kind == ARI_CALL_BROADCAST && s->seconds > 0.0)
+            s->seconds += ari_links_send(&s->links, n * width);
+        else
+            s->seconds += ari_links_call(&s->links, call->kind, n, width);
+    }
+    return AR_OK;
+}
+
+/* The seconds before the first step: parameters made equal over dp. */
+static ar_status time_start(double *seconds, const ari_planned *p, const ari_time_options *o)
+{
+    const ari_step_case c = ari_time_rank_case(p, o);
+    const int pp = ari_at_least_one(c.run.parallel.pp), each = ar_parallel_world(&c.run.parallel) / pp;
+    *seconds = 0.0;
+    for (int r = 0; r < pp; r++) {
+        starting s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
+        AR_TRY(ari_operations_start(&c, r * each, add_start, &s));
+        *seconds = fmax(*seconds, s.seconds);
+    }
+    return AR_OK;
+}
+
 static double planned(const layout_draw *d, const ar_run *run)
 {
     const ari_planned p = {.step = {.run = *run, .config = &d->config}};
@@ -59,7 +97,7 @@ static double planned(const layout_draw *d, const ar_run *run)
     double start = 0.0;
     cr_assert(ari_planned_counted(&p));
     cr_assert_ok(ari_time_of(&t, &p, &o));
-    cr_assert_ok(ari_time_start(&start, &p, &o));
+    cr_assert_ok(time_start(&start, &p, &o));
     return start + (double)(run->steps > 0 ? run->steps : 1) * ari_time_step(&t);
 }
 

@@ -9,53 +9,36 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
-/* Destroys `made` and fails if a parameter is listed twice. */
-static ar_status finish_create(ar_gradients **gives, ar_gradients *made)
+ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    for (size_t i = 0; i < made->n; i++) {
+    ar_gradients *made = NULL;
+    for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < i; k++) {
-            if (made->params[k] == made->params[i]) {
-                const ar_status st =
-                    ar_error_set(AR_ERR_ARG, "gradients are given the parameter %s twice", made->params[i]->name);
-                ar_gradients_destroy(made);
-                return st;
-            }
+            if (params[k] == params[i])
+                return ar_error_set(AR_ERR_ARG, "gradients are given the parameter %s twice", params[i]->name);
         }
     }
+    AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a gradient manager"));
+    *made = (ar_gradients){.ctx = ctx, .n = n};
+    const ar_status st = ARI_ALLOC(&made->params, n, "a list of parameters");
+    if (st != AR_OK) {
+        free(made);
+        return st;
+    }
+    if (n > 0)
+        memcpy(made->params, params, n * sizeof *params);
     *gives = made;
     return AR_OK;
 }
 
-/* Takes over `params`. */
-static ar_status create_gradients(ar_gradients **gives, ar_ctx *ctx, ar_param **params, size_t n)
-{
-    ar_gradients *made = NULL;
-    const ar_status st = ari_alloc_zero((void **)&made, 1, sizeof *made, "a gradient manager");
-    if (st != AR_OK) {
-        free(params);
-        return st;
-    }
-    made->ctx = ctx;
-    made->params = params;
-    made->n = n;
-    return finish_create(gives, made);
-}
-
-ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
-{
-    ar_param **own = NULL;
-    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
-    if (n > 0)
-        memcpy(own, params, n * sizeof *own);
-    return create_gradients(gives, ctx, own, n);
-}
-
 ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m)
 {
-    ar_param **own = NULL;
+    ar_param **params = NULL;
     size_t n = 0;
-    AR_TRY(ari_module_list(&own, &n, m));
-    return create_gradients(gives, ctx, own, n);
+    AR_TRY(ari_module_list(&params, &n, m));
+    const ar_status st = ar_gradients_create(gives, ctx, params, n);
+    free(params);
+    return st;
 }
 
 void ar_gradients_destroy(ar_gradients *g)
@@ -78,29 +61,6 @@ size_t ar_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap)
         n++;
     }
     return n;
-}
-
-static bool is_whole(const ar_layout *o)
-{
-    for (int d = 0; d < o->ndim; d++) {
-        if (ar_layout_local(o, d) != o->shape[d])
-            return false;
-    }
-    return true;
-}
-
-ar_param_kind ar_param_kind_of(const ar_param *p)
-{
-    if (p->spread)
-        return AR_PARAM_PARTIAL;
-    return p->layout.replicas > 1 || is_whole(&p->layout) ? AR_PARAM_REPLICATED : AR_PARAM_SHARDED;
-}
-
-const char *ar_param_kind_name(ar_param_kind k)
-{
-    static const char *const names[] = {
-        [AR_PARAM_REPLICATED] = "replicated", [AR_PARAM_SHARDED] = "sharded", [AR_PARAM_PARTIAL] = "partial"};
-    return names[k];
 }
 
 ar_status ar_gradients_zero(ar_gradients *g)
