@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stddef.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -6,6 +7,7 @@
 #include "ref/layers/parts.h"
 
 struct ar_embedding {
+    ar_module base; /* of ar_embedding_module_create */
     ar_embedding_split split;
     size_t vocab, h, positions;
     size_t start, rows; /* this rank's ids */
@@ -15,8 +17,8 @@ struct ar_embedding {
     bool pads;
     int64_t pad_id;
     char token_name[96], sum_name[96];
-    ari_dropout dropout; /* of the sum */
-    ar_param token, position;
+    ari_dropout dropout;      /* of the sum */
+    ar_param token, position; /* the module's parameters are an array */
 };
 
 enum { SAVED_ROWS, SAVED_POSITION_ROWS };
@@ -355,18 +357,13 @@ ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, c
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */
 
-typedef struct embedding_module {
-    ar_module base;
-    ar_embedding *embedding; /* owned */
-} embedding_module;
-
 static ar_status module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                 const ar_batch *batch)
 {
     (void)x;
     if (!batch || !batch->input_ids)
         return ar_error_set(AR_ERR_ARG, "%s: an embedding takes the batch's input_ids, and it has none", base->name);
-    return ar_embedding_forward(((embedding_module *)base)->embedding, ctx, saved, y, batch);
+    return ar_embedding_forward((ar_embedding *)base, ctx, saved, y, batch);
 }
 
 static ar_status module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -375,23 +372,7 @@ static ar_status module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     if (dx)
         return ar_error_set(AR_ERR_ARG, "%s: ids have no gradient; an embedding is the first of its modules",
                             base->name);
-    return ar_embedding_backward(((embedding_module *)base)->embedding, ctx, saved, dy, batch);
-}
-
-static size_t module_params(const ar_module *base, ar_param **out, size_t cap)
-{
-    ar_embedding *e = ((const embedding_module *)base)->embedding;
-    if (cap > 0)
-        out[0] = &e->token;
-    if (e->learned && cap > 1)
-        out[1] = &e->position;
-    return e->learned ? 2 : 1;
-}
-
-static void module_destroy(ar_module *base)
-{
-    ar_embedding_destroy(((embedding_module *)base)->embedding);
-    free(base);
+    return ar_embedding_backward((ar_embedding *)base, ctx, saved, dy, batch);
 }
 
 ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e)
@@ -399,15 +380,9 @@ ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e)
     static const ar_module_ops ops = {.kind = "embedding",
                                       .forward = module_forward,
                                       .backward = module_backward,
-                                      .params = module_params,
-                                      .destroy = module_destroy};
-    embedding_module *m = NULL;
+                                      .params_at = offsetof(ar_embedding, token),
+                                      .params_count = 2};
     if (!e)
         return ar_error_set(AR_ERR_ARG, "a module of an embedding that is NULL");
-    const ar_status st = ari_module_begin((void **)&m, sizeof *m, &ops, e->sum_name, AR_HELD_UNKNOWN);
-    if (st == AR_OK)
-        m->embedding = e;
-    else
-        ar_embedding_destroy(e);
-    return st == AR_OK ? ari_module_end(gives, &m->base, st) : st;
+    return ari_module_end(gives, &e->base, ar_module_init(&e->base, &ops, e->sum_name, AR_HELD_UNKNOWN));
 }

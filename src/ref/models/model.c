@@ -292,6 +292,23 @@ ar_status ari_model_update_biases(ar_model *m, ar_ctx *ctx)
     return ari_scores_update(m->blocks, blocks_of(m), ctx);
 }
 
+static ar_status zero_each(ar_param *const *params, size_t n, ar_ctx *ctx)
+{
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_param_zero_grad(params[i], ctx));
+    return AR_OK;
+}
+
+static ar_status for_params(ar_model *m, ar_ctx *ctx, ar_status (*f)(ar_param *const *params, size_t n, ar_ctx *ctx))
+{
+    size_t n = 0;
+    ar_param **all = NULL;
+    AR_TRY(ari_model_list(&all, &n, m));
+    const ar_status st = f(all, n, ctx);
+    free(all);
+    return st;
+}
+
 ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
     AR_TRY(ari_scores_zero(m->blocks, blocks_of(m)));
@@ -301,28 +318,13 @@ ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
         AR_TRY(m->head ? ar_lm_head_zero(m->head, ctx) : ar_param_zero_grad(&m->sum, ctx));
     for (size_t i = 0; i < m->config.mtp && m->last; i++)
         AR_TRY(ar_lm_head_zero(m->further[i], ctx));
-    if (m->embedding)
-        AR_TRY(ar_param_zero_grad(ar_embedding_token(m->embedding), ctx));
-    if (m->embedding && ar_embedding_position(m->embedding))
-        AR_TRY(ar_param_zero_grad(ar_embedding_position(m->embedding), ctx));
-    for (size_t i = 0; i < blocks_of(m); i++) {
-        if (m->blocks[i])
-            AR_TRY(ar_module_zero_grad(m->blocks[i], ctx));
-    }
-    if (m->final_norm)
-        AR_TRY(ar_module_zero_grad(m->final_norm, ctx));
-    return m->head && !m->config.tied ? ar_param_zero_grad(ar_lm_head_weight(m->head), ctx) : AR_OK;
+    return for_params(m, ctx, zero_each);
 }
 
 ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx)
 {
-    size_t n = 0;
-    ar_param **all = NULL;
-    AR_TRY(ari_model_list(&all, &n, m));
     ari_span_begin("reduce gradients");
-    const ar_status st = ari_span_end(ar_params_reduce(all, n, ctx));
-    free(all);
-    return st;
+    return ari_span_end(for_params(m, ctx, ar_params_reduce));
 }
 
 const ar_config *ari_model_config(const ar_model *m)
