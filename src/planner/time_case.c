@@ -73,6 +73,8 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
     if (o->cost_model == ARI_COST_PRODUCTION) {
         run->numerics = AR_NUMERICS_NATIVE;
         run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
+    } else if (!p->step.run.parallel.own_schedule) {      /* a search's passes are those of all schedules */
+        run->parallel.schedule = p->step.run.parallel.schedule;
     }
     if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         run->ddp.bucket_bytes = o->cost_model == ARI_COST_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);
@@ -85,5 +87,7 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
     c.run.parallel.pp = p->step.run.parallel.pp;
     c.run.parallel.virtual_stages = p->step.run.parallel.virtual_stages;
     c.run.parallel.stages = p->step.run.parallel.stages;
+    if (p->step.run.batch < (size_t)ari_at_least_one(p->step.run.parallel.dp)) /* who is idle sums when the loss is */
+        c.run.ddp.mode = AR_BUCKETS_EAGER;
     return c;
 }

@@ -79,14 +79,24 @@ typedef struct ari_cost {
 double ari_cost_sum(const ari_cost *c);
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times);
 
+/* A micro-batch's seconds in a section; attention, weights: of the forward pass, and of the backward one. */
+typedef struct ari_section_times {
+    double forward, attention, backward, weights;
+} ari_section_times;
+
 enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
+/* Kinds of micro-batches: in exact numerics the first by itself, those of one sample more, the others. */
+enum { ARI_MICRO_KINDS = 3 };
+/* Sections: a layer of each block that is walked, and behind them what is before the layers and what is after them. */
 typedef struct ari_passes {
-    ari_cost mean[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of a rank's micro-batches; of all layers */
-    ari_cost last[ARI_DIRECTIONS][ARI_MODEL_PARTS]; /* of the last micro-batch */
-    double hidden[ARI_MODEL_PARTS];                 /* seconds of calls beside products, of a micro-batch */
-    double parameters[ARI_MODEL_PARTS];             /* of this rank, of all layers */
-    double experts[ARI_MODEL_PARTS];                /* of them, those of experts, where they have copies of their own */
-    ari_traffic moved[ARI_MODEL_PARTS];             /* of a micro-batch */
+    ari_cost *mean[ARI_DIRECTIONS]; /* [sections] of a rank's micro-batches */
+    ari_cost *last[ARI_DIRECTIONS]; /* of the last micro-batch */
+    ari_section_times *each[ARI_MICRO_KINDS];
+    int kinds, first[ARI_MICRO_KINDS];  /* from which micro-batch on each kind is */
+    double hidden[ARI_MODEL_PARTS];     /* seconds of calls beside products, of a micro-batch */
+    double parameters[ARI_MODEL_PARTS]; /* of this rank, of all layers */
+    double experts[ARI_MODEL_PARTS];    /* of them, those of experts, where they have copies of their own */
+    ari_traffic moved[ARI_MODEL_PARTS]; /* of a micro-batch */
     /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since its block began; behind
      * the blocks, of what is outside of them, since the pass began. */
     double *ready;
@@ -99,6 +109,8 @@ AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p,
 void ari_passes_fini(ari_passes *passes);
 /** Seconds of a micro-batch's passes through all layers. */
 double ari_passes_seconds(const ari_passes *passes);
+/** Sum over layers of what is known of the section of each. */
+double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
 
@@ -117,32 +129,24 @@ ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options 
  *  so many of it, unless moved is NULL. */
 double ari_shared_unit_call(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
 
-/* --- stages (time_stages.c) --------------------------------------------------------------------------------------- */
-
-typedef struct ari_span {
-    double begin, end;
-} ari_span;
-typedef struct ari_stages_run {
-    int ranks;
-    double end;                   /* of the last rank's last pass, in seconds since the first began */
-    ari_span last[AR_MAX_STAGES]; /* of each stage: of the last pass that makes gradients of weights */
-} ari_stages_run;
-/** A pipeline's ranks through a schedule whose stages take `times` for a micro-batch. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_stages_run_of(ari_stages_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times);
-
 /* --- outside of the passes (time_step.c) -------------------------------------------------------------------------- */
 
-typedef struct ari_bucket_cost {
-    ari_op_param last;
+/* Ranks of a pipeline that call together: the first and the last, all, all one after the other from the last one on. */
+typedef enum ari_across { ARI_ACROSS_NONE, ARI_ACROSS_ENDS, ARI_ACROSS_ALL, ARI_ACROSS_CHAIN } ari_across;
+/* A call after the passes, or products. */
+typedef struct ari_outside_call {
+    ari_op_param last; /* of a bucket: the gradient that completes it */
     double seconds;
-    bool overlapped;
-} ari_bucket_cost;
+    ari_across across;
+    bool bucket, overlapped, after; /* after: when all buckets are summed */
+} ari_outside_call;
 /* Work of a pipeline rank outside the passes. */
 typedef struct ari_outside_rank {
-    ari_bucket_cost *bucket; /* [n] in the order of their sums */
+    ari_outside_call *call; /* [n] in their order */
     size_t n, room;
-    double before, loss, after; /* seconds of the main queue: before the passes, after them, after the buckets */
-    double stages;              /* of these, over the ranks of a pipeline */
+    double before; /* seconds before the passes */
+    double sums;   /* of buckets */
+    double stages; /* of the others, over the ranks of a pipeline */
     ari_traffic moved;
 } ari_outside_rank;
 typedef struct ari_outside {
@@ -154,6 +158,57 @@ typedef struct ari_outside {
 AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o,
                                         const ari_outside *other);
 void ari_outside_fini(ari_outside *s);
+
+/* --- stages and ranks (time.c, time_sums.c) ----------------------------------------------------------------------- */
+
+/* A stage's share of each part of the model, or that of all stages of a rank. */
+typedef struct ari_stage {
+    double share[ARI_MODEL_PARTS];
+    double layers, experts; /* experts: of the layers, those that the second of two blocks stands for */
+    size_t first;           /* layer, where each is walked; else 0 */
+} ari_stage;
+
+/* The last backward pass of a stage. */
+typedef struct ari_last_pass {
+    size_t first, layers;
+    double begin, length; /* seconds since the step began, or without a pipeline since this pass did */
+    double scale;         /* seconds there for one of this pass alone: of the weights' gradients they may be fewer */
+    double absent;        /* seconds before the last block that only the last stage has: head and final norm */
+} ari_last_pass;
+
+typedef struct ari_span {
+    double begin, end;
+} ari_span;
+
+typedef struct ari_composed {
+    const ari_planned *p;
+    const ari_time_options *o;
+    const ari_passes *passes;
+    const ari_outside *outside;
+    const ar_pipeline_schedule *schedule;
+    double alone; /* seconds of the schedule without transfers; 0: not known */
+    ari_time *t;
+    double beside;                             /* seconds of weights and gradients on their way that products hide */
+    double micro;                              /* micro-batches */
+    double walked;                             /* those that the passes are of */
+    double recomputed_share;                   /* of the layers, by formula; 0: nothing */
+    bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
+    ari_span last[AR_MAX_STAGES]; /* of a pipeline's stage: its last pass that makes gradients of weights */
+    double ends[AR_MAX_STAGES];   /* of its ranks, seconds since the first began */
+    double end;                   /* of the last one's last pass */
+    const ari_last_pass *pass;    /* [stages] */
+} ari_composed;
+ari_stage ari_stage_of(const ari_composed *c, size_t i);
+/** How often a stage goes through a section. */
+double ari_stage_times(const ari_composed *c, const ari_stage *s, size_t section);
+size_t ari_composed_sections(const ari_composed *c);
+/** Time that recomputation adds to a section's pass of a micro-batch: forward once more, communication included. */
+ari_cost ari_composed_again(const ari_composed *c, const ari_cost *forward, size_t section);
+enum { ARI_RECOMPUTED = ARI_DIRECTIONS };
+/** A layer's last pass, by the mean of all; ARI_RECOMPUTED: what it computes again. */
+double ari_composed_layer(const ari_composed *c, int direction);
+/** Adds what follows the passes; busy: seconds of the rank that has most to do in them. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_composed_sums(ari_composed *c, double busy);
 
 /* --- together (time.c) -------------------------------------------------------------------------------------------- */
 

@@ -21,7 +21,9 @@ typedef struct walk {
     ari_overlapped overlapped;
     double block; /* seconds of it so far */
     size_t micro, layer;
+    int each; /* kind of the micro-batch */
     ari_operation_pass pass;
+    ar_pp_kind part;
     bool behind, counting;
 } walk;
 
@@ -91,18 +93,24 @@ static void begin_pass(walk *w, const ari_operation *op)
     w->pass = op->pass;
     w->micro = op->micro;
     w->counting = op->counting;
+    w->part = op->part;
     w->clock = w->block = 0.0;
     w->overlapped = (ari_overlapped){.until = 0.0};
     w->layer = ARI_NO_LAYER;
     w->behind = false;
-    for (int i = 0; i < ARI_MODEL_PARTS && ends(w, op); i++)
+    for (size_t i = 0; i < to->blocks.n + 2 && ends(w, op); i++)
         to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
+    w->each = 0;
+    while (w->each < to->kinds && to->first[w->each] != (int)op->micro)
+        w->each++;
+    if (w->each == to->kinds && to->kinds < ARI_MICRO_KINDS)
+        to->first[to->kinds++] = (int)op->micro;
 }
 
 /* After a block that stands for several layers the clock goes over the others too. */
 static void enter_block(walk *w, const ari_operation *op)
 {
-    if (op->pass != w->pass || op->micro != w->micro || op->counting != w->counting)
+    if (op->pass != w->pass || op->micro != w->micro || op->counting != w->counting || op->part != w->part)
         begin_pass(w, op);
     if (op->layer == w->layer)
         return;
@@ -350,12 +358,23 @@ static bool each_layer(const ari_walked *b)
 static void note_gradient(walk *w, const ari_operation *op, ari_model_part part, double layers)
 {
     const ari_op_value *g = &op->output[0];
-    if (ends(w, op))
-        w->to->ready[ready_at(w->to, op->layer, g->role)] =
-            w->clock - (op->layer == ARI_NO_LAYER || each_layer(&w->to->blocks) ? 0.0 : w->began);
+    const double since = op->layer == ARI_NO_LAYER || each_layer(&w->to->blocks) ? 0.0 : w->began;
+    const bool first_half = op->part == AR_PP_BACKWARD_INPUT, second_half = op->part == AR_PP_BACKWARD_WEIGHT;
+    for (ari_role role = 0; role <= g->role && ends(w, op); role++) {
+        if (role == g->role || (second_half && ari_op_builder_is_norm(role))) /* told of behind those deferred before */
+            w->to->ready[ready_at(w->to, op->layer, role)] = first_half ? HUGE_VAL : w->clock - since;
+    }
     const double n = op->micro == 0 ? layers * ari_op_elements(g) : 0.0; /* each micro-batch makes all */
     w->to->parameters[part] += n;
     w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
+}
+
+static void add_each(ari_section_times *to, const ari_cost *c, bool backward)
+{
+    to->forward += backward ? 0.0 : ari_cost_sum(c);
+    to->attention += backward ? 0.0 : c->attention;
+    to->backward += backward ? ari_cost_sum(c) : 0.0;
+    to->weights += c->weights;
 }
 
 static ar_status visit_operation(void *user, const ari_operation *op)
@@ -395,10 +414,14 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         c.over[k] += calls.over[k];
     c.over[ARI_TIME_TP] += waits;
-    c.weights = gradient && !ari_is_expert_part(op->role) ? ari_cost_sum(&c) : 0.0; /* those of experts do not wait */
-    ari_cost_add(&to->mean[backward][part], &c, times);
+    const bool later = op->part == AR_PP_BACKWARD ? gradient && !ari_is_expert_part(op->role) /* which do not wait */
+                                                  : op->part == AR_PP_BACKWARD_WEIGHT;
+    c.weights = later ? ari_cost_sum(&c) : 0.0;
+    const size_t section = part == ARI_PART_BLOCKS ? op->layer : to->blocks.n + (part == ARI_PART_AFTER);
+    ari_cost_add(&to->mean[backward][section], &c, times / layers);
+    add_each(&to->each[w->each][section], &c, backward);
     c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
-    ari_cost_add(&to->last[backward][part], &c, ends(w, op) && !op->counting ? layers : 0.0);
+    ari_cost_add(&to->last[backward][section], &c, ends(w, op) && !op->counting ? 1.0 : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
     if (gradient)
@@ -416,6 +439,23 @@ static int busiest(const ari_step_case *c)
     return !c->config->causal ? 0 : (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
 }
 
+static ar_status alloc_sections(ari_passes *to, size_t n)
+{
+    ari_cost *costs = NULL;
+    ari_section_times *times = NULL;
+    AR_TRY(ari_alloc_zero((void **)&costs, 2 * ARI_DIRECTIONS * n, sizeof *costs, "times of sections"));
+    to->mean[0] = costs;
+    AR_TRY(ari_alloc_zero((void **)&times, ARI_MICRO_KINDS * n, sizeof *times, "times of sections"));
+    to->each[0] = times;
+    for (size_t d = 0; d < ARI_DIRECTIONS; d++) {
+        to->mean[d] = costs + d * n;
+        to->last[d] = costs + (ARI_DIRECTIONS + d) * n;
+    }
+    for (size_t k = 0; k < ARI_MICRO_KINDS; k++)
+        to->each[k] = times + k * n;
+    return ari_alloc_zero((void **)&to->ready, (n - 1) * ARI_ROLES, sizeof *to->ready, "times of gradients");
+}
+
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
 {
     ari_step_case c = ari_time_case(p, o, p->step.config);
@@ -430,11 +470,11 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
               .seen = seen_scores(p),
               .micros = ari_at_least_one(p->step.run.parallel.micro_batches),
               .pass = ARI_PASS_START};
-    AR_TRY(ari_alloc_zero((void **)&passes->ready, (passes->blocks.n + 1) * ARI_ROLES, sizeof *passes->ready,
-                          "times of gradients"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    const ar_status st = ari_operations_passes(&c, busiest(&c), visit_operation, &w);
+    ar_status st = alloc_sections(passes, passes->blocks.n + 2);
+    if (st == AR_OK)
+        st = ari_operations_passes(&c, busiest(&c), visit_operation, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);
     return st;
@@ -443,7 +483,24 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
 void ari_passes_fini(ari_passes *passes)
 {
     free(passes->ready);
-    passes->ready = NULL;
+    free(passes->each[0]);
+    free(passes->mean[0]);
+    *passes = (ari_passes){.kinds = 0};
+}
+
+double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers)
+{
+    const ari_walked *b = &passes->blocks;
+    double sum = 0.0, experts = 0.0;
+    for (size_t i = first; i < first + layers && b->n > 1; i++) {
+        if (b->by_experts)
+            experts += ar_config_has_experts(passes->model, i);
+        else
+            sum += ari_cost_sum(&of[i]);
+    }
+    if (b->n > 1 && !b->by_experts)
+        return sum;
+    return ((double)layers - experts) * ari_cost_sum(&of[0]) + (experts > 0.0 ? experts * ari_cost_sum(&of[1]) : 0.0);
 }
 
 /* Of the layers, which go backward from the last to the first, those behind a stage's last one are not its own. */
@@ -452,10 +509,13 @@ double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, siz
     const bool outside = ari_outside_layers(passes->model, param->layer);
     const size_t block = outside ? ARI_NO_LAYER : ari_walked_block(&passes->blocks, passes->model, param->layer);
     const double at = passes->ready[ready_at(passes, block, param->role)];
-    const double each = ari_cost_sum(&passes->last[ARI_GOES_BACKWARD][ARI_PART_BLOCKS]) / (double)passes->layers;
+    const ari_cost *last = passes->last[ARI_GOES_BACKWARD];
     const bool before = outside && ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
+    const double behind = ari_passes_layers(passes, last, first + layers, passes->layers - first - layers);
     if (!outside && each_layer(&passes->blocks))
-        return at - (double)(passes->layers - first - layers) * each;
-    return outside ? at - (before ? (double)(passes->layers - layers) * each : 0.0)
-                   : passes->begun + (double)(first + layers - 1 - param->layer) * each + at;
+        return at - behind;
+    if (!outside)
+        return passes->begun + ari_passes_layers(passes, last, param->layer + 1, first + layers - 1 - param->layer) +
+               at;
+    return before ? at - behind - ari_passes_layers(passes, last, 0, first) : at;
 }

@@ -12,23 +12,6 @@ typedef struct walk {
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
 } walk;
 
-static double calls(walk *w, const ari_operation *op)
-{
-    double sum = 0.0;
-    for (int i = 0; i < op->calls; i++) {
-        const ari_op_call *call = &op->call[i];
-        const ari_links *l = &w->links[call->over];
-        const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
-        const double seconds = ari_links_call(l, call->kind, n, width);
-        sum += seconds;
-        const ari_time_kind kind = ari_time_kind_of(call->over);
-        w->to->stages += op->kind != ARI_OPERATION_GRADIENT_SUM && kind == ARI_TIME_PP ? seconds : 0.0;
-        ari_traffic_count(&w->to->moved, kind, ari_call_name(call->kind), l, 1.0,
-                          ari_links_sent(l, call->kind, n, width), seconds);
-    }
-    return sum;
-}
-
 /* Of an update by Muon the products of each block. */
 static double products(const walk *w, const ari_operation *op)
 {
@@ -45,29 +28,53 @@ static double products(const walk *w, const ari_operation *op)
     return sum;
 }
 
-static ar_status add_bucket(ari_outside_rank *s, const ari_operation *op, double seconds)
+static ar_status add_call(ari_outside_rank *s, const ari_outside_call *c)
 {
-    AR_TRY(ari_grow(&s->bucket, &s->room, s->n, sizeof *s->bucket, "buckets"));
-    s->bucket[s->n++] = (ari_bucket_cost){op->last, seconds, op->calls > 0 && op->call[0].queue == ARI_ON_BUCKETS};
+    s->sums += c->bucket ? c->seconds : 0.0;
+    if (c->seconds == 0.0 && c->across == ARI_ACROSS_NONE)
+        return AR_OK;
+    AR_TRY(ari_grow(&s->call, &s->room, s->n, sizeof *s->call, "calls after the passes"));
+    s->call[s->n++] = *c;
     return AR_OK;
+}
+
+static ari_across across_of(const ari_op_call *call)
+{
+    return call->over == ARI_OVER_ENDS                      ? ARI_ACROSS_ENDS
+           : !(ari_over_axes(call->over) & ARI_CUTS_LAYERS) ? ARI_ACROSS_NONE
+           : call->kind == ARI_CALL_BROADCAST               ? ARI_ACROSS_CHAIN
+                                                            : ARI_ACROSS_ALL;
 }
 
 static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_outside_rank *s = w->to;
-    const double seconds = calls(w, op) + products(w, op);
-    if (op->kind == ARI_OPERATION_GRADIENT_SUM)
-        return add_bucket(s, op, seconds);
     const bool counts = op->input[0].dtype == AR_I64; /* of a router; else its losses, which are summed with the loss */
-    if (op->kind == ARI_OPERATION_TARGETS || (op->kind == ARI_OPERATION_ROUTER_SUM && counts))
-        s->before += seconds;
-    else if (op->kind == ARI_OPERATION_LOSS_SUM || op->kind == ARI_OPERATION_ROUTER_SUM ||
-             op->kind == ARI_OPERATION_FURTHER_SUM)
-        s->loss += seconds;
-    else
-        s->after += seconds;
-    return AR_OK;
+    const bool before = op->kind == ARI_OPERATION_TARGETS || (op->kind == ARI_OPERATION_ROUTER_SUM && counts);
+    const bool loss = op->kind == ARI_OPERATION_LOSS_SUM || op->kind == ARI_OPERATION_ROUTER_SUM ||
+                      op->kind == ARI_OPERATION_FURTHER_SUM;
+    ari_outside_call c = {.last = op->last, .bucket = op->kind == ARI_OPERATION_GRADIENT_SUM};
+    c.last.layer = c.bucket ? c.last.layer : ARI_NO_LAYER;
+    c.after = !c.bucket && !loss;
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        const ari_links *l = &w->links[call->over];
+        const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
+        const ari_time_kind kind = ari_time_kind_of(call->over);
+        c.seconds = ari_links_call(l, call->kind, n, width);
+        c.overlapped = call->queue == ARI_ON_BUCKETS;
+        c.across = across_of(call);
+        s->stages += !c.bucket && kind == ARI_TIME_PP ? c.seconds : 0.0;
+        s->before += before ? c.seconds : 0.0;
+        ari_traffic_count(&s->moved, kind, ari_call_name(call->kind), l, 1.0, ari_links_sent(l, call->kind, n, width),
+                          c.seconds);
+        if (!before)
+            AR_TRY(add_call(s, &c));
+    }
+    c.seconds = products(w, op);
+    c.across = ARI_ACROSS_NONE;
+    return add_call(s, &c);
 }
 
 /* A rank of a layout's pipeline. */
@@ -109,17 +116,17 @@ static ar_status copy_outside(ari_outside_rank *to, const place *from, const pla
 {
     const ari_outside_rank *a = &from->s->rank[from->rank];
     *to = *a;
-    to->bucket = NULL;
+    to->call = NULL;
     to->room = a->n;
-    AR_TRY(ari_alloc((void **)&to->bucket, a->n, sizeof *to->bucket, "buckets"));
+    AR_TRY(ari_alloc((void **)&to->call, a->n, sizeof *to->call, "calls after the passes"));
     for (size_t i = 0, k = 0; i < a->n; i++) {
-        const size_t layer = a->bucket[i].last.layer;
-        to->bucket[i] = a->bucket[i];
+        const size_t layer = a->call[i].last.layer;
+        to->call[i] = a->call[i];
         if (layer == ARI_NO_LAYER)
             continue;
         for (k = layer_at(from, k) == layer ? k : 0; layer_at(from, k) != layer;)
             k++;
-        to->bucket[i].last.layer = layer_at(at, k);
+        to->call[i].last.layer = layer_at(at, k);
     }
     return AR_OK;
 }
@@ -163,7 +170,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
 void ari_outside_fini(ari_outside *s)
 {
     for (size_t r = 0; r < s->n && s->rank; r++)
-        free(s->rank[r].bucket);
+        free(s->rank[r].call);
     free(s->rank);
     s->rank = NULL;
 }

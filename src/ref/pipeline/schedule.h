@@ -90,9 +90,15 @@ AR_NODISCARD ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, b
 /** Checks that lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_schedule_check_together(const ar_pipeline_schedule *s);
 
+/* Times of stages and micro-batches: at[k * stages + stage] of those from first[k] on, up to first[k + 1]. */
+typedef struct ari_pp_timed {
+    const ar_pp_times *at;
+    const int *first;
+    int kinds;
+} ari_pp_timed;
 /** ar_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */
-AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
                                          ar_pp_event_fn each, void *user);
 
 #endif

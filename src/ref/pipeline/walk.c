@@ -23,7 +23,7 @@ typedef struct channel {
 
 typedef struct walker {
     const ar_pipeline_schedule *s;
-    const ar_pp_times *times;
+    const ari_pp_timed *times;
     ar_pp_run *out;
     ar_pp_event_fn each;
     void *user;
@@ -42,7 +42,10 @@ static double duration(const walker *w, const ar_pp_operation *o)
 {
     if (!w->times)
         return 0;
-    const ar_pp_times *t = &w->times[o->stage];
+    int kind = w->times->kinds - 1;
+    while (w->times->first[kind] > o->micro)
+        kind--;
+    const ar_pp_times *t = &w->times->at[kind * w->s->shape.stages + o->stage];
     switch (o->kind) {
     case AR_PP_FORWARD:
         return t->forward;
@@ -53,7 +56,7 @@ static double duration(const walker *w, const ar_pp_operation *o)
     case AR_PP_BACKWARD_WEIGHT:
         return t->backward_weight;
     case AR_PP_RECV_ACTIVATION:
-        return w->times[o->stage - 1].transfer;
+        return t[-1].transfer;
     case AR_PP_RECV_GRADIENT:
         return t->transfer;
     case AR_PP_SEND_ACTIVATION:
@@ -185,7 +188,7 @@ static ar_status walk_ranks(walker *w)
     return AR_OK;
 }
 
-ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
                             ar_pp_event_fn each, void *user)
 {
     ar_status st = AR_OK;
@@ -222,5 +225,7 @@ ar_status ar_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s
             return ar_error_set(AR_ERR_ARG,
                                 "stage %d takes %g forward, %g and %g backward, %g to move: times are 0 or more", i,
                                 times[i].forward, times[i].backward_input, times[i].backward_weight, times[i].transfer);
-    return ari_schedule_walk(out, s, times, each, user);
+    static const int first = 0;
+    const ari_pp_timed timed = {times, &first, 1};
+    return ari_schedule_walk(out, s, &timed, each, user);
 }
