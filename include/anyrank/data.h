@@ -27,8 +27,6 @@ typedef enum ar_data_format {
 
 /** "auto", "bytes", "u16", "u32", "safetensors", "jsonl". Static storage. */
 const char *ar_data_format_name(ar_data_format format);
-/** The inverse. Errors: AR_ERR_ARG (lists the names). */
-AR_NODISCARD ar_status ar_data_format_parse(ar_data_format *format, const char *name);
 
 /** Opens a token file; path NULL: the bundled text (bytes). Gives; ar_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
  * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or

@@ -98,13 +98,6 @@ void ar_ddp_destroy(ar_ddp *d);
 
 /** The module's name, or the list's. Borrowed. */
 const char *ar_ddp_name(const ar_ddp *d);
-/** NULL where a list was wrapped. Borrowed. */
-ar_module *ar_ddp_module(const ar_ddp *d);
-/** The data-parallel group whose ranks are summed over. Borrowed. */
-ar_comm *ar_ddp_group(const ar_ddp *d);
-/** All parameters, in the order of registration, those without gradient included; writes at most cap, returns how
- *  many. */
-size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap);
 /** The options it was made with. */
 ar_ddp_options ar_ddp_options_of(const ar_ddp *d);
 
@@ -156,14 +149,6 @@ typedef struct ar_bucket_info {
 size_t ar_ddp_buckets(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
-/* Position of a parameter's gradient. */
-typedef struct ar_bucket_place {
-    size_t bucket;        /* index */
-    size_t offset, count; /* elements of it: the first one, and how many, all of this rank's part of the parameter */
-} ar_bucket_place;
-/** The place of a parameter of the object. Errors: AR_ERR_NOT_FOUND (a parameter that is not of the object, or that
- *  required no gradient when it was made: names it), AR_ERR_ARG (NULL). On error *place is not written. */
-AR_NODISCARD ar_status ar_ddp_find(const ar_ddp *d, ar_bucket_place *place, const ar_param *p);
 /** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG
  *  (also with ZeRO-2 and -3). */
 AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);

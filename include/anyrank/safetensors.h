@@ -108,15 +108,5 @@ const char *ar_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t s
  *  model.safetensors in the folder, which readers would take in place of the shards), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
                                          size_t shards);
-/** Puts the bytes of tensor i of the whole list: ar_st_writer_put(w, at, ..) until it is whole. */
-typedef ar_status (*ar_st_source)(void *user, size_t i, ar_st_writer *w, size_t at);
-/** All of it: the shards one after the other, tensors fetched from `source` file by file and in the given order, then
- *  the index; or model.safetensors alone where one file is enough. Every file has the metadata. *files (may be NULL):
- *  how many hold tensors. An error leaves the files that were whole before it, and no index. Errors: those of the
- *  parts and of `source`. */
-AR_NODISCARD ar_status ar_st_write_sharded(const char *folder, const ar_st_tensor *tensors, size_t n,
-                                           const char *const *metadata, size_t n_meta, size_t shard_bytes,
-                                           ar_st_source source, void *user, size_t *files);
-
 AR_END_DECLS
 #endif

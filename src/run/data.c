@@ -36,18 +36,6 @@ const char *ar_data_format_name(ar_data_format format)
     return (size_t)format < FORMATS ? format_names[format] : "?";
 }
 
-ar_status ar_data_format_parse(ar_data_format *format, const char *name)
-{
-    for (size_t i = 0; name != NULL && i < FORMATS; i++) {
-        if (strcmp(name, format_names[i]) == 0) {
-            *format = (ar_data_format)i;
-            return AR_OK;
-        }
-    }
-    return ar_error_set(AR_ERR_ARG, "data format '%s': expected auto, bytes, u16, u32, safetensors or jsonl",
-                        ARI_SHOW(name == NULL ? "" : name));
-}
-
 /* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
 static ar_status format_of_name(ar_data_format *format, const char *path)
 {

@@ -92,34 +92,16 @@ Test(safetensors_stream, a_plan_fills_files_in_order_and_gives_large_tensors_the
     cr_expect(shard[0] == 0 && shard[1] == 1 && shards == 2);
 }
 
-/* Hands over `list` in pieces of 3 bytes; fails at tensor `fail_at`. */
-typedef struct source {
-    const ar_st_tensor *list;
-    size_t fail_at, calls;
-} source;
-
-static ar_status put_pieces(void *user, size_t i, ar_st_writer *w, size_t at)
-{
-    source *s = user;
-    size_t left = ar_dtype_bytes(s->list[i].dtype);
-    for (int d = 0; d < s->list[i].ndim; d++)
-        left *= s->list[i].shape[d];
-    s->calls++;
-    if (i == s->fail_at)
-        return ar_error_set(AR_ERR_DATA, "tensor %zu is not to be had", i);
-    for (const char *data = s->list[i].data; left > 0; data += left < 3 ? left : 3, left -= left < 3 ? left : 3)
-        AR_TRY(ar_st_writer_put(w, at, data, left < 3 ? left : 3));
-    return AR_OK;
-}
-
 Test(safetensors_stream, shards_and_their_index_are_read_back)
 {
     static const char *const meta[] = {"format", "pt"};
-    source s = {three, SIZE_MAX, 0};
-    size_t files = 0;
-    cr_assert_ok(ar_st_write_sharded(folder, three, 3, meta, 1, 12, put_pieces, &s, &files));
-    cr_expect_eq(files, 2);
-    cr_expect_eq(s.calls, 3);
+    char name[AR_ST_SHARD_NAME];
+    size_t shard[3], shards = 0;
+    cr_assert_ok(ar_st_shard_plan(shard, &shards, three, 3, 12));
+    cr_assert(shards == 2 && shard[1] == 0 && shard[2] == 1);
+    cr_assert_ok(ar_st_write(in_folder(ar_st_shard_name(name, 0, shards)), three, 2, meta, 1));
+    cr_assert_ok(ar_st_write(in_folder(ar_st_shard_name(name, 1, shards)), three + 2, 1, meta, 1));
+    cr_assert_ok(ar_st_write_index(folder, three, 3, shard, shards));
     expect_text("model.safetensors.index.json", "{\n  \"metadata\": {\n    \"total_size\": 20\n  },\n"
                                                 "  \"weight_map\": {\n"
                                                 "    \"h\": \"model-00001-of-00002.safetensors\",\n"
@@ -130,36 +112,15 @@ Test(safetensors_stream, shards_and_their_index_are_read_back)
     cr_expect_eq(ar_st_model_count(m), 3);
     cr_expect_eq(memcmp(ar_st_model_find(m, "h")->data, half, 12), 0);
     cr_expect_eq(memcmp(ar_st_model_find(m, "s")->data, single, 8), 0);
-}
-
-Test(safetensors_stream, what_fits_into_one_file_has_no_index)
-{
-    source s = {three, SIZE_MAX, 0};
-    size_t files = 0;
-    cr_assert_ok(ar_st_write_sharded(folder, three, 3, NULL, 0, 20, put_pieces, &s, &files));
-    cr_expect_eq(files, 1);
-    cr_expect_eq(count_files(NULL), 1);
-    cr_expect_ok(ar_st_write_sharded(folder, three, 0, NULL, 0, 20, put_pieces, &s, &files));
-    cr_expect_eq(files, 1);
+    cr_expect_str_eq(ar_st_shard_name(name, 0, 1), "model.safetensors");
 }
 
 Test(safetensors_stream, an_index_never_stands_behind_a_file_that_hides_it)
 {
-    source s = {three, SIZE_MAX, 0};
-    cr_assert_ok(ar_st_write(in_folder("model.safetensors"), three, 3, NULL, 0));
-    cr_expect_refused(ar_st_write_sharded(folder, three, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_ARG,
-                      "write to another folder");
-    cr_expect_eq(s.calls, 0);
-    cr_expect_eq(count_files(NULL), 1);
-}
-
-Test(safetensors_stream, a_source_that_fails_leaves_no_index)
-{
-    source s = {three, 2, 0};
-    cr_expect_eq(ar_st_write_sharded(folder, three, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_DATA);
-    cr_expect_eq(count_files(NULL), 1, "the first shard alone");
     const ar_st_tensor twice[3] = {three[0], three[2], three[0]};
-    s = (source){twice, SIZE_MAX, 0};
-    cr_expect_eq(ar_st_write_sharded(folder, twice, 3, NULL, 0, 12, put_pieces, &s, NULL), AR_ERR_ARG);
-    cr_expect_eq(s.calls, 0, "a name in two files is found first");
+    const size_t shard[3] = {0, 0, 1};
+    cr_expect_eq(ar_st_write_index(folder, twice, 3, shard, 2), AR_ERR_ARG, "a name in two files");
+    cr_assert_ok(ar_st_write(in_folder("model.safetensors"), three, 3, NULL, 0));
+    cr_expect_refused(ar_st_write_index(folder, three, 3, shard, 2), AR_ERR_ARG, "write to another folder");
+    cr_expect_eq(count_files(NULL), 1);
 }

@@ -92,10 +92,6 @@ Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
     ar_data_close(d);
     unlink(path);
     cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_ERR_IO, "it is not there");
-    ar_data_format format = AR_DATA_AUTO;
-    cr_assert_ok(ar_data_format_parse(&format, "u16"));
-    cr_assert_eq(format, AR_DATA_U16);
-    cr_assert_eq(ar_data_format_parse(&format, "u64"), AR_ERR_ARG);
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
 }
 

@@ -442,23 +442,6 @@ const char *ar_ddp_name(const ar_ddp *d)
     return d->name;
 }
 
-ar_module *ar_ddp_module(const ar_ddp *d)
-{
-    return d->module;
-}
-
-ar_comm *ar_ddp_group(const ar_ddp *d)
-{
-    return d->ctx->dp;
-}
-
-size_t ar_ddp_params(const ar_ddp *d, ar_param **out, size_t cap)
-{
-    for (size_t i = 0; i < d->n && i < cap; i++)
-        out[i] = d->params[i];
-    return d->n;
-}
-
 ar_ddp_options ar_ddp_options_of(const ar_ddp *d)
 {
     return d->options;
@@ -479,27 +462,6 @@ size_t ar_ddp_buckets(const ar_ddp *d)
 ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i)
 {
     return d->buckets[i].info;
-}
-
-ar_status ar_ddp_find(const ar_ddp *d, ar_bucket_place *place, const ar_param *p)
-{
-    if (!d || !place || !p)
-        return ar_error_set(AR_ERR_ARG, "the place of a gradient needs a data-parallel object and a parameter");
-    for (size_t i = 0; i < d->trained; i++) {
-        if (d->bucketed[i] == p) {
-            *place = (ar_bucket_place){d->slots[i].bucket, d->offsets[i], ar_tensor_count(&p->value)};
-            return AR_OK;
-        }
-    }
-    for (size_t i = 0; i < d->n; i++) {
-        if (d->params[i] == p)
-            return ar_error_set(AR_ERR_NOT_FOUND,
-                                "%s: parameter %s is in no bucket: it required no gradient when the data-parallel "
-                                "object was made",
-                                d->name, p->name);
-    }
-    return ar_error_set(AR_ERR_NOT_FOUND, "%s: parameter %s is not one of the %zu of this data-parallel object",
-                        d->name, p->name, d->n);
 }
 
 size_t ar_ddp_bytes(const ar_ddp *d)
