@@ -97,105 +97,48 @@ static bool is_neutral(const json_t *value, neutral kind)
     return json_is_false(value);
 }
 
-static const struct {
-    char key[40];
-    neutral kind;
-} refused[] = {
-    /* how weights are stored, or which are there */
-    {"quantization_config", EMPTY},
-    {"pruned_heads", EMPTY},
-    {"per_layer_config", EMPTY},
-    /* which keys a query sees */
-    {"is_causal", ON},
-    {"is_prefix_lm", OFF},
-    {"prefix_lm", OFF},
-    {"use_bidirectional_attention", OFF},
-    {"attention_chunk_size", OFF},
-    {"attention_types", EMPTY},
-    {"sliding_window_pattern", OFF},
-    {"window_size", OFF},
-    {"full_attn_idxs", EMPTY},
-    /* positions */
-    {"partial_rotary_factor", ONE},
-    {"rotary_pct", ONE},
-    {"rotary_percentage", ONE},
-    {"rotary_dim", OFF},
-    {"rope_interleaved", OFF},
-    {"rope_interleave", OFF},
-    {"rope_local_base_freq", OFF},
-    {"use_dynamic_ntk", OFF},
-    {"use_mrope", OFF},
-    {"no_rope_layers", EMPTY},
-    {"no_rope_layer_interval", ZERO},
-    {"alibi", OFF},
-    /* scores, logits and other factors */
-    {"attn_logit_softcapping", OFF},
-    {"final_logit_softcapping", OFF},
-    {"attn_logit_cap", OFF},
-    {"logits_soft_cap", OFF},
-    {"query_pre_attn_scalar", OFF},
-    {"softmax_scale", OFF},
-    {"attn_temperature_tuning", OFF},
-    {"use_logn_attn", OFF},
-    {"logit_scale", ONE},
-    {"logits_scaling", ONE},
-    {"embedding_multiplier", ONE},
-    {"attention_multiplier", OFF},
-    {"residual_multiplier", ONE},
-    {"scale_embedding", OFF},
-    {"scale_emb", ONE},
-    {"scale_depth", OFF},
-    {"scale_attn_by_inverse_layer_idx", OFF},
-    {"layer_scale", OFF},
-    {"clip_qkv", OFF},
-    /* other parts of a block */
-    {"use_qk_norm", OFF},
-    {"qk_norm", OFF},
-    {"qk_layernorm", OFF},
-    {"qk_ln", OFF},
-    {"parallel_attn", OFF},
-    {"use_parallel_residual", OFF},
-    {"apply_residual_connection_post_layernorm", OFF},
-    {"hidden_activation", OFF}, /* Gemma's, which scales embeddings and adds 1 to the weights of norms */
-    {"norm_after", OFF},
-    {"use_post_norm", OFF},
-    {"new_decoder_architecture", OFF},
-    {"use_cla", OFF},
-    {"attention_out_bias", OFF},
-    {"q_lora_rank", OFF},
-    {"kv_lora_rank", OFF},
-    {"qk_rope_head_dim", OFF},
-    {"qk_nope_head_dim", OFF},
-    {"qk_head_dim", OFF},
-    {"v_head_dim", OFF},
-    {"lambda_std_dev", OFF},
-    {"num_kv_shared_layers", ZERO},
-    {"mamba_d_state", OFF},
-    {"pretraining_tp", ONE},
-    /* experts */
-    {"moe", OFF},
-    {"is_moe", OFF},
-    {"moe_layers", EMPTY},
-    {"num_local_experts", ZERO},
-    {"num_experts", ZERO},
-    {"router_jitter_noise", ZERO},
-    {"output_router_logits", OFF}, /* adds the balancing loss to the loss */
-    {"n_routed_experts", ZERO},
-    {"shared_expert_intermediate_size", ZERO},
-    /* other kinds of models */
-    {"is_encoder_decoder", OFF},
-    {"tie_encoder_decoder", OFF},
-    {"add_cross_attention", OFF},
-    {"vision_config", EMPTY},
-    {"text_config", EMPTY},
-    {"audio_config", EMPTY}};
-
-/* The same of experts, by what they change; words. */
+/* Words of keys that no model has unless it reads them, the value with which they change nothing, and what another
+ * changes; NULL: the mathematics, in a way of their own. */
 static const struct {
     const char *keys;
     neutral kind;
     const char *why;
-} of_experts[] = {
+} refused[] = {
+    /* how weights are stored, or which are there */
+    {"quantization_config pruned_heads per_layer_config", EMPTY, NULL},
+    /* which keys a query sees */
+    {"is_causal", ON, NULL},
+    {"is_prefix_lm prefix_lm use_bidirectional_attention attention_chunk_size sliding_window_pattern "
+     "window_size",
+     OFF, NULL},
+    {"attention_types full_attn_idxs", EMPTY, NULL},
+    /* positions */
+    {"partial_rotary_factor rotary_pct rotary_percentage", ONE, NULL},
+    {"rotary_dim rope_interleaved rope_interleave rope_local_base_freq use_dynamic_ntk use_mrope alibi", OFF, NULL},
+    {"no_rope_layers", EMPTY, NULL},
+    {"no_rope_layer_interval", ZERO, NULL},
+    /* scores, logits and other factors */
+    {"attn_logit_softcapping final_logit_softcapping attn_logit_cap logits_soft_cap query_pre_attn_scalar "
+     "softmax_scale attn_temperature_tuning use_logn_attn attention_multiplier scale_embedding scale_depth "
+     "scale_attn_by_inverse_layer_idx layer_scale clip_qkv",
+     OFF, NULL},
+    {"logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb", ONE, NULL},
+    /* other parts of a block */
+    {"use_qk_norm qk_norm qk_layernorm qk_ln parallel_attn use_parallel_residual "
+     "apply_residual_connection_post_layernorm hidden_activation norm_after use_post_norm "
+     "new_decoder_architecture use_cla attention_out_bias q_lora_rank kv_lora_rank qk_rope_head_dim "
+     "qk_nope_head_dim qk_head_dim v_head_dim lambda_std_dev mamba_d_state",
+     OFF, NULL},
+    {"num_kv_shared_layers", ZERO, NULL},
+    {"pretraining_tp", ONE, NULL},
+    /* experts */
+    {"moe is_moe output_router_logits", OFF, NULL},
+    {"moe_layers", EMPTY, NULL},
+    {"num_local_experts num_experts router_jitter_noise n_routed_experts shared_expert_intermediate_size", ZERO, NULL},
+    /* other kinds of models */
+    {"is_encoder_decoder tie_encoder_decoder add_cross_attention", OFF, NULL},
+    {"vision_config text_config audio_config", EMPTY, NULL},
+    /* experts, by what they change */
     {"scoring_func score_func score_function router_scoring_func moe_router_score_function", SOFTMAX,
      "weights of experts are another function of the logits than their softmax"},
     {"topk_method", GREEDY, "experts are not chosen by their own scores alone"},
@@ -243,13 +186,13 @@ static bool is_word_of(const char *key, const char *words)
     return false;
 }
 
-#define OF_EXPERTS (sizeof of_experts / sizeof of_experts[0])
+#define REFUSED (sizeof refused / sizeof refused[0])
 
-/* The row that has the key; OF_EXPERTS: none. */
-static size_t of_experts_row(const char *key)
+/* The row that has the key; REFUSED: none. */
+static size_t refused_row(const char *key)
 {
     size_t i = 0;
-    while (i < OF_EXPERTS && !is_word_of(key, of_experts[i].keys))
+    while (i < REFUSED && !is_word_of(key, refused[i].keys))
         i++;
     return i;
 }
@@ -258,21 +201,18 @@ ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model
 {
     static const char wanted[][20] = {"null or false", "0",    "1",         "true",
                                       "empty or null", "null", "'softmax'", "'greedy'"};
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        const json_t *value = ari_json_get(at, refused[i].key);
-        if (value != NULL && !is_neutral(value, refused[i].kind) && !is_word_of(refused[i].key, model->reads))
-            return ari_config_refuse_key(at, refused[i].key, wanted[refused[i].kind]);
-    }
     const char *key;
     json_t *value;
     /* jansson's iterators take an object that may change; this one does not. */
     json_object_foreach((json_t *)(uintptr_t)at->object, key, value)
     {
-        const size_t i = of_experts_row(key);
-        if (i < OF_EXPERTS && !json_is_null(value) && !is_neutral(value, of_experts[i].kind) &&
-            !is_word_of(key, model->reads))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' changes the mathematics: %s; expected %s or no such key",
-                                ARI_SHOW(at->name), key, of_experts[i].why, wanted[of_experts[i].kind]);
+        const size_t i = refused_row(key);
+        if (i == REFUSED || json_is_null(value) || is_neutral(value, refused[i].kind) || is_word_of(key, model->reads))
+            continue;
+        if (!refused[i].why)
+            return ari_config_refuse_key(at, key, wanted[refused[i].kind]);
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' changes the mathematics: %s; expected %s or no such key",
+                            ARI_SHOW(at->name), key, refused[i].why, wanted[refused[i].kind]);
     }
     return AR_OK;
 }
@@ -311,11 +251,8 @@ static bool is_known(const char *key)
         if (strcmp(key, neutral_keys[i]) == 0)
             return true;
     }
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        if (strcmp(key, refused[i].key) == 0)
-            return true; /* with a neutral value, or the file would have been refused */
-    }
-    return is_dropout(key) || of_experts_row(key) < OF_EXPERTS;
+    /* A refused key has a neutral value, or the file would have been refused. */
+    return is_dropout(key) || refused_row(key) < REFUSED;
 }
 
 /* --- all others --------------------------------------------------------------------------------------------------- */
