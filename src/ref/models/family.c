@@ -16,7 +16,18 @@
 #define QKV {ARI_Q, "self_attn.q_proj"}, {ARI_K, "self_attn.k_proj"}, {ARI_V, "self_attn.v_proj"}
 #define QK_NORMS {ARI_Q_NORM, "self_attn.q_norm"}, {ARI_K_NORM, "self_attn.k_norm"}
 #define OUT_NORM2 {ARI_OUT, "self_attn.o_proj"}, {ARI_NORM2, "post_attention_layernorm"}
+#define OUT_NORMS(attention, second) \
+    {ARI_OUT, "self_attn.o_proj"}, {ARI_ATTENTION_NORM, attention}, {ARI_NORM2, second}
+#define MLP_NORM(name) {ARI_MLP_NORM, name}
 #define GATED_MLP {ARI_GATE, "mlp.gate_proj"}, {ARI_UP, "mlp.up_proj"}, {ARI_DOWN, "mlp.down_proj"}
+#define PACKED_MLP {ARI_GATE_UP, "mlp.gate_up_proj"}, {ARI_DOWN, "mlp.down_proj"}
+#define SHARE {ARI_SHARED_SHARE, "mlp.shared_expert_gate"}
+#define ROUTER {ARI_ROUTER, "mlp.gate"}
+#define CHOOSING_ROUTER ROUTER, {ARI_ROUTER_BIAS, "mlp.gate.e_score_correction_bias"}
+#define LATENT {ARI_Q, "self_attn.q_proj"}, {ARI_Q_A, "self_attn.q_a_proj"}, \
+               {ARI_KV_A, "self_attn.kv_a_proj_with_mqa"}, {ARI_Q_A_NORM, "self_attn.q_a_layernorm"}, \
+               {ARI_Q_B, "self_attn.q_b_proj"}, {ARI_KV_A_NORM, "self_attn.kv_a_layernorm"}, \
+               {ARI_KV_B, "self_attn.kv_b_proj"}
 #define EXPERTS {ARI_EXPERT_GATE, "mlp.experts.*.gate_proj"}, {ARI_EXPERT_UP, "mlp.experts.*.up_proj"}, \
                 {ARI_EXPERT_DOWN, "mlp.experts.*.down_proj"}
 #define SHARED(name) {ARI_SHARED_GATE, "mlp." name ".gate_proj"}, {ARI_SHARED_UP, "mlp." name ".up_proj"}, \
@@ -58,13 +69,8 @@ static const ari_family families[] = {
                                    {ARI_DOWN, "mlp.dense_4h_to_h"},
                                    {ARI_FINAL_NORM, "gpt_neox.final_layer_norm"},
                                    {ARI_HEAD, "lm_head"}}},
-    [AR_ARCH_PHI3] = {LLAMA_NAMES("mlp"), .part = {TABLE,
-                                                   NORM1,
-                                                   {ARI_QKV, "self_attn.qkv_proj"},
-                                                   OUT_NORM2,
-                                                   {ARI_GATE_UP, "mlp.gate_up_proj"},
-                                                   {ARI_DOWN, "mlp.down_proj"},
-                                                   HEAD}},
+    [AR_ARCH_PHI3] = {LLAMA_NAMES("mlp"),
+                      .part = {TABLE, NORM1, {ARI_QKV, "self_attn.qkv_proj"}, OUT_NORM2, PACKED_MLP, HEAD}},
     [AR_ARCH_STACK] = {.blocks = "layers",
                        .attention = "attn",
                        .mlp = "mlp",
@@ -79,16 +85,9 @@ static const ari_family families[] = {
                                 {ARI_FIRST, "mlp.w1"},
                                 {ARI_DOWN, "mlp.w2"}}},
     [AR_ARCH_QWEN3] = {LLAMA_NAMES("mlp"), .part = {TABLE, NORM1, QKV, QK_NORMS, OUT_NORM2, GATED_MLP, HEAD}},
-    [AR_ARCH_OLMO2] = {LLAMA_NAMES("mlp"), .part = {TABLE,
-                                                    NORM1,
-                                                    QKV,
-                                                    QK_NORMS,
-                                                    {ARI_OUT, "self_attn.o_proj"},
-                                                    {ARI_ATTENTION_NORM, "post_attention_layernorm"},
-                                                    {ARI_NORM2, "pre_feedforward_layernorm"},
-                                                    GATED_MLP,
-                                                    {ARI_MLP_NORM, "post_feedforward_layernorm"},
-                                                    HEAD}},
+    [AR_ARCH_OLMO2] = {LLAMA_NAMES("mlp"), .part = {TABLE, NORM1, QKV, QK_NORMS,
+                                                    OUT_NORMS("post_attention_layernorm", "pre_feedforward_layernorm"),
+                                                    GATED_MLP, MLP_NORM("post_feedforward_layernorm"), HEAD}},
     [AR_ARCH_MIXTRAL] = {LLAMA_NAMES("block_sparse_moe"), .part = {TABLE,
                                                                    NORM1,
                                                                    QKV,
@@ -98,31 +97,13 @@ static const ari_family families[] = {
                                                                    {ARI_EXPERT_UP, "block_sparse_moe.experts.*.w3"},
                                                                    {ARI_EXPERT_DOWN, "block_sparse_moe.experts.*.w2"},
                                                                    HEAD}},
-    [AR_ARCH_QWEN2_MOE] = {LLAMA_NAMES("mlp"), .part = {TABLE,
-                                                        NORM1,
-                                                        QKV,
-                                                        OUT_NORM2,
-                                                        GATED_MLP,
-                                                        {ARI_ROUTER, "mlp.gate"},
-                                                        EXPERTS,
-                                                        SHARED("shared_expert"),
-                                                        {ARI_SHARED_SHARE, "mlp.shared_expert_gate"},
-                                                        HEAD}},
-    [AR_ARCH_QWEN3_MOE] =
-        {LLAMA_NAMES("mlp"),
-         .part = {TABLE, NORM1, QKV, QK_NORMS, OUT_NORM2, GATED_MLP, {ARI_ROUTER, "mlp.gate"}, EXPERTS, HEAD}},
+    [AR_ARCH_QWEN2_MOE] = {LLAMA_NAMES("mlp"), .part = {TABLE, NORM1, QKV, OUT_NORM2, GATED_MLP, ROUTER, EXPERTS,
+                                                        SHARED("shared_expert"), SHARE, HEAD}},
+    [AR_ARCH_QWEN3_MOE] = {LLAMA_NAMES("mlp"),
+                           .part = {TABLE, NORM1, QKV, QK_NORMS, OUT_NORM2, GATED_MLP, ROUTER, EXPERTS, HEAD}},
     [AR_ARCH_GLM4_MOE] = {LLAMA_NAMES("mlp"), .shared_experts = true,
-                          .part = {TABLE,
-                                   NORM1,
-                                   QKV,
-                                   QK_NORMS,
-                                   OUT_NORM2,
-                                   GATED_MLP,
-                                   {ARI_ROUTER, "mlp.gate"},
-                                   {ARI_ROUTER_BIAS, "mlp.gate.e_score_correction_bias"},
-                                   EXPERTS,
-                                   SHARED("shared_experts"),
-                                   HEAD}},
+                          .part = {TABLE, NORM1, QKV, QK_NORMS, OUT_NORM2, GATED_MLP, CHOOSING_ROUTER, EXPERTS,
+                                   SHARED("shared_experts"), HEAD}},
     [AR_ARCH_GPT_OSS] =
         {LLAMA_NAMES("mlp"), .interleaved = true,
          .part =
@@ -131,33 +112,11 @@ static const ari_family families[] = {
         {LLAMA_NAMES("mlp"),
          .part = {TABLE, NORM1, QKV, OUT_NORM2, {ARI_FIRST, "mlp.c_fc"}, {ARI_DOWN, "mlp.c_proj"}, HEAD}},
     [AR_ARCH_DEEPSEEK] = {LLAMA_NAMES("mlp"), .shared_experts = true,
-                          .part = {TABLE,
-                                   NORM1,
-                                   {ARI_Q, "self_attn.q_proj"},
-                                   {ARI_Q_A, "self_attn.q_a_proj"},
-                                   {ARI_KV_A, "self_attn.kv_a_proj_with_mqa"},
-                                   {ARI_Q_A_NORM, "self_attn.q_a_layernorm"},
-                                   {ARI_Q_B, "self_attn.q_b_proj"},
-                                   {ARI_KV_A_NORM, "self_attn.kv_a_layernorm"},
-                                   {ARI_KV_B, "self_attn.kv_b_proj"},
-                                   OUT_NORM2,
-                                   GATED_MLP,
-                                   {ARI_ROUTER, "mlp.gate"},
-                                   {ARI_ROUTER_BIAS, "mlp.gate.e_score_correction_bias"},
-                                   EXPERTS,
-                                   SHARED("shared_experts"),
-                                   HEAD}},
-    [AR_ARCH_GLM4] =
-        {LLAMA_NAMES("mlp"), .part = {TABLE,
-                                      NORM1,
-                                      QKV,
-                                      {ARI_OUT, "self_attn.o_proj"},
-                                      {ARI_ATTENTION_NORM, "post_self_attn_layernorm"},
-                                      {ARI_NORM2, "post_attention_layernorm"},
-                                      {ARI_GATE_UP, "mlp.gate_up_proj"},
-                                      {ARI_DOWN, "mlp.down_proj"},
-                                      {ARI_MLP_NORM, "post_mlp_layernorm"},
-                                      HEAD}},
+                          .part = {TABLE, NORM1, LATENT, OUT_NORM2, GATED_MLP, CHOOSING_ROUTER, EXPERTS,
+                                   SHARED("shared_experts"), HEAD}},
+    [AR_ARCH_GLM4] = {LLAMA_NAMES("mlp"),
+                      .part = {TABLE, NORM1, QKV, OUT_NORMS("post_self_attn_layernorm", "post_attention_layernorm"),
+                               PACKED_MLP, MLP_NORM("post_mlp_layernorm"), HEAD}},
 };
 
 static const ari_part_kind kinds[ARI_ROLES] = {
