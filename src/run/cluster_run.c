@@ -321,7 +321,6 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     own.run.process = NULL;
     own.dry = true;
     own.weights = NULL;
-    own.body = NULL;
     own.tap = o->tap ? ignore : NULL;
     own.tap_user = NULL;
     AR_TRY_TO(done, st, ARI_ALLOC(&result.loss, ari_run_steps(&own.run), "losses"));

@@ -55,8 +55,7 @@ typedef struct ari_dry_memory {
 } ari_dry_memory;
 
 /** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank
- *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. A body is not looked at,
- *  nor a fault.
+ *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. A fault is not looked at.
  *  like: whose operands and blocks are counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what
  *  its values say. */
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,

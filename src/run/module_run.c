@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/dry/dry.h"
 #include "ref/layers/parts.h"
 #include "run/cluster_run.h"
 
@@ -52,17 +51,23 @@ failed:
     return st;
 }
 
-static ar_status look(const ar_module_case *c, ar_ctx *ctx, ar_status (*fn)(void *user, ar_param *const *p, size_t n),
-                      void *user)
+typedef struct looking {
+    const ar_module_case *c;
+    ar_status (*fn)(void *user, ar_param *const *params, size_t n);
+    void *user;
+} looking;
+
+static ar_status look(void *user, ar_ctx *ctx)
 {
+    const looking *k = user;
     ar_module *module = NULL;
     ar_loss *loss = NULL;
     ar_param **params = NULL;
     size_t n = 0;
-    AR_TRY(ari_module_build(c, 0, true, ctx, &module, &loss));
+    AR_TRY(ari_module_build(k->c, 0, true, ctx, &module, &loss));
     ar_status st = ari_module_list(&params, &n, module);
     if (st == AR_OK)
-        st = fn(user, params, n);
+        st = k->fn(k->user, params, n);
     free(params);
     ar_loss_destroy(loss);
     ar_module_destroy(module);
@@ -72,23 +77,11 @@ static ar_status look(const ar_module_case *c, ar_ctx *ctx, ar_status (*fn)(void
 ar_status ari_module_look(const ar_module_case *c, const ar_run *run,
                           ar_status (*fn)(void *user, ar_param *const *params, size_t n), void *user)
 {
-    ar_device *device = NULL;
-    ar_ctx *ctx = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_dry_device_create(&device, NULL));
-    const ar_ctx_options o = {.device = device,
-                              .numerics = run->numerics,
-                              .precision = run->precision,
-                              .storage = run->storage,
-                              .dropout = run->dropout,
-                              .loss = run->loss,
-                              .placements = AR_DECLARED_TRUSTED};
-    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &o));
-    st = look(c, ctx, fn, user);
-done:
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
-    return st;
+    looking k = {c, fn, user};
+    ari_cluster_options o = {.run = *run, .body = look, .body_user = &k};
+    ari_dry_memory unused;
+    o.run.parallel = (ar_parallel){.tp = 1};
+    return ari_cluster_dry(&unused, &o, 0, NULL);
 }
 
 /* --- uses of a module -------------------------------------------------------------------------------------------- */

@@ -264,6 +264,7 @@ static ar_status dry_bytes(uint64_t *bytes, const ari_training *j)
     ari_cluster_options steps = j->cluster;
     steps.batch += j->report->first;
     steps.run.steps = j->report->steps - j->report->first;
+    steps.body = NULL; /* a step alone */
     for (int r = 0; r < ar_parallel_world(&j->o->run.parallel); r++) {
         ari_dry_memory m;
         AR_TRY(ari_cluster_dry(&m, &steps, r, NULL));

@@ -9,6 +9,7 @@
 #include "ref/context/context.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/layers/parts.h"
 #include "ref/models/groups.h"
 
 ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
@@ -78,20 +79,13 @@ static ar_status create(member *m)
 static ar_status asked_to_stop(bool *stop, const member *m)
 {
     const ar_training_listener *l = &m->job->o->listener;
-    ar_ctx *ctx = m->ctx;
     int32_t answer = 0;
-    const size_t one = 1;
-    ar_tensor t;
     *stop = m->job->o->stop_after > 0 && m->step >= m->job->o->stop_after;
     if (*stop || !l->stop)
         return AR_OK;
     if (is_first(m) || m->job->o->run.process)
         answer = l->stop(l->user);
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I32, 1, &one));
-    AR_TRY(ar_ctx_upload(ctx, &t, &answer));
-    AR_TRY(ar_comm_all_reduce(ctx->world, ctx->queue, t.data, ar_const(t.data), one, AR_I32, AR_MAX, "stop"));
-    AR_TRY(ar_ctx_download(ctx, &answer, &t));
-    ar_ctx_release(ctx, &t);
+    AR_TRY(ari_combine(m->ctx, m->ctx->world, &answer, 1, AR_I32, AR_MAX, "stop"));
     *stop = answer != 0;
     return AR_OK;
 }

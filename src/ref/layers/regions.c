@@ -35,6 +35,15 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
     return redistribute_equal(ctx, dx, dy, dto, dfrom, operation, tag);
 }
 
+static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
+                          features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
+
+/* What lies between two regions: whole values or, with sequence parallelism, the rank's own positions. */
+static ar_placement stream_of(const ar_ctx *ctx)
+{
+    return ari_ctx_sp(ctx) ? positions : invariant;
+}
+
 #define CONJUGATE(name, from, to)                                                                  \
     ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)                             \
     {                                                                                              \
@@ -44,40 +53,25 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
     {                                                                                              \
         return redistribute_backward(ctx, dx, dy, from, to, #name " backward", #name " backward"); \
     }
-static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
-                          features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
 CONJUGATE(copy_to_region, invariant, replicated)
 CONJUGATE(reduce_from_region, partial, invariant)
 CONJUGATE(gather_from_region, features, invariant)
 CONJUGATE(scatter_to_region, invariant, features)
 CONJUGATE(gather_tokens, positions, replicated)
 CONJUGATE(scatter_tokens, partial, positions)
-
-/* The two ends of a region, of whole values or, with sequence parallelism, of the rank's own positions. */
-#define REGION_END(name, from, to)                                                                 \
-    ar_status ar_##name(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)                             \
-    {                                                                                              \
-        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;                       \
-        return redistribute_equal(ctx, y, x, from, to, #name, #name);                              \
-    }                                                                                              \
-    ar_status ar_##name##_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy)                \
-    {                                                                                              \
-        const ar_placement stream = ari_ctx_sp(ctx) ? positions : invariant;                       \
-        return redistribute_backward(ctx, dx, dy, from, to, #name " backward", #name " backward"); \
-    }
-REGION_END(enter_region, stream, replicated)
-REGION_END(leave_region, partial, stream)
+CONJUGATE(enter_region, stream_of(ctx), replicated)
+CONJUGATE(leave_region, partial, stream_of(ctx))
 
 /* --- features and the stream -------------------------------------------------------------------------------------- */
 
 ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, features, ari_ctx_sp(ctx) ? positions : invariant, "gather", tag);
+    return redistribute_equal(ctx, y, x, features, stream_of(ctx), "gather", tag);
 }
 
 ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, ari_ctx_sp(ctx) ? positions : invariant, features, "scatter", tag);
+    return redistribute_equal(ctx, y, x, stream_of(ctx), features, "scatter", tag);
 }
 
 /* --- a redistribution as a module --------------------------------------------------------------------------------- */
