@@ -161,6 +161,8 @@ static const expected once[] = {
      "muon_norm_of_shards: each of 2 parts along its rows"},
     {F(muon_packed_as_one), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.weight:new", 0,
      "muon_packed_as_one: its 3 matrices"},
+    {F(muon_stale_heads), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.weight:new", 0,
+     "muon_stale_heads: one of 2 ranks"},
     {F(norm_fp16_store), "llama", TP(2), "model.layers.0.input_layernorm:fwd", 0, "fewer_bits"},
     {F(ring_backward_first_kv), "llama", CP(2), "model.layers.1.self_attn.probs:bwd", 1,
      "ring_own_keys: another of 2 places"},
@@ -369,6 +371,8 @@ static const expected elsewhere[] = {
      "muon_norm_of_shards: each of 4 parts along its rows", RING},
     {F(muon_packed_as_one), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
      "muon_packed_as_one: its 3 matrices", RING},
+    {F(muon_stale_heads), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
+     "muon_stale_heads: one of 4 ranks", RING},
     {F(norm_fp16_store), "stack", SP(4), "layers.0.ln1:fwd", 0, "fewer_bits", RING},
     /* Queries of the first chunk, rank 0's, see its own keys alone. */
     {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), "transformer.h.1.attn.probs:bwd", 2,

@@ -203,11 +203,13 @@ static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *
 {
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
     const size_t outputs = p->layout.shape[p->transposed ? 1 : 0];
+    const size_t parts = ar_faulty(ctx, AR_FAULT_muon_stale_heads) ? (size_t)ar_comm_size(ctx->tp) : 1;
     size_t at = 0;
     if (p->blocks == 0 || ar_faulty(ctx, AR_FAULT_muon_packed_as_one))
         return orthogonalise(ctx, &matrix, rate, match_rms, by);
     for (int i = 0; i < p->blocks; i++) {
-        const size_t rows = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
+        const size_t own = p->block[i] * matrix.shape[0] / outputs / parts; /* all, or those of a shard */
+        const size_t rows = i + 1 < p->blocks ? own : matrix.shape[0] - at;
         const ar_tensor block = ar_tensor_slice(&matrix, 0, at, rows);
         AR_TRY(orthogonalise(ctx, &block, rate, match_rms, by));
         at += rows;

@@ -107,6 +107,9 @@ static const ari_cause rows[] = {
     {"muon_packed_as_one", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(PACKED), 0, "",
      "Muon of a packed weight: its {parts} matrices (q, k and v, or gate and up) were made orthogonal as one; the "
      "reference's are by themselves" LOOK "how Muon splits fused weights: sizes, heads of a rank after tp"},
+    {"muon_stale_heads", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(HEADS), 0, "",
+     "Muon of a packed weight: q, k and v were cut apart in the whole matrix where those of one of {parts} ranks end" LOOK
+     "the head counts by which Muon splits a fused weight: of the matrix that it has, whole or a shard"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero" LOOK "`grad is None` against a gradient of zero"},

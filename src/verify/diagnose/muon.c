@@ -17,6 +17,7 @@ typedef struct look {
     double *room;    /* [4, rows, cols], of squares as well */
     float *now;      /* the other's new weights */
     bool rms;        /* the rate of match_rms_adamw */
+    bool across;     /* stored [in, out] */
 } look;
 
 /* Rows [row, row + rows) and columns [col, col + cols). */
@@ -49,7 +50,8 @@ static void orthogonalise(const look *l, const part *p, double norm)
     const bool tall = p->rows > p->cols;
     const size_t m = tall ? p->cols : p->rows, n = tall ? p->rows : p->cols, all = l->rows * l->cols;
     double *x = l->room, *gram = x + all, *square = gram + all, *product = square + all;
-    const double by = norm > 0.0 ? norm : fmax(size_of(l, p), 1e-7), r = (double)p->rows, c = (double)p->cols;
+    const double by = norm > 0.0 ? norm : fmax(size_of(l, p), 1e-7), r = (double)(l->across ? p->cols : p->rows);
+    const double c = (double)(l->across ? p->rows : p->cols);
     const double rate = l->rms ? sqrt(fmax(r, c)) : sqrt(fmax(1.0, r / c));
     for (size_t i = 0; i < m * n; i++)
         x[i] = l->u[(p->row + (tall ? i % n : i / n)) * l->cols + p->col + (tall ? i / n : i % n)] / by;
@@ -189,6 +191,7 @@ static bool find_form(look *l, form *found, const ari_case *c)
             continue;
         for (int rms = 0; rms < 2; rms++) {
             l->rms = rms == 1;
+            l->across = across;
             make_shards(l, f, 1, false);
             if (fits(l, c, c->grid.d->reference)) {
                 *found = *f;
@@ -213,6 +216,20 @@ static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, 
         make_shards(l, &one, 1, false);
         if (fits(l, c, l->now)) {
             state(t, ARI_IF(PACKED), f->blocks, f->across);
+            return;
+        }
+    }
+    for (size_t of = 2; of <= MOST_PARTS && f->blocks > 1; of++) {
+        form stale = *f;
+        for (size_t b = 0; b + 1 < f->blocks; b++) {
+            stale.block[b] = f->block[b] / of;
+            stale.block[f->blocks - 1] += f->block[b] - stale.block[b];
+        }
+        if (!divides(l, f, of, f->across))
+            continue;
+        make_shards(l, &stale, 1, false);
+        if (fits(l, c, l->now)) {
+            state(t, ARI_IF(HEADS), of, f->across);
             return;
         }
     }

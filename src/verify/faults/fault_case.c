@@ -229,6 +229,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(MUON)},
+    {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
