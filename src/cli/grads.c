@@ -70,12 +70,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights), or a bundled name",
-                   .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_FOLDER, false);
 
 static ar_status check_values(const grads_values *v)
 {

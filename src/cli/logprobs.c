@@ -57,12 +57,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights), or a bundled name",
-                   .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_FOLDER, false);
 
 static json_t *place_json(const ar_logprobs_place *p)
 {

@@ -82,13 +82,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights), or a bundled name; default: llama-demo and "
-                   "gpt2-demo",
-                   .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_FOLDER "; default: llama-demo and gpt2-demo", false);
 
 static const ari_check_values defaults = {.r = ARI_RUN_NOT_GIVEN(), .steps = -1};
 

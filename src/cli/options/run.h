@@ -134,6 +134,13 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 
 extern const char *const ari_fault_names[]; /* that --inject takes */
 
+/* The one positional of most subcommands, in ARI_VALUES whose ari_run_values is `r`. */
+#define ARI_MODEL_POSITIONAL(help, must)          \
+    static const ari_positional positionals[] = { \
+        ARI_POSITIONAL("MODEL", FOLDER, r.run.model, help, .required = (must), .choices = ari_model_names), {0}}
+#define ARI_MODEL_FOLDER "a folder with a Hugging Face config.json (and weights), or a bundled name"
+#define ARI_MODEL_CONFIG "a folder with a Hugging Face config.json, that file, or a bundled name; no weights are read"
+
 #define ARI_BATCH_OPTIONS(usual, seq_help)                                              \
     ARI_OPTION_SECTION("data"),                                                         \
         ARI_OPTION_SIZE("batch", r.run.batch, 1, 1e9, "B",                              \

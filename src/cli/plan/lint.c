@@ -16,12 +16,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json, that file, or a bundled name; no weights are read",
-                   .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_CONFIG, false);
 
 static void print_lint(FILE *to, const ar_lint_report *r, const ari_step_case *c)
 {

@@ -66,13 +66,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json, that file, or a bundled "
-                   "name; no weights are read",
-                   .required = true, .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_CONFIG, true);
 
 /* Refuses what is about layouts compared. */
 static ar_status check_one(const plan_values *v)

@@ -99,13 +99,7 @@ static const ari_option options[] = {
     {0},
 };
 
-static const ari_positional positionals[] = {
-    ARI_POSITIONAL("MODEL", FOLDER, r.run.model,
-                   "a folder with a Hugging Face config.json (and weights), or a bundled name; "
-                   "with --resume the checkpoint's own unless given",
-                   .choices = ari_model_names),
-    {0},
-};
+ARI_MODEL_POSITIONAL(ARI_MODEL_FOLDER "; with --resume the checkpoint's own unless given", false);
 
 static const ari_train_values defaults = {
     .o.data_format = (ar_data_format)-1,
