@@ -169,14 +169,10 @@ static bool is_production(const walk *w)
     return w->o->cost_model == ARI_COST_PRODUCTION;
 }
 
-/* Bytes that pass through memory, forward for each element that an operation makes and backward for each that comes, in
- * 16 bits but for the loss's logits, under Megatron-LM's fusions: bias with what follows, both halves of a gated
- * activation, dropout with the residual, queries' and keys' rotation, cross-entropy. */
-static const double bytes_of[ARI_OPERATION_KINDS][ARI_DIRECTIONS] = {
-    [ARI_OPERATION_EMBEDDING] = {4, 8}, [ARI_OPERATION_NORM] = {4, 6},       [ARI_OPERATION_ROPE] = {4, 4},
-    [ARI_OPERATION_GATE] = {6, 10},     [ARI_OPERATION_ACTIVATION] = {4, 6}, [ARI_OPERATION_RESIDUAL] = {6, 6},
-    [ARI_OPERATION_DROPOUT] = {1, 1},   [ARI_OPERATION_ROUTE] = {8, 8},      [ARI_OPERATION_DISPATCH] = {4, 4},
-    [ARI_OPERATION_COMBINE] = {4, 6},   [ARI_OPERATION_LOSS] = {12, 6},      [ARI_OPERATION_POSITIONS] = {4, 0},
+static const ari_gpu_moves moves_of[ARI_OPERATION_KINDS] = {
+#define ARI_MOVES_OF(name, forward, backward) [ARI_OPERATION_##name] = ARI_GPU_MOVES_##name,
+    ARI_GPU_MOVES_TABLE(ARI_MOVES_OF)
+#undef ARI_MOVES_OF
 };
 /* For each score that is stored: scaling, mask, softmax and dropout. */
 static const double of_score[ARI_DIRECTIONS] = {7, 9};
@@ -237,9 +233,9 @@ static double moves_seconds(const walk *w, const ari_operation *op)
     const int n = made ? op->outputs : op->inputs;
     const ari_op_value *values = made ? op->output : op->input;
     double elements = 0.0;
-    for (int i = 0; i < n && is_production(w); i++)
+    for (int i = 0; i < n; i++)
         elements += ari_op_elements(&values[i]);
-    return ari_rates_moves(&w->rates, bytes_of[op->kind][!forward] * elements);
+    return ari_rates_kernel(&w->rates, moves_of[op->kind], !forward, elements);
 }
 
 /* Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round beside the scores of those before,
@@ -410,7 +406,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     const double waits = waiting(w, op, gradient, &calls, &product);
     to->hidden[part] += times * (calls.overlapped - waits);
     if (op->recomputed)
-        c = (ari_cost){.recompute = c.products + c.attention};
+        c = (ari_cost){.recompute = c.products + c.attention + (is_production(w) ? 0.0 : c.over[ARI_TIME_MEMORY])};
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         c.over[k] += calls.over[k];
     c.over[ARI_TIME_TP] += waits;

@@ -34,6 +34,16 @@ double ari_rates_moves(const ari_rates *r, double bytes)
     return g && bytes > 0.0 ? g->host * fmax(LAUNCH, bytes / g->memory) : 0.0;
 }
 
+double ari_rates_kernel(const ari_rates *r, ari_gpu_moves what, bool backward, double elements)
+{
+    static const double bytes[ARI_GPU_MOVES][2] = {
+#define ARI_GPU_MOVES_BYTES(name, forward, backward) [ARI_GPU_MOVES_##name] = {forward, backward},
+        ARI_GPU_MOVES_TABLE(ARI_GPU_MOVES_BYTES)
+#undef ARI_GPU_MOVES_BYTES
+    };
+    return ari_rates_moves(r, bytes[what][backward] * elements);
+}
+
 /* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the last
  * wave is full. Smaller tiles read more for each operation. */
 static double tiled(const ari_gpu *g, const ari_gpu_product *p, const double tile[3])

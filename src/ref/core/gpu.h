@@ -43,6 +43,23 @@ typedef struct ari_gpu_scores {
 double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s);
 /** A kernel that moves so many bytes through memory. */
 double ari_rates_moves(const ari_rates *r, double bytes);
+/* Kernels bound by memory, and the bytes that pass through it: forward for each element that one makes (of the loss, of
+ * the logits), backward for each that comes, in 16 bits but for the loss's logits, under Megatron-LM's fusions: bias with
+ * what follows, both halves of a gated activation, dropout with the residual, queries' and keys' rotation,
+ * cross-entropy. */
+/* clang-format off */
+#define ARI_GPU_MOVES_TABLE(X)                                                                          \
+    X(EMBEDDING, 4, 8) X(POSITIONS, 4, 0) X(NORM, 4, 6) X(ROPE, 4, 4) X(ACTIVATION, 4, 6) X(GATE, 6, 10) \
+    X(ROUTE, 8, 8) X(DISPATCH, 4, 4) X(COMBINE, 4, 6) X(DROPOUT, 1, 1) X(RESIDUAL, 6, 6) X(LOSS, 12, 6)
+/* clang-format on */
+typedef enum ari_gpu_moves {
+    ARI_GPU_MOVES_NOTHING,
+#define ARI_GPU_MOVES_ENUM(name, forward, backward) ARI_GPU_MOVES_##name,
+    ARI_GPU_MOVES_TABLE(ARI_GPU_MOVES_ENUM)
+#undef ARI_GPU_MOVES_ENUM
+        ARI_GPU_MOVES
+} ari_gpu_moves;
+double ari_rates_kernel(const ari_rates *r, ari_gpu_moves what, bool backward, double elements);
 
 /* Members of a group, and the links between them at the rates that collectives reach. */
 typedef struct ari_ring_links {

@@ -289,6 +289,15 @@ void ari_work_scores(const ari_gpu_scores *s)
         work(l, ari_rates_scores(&l->with->rates, s), s->flops);
 }
 
+void ari_work_moves(ari_gpu_moves what, bool backward, size_t elements)
+{
+    ari_lane *l = ari_lane_self();
+    const double seconds =
+        ari_lane_is_virtual(l) ? ari_rates_kernel(&l->with->rates, what, backward, (double)elements) : 0.0;
+    if (seconds > 0.0)
+        work(l, seconds, 0.0);
+}
+
 size_t ari_trace_lanes(const ar_trace *t)
 {
     size_t n = 0;

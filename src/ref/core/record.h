@@ -58,6 +58,7 @@ void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
 /** The calling thread's rank has computed this: its virtual clock goes on. */
 void ari_work_product(const ari_gpu_product *p);
 void ari_work_scores(const ari_gpu_scores *s);
+void ari_work_moves(ari_gpu_moves what, bool backward, size_t elements);
 
 /* When something began, by the calling thread's clocks; zeroes where nothing is recorded. */
 typedef struct ari_moment {

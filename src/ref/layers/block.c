@@ -29,6 +29,7 @@ static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const 
         AR_TRY(ARI_KERNEL(ctx, scale, x, x, b->scale));
     AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
     ar_ctx_release(ctx, x);
+    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     return AR_OK;
 }
 
@@ -130,6 +131,7 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     if (!b->part[BEFORE]) {
         AR_TRY(ari_like(ctx, dx, dy, dy->shape[dy->ndim - 1]));
         AR_TRY(ARI_KERNEL(ctx, add, dx, dy, din));
+        ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
         ar_ctx_release(ctx, din);
         return AR_OK;
     }
@@ -149,6 +151,7 @@ static ar_status back_through_one_norm(const block_module *m, ar_ctx *ctx, ar_sa
     AR_TRY(back_through(&m->mlp, ctx, saved, &of_mlp, dy, batch));
     AR_TRY(back_through(&m->attention, ctx, saved, &din, dy, batch));
     AR_TRY(ARI_KERNEL(ctx, add, &din, &din, &of_mlp));
+    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(&din));
     ar_ctx_release(ctx, &of_mlp);
     return back_past(&m->attention, ctx, saved, dx, &din, dy);
 }

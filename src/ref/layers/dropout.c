@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
@@ -118,6 +119,7 @@ static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v
 ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
 {
     AR_TRY(drop_tokens(d, ctx, &(dropped){.y = y, .x = x}));
+    ari_work_moves(ARI_GPU_MOVES_DROPOUT, pass == 'b', ar_tensor_count(y));
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 
@@ -126,6 +128,7 @@ ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor
 {
     const bool tapped = ar_tapped(ctx);
     AR_TRY(drop_tokens(d, ctx, &(dropped){.y = tapped ? x : NULL, .sum = sum, .x = x, .residual = residual}));
+    ari_work_moves(ARI_GPU_MOVES_DROPOUT, false, ar_tensor_count(x));
     return tapped ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
 }
 

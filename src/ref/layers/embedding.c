@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
@@ -255,6 +256,7 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
     else
         AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &all) : own_rows_of(e, ctx, token, &all));
     ari_release_placed(ctx, &all, token);
+    ari_work_moves(ARI_GPU_MOVES_EMBEDDING, false, ar_tensor_count(token));
     return AR_OK;
 }
 
@@ -268,6 +270,7 @@ static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(as_activation(ctx, &position, &rows));
     AR_TRY(ari_like(ctx, y, token, e->h));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
+    ari_work_moves(ARI_GPU_MOVES_POSITIONS, false, ar_tensor_count(y));
     ar_ctx_release(ctx, &position);
     ar_ctx_release(ctx, token);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);

@@ -287,6 +287,7 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     AR_TRY(ARI_KERNEL(ctx, ce_terms, terms->data, ar_const(key.data), ar_const(sum.data), ar_const(bits.data),
                       ar_const(t.valid.data), ar_const(exponents), ar_const(values), &c->options, n, c->classes));
     ar_ctx_release(ctx, &bits);
+    ari_work_moves(ARI_GPU_MOVES_LOSS, false, ar_tensor_count(logits));
     AR_TRY(ar_saved_push(saved, c, SAVED_KEY, &key));
     AR_TRY(ar_saved_push(saved, c, SAVED_SUM, &sum));
     AR_TRY(ar_saved_push(saved, c, SAVED_TARGET_ROWS, &t.row_of));
@@ -308,6 +309,7 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
         AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
     AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits, &logits, ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
                       ar_const(valid.data), &c->options, targets, c->classes));
+    ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dlogits));
     ar_tensor *const used[] = {&key, &sum, &row_of, &valid};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         ar_ctx_release(ctx, used[i]);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdlib.h>
 
+#include "ref/core/record.h"
 #include "ref/layers/linear/linear.h"
 
 /* Linear layers with an activation between them, which works on what the first ones leave: shards of features, of
@@ -53,6 +54,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         const ar_tensor up_rows = half_of(m, &rows, 1);
         AR_TRY(ARI_KERNEL(ctx, gated_forward, &y, &gate_rows, &up_rows, m->o.activation));
     }
+    ari_work_moves(m->o.gated ? ARI_GPU_MOVES_GATE : ARI_GPU_MOVES_ACTIVATION, false, ar_tensor_count(act));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     return tap_middle(m, ctx, m->base.name, "act", 'f', act);
 }
@@ -93,6 +95,7 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
                                  const ar_tensor *pre, ari_input_prefetch *prefetch)
 {
     ar_row_sum sums[AR_MAX_PARTS];
+    ari_work_moves(m->o.gated ? ARI_GPU_MOVES_GATE : ARI_GPU_MOVES_ACTIVATION, true, ar_tensor_count(dact));
     AR_TRY(ari_linear_bias_sums(ctx, sums, prefetch));
     AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
     if (!m->o.gated) {

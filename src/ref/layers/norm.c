@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/record.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
@@ -41,6 +42,7 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
     AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, x, ar_const(by.data),
                       offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
     ari_release_placed(ctx, &by, &gain->value);
+    ari_work_moves(ARI_GPU_MOVES_NORM, false, ar_tensor_count(y));
     return AR_OK;
 }
 
@@ -74,6 +76,9 @@ ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx
     AR_TRY(ARI_KERNEL(ctx, norm_backward, kind, dx, sum, dy, x, ar_const(saved->mean.data), ar_const(saved->rstd.data),
                       ar_const(by.data), residual, &of_gain, &of_offset));
     ari_release_placed(ctx, &by, &gain->value);
+    ari_work_moves(ARI_GPU_MOVES_NORM, true, ar_tensor_count(dy));
+    if (residual)
+        ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(residual));
     return AR_OK;
 }
 

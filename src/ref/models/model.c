@@ -418,6 +418,7 @@ static ar_status forward_end(ar_model *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
         AR_TRY(forward_module(m->final_norm, ctx, saved, x, batch));
     if (!m->head) {
         ari_span_begin("loss:fwd");
+        ari_work_moves(ARI_GPU_MOVES_LOSS, false, ar_tensor_count(x));
         return ari_span_end(ari_loss_add(&m->sum, ctx, x));
     }
     if (!ctx->counting)
@@ -525,6 +526,7 @@ static ar_status backward_loss(ar_model *m, ar_ctx *ctx, ar_saved *saved, ar_ten
     ar_tensor further;
     if (!m->head) {
         AR_TRY(ari_model_between(m, ctx, dy, batch));
+        ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dy));
         return ARI_KERNEL(ctx, fill, dy, (float)ctx->loss_scale);
     }
     for (size_t i = m->config.mtp; i-- > 0;)

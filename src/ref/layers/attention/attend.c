@@ -2,6 +2,7 @@
 /* The path from the projections to the output layer: rotation, context-parallel exchanges, attention (core.h). Memory:
  * the projections' output is [b, s, q | k | v] of this rank's positions; queries, keys and values are then laid out
  * head by head, [b, heads, s, d]. */
+#include "ref/core/record.h"
 #include "ref/layers/attention/attention.h"
 
 #include <stdlib.h>
@@ -246,6 +247,7 @@ static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     ar_ctx_release(ctx, qkv);
     if (!m->o.rope.kind)
         return AR_OK;
+    ari_work_moves(ARI_GPU_MOVES_ROPE, false, ar_tensor_count(&x[0]) + ar_tensor_count(&x[1]));
     const ar_tensor tq = swapped(&x[0]), tk = swapped(&x[1]);
     AR_TRY(ari_tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
     return ari_tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies);
@@ -292,6 +294,7 @@ static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved 
         AR_TRY(ari_tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
         AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
         AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
+        ari_work_moves(ARI_GPU_MOVES_ROPE, true, ar_tensor_count(&q) + ar_tensor_count(&k));
     } else {
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_q, &q));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/routes.h"
@@ -142,6 +143,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
         AR_TRY(ari_scores_route(&m->scores, ctx, &made, &z));
     else
         AR_TRY(route_by_softmax(m, ctx, &made, &lse, &z));
+    ari_work_moves(ARI_GPU_MOVES_ROUTE, false, ar_tensor_count(weight));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_chosen(m, ctx, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
@@ -160,15 +162,6 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
     const ari_routing of = {all, m->o.n, ar_ctx_samples(ctx, x), m->router_name};
     AR_TRY(ari_routes_make(r, ctx, &of));
     return ari_fault_places(ctx, &r->place);
-}
-
-/* y, like x: the sum over each token's slots of the experts' rows. */
-static ar_status combine(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows,
-                         const ar_tensor *weight, const ari_routes *r, const ar_tensor *x)
-{
-    const ar_cbuf w = weight ? ar_const(weight->data) : (ar_cbuf){NULL};
-    AR_TRY(ari_like(ctx, y, x, m->o.hidden));
-    return ARI_KERNEL(ctx, combine_rows, y, rows, w, ar_const(r->place.data), m->o.per_token);
 }
 
 /* --- the experts' products ---------------------------------------------------------------------------------------- */
@@ -258,6 +251,7 @@ static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, 
 {
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, m->width), up = ar_tensor_slice(pre, 1, m->width, m->width);
     AR_TRY(rows_like(ctx, act, pre->dtype, pre->shape[0], m->width));
+    ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(act));
     return ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation);
 }
 
@@ -277,7 +271,9 @@ static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_t
 {
     if (m->own < m->o.n)
         return ar_saved_pop(saved, m, SAVED_ROWS, rows);
-    return ari_routes_send(ctx, rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name);
+    AR_TRY(ari_routes_send(ctx, rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
+    ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(rows));
+    return AR_OK;
 }
 
 /* What the experts make of x's rows, in the order in which they are sent. */
@@ -286,6 +282,7 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
 {
     ar_tensor rows, pre, act, own;
     AR_TRY(ari_routes_send(ctx, &rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
+    ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
     AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
     AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
@@ -317,9 +314,10 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     if (st == AR_OK)
         st = expert_rows(m, ctx, saved, &rows, &in, &weight, &r);
     if (st == AR_OK)
-        st = combine(m, ctx, &made, &rows, ari_fault_output_weight(ctx, &weight), &r, &in);
+        st = ari_routes_combine(ctx, &made, &rows, ari_fault_output_weight(ctx, &weight), &r, &in);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
+    ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ar_tensor_count(&made));
     AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
     AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
     AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));
@@ -354,6 +352,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(rows_like(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
+    ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
     AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
@@ -373,6 +372,7 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     const ar_tensor dy_rows = ar_tensor_rows(dy);
     AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
+    ari_work_moves(ARI_GPU_MOVES_COMBINE, true, ar_tensor_count(dy));
     AR_TRY(ari_fault_combined(ctx, g, cutting(m, ctx), m->experts_name));
     ar_ctx_release(ctx, &made);
     AR_TRY(ari_routes_send(ctx, &dmade, dy, ari_fault_output_weight(ctx, weight), r, m->experts_name));
@@ -381,11 +381,12 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));
     ar_ctx_release(ctx, &dact);
     ar_ctx_release(ctx, &pre);
+    ari_work_moves(ARI_GPU_MOVES_DISPATCH, true, ar_tensor_count(&drows) + ar_tensor_count(g));
     AR_TRY(ari_routes_return(ctx, &dx_rows, &drows, r, m->experts_name));
     const ar_tensor x_rows = ar_tensor_rows(x), *input_weight = ari_fault_input_weight(ctx, weight);
     if (input_weight)
         AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &x_rows, &dx_rows, ar_const(r->place.data), m->o.per_token));
-    AR_TRY(combine(m, ctx, dx, &dx_rows, input_weight, r, x));
+    AR_TRY(ari_routes_combine(ctx, dx, &dx_rows, input_weight, r, x));
     ar_ctx_release(ctx, &dx_rows);
     return tap_own(m, ctx, "experts", 'b', dx);
 }
@@ -404,6 +405,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     const ari_chosen of = {&p, expert, weight};
     AR_TRY(ari_has_scores(&m->scores) ? ari_scores_backward(&m->scores, ctx, &dz, &of, g)
                                       : through_softmax(m, ctx, &dz, &of, g));
+    ari_work_moves(ARI_GPU_MOVES_ROUTE, true, ar_tensor_count(g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));

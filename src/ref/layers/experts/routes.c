@@ -361,3 +361,11 @@ ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_r
         AR_TRY(reorder(ctx, &sent, x, &r->departed));
     return exchange(ctx, y, &sent, r->place.shape[0], r->receives, r->sends, tag);
 }
+
+ar_status ari_routes_combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
+                             const ari_routes *r, const ar_tensor *x)
+{
+    const ar_cbuf w = weight ? ar_const(weight->data) : (ar_cbuf){NULL};
+    AR_TRY(ari_like(ctx, y, x, x->shape[x->ndim - 1]));
+    return ARI_KERNEL(ctx, combine_rows, y, rows, w, ar_const(r->place.data), r->k);
+}

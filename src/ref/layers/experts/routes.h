@@ -45,5 +45,8 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx);
 AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
                                        const ari_routes *r, const char *tag);
 AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);
+/** y, like x: the sum over each token's slots of the experts' rows, times their weights (NULL: not). */
+AR_NODISCARD ar_status ari_routes_combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
+                                          const ari_routes *r, const ar_tensor *x);
 
 #endif
