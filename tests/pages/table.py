@@ -100,6 +100,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
     ("tests/pytorch/wild.py", "found.md", ["python tests/pytorch/wild.py"]),
+    ("tests/pytorch/wild_programs.py", "found.md", ["python tests/pytorch/wild_programs.py"]),
 ] for start in starts}
 
 # Commands that are not run, and why.
