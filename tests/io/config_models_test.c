@@ -60,11 +60,13 @@ CLAIM(gpt_oss_has_sinks_biases_and_its_own_activation)
                                       "'sliding_attention'],'sliding_window':9");
     cr_expect(!c.qkv_bias && !c.out_bias && c.experts.balance_weight == 0.001);
     cr_expect(ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 9);
-    static const refused_config cases[] = {{MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
-                                           {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
-                                           {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
-                                           {MODEL("gpt_oss"), "'norm_topk_prob':false", "always divides a token"},
-                                           {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
+    static const refused_config cases[] = {
+        {MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
+        {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
+        {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
+        {MODEL("gpt_oss"), "'quantization_config':{'quant_method':'mxfp4'}", "Mxfp4Config(dequantize=True)"},
+        {MODEL("gpt_oss"), "'norm_topk_prob':false", "always divides a token"},
+        {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 

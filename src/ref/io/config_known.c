@@ -105,7 +105,10 @@ static const struct {
     const char *why;
 } refused[] = {
     /* how weights are stored, or which are there */
-    {"quantization_config pruned_heads per_layer_config", EMPTY, NULL},
+    {"quantization_config", EMPTY,
+     "weights are stored in few bits (GPT-OSS's in MXFP4); save them in bf16 first, with transformers after "
+     "from_pretrained(.., quantization_config=Mxfp4Config(dequantize=True)) or its like"},
+    {"pruned_heads per_layer_config", EMPTY, NULL},
     /* which keys a query sees */
     {"is_causal", ON, NULL},
     {"is_prefix_lm prefix_lm use_bidirectional_attention attention_chunk_size sliding_window_pattern "
