@@ -292,10 +292,12 @@ ar_status ari_model_update_biases(ar_model *m, ar_ctx *ctx)
     return ari_scores_update(m->blocks, blocks_of(m), ctx);
 }
 
+/* With the mistake of not reaching a module's children the parameters of blocks, whose names have a number, keep theirs. */
 static ar_status zero_each(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     for (size_t i = 0; i < n; i++)
-        AR_TRY(ar_param_zero_grad(params[i], ctx));
+        if (!strpbrk(params[i]->name, "0123456789") || !ar_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
+            AR_TRY(ar_param_zero_grad(params[i], ctx));
     return AR_OK;
 }
 
