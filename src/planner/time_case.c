@@ -75,6 +75,7 @@ ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, con
         run->parallel.recompute.what = AR_RECOMPUTE_NONE; /* ari_time_compose adds it */
     } else if (!p->step.run.parallel.own_schedule) {      /* a search's passes are those of all schedules */
         run->parallel.schedule = p->step.run.parallel.schedule;
+        c.halves = p->step.run.parallel.pp > 1 && run->parallel.schedule == AR_PP_ZERO_BUBBLE;
     }
     if (run->ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         run->ddp.bucket_bytes = o->cost_model == ARI_COST_OWN ? AR_BUCKET_BYTES : usual_bucket(summing);

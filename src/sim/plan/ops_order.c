@@ -105,9 +105,8 @@ static void pass(ari_op_builder *w, ari_operation_pass which, size_t stage)
     static const ar_pp_kind kinds[][3] = {{AR_PP_RECV_ACTIVATION, AR_PP_FORWARD, AR_PP_SEND_ACTIVATION},
                                           {AR_PP_RECV_GRADIENT, AR_PP_BACKWARD, AR_PP_SEND_GRADIENT},
                                           {AR_PP_BACKWARD_INPUT, AR_PP_SEND_GRADIENT, AR_PP_BACKWARD_WEIGHT}};
-    const bool halves = w->stages == 1 && w->c->run.parallel.schedule == AR_PP_ZERO_BUBBLE;
     for (int i = 0; i < 3; i++)
-        schedule_operation(w, kinds[which == ARI_PASS_FORWARD ? 0 : halves ? 2 : 1][i], stage);
+        schedule_operation(w, kinds[which == ARI_PASS_FORWARD ? 0 : w->c->halves ? 2 : 1][i], stage);
 }
 
 /* The passes of the walk's stages, one after the other. */
