@@ -604,7 +604,7 @@ MUTANTS = [
     ("a pipeline's micro-batches all take as long as the last", "src/planner/time.c",
      "t->first[k] = c->passes->first[k]", "t->first[k] = 0", "planner/time_test"),
     ("what is deferred is not seen apart in a pipeline without bubbles", "src/sim/plan/ops_order.c",
-     "w->stages == 1 && w->c->run.parallel.schedule", "w->stages == 0 && w->c->run.parallel.schedule",
+     "? 0 : w->c->halves ? 2 : 1", "? 0 : 1",
      "planner/time_test"),
     ("the bubble of a pipeline is all that its ranks take", "src/planner/time.c",
      "fmax(0.0, alone - busy)", "alone", "planner/search_test"),
