@@ -30,8 +30,8 @@ typedef struct ar_run {
     ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
                            parameter */
     ar_numerics numerics;
-    ar_precision precision;       /* of native numerics */
-    ar_dtype storage;             /* of ar_ctx_options: AR_BF16 in native numerics; 0: what the precision says */
+    ar_precision precision;       /* of exact numerics: AR_PRECISION_F32, AR_PRECISION_BF16 */
+    ar_dtype storage;             /* of ar_ctx_options: alone AR_BF16 in native numerics; 0: what the precision says */
     ar_declared_check placements; /* of values that nobody listens to and no fault changes; else they are trusted */
     uint64_t seed;                /* of fresh weights, of dropout, and of the place in the data */
     ar_fault fault;
