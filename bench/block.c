@@ -293,17 +293,17 @@ static size_t parameters_of(const side *s)
     return n;
 }
 
-/* Native, exact; in another precision than fp32 these two follow those of fp32, exact numerics where they have it. */
-static size_t list_sides(ar_ctx_options of[SIDES], ar_precision p)
+/* Native and exact in fp32, then both in the other precision, exact numerics where they have it. */
+static size_t list_sides(ar_ctx_options of[SIDES], ar_precision other)
 {
-    size_t n = 0;
-    for (int precision = AR_PRECISION_F32; precision < AR_PRECISION_COUNT; precision++)
-        for (int numerics = AR_NUMERICS_NATIVE; numerics >= AR_NUMERICS_EXACT; numerics--) {
-            const ar_ctx_options o = {.numerics = (ar_numerics)numerics, .precision = (ar_precision)precision};
-            if ((precision == AR_PRECISION_F32 || o.precision == p) &&
-                (numerics == AR_NUMERICS_NATIVE || ar_arith_exact(o.precision)))
-                of[n++] = o;
-        }
+    size_t n = 2;
+    of[0] = (ar_ctx_options){.numerics = AR_NUMERICS_NATIVE};
+    of[1] = (ar_ctx_options){.numerics = AR_NUMERICS_EXACT};
+    if (other == AR_PRECISION_F32)
+        return n;
+    of[n++] = (ar_ctx_options){.numerics = AR_NUMERICS_NATIVE, .precision = other};
+    if (ar_arith_exact(other))
+        of[n++] = (ar_ctx_options){.numerics = AR_NUMERICS_EXACT, .precision = other};
     return n;
 }
 

@@ -69,13 +69,21 @@ class Bench(unittest.TestCase):
         for row in rows[0::2]:
             self.assertEqual(row["over_native"], 1)
 
+    def test_a_block_in_another_precision_beside_fp32(self):
+        for precision, exact in (("bf16", ["exact"]), ("tf32", [])):
+            rows = self.rows("block", "llama-demo", "--batch", "1", "--seq", "2", "--repetitions", "1",
+                             "--precision", precision)
+            self.assertEqual([(row["numerics"], row["precision"]) for row in rows],
+                             [("native", "f32"), ("exact", "f32"), *((n, precision) for n in ["native", *exact])])
+            self.assertEqual(len({row["bits"] for row in rows if row["numerics"] == "exact"}), 1 + len(exact))
+
     def test_a_product_and_its_parts(self):
         bits = set()
         for device, apart in (("cpu", False), ("emulated", True)):
             rows = self.rows("gemm", "--m", "40", "--n", "24", "--k", "16", "--device", device, "--repetitions", "1",
                              head="pedantic")
             self.assertEqual([(row["m"], row["n"], row["k"], row["batch"]) for row in rows], [(40, 24, 16, 1)])
-            self.positive(rows[0], "exact_over_native", "exact_over_native_prepared", "pack_seconds",
+            self.positive(rows[0], "exact_over_native", "exact_over_native_prepared", "bf16_over_native", "pack_seconds",
                           "products_seconds", *(["sums_seconds"] if apart else []))
             self.assertEqual(rows[0]["sums_seconds"] == "NaN", not apart)
             self.assertEqual(rows[0]["pedantic_over_native"], "NaN")  # cuBLAS alone has that

@@ -353,7 +353,8 @@ class Check(CommandTest):
 
     def test_a_fault_that_cannot_matter_says_so(self):
         done = self.passes("check", self.config(), "--dp", "2", "--inject", "sp_norm_grad_local", *SMALL)
-        self.assertIn("it changed nothing here", done.out)
+        self.assertIn("it changed nothing here, for it is a mistake of sequence parallelism: give tp of at least 2 and sp\n",
+                      done.out)
 
     def test_gradcheck_has_a_row_for_each_step_size(self):
         larger = ("--batch", "3", "--seq", "24", "--skip-f64", "--strict-predictions", "--steps", "1", "--gradcheck")
