@@ -73,6 +73,8 @@ static void compare_run(void *user, const ari_box_run *r)
     const comparing *c = user;
     ari_finding *f = c->finding;
     f->covered += r->count;
+    if (!c->gathered && r->stride == 1 && memcmp(r->local, c->reference + r->full, r->count * sizeof(float)) == 0)
+        return;
     for (size_t i = 0; i < r->count; i++) {
         const float actual = r->local[(ptrdiff_t)i * r->stride], expected = c->reference[r->full + i];
         if (c->gathered) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
