@@ -117,7 +117,7 @@ static ar_status hold(contest *c)
 static struct {
     pthread_once_t once;
     ari_exact_choice choice;
-    char why[128];
+    char why[192];
 } fastest = {.once = PTHREAD_ONCE_INIT};
 
 static const ari_exact_path *path_of(const contest *c, size_t i)
@@ -145,7 +145,11 @@ static void choose_measured(const contest *c)
                                      between, c->trial[i].ns / c->trial[best].ns, path_of(c, i)->name);
             between = ",";
         }
-    fastest.choice = (ari_exact_choice){path_of(c, best), path_of(c, brief < c->n ? brief : best), fastest.why};
+    const ari_exact_path *path = path_of(c, best), *others = path_of(c, brief < c->n ? brief : best);
+    if (others != path && used < sizeof fastest.why)
+        (void)snprintf(fastest.why + used, sizeof fastest.why - used, "; %s where sums have fewer than %zu terms",
+                       others->name, path->least_terms);
+    fastest.choice = (ari_exact_choice){path, others, fastest.why};
 }
 
 static void find_fastest(void)
