@@ -159,8 +159,7 @@ ar_status ari_dump_rename(ar_dump *d, const char *const *name)
         p->name = own;
         d->tensor[i].name = own;
     }
-    if (d->tensors > 1)
-        qsort(d->tensor, d->tensors, sizeof *d->tensor, ari_by_name);
+    ARI_SORT(d->tensor, d->tensors, ari_by_name);
     return AR_OK;
 }
 

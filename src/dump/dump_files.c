@@ -340,8 +340,7 @@ static int compare_files(const void *a, const void *b)
 static ar_status list_ranks(ar_dump *d)
 {
     AR_TRY(ARI_ALLOC(&d->rank, d->files, "ranks of a dump"));
-    if (d->files > 1)
-        qsort(d->file, d->files, sizeof *d->file, compare_files);
+    ARI_SORT(d->file, d->files, compare_files);
     for (size_t i = 0; i < d->files; i++)
         if (d->file[i].rank >= 0 && (d->ranks == 0 || d->rank[d->ranks - 1] != d->file[i].rank))
             d->rank[d->ranks++] = d->file[i].rank;
@@ -378,8 +377,7 @@ static ar_status check_places(const ar_dump *d)
             AR_TRY_TO(done, st, differ(d, (size_t)(placed[n - 1] - d->file), i, "places in the mesh for one rank"));
         placed[n++] = f;
     }
-    if (n > 1)
-        qsort(placed, n, sizeof *placed, compare_places);
+    ARI_SORT(placed, n, compare_places);
     for (size_t i = 1; i < n && st == AR_OK; i++) {
         const ari_dump_file *a = placed[i - 1], *b = placed[i];
         if (a->rank != b->rank && memcmp(a->placement.at, b->placement.at, sizeof a->placement.at) == 0)

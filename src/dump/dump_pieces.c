@@ -92,8 +92,7 @@ static int compare_pieces(const void *a, const void *b)
 
 static void sort_pieces(ari_piece *p, size_t n)
 {
-    if (n > 1)
-        qsort(p, n, sizeof *p, compare_pieces);
+    ARI_SORT(p, n, compare_pieces);
 }
 
 /* --- mappings ----------------------------------------------------------------------------------------------------- */

@@ -282,8 +282,7 @@ static ar_status take_indices(const ari_map_place *p, const view *whole, targets
 
 const char *ari_repeated_name(const char **name, size_t n)
 {
-    if (n > 1)
-        qsort(name, n, sizeof *name, ari_by_name);
+    ARI_SORT(name, n, ari_by_name);
     for (size_t i = 1; i < n; i++)
         if (strcmp(name[i - 1], name[i]) == 0)
             return name[i];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "dump/map.h"
 #include "ref/core/atomic_file.h"
+#include "ref/core/text.h"
 
 /* The notation of SGLang's dump comparator (sglang/srt/debug_utils/comparator/dims_spec) as a spelling of `shard` and
  * `partial`, one word for each dimension of the file's tensor:
@@ -37,10 +37,7 @@ static ar_status bad(const reader *s, const char *format, ...) AR_PRINTF(2, 3);
 static ar_status bad(const reader *s, const char *format, ...)
 {
     char text[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
+    ARI_FORMAT(text, format);
     const size_t column = (size_t)(s->at - s->text) + 1;
     char here[24] = "its end";
     if (*s->at != '\0')

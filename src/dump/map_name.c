@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <ctype.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,14 +7,12 @@
 #include "dump/map.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)
 {
     char text[512];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
+    ARI_FORMAT(text, format);
     if (r == NULL)
         return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: %s", ARI_SHOW(m->name), text);
     return ar_error_set(AR_ERR_FORMAT, "InvalidMapping: %s: rule %zu ('%s'): %s", ARI_SHOW(m->name), r->number,

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,14 +7,12 @@
 #include "dump/map.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)
 {
     char text[384];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
+    ARI_FORMAT(text, format);
     if (p->rank < 0)
         return ari_map_bad(p->m, p->r, "tensor '%s': %s", ARI_SHOW(p->entry->name), text);
     return ari_map_bad(p->m, p->r, "tensor '%s' of rank %d: %s", ARI_SHOW(p->entry->name), p->rank, text);

@@ -139,13 +139,11 @@ static ar_status parse_header(literal *l, ari_npy *f, char descr[16])
         return bad_at(l->path, l->at, "expected a dict, '{'");
     while (!take_char(l, '}')) {
         char name[16];
-        size_t k = 0;
         if (!comma)
             return bad_at(l->path, l->at, "expected ',' or '}'");
         const size_t begin = l->at;
         AR_TRY(take_string(l, name, sizeof name));
-        while (k < KEYS && strcmp(name, names[k]) != 0)
-            k++;
+        const size_t k = ari_word_of(name, names, KEYS);
         if (k == KEYS || seen[k])
             return bad_at(l->path, begin, "a key other than descr, fortran_order and shape, or one of them twice");
         seen[k] = true;

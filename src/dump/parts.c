@@ -271,8 +271,7 @@ static ar_status check_holders(const ar_dump *d, const ar_dump_tensor *t, const 
     ar_status st = AR_OK;
     size_t boxes = 0;
     AR_TRY(ARI_ALLOC(&box, n, "boxes of a dump"));
-    if (n > 1)
-        qsort(h, n, sizeof *h, compare_holders);
+    ARI_SORT(h, n, compare_holders);
     for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
         for (same = 1; i + same < n && same_box(&h[i], &h[i + same]);)
             same++;

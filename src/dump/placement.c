@@ -177,8 +177,7 @@ static ar_status read_tensors(reading *r, const json_t *own, const json_t *dcp)
         AR_TRY(add_tensor(r, name, value, json_object_get(dcp, name)));
     json_object_foreach((json_t *)(uintptr_t)dcp, name, value) if (json_object_get(own, name) == NULL)
         AR_TRY(add_tensor(r, name, NULL, value));
-    if (r->p->tensors > 1)
-        qsort(r->p->tensor, r->p->tensors, sizeof *r->p->tensor, ari_by_name);
+    ARI_SORT(r->p->tensor, r->p->tensors, ari_by_name);
     return AR_OK;
 }
 

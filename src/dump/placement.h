@@ -2,6 +2,8 @@
 #ifndef ARI_DUMP_PLACEMENT_H
 #define ARI_DUMP_PLACEMENT_H
 
+#include <jansson.h>
+
 #include "anyrank/dump.h"
 
 /* Placement of a rank's tensors in its file's __metadata__ (pytorch.md): PyTorch's DCP_SHARDING_INFO, and
@@ -44,8 +46,11 @@ void ari_placement_fini(ari_placement *p);
 /** Keeps what it says of the rank, and the execution order. */
 void ari_placement_forget_tensors(ari_placement *p);
 /** The two texts that a file of these tensors carries. Each tensor is one box, with its full shape and its offset.
- * Gives both; free, also after an error. Errors: AR_ERR_MEMORY. */
+ * dcp NULL: that one is not wanted, as of a file that is no rank's (rank -1) and says an execution order alone. Gives;
+ * free, also after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p);
+/** [["tp", 2], ..]. Gives; NULL without memory. */
+json_t *ari_mesh_json(const ar_mesh *m);
 /** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: gives them (free), of what is told of
  *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_placed *t,

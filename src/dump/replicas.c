@@ -174,8 +174,7 @@ ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, 
         return AR_OK;
     AR_TRY(ARI_ALLOC(&list, most, "copies of a tensor"));
     const size_t n = list_copies(t, list);
-    if (n > 1)
-        qsort(list, n, sizeof *list, compare_copies);
+    ARI_SORT(list, n, compare_copies);
     for (size_t i = 0, same = 0; i < n && st == AR_OK && !*found; i += same) {
         for (same = 1; i + same < n && list[i + same].start == list[i].start;)
             same++;

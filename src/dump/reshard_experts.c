@@ -8,11 +8,12 @@
 #include "dump/dump.h"
 #include "dump/reshard.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/stacked.h"
 
 /* A parameter, and where it is by its other name. */
 typedef struct other_name {
-    ari_stacked at;
+    ari_stacked at; /* its name first: the key */
     char name[160];
     int ndim;
     size_t shape[2];
@@ -37,11 +38,6 @@ static ar_status add_other(void *user, const char *name, int ndim, const size_t 
     return AR_OK;
 }
 
-static int compare_others(const void *a, const void *b)
-{
-    return strcmp(((const other_name *)a)->at.name, ((const other_name *)b)->at.name);
-}
-
 /* The first of those that a tensor's name begins with; what follows goes to *rest, and how many there are to *n. */
 static const other_name *others_of(const other_names *o, const char *name, const char **rest, size_t *n)
 {
@@ -50,26 +46,18 @@ static const other_name *others_of(const other_names *o, const char *name, const
     size_t length = strlen(name);
     for (*rest = ""; !found && length > 0 && length < sizeof wanted.at.name;) {
         snprintf(wanted.at.name, sizeof wanted.at.name, "%.*s", (int)length, name);
-        found = bsearch(&wanted, o->list, o->count, sizeof *o->list, compare_others);
+        found = bsearch(&wanted, o->list, o->count, sizeof *o->list, ari_by_text);
         *rest = name + length;
         while (!found && length > 0 && name[--length] != '.' && name[length] != ':')
             continue;
     }
     if (!found)
         return NULL;
-    while (found > o->list && compare_others(found - 1, found) == 0)
+    while (found > o->list && ari_by_text(found - 1, found) == 0)
         found--;
-    for (*n = 1; found + *n < o->list + o->count && compare_others(found + *n, found) == 0;)
+    for (*n = 1; found + *n < o->list + o->count && ari_by_text(found + *n, found) == 0;)
         ++*n;
     return found;
-}
-
-static bool has_shape(const ar_dump_tensor *t, const ari_stacked *at)
-{
-    bool same = t->ndim == at->ndim;
-    for (int d = 0; same && d < t->ndim; d++)
-        same = t->shape[d] == at->shape[d];
-    return same;
 }
 
 /* --- taking apart ------------------------------------------------------------------------------------------------- */
@@ -87,7 +75,7 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
     const other_name *first = others_of(&u->names, t->name, &rest, &n);
     if (!first)
         return AR_OK;
-    if (!has_shape(t, &first->at))
+    if (!ari_same_extents(t->ndim, t->shape, first->at.ndim, first->at.shape))
         return rest[0] == '\0' ? ari_rs_wrong_shape(t, first->at.ndim, first->at.shape) : AR_OK;
     for (const other_name *o = first; o < first + n; o++) {
         AR_TRY(ari_tensor_cuts_add(cuts, t, o->name, rest));
@@ -110,8 +98,7 @@ ar_status ari_rs_unstack(ari_rs *r)
     other_names *o = &u.names;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_param_list(&r->config, add_other, o));
-    if (o->count > 0)
-        qsort(o->list, o->count, sizeof *o->list, compare_others);
+    ARI_SORT(o->list, o->count, ari_by_text);
     for (size_t i = 0; i < r->dumps && o->count > 0; i++)
         AR_TRY_TO(done, st, ari_dump_take_apart(r->dump[i], cuts_of, &u));
     r->stacked = u.stacked;

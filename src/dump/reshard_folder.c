@@ -395,13 +395,11 @@ ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)
         closedir(list);
     }
     if (st == AR_OK && r->config_path && r->has_config) {
-        char *beside = NULL;
-        AR_TRY(ari_file_path(&beside, d->path, "config.json"));
-        if (r->o->config || access(beside, F_OK) != 0) {
-            *copied += access(beside, F_OK) != 0;
+        bool beside = false;
+        AR_TRY(ari_file_is_in(&beside, d->path, "config.json"));
+        *copied += !beside;
+        if (r->o->config || !beside)
             st = copy_file(d, r->config_path, "config.json");
-        }
-        free(beside);
     }
     return st;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The input of resharding, and what the config says of its tensors. */
 #include <limits.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +11,7 @@
 #include "dump/reshard.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
@@ -21,10 +21,7 @@
 ar_status ari_rs_note(const ari_rs *r, bool refused, const char *format, ...)
 {
     char text[1024];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
+    ARI_FORMAT(text, format);
     if (refused)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s", text);
     if (r->o->note)
@@ -47,15 +44,6 @@ void ari_rs_drop(const void *data, size_t bytes)
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
-
-static ar_status is_there(bool *there, const char *folder, const char *name)
-{
-    char *path = NULL;
-    AR_TRY(ari_file_path(&path, folder, name));
-    *there = access(path, F_OK) == 0;
-    free(path);
-    return AR_OK;
-}
 
 /* The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest`
  * that changes meanwhile cannot mix two of them. */
@@ -86,9 +74,9 @@ static ar_status open_state(ari_rs *r)
 {
     bool single = false, index = false, state = false;
     char *path = NULL;
-    AR_TRY(is_there(&single, r->folder, "model.safetensors"));
-    AR_TRY(is_there(&index, r->folder, "model.safetensors.index.json"));
-    AR_TRY(is_there(&state, r->folder, "optimizer.safetensors"));
+    AR_TRY(ari_file_is_in(&single, r->folder, "model.safetensors"));
+    AR_TRY(ari_file_is_in(&index, r->folder, "model.safetensors.index.json"));
+    AR_TRY(ari_file_is_in(&state, r->folder, "optimizer.safetensors"));
     if ((!single && !index) || !state)
         return AR_OK;
     AR_TRY(ari_file_path(&path, r->folder, "optimizer.safetensors"));
@@ -106,7 +94,7 @@ static ar_status find_config(ari_rs *r)
         return r->config_path ? AR_OK : ari_io_fail("find", given);
     }
     if (!given)
-        AR_TRY(is_there(&beside, r->folder, "config.json"));
+        AR_TRY(ari_file_is_in(&beside, r->folder, "config.json"));
     return given || beside ? ari_file_path(&r->config_path, given ? given : r->folder, "config.json") : AR_OK;
 }
 
@@ -172,11 +160,6 @@ static ar_status add_tied_head(params *p)
     return AR_OK;
 }
 
-static int compare_params(const void *a, const void *b)
-{
-    return strcmp(((const param *)a)->name, ((const param *)b)->name);
-}
-
 static ar_status list_params(params *p)
 {
     const char *token = ari_part_path(ari_family_of(p->r->config.arch), ARI_TOKENS), *dot = strchr(token, '.');
@@ -184,7 +167,7 @@ static ar_status list_params(params *p)
         snprintf(p->prefix, sizeof p->prefix, "%.*s", (int)(dot - token) + 1, token);
     AR_TRY(ari_param_list(&p->r->config, add_param, p));
     AR_TRY(add_tied_head(p));
-    qsort(p->list, p->count, sizeof *p->list, compare_params);
+    qsort(p->list, p->count, sizeof *p->list, ari_by_text);
     return AR_OK;
 }
 
@@ -195,11 +178,11 @@ static param *find_param(const params *p, const char *name, size_t length)
     if (length + strlen(p->prefix) >= sizeof wanted.name)
         return NULL;
     snprintf(wanted.name, sizeof wanted.name, "%.*s", (int)length, name);
-    param *found = bsearch(&wanted, p->list, p->count, sizeof *p->list, compare_params);
+    param *found = bsearch(&wanted, p->list, p->count, sizeof *p->list, ari_by_text);
     if (found || !p->prefix[0])
         return found;
     snprintf(wanted.name, sizeof wanted.name, "%s%.*s", p->prefix, (int)length, name);
-    return bsearch(&wanted, p->list, p->count, sizeof *p->list, compare_params);
+    return bsearch(&wanted, p->list, p->count, sizeof *p->list, ari_by_text);
 }
 
 /* The parameter that a name begins with; *rest: what follows, "" or ".exp_avg" or ":grad". */

@@ -110,11 +110,11 @@ static json_t *own_tensor(const ari_placement *p, const ari_placed *t)
     return whole_or_none(o, failed);
 }
 
-static json_t *mesh(const ari_placement *p)
+json_t *ari_mesh_json(const ar_mesh *m)
 {
     json_t *list = json_array();
-    for (int i = 0; i < p->mesh.ndim; i++)
-        json_array_append_new(list, json_pack("[s, i]", p->mesh.dim[i].name, p->mesh.dim[i].size));
+    for (int i = 0; i < m->ndim; i++)
+        json_array_append_new(list, json_pack("[s, i]", m->dim[i].name, m->dim[i].size));
     return list;
 }
 
@@ -128,16 +128,21 @@ static json_t *coordinates(const ari_placement *p)
 
 static json_t *whole_text(const ari_placement *p)
 {
-    json_t *o = json_pack("{s:i, s:i, s:i}", "version", 1, "rank", p->rank, "world", p->world);
-    json_t *tensors = json_object(), *order = json_array();
+    json_t *o = json_pack("{s:i}", "version", 1), *tensors = json_object(), *order = json_array();
     int failed = 0;
+    if (p->rank >= 0) {
+        failed |= json_object_set_new(o, "rank", json_integer(p->rank));
+        failed |= json_object_set_new(o, "world", json_integer(p->world));
+    }
     if (p->mesh.ndim > 0) {
-        failed |= json_object_set_new(o, "mesh", mesh(p));
+        failed |= json_object_set_new(o, "mesh", ari_mesh_json(&p->mesh));
         failed |= json_object_set_new(o, "at", coordinates(p));
     }
     for (size_t i = 0; i < p->tensors; i++)
         failed |= json_object_set_new(tensors, p->tensor[i].name, own_tensor(p, &p->tensor[i]));
-    failed |= json_object_set_new(o, "tensors", tensors);
+    if (p->rank >= 0)
+        failed |= json_object_set(o, "tensors", tensors);
+    json_decref(tensors);
     for (size_t i = 0; i < p->ordered; i++)
         failed |= json_array_append_new(order, json_string(p->order[i]));
     if (p->ordered > 0)
@@ -166,7 +171,8 @@ static ar_status print_json(char **gives, json_t *value)
 ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
 {
     *own = NULL;
-    AR_TRY(print_json(dcp, dcp_text(p)));
+    if (dcp)
+        AR_TRY(print_json(dcp, dcp_text(p)));
     return print_json(own, whole_text(p));
 }
 

@@ -66,13 +66,9 @@ static bool is_ours(void *user, const char *name)
     static const char *const files[] = {ARI_CHECKPOINT_CONFIG, ARI_CHECKPOINT_WEIGHTS, ARI_CHECKPOINT_OPTIMIZER,
                                         ARI_CHECKPOINT_TRAINING};
     size_t *count = user;
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        if (strcmp(name, files[i]) == 0) {
-            ++*count;
-            return true;
-        }
-    }
-    return false;
+    const bool ours = ARI_IS_AMONG(name, files);
+    *count += ours;
+    return ours;
 }
 
 /* True if a folder is a checkpoint as it was written, with nothing else in it. */
@@ -299,8 +295,7 @@ void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t 
     if (keep == 0)
         return;
     (void)for_each_name(f->fd, ".", note_step, &s);
-    if (s.count > 0)
-        qsort(s.list, s.count, sizeof *s.list, newest_first);
+    ARI_SORT(s.list, s.count, newest_first);
     for (size_t i = 0; i < s.count && s.status == AR_OK; i++) {
         if (s.list[i] > step || kept++ < keep)
             continue;

@@ -44,15 +44,10 @@ static ar_status number_of(double *out, const ari_json_at *at, const char *key, 
 {
     static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
     const double values[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
-    for (size_t i = 0; json_is_string(value) && i < 3; i++) {
-        if (strcmp(json_string_value(value), names[i]) == 0) {
-            *out = values[i];
-            return AR_OK;
-        }
-    }
-    if (!json_is_number(value))
+    const size_t named = ari_word_of(json_string_value(value), names, 3);
+    if (named == 3 && !json_is_number(value))
         return ar_error_set(at->code, "%s: key '%s' is missing or no number", ARI_SHOW(at->name), key);
-    *out = json_number_value(value);
+    *out = named < 3 ? values[named] : json_number_value(value);
     return AR_OK;
 }
 

@@ -22,15 +22,6 @@ struct ar_checkpoint {
 };
 
 /* --- which folder ------------------------------------------------------------------------------------------------- */
-static ar_status has_training(bool *has, const char *folder)
-{
-    char *path = NULL;
-    AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
-    *has = access(path, F_OK) == 0;
-    free(path);
-    return AR_OK;
-}
-
 /* Resolved once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
 static ar_status find_folder(char **gives, const char *path)
 {
@@ -44,14 +35,14 @@ static ar_status find_folder(char **gives, const char *path)
     *gives = realpath(latest, NULL);
     free(latest);
     if (*gives != NULL)
-        AR_TRY(has_training(&has, *gives));
+        AR_TRY(ari_file_is_in(&has, *gives, ARI_CHECKPOINT_TRAINING));
     if (has)
         return AR_OK;
     free(*gives);
     *gives = realpath(path, NULL);
     if (*gives == NULL)
         return ari_io_fail("find the checkpoint", path);
-    AR_TRY(has_training(&has, *gives));
+    AR_TRY(ari_file_is_in(&has, *gives, ARI_CHECKPOINT_TRAINING));
     if (has)
         return AR_OK;
     return ar_error_set(AR_ERR_NOT_FOUND,
@@ -216,10 +207,7 @@ static const float *find_state(void *user, const char *param, const char *state,
 
 static ar_status check_shape(const ar_checkpoint *c, const ar_st_entry *e, const ar_param *p)
 {
-    bool same = e->ndim == p->layout.ndim;
-    for (int d = 0; same && d < e->ndim; d++)
-        same = e->shape[d] == p->layout.shape[d];
-    if (same)
+    if (ari_same_extents(e->ndim, e->shape, p->layout.ndim, p->layout.shape))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, the model makes it %s", ARI_SHOW(c->path), e->name,
                         ARI_SHOW_SHAPE(e->ndim, e->shape), ARI_SHOW_SHAPE(p->layout.ndim, p->layout.shape));
@@ -271,25 +259,19 @@ static ar_status add_name(void *user, const char *name, int ndim, const size_t *
     return AR_OK;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(a, b);
-}
-
 static bool has_name(const param_names *all, const char *name, size_t length)
 {
     param_name key;
     if (length >= sizeof key || all->n == 0)
         return false;
     snprintf(key, sizeof key, "%.*s", (int)length, name);
-    return bsearch(key, all->list, all->n, sizeof *all->list, compare_names) != NULL;
+    return bsearch(key, all->list, all->n, sizeof *all->list, ari_by_text) != NULL;
 }
 
 static ar_status check_names(const ar_checkpoint *c, param_names *all, bool state)
 {
     const ar_checkpoint_state *s = &c->read.state;
-    if (all->n > 0)
-        qsort(all->list, all->n, sizeof *all->list, compare_names);
+    ARI_SORT(all->list, all->n, ari_by_text);
     for (size_t i = 0; i < ar_st_count(c->weights); i++) {
         const char *name = ar_st_at(c->weights, i)->name;
         if (!has_name(all, name, strlen(name)))

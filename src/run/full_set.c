@@ -362,8 +362,7 @@ static int by_name(const void *a, const void *b)
 /* In the order of names, so that the first that is not whole does not depend on who came first. */
 static ar_status check_all(const ari_full_set *s)
 {
-    if (s->count > 0)
-        qsort(s->list, s->count, sizeof *s->list, by_name);
+    ARI_SORT(s->list, s->count, by_name);
     for (size_t i = 0; i < s->count; i++)
         AR_TRY(ari_full_tensor_check(s->list[i]));
     return AR_OK;

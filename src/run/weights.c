@@ -21,12 +21,6 @@ typedef struct weight {
     float *values;
 } weight;
 
-/* By name. */
-static int compare_weights(const void *a, const void *b)
-{
-    return strcmp(((const weight *)a)->name, ((const weight *)b)->name);
-}
-
 struct ari_weights {
     weight *list; /* by name once they are all there */
     size_t count, capacity;
@@ -47,7 +41,7 @@ const float *ari_weights_find(void *user, const char *name, size_t count)
     const ari_weights *w = user;
     weight wanted;
     snprintf(wanted.name, sizeof wanted.name, "%s", name);
-    const weight *found = bsearch(&wanted, w->list, w->count, sizeof *w->list, compare_weights);
+    const weight *found = bsearch(&wanted, w->list, w->count, sizeof *w->list, ari_by_text);
     return found && found->count == count && strcmp(found->name, name) == 0 ? found->values : NULL;
 }
 
@@ -60,15 +54,6 @@ typedef struct loading {
     const ar_st_entry **read; /* the entries that the weights are of; [weights], by address once they are all there */
     size_t capacity;
 } loading;
-
-static void shape_text(char *out, size_t cap, int ndim, const size_t *shape)
-{
-    size_t at = (size_t)snprintf(out, cap, "[");
-    for (int d = 0; d < ndim && at < cap; d++)
-        at += (size_t)snprintf(out + at, cap - at, "%s%zu", d ? ", " : "", shape[d]);
-    if (at < cap)
-        snprintf(out + at, cap - at, "]");
-}
 
 static const ar_st_entry *find_entry(const loading *l, const char *name)
 {
@@ -85,16 +70,10 @@ static const ar_st_entry *find_entry(const loading *l, const char *name)
 
 static ar_status check_shape(const loading *l, const ar_st_entry *e, int ndim, const size_t *shape)
 {
-    bool same = e->ndim == ndim;
-    for (int d = 0; same && d < ndim; d++)
-        same = e->shape[d] == shape[d];
-    if (same)
+    if (ari_same_extents(e->ndim, e->shape, ndim, shape))
         return AR_OK;
-    char got[160], want[160];
-    shape_text(got, sizeof got, e->ndim, e->shape);
-    shape_text(want, sizeof want, ndim, shape);
-    return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, its config makes it %s", l->folder, e->name, got,
-                        want);
+    return ar_error_set(AR_ERR_SHAPE, "%s: tensor '%s' has shape %s, its config makes it %s", l->folder, e->name,
+                        ARI_SHOW_SHAPE(e->ndim, e->shape), ARI_SHOW_SHAPE(ndim, shape));
 }
 
 static ar_status check_finite(const loading *l, const ar_st_entry *e, const float *v)
@@ -275,7 +254,7 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
     AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
-    qsort(l.w->list, l.w->count, sizeof *l.w->list, compare_weights);
+    qsort(l.w->list, l.w->count, sizeof *l.w->list, ari_by_text);
     qsort(l.read, l.w->count, sizeof *l.read, compare_entries);
     AR_TRY_TO(done, st, check_extras(&l, c));
     *gives = l.w;

@@ -37,8 +37,7 @@ static int by_begin(const void *a, const void *b)
 static void unite(intervals *s)
 {
     size_t n = 0;
-    if (s->count > 0)
-        qsort(s->list, s->count, sizeof *s->list, by_begin);
+    ARI_SORT(s->list, s->count, by_begin);
     for (size_t i = 0; i < s->count; i++) {
         if (n > 0 && s->list[i].begin <= s->list[n - 1].end)
             s->list[n - 1].end = s->list[i].end > s->list[n - 1].end ? s->list[i].end : s->list[n - 1].end;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "sim/wire.h"
+
+#include "ref/core/text.h"
 
 ari_wire ari_wire_open(ari_sim_comm *mover)
 {
@@ -59,10 +60,7 @@ static bool AR_PRINTF(2, 3) refuse(const transfer *t, const char *format, ...)
 {
     ari_member *m = &t->wire->mover->member;
     char what[320], collective[384], why[768];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
+    ARI_FORMAT(what, format);
     ari_member_describe(m, t->wire->call, collective, sizeof collective);
     snprintf(why, sizeof why, "rank %d, transfer %llu from rank %d in %s: %s", ari_group_rank(m->group, t->receiver),
              (unsigned long long)t->number, ari_group_rank(m->group, t->sender), collective, what);

@@ -251,14 +251,6 @@ static void print_schedules(FILE *to, const ar_check_report *r)
 
 /* --- what a run differs in ---------------------------------------------------------------------------------------- */
 
-static void print_index(FILE *to, int ndim, const size_t *index)
-{
-    fputc('[', to);
-    for (int d = 0; d < ndim; d++)
-        fprintf(to, "%s%zu", d ? ", " : "", index[d]);
-    fputc(']', to);
-}
-
 static const char *pass_text(const char *pass)
 {
     static const char *const texts[][2] = {{"init", "initial values"},
@@ -283,13 +275,10 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
     if (f->layer >= 0)
         fprintf(to, ", layer %d", f->layer);
     if (f->rank >= 0) {
-        fprintf(to, "; element ");
-        print_index(to, f->ndim, f->index);
-        fprintf(to, " = ");
-        print_index(to, f->local_ndim, f->local_index);
         char rank[AR_RANK_TEXT];
         ar_parallel_rank_text(rank, &u->parallel, r->config.layers, f->rank);
-        fprintf(to, " of %s\n", rank);
+        fprintf(to, "; element %s = %s of %s\n", ARI_SHOW_INDEX(f->ndim, f->index),
+                ARI_SHOW_INDEX(f->local_ndim, f->local_index), rank);
         fprintf(to, "    values    %.9g on one rank, %.9g here (%s ulp)\n", (double)f->reference, (double)f->actual,
                 ARI_COUNT(f->ulp));
     } else {
@@ -349,10 +338,8 @@ static void print_vacuous(FILE *to, const ar_check_vacuous *v)
         return;
     fprintf(to, "\n  on one rank already: the first tensor that holds a NaN or an infinity is %s\n", v->tensor);
     fprintf(to, "    where     step %d, %s; ", v->step, pass_text(v->pass));
-    if (v->ndim > 0) {
-        fprintf(to, "element ");
-        print_index(to, v->ndim, v->index);
-    }
+    if (v->ndim > 0)
+        fprintf(to, "element %s", ARI_SHOW_INDEX(v->ndim, v->index));
     fprintf(to, "%sis %g\n    how many  %s of %s elements; %zu tensor%s in all\n", v->ndim > 0 ? " " : "it ",
             (double)v->value, ARI_COUNT(v->elements_empty), ARI_COUNT(v->elements), v->tensors, ARI_PLURAL(v->tensors));
     fprintf(to, "    hint      what is computed from it is NaN whoever computes it: equal bits say nothing from there "

@@ -19,18 +19,12 @@
 /* Each writes into out[0 .. TEXT) and gives it back. */
 enum { TEXT = 21 * AR_ST_MAX_DIMS + 3 };
 
-static const char *shape_text(char *out, int ndim, const size_t *shape)
-{
-    ari_shape_text(out, TEXT, ndim, shape);
-    return out;
-}
-
 /* The place of an element, row-major, in the row's tensor. */
 static const char *index_text(char *out, const ar_verify_row *r, size_t element)
 {
     size_t at[AR_ST_MAX_DIMS] = {0};
     ari_coordinates(at, element, r->ndim, r->shape);
-    return shape_text(out, r->ndim, at);
+    return ari_shape_text(out, TEXT, r->ndim, at, ",");
 }
 
 /* As many digits as tell two values of the dtype apart. */
@@ -85,7 +79,6 @@ static const char *rule_text(char *out, const ar_verify_report *r)
 }
 
 /* The same as expressions, in storage that lives to the end of the enclosing block. */
-#define SHAPE(ndim, shape) shape_text((char[TEXT]){0}, (ndim), (shape))
 #define INDEX(r, element) index_text((char[TEXT]){0}, (r), (element))
 #define VALUE(t, x) value_text((char[TEXT]){0}, (t), (x))
 #define SIZE(r) size_text((char[TEXT]){0}, (r))
@@ -143,8 +136,8 @@ static void add_difference(ari_table *t, const ar_verify_report *r, const ar_ver
     const bool same_dtype = row->dtype == row->other_dtype;
     ari_table_row(t, "%s\t%s%s%s %s\t%s of %s\t%s\t%.2e\t%s", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
                   same_dtype ? "" : "/", same_dtype ? "" : ar_dtype_name(row->other_dtype),
-                  SHAPE(row->ndim, row->shape), ARI_COUNT(row->elements_different), ARI_COUNT(row->elements), SIZE(row),
-                  row->max_rel, ARI_COUNT(row->max_ulp));
+                  ARI_SHOW_SHAPE(row->ndim, row->shape), ARI_COUNT(row->elements_different), ARI_COUNT(row->elements),
+                  SIZE(row), row->max_rel, ARI_COUNT(row->max_ulp));
     if (has_ratio(r))
         ari_table_cell(t, "%.3g", row->ratio);
     ari_table_row(t, "%s\t%s\t%s\t%s", COSINE(row, 6), INDEX(row, row->worst.index),
@@ -173,8 +166,8 @@ static void add_other_kind(ari_table *t, const ar_verify_report *r, const ar_ver
     (void)r;
     ari_table_row(t, "%s\t%s\t%s %s in the reference, %s %s in the other%s%s",
                   row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
-                  SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
-                  SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
+                  ARI_SHOW_SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
+                  ARI_SHOW_SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
 }
 
 static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t most)
@@ -206,7 +199,7 @@ static void add_name(ari_table *t, const ar_verify_report *r, const ar_verify_ro
 {
     (void)r;
     ari_table_cell(t, "%s %s %s %s", row->state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
-                   ar_dtype_name(row->dtype), SHAPE(row->ndim, row->shape));
+                   ar_dtype_name(row->dtype), ARI_SHOW_SHAPE(row->ndim, row->shape));
 }
 
 static ar_status print_lines(FILE *to, const ar_verify_report *r, size_t most, const section *s)

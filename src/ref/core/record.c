@@ -2,7 +2,6 @@
 #include "ref/core/record.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 enum { SPANS = 64, CHUNK_BYTES = 1 << 16, NAME_BYTES = 160 };
 
@@ -188,10 +188,7 @@ void ari_span_begin(const char *format, ...)
     if (!l || !l->recording)
         return;
     char name[NAME_BYTES];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(name, sizeof name, format, list);
-    va_end(list);
+    ARI_FORMAT(name, format);
     begin_span(l->recording, name, l->virtual_ns);
 }
 

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "anyrank/status.h"
 
@@ -29,6 +30,13 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
 #define ARI_GROW(list, capacity, count, what) ari_grow(list, capacity, count, sizeof **(list), what)
 
+/* qsort, also of a list of nothing, which may be NULL. */
+#define ARI_SORT(list, n, compare)                   \
+    do {                                             \
+        if ((n) > 1)                                 \
+            qsort(list, n, sizeof *(list), compare); \
+    } while (0)
+
 /** The coordinates of element `index`, counted row by row, in a tensor of that shape; 0 along a dimension of none. */
 static inline void ari_coordinates(size_t *at, size_t index, int ndim, const size_t *shape)
 {
@@ -36,6 +44,15 @@ static inline void ari_coordinates(size_t *at, size_t index, int ndim, const siz
         at[d] = shape[d] ? index % shape[d] : 0;
         index = shape[d] ? index / shape[d] : 0;
     }
+}
+
+/** True if two shapes, of n and of m dimensions, are the same. */
+static inline bool ari_same_extents(int n, const size_t *a, int m, const size_t *b)
+{
+    bool same = n == m;
+    for (int d = 0; same && d < n; d++)
+        same = a[d] == b[d];
+    return same;
 }
 
 /** Elements of a box; the caller knows that they can be counted. */

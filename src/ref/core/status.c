@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/status.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* Long enough for a report that lists every rank of a small world. */
 enum { MESSAGE_SIZE = 8192 };
@@ -51,10 +51,7 @@ ar_status ar_error_set(ar_status st, const char *format, ...)
 {
     /* The arguments may quote the message that is being replaced, so it is built beside it. */
     char next[MESSAGE_SIZE];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(next, sizeof next, format, args);
-    va_end(args);
+    ARI_FORMAT(next, format);
     memcpy(message, next, strlen(next) + 1);
     return st;
 }

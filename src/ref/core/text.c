@@ -110,6 +110,19 @@ int ari_by_name(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+size_t ari_word_of(const char *word, const char *const *words, size_t n)
+{
+    size_t i = 0;
+    while (i < n && (!word || strcmp(word, words[i]) != 0))
+        i++;
+    return word ? i : n;
+}
+
+int ari_by_text(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
 {
     const size_t length = strlen(word), third = length / 3;
@@ -129,12 +142,12 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
     return found;
 }
 
-const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape)
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *between)
 {
     size_t at = 0;
     out[at++] = '[';
     for (int i = 0; i < ndim && at < cap; i++)
-        at += (size_t)snprintf(out + at, cap - at, i == 0 ? "%zu" : ",%zu", shape[i]);
+        at += (size_t)snprintf(out + at, cap - at, "%s%zu", i == 0 ? "" : between, shape[i]);
     if (at < cap)
         snprintf(out + at, cap - at, "]");
     return out;
@@ -166,11 +179,10 @@ const char *ar_fault_text(ar_fault f)
 
 ar_status ar_fault_parse(ar_fault *f, const char *name)
 {
-    for (int i = 1; i < AR_FAULT_COUNT; i++) {
-        if (strcmp(name, names[i]) == 0) {
-            *f = (ar_fault)i;
-            return AR_OK;
-        }
+    const size_t found = ari_word_of(name, names + 1, AR_FAULT_COUNT - 1) + 1;
+    if (found < AR_FAULT_COUNT) {
+        *f = (ar_fault)found;
+        return AR_OK;
     }
     const char *near = ari_nearest(name, names + 1, AR_FAULT_COUNT - 1);
     return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s 'anyrank bugs' lists them", name,

@@ -2,8 +2,10 @@
 #ifndef ARI_CORE_TEXT_H
 #define ARI_CORE_TEXT_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "anyrank/status.h"
@@ -36,8 +38,24 @@ static inline bool ari_ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + (n - m), end) == 0;
 }
 
-/** For qsort and bsearch: of elements that begin with a pointer to their name. */
+/** For qsort and bsearch: of elements that begin with a pointer to their name, or with the name itself. */
 int ari_by_name(const void *a, const void *b);
+int ari_by_text(const void *a, const void *b);
+
+/** Which of n words it is; n: none, or NULL. */
+size_t ari_word_of(const char *word, const char *const *words, size_t n);
+/* True if it is one of an array of words. */
+#define ARI_IS_AMONG(word, words) \
+    (ari_word_of(word, words, sizeof(words) / sizeof *(words)) < sizeof(words) / sizeof *(words))
+
+/* Formats what a function was given behind `format`, its last named parameter, into an array. */
+#define ARI_FORMAT(text, format)                      \
+    do {                                              \
+        va_list args_;                                \
+        va_start(args_, format);                      \
+        vsnprintf(text, sizeof(text), format, args_); \
+        va_end(args_);                                \
+    } while (0)
 
 /** The candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at least
  *  2): for "did you mean". Borrows. */
@@ -52,11 +70,12 @@ const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
 /** The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
-/** "[64,256]". `cap` of 21 bytes a dimension and 3 more is always enough. Returns `out`. */
-const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape);
-#define ARI_SHAPE_TEXT (8 * 21 + 3) /* of AR_ST_MAX_DIMS dimensions, the most that anything has */
-/** The same as an expression, in storage that lives to the end of the enclosing block. */
-#define ARI_SHOW_SHAPE(ndim, shape) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (shape))
+/** "[64,256]". `cap` of 21 bytes a dimension, 22 with ", " between them, and 3 more is always enough. Returns `out`. */
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *between);
+#define ARI_SHAPE_TEXT (8 * 22 + 3) /* of AR_ST_MAX_DIMS dimensions, the most that anything has */
+/** The same as an expression, in storage that lives to the end of the enclosing block; of an index "[64, 256]". */
+#define ARI_SHOW_SHAPE(ndim, shape) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (shape), ",")
+#define ARI_SHOW_INDEX(ndim, index) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (index), ", ")
 
 /** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);

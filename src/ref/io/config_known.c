@@ -40,20 +40,11 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
 
 /* --- probabilities of dropout ------------------------------------------------------------------------------------- */
 
-static const char dropout_keys[][32] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
-                                        "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
-                                        "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
-                                        "activation_dropout", "dropout",          "ffn_dropout"};
+static const char *const dropout_keys[] = {"attn_pdrop",         "embd_pdrop",       "resid_pdrop",
+                                           "attention_dropout",  "hidden_dropout",   "hidden_dropout_prob",
+                                           "embedding_dropout",  "residual_dropout", "attention_probs_dropout_prob",
+                                           "activation_dropout", "dropout",          "ffn_dropout"};
 #define DROPOUT_KEYS (sizeof dropout_keys / sizeof dropout_keys[0])
-
-static bool is_dropout(const char *key)
-{
-    for (size_t i = 0; i < DROPOUT_KEYS; i++) {
-        if (strcmp(key, dropout_keys[i]) == 0)
-            return true;
-    }
-    return false;
-}
 
 ar_status ari_config_dropout(ar_config *c, const ari_json_at *at)
 {
@@ -222,7 +213,7 @@ ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model
 
 /* --- what changes nothing here ------------------------------------------------------------------------------------ */
 
-static const char neutral_keys[][40] = {
+static const char *const neutral_keys[] = {
     /* where the file comes from and how others run it */
     "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset",
     "_attn_implementation_internal", "attn_implementation", "_experts_implementation", "experts_implementation",
@@ -250,24 +241,11 @@ static const char neutral_keys[][40] = {
 /* A key that is read for every model, or that changes nothing here. */
 static bool is_known(const char *key)
 {
-    for (size_t i = 0; i < sizeof neutral_keys / sizeof neutral_keys[0]; i++) {
-        if (strcmp(key, neutral_keys[i]) == 0)
-            return true;
-    }
     /* A refused key has a neutral value, or the file would have been refused. */
-    return is_dropout(key) || refused_row(key) < REFUSED;
+    return ARI_IS_AMONG(key, neutral_keys) || ARI_IS_AMONG(key, dropout_keys) || refused_row(key) < REFUSED;
 }
 
 /* --- all others --------------------------------------------------------------------------------------------------- */
-
-static bool is_among(const char *key, const char *const *keys, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (strcmp(key, keys[i]) == 0)
-            return true;
-    }
-    return false;
-}
 
 void ari_config_note(ar_config *c, const char *group, const char *key)
 {
@@ -285,7 +263,7 @@ void ari_config_note_others(ar_config *c, const char *group, const json_t *objec
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
-        if (!json_is_null(value) && !is_among(key, keys, n) && (group[0] != '\0' || !is_known(key)))
+        if (!json_is_null(value) && ari_word_of(key, keys, n) == n && (group[0] != '\0' || !is_known(key)))
             ari_config_note(c, group, key);
     }
 }

@@ -26,6 +26,15 @@ bool ari_is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+ar_status ari_file_is_in(bool *is, const char *folder, const char *name)
+{
+    char *path = NULL;
+    AR_TRY(ari_file_path(&path, folder, name));
+    *is = access(path, F_OK) == 0;
+    free(path);
+    return AR_OK;
+}
+
 ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 {
     if (path == NULL)

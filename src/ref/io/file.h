@@ -14,6 +14,8 @@ AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const cha
 
 /** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
+/** *is: whether a folder has this file. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_file_is_in(bool *is, const char *folder, const char *name);
 
 /** Opens a regular file for reading and gives its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */

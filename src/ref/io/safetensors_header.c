@@ -225,11 +225,6 @@ static ar_status add_metadata(const reader *r, const slice *key, const slice *va
     return parse_string(r, value, "a value of " ARI_ST_METADATA " is not a string", &pair[1]);
 }
 
-static int compare_pairs(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static ar_status read_metadata(const reader *r, const slice *piece)
 {
     const size_t length = piece->end - piece->begin;
@@ -247,7 +242,7 @@ static ar_status read_metadata(const reader *r, const slice *piece)
         return refuse_header(r, s.at, "something follows " ARI_ST_METADATA);
     ari_st_header *h = r->h;
     if (h->n_metadata > 1)
-        qsort(h->metadata, h->n_metadata, 2 * sizeof *h->metadata, compare_pairs);
+        qsort(h->metadata, h->n_metadata, 2 * sizeof *h->metadata, ari_by_name);
     for (size_t i = 1; i < h->n_metadata; i++)
         if (strcmp(h->metadata[2 * i - 2], h->metadata[2 * i]) == 0)
             return ar_error_set(AR_ERR_FORMAT, RULE ": %s: duplicate key '%s' in " ARI_ST_METADATA, ARI_SHOW(r->path),
@@ -376,8 +371,7 @@ static ar_status index_names(const reader *r)
         return no_memory(r);
     for (size_t i = 0; i < h->n; i++)
         h->by_name[i] = &h->items[i];
-    if (h->n > 1)
-        qsort(h->by_name, h->n, sizeof(ari_st_item *), compare_names);
+    ARI_SORT(h->by_name, h->n, compare_names);
     for (size_t i = 1; i < h->n; i++)
         if (strcmp(h->by_name[i - 1]->entry.name, h->by_name[i]->entry.name) == 0)
             return bad_field(r, h->by_name[i]->entry.name, "duplicate name");

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
@@ -52,8 +53,7 @@ ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, s
 {
     for (size_t i = 0; i < n; i++)
         order[i] = &tensors[i];
-    if (n > 1)
-        qsort(order, n, sizeof(const ar_st_tensor *), by_name);
+    ARI_SORT(order, n, by_name);
     for (size_t i = 1; i < n; i++)
         if (strcmp(order[i - 1]->name, order[i]->name) == 0)
             return ar_error_set(AR_ERR_ARG, "%stensor '%s' is there twice", who, ARI_SHOW(order[i]->name));
@@ -150,8 +150,7 @@ ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const ch
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header", ARI_SHOW(path));
     for (size_t i = 0; i < h->n; i++)
         order[i] = &h->items[i];
-    if (h->n > 1)
-        qsort(order, h->n, sizeof(ari_st_item *), compare_offsets);
+    ARI_SORT(order, h->n, compare_offsets);
     ar_status st = AR_OK;
     uint64_t end = 0;
     for (size_t i = 0; i < h->n && st == AR_OK; i++) {

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
@@ -29,11 +30,6 @@ static ar_status bad_index(const char *path, const char *tensor, const char *pro
                         problem, ARI_SHOW(detail));
 }
 
-static int compare_shards(const void *a, const void *b)
-{
-    return strcmp(((const shard *)a)->name, ((const shard *)b)->name);
-}
-
 /* The distinct file names of the map, sorted. They stay inside the folder: an index is somebody else's text. */
 static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path)
 {
@@ -53,8 +49,7 @@ static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path
             return bad_index(path, tensor, "a shard must be a plain file name in the same folder, not", name);
         m->shards[n++].name = name;
     }
-    if (n > 1)
-        qsort(m->shards, n, sizeof *m->shards, compare_shards);
+    ARI_SORT(m->shards, n, ari_by_name);
     for (size_t i = 0; i < n; i++)
         if (m->n_shards == 0 || strcmp(m->shards[m->n_shards - 1].name, m->shards[i].name) != 0)
             m->shards[m->n_shards++].name = m->shards[i].name;
@@ -86,15 +81,14 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
         const shard wanted = {json_string_value(value), NULL, NULL};
-        const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, compare_shards);
+        const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, ari_by_name);
         const ar_st_entry *e = s == NULL ? NULL : ar_st_find(s->file, tensor);
         if (e == NULL)
             return ar_error_set(AR_ERR_FORMAT, "TensorNotFound: %s: tensor '%s' is not in its shard '%s'",
                                 ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(wanted.name));
         m->entries[m->n++] = e;
     }
-    if (m->n > 1)
-        qsort(m->entries, m->n, sizeof(const ar_st_entry *), compare_entries);
+    ARI_SORT(m->entries, m->n, compare_entries);
     return AR_OK;
 }
 

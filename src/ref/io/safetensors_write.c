@@ -28,8 +28,7 @@ static ar_status sort_tensors(const ar_st_tensor **order, const ar_st_tensor *te
             return ar_error_set(AR_ERR_OVERFLOW, "the tensors' sizes overflow at '%s'", ARI_SHOW(tensors[i].name));
     }
     AR_TRY(ari_st_sort(order, tensors, n, ""));
-    if (n > 1)
-        qsort(order, n, sizeof(const ar_st_tensor *), compare_tensors);
+    ARI_SORT(order, n, compare_tensors);
     return AR_OK;
 }
 

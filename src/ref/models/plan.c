@@ -3,7 +3,6 @@
 #include "ref/models/plan.h"
 
 #include <fnmatch.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,10 +235,7 @@ const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_
 ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits, ...)
 {
     char sentence[80];
-    va_list args;
-    va_start(args, fits);
-    vsnprintf(sentence, sizeof sentence, fits, args);
-    va_end(args);
+    ARI_FORMAT(sentence, fits);
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s",
                         ARI_SHOW(ari_plan_file(m->plan)), (size_t)(m->rule - m->plan->rule) + 1,
                         ARI_SHOW(m->rule->glob), what, ARI_SHOW(m->name), ARI_PLACED(m, declared), sentence);

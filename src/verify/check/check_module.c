@@ -176,24 +176,13 @@ done:
 
 /* --- in words ----------------------------------------------------------------------------------------------------- */
 
-static void say_index(ari_text *w, int ndim, const size_t *index)
-{
-    ari_say(w, "[");
-    for (int d = 0; d < ndim; d++)
-        ari_say(w, d > 0 ? ", %zu" : "%zu", index[d]);
-    ari_say(w, "]");
-}
-
 static void say_difference(ari_text *w, const ar_first_difference *f)
 {
     ari_say(w, "    first in step %d, %s: %s", f->step, f->pass, f->tensor);
-    if (f->rank >= 0) {
-        say_index(w, f->ndim, f->index);
-        ari_say(w, ", on rank %d ", f->rank);
-        say_index(w, f->local_ndim, f->local_index);
-        ari_say(w, ": %.9g, on one rank %.9g; %zu of %zu elements differ", (double)f->actual, (double)f->reference,
-                f->elements_different, f->elements);
-    }
+    if (f->rank >= 0)
+        ari_say(w, "%s, on rank %d %s: %.9g, on one rank %.9g; %zu of %zu elements differ",
+                ARI_SHOW_INDEX(f->ndim, f->index), f->rank, ARI_SHOW_INDEX(f->local_ndim, f->local_index),
+                (double)f->actual, (double)f->reference, f->elements_different, f->elements);
     ari_say(w, "\n");
     if (f->pattern[0])
         ari_say(w, "    where: %s\n", f->pattern);

@@ -6,6 +6,7 @@
 
 #include "plan/names.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "sim/plan/ops.h"
 #include "verify/check/check_run.h"
@@ -101,32 +102,21 @@ static ar_status visit_outputs(void *user, const ari_operation *op)
     return AR_OK;
 }
 
-static void shape_text(char out[96], int ndim, const size_t *shape)
-{
-    size_t at = 0;
-    out[0] = '\0';
-    for (int d = 0; d < ndim && at < 90; d++)
-        at += (size_t)snprintf(out + at, 96 - at, "%s%zu", d ? ", " : "", shape[d]);
-}
-
 static void compare_shape(ar_check_run *run, const ari_reference *ref, size_t tensor, int rank, const ari_finding *f,
                           const expected *x)
 {
     const ari_ref_tensor *t = &ref->tensor[tensor];
     size_t shape[AR_MAX_DIMS];
-    char held[96], planned[96];
     memcpy(shape, x->shape, sizeof shape);
     shape[0] += x->rows;
     run->shapes++;
-    const bool same = f->seen ? f->ndim == x->ndim && memcmp(f->shape, shape, (size_t)x->ndim * sizeof *shape) == 0
-                              : shape[0] == 0; /* a rank without samples */
+    const bool same =
+        f->seen ? ari_same_extents(f->ndim, f->shape, x->ndim, shape) : shape[0] == 0; /* a rank without samples */
     if (same || run->shape_difference[0])
         return;
-    shape_text(held, f->seen ? f->ndim : 0, f->shape);
-    shape_text(planned, x->ndim, shape);
-    snprintf(run->shape_difference, sizeof run->shape_difference,
-             "rank %d holds [%s] of %s%s, the layout has [%s] there", rank, held, t->name, ari_pass_suffix(t->pass),
-             planned);
+    snprintf(run->shape_difference, sizeof run->shape_difference, "rank %d holds %s of %s%s, the layout has %s there",
+             rank, ARI_SHOW_INDEX(f->seen ? f->ndim : 0, f->shape), t->name, ari_pass_suffix(t->pass),
+             ARI_SHOW_INDEX(x->ndim, shape));
 }
 
 ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of causes, and the sentences that a trace's numbers fill. */
-#include <stdarg.h>
 #include <stdio.h>
 
+#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
@@ -59,10 +59,7 @@ ari_text ari_list(ari_trace *t, const char *name)
 void ari_words(ari_trace *t, const char *name, const char *format, ...)
 {
     char words[sizeof t->fact->text];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(words, sizeof words, format, args);
-    va_end(args);
+    ARI_FORMAT(words, format);
     ari_text text = ari_list(t, name);
     ari_say(&text, "%s", words);
 }

@@ -12,7 +12,7 @@
 
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
 {
-    return a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+    return ari_same_extents(a->ndim, a->shape, b->ndim, b->shape);
 }
 
 /* All dimensions but the last AR_MAX_DIMS - 1 become one. */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/placement.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "verify/dumps/report.h"
@@ -279,14 +280,6 @@ static ar_status row_of(json_t **gives, const ar_verify_row *r, size_t f)
     return set_map(*gives, &r->map, f);
 }
 
-static json_t *mesh_of(const ar_verify_report *r)
-{
-    json_t *list = json_array();
-    for (int i = 0; i < r->mesh.ndim; i++)
-        json_array_append_new(list, json_pack("[s, i]", r->mesh.dim[i].name, r->mesh.dim[i].size));
-    return list;
-}
-
 /* A count that may be "none". */
 static json_t *row_number(size_t row, size_t rows)
 {
@@ -300,7 +293,7 @@ static ar_status report_of(json_t **gives, const ar_verify_report *r)
     ari_verify_set_facts(o, r);
     json_object_set_new(o, "first", row_number(r->first, r->rows));
     json_object_set_new(o, "worst", row_number(r->worst, r->rows));
-    json_object_set_new(o, "mesh", mesh_of(r));
+    json_object_set_new(o, "mesh", ari_mesh_json(&r->mesh));
     json_object_set_new(o, "rows", rows);
     const size_t coarse = coarseness(r);
     for (size_t i = 0, maps = 0; i < r->rows && st == AR_OK; i++) {

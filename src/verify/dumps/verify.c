@@ -303,14 +303,6 @@ static void explain_flat_parameters(ar_verify_report *r)
                 "FullyShardedDataParallel.summon_full_params gives");
 }
 
-static bool is_one_of(const char *cause, const char *const *causes, size_t n)
-{
-    size_t k = 0;
-    while (cause && k < n && strcmp(cause, causes[k]) != 0)
-        k++;
-    return cause && k < n;
-}
-
 static bool is_unknown(const ar_verify_row *row)
 {
     return row->evidence.cause && strcmp(row->evidence.cause, "unknown") == 0;
@@ -340,8 +332,7 @@ static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
         AR_TRY(explain_row(v, i, known));
         back = *row;
     }
-    if (!(loss ? is_one_of(back.evidence.cause, divisors, sizeof divisors / sizeof *divisors)
-               : is_one_of(back.evidence.cause, sums, sizeof sums / sizeof *sums)))
+    if (!(loss ? ARI_IS_AMONG(back.evidence.cause, divisors) : ARI_IS_AMONG(back.evidence.cause, sums)))
         return AR_OK;
     first->evidence = back.evidence;
     snprintf(first->hint, sizeof first->hint, "its gradient %.200s says: %.280s", back.name, back.hint);
@@ -368,7 +359,7 @@ static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *kn
     ar_verify_row own = r->row[i]; /* the row itself stays one that is the same */
     AR_TRY(explain_row(v, i, known));
     const ar_evidence evidence = r->row[i].evidence;
-    if (is_one_of(evidence.cause, of_modules, sizeof of_modules / sizeof *of_modules)) {
+    if (ARI_IS_AMONG(evidence.cause, of_modules)) {
         first->evidence = evidence;
         snprintf(first->hint, sizeof first->hint, "%.100s before it is off as much, within what is allowed: %.350s",
                  own.name, r->row[i].hint);
@@ -453,7 +444,7 @@ static void ask_missing_backward(ar_verify_report *r)
         n += row->state == AR_VERIFY_MISSING;
         lost = !lost && row->state == AR_VERIFY_MISSING ? row : lost;
     }
-    if (!lost || there == 0 || !is_one_of(first->evidence.cause, follows, sizeof follows / sizeof *follows))
+    if (!lost || there == 0 || !ARI_IS_AMONG(first->evidence.cause, follows))
         return;
     memcpy(own, first->hint, sizeof own);
     first->evidence = (ar_evidence){.cause = "no_backward", .numbers = 1, .number = {{"missing", (double)n}}};

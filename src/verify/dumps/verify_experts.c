@@ -109,8 +109,7 @@ static ar_status list_others(other_names *o)
         AR_TRY(ARI_GROW(&o->list, &o->capacity, o->n, "names of tensors"));
         o->n += name_other(&o->list[o->n], ar_dump_at(o->dump, i), path);
     }
-    if (o->n > 1)
-        qsort(o->list, o->n, sizeof *o->list, by_other_name);
+    ARI_SORT(o->list, o->n, by_other_name);
     for (size_t i = 0; i < o->n; i++) {
         if (kept == 0 || by_other_name(&o->list[kept - 1], &o->list[i]) != 0)
             o->list[kept++] = o->list[i];

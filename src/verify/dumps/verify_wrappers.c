@@ -142,8 +142,7 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
             if (find_stem(in, dot + 1) && !find_stem(of, dot + 1))
                 found[n++] = (prefix){name, (size_t)(dot - name) + 1};
     }
-    if (n > 1)
-        qsort(found, n, sizeof *found, compare_prefixes);
+    ARI_SORT(found, n, compare_prefixes);
     *most = 0;
     for (size_t i = 0, same = 0; i < n; i += same) {
         for (same = 1; i + same < n && compare_prefixes(&found[i], &found[i + same]) == 0;)
@@ -200,20 +199,6 @@ static ar_status drop_prefix(side *s)
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
-static bool names_repeat(char *const *name, size_t n)
-{
-    char **sorted = malloc(n * sizeof *sorted);
-    bool repeat = !sorted; /* without memory nothing is renamed */
-    if (sorted) {
-        memcpy(sorted, name, n * sizeof *sorted);
-        qsort(sorted, n, sizeof *sorted, ari_by_name);
-    }
-    for (size_t i = 1; i < n && !repeat; i++)
-        repeat = strcmp(sorted[i - 1], sorted[i]) == 0;
-    free(sorted);
-    return repeat;
-}
-
 /* The reference's name of a tensor of the other, whose stems are by text; its own where the reference has none. */
 static ar_status name_as_reference(char **gives, bool *renamed, const side *s, const char *name)
 {
@@ -232,16 +217,18 @@ static ar_status rename_other(ari_verifying *v, const side *s)
 {
     const size_t n = ar_dump_count(v->dump[1]);
     char **name = NULL;
+    const char **sorted = NULL;
     size_t renamed = 0;
-    ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&name, n, "names of tensors"));
+    ar_status st = ARI_ALLOC(&sorted, n, "names of tensors");
     qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         bool other = false;
         st = name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name);
+        sorted[i] = name[i];
         renamed += other;
     }
-    if (st == AR_OK && renamed > 0 && !names_repeat(name, n)) {
+    if (st == AR_OK && renamed > 0 && !ari_repeated_name(sorted, n)) {
         st = ari_dump_rename(v->dump[1], (const char *const *)name);
         v->report->renamed = renamed;
         for (int k = 0; k < 2; k++)
@@ -250,6 +237,7 @@ static ar_status rename_other(ari_verifying *v, const side *s)
     for (size_t i = 0; i < n; i++)
         free(name[i]);
     free(name);
+    free(sorted);
     return st;
 }
 

@@ -126,10 +126,7 @@ static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *
     const ar_st_entry *e = ar_st_find(f, inputs[i].name);
     if (!e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: there is no tensor '%s'", path, inputs[i].name);
-    bool same = e->ndim == ndim;
-    for (int d = 0; same && d < ndim; d++)
-        same = e->shape[d] == shape[d];
-    if (!same)
+    if (!ari_same_extents(e->ndim, e->shape, ndim, shape))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: tensor '%s' does not have the shape that case.json makes it (first extent %zu)", path,
                             e->name, shape[0]);

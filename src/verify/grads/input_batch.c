@@ -182,10 +182,7 @@ static ar_status refuse_unknown(const ar_st_file *f, const char *path)
     static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
     for (size_t i = 0; i < ar_st_count(f); i++) {
         const char *name = ar_st_at(f, i)->name;
-        size_t k = 0;
-        while (k < sizeof known / sizeof *known && strcmp(name, known[k]) != 0)
-            k++;
-        if (k == sizeof known / sizeof *known)
+        if (!ARI_IS_AMONG(name, known))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
                                 "attention_mask, position_ids and cu_seqlens",

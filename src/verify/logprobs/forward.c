@@ -134,50 +134,24 @@ static void put(rows *r, size_t i, const ari_sequences *s, span at, ari_lp_readi
     }
 }
 
-/* order[from ..) of the sequences, as many as one batch takes. */
-static ar_status take(rows *r, size_t *from, const size_t *order, const ari_sequences *s, const ar_config *c,
-                      ari_lp_reading reading)
+/* The sequences from *from on, as many as one batch takes: all, or neighbours of one length. */
+static ar_status take(rows *r, size_t *from, const ari_sequences *s, const ar_config *c, ari_lp_reading reading)
 {
     const bool packed = is_packed(reading);
-    const size_t n = packed ? total_of(s) : is_padded(reading) ? longest_of(s) : s->list[order[*from]].n;
+    const size_t n = packed ? total_of(s) : is_padded(reading) ? longest_of(s) : s->list[*from].n;
     const size_t room = LOGITS_BYTES / 4 / c->vocab / n;
     size_t b = 1, start = 0;
-    while (!packed && b < room && *from + b < s->count && (is_padded(reading) || s->list[order[*from + b]].n == n))
+    while (!packed && b < room && *from + b < s->count && (is_padded(reading) || s->list[*from + b].n == n))
         b++;
     const size_t spans = packed ? s->count : b;
     AR_TRY(rows_init(r, c, packed ? 1 : b, n, spans, reading));
     for (size_t i = 0; i < spans; i++) {
-        const size_t sequence = packed ? i : order[*from + i], own = s->list[sequence].n;
+        const size_t sequence = *from + i, own = s->list[sequence].n;
         put(r, i, s, (span){sequence, packed ? 0 : i, packed ? start : n - own}, reading);
         start += own;
     }
     *from += spans;
     return AR_OK;
-}
-
-typedef struct by_length {
-    size_t n, sequence;
-} by_length;
-
-static int compare_lengths(const void *a, const void *b)
-{
-    const by_length *x = a, *y = b;
-    return x->n != y->n ? (x->n > y->n) - (x->n < y->n) : (x->sequence > y->sequence) - (x->sequence < y->sequence);
-}
-
-/* Of one length after the other, those of a length in the order of the file. */
-static ar_status order_by_length(size_t **gives, const ari_sequences *s)
-{
-    by_length *list;
-    AR_TRY(ARI_ALLOC(&list, s->count, "the order of sequences"));
-    for (size_t i = 0; i < s->count; i++)
-        list[i] = (by_length){s->list[i].n, i};
-    qsort(list, s->count, sizeof *list, compare_lengths);
-    const ar_status st = ARI_ALLOC(gives, s->count, "the order of sequences");
-    for (size_t i = 0; st == AR_OK && i < s->count; i++)
-        (*gives)[i] = list[i].sequence;
-    free(list);
-    return st;
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
@@ -225,18 +199,14 @@ end:
 
 ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading reading, ari_logits_fn fn, void *user)
 {
-    size_t *order = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(order_by_length(&order, s));
-    for (size_t from = 0; from < s->count && st == AR_OK;) {
+    for (size_t from = 0; from < s->count;) {
         rows r;
-        AR_TRY_TO(end, st, take(&r, &from, order, s, m->config, reading));
-        st = run_rows(m, &r, fn, user);
+        AR_TRY(take(&r, &from, s, m->config, reading));
+        const ar_status st = run_rows(m, &r, fn, user);
         rows_fini(&r);
+        AR_TRY(st);
     }
-end:
-    free(order);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s)

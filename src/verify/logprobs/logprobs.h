@@ -65,7 +65,7 @@ typedef struct ari_lp_model {
     double seconds;               /* of all runs so far */
 } ari_lp_model;
 
-/** Called for each sequence, in any order: logits [n, V], borrowed. */
+/** Called for each sequence: logits [n, V], borrowed. */
 typedef ar_status (*ari_logits_fn)(void *user, size_t sequence, const float *logits);
 /** Whether the model can read them so: positions enough, and memory. */
 bool ari_lp_reading_fits(const ari_sequences *s, const ar_config *c, ari_lp_reading r);

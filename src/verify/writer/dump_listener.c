@@ -40,15 +40,10 @@ ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listen
     return AR_OK;
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    return strcmp(((const kept *)a)->name, ((const kept *)b)->name);
-}
-
 void ar_dump_listener_clear(ar_dump_listener *l)
 {
     for (size_t i = 0; i < l->count; i++) {
-        tdelete(l->list[i], &l->by_name, compare_names);
+        tdelete(l->list[i], &l->by_name, ari_by_text);
         free(l->list[i]->local.data.ptr);
         free(l->list[i]);
     }
@@ -189,7 +184,7 @@ static ar_status keep_first(ar_dump_listener *l, const kept *named, const ar_ten
     k->layout = *o;
     AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&values, ar_tensor_count(t), k->name));
     AR_TRY_TO(failed, st, ar_tensor_view(&k->local, AR_F32, t->ndim, t->shape, (ar_buf){values}));
-    if (!tsearch(k, &l->by_name, compare_names)) {
+    if (!tsearch(k, &l->by_name, ari_by_text)) {
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the name %s", k->name);
         goto failed;
     }
@@ -233,7 +228,7 @@ ar_status ar_dump_listener_tap(void *user, const ar_tap_event *e)
                             ar_dtype_name(e->local->dtype));
     if (!crop(&part, &layout, e))
         return AR_OK;
-    kept *const *found = tfind(&key, &l->by_name, compare_names);
+    kept *const *found = tfind(&key, &l->by_name, ari_by_text);
     return found ? stack(l, *found, &part, &layout) : keep_first(l, &key, &part, &layout);
 }
 

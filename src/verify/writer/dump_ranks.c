@@ -155,15 +155,10 @@ failed:
 
 /* --- the reference ------------------------------------------------------------------------------------------------ */
 
-ar_status ari_dump_order_text(char **gives, const char *const *names, size_t n)
+ar_status ari_dump_order_text(char **gives, const char **names, size_t n)
 {
-    json_t *order = json_array(), *all = json_pack("{s:i, s:o?}", "version", 1, "order", order);
-    int failed = 0;
-    for (size_t i = 0; i < n; i++)
-        failed |= json_array_append_new(order, json_string(names[i]));
-    *gives = failed ? NULL : json_dumps(all, JSON_COMPACT);
-    json_decref(all);
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for an execution order");
+    const ari_placement p = {.rank = -1, .order = (char **)(uintptr_t)names, .ordered = n};
+    return ari_placement_text(NULL, gives, &p);
 }
 
 typedef char tensor_name[ARI_REFERENCE_NAME];
