@@ -56,6 +56,15 @@ done:
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
+static ar_status create(ar_dump **gives, const char *path)
+{
+    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a dump"));
+    const ar_status st = ari_text_copy(&(*gives)->path, path, SIZE_MAX, "a dump");
+    if (st != AR_OK)
+        free(*gives);
+    return st;
+}
+
 static ar_status open_all(ar_dump *d, const ari_map *map)
 {
     AR_TRY(ari_dump_open_files(d, map));
@@ -72,11 +81,8 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     if (gives == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "ar_dump_open: a path and a place for the dump are needed");
     *gives = NULL;
-    ar_dump *d = calloc(1, sizeof *d);
-    if (d == NULL || (d->path = strdup(path)) == NULL) {
-        free(d);
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
-    }
+    ar_dump *d = NULL;
+    AR_TRY(create(&d, path));
     d->whole = o != NULL && o->whole && o->map == NULL;
     d->all_matched = o != NULL && o->all_matched;
     ari_map *map = NULL;
@@ -93,21 +99,20 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
 
 ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)
 {
-    ar_dump *d = calloc(1, sizeof *d);
-    ar_status st = AR_OK;
+    ar_dump *d = NULL;
     *gives = NULL;
-    if (d == NULL || (d->path = strdup(path)) == NULL)
-        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_MEMORY, "%s: no memory to list its tensors", path));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&d->tensor, n, path));
+    AR_TRY(create(&d, path));
+    const ar_status st = ARI_ALLOC(&d->tensor, n, path);
+    if (st != AR_OK) {
+        ar_dump_close(d);
+        return st;
+    }
     d->tensors = n;
     for (size_t i = 0; i < n; i++)
         d->tensor[i] = tensors[i];
     qsort(d->tensor, n, sizeof *d->tensor, ari_by_name);
     *gives = d;
     return AR_OK;
-failed:
-    ar_dump_close(d);
-    return st;
 }
 
 void ar_dump_close(ar_dump *d)
@@ -152,9 +157,8 @@ ar_status ari_dump_rename(ar_dump *d, const char *const *name)
 {
     for (size_t i = 0; i < d->tensors; i++) {
         ari_piece *p = &d->piece[d->tensor[i].part - d->part]; /* the tensor's first, which owns its name */
-        char *own = strdup(name[i]);
-        if (own == NULL)
-            return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a tensor's name", ARI_SHOW(d->path));
+        char *own = NULL;
+        AR_TRY(ari_text_copy(&own, name[i], SIZE_MAX, "a tensor's name"));
         free(p->name);
         p->name = own;
         d->tensor[i].name = own;

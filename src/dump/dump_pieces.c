@@ -14,9 +14,8 @@ static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
 {
     AR_TRY(ARI_GROW(&d->piece, &d->cap_pieces, d->pieces, "parts of a dump"));
     ari_piece *p = &d->piece[d->pieces];
-    *p = (ari_piece){.name = strdup(name)};
-    if (p->name == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a tensor's name", ARI_SHOW(d->path));
+    *p = (ari_piece){.name = NULL};
+    AR_TRY(ari_text_copy(&p->name, name, SIZE_MAX, "a tensor's name"));
     d->pieces++;
     *added = p;
     return AR_OK;

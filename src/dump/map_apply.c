@@ -168,10 +168,8 @@ static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_piece *t)
 static ar_status name_target(const ari_map_place *p, const char *pattern, size_t index, char **name)
 {
     const char *problem = NULL;
-    if (pattern == NULL) {
-        *name = strdup(p->entry->name);
-        return *name != NULL ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a name");
-    }
+    if (pattern == NULL)
+        return ari_text_copy(name, p->entry->name, SIZE_MAX, "a name");
     const ar_status st = ari_map_fill(name, pattern, p, index, &problem);
     return problem == NULL ? st : ari_map_misfit(p, "name '%s' %s", ARI_SHOW(pattern), problem);
 }

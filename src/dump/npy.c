@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
@@ -217,9 +218,8 @@ static ar_status read_header(int fd, size_t bytes, const char *path, ari_npy *f,
     if (length > MAX_HEADER)
         return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: a header of %zu bytes, at most %zu are read",
                             ARI_SHOW(path), length, MAX_HEADER);
-    char *text = calloc(length + 1, 1);
-    if (text == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header", ARI_SHOW(path));
+    char *text = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&text, length + 1, "a file's header"));
     ar_status st = ari_file_pread(fd, text, length, *start, path);
     *start += length;
     literal l = {text, length, 0, path};
@@ -277,12 +277,9 @@ ar_status ari_npy_open(ari_npy **gives, const char *path)
     ar_status st = AR_OK;
     int fd = -1;
     size_t bytes = 0, start = 0;
+    ari_npy *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    ari_npy *f = calloc(1, sizeof *f);
-    if (f == NULL) {
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
-        goto done;
-    }
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&f, 1, "a file"));
     AR_TRY_TO(done, st, read_header(fd, bytes, path, f, &start));
     AR_TRY_TO(done, st, lay_out(f, bytes - start, path));
     AR_TRY_TO(done, st, name_entry(f, path));

@@ -158,9 +158,8 @@ static ar_status read_dcp(reading *r, ari_placed *t, const json_t *value)
 static ar_status add_tensor(reading *r, const char *name, const json_t *own, const json_t *dcp)
 {
     ari_placed *t = &r->p->tensor[r->p->tensors];
-    *t = (ari_placed){.name = strdup(name), .ndim = -1};
-    if (t->name == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its placement", ARI_SHOW(r->file));
+    *t = (ari_placed){.ndim = -1};
+    AR_TRY(ari_text_copy(&t->name, name, SIZE_MAX, "a placement"));
     r->p->tensors++;
     if (dcp != NULL)
         AR_TRY(read_dcp(r, t, dcp));
@@ -239,8 +238,7 @@ static ar_status read_order(ari_placement *p, const json_t *order, const char *w
         const char *name = json_string_value(json_array_get(order, p->ordered));
         if (name == NULL)
             return invalid(where, "'order' has to be an array of names");
-        if ((p->order[p->ordered] = strdup(name)) == NULL)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for an execution order");
+        AR_TRY(ari_text_copy(&p->order[p->ordered], name, SIZE_MAX, "an execution order"));
     }
     return AR_OK;
 }

@@ -90,9 +90,7 @@ static ar_status take(ar_dump_tensor *t, ari_taken *own, bool *fits, const ar_du
         boxes += from->part[i].boxes;
     AR_TRY(ARI_ALLOC(&own->part, from->parts, "parts of a tensor"));
     AR_TRY(ARI_ALLOC(&own->box, boxes, "parts of a tensor"));
-    own->name = strdup(c->name);
-    if (own->name == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a tensor's name");
+    AR_TRY(ari_text_copy(&own->name, c->name, SIZE_MAX, "a tensor's name"));
     *t = (ar_dump_tensor){.name = own->name, .dtype = from->dtype, .order = from->order, .part = own->part};
     set_shape(t, from, c);
     ar_dump_box *box = own->box;

@@ -110,6 +110,12 @@ int ari_by_name(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what)
+{
+    *gives = n == SIZE_MAX ? strdup(text) : strndup(text, n);
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %s", what);
+}
+
 size_t ari_word_of(const char *word, const char *const *words, size_t n)
 {
     size_t i = 0;

@@ -42,6 +42,8 @@ static inline bool ari_ends_in(const char *name, const char *end)
 int ari_by_name(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
+/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `what`. Gives; free(). */
+AR_NODISCARD ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what);
 /** Which of n words it is; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
 /* True if it is one of an array of words. */

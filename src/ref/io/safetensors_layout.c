@@ -81,9 +81,8 @@ ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
 {
     ar_status st = AR_OK;
     ari_sha256 s;
-    const ar_st_tensor **order = calloc(n + 1, sizeof(const ar_st_tensor *));
-    if (order == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "tensors_hash: no memory to sort %zu names", n);
+    const ar_st_tensor **order = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&order, n, "names to sort"));
     for (size_t i = 0; i < n; i++) {
         if (tensors[i].name == NULL)
             AR_TRY_TO(done, st, ar_error_set(AR_ERR_ARG, "tensors_hash: tensor %zu has no name", i));
@@ -145,9 +144,8 @@ static int compare_offsets(const void *a, const void *b)
 
 ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const char *path)
 {
-    ari_st_item **order = calloc(h->n + 1, sizeof(ari_st_item *));
-    if (order == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header", ARI_SHOW(path));
+    ari_st_item **order = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&order, h->n, "a file's header"));
     for (size_t i = 0; i < h->n; i++)
         order[i] = &h->items[i];
     ARI_SORT(order, h->n, compare_offsets);

@@ -35,9 +35,7 @@ static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path
 {
     const char *tensor;
     json_t *value;
-    m->shards = calloc(json_object_size(map) + 1, sizeof *m->shards);
-    if (m->shards == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
+    AR_TRY(ARI_ALLOC_ZERO(&m->shards, json_object_size(map), "an index"));
     size_t n = 0;
     /* The macro wants a non-const object, which it only reads. */
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
@@ -75,9 +73,7 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
 {
     const char *tensor;
     json_t *value;
-    m->entries = calloc(json_object_size(map) + 1, sizeof(const ar_st_entry *));
-    if (m->entries == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its index", ARI_SHOW(path));
+    AR_TRY(ARI_ALLOC_ZERO(&m->entries, json_object_size(map), "an index"));
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
         const shard wanted = {json_string_value(value), NULL, NULL};
@@ -147,9 +143,8 @@ ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
     *gives = NULL;
     if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
-    ar_st_model *m = calloc(1, sizeof *m);
-    if (m == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(folder));
+    ar_st_model *m = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model's files"));
     AR_TRY_TO(done, st, ari_file_path(&single, folder, ARI_ST_SINGLE));
     AR_TRY_TO(done, st, ari_file_path(&index, folder, ARI_ST_INDEX));
     if (exists(single)) /* as the official loader: one file goes before an index */

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
@@ -32,9 +33,8 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
     if (n > bytes - ARI_ST_PREFIX_BYTES)
         return ar_error_set(AR_ERR_FORMAT, "InvalidHeaderLength: %s: a header of %" PRIu64 " bytes in a file of %zu",
                             ARI_SHOW(path), n, bytes);
-    char *text = malloc((size_t)n + 1);
-    if (text == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its header of %" PRIu64 " bytes", ARI_SHOW(path), n);
+    char *text = NULL;
+    AR_TRY(ARI_ALLOC(&text, (size_t)n + 1, "a file's header"));
     const ar_status st = ari_file_pread(fd, text, (size_t)n, ARI_ST_PREFIX_BYTES, path);
     if (st != AR_OK) {
         free(text);
@@ -64,12 +64,9 @@ ar_status ar_st_open(ar_st_file **gives, const char *path)
     int fd = -1;
     size_t bytes = 0, length = 0;
     char *text = NULL;
+    ar_st_file *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    ar_st_file *f = calloc(1, sizeof *f);
-    if (f == NULL) {
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
-        goto done;
-    }
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&f, 1, "a file"));
     AR_TRY_TO(done, st, ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS));
     AR_TRY_TO(done, st, read_header(fd, bytes, path, &text, &length));
     const size_t start = ARI_ST_PREFIX_BYTES + length;

@@ -152,9 +152,7 @@ static ar_status place_tensors(ar_st_writer *w, const ar_st_tensor *const *order
         AR_TRY(ari_st_tensor_bytes(&s->bytes, order[k]));
         s->at = at;
         AR_TRY(ari_add_size(&at, at, s->bytes));
-        s->name = strdup(order[k]->name);
-        if (s->name == NULL)
-            return ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", w->n);
+        AR_TRY(ari_text_copy(&s->name, order[k]->name, SIZE_MAX, "tensors to write"));
     }
     return AR_OK;
 }
@@ -165,9 +163,7 @@ static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, 
 {
     ar_status st = AR_OK;
     char *header = NULL;
-    *order = calloc(n + 1, sizeof(const ar_st_tensor *));
-    if (*order == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", n);
+    AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
     AR_TRY_TO(done, st, ari_st_header_make(&header, length, *order, tensors, n, metadata, n_meta));
     AR_TRY_TO(done, st, ari_atomic_file_create(out, path));
     st = ari_atomic_file_write(*out, header, *length);
@@ -182,13 +178,9 @@ ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_
     ar_status st = AR_OK;
     size_t length = 0;
     const ar_st_tensor **order = NULL;
-    ar_st_writer *w = calloc(1, sizeof *w);
-    if (w != NULL)
-        w->slot = calloc(n + 1, sizeof *w->slot);
-    if (w == NULL || w->slot == NULL) {
-        st = ar_error_set(AR_ERR_MEMORY, "no memory to write %zu tensors", n);
-        goto done;
-    }
+    ar_st_writer *w = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
     w->n = n;
     AR_TRY_TO(done, st, begin_file(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
     AR_TRY_TO(done, st, place_tensors(w, order, tensors, length));

@@ -45,15 +45,6 @@ static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor 
     return AR_OK;
 }
 
-/* Between a state's elements, in `run`, and their places in a tensor of the parameter's shape. */
-static ar_status place_run(ar_tensor *local, ar_ctx *ctx, const ari_state *s, ar_buf run)
-{
-    const ar_tensor *value = &s->param->value;
-    if (s->whole)
-        return ar_tensor_view(local, AR_F32, value->ndim, value->shape, run);
-    return ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape);
-}
-
 static ar_status layout_of(ar_layout *o, ar_ctx *ctx, const ari_state *s)
 {
     if (!s->whole)
@@ -71,7 +62,7 @@ static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s,
     if (!s || (is_split(s->param) && s->param->layout.replica > 0)) /* the first copy counts */
         return AR_OK;
     AR_TRY(layout_of(&o, ctx, s));
-    AR_TRY(place_run(&local, ctx, s, run));
+    AR_TRY(ari_state_local(&local, s, ctx, run));
     if (!s->whole)
         AR_TRY(ari_share_put(ctx, ar_const(run), s->param, &local, s->start, s->count));
     AR_TRY(move_boxes(ctx, full, &local, &o, true));
@@ -99,7 +90,7 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
     ar_layout o;
     ar_tensor local;
     AR_TRY(layout_of(&o, ctx, s));
-    AR_TRY(place_run(&local, ctx, s, run));
+    AR_TRY(ari_state_local(&local, s, ctx, run));
     AR_TRY(move_boxes(ctx, full, &local, &o, false));
     if (s->whole)
         return AR_OK;

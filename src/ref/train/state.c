@@ -132,8 +132,7 @@ void ari_state_destroy(ari_state *s, ar_device *d)
     s->part = (ari_update_part){{NULL}, {NULL}, {NULL}, {NULL}};
 }
 
-/* A tensor of the value's shape: the state itself, or memory of the step that a share of it lies in. */
-static ar_status local_of(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state)
+ar_status ari_state_local(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state)
 {
     const ar_tensor *value = &s->param->value;
     if (s->whole)
@@ -152,7 +151,7 @@ static ar_status save_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
 {
     ar_tensor local;
     ar_status st = AR_OK;
-    AR_TRY(local_of(&local, s, ctx, buf));
+    AR_TRY(ari_state_local(&local, s, ctx, buf));
     if (!s->whole)
         AR_TRY_TO(done, st, ari_share_put(ctx, ar_const(buf), s->param, &local, s->start, s->count));
     st = emit(user, s->param, name, &local, layout);
@@ -214,7 +213,7 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
     ar_status st = AR_OK;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&s->param->value) + 1, sizeof *host, name));
     ari_layout_take(host, &s->param->value, &s->param->layout, full);
-    AR_TRY_TO(done, st, local_of(&local, s, ctx, buf));
+    AR_TRY_TO(done, st, ari_state_local(&local, s, ctx, buf));
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &local, host));
     if (!s->whole)
         AR_TRY_TO(done, st, ari_share_get(ctx, buf, s->param, &local, s->start, s->count));

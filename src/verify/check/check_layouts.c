@@ -3,65 +3,57 @@
 #include "anyrank/check.h"
 #include "anyrank/model.h"
 
+/* Models whose heads divide by 3 take ranks that are no power of two. */
+typedef enum taken_by { EACH, TWOS, THREES } taken_by;
+
 /* A layout, and what stands in for it where it is not legal (tp 0: nothing). */
 typedef struct choice {
+    taken_by by;
     ar_parallel first, otherwise;
 } choice;
 
-/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. Heads that divide
- * by 3 take the second list: ranks that are no power of two. A sequence that does not divide by 3 cannot be spread over
- * 3 ranks; then over 4 or 2. */
-static const choice powers_of_two[] = {
-    {.first = {.tp = 1}},
-    {.first = {.tp = 2}},
-    {.first = {.tp = 4}},
-    {.first = {.tp = 4, .sp = true}},
-    {.first = {.tp = 8, .sp = true}},
-    {.first = {.dp = 2}},
-    {.first = {.dp = 2, .tp = 2, .sp = true}},
-    {.first = {.dp = 2, .tp = 2, .zero = 1}},
-    {.first = {.dp = 3}},
-    {.first = {.micro_batches = 2}},
-    {.first = {.micro_batches = 4}},
-    {.first = {.cp = 2, .zigzag = true}},
-    {.first = {.cp = 4, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
-     .otherwise = {.cp = 4, .tp = 2, .sp = true, .zero = 1}},
-    {.first = {.pp = 2, .micro_batches = 4}},
-    {.first = {.pp = 2,
-               .virtual_stages = 2,
-               .schedule = AR_PP_INTERLEAVED,
-               .dp = 2,
-               .tp = 2,
-               .sp = true,
-               .zero = 1,
-               .micro_batches = 2},
-     .otherwise = {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
-};
-static const choice multiples_of_three[] = {
-    {.first = {.tp = 1}},
-    {.first = {.tp = 3, .sp = true}, .otherwise = {.tp = 4, .sp = true}},
-    {.first = {.tp = 6}},
-    {.first = {.dp = 2}},
-    {.first = {.dp = 2, .tp = 3, .sp = true}, .otherwise = {.dp = 2, .tp = 2, .sp = true}},
-    {.first = {.dp = 2, .tp = 2, .zero = 1}},
-    {.first = {.dp = 3}},
-    {.first = {.micro_batches = 2}},
-    {.first = {.micro_batches = 4}},
-    {.first = {.cp = 3, .zigzag = true}, .otherwise = {.tp = 1, .cp = 2, .zigzag = true}},
-    {.first = {.cp = 2, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1},
-     .otherwise = {.cp = 2, .tp = 2, .sp = true, .zero = 1}},
-    {.first = {.pp = 3, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 4}},
-    {.first = {.pp = 2, .dp = 2, .tp = 3, .sp = true, .zero = 1, .micro_batches = 2},
-     .otherwise = {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
-};
-
-/* Of models with experts besides: these are refused for others. */
-static const choice with_experts[] = {
-    {.first = {.dp = 2, .ep = 2}, .otherwise = {.tp = 1, .dp = 3, .ep = 3}},
-    {.first = {.dp = 4, .ep = 2, .tp = 2, .sp = true, .zero = 1, .dp_replicate = 2}},
-    {.first = {.dp = 2, .cp = 2, .ep = 4, .zero = 3}, .otherwise = {.tp = 1, .dp = 2, .cp = 2, .ep = 2, .zero = 3}},
-    {.first = {.pp = 2, .cp = 2, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .tp = 2, .micro_batches = 2}},
-    {.first = {.tp = 2, .sp = true, .cp = 2, .etp = 1, .ep = 4}, .otherwise = {.tp = 2, .sp = true, .etp = 1, .ep = 2}},
+/* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. A sequence that
+ * does not divide by 3 cannot be spread over 3 ranks; then over 4 or 2. The last are of models with experts: they are
+ * refused for others. */
+static const choice choices[] = {
+    {EACH, {.tp = 1}, {0}},
+    {TWOS, {.tp = 2}, {0}},
+    {TWOS, {.tp = 4}, {0}},
+    {TWOS, {.tp = 4, .sp = true}, {0}},
+    {TWOS, {.tp = 8, .sp = true}, {0}},
+    {THREES, {.tp = 3, .sp = true}, {.tp = 4, .sp = true}},
+    {THREES, {.tp = 6}, {0}},
+    {EACH, {.dp = 2}, {0}},
+    {TWOS, {.dp = 2, .tp = 2, .sp = true}, {0}},
+    {THREES, {.dp = 2, .tp = 3, .sp = true}, {.dp = 2, .tp = 2, .sp = true}},
+    {EACH, {.dp = 2, .tp = 2, .zero = 1}, {0}},
+    {EACH, {.dp = 3}, {0}},
+    {EACH, {.micro_batches = 2}, {0}},
+    {EACH, {.micro_batches = 4}, {0}},
+    {TWOS, {.cp = 2, .zigzag = true}, {0}},
+    {THREES, {.cp = 3, .zigzag = true}, {.tp = 1, .cp = 2, .zigzag = true}},
+    {TWOS, {.cp = 4, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1}, {.cp = 4, .tp = 2, .sp = true, .zero = 1}},
+    {THREES, {.cp = 2, .cp_inner = 2, .tp = 2, .sp = true, .zero = 1}, {.cp = 2, .tp = 2, .sp = true, .zero = 1}},
+    {TWOS, {.pp = 2, .micro_batches = 4}, {0}},
+    {THREES, {.pp = 3, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 4}, {0}},
+    {TWOS,
+     {.pp = 2,
+      .virtual_stages = 2,
+      .schedule = AR_PP_INTERLEAVED,
+      .dp = 2,
+      .tp = 2,
+      .sp = true,
+      .zero = 1,
+      .micro_batches = 2},
+     {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
+    {THREES,
+     {.pp = 2, .dp = 2, .tp = 3, .sp = true, .zero = 1, .micro_batches = 2},
+     {.pp = 2, .dp = 2, .tp = 2, .sp = true, .zero = 1, .micro_batches = 2}},
+    {EACH, {.dp = 2, .ep = 2}, {.tp = 1, .dp = 3, .ep = 3}},
+    {EACH, {.dp = 4, .ep = 2, .tp = 2, .sp = true, .zero = 1, .dp_replicate = 2}, {0}},
+    {EACH, {.dp = 2, .cp = 2, .ep = 4, .zero = 3}, {.tp = 1, .dp = 2, .cp = 2, .ep = 2, .zero = 3}},
+    {EACH, {.pp = 2, .cp = 2, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .tp = 2, .micro_batches = 2}, {0}},
+    {EACH, {.tp = 2, .sp = true, .cp = 2, .etp = 1, .ep = 4}, {.tp = 2, .sp = true, .etp = 1, .ep = 2}},
 };
 
 size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
@@ -102,31 +94,24 @@ static bool is_legal(const sweep *s, const ar_parallel *p)
     return ar_parallel_check(p, s->config, s->plan, s->batch, s->seq) == AR_OK;
 }
 
-static void add_choices(sweep *s, const choice *list, size_t count)
-{
-    for (size_t i = 0; i < count && s->n < s->cap; i++) {
-        if (is_legal(s, &list[i].first))
-            s->at[s->n++] = list[i].first;
-        else if (list[i].otherwise.tp > 0 && is_legal(s, &list[i].otherwise))
-            s->at[s->n++] = list[i].otherwise;
-    }
-}
-
 size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                 size_t cap)
 {
-    const bool threes = c->heads % 3 == 0;
-    const choice *list = threes ? multiples_of_three : powers_of_two;
-    const size_t count =
-        threes ? sizeof multiples_of_three / sizeof *multiples_of_three : sizeof powers_of_two / sizeof *powers_of_two;
+    const taken_by by = c->heads % 3 == 0 ? THREES : TWOS;
     sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
-    add_choices(&s, list, count);
-    add_choices(&s, with_experts, sizeof with_experts / sizeof *with_experts);
-    size_t n = s.n;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices && s.n < cap; i++) {
+        const choice *one = &choices[i];
+        if (one->by != EACH && one->by != by)
+            continue;
+        if (is_legal(&s, &one->first))
+            p[s.n++] = one->first;
+        else if (one->otherwise.tp > 0 && is_legal(&s, &one->otherwise))
+            p[s.n++] = one->otherwise;
+    }
     ar_error_clear();
-    if (n == 0 && cap > 0)
-        p[n++] = (ar_parallel){.tp = 1};
-    return n;
+    if (s.n == 0 && cap > 0)
+        p[s.n++] = (ar_parallel){.tp = 1};
+    return s.n;
 }
 
 /* Every legal form of a mesh: with and without sp, two micro-batches, ZeRO and zigzag, as far as they mean

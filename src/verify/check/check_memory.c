@@ -9,7 +9,7 @@
 #include "verify/check/check_routes.h"
 #include "verify/check/check_run.h"
 
-static void raise(ar_rank_memory *most, const ar_rank_memory *m)
+void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m)
 {
 #define RAISE(field, json, title) most->field = m->field > most->field ? m->field : most->field;
     AR_RANK_MEMORY_TABLE(RAISE)
@@ -73,12 +73,12 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
     own.routes = known ? &routes : NULL;
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         ari_dry_memory dry;
-        raise(&run->memory, &counted[r]);
+        ari_memory_raise(&run->memory, &counted[r]);
         if (!run->has_memory_predicted)
             continue;
         at.rank = r;
         AR_TRY(ari_cluster_dry(&dry, &own, r, like));
-        raise(&run->memory_predicted, &dry.rank);
+        ari_memory_raise(&run->memory_predicted, &dry.rank);
         if (!routed || known)
             compare_rank(run, r, &counted[r], &dry.rank);
         if (o->module && dry.routed > 0)

@@ -79,6 +79,8 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
  *  none), so that values which change from run to run are told. */
 AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                            const ar_first_difference *earlier);
+/** Makes each kind of memory the larger of the two. */
+void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);

@@ -86,13 +86,6 @@ static ar_status take_operations(ar_module_inspection *m, const ari_ledger *w)
 
 /* --- dry runs ----------------------------------------------------------------------------------------------------- */
 
-static void raise(ar_rank_memory *most, const ar_rank_memory *m)
-{
-#define RAISE(field, json, title) most->field = m->field > most->field ? m->field : most->field;
-    AR_RANK_MEMORY_TABLE(RAISE)
-#undef RAISE
-}
-
 /* One step of the first rank of each rank of the pipeline, whose samples go through it at once where they can. */
 static ar_status note_ranks(ari_ledger *w, const ari_cluster_options *o)
 {
@@ -127,7 +120,7 @@ static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options 
         if (st != AR_OK)
             break;
         m->bytes += dry.bytes;
-        raise(&m->memory, &dry.rank);
+        ari_memory_raise(&m->memory, &dry.rank);
     }
     ari_ledger_fini(&unread);
     return st;

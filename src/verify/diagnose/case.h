@@ -198,16 +198,6 @@ static inline bool ari_is_activation(const ari_difference *d)
     return d->pass == 'f' || d->pass == 'b';
 }
 
-/* True if the reference repeats itself every `length` elements: any fault of it then repeats too. */
-static inline bool ari_reference_repeats(const ari_case *c, size_t length)
-{
-    const float *ref = c->grid.d->reference;
-    size_t i = length;
-    while (i < c->grid.count && fabs((double)ref[i] - (double)ref[i - length]) <= 4.0 * c->absolute)
-        i++;
-    return i >= c->grid.count;
-}
-
 enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 
 /* A trace is a measure's finding, apart from its wording: a kind, properties and numbers. The table of causes has a row
@@ -317,6 +307,8 @@ struct ari_cause {
     const char *text;  /* {name} is a fact, {name:.3g} a number in another form; after a newline, what to look at */
 };
 
+/** Adds a row's text up to its newline, with what the trace states, else what the case does (NULL: nothing). */
+void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text);
 /** The trace's cause; fills the last fields of the trace. */
 void ari_match_cause(ari_trace *t, const ari_case *c);
 /** Notes the share of the differences' squares that a hypothesis leaves, true or not, under the cause of such a trace.

@@ -223,7 +223,7 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
         ari_say(out, "%.*g", precision, f->number);
 }
 
-static void fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
+void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
     while (*text) {
         const size_t plain = strcspn(text, "{\n");
@@ -260,13 +260,13 @@ static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties 
 {
     ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
     t->evidence = (ar_evidence){.cause = t->cause->id};
-    fill_sentence(&hint, t, c, t->cause->text);
-    fill_sentence(&looks, t, c, t->cause->looks);
+    ari_fill_sentence(&hint, t, c, t->cause->text);
+    ari_fill_sentence(&looks, t, c, t->cause->looks);
     bool own = true;
     for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) {
         own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
         if (!row->id && (own || row->kind == t->kind) && meets(row, flags, name, c->grid.d->pass))
-            fill_sentence(&hint, t, c, row->text);
+            ari_fill_sentence(&hint, t, c, row->text);
     }
 }
 

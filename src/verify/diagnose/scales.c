@@ -206,18 +206,28 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* True if the reference repeats itself every `length` elements: any fault of it then repeats too. */
+static bool repeats(const ari_case *c, size_t length)
+{
+    const float *ref = c->grid.d->reference;
+    size_t i = length;
+    while (i < c->grid.count && fabs((double)ref[i] - (double)ref[i - length]) <= 4.0 * c->absolute)
+        i++;
+    return i >= c->grid.count;
+}
+
 ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     classes k[AR_MAX_DIMS + 1] = {{0}}; /* of each dimension's indices, of rows */
     ar_status st = AR_OK;
-    const int repeats = ari_reference_repeats(c, g->cols);
+    const int repeated = repeats(c, g->cols);
     for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
         k[dim] = along(g, dim, g->shape[dim]);
         AR_TRY_TO(done, st, fit_classes(&k[dim], c));
         measure_shards(t, c, dim, &k[dim]);
     }
-    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeats && t->kind == ARI_FOUND_NOTHING; dim++)
+    for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeated && t->kind == ARI_FOUND_NOTHING; dim++)
         measure_slices(t, c, dim, &k[dim]);
     if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
         k[AR_MAX_DIMS] = (classes){.side = g->cols, .n = g->rows};
@@ -307,7 +317,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
         classes k = {.side = all[i].side, .n = all[i].n, .added = true};
         k.dropped = all[i].kind == ARI_FOUND_TABLE_ADDED && g->d->pass == 'f';
-        if (k.n == 0 || k.n * 2 > g->count || (all[i].kind != ARI_FOUND_ROW_ADDED && ari_reference_repeats(c, k.n)))
+        if (k.n == 0 || k.n * 2 > g->count || (all[i].kind != ARI_FOUND_ROW_ADDED && repeats(c, k.n)))
             continue;
         const ar_status st = look_added(t, c, &k, all[i].kind);
         free(k.of);

@@ -76,9 +76,7 @@ static ar_status list_stems(side *s, const ar_dump *d)
             s->stem[kept++] = s->stem[i];
     for (s->n = 0; s->n < kept; s->n++) {
         stem *one = &s->stem[s->n];
-        one->plain = strndup(one->text, one->length);
-        if (!one->plain)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+        AR_TRY(ari_text_copy(&one->plain, one->text, one->length, "names of tensors"));
         drop_private(s, one);
     }
     qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
@@ -169,9 +167,8 @@ static bool is_shared(const prefix *p, const side *of, const side *in)
 
 static ar_status take_off(side *s, const prefix *p)
 {
-    char *text = strndup(p->text, p->length);
-    if (!text)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+    char *text = NULL;
+    AR_TRY(ari_text_copy(&text, p->text, p->length, "names of tensors"));
     note_wrapper(s, text, p->length);
     for (size_t i = 0; i < s->n; i++) {
         char *plain = s->stem[i].plain;

@@ -105,8 +105,8 @@ typedef struct search {
     const ari_lp_case *c;
     double squares; /* of all differences */
     int cause;
-    double left; /* squares that the best leaves */
-    char value[80], temperature[48];
+    double left;      /* squares that the best leaves */
+    ari_trace trace;  /* the facts of its sentence */
     float *predicted; /* [claims] */
 } search;
 
@@ -122,8 +122,9 @@ static void note(search *s, int cause, double left, const char *value, const cha
         return;
     s->cause = cause;
     s->left = left;
-    snprintf(s->value, sizeof s->value, "%s", value);
-    snprintf(s->temperature, sizeof s->temperature, "%s", temperature);
+    ari_trace_set(&s->trace, ARI_FOUND_NOTHING, 0);
+    ari_words(&s->trace, "value", "%s", value);
+    ari_words(&s->trace, "temperature", "%s", temperature);
 }
 
 /* Nothing is left but rounding. */
@@ -296,21 +297,6 @@ static ar_status try_weights(search *s)
 /* Of a side that rounding could have made. */
 #define EXPLAINED_ALONE 0.9
 
-static void write_sentence(ar_logprobs_side *side, const search *s)
-{
-    const char *says = causes[s->cause].text;
-    size_t n = 0;
-    side->says[0] = '\0';
-    while (*says && *says != '\n' && n + 1 < sizeof side->says) {
-        const bool value = strncmp(says, "{value}", 7) == 0, temperature = strncmp(says, "{temperature}", 13) == 0;
-        const int wrote = value         ? snprintf(side->says + n, sizeof side->says - n, "%s", s->value)
-                          : temperature ? snprintf(side->says + n, sizeof side->says - n, "%s", s->temperature)
-                                        : snprintf(side->says + n, sizeof side->says - n, "%c", *says);
-        n += wrote > 0 ? (size_t)wrote : 0;
-        says += value ? 7 : temperature ? 13 : 1;
-    }
-}
-
 /* Differences of a fp32 softmax from ours, which nothing else is to explain. */
 #define NOTHING 1e-6
 
@@ -325,7 +311,8 @@ static void conclude(ar_logprobs_side *side, search *s)
         s->cause = SECTION;
     side->off = side->off || !rounds;
     side->explained = explained;
-    write_sentence(side, s);
+    ari_text says = ari_plain_text_in(side->says, sizeof side->says);
+    ari_fill_sentence(&says, &s->trace, NULL, causes[s->cause].text);
     side->cause = causes[s->cause].id;
     if (side->cause) {
         side->look_at = strchr(causes[s->cause].text, '\n') + 1;
