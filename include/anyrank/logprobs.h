@@ -15,6 +15,7 @@ AR_BEGIN_DECLS
  * padding, packing or the layout changes a bit in exact numerics. */
 
 enum { AR_LOGPROBS_TRAINER, AR_LOGPROBS_ROLLOUT, AR_LOGPROBS_SIDES };
+extern const char *const ar_logprobs_side_name[AR_LOGPROBS_SIDES]; /* "trainer", "rollout" */
 
 typedef struct ar_logprobs_options {
     ar_run run;        /* model. batch, seq, steps, clip and dropout are 0; storage fp32, ranks that are threads */

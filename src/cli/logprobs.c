@@ -19,9 +19,6 @@ typedef struct logprobs_values {
     int arithmetic;
 } logprobs_values;
 
-static const char *const sides[AR_LOGPROBS_SIDES] = {
-    [AR_LOGPROBS_TRAINER] = "trainer", [AR_LOGPROBS_ROLLOUT] = "rollout"};
-
 #define ARI_VALUES logprobs_values
 static const ari_option options[] = {
     ARI_OPTION_SECTION("data"),
@@ -108,7 +105,7 @@ static json_t *as_json(const ar_logprobs_result *r, const logprobs_values *v, co
                             json_pack("{s:s, s:o, s:o}", "arithmetic", ari_sensitivity_names[v->arithmetic], "rms",
                                       ari_json_number(r->rounding_rms), "largest", ari_json_number(r->rounding_worst)));
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++)
-        json_object_set_new(o, sides[k], r->side[k].tokens ? side_json(&r->side[k]) : json_null());
+        json_object_set_new(o, ar_logprobs_side_name[k], r->side[k].tokens ? side_json(&r->side[k]) : json_null());
     return ari_json_whole(o, json_pack("{s:o}", "notes", ari_config_notes(NULL, &r->config)));
 }
 
@@ -120,9 +117,9 @@ static ar_status print_sides(const ar_logprobs_result *r)
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
         const ar_logprobs_side *s = &r->side[k];
         if (s->tokens)
-            ari_table_row(&t, "%s\t%zu\t%.3g\t%+.3g\t%.3g\t%s%s%s", sides[k], s->tokens, s->rms, s->mean, s->worst,
-                          s->off ? "OFF" : "as the model, but for rounding", !s->off && s->cause ? ": " : "",
-                          !s->off && s->cause ? s->says : "");
+            ari_table_row(&t, "%s\t%zu\t%.3g\t%+.3g\t%.3g\t%s%s%s", ar_logprobs_side_name[k], s->tokens, s->rms,
+                          s->mean, s->worst, s->off ? "OFF" : "as the model, but for rounding",
+                          !s->off && s->cause ? ": " : "", !s->off && s->cause ? s->says : "");
     }
     return ari_table_end(&t, stdout, 0);
 }
@@ -163,7 +160,7 @@ static ar_status print_result(const ar_logprobs_result *r, const logprobs_values
                    r->rounding_rms, r->rounding_worst);
         for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
             if (r->side[k].off)
-                AR_TRY(print_off(&r->side[k], sides[k]));
+                AR_TRY(print_off(&r->side[k], ar_logprobs_side_name[k]));
         }
         printf("\n");
     }

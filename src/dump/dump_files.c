@@ -37,12 +37,7 @@ static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder,
     AR_TRY(ARI_GROW(&d->file, &d->cap_files, d->files, "files of a dump"));
     ari_dump_file *f = &d->file[d->files];
     *f = (ari_dump_file){.rank = -1};
-    if (folder == NULL)
-        f->path = strdup(name);
-    else if (asprintf(&f->path, "%s/%s", folder, name) < 0)
-        f->path = NULL;
-    if (f->path == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(d->path));
+    AR_TRY(folder ? ari_file_path(&f->path, folder, name) : ari_text_copy(&f->path, name, SIZE_MAX, "a file name"));
     const char *slash = strrchr(f->path, '/');
     f->name = slash == NULL ? f->path : slash + 1;
     d->files++;
@@ -173,16 +168,13 @@ static ar_status visit_entry(ar_dump *d, const ari_map *map, const char *below, 
 {
     char *path = NULL, *full = NULL;
     ar_status st = AR_OK;
-    if (asprintf(&path, "%s%s%s", below, below[0] == '\0' ? "" : "/", name) < 0)
-        path = NULL;
-    if (path == NULL || asprintf(&full, "%s/%s", d->path, path) < 0) {
-        free(path);
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(d->path));
-    }
+    AR_TRY_TO(done, st, below[0] ? ari_file_path(&path, below, name) : ari_text_copy(&path, name, SIZE_MAX, "a name"));
+    AR_TRY_TO(done, st, ari_file_path(&full, d->path, path));
     if (depth == 0)
         st = add_found(d, map, path);
     else if (ari_is_folder(full))
         st = walk(d, map, path, depth - 1);
+done:
     free(full);
     free(path);
     return st;

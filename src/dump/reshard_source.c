@@ -89,13 +89,9 @@ static ar_status find_config(ari_rs *r)
 {
     const char *given = r->o->config;
     bool beside = false;
-    if (given && !ari_is_folder(given)) {
-        r->config_path = strdup(given);
-        return r->config_path ? AR_OK : ari_io_fail("find", given);
-    }
     if (!given)
         AR_TRY(ari_file_is_in(&beside, r->folder, "config.json"));
-    return given || beside ? ari_file_path(&r->config_path, given ? given : r->folder, "config.json") : AR_OK;
+    return given || beside ? ari_config_path(&r->config_path, given ? given : r->folder) : AR_OK;
 }
 
 /* Merging needs no config: then one that this program does not know is no hindrance. */

@@ -26,11 +26,8 @@ struct ar_checkpoint_writer {
 
 static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *shrunk)
 {
-    struct stat info;
     char *file = NULL;
-    const bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    if (asprintf(&file, folder ? "%s/" ARI_CHECKPOINT_CONFIG : "%s", path) < 0)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its path", ARI_SHOW(path));
+    AR_TRY(ari_config_path(&file, path));
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);

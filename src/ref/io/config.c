@@ -220,13 +220,11 @@ static void model_name(char *out, size_t cap, const char *path)
 
 ar_status ar_config_load(ar_config *c, const char *path)
 {
-    struct stat info;
     if (c == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "config_load: no %s", c == NULL ? "place for the config" : "path");
-    const bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    const bool folder = ari_is_folder(path);
     char *file = NULL;
-    if (asprintf(&file, folder ? "%s/config.json" : "%s", path) < 0)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its path", ARI_SHOW(path));
+    AR_TRY(ari_config_path(&file, path));
     unsigned char *text = NULL;
     size_t length = 0;
     ar_config read = {.layers = 0};

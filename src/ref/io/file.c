@@ -20,6 +20,12 @@ ar_status ari_file_path(char **gives, const char *folder, const char *name)
     return AR_ERR_MEMORY;
 }
 
+ar_status ari_config_path(char **gives, const char *path)
+{
+    return ari_is_folder(path) ? ari_file_path(gives, path, "config.json")
+                               : ari_text_copy(gives, path, SIZE_MAX, "a file name");
+}
+
 bool ari_is_folder(const char *path)
 {
     struct stat info;

@@ -12,6 +12,9 @@
 /** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
 AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
 
+/** The config of a model: config.json in a folder, or `path` itself. Errors: AR_ERR_MEMORY. Gives; free. */
+AR_NODISCARD ar_status ari_config_path(char **gives, const char *path);
+
 /** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
 /** *is: whether a folder has this file. Errors: AR_ERR_MEMORY. */

@@ -20,7 +20,7 @@
 #define ROUNDING_RMS 4.0
 #define ROUNDING_WORST 8.0
 
-static const char *const side_names[AR_LOGPROBS_SIDES] = {
+const char *const ar_logprobs_side_name[AR_LOGPROBS_SIDES] = {
     [AR_LOGPROBS_TRAINER] = "trainer", [AR_LOGPROBS_ROLLOUT] = "rollout"};
 
 typedef struct side_data {
@@ -41,6 +41,7 @@ typedef struct job {
     ar_logprobs_result *result;
     ari_lp_model model;
     ari_sequences input;
+    size_t top;          /* entries that are kept of each place */
     ari_place **place;   /* [input] */
     top_entry **largest; /* [input], n*top of each; NULL: not asked for */
     side_data side[AR_LOGPROBS_SIDES];
@@ -110,25 +111,6 @@ static ar_status match(job *j, int k)
     return AR_OK;
 }
 
-static ar_status read_all(job *j)
-{
-    const ar_config *c = j->model.config;
-    const ar_logprobs_options *o = j->o;
-    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
-        if (o->side[k])
-            AR_TRY(ari_sequences_read(&j->side[k].sequences, c, o->side[k], true));
-    }
-    if (o->input)
-        AR_TRY(ari_sequences_read(&j->input, c, o->input, false));
-    for (int k = 0; k < AR_LOGPROBS_SIDES && j->input.count == 0; k++)
-        AR_TRY(copy_sequences(&j->input, &j->side[k].sequences));
-    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
-        if (o->side[k])
-            AR_TRY(match(j, k));
-    }
-    return AR_OK;
-}
-
 /* The numbers of a side, and room for the rows of some. */
 static ar_status list_claims(job *j, int k)
 {
@@ -158,6 +140,27 @@ static ar_status list_claims(job *j, int k)
     size_t floats;
     AR_TRY(ari_mul_size(&floats, d->kept, v));
     return ARI_ALLOC(&d->row, floats, "rows of logits");
+}
+
+static ar_status read_all(job *j)
+{
+    const ar_config *c = j->model.config;
+    const ar_logprobs_options *o = j->o;
+    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
+        if (o->side[k])
+            AR_TRY(ari_sequences_read(&j->side[k].sequences, c, o->side[k], true));
+    }
+    if (o->input)
+        AR_TRY(ari_sequences_read(&j->input, c, o->input, false));
+    for (int k = 0; k < AR_LOGPROBS_SIDES && j->input.count == 0; k++)
+        AR_TRY(copy_sequences(&j->input, &j->side[k].sequences));
+    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
+        if (o->side[k])
+            AR_TRY(match(j, k));
+        if (o->side[k])
+            AR_TRY(list_claims(j, k));
+    }
+    return AR_OK;
 }
 
 /* --- the model's numbers ------------------------------------------------------------------------------------------ */
@@ -213,13 +216,13 @@ static ar_status take_logits(void *user, size_t sequence, const float *logits)
 {
     job *j = user;
     const ari_sequence *q = &j->input.list[sequence];
-    const size_t v = j->model.config->vocab, top = j->o->top < v ? j->o->top : v;
+    const size_t v = j->model.config->vocab;
     for (size_t t = 1; t < q->n; t++) {
         const float *row = logits + (t - 1) * v;
         ari_place *p = &j->place[sequence][t];
         *p = ari_place_of(row, v, q->tokens[t]);
         if (j->largest)
-            find_largest(j->largest[sequence] + t * top, top, row, v, p->lse);
+            find_largest(j->largest[sequence] + t * j->top, j->top, row, v, p->lse);
     }
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++)
         keep_rows(&j->side[k], v, sequence, logits, j->place[sequence]);
@@ -228,14 +231,15 @@ static ar_status take_logits(void *user, size_t sequence, const float *logits)
 
 static ar_status compute(job *j)
 {
-    const size_t n = j->input.count, top = j->o->top < j->model.config->vocab ? j->o->top : j->model.config->vocab;
+    const size_t n = j->input.count;
+    j->top = j->o->top < j->model.config->vocab ? j->o->top : j->model.config->vocab;
     AR_TRY(ARI_ALLOC_ZERO(&j->place, n, "log-probabilities"));
-    if (top > 0)
+    if (j->top > 0)
         AR_TRY(ARI_ALLOC_ZERO(&j->largest, n, "largest log-probabilities"));
     for (size_t i = 0; i < n; i++) {
         AR_TRY(ARI_ALLOC_ZERO(&j->place[i], j->input.list[i].n, "log-probabilities"));
-        if (top > 0)
-            AR_TRY(ARI_ALLOC_ZERO(&j->largest[i], j->input.list[i].n * top, "largest log-probabilities"));
+        if (j->largest)
+            AR_TRY(ARI_ALLOC_ZERO(&j->largest[i], j->input.list[i].n * j->top, "largest log-probabilities"));
     }
     return ari_lp_forward(&j->model, &j->input, ARI_ALONE, take_logits, j);
 }
@@ -381,19 +385,18 @@ static json_t *top_json(const top_entry *e, size_t top)
 static json_t *line_of(const job *j, size_t i)
 {
     const ari_sequence *q = &j->input.list[i];
-    const size_t top = j->o->top < j->model.config->vocab ? j->o->top : j->model.config->vocab;
     json_t *o = json_object(), *tokens = json_array(), *logprobs = json_array(), *entropies = json_array();
     json_t *largest = json_array();
     for (size_t t = 0; t < q->n; t++) {
         json_array_append_new(tokens, json_integer((json_int_t)q->tokens[t]));
         json_array_append_new(logprobs, t ? number(j->place[i][t].logprob) : json_null());
         json_array_append_new(entropies, t ? number(j->place[i][t].entropy) : json_null());
-        json_array_append_new(largest, t && top ? top_json(j->largest[i] + t * top, top) : json_null());
+        json_array_append_new(largest, t && j->top ? top_json(j->largest[i] + t * j->top, j->top) : json_null());
     }
     json_object_set_new(o, "tokens", tokens);
     json_object_set_new(o, "logprobs", logprobs);
     json_object_set_new(o, "entropies", entropies);
-    json_object_set(o, "top", top ? largest : NULL);
+    json_object_set(o, "top", j->top ? largest : NULL);
     json_decref(largest);
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
         const side_data *d = &j->side[k];
@@ -402,7 +405,7 @@ static json_t *line_of(const job *j, size_t i)
         json_t *given = json_array();
         for (size_t t = 0; t < q->n; t++)
             json_array_append_new(given, number(d->sequences.list[d->of[i]].given[t]));
-        json_object_set_new(o, side_names[k], given);
+        json_object_set_new(o, ar_logprobs_side_name[k], given);
     }
     return o;
 }
@@ -471,10 +474,6 @@ static ar_status run_job(job *j)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s has no head, and so no log-probabilities",
                             ARI_SHOW(j->o->run.model));
     AR_TRY(read_all(j));
-    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
-        if (j->o->side[k])
-            AR_TRY(list_claims(j, k));
-    }
     AR_TRY(ari_lp_check(&j->model, &j->input));
     AR_TRY(ari_weights_load(&j->model.weights, c, folder));
     j->result->fresh = j->model.weights == NULL;
