@@ -195,30 +195,6 @@ CLAIM(weights_of_other_ranks_experts_without_a_gradient_are_named)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-typedef struct experts {
-    const float *x, *of[E][3]; /* gate, up, down */
-    float *w;
-} experts;
-
-static double silu(double x)
-{
-    return x / (1.0 + exp(-x));
-}
-
-/* y += times * what expert e makes of scale * x. */
-static void add_expert(double y[H], const experts *m, size_t t, size_t e, double scale, double times, bool exchanged)
-{
-    for (size_t f = 0; f < F; f++) {
-        double gate = 0.0, up = 0.0;
-        for (size_t i = 0; i < H; i++) {
-            gate += (double)m->of[e][exchanged ? 1 : 0][f * H + i] * scale * (double)m->x[t * H + i];
-            up += (double)m->of[e][exchanged ? 0 : 1][f * H + i] * scale * (double)m->x[t * H + i];
-        }
-        for (size_t i = 0; i < H; i++)
-            y[i] += times * (double)m->of[e][2][i * F + f] * silu(gate) * up;
-    }
-}
-
 typedef enum mistake {
     RIGHT,
     BARE,
@@ -231,8 +207,53 @@ typedef enum mistake {
     OTHER_ROW,
     OF_ONE_RANK,
     NEXT_ROW,
-    ROW_OF_RANK
+    ROW_OF_RANK,
+    HALVES, /* of gate and up that lie in turn */
+    NO_LIMITS,
+    OTHER_FUNCTION,
+    NO_PLUS_ONE,
+    BARE_BIAS,
+    NO_BIAS
 } mistake;
+
+typedef struct experts {
+    const float *x, *of[E][3], *bias[E][3]; /* gate, up, down; biases NULL: gated by silu, else as GPT-OSS's */
+    float *w;
+} experts;
+
+/* What goes through gate (0) or up (1). */
+static double gate_or_up(const experts *m, size_t t, size_t e, double scale, size_t which, size_t f)
+{
+    double sum = m->bias[e][which] ? (double)m->bias[e][which][f] : 0.0;
+    for (size_t i = 0; i < H; i++)
+        sum += (double)m->of[e][which][f * H + i] * scale * (double)m->x[t * H + i];
+    return sum;
+}
+
+static double gated(double gate, double up, bool open, mistake is)
+{
+    const double most = is == NO_LIMITS ? 1e9 : 7.0;
+    if (open == (is == OTHER_FUNCTION))
+        return gate / (1.0 + exp(-gate)) * up;
+    gate = fmin(gate, most);
+    return gate / (1.0 + exp(-1.702 * gate)) * (fmax(-most, fmin(up, most)) + (is == NO_PLUS_ONE ? 0.0 : 1.0));
+}
+
+/* y += times * what expert e makes of scale * x. */
+static void add_expert(double y[H], const experts *m, size_t t, size_t e, double scale, double times, mistake is)
+{
+    for (size_t i = 0; i < H && m->bias[e][2] && is != NO_BIAS; i++)
+        y[i] += (is == BARE_BIAS ? 1.0 : times) * (double)m->bias[e][2][i];
+    for (size_t f = 0; f < F; f++) {
+        const size_t halves[2] = {f, F + f}, own[2] = {is == EXCHANGED, is != EXCHANGED};
+        double x[2];
+        for (size_t k = 0; k < 2; k++)
+            x[k] = is == HALVES ? gate_or_up(m, t, e, scale, halves[k] % 2, halves[k] / 2)
+                                : gate_or_up(m, t, e, scale, own[k], f);
+        for (size_t i = 0; i < H; i++)
+            y[i] += times * (double)m->of[e][2][i * F + f] * gated(x[0], x[1], m->bias[e][0], is);
+    }
+}
 
 /* What each slot has instead of its own row, of token t and expert e: the next row, of those sorted by expert and then by
  * token; or one of an expert of the same two. */
@@ -261,18 +282,18 @@ static void combine(float *y, const experts *m, size_t t, mistake is, const size
                    is == BARE || is == AT_INPUT ? 1.0
                    : is == TWICE                ? w * w
                                                 : w,
-                   is == EXCHANGED);
+                   is);
     }
     for (size_t i = 0; i < H; i++)
         y[i] = (float)sum[i];
 }
 
-static made make_experts(mistake is)
+static made make_experts(mistake is, bool open)
 {
     static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
-    static char name[E * 3][64];
+    static char name[E * 6][64];
     made m = {.n = 0};
-    experts own;
+    experts own = {.w = NULL};
     size_t before[E] = {0};
     own.x = put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd");
     own.w = put(&m, "model.layers.0.mlp.weights:fwd", 3, B, S, E);
@@ -285,7 +306,12 @@ static made make_experts(mistake is)
     memcpy(other_of(&m), own.w, T * E * sizeof(float));
     for (size_t i = 0; i < E * 3; i++) {
         snprintf(name[i], sizeof name[i], "model.layers.0.mlp.experts.%zu.%s.weight:init", i / 3, names[i % 3]);
-        own.of[i / 3][i % 3] = put(&m, name[i], 2, i % 3 == 2 ? H : F, i % 3 == 2 ? F : H, 0);
+        float *w = put(&m, name[i], 2, i % 3 == 2 ? H : F, i % 3 == 2 ? F : H, 0), *other = other_of(&m);
+        for (size_t k = 0; k < F * H && open && i % 3 < 2; k++) /* some of it beyond the limits */
+            w[k] = other[k] = 4.0f * w[k];
+        own.of[i / 3][i % 3] = w;
+        snprintf(name[E * 3 + i], sizeof *name, "model.layers.0.mlp.experts.%zu.%s.bias:init", i / 3, names[i % 3]);
+        own.bias[i / 3][i % 3] = open ? put(&m, name[E * 3 + i], 1, i % 3 == 2 ? H : F, 0, 0) : NULL;
     }
     float *y = put_tokens(&m, "model.layers.0.mlp.experts:fwd"), *other = other_of(&m);
     for (size_t t = 0; t < T; t++) {
@@ -301,20 +327,31 @@ CLAIM(one_mistake_of_experts_is_named)
 {
     static const struct {
         mistake is;
+        bool open; /* of GPT-OSS's form */
         const char *cause, *words;
-    } cases[] = {{BARE, "expert_weights_applied", "without weights"},
-                 {TWICE, "expert_weights_applied", "twice"},
-                 {AT_INPUT, "expert_input_weighted", NULL},
-                 {EXCHANGED, "activation_arguments", "gate and up exchanged"},
-                 {NO_EXPERT_2, "experts_left_out", "that of expert 2 wherever it is chosen"},
-                 {FIRST_FOUR, "experts_left_out", "none of them among an expert's first 4 rows"},
-                 {SOME_LOST, "experts_left_out", "tokens dropped"},
-                 {OTHER_ROW, "unknown", NULL}, /* of no row that there is */
-                 {OF_ONE_RANK, "experts_left_out", "of 2 ranks that share out the experts each token has those of one"},
-                 {NEXT_ROW, "expert_rows_misplaced", "the row after their own"},
-                 {ROW_OF_RANK, "expert_rows_misplaced", "of an expert of the same of 2 ranks"}};
+    } cases[] = {
+        {BARE, false, "expert_weights_applied", "without weights"},
+        {TWICE, false, "expert_weights_applied", "twice"},
+        {AT_INPUT, false, "expert_input_weighted", NULL},
+        {EXCHANGED, false, "activation_arguments", "gate and up exchanged"},
+        {NO_EXPERT_2, false, "experts_left_out", "that of expert 2 wherever it is chosen"},
+        {FIRST_FOUR, false, "experts_left_out", "none of them among an expert's first 4 rows"},
+        {SOME_LOST, false, "experts_left_out", "tokens dropped"},
+        {OTHER_ROW, false, "unknown", NULL}, /* of no row that there is */
+        {OF_ONE_RANK, false, "experts_left_out", "of 2 ranks that share out the experts each token has those of one"},
+        {NEXT_ROW, false, "expert_rows_misplaced", "the row after their own"},
+        {ROW_OF_RANK, false, "expert_rows_misplaced", "of an expert of the same of 2 ranks"},
+        {OTHER_FUNCTION, false, "activation_function", "GPT-OSS's"},
+        {OTHER_FUNCTION, true, "activation_function", "silu(gate)*up"},
+        {NO_PLUS_ONE, true, "activation_function", "with up, not up + 1"},
+        {NO_LIMITS, true, "activation_function", "without limits"},
+        {HALVES, true, "expert_halves", "columns that have them in turn"},
+        {BARE_BIAS, true, "expert_bias_not_weighted", NULL},
+        {NO_BIAS, true, "expert_bias_left_out", NULL},
+        {TWICE, true, "expert_weights_applied", "twice"},
+        {NEXT_ROW, true, "expert_rows_misplaced", "the row after their own"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        made m = make_experts(cases[k].is);
+        made m = make_experts(cases[k].is, cases[k].open);
         expect_cause(&m, cases[k].cause, cases[k].words, k);
     }
 }

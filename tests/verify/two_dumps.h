@@ -8,7 +8,7 @@
 #include "tests/verify/verify_support.h"
 #include "verify/diagnose/diagnose.h"
 
-enum { MOST = 16 };
+enum { MOST = 40 };
 enum { B = 2, S = 12, H = 24, IDS = 21 }; /* samples, tokens, width, vocabulary */
 
 typedef struct made {

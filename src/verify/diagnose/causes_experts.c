@@ -150,6 +150,15 @@ static const ari_cause rows[] = {
      AGAIN "the sum of a token's experts, without weights"},
     {"activation_arguments", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "",
      AGAIN "gate and up exchanged" LOOK "the order of gate|up in the experts' packed weight (w1 and w3)"},
+    {"expert_halves", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(PACKED), 0, "",
+     AGAIN "gate and up of {how}" LOOK "`chunk(2, -1)` where the model has `[..., ::2]` and `[..., 1::2]` (GPT-OSS)"},
+    {"expert_bias_not_weighted", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(LAST) | IF(ONE), 0, "",
+     AGAIN "the bias of their second product added as it is, without the token's weights" LOOK
+           "where the weights are applied: before or after the last bias"},
+    {"expert_bias_left_out", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(LAST), 0, "",
+     AGAIN "the bias of their second product left out"},
+    {"activation_function", K(EXPERTS), ARI_IDENTITY + 8, "f", 0, IF(ALL), 0, "",
+     AGAIN "another function of gate and up: {how}" LOOK "`swiglu_limit`, `alpha`, `up + 1`"},
     {"shared_expert_left_out", K(SHARED_EXPERT), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "",
      "the shared expert is left out: these are the values of the routed ones alone" LOOK
      "`shared_expert_intermediate_size`; the shared expert's stream or its overlap"},

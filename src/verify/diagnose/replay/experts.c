@@ -9,7 +9,7 @@
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
-enum { FORMS = 8 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
+enum { FORMS = 16 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
@@ -38,20 +38,23 @@ static const char *leaf_of(size_t *expert, const ari_case *c, const ar_dump_tens
 
 static bool add_leaf(ari_experts *e, const ar_dump_tensor *t, const char *name, size_t length, size_t expert)
 {
-    const int dims = expert == SIZE_MAX ? 3 : 2;
-    size_t k = 0;
-    while (k < e->leaves && (e->leaf[k].length != length || memcmp(e->leaf[k].name, name, length) != 0))
+    const bool stacked = expert == SIZE_MAX, is_bias = length > 4 && memcmp(name + length - 4, "bias", 4) == 0;
+    const int dims = (stacked ? 3 : 2) - is_bias;
+    ari_expert_leaf *const leaves = is_bias ? e->bias : e->leaf;
+    size_t *const known = is_bias ? &e->biases : &e->leaves, k = 0;
+    while (k < *known && (leaves[k].length != length || memcmp(leaves[k].name, name, length) != 0))
         k++;
-    if (k == ARI_EXPERT_WEIGHTS || t->ndim != dims || (dims == 2 ? expert : t->shape[0] - 1) >= ARI_MOST_EXPERTS)
+    if (k == ARI_EXPERT_WEIGHTS || t->ndim != dims || (stacked ? t->shape[0] - 1 : expert) >= ARI_MOST_EXPERTS)
         return false;
-    ari_expert_leaf *l = &e->leaf[k];
-    if (k == e->leaves) {
-        *l = (ari_expert_leaf){.name = name, .length = length, .rows = t->shape[dims - 2], .cols = t->shape[dims - 1]};
-        e->leaves++;
+    ari_expert_leaf *l = &leaves[k];
+    const size_t rows = is_bias ? 1 : t->shape[dims - 2];
+    if (k == *known) {
+        *l = (ari_expert_leaf){.name = name, .length = length, .rows = rows, .cols = t->shape[dims - 1]};
+        ++*known;
     }
-    const size_t first = dims == 2 ? expert : 0, end = dims == 2 ? expert + 1 : t->shape[0];
+    const size_t first = stacked ? 0 : expert, end = stacked ? t->shape[0] : expert + 1;
     for (size_t i = first; i < end; i++) {
-        if (l->of[i] || t->shape[dims - 2] != l->rows || t->shape[dims - 1] != l->cols)
+        if (l->of[i] || rows != l->rows || t->shape[dims - 1] != l->cols)
             return false;
         l->of[i] = t;
         l->n++;
@@ -70,15 +73,20 @@ static bool find_leaves(ari_experts *e)
         known = !name || add_leaf(e, w.t, name, w.key.stem - (size_t)(name - w.t->name), expert);
     }
     for (size_t k = 0; k < e->leaves; k++)
-        known = known && e->leaf[k].n == e->n && e->leaf[k].rows * e->leaf[k].cols <= ARI_MOST_WEIGHT;
-    return known && e->leaves >= 2 && e->n >= 2;
+        known = known && e->leaf[k].n == e->n && e->leaf[k].rows * e->leaf[k].cols <= ARI_MOST_WEIGHT &&
+                (e->biases == 0 || e->bias[k].n == e->n);
+    return known && e->leaves >= 2 && e->n >= 2 && (e->biases == 0 || e->biases == e->leaves);
 }
 
 /* Form i of those that names leave open. False: it is not that of the shapes. */
 static bool take_form(ari_experts *e, size_t i)
 {
-    const size_t down = i / 8, first = down == 0, last = e->leaves == 2 ? first : down == 2 ? 1 : 2;
-    const ari_expert_form f = {{[ARI_OF_GATE] = first, [ARI_OF_UP] = last, [ARI_OF_DOWN] = down}, i & 1, i & 2, i & 4};
+    const size_t down = i / 16, first = down == 0, last = e->leaves == 2 ? first : down == 2 ? 1 : 2;
+    const ari_expert_form f = {{[ARI_OF_GATE] = first, [ARI_OF_UP] = last, [ARI_OF_DOWN] = down},
+                               i & 1,
+                               i & 2,
+                               i & 4,
+                               i & 8 ? ARI_OPEN_WEIGHTS : 0};
     if (down >= e->leaves || (f.in_turn && first != last))
         return false;
     const ari_expert_leaf *a = &e->leaf[first], *b = &e->leaf[last], *d = &e->leaf[down];
@@ -86,52 +94,91 @@ static bool take_form(ari_experts *e, size_t i)
     e->width = f.in_out ? d->rows : d->cols;
     return a->rows == b->rows && a->cols == b->cols && (f.in_out ? d->cols : d->rows) == e->cols &&
            (f.in_out ? a->rows : a->cols) == e->cols &&
-           (f.in_out ? a->cols : a->rows) == (first == last ? 2 : 1) * e->width;
+           (f.in_out ? a->cols : a->rows) == (first == last ? 2 : 1) * e->width &&
+           (e->biases == 0 || (e->bias[down].cols == e->cols && e->bias[first].cols == (f.in_out ? a->cols : a->rows) &&
+                               e->bias[last].cols == e->bias[first].cols));
 }
 
+/* Of part's weight, or behind its last column its bias. */
 static float stored_at(const ari_experts *e, size_t part, size_t row, size_t col)
 {
     const ari_expert_form *f = &e->form;
     const bool second = f->swapped != (part == ARI_OF_UP);
     const size_t of = f->of[f->swapped && part != ARI_OF_DOWN ? ARI_OF_UP - part : part];
+    const ari_expert_leaf *l = &e->leaf[of];
     if (part != ARI_OF_DOWN && e->leaves == 2)
         row = f->in_turn ? 2 * row + second : row + second * e->width;
-    return e->stored[of][f->in_out ? col * e->leaf[of].cols + row : row * e->leaf[of].cols + col];
+    if (col == (f->in_out ? l->rows : l->cols))
+        return e->biases ? e->stored[of][l->rows * l->cols + row] : 0.0f;
+    return e->stored[of][f->in_out ? col * l->cols + row : row * l->cols + col];
+}
+
+static ar_status read_leaf(float *x, const ari_expert_leaf *l, size_t expert)
+{
+    const size_t each = l->rows * l->cols;
+    return ar_dump_read_f32(l->of[expert], l->of[expert]->count > each ? expert * each : 0, each, x);
 }
 
 ar_status ari_expert_read(ari_experts *e, size_t expert)
 {
     for (size_t k = 0; k < e->leaves; k++) {
-        const ari_expert_leaf *l = &e->leaf[k];
-        const size_t each = l->rows * l->cols, from = l->of[expert]->ndim == 3 ? expert * each : 0;
-        AR_TRY(ar_dump_read_f32(l->of[expert], from, each, e->stored[k]));
+        AR_TRY(read_leaf(e->stored[k], &e->leaf[k], expert));
+        if (e->biases)
+            AR_TRY(read_leaf(e->stored[k] + e->leaf[k].rows * e->leaf[k].cols, &e->bias[k], expert));
     }
-    for (size_t i = 0; i < e->width * e->cols; i++) {
-        e->w[ARI_OF_GATE][i] = stored_at(e, ARI_OF_GATE, i / e->cols, i % e->cols);
-        e->w[ARI_OF_UP][i] = stored_at(e, ARI_OF_UP, i / e->cols, i % e->cols);
-        e->w[ARI_OF_DOWN][i] = stored_at(e, ARI_OF_DOWN, i / e->width, i % e->width);
+    for (size_t part = 0; part < ARI_EXPERT_WEIGHTS; part++) {
+        const size_t cols = (part == ARI_OF_DOWN ? e->width : e->cols) + 1;
+        for (size_t i = 0; i < (part == ARI_OF_DOWN ? e->cols : e->width) * cols; i++)
+            e->w[part][i] = stored_at(e, part, i / cols, i % cols);
     }
     return AR_OK;
 }
 
 /* --- what they make ----------------------------------------------------------------------------------------------- */
 
-void ari_expert_run(double *y, const ari_experts *e, double scale, bool exchanged)
+static double limit(double x, double low)
 {
-    const size_t cols = e->cols;
-    const float *first = e->w[exchanged ? ARI_OF_UP : ARI_OF_GATE], *second = e->w[exchanged ? ARI_OF_GATE : ARI_OF_UP];
-    for (size_t f = 0; f < e->width; f++) {
-        double gate = 0.0, up = 0.0;
-        for (size_t i = 0; i < cols; i++) {
-            gate += (double)first[f * cols + i] * scale * (double)e->x[i];
-            up += (double)second[f * cols + i] * scale * (double)e->x[i];
-        }
-        e->act[f] = gate / (1.0 + exp(-gate)) * up;
+    return fmax(low, fmin(x, 7.0));
+}
+
+static double gated(unsigned gating, double gate, double up)
+{
+    if (gating & ARI_LIMITED)
+        gate = limit(gate, -HUGE_VAL), up = limit(up, -7.0);
+    return gate / (1.0 + exp(-(gating & ARI_SLOPE ? 1.702 : 1.0) * gate)) * (gating & ARI_PLUS_ONE ? up + 1.0 : up);
+}
+
+/* Feature at of gate, or from e->width on of up. */
+static double feature(const ari_experts *e, size_t at, double scale)
+{
+    const float *w = e->w[at < e->width ? ARI_OF_GATE : ARI_OF_UP] + at % e->width * (e->cols + 1);
+    double sum = (double)w[e->cols];
+    for (size_t i = 0; i < e->cols; i++)
+        sum += (double)w[i] * scale * (double)e->x[i];
+    return sum;
+}
+
+void ari_expert_run(double *y, const ari_experts *e, unsigned made, double weight)
+{
+    const size_t n = e->width, shares = made >= ARI_TIMES_RANKS ? made / ARI_TIMES_RANKS : 1, each = n / shares;
+    made %= ARI_TIMES_RANKS;
+    const double scale = made == ARI_OF_WEIGHTED ? weight : 1.0;
+    const unsigned gating = made >= ARI_BY_FUNCTION ? made - ARI_BY_FUNCTION : e->form.gating;
+    for (size_t f = 0; f < n; f++) {
+        size_t at[2] = {f, n + f};
+        for (size_t i = 0; i < 2; i++)
+            at[i] = made == ARI_GATED_BY_UP ? (at[i] + n) % (2 * n)
+                    : made == ARI_OF_HALVES
+                        ? (i * each + f % each) % 2 * n + f / each * each + (i * each + f % each) / 2
+                    : made == ARI_IN_TURN ? 2 * f + i
+                                          : at[i];
+        e->act[f] = gated(gating, feature(e, at[0], scale), feature(e, at[1], scale));
     }
-    for (size_t i = 0; i < cols; i++) {
-        y[i] = 0.0;
-        for (size_t f = 0; f < e->width; f++)
-            y[i] += (double)e->w[ARI_OF_DOWN][i * e->width + f] * e->act[f];
+    for (size_t i = 0; i < e->cols; i++) {
+        const float *w = e->w[ARI_OF_DOWN] + i * (n + 1);
+        y[i] = made == ARI_WITHOUT_BIAS ? 0.0 : (double)w[n];
+        for (size_t f = 0; f < n; f++)
+            y[i] += (double)w[f] * e->act[f];
     }
 }
 
@@ -156,7 +203,7 @@ static bool choose_terms(ari_experts *e, bool shared)
 }
 
 /* What they make of the first tokens of the probe. */
-static ar_status run_terms(ari_experts *e, size_t tokens, size_t output)
+static ar_status run_terms(ari_experts *e, size_t tokens, unsigned made)
 {
     for (size_t i = 0; i < e->n; i++) {
         bool read = false;
@@ -164,14 +211,13 @@ static ar_status run_terms(ari_experts *e, size_t tokens, size_t output)
             const ari_expert_term *s = &e->term[at];
             const size_t k = at / e->most;
             if (at % e->most >= e->terms[k] || s->expert != i ||
-                (output != ARI_OF_INPUT && !ari_expert_is_there(e, s->was, s->was)))
+                (made != ARI_OF_INPUT && !ari_expert_is_there(e, s->was, s->was)))
                 continue;
             if (!read)
                 AR_TRY(ari_expert_read(e, i));
             read = true;
             AR_TRY(ar_dump_read_f32(e->input, e->p.token[k] * e->cols, e->cols, e->x));
-            ari_expert_run(e->y[output] + at * e->cols, e, output == ARI_OF_WEIGHTED ? s->was : 1.0,
-                           output == ARI_GATED_BY_UP);
+            ari_expert_run(e->y[made != ARI_OF_INPUT] + at * e->cols, e, made, s->was);
         }
     }
     return AR_OK;
@@ -211,7 +257,7 @@ static double solve(ari_experts *e, size_t k, bool of_reference)
 static ar_status choose_form(ari_experts *e, bool *held)
 {
     double least = ARI_REPLAY_BASE;
-    ari_expert_form best = {{0}, false, false, false};
+    ari_expert_form best = {{0}, false, false, false, 0};
     *held = false;
     for (size_t i = 0; i < FORMS; i++) {
         if (!take_form(e, i))
@@ -231,50 +277,77 @@ static ar_status choose_form(ari_experts *e, bool *held)
 
 /* --- other sums of them ------------------------------------------------------------------------------------------- */
 
-/* The reference's sum; each expert's output as it is, or their mean; times the weight twice; the weight at the expert's
- * input; gate and up exchanged. */
-enum { WEIGHTED, BARE, MEAN, WEIGHTED_TWICE, INPUT_WEIGHTED, GATED_BY_UP, CANDIDATES };
+/* Each expert's output times its weight w, or as it is, or their mean, or times the weight twice; or with its last bias as
+ * it is. */
+typedef enum times { WEIGHTED, BARE, MEAN, TWICE, BARE_BIAS } times;
 
-static void put_candidate(ari_probe *p, void *of, size_t candidate)
+typedef struct candidate {
+    unsigned made;
+    times by;
+    ari_properties flags;
+    const char *how;
+} candidate;
+
+static void put_sums(ari_experts *e, const candidate *c)
 {
-    ari_experts *e = of;
-    const double *y = e->y[candidate == INPUT_WEIGHTED ? ARI_OF_WEIGHTED
-                           : candidate == GATED_BY_UP  ? ARI_GATED_BY_UP
-                                                       : ARI_OF_INPUT];
-    for (size_t k = 0; k < p->tokens; k++) {
+    const double *y = e->y[c->made != ARI_OF_INPUT];
+    for (size_t k = 0; k < e->p.tokens; k++) {
         const ari_expert_term *s = e->term + k * e->most;
         size_t routed = 0;
         memset(e->act, 0, e->cols * sizeof *e->act);
         for (size_t j = 0; j < e->terms[k]; j++)
             routed += s[j].expert < e->n && ari_expert_is_there(e, s[j].was, s[j].was);
         for (size_t j = 0; j < e->terms[k]; j++) {
-            const double w = s[j].was, times[CANDIDATES] = {w, 1.0, 1.0 / (double)routed, w * w, 1.0, w};
+            const double w = s[j].was, by[] = {w, 1.0, 1.0 / (double)routed, w * w, w};
             const bool there = ari_expert_is_there(e, w, w), shared = s[j].expert == e->n;
-            for (size_t i = 0; i < e->cols && (there || candidate == WEIGHTED); i++)
-                e->act[i] += shared ? w * e->y[ARI_OF_INPUT][(k * e->most + j) * e->cols + i]
-                                    : times[candidate] * y[(k * e->most + j) * e->cols + i];
+            const size_t from = (k * e->most + j) * e->cols;
+            for (size_t i = from; i < from + e->cols && (there || (c->by == WEIGHTED && c->made == ARI_OF_INPUT)); i++)
+                e->act[i - from] +=
+                    shared ? w * e->y[0][i] : by[c->by] * y[i] + (c->by == BARE_BIAS ? e->y[0][i] - y[i] : 0.0);
         }
-        ari_probe_put(p, k, e->act);
+        ari_probe_put(&e->p, k, e->act);
     }
 }
 
+/* Another sum of the experts' outputs, or of other outputs: that which leaves least of what differs. */
 static ar_status look_at_sums(ari_trace *t, ari_experts *e)
 {
-    static const ari_properties flags[] = {[BARE] = ARI_IF(ZERO),
-                                           [MEAN] = ARI_IF(AVERAGE),
-                                           [WEIGHTED_TWICE] = ARI_IF(TWICE),
-                                           [INPUT_WEIGHTED] = ARI_IF(OF_INPUT),
-                                           [GATED_BY_UP] = ARI_IF(EXCHANGED)};
-    double left, base = HUGE_VAL;
-    size_t other;
-    AR_TRY(run_terms(e, e->p.tokens, ARI_OF_WEIGHTED));
-    AR_TRY(run_terms(e, e->p.tokens, ARI_GATED_BY_UP));
-    put_candidate(&e->p, e, WEIGHTED);
-    if (!ari_probe_try_base(&e->p, &base) ||
-        !ari_choose_other(&other, &left, &e->p, put_candidate, e, WEIGHTED, CANDIDATES))
+    const unsigned is = e->form.gating, other = is ^ ARI_OPEN_WEIGHTS;
+    const candidate all[] = {
+        {ARI_OF_INPUT, BARE, ARI_IF(ZERO), ""},
+        {ARI_OF_INPUT, MEAN, ARI_IF(AVERAGE), ""},
+        {ARI_OF_INPUT, TWICE, ARI_IF(TWICE), ""},
+        {ARI_OF_WEIGHTED, BARE, ARI_IF(OF_INPUT), ""},
+        {ARI_GATED_BY_UP, WEIGHTED, ARI_IF(EXCHANGED), ""},
+        {ARI_OF_HALVES, WEIGHTED, ARI_IF(PACKED), "columns that have them in turn, read as two halves"},
+        {ARI_OF_HALVES | 2 * ARI_TIMES_RANKS, WEIGHTED, ARI_IF(PACKED), "halves of each of 2 ranks' columns in turn"},
+        {ARI_OF_HALVES | 4 * ARI_TIMES_RANKS, WEIGHTED, ARI_IF(PACKED), "halves of each of 4 ranks' columns in turn"},
+        {ARI_OF_HALVES | 8 * ARI_TIMES_RANKS, WEIGHTED, ARI_IF(PACKED), "halves of each of 8 ranks' columns in turn"},
+        {ARI_IN_TURN, WEIGHTED, ARI_IF(PACKED), "two halves, read as columns that have them in turn"},
+        {ARI_WITHOUT_BIAS, BARE_BIAS, ARI_IF(LAST) | ARI_IF(ONE), ""},
+        {ARI_WITHOUT_BIAS, WEIGHTED, ARI_IF(LAST), ""},
+        {ARI_BY_FUNCTION | other, WEIGHTED, ARI_IF(ALL), is ? "silu(gate)*up" : "GPT-OSS's, of limits and up + 1"},
+        {ARI_BY_FUNCTION | (is ^ ARI_SLOPE), WEIGHTED, ARI_IF(ALL), is ? "with silu" : "with sigmoid(1.702*gate)"},
+        {ARI_BY_FUNCTION | (is ^ ARI_PLUS_ONE), WEIGHTED, ARI_IF(ALL), is ? "with up, not up + 1" : "with up + 1"},
+        {ARI_BY_FUNCTION | (is ^ ARI_LIMITED), WEIGHTED, ARI_IF(ALL), is ? "without limits" : "with limits of 7"},
+    };
+    double left = ARI_REPLAY_MISTAKE, base = HUGE_VAL;
+    put_sums(e, &(candidate){ARI_OF_INPUT, WEIGHTED, 0, ""});
+    if (!ari_probe_try_base(&e->p, &base))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_EXPERTS, flags[other]);
-    ari_number(t, "left", left);
+    for (const candidate *c = all; c < all + sizeof all / sizeof *all; c++) {
+        if (c->made >= ARI_TIMES_RANKS && e->width % (c->made / ARI_TIMES_RANKS) != 0)
+            continue;
+        if (c->made != ARI_OF_INPUT)
+            AR_TRY(run_terms(e, e->p.tokens, c->made));
+        put_sums(e, c);
+        if (!(ari_probe_left(&e->p, false) < left))
+            continue;
+        left = ari_probe_left(&e->p, false);
+        ari_trace_set(t, ARI_FOUND_EXPERTS, c->flags);
+        ari_words(t, "how", "%s", c->how);
+        ari_number(t, "left", left);
+    }
     return AR_OK;
 }
 
@@ -320,14 +393,16 @@ static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
     size_t largest = 0, most = e->cols;
     for (size_t k = 0; k < e->leaves; k++) {
         const ari_expert_leaf *l = &e->leaf[k];
-        largest = l->rows * l->cols > largest ? l->rows * l->cols : largest;
+        const size_t with_bias = (l->rows + 1) * (l->cols + 1);
+        largest = with_bias > largest ? with_bias : largest;
         most += l->rows + l->cols;
     }
     for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
         AR_TRY(ARI_ALLOC(&e->stored[k], largest, "an expert's weights"));
         AR_TRY(ARI_ALLOC(&e->w[k], largest, "an expert's weights"));
-        AR_TRY(ARI_ALLOC_ZERO(&e->y[k], outputs, "experts' outputs"));
     }
+    for (size_t k = 0; k < 2; k++)
+        AR_TRY(ARI_ALLOC_ZERO(&e->y[k], outputs, "experts' outputs"));
     AR_TRY(ARI_ALLOC(&e->x, e->cols, "a token"));
     AR_TRY(ARI_ALLOC(&e->act, most, "an expert's features"));
     AR_TRY(ARI_ALLOC(&e->equations, e->most * (e->most + 1), "equations"));
@@ -400,8 +475,9 @@ static void experts_free(ari_experts *e)
     for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
         free(e->stored[k]);
         free(e->w[k]);
-        free(e->y[k]);
     }
+    free(e->y[0]);
+    free(e->y[1]);
     free(e->weight);
     free(e->x);
     free(e->term);

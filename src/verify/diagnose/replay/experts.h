@@ -4,13 +4,25 @@
 
 /* A mixture of experts computed again for the tokens of a probe, from the module's input and the experts' weights. The
  * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over what
- * all experts make of the input, and over a shared expert's output. Experts are gated by silu. */
+ * all experts make of the input, and over a shared expert's output. Experts are gated by silu, or as GPT-OSS's are. */
 #include "verify/diagnose/replay/search.h"
 
 enum { ARI_OF_GATE, ARI_OF_UP, ARI_OF_DOWN, ARI_EXPERT_WEIGHTS };
 enum { ARI_MOST_EXPERTS = 4096, ARI_MOST_SLOTS = 16, ARI_MOST_WEIGHT = 1 << 22 };
-/* What an expert makes of x; of its weight times x; of x with gate and up exchanged. */
-enum { ARI_OF_INPUT, ARI_OF_WEIGHTED, ARI_GATED_BY_UP, ARI_EXPERT_OUTPUTS };
+/* What an expert makes of x; of its weight times x; of x with gate and up exchanged, or read as halves of what has them
+ * in turn, or the other way; without its last bias; with another function. */
+typedef enum ari_made {
+    ARI_OF_INPUT,
+    ARI_OF_WEIGHTED,
+    ARI_GATED_BY_UP,
+    ARI_OF_HALVES,
+    ARI_IN_TURN,
+    ARI_WITHOUT_BIAS,
+    ARI_BY_FUNCTION = 8, /* | ari_gating */
+    ARI_TIMES_RANKS = 16 /* times how many ranks share the width out, of ARI_OF_HALVES */
+} ari_made;
+/* gate*sigmoid(gate)*up; GPT-OSS's differs in all three: the slope 1.702 of the sigmoid, 1 + up, limits of 7. */
+typedef enum ari_gating { ARI_SLOPE = 1, ARI_PLUS_ONE = 2, ARI_LIMITED = 4, ARI_OPEN_WEIGHTS = 7 } ari_gating;
 
 /* Parameters of the experts with one name: of all of them, or one of each. */
 typedef struct ari_expert_leaf {
@@ -25,6 +37,7 @@ typedef struct ari_expert_form {
     bool swapped;                  /* up is what its place says is gate */
     bool in_turn;                  /* packed: row by row, not one half after the other */
     bool in_out;                   /* [in, out] */
+    unsigned gating;               /* ari_gating */
 } ari_expert_form;
 
 /* How much of an expert's output there is in a token's row, of the reference and of the other dump. */
@@ -36,15 +49,17 @@ typedef struct ari_expert_term {
 typedef struct ari_experts {
     ari_probe p;
     const ar_dump_tensor *input;
-    ari_expert_leaf leaf[ARI_EXPERT_WEIGHTS];
+    ari_expert_leaf leaf[ARI_EXPERT_WEIGHTS], bias[ARI_EXPERT_WEIGHTS]; /* biases, where there are any: as many */
     ari_expert_form form;
-    size_t leaves, n, width, cols, most;
+    size_t leaves, biases, n, width, cols, most;
     float *weight;                     /* [rows][n] of the routes; NULL: no dump has them */
-    float *stored[ARI_EXPERT_WEIGHTS]; /* by leaf, of one expert */
-    float *w[ARI_EXPERT_WEIGHTS], *x;  /* gate and up [width, cols], down [cols, width]; [cols]: a token's input */
-    ari_expert_term *term;             /* [tokens][most]: those that the routes choose, or all */
+    float *stored[ARI_EXPERT_WEIGHTS]; /* by leaf, of one expert: its weight, and behind that its bias */
+    float *w[ARI_EXPERT_WEIGHTS],
+        *x;                /* gate and up [width, cols + 1], down [cols, width + 1]: a row of the weight and its
+                                          bias; [cols]: a token's input */
+    ari_expert_term *term; /* [tokens][most]: those that the routes choose, or all */
     size_t terms[ARI_PROBE_TOKENS];
-    double *y[ARI_EXPERT_OUTPUTS];    /* [tokens][most][cols] */
+    double *y[2];                     /* [tokens][most][cols]: of the input, and another one */
     double *act, *equations, *number; /* [width or cols]; [most][most + 1]; [2][most + 1] */
     double near;                      /* numbers that differ by less than this share are equal */
 } ari_experts;
@@ -52,8 +67,8 @@ typedef struct ari_experts {
 /** True if a token has some of an expert's output: `share` of it, where the reference has `was`. */
 bool ari_expert_is_there(const ari_experts *e, double share, double was);
 AR_NODISCARD ar_status ari_expert_read(ari_experts *e, size_t expert);
-/** y = W2 (silu(W1 (scale x)) * W3 (scale x)); exchanged: W1 and W3 are. x and W are e->x and e->w. */
-void ari_expert_run(double *y, const ari_experts *e, double scale, bool exchanged);
+/** y [cols] of e->x and e->w. weight: of the token's. */
+void ari_expert_run(double *y, const ari_experts *e, unsigned made, double weight);
 /** The reference's value of a role, with so many elements, which the other dump has too as far as it has it; else NULL.
  *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_right_value(const ar_dump_tensor **t, const ari_case *c, ari_role role, size_t count);
