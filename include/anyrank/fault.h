@@ -160,13 +160,17 @@ AR_BEGIN_DECLS
     X(latent_grads_summed_again,                                                                                       \
       "latent attention: gradients of what is whole on each rank are summed over tp, but for the shared key's rows")   \
     X(gradnorm_latents_as_shards, "clipping counts latent attention's matrices that are whole on each rank by rank")   \
+    X(latent_norm_before_split, "latent attention: the norm of the keys' latent covers the shared key too")            \
     X(sinks_left_out, "attention: the sinks, a logit of each head, are left out of the softmax's denominator")         \
+    X(sinks_of_first_heads, "attention: each tensor-parallel rank has the first heads' sinks")                         \
+    X(sinks_head_off_by_one, "attention: each head has the sink of the next one")                                      \
     X(cp_sinks_grad_twice, "context parallelism: the gradient of the sinks is summed over cp twice")                   \
     X(mtp_rolled_after_cut,                                                                                            \
       "multi-token prediction: each context-parallel rank rolls its own positions: tokens across the cuts are lost")   \
     X(mtp_rolled_over_documents,                                                                                       \
       "multi-token prediction: tokens and labels are rolled over the borders of packed documents")                     \
     X(mtp_mean_over_all, "multi-token prediction: a depth's loss is divided by the next token's number of targets")    \
+    X(mtp_not_divided, "multi-token prediction: a depth's loss is not divided by its targets")                         \
     X(mtp_head_grad_lost, "multi-token prediction: the head's gradient lacks its uses by further tokens")              \
     X(mtp_embedding_grad_lost, "multi-token prediction: the embedding's gradient lacks its uses by further tokens")    \
     X(mtp_embedding_grad_twice,                                                                                        \
@@ -174,6 +178,8 @@ AR_BEGIN_DECLS
     X(experts_not_reduced, "experts: the ranks' parts of what the experts make are not summed")                        \
     X(experts_dx_not_reduced, "experts: the ranks' parts of the gradient of the experts' input are not summed")        \
     X(experts_combined_first, "experts: each rank rounds and weights its part of their output before the parts' sum")  \
+    X(experts_gate_up_in_halves, "experts: gate and up, interleaved, are taken for two halves")                        \
+    X(expert_bias_not_weighted, "experts: the last bias is added without the token's weight")                          \
     X(expert_rows_off_by_one, "experts: each slot takes the row after its own of what they make")                      \
     X(expert_capacity_drops, "experts: tokens beyond an even share of the slots are dropped")                          \
     X(last_expert_left_out, "experts: the loop over them ends before the last one")                                    \

@@ -2,6 +2,7 @@
 #include "ref/layers/faults.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/product.h"
@@ -37,16 +38,18 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
         d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
         d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
     }
-    ari_fault_source(&d->from, ctx);
+    ari_fault_source(&d->from, ctx, p->name);
 }
 
 /* kv_replica_wrong_head: of parts that neighbouring ranks hold copies of, rank r takes part r mod P of the P there are.
  * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx, const char *name)
 {
     const bool head = from->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
     const bool one_block = from->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
     const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
+    if (strstr(name, ".sinks") && ar_faulty(ctx, AR_FAULT_sinks_of_first_heads))
+        move_to_first_shard(from, (int)r);
     for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
         for (int d = 0; d < from->ndim; d++) {
             ar_box *b = &from->box[k];
@@ -288,24 +291,41 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
+/* y of the first columns of x [rows, width], with the statistics of all. */
+static ar_status normalise_wider(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
+                                 const ar_param *bias, const ar_tensor *y, const ar_tensor *mean, const ar_tensor *rstd,
+                                 const ar_tensor *x)
+{
+    const size_t width = x->shape[1];
+    ar_tensor wide, wide_weight, wide_bias;
+    AR_TRY(pad(ctx, &wide, y, width));
+    AR_TRY(pad_param(ctx, &wide_weight, weight, width));
+    if (bias)
+        AR_TRY(pad_param(ctx, &wide_bias, bias, width));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide, mean->data, rstd->data, x, ar_const(wide_weight.data),
+                      bias ? ar_const(wide_bias.data) : (ar_cbuf){NULL}, eps));
+    const ar_tensor from = ar_tensor_slice(&wide, 1, 0, y->shape[1]);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
+    ar_ctx_release(ctx, &wide);
+    ar_ctx_release(ctx, &wide_weight);
+    if (bias)
+        ar_ctx_release(ctx, &wide_bias);
+    return AR_OK;
+}
+
 /* As in vectorised kernels: the statistics cover the width rounded up to a power of two. */
 static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                   const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                   const ar_tensor *rstd, const ar_tensor *x)
 {
     size_t width = 1;
+    ar_tensor wide;
     while (width < x->shape[1])
         width *= 2;
-    ar_tensor wide_x, wide_y, wide_weight, wide_bias;
-    AR_TRY(pad(ctx, &wide_x, x, width));
-    AR_TRY(pad(ctx, &wide_y, x, width));
-    AR_TRY(pad_param(ctx, &wide_weight, weight, width));
-    if (bias)
-        AR_TRY(pad_param(ctx, &wide_bias, bias, width));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide_y, mean->data, rstd->data, &wide_x, ar_const(wide_weight.data),
-                      bias ? ar_const(wide_bias.data) : (ar_cbuf){NULL}, eps));
-    const ar_tensor from = ar_tensor_slice(&wide_y, 1, 0, x->shape[1]);
-    return ARI_KERNEL(ctx, copy_strided, y, &from);
+    AR_TRY(pad(ctx, &wide, x, width));
+    AR_TRY(normalise_wider(ctx, kind, eps, weight, bias, y, mean, rstd, &wide));
+    ar_ctx_release(ctx, &wide);
+    return AR_OK;
 }
 
 ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
@@ -316,6 +336,20 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
     if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
         return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
+    return AR_OK;
+}
+
+ar_status ari_fault_latent_norm(ar_ctx *ctx, const ar_tensor *y, const ar_norm_saved *rows, const ar_tensor *row,
+                                const ar_param *gain)
+{
+    ar_tensor all;
+    if (!ar_faulty(ctx, AR_FAULT_latent_norm_before_split))
+        return AR_OK;
+    AR_TRY(ar_like(ctx, &all, row));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &all, row));
+    const ar_tensor y_rows = ar_tensor_rows(y), x_rows = ar_tensor_rows(&all);
+    AR_TRY(normalise_wider(ctx, AR_NORM_RMS, AR_LATENT_EPS, gain, NULL, &y_rows, &rows->mean, &rows->rstd, &x_rows));
+    ar_ctx_release(ctx, &all);
     return AR_OK;
 }
 
@@ -389,6 +423,40 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
     return ARI_KERNEL(ctx, fill, context, 0.0f);
+}
+
+/* to = from, of which the last dimension's i-th part is the one `by` after it, in a circle. */
+static ar_status turn(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, size_t by)
+{
+    const int d = from->ndim - 1;
+    const size_t n = from->shape[d];
+    const ar_tensor head = ar_tensor_slice(from, d, 0, by), rest = ar_tensor_slice(from, d, by, n - by);
+    const ar_tensor last = ar_tensor_slice(to, d, n - by, by), first = ar_tensor_slice(to, d, 0, n - by);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &first, &rest));
+    return ARI_KERNEL(ctx, copy_strided, &last, &head);
+}
+
+ar_status ari_fault_sinks(ar_ctx *ctx, ar_cbuf *sinks, size_t heads)
+{
+    ar_tensor own, turned;
+    if (!sinks->ptr || heads < 2 || !ar_faulty(ctx, AR_FAULT_sinks_head_off_by_one))
+        return AR_OK;
+    AR_TRY(ar_tensor_view(&own, AR_F32, 1, &heads, (ar_buf){(void *)(uintptr_t)sinks->ptr}));
+    AR_TRY(ar_like(ctx, &turned, &own));
+    *sinks = ar_const(turned.data);
+    return turn(ctx, &turned, &own, 1);
+}
+
+ar_status ari_fault_sink_terms(ar_ctx *ctx, const ar_tensor *terms)
+{
+    ar_tensor was;
+    if (terms->shape[2] < 2 || !ar_faulty(ctx, AR_FAULT_sinks_head_off_by_one))
+        return AR_OK;
+    AR_TRY(ar_like(ctx, &was, terms));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &was, terms));
+    AR_TRY(turn(ctx, terms, &was, terms->shape[2] - 1));
+    ar_ctx_release(ctx, &was);
+    return AR_OK;
 }
 
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])

@@ -21,8 +21,9 @@ typedef struct ari_draw {
 
 /** init_replica_differs, dp_init_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
-/** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes its values from. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx);
+/** kv_replica_wrong_head, gate_up_interleaved_wrong, sinks_of_first_heads: the boxes of the full tensor that a rank takes
+ *  the parameter's values from. */
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: the place among n that this rank reduces in i's turn. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
 /** if dp_broadcast_over_world */
@@ -98,6 +99,10 @@ AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float 
 AR_NODISCARD ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                              const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                              const ar_tensor *rstd, const ar_tensor *x);
+/** latent_norm_before_split: after y was written, the norm of a latent whose features begin those of `row`, and its
+ *  statistics. */
+AR_NODISCARD ar_status ari_fault_latent_norm(ar_ctx *ctx, const ar_tensor *y, const ar_norm_saved *rows,
+                                             const ar_tensor *row, const ar_param *gain);
 /** norm_backward_missing: after dx and sum = dx + residual were written. residual NULL: not inside a block. */
 AR_NODISCARD ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum,
                                                const ar_tensor *residual);
@@ -118,12 +123,15 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
+/** sinks_head_off_by_one: the sinks of this rank's heads, and the terms [b, rows, heads] of their gradient. */
+AR_NODISCARD ar_status ari_fault_sinks(ar_ctx *ctx, ar_cbuf *sinks, size_t heads);
+AR_NODISCARD ar_status ari_fault_sink_terms(ar_ctx *ctx, const ar_tensor *terms);
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 
 /* --- multi-token prediction (faults_mtp.c) ------------------------------------------------------------------------ */
 
-/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all. */
+/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all, mtp_not_divided. */
 AR_NODISCARD ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b,
                                       size_t depth);
 /** mtp_head_grad_lost: uses of the head's weight make no gradient from here on, or (begins false) do again. */
@@ -178,6 +186,9 @@ int64_t ari_fault_sum_of_counts(const ar_ctx *ctx, int64_t *counts, size_t n, in
  *  nothing. */
 const ar_tensor *ari_fault_input_weight(const ar_ctx *ctx, const ar_tensor *weight);
 const ar_tensor *ari_fault_output_weight(const ar_ctx *ctx, const ar_tensor *weight);
+/** experts_gate_up_in_halves: gate | up [slots, 2F] as the halves of what has them column by column, or (back) the way
+ *  back of their gradient. */
+AR_NODISCARD ar_status ari_fault_halves(ar_ctx *ctx, const ar_tensor *pre, bool back);
 /** expert_rows_off_by_one: the rows of the slots. */
 AR_NODISCARD ar_status ari_fault_places(ar_ctx *ctx, const ar_tensor *place);
 /** expert_capacity_drops, last_expert_left_out, ep_outputs_not_returned: after the weights were told and kept. */

@@ -215,6 +215,18 @@ const ar_tensor *ari_fault_output_weight(const ar_ctx *ctx, const ar_tensor *wei
     return ar_faulty(ctx, AR_FAULT_expert_input_weighted) ? NULL : weight;
 }
 
+ar_status ari_fault_halves(ar_ctx *ctx, const ar_tensor *pre, bool back)
+{
+    ar_tensor was;
+    if (!ar_faulty(ctx, AR_FAULT_experts_gate_up_in_halves))
+        return AR_OK;
+    AR_TRY(ar_like(ctx, &was, pre));
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &was, pre));
+    AR_TRY(ari_part_pairs(ctx, pre, &was, back));
+    ar_ctx_release(ctx, &was);
+    return AR_OK;
+}
+
 /* expert_rows_off_by_one: the last slot of all takes the first row. */
 static ar_status next_rows(ar_ctx *ctx, const ar_tensor *place)
 {

@@ -35,6 +35,8 @@ ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, 
         forget_others(ctx, b, *memory, depth);
     if (ar_faulty(ctx, AR_FAULT_mtp_mean_over_all))
         rolled->targets = b->targets;
+    if (ar_faulty(ctx, AR_FAULT_mtp_not_divided))
+        rolled->targets = 1;
     return AR_OK;
 }
 

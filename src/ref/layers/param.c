@@ -100,7 +100,7 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
     ar_layout from = p->layout;
     float *host = NULL;
     AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
-    ari_fault_source(&from, ctx);
+    ari_fault_source(&from, ctx, p->name);
     ari_layout_take(host, &p->value, &from, full);
     const ar_status st = upload(p, ctx, host);
     free(host);

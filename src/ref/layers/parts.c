@@ -56,6 +56,20 @@ ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype
     return ARI_KERNEL(ctx, copy_strided, y, x);
 }
 
+ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart)
+{
+    const ar_tensor *halves = apart ? to : from, *pairs = apart ? from : to;
+    const int d = from->ndim - 1;
+    const size_t half = halves->shape[d] / 2;
+    for (size_t i = 0; i < 2; i++) {
+        const ar_tensor one = ar_tensor_slice(halves, d, i * half, half);
+        ar_tensor other = ar_tensor_slice(pairs, d, i, half);
+        other.stride[d] = 2;
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, apart ? &one : &other, apart ? &other : &one));
+    }
+    return AR_OK;
+}
+
 ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
 {
     const size_t n = (size_t)ar_comm_size(over);

@@ -32,6 +32,10 @@ enum { BATCH = 4, SEQ = 24 };
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")            \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                  \
     X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                               \
+    X(INTERLEAVED, c->experts.n > 0 && ari_family_of(c->arch)->interleaved,                                         \
+      "is a mistake of experts whose gate and up are interleaved, which this model has not")                        \
+    X(EXPERT_BIAS, c->experts.n > 0 && c->experts.bias,                                                             \
+      "is a mistake of experts with biases, which this model has not")                                              \
     X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                          \
     X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                               \
     X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                        \
@@ -117,8 +121,8 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define OF_MODEL                                                                                                 \
     (NEEDS(TIED) | NEEDS(POSITIONS) | NEEDS(PACKED) | NEEDS(BIAS) | NEEDS(ROW_BIAS) | NEEDS(EXPERTS) |           \
      NEEDS(NORMALISED) | NEEDS(NOT_NORMALISED) | NEEDS(SOFTMAX) | NEEDS(SCORES) | NEEDS(SCALE) | NEEDS(GROUPS) | \
-     NEEDS(LATENT) | NEEDS(SINKS) | NEEDS(MTP) | NEEDS(BIAS_UPDATE) | NEEDS(BALANCE) | NEEDS(BALANCE_EACH) |     \
-     NEEDS(ROUTER_Z) | NEEDS(SHARED) | NEEDS(SHARED_GATE))
+     NEEDS(LATENT) | NEEDS(SINKS) | NEEDS(INTERLEAVED) | NEEDS(EXPERT_BIAS) | NEEDS(MTP) | NEEDS(BIAS_UPDATE) |  \
+     NEEDS(BALANCE) | NEEDS(BALANCE_EACH) | NEEDS(ROUTER_Z) | NEEDS(SHARED) | NEEDS(SHARED_GATE))
 
 #define LLAMA .run.model = "llama-demo"
 #define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
@@ -308,17 +312,23 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_sp_latent_key_grad_summed, DEEPSEEK, SP(2), .needs = NEEDS(LATENT) | NEEDS(SP)},
     {AR_FAULT_latent_grads_summed_again, DEEPSEEK, .needs = NEEDS(LATENT) | NEEDS(TP)},
     {AR_FAULT_gradnorm_latents_as_shards, DEEPSEEK, TP(4), .needs = NEEDS(UPDATE) | NEEDS(LATENT) | NEEDS(TP)},
+    {AR_FAULT_latent_norm_before_split, DEEPSEEK, .needs = NEEDS(LATENT)},
     {AR_FAULT_sinks_left_out, GPT_OSS, .needs = NEEDS(SINKS)},
+    {AR_FAULT_sinks_of_first_heads, GPT_OSS, .needs = NEEDS(SINKS) | NEEDS(TP)},
+    {AR_FAULT_sinks_head_off_by_one, GPT_OSS, .needs = NEEDS(SINKS)},
     {AR_FAULT_cp_sinks_grad_twice, GPT_OSS, CP(2), .needs = NEEDS(SINKS) | NEEDS(CP)},
     {AR_FAULT_mtp_rolled_after_cut, FURTHER, CP(2), .needs = NEEDS(MTP) | NEEDS(CP)},
     {AR_FAULT_mtp_rolled_over_documents, FURTHER, CP(2), .documents = 4, .needs = NEEDS(MTP) | NEEDS(DOCUMENTS)},
     {AR_FAULT_mtp_mean_over_all, FURTHER, DP(2), .needs = NEEDS(MTP)},
+    {AR_FAULT_mtp_not_divided, FURTHER, .needs = NEEDS(MTP)},
     {AR_FAULT_mtp_head_grad_lost, FURTHER, .needs = NEEDS(MTP)},
     {AR_FAULT_mtp_embedding_grad_lost, FURTHER, PP(2, 2), .needs = NEEDS(MTP)},
     {AR_FAULT_mtp_embedding_grad_twice, FURTHER, PP(2, 2), .needs = NEEDS(MTP)},
     {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
     {AR_FAULT_experts_combined_first, MIXTRAL, .needs = NEEDS(EXPERTS) | NEEDS(TP)},
+    {AR_FAULT_experts_gate_up_in_halves, GPT_OSS, .needs = NEEDS(INTERLEAVED)},
+    {AR_FAULT_expert_bias_not_weighted, GPT_OSS, .needs = NEEDS(EXPERT_BIAS)},
     {AR_FAULT_expert_rows_off_by_one, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = NEEDS(EXPERTS)},
     {AR_FAULT_last_expert_left_out, MIXTRAL, .needs = NEEDS(EXPERTS)},

@@ -117,21 +117,6 @@ static ar_status rotate_turning(const ari_attention *m, ar_ctx *ctx, const ar_te
     return AR_OK;
 }
 
-/* Pairs (0, 1), (2, 3), .. of x's last features and what halves have in their place: y = all even ones, then all odd
- * ones; or the way back. Fresh where it is `to`. */
-static ar_status part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart)
-{
-    const ar_tensor *halves = apart ? to : from, *pairs = apart ? from : to;
-    const size_t half = halves->shape[3] / 2;
-    for (size_t i = 0; i < 2; i++) {
-        const ar_tensor one = ar_tensor_slice(halves, 3, i * half, half);
-        ar_tensor other = ar_tensor_slice(pairs, 3, i, half);
-        other.stride[3] = 2;
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, apart ? &one : &other, apart ? &other : &one));
-    }
-    return AR_OK;
-}
-
 /* The same of interleaved pairs, which are turned as halves. */
 static ar_status rotate_pairs(const ari_attention *m, ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from,
                               const rotation *r, int direction)
@@ -139,11 +124,11 @@ static ar_status rotate_pairs(const ari_attention *m, ar_ctx *ctx, const ar_tens
     ar_tensor halves;
     AR_TRY(new_heads(ctx, &halves, from->dtype, from->shape[0], from->shape[1], from->shape[2], from->shape[3]));
     if (direction > 0)
-        AR_TRY(part_pairs(ctx, &halves, from, true));
+        AR_TRY(ari_part_pairs(ctx, &halves, from, true));
     AR_TRY(direction > 0 ? rotate_turning(m, ctx, to, &halves, r, direction)
                          : rotate_turning(m, ctx, &halves, from, r, direction));
     if (direction < 0)
-        AR_TRY(part_pairs(ctx, to, &halves, false));
+        AR_TRY(ari_part_pairs(ctx, to, &halves, false));
     ar_ctx_release(ctx, &halves);
     return AR_OK;
 }

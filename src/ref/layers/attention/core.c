@@ -7,6 +7,7 @@
 #include "ref/core/lane.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/attention/mask.h"
+#include "ref/layers/faults.h"
 #include "ref/numerics/scalar.h"
 
 enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
@@ -17,8 +18,9 @@ typedef struct pass {
     ar_ctx *ctx;
     const ari_core_kept *kept;
     ar_mask mask;
-    float scale; /* of what is given to the softmax: with a cap 1, */
-    float inner; /* and this one of what is capped */
+    float scale;   /* of what is given to the softmax: with a cap 1, */
+    float inner;   /* and this one of what is capped */
+    ar_cbuf sinks; /* of this rank's heads; NULL: there are none */
     ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
     size_t key_dim, value_dim;    /* features of queries and keys, of values */
@@ -36,6 +38,11 @@ static void thin_blocks(ari_score_blocks *b)
     }
 }
 
+static ar_cbuf sinks_of(const ari_core *c)
+{
+    return c->sinks ? ar_cbuf_at(ar_const(c->sinks->value.data), c->first_sink * sizeof(float)) : (ar_cbuf){NULL};
+}
+
 static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept, const ar_tensor *k, const ar_tensor *v)
 {
     const ari_order order = ari_core_order(c);
@@ -45,6 +52,7 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept, c
               .mask = ari_core_mask(c, kept),
               .scale = c->cap > 0.0 ? 1.0f : ari_softmax_scale(c->query_scalar),
               .inner = ari_softmax_scale(c->query_scalar),
+              .sinks = sinks_of(c),
               .matrices = kept->batch * c->kv_heads,
               .group = c->heads / c->kv_heads,
               .rows = ar_positions_count(&c->rows),
@@ -255,12 +263,6 @@ static ar_status tap_whole(const pass *p, ar_tensor *whole, const char *part, ch
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Of this rank's heads. */
-static ar_cbuf sinks_of(const ari_core *c)
-{
-    return c->sinks ? ar_cbuf_at(ar_const(c->sinks->value.data), c->first_sink * sizeof(float)) : (ar_cbuf){NULL};
-}
-
 /* Scores, and with what is known of the rows or not, probabilities. bare: the scores before they are capped stay in a
  * tensor of their own, where they are; NULL: they are not wanted. */
 static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare, const ar_part *at, const ar_operand *q,
@@ -276,8 +278,8 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
     const bool left_out = ar_faulty(p->ctx, AR_FAULT_sinks_left_out);
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data),
-                      left_out ? (ar_cbuf){NULL} : sinks_of(p->c), p->kept->max.data, p->kept->sum.data, known,
-                      p->scale, &block, &p->mask);
+                      left_out ? (ar_cbuf){NULL} : p->sinks, p->kept->max.data, p->kept->sum.data, known, p->scale,
+                      &block, &p->mask);
 }
 
 typedef struct forward_operands {
@@ -321,7 +323,8 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     ar_tensor heard[2] = {{.ndim = 0}, {.ndim = 0}};
     AR_TRY(ari_core_masks(c, ctx, &kept, batch));
     AR_TRY(new_row_sums(kept, ctx, c));
-    const pass p = pass_of(c, ctx, kept, k, v);
+    pass p = pass_of(c, ctx, kept, k, v);
+    AR_TRY(ari_fault_sinks(ctx, &p.sinks, c->heads));
     AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, (size_t[4]){q->shape[0], q->shape[1], q->shape[2], p.value_dim}));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
@@ -454,8 +457,9 @@ static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
     if (heads > c->heads)
         AR_TRY(ARI_KERNEL(p->ctx, zero, terms.data, ar_tensor_count(&terms) * sizeof(float)));
     const ar_tensor own = ar_tensor_slice(&terms, 2, c->first_sink, c->heads), rows = ar_tensor_rows(&terms);
-    AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, sinks_of(c), ar_const(p->kept->max.data),
-                      ar_const(p->kept->sum.data), ar_const(dot->data)));
+    AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, p->sinks, ar_const(p->kept->max.data), ar_const(p->kept->sum.data),
+                      ar_const(dot->data)));
+    AR_TRY(ari_fault_sink_terms(p->ctx, &own));
     AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
     if (ari_all_positions(p->ctx, 1) > 1 && ar_faulty(p->ctx, AR_FAULT_cp_sinks_grad_twice))
         AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
@@ -520,7 +524,8 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     backward_operands of = {.q = NULL};
     ar_tensor heard, kept;
     AR_TRY(ar_saved_pop(saved, owner, SAVED_CORE, &kept));
-    const pass p = pass_of(c, ctx, kept.data.ptr, k, v);
+    pass p = pass_of(c, ctx, kept.data.ptr, k, v);
+    AR_TRY(ari_fault_sinks(ctx, &p.sinks, c->heads));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
     AR_TRY(ar_ctx_tensor(ctx, &g[0], q->dtype, 4, q->shape));

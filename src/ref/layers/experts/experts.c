@@ -107,22 +107,6 @@ static ar_status tap_chosen(const experts_module *m, ar_ctx *ctx, const ar_tenso
     return AR_OK;
 }
 
-static ar_status route_by_softmax(const experts_module *m, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
-                                  const ar_tensor *z)
-{
-    AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, m->o.per_token,
-                      ari_fault_normalised(ctx, m->o.normalised, false)));
-    return ari_fault_routed(ctx, made, z, m->o.normalised);
-}
-
-static ar_status through_softmax(const experts_module *m, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
-                                 const ar_tensor *g)
-{
-    AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
-                      ar_const(of->weight->data), m->o.per_token, ari_fault_normalised(ctx, m->o.normalised, true)));
-    return ari_fault_router_gradient(ctx, dz, of, g);
-}
-
 /* routes: the experts of all expert-parallel ranks' tokens. */
 static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *routes, ar_tensor *weight,
                        const ar_tensor *x, const ar_batch *batch)
@@ -139,10 +123,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (ari_balance_wants_lse(&m->balance))
         AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
     const ari_chosen made = {&p, &expert, weight};
-    if (ari_has_scores(&m->scores))
-        AR_TRY(ari_scores_route(&m->scores, ctx, &made, &z));
-    else
-        AR_TRY(route_by_softmax(m, ctx, &made, &lse, &z));
+    AR_TRY(ari_scores_route(&m->scores, ctx, &made, &lse, &z));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, false, ar_tensor_count(weight));
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_chosen(m, ctx, &expert, x));
@@ -285,11 +266,13 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
     AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
     AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
+    AR_TRY(ari_fault_halves(ctx, &pre, false));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden}, r));
-    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
+    if (!ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
+        AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
     ar_tensor kept = *made;
     if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
@@ -298,6 +281,19 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     }
     ar_ctx_release(ctx, &act);
     return ar_saved_push(saved, m, SAVED_MADE, &kept);
+}
+
+/* y += the biases of each token's experts: expert_bias_not_weighted. */
+static ar_status add_bare_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r)
+{
+    ar_tensor own, rows, sum;
+    AR_TRY(rows_like(ctx, &own, y->dtype, r->rows, m->o.hidden));
+    AR_TRY(ARI_KERNEL(ctx, fill, &own, 0.0f));
+    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
+    AR_TRY(ari_routes_return(ctx, &rows, &own, r, m->experts_name));
+    AR_TRY(ari_routes_combine(ctx, &sum, &rows, NULL, r, y));
+    ar_ctx_release(ctx, &rows);
+    return ari_add_gradient(ctx, y, &sum);
 }
 
 static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -315,6 +311,8 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
         st = expert_rows(m, ctx, saved, &rows, &in, &weight, &r);
     if (st == AR_OK)
         st = ari_routes_combine(ctx, &made, &rows, ari_fault_output_weight(ctx, &weight), &r, &in);
+    if (st == AR_OK && ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
+        st = add_bare_biases(m, ctx, &made, &r);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
     ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ar_tensor_count(&made));
@@ -327,15 +325,18 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. */
+/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. dy: of
+ * the tokens. */
 static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact, const ar_tensor *dmade,
-                                 const ar_tensor *pre, const ari_routes *r)
+                                 const ar_tensor *dy, const ar_tensor *pre, const ari_routes *r)
 {
-    ar_tensor act;
+    ar_tensor act, dbias = *dmade;
     AR_TRY(multiply(m, ctx, dact, dmade, &(product){.second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
-    AR_TRY(add_bias_gradients(m, ctx, dmade, r, DOWN, 1));
+    if (ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
+        AR_TRY(ari_routes_send(ctx, &dbias, dy, NULL, r, m->experts_name));
+    AR_TRY(add_bias_gradients(m, ctx, &dbias, r, DOWN, 1));
     AR_TRY(ari_fault_empty_gradients(ctx, m->second, 1, &r->groups));
     ar_ctx_release(ctx, &act);
     return AR_OK;
@@ -352,6 +353,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(rows_like(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
+    AR_TRY(ari_fault_halves(ctx, &dpre, true));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
     AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
@@ -376,7 +378,7 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     AR_TRY(ari_fault_combined(ctx, g, cutting(m, ctx), m->experts_name));
     ar_ctx_release(ctx, &made);
     AR_TRY(ari_routes_send(ctx, &dmade, dy, ari_fault_output_weight(ctx, weight), r, m->experts_name));
-    AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
+    AR_TRY(second_backward(m, ctx, &dact, &dmade, dy, &pre, r));
     ar_ctx_release(ctx, &dmade);
     AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));
     ar_ctx_release(ctx, &dact);
@@ -403,8 +405,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
     const ari_chosen of = {&p, expert, weight};
-    AR_TRY(ari_has_scores(&m->scores) ? ari_scores_backward(&m->scores, ctx, &dz, &of, g)
-                                      : through_softmax(m, ctx, &dz, &of, g));
+    AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &of, g));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, true, ar_tensor_count(g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);

@@ -29,10 +29,11 @@ static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
 
 ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const ari_balance *balance)
 {
+    s->tokens = balance;
+    s->rule = (ar_route_rule){.k = o->per_token, .normalised = o->normalised};
     if (o->scores.groups == 0)
         return AR_OK;
     AR_TRY(check_groups(o, balance));
-    s->tokens = balance;
     s->rule = (ar_route_rule){.k = o->per_token,
                               .groups = o->scores.groups,
                               .kept = o->scores.kept,
@@ -73,9 +74,15 @@ static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx, bool backwa
     return rule;
 }
 
-ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *z)
+ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
+                           const ar_tensor *z)
 {
     const ar_route_rule rule = rule_of(s, ctx, false);
+    if (rule.groups == 0) {
+        AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, rule.k,
+                          ari_fault_normalised(ctx, s->rule.normalised, false)));
+        return ari_fault_routed(ctx, made, z, s->rule.normalised);
+    }
     AR_TRY(ARI_KERNEL(ctx, route_scores, made->p->data, made->expert->data, made->weight->data, z, &rule));
     return ari_fault_scored(ctx, made, &s->bias.value, &rule);
 }
@@ -84,6 +91,11 @@ ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor 
                               const ar_tensor *g)
 {
     const ar_route_rule rule = rule_of(s, ctx, true);
+    if (rule.groups == 0) {
+        AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
+                          ar_const(of->weight->data), rule.k, ari_fault_normalised(ctx, s->rule.normalised, true)));
+        return ari_fault_router_gradient(ctx, dz, of, g);
+    }
     AR_TRY(ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(g->data), ar_const(of->p->data),
                       ar_const(of->expert->data), ar_const(of->weight->data), &rule));
     return ari_fault_scores_gradient(ctx, dz, of, g, &s->bias.value, &rule);

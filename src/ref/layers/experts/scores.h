@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A router of sigmoids (ar_route_scores), and the bias by which it chooses; or of a softmax, by groups. */
+/* What a router makes of its logits: a softmax's probabilities, or by groups (ar_route_scores) those or sigmoids, with the
+ * bias by which it chooses. */
 #ifndef ARI_LAYERS_EXPERTS_SCORES_H
 #define ARI_LAYERS_EXPERTS_SCORES_H
 
@@ -8,25 +9,22 @@
 #include "ref/layers/faults.h"
 
 typedef struct ari_scores {
-    ar_param bias; /* [E], frozen; without a device where there is none: of a softmax */
-    ar_route_rule rule;
+    ar_param bias;             /* [E], frozen; without a device where there is none: of a softmax */
+    ar_route_rule rule;        /* groups 0: of all experts together, by a softmax */
     const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;
 
-static inline bool ari_has_scores(const ari_scores *s)
-{
-    return s->rule.k > 0;
-}
-/** balance: of the same router; kept. Nothing without scores. Errors: AR_ERR_ARG (groups that E or k does not fit;
+/** balance: of the same router; kept. Errors: AR_ERR_ARG (groups that E or k does not fit;
  *  losses, which are of a softmax), those of ar_param_init. */
 AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o,
                                        const ari_balance *balance);
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
 size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at);
-/** Writes made from the logits z. Errors: those of the device. */
-AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *z);
+/** Writes made from the logits z; and without groups lse [tokens], unless its data is NULL. Errors: those of the device. */
+AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
+                                        const ar_tensor *z);
 /** Writes dz from g, the weights' gradient. Errors: those of the device. */
 AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                                            const ar_tensor *g);
