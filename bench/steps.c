@@ -7,7 +7,7 @@
 #include "bench/harness.h"
 #include "ref/context/context.h"
 #include "ref/core/lane.h"
-#include "ref/models/model.h"
+#include "ref/layers/parts.h"
 #include "run/cluster_run.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"
@@ -61,10 +61,10 @@ static ar_status trainee_create(trainee *t, ar_ctx *ctx, const step_options *o, 
     ddp.zero = zero;
     AR_TRY(ar_model_create(&t->model, ctx, o->config, &o->run.plan));
     AR_TRY(ar_model_fresh(t->model, ctx, 1));
-    AR_TRY(ari_model_list(&t->params, &t->count, t->model));
+    AR_TRY(ari_module_list(&t->params, &t->count, ar_model_module(t->model)));
     if (zero == 0)
         return ar_optimizer_create(&t->optimizer, ctx, t->params, t->count, &adamw);
-    AR_TRY(ar_ddp_create_model(&t->shares, ctx, o->config->name, t->model, &ddp));
+    AR_TRY(ar_ddp_create(&t->shares, ctx, ar_model_module(t->model), &ddp));
     return ar_optimizer_create_sharded(&t->optimizer, ctx, t->shares, &adamw);
 }
 

@@ -19,12 +19,10 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
         .attention = {.hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 2, .causal = true, .max_positions = SEQ},
         .mlp = {.hidden = HIDDEN, .ffn = 16, .activation = AR_ACT_SILU, .gated = true}};
     ar_module *m[MODULES] = {NULL};
-    ar_embedding *e = NULL;
     char name[] = "block.0";
     ar_status st = AR_OK;
     (void)user;
-    AR_TRY(ar_embedding_create(&e, ctx, AR_EMBEDDING_VOCAB, "tokens", VOCAB, HIDDEN, 0.5, "places", SEQ, "sum"));
-    AR_TRY(ar_embedding_module_create(&m[0], e));
+    AR_TRY(ar_embedding_create(&m[0], ctx, AR_EMBEDDING_VOCAB, "tokens", VOCAB, HIDDEN, 0.5, "places", SEQ, "sum"));
     for (int i = 0; i < BLOCKS; i++, name[6]++)
         AR_TRY_TO(made, st, ar_block_create(&m[1 + i], ctx, name, &block));
     AR_TRY_TO(made, st, ar_norm_create(&m[BLOCKS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));

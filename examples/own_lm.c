@@ -32,11 +32,9 @@ static ar_status add_layer(ar_module **gives, ar_ctx *ctx, int i)
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     ar_module *m[MODULES] = {NULL};
-    ar_embedding *e = NULL;
     ar_status st = AR_OK;
     (void)user;
-    AR_TRY(ar_embedding_create(&e, ctx, AR_EMBEDDING_VOCAB, "embed", VOCAB, HIDDEN, 0.5, NULL, 0, NULL));
-    AR_TRY(ar_embedding_module_create(&m[0], e));
+    AR_TRY(ar_embedding_create(&m[0], ctx, AR_EMBEDDING_VOCAB, "embed", VOCAB, HIDDEN, 0.5, NULL, 0, NULL));
     for (int i = 0; i < LAYERS; i++)
         AR_TRY_TO(made, st, add_layer(&m[1 + i], ctx, i));
     AR_TRY_TO(made, st, ar_norm_create(&m[LAYERS + 1], ctx, "norm", AR_NORM_RMS, HIDDEN, 1e-5));

@@ -33,7 +33,7 @@ static ar_status train(ar_ctx *ctx, run *r, bool first)
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, &r->config, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(model, ctx, 42));
-    const size_t n = ar_model_params(model, params, MOST_PARAMS);
+    const size_t n = ar_module_params(ar_model_module(model), params, MOST_PARAMS, false);
     AR_TRY_TO(done, st, ar_optimizer_create(&optimizer, ctx, params, n, &adamw));
     for (uint32_t step = 1; step <= STEPS; step++) {
         ar_train_result result;

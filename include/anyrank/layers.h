@@ -313,7 +313,6 @@ AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const cha
 
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */
 
-typedef struct ar_embedding ar_embedding;
 /* Split of its table [V, h]. */
 typedef enum ar_embedding_split {
     AR_EMBEDDING_VOCAB, /* rank r has ceil(V/N) rows (the last ranks fewer): the output is a selection over the ranks */
@@ -321,65 +320,30 @@ typedef enum ar_embedding_split {
                             all-to-all from features to positions) */
     AR_EMBEDDING_WHOLE   /* every rank has all of it, and nothing moves forward */
 } ar_embedding_split;
-/** Optionally learned positions [positions, h], replicated. Names: token "transformer.wte" (its parameter adds
- *  ".weight"), position likewise or NULL, and `sum` the name under which token + position is tapped. Gives;
- *  ar_embedding_destroy, which accepts NULL. Errors: also AR_ERR_INDIVISIBLE (hidden: N does not divide h). */
-AR_NODISCARD ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, ar_embedding_split split,
-                                           const char *token, size_t vocab, size_t h, double init_range,
-                                           const char *position, size_t positions, const char *sum);
-void ar_embedding_destroy(ar_embedding *e);
+/** The first module of a list: it takes the batch's ids and does not look at x, and there is no dx. y [b, s, h] = token rows
+ *  (by vocabulary a selection: an int32 all-reduce of bit patterns) + position rows; with sequence parallelism the own
+ *  positions of it (a reduce-scatter). Optionally learned positions [positions, h], replicated. Names: token
+ *  "transformer.wte" (its parameter adds ".weight"), position likewise or NULL, and `sum` the name under which token +
+ *  position is tapped, NULL: the token's. Backward moves nothing between ranks, but for a dy that is the own positions: it
+ *  is gathered, or by hidden exchanged for the own features. Gives; ar_module_destroy. Errors: also AR_ERR_INDIVISIBLE
+ *  (hidden: N does not divide h); of forward AR_ERR_DATA (an id outside the vocabulary), AR_ERR_SHAPE (more tokens than
+ *  positions), AR_ERR_ARG (a batch without ids). */
+AR_NODISCARD ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split split, const char *token,
+                                           size_t vocab, size_t h, double init_range, const char *position,
+                                           size_t positions, const char *sum);
 /** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
  *  learned positions. */
-void ar_embedding_scale(ar_embedding *e, double factor);
+void ar_embedding_scale(ar_module *embedding, double factor);
 /** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
-void ar_embedding_pad(ar_embedding *e, size_t id);
-/** The embedding's own parameters, borrowed; the positions' is NULL without learned positions. */
-ar_param *ar_embedding_token(ar_embedding *e);
-ar_param *ar_embedding_position(ar_embedding *e);
-/** y [b, s, h] = token rows (by vocabulary a selection: an int32 all-reduce of bit patterns) + position rows. With
- *  sequence parallelism the own positions of it (a reduce-scatter). Errors: AR_ERR_DATA (an id outside the vocabulary),
- *  AR_ERR_SHAPE (more tokens than positions), AR_ERR_INDIVISIBLE, what the communicator gives. */
-AR_NODISCARD ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
-                                            const ar_batch *batch);
-/** Adds the rows of dy [b, s, h] to the gradients of the rows they came from. Moves nothing between ranks, but for a dy
- *  that is the own positions: it is gathered, or by hidden exchanged for the own features. */
-AR_NODISCARD ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
-                                             const ar_batch *batch);
+void ar_embedding_pad(ar_module *embedding, size_t id);
+/** The embedding's own parameter, borrowed. */
+ar_param *ar_embedding_token(ar_module *embedding);
 
-/** An embedding as the first module of a list: it takes the batch's ids and does not look at x, and there is no dx. e is
- *  the module's, also after an error. */
-AR_NODISCARD ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e);
-/** Logits X W^T with W [V, h], for ar_cross_entropy_create (AR_HELD_SHARD where the split leaves S(-1)). split, tied: as
- *  ar_lm_head_create has them. */
+/** Logits X W^T with W [V, h], for ar_cross_entropy_create (AR_HELD_SHARD where the split leaves S(-1)). split NULL: colwise,
+ *  the logits a shard of ceil(V/N) of them a rank. tied: the embedding's parameter, borrowed, cut as the split says; NULL:
+ *  an own one, name.weight. */
 AR_NODISCARD ar_status ar_logits_create(ar_module **gives, ar_ctx *ctx, const ar_linear_split *split, const char *name,
                                         size_t vocab, size_t h, ar_param *tied);
-
-typedef struct ar_lm_head ar_lm_head;
-/** Logits X W^T with W [V, h], then the softmax cross-entropy of the context's ar_loss_options. split:
- *  where it leaves the logits as S(-1), the loss works on the shards (loss parallel), ceil(V/N) of them a rank; else
- *  every rank has the whole loss; the same bits. NULL: colwise, loss parallel. tied: the embedding's parameter,
- *  borrowed, cut as the split says; NULL: an own one, name.weight. Gives; ar_lm_head_destroy, which accepts
- *  NULL and leaves a tied parameter to its owner. */
-AR_NODISCARD ar_status ar_lm_head_create(ar_lm_head **gives, ar_ctx *ctx, const ar_linear_split *split,
-                                         const char *name, size_t vocab, size_t h, ar_param *tied);
-void ar_lm_head_destroy(ar_lm_head *l);
-/** The loss is that of cap*tanh(logits/cap), which is tapped as name.capped. cap > 0. */
-void ar_lm_head_cap(ar_lm_head *l, double cap);
-/** The loss is that of the logits times the factor, rounded to fp32, which are tapped as name.scaled. Not with a cap. */
-void ar_lm_head_scale(ar_lm_head *l, double factor);
-/** The weight, own or tied, borrowed. */
-ar_param *ar_lm_head_weight(ar_lm_head *l);
-/** Adds the batch's loss terms to those since ar_lm_head_zero. x [b, s, h] as the split has it.
- *  Errors: AR_ERR_DATA (a label outside the vocabulary), AR_ERR_SHAPE, what the communicator gives. */
-AR_NODISCARD ar_status ar_lm_head_forward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
-                                          const ar_batch *batch);
-/** *loss: the sum of the terms of all data-parallel ranks over `targets` (NaN if there are none), and `more`, the losses
- *  of other parts (0: there are none); the same on every rank, tapped as "loss". */
-AR_NODISCARD ar_status ar_lm_head_loss(ar_lm_head *l, ar_ctx *ctx, float *loss, size_t targets, double more);
-AR_NODISCARD ar_status ar_lm_head_zero(ar_lm_head *l, ar_ctx *ctx);
-/** dx [b, s, h] of that loss, placed as x; adds to the weight's gradient. */
-AR_NODISCARD ar_status ar_lm_head_backward(ar_lm_head *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
-                                           const ar_batch *batch);
 
 AR_END_DECLS
 #endif

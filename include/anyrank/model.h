@@ -24,24 +24,15 @@ AR_NODISCARD ar_status ar_config_parameters(const ar_config *c, size_t *out);
 AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
 /** Accepts NULL. */
 void ar_model_destroy(ar_model *m);
-/** All parameters in the order of their first use; writes at most cap, returns how many (SIZE_MAX: no memory). */
-size_t ar_model_params(ar_model *m, ar_param **out, size_t cap);
+/** The model as a list of modules, of which a rank of a pipeline has its own: its parameters are in the order of their first
+ *  use; each block is a unit of a data-parallel object (ddp.h). Borrowed. */
+ar_module *ar_model_module(ar_model *m);
 /** Fresh weights by name, made equal over the data-parallel group, then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
 /** Given weights: find(user, name, count) returns `count` fp32 values of the full tensor, borrowed, or NULL (then
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                     void *user);
-/** Its blocks, each a unit of a data-parallel object, in the order of a forward pass through this rank's stages; writes
- *  at most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. Borrowed. */
-size_t ar_model_units(const ar_model *m, ar_unit *out, size_t cap, int *root);
-/** Forward through its stage i: y from x, both [b, s, hidden] as activations between blocks are placed. The first stage
- *  of the pipeline takes the batch's tokens in place of x, and the last one adds up the loss's terms in place of y. */
-AR_NODISCARD ar_status ar_model_stage_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
-                                              const ar_tensor *x, const ar_batch *batch);
-/** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
-AR_NODISCARD ar_status ar_model_stage_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
-                                               const ar_tensor *dy, const ar_batch *batch);
 /** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no
  *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
@@ -54,9 +45,6 @@ AR_NODISCARD ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size
 AR_NODISCARD ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** Gradients and the loss's terms become zero. */
 AR_NODISCARD ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx);
-/** ar_params_reduce of all its parameters. */
-AR_NODISCARD ar_status ar_model_reduce_grads(ar_model *m, ar_ctx *ctx);
-
 /** The options of block `layer` of a config, and the names of its parts; its split is the caller's (ar_plan_block).
  *  `name` (cap bytes) becomes its path. */
 AR_NODISCARD ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap);

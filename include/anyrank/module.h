@@ -53,6 +53,7 @@ typedef struct ar_module_ops {
      * (offsetof), and how many there are. What is all zero was not made, and does not count */
     size_t params_at, params_count;
     size_t children_at, children_count;
+    bool takes_ids; /* forward takes the batch's ids and does not look at x, which may be nothing */
     bool selective; /* AR_RECOMPUTE_SELECTIVE recomputes it: its values take memory rather than time, as attention's */
 } ar_module_ops;
 

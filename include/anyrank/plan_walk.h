@@ -72,7 +72,7 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
 AR_NODISCARD ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                               int position, const char *keyword);
 /** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
- *  replicate), for ar_embedding_create and ar_lm_head_create: the one outputs, the other takes R. Errors:
+ *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
 AR_NODISCARD ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);

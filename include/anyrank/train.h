@@ -75,17 +75,13 @@ ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
 /** Errors: AR_ERR_ARG, naming the option: 1 <= scale <= 2^126; dynamic: growth > 1, 0 < backoff < 1, interval >= 1. */
 AR_NODISCARD ar_status ar_loss_scaling_check(const ar_loss_scaling *s);
 
-/** ar_ddp_create_params of all parameters of a model, whose blocks are the units; those of the options are not looked
- *  at. */
-AR_NODISCARD ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m,
-                                           const ar_ddp_options *o);
-
 typedef struct ar_gradients ar_gradients; /* gradients.h */
 
 typedef struct ar_train_options {
     ar_parallel parallel;
     double clip; /* largest gradient norm; 0: no clipping */
-    ar_ddp *ddp; /* over all parameters of the model that train: sums their gradients over the data-parallel ranks.
+    ar_ddp *
+        ddp; /* (ar_ddp_create of ar_model_module) over all parameters of the model that train: sums their gradients over the data-parallel ranks.
                     Borrowed. NULL: each gradient is summed on its own after the last backward pass; no object may hold
                     them then */
     ar_loss_scaling *scaling; /* native numerics only; borrowed, its state goes on. NULL: none */

@@ -33,13 +33,8 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
     ddp.matrices_apart = o->run.optimizer.kind == AR_OPTIMIZER_MUON;
     if (o->forward_only || (o->module && o->each_alone && ddp.zero == 0))
         return AR_OK;
-    if (o->module) {
-        AR_TRY(ar_ddp_create(&t->ddp, ctx, t->module, &ddp));
-        t->step.ddp = t->ddp;
-        return AR_OK;
-    }
-    ddp.keep_weights = true; /* ar_model_set and ar_model_fresh have broadcast them */
-    AR_TRY(ar_ddp_create_model(&t->ddp, ctx, "model", t->model, &ddp));
+    ddp.keep_weights = ddp.keep_weights || t->model; /* ar_model_set and ar_model_fresh have broadcast them */
+    AR_TRY(ar_ddp_create(&t->ddp, ctx, t->module, &ddp));
     t->step.ddp = t->ddp;
     return AR_OK;
 }
@@ -47,7 +42,9 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
 static ar_status create_model(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
     AR_TRY(ar_model_create(&t->model, ctx, o->config, &o->run.plan));
-    AR_TRY(ari_model_list(&t->params, &t->n, t->model));
+    t->module = ar_model_module(t->model);
+    t->loss = ari_model_criterion(t->model);
+    AR_TRY(ari_module_list(&t->params, &t->n, t->module));
     if (o->weights)
         return ar_model_set(t->model, ctx, o->weights, o->weights_user);
     return o->dry ? AR_OK : ar_model_fresh(t->model, ctx, o->run.seed);
@@ -79,16 +76,17 @@ void ari_trainer_destroy(ari_trainer *t)
     ar_optimizer_destroy(t->optimizer);
     ar_ddp_destroy(t->ddp);
     free(t->params);
+    if (!t->model) {
+        ar_loss_destroy(t->loss);
+        ar_module_destroy(t->module);
+    }
     ar_model_destroy(t->model);
-    ar_loss_destroy(t->loss);
-    ar_module_destroy(t->module);
     *t = (ari_trainer){0};
 }
 
 ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t, ar_ctx *ctx, const ar_batch *global, uint32_t step)
 {
-    return t->model ? ar_train_step(result, t->model, ctx, t->optimizer, global, step, &t->step)
-                    : ar_module_train_step(result, t->module, t->loss, ctx, t->optimizer, global, step, &t->step);
+    return ar_module_train_step(result, t->module, t->loss, ctx, t->optimizer, global, step, &t->step);
 }
 
 /* --- the ranks ---------------------------------------------------------------------------------------------------- */

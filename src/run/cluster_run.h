@@ -64,7 +64,7 @@ AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_opti
 /* A rank's part of a model, the data-parallel object over its parameters, and the optimizer. A step is ar_train_step on
  * its model, optimizer and options. */
 typedef struct ari_trainer {
-    ar_model *model; /* NULL: the other two */
+    ar_model *model; /* whose the next two are; NULL: they are a user's */
     ar_module *module;
     ar_loss *loss;
     ar_param **params; /* [n], all of it, in the order of their first use */
@@ -79,7 +79,7 @@ typedef struct ari_trainer {
 AR_NODISCARD ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o);
 /** Accepts an empty one. */
 void ari_trainer_destroy(ari_trainer *t);
-/** ar_train_step, or ar_module_train_step. */
+/** ar_module_train_step. */
 AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t, ar_ctx *ctx, const ar_batch *global,
                                         uint32_t step);
 

@@ -66,7 +66,7 @@ static ar_status on_rank(ar_ctx *ctx, void *user)
     ar_param *params[512];
     OWNED(ar_model_destroy) ar_model *m = NULL;
     AR_TRY(ar_model_create(&m, ctx, c, NULL));
-    const size_t n = ar_model_params(m, params, 512);
+    const size_t n = ar_module_params(ar_model_module(m), params, 512, false);
     return n <= 512 ? compare_params(ctx, c, params, n) : AR_ERR_ARG;
 }
 

@@ -19,7 +19,7 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, const stale_job *j)
 {
     enum { MOST = 64 };
     ar_param *p[MOST];
-    const size_t n = ar_model_params(m, p, MOST);
+    const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     for (size_t i = 0; i < n && i < MOST; i++) {
         const uint64_t version = p[i]->version;
         size_t count = 1; /* of the whole parameter, of which a rank has a part */
@@ -50,7 +50,7 @@ static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m
     AR_TRY(ar_model_forward(m, ctx, saved, &j->c->batch));
     AR_TRY(ar_model_loss(m, ctx, &j->loss[rank_of(ctx)], ar_batch_targets(&j->c->batch)));
     AR_TRY(ar_model_backward(m, ctx, saved, &j->c->batch));
-    return ar_model_reduce_grads(m, ctx);
+    return ar_module_reduce_grads(ar_model_module(m), ctx);
 }
 
 static ar_status stale_rank(ar_ctx *ctx, void *user)

@@ -63,7 +63,7 @@ static ar_status step(ar_ctx *ctx, void *user)
     AR_TRY(ar_model_forward(m, ctx, saved, &c->batch));
     AR_TRY(ar_model_loss(m, ctx, &loss, ar_batch_targets(&c->batch)));
     AR_TRY(ar_model_backward(m, ctx, saved, &c->batch));
-    return ar_model_reduce_grads(m, ctx);
+    return ar_module_reduce_grads(ar_model_module(m), ctx);
 }
 
 /* Complete once all micro-batches and ranks have added to it, wherever that is. */

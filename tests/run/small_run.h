@@ -14,7 +14,7 @@
 #include "anyrank/checkpoint.h"
 #include "anyrank/model.h"
 #include "ref/context/context.h"
-#include "ref/models/model.h"
+#include "ref/layers/parts.h"
 #include "run/full_set.h"
 #include "support/rank_run.h"
 #include "support/row.h"
@@ -85,11 +85,11 @@ static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *
     d.zero = r->parallel.zero;
     AR_TRY(ar_loader_create(&k->loader, r->data, &l));
     AR_TRY(ar_model_create(&k->model, ctx, &r->config, NULL));
-    AR_TRY(ari_model_list(&k->params, &k->n, k->model));
+    AR_TRY(ari_module_list(&k->params, &k->n, ar_model_module(k->model)));
     if (r->from == NULL)
         AR_TRY(ar_model_fresh(k->model, ctx, SMALL_SEED));
     if (r->parallel.dp > 1)
-        AR_TRY(ar_ddp_create_model(&k->ddp, ctx, "model", k->model, &d));
+        AR_TRY(ar_ddp_create(&k->ddp, ctx, ar_model_module(k->model), &d));
     if (r->parallel.zero > 0)
         AR_TRY(ar_optimizer_create_sharded(&k->optimizer, ctx, k->ddp, &r->optimizer));
     else

@@ -172,7 +172,7 @@ static ar_status run_model(ar_ctx *ctx, void *user)
     AR_TRY(ar_model_set(model, ctx, match_weights_find, j->w));
     AR_TRY(forward_backward(ctx, j->c, model, saved));
     AR_TRY(ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
-    return ar_model_reduce_grads(model, ctx);
+    return ar_module_reduce_grads(ar_model_module(model), ctx);
 }
 
 /* A rank's taps: compared as they come, and each must be the next of the baseline's. Gradients of parameters, and the

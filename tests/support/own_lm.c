@@ -146,11 +146,10 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
 {
     const own_lm *lm = user;
     ar_module *m[2 * OWN_LM_BLOCKS + 3] = {NULL};
-    ar_embedding *e = NULL;
     size_t n = 0;
     ar_status st = AR_OK;
-    AR_TRY(ar_embedding_create(&e, ctx, AR_EMBEDDING_VOCAB, "embed", OWN_LM_VOCAB, OWN_LM_HIDDEN, 0.5, NULL, 0, NULL));
-    AR_TRY(ar_embedding_module_create(&m[n++], e));
+    AR_TRY(ar_embedding_create(&m[n++], ctx, AR_EMBEDDING_VOCAB, "embed", OWN_LM_VOCAB, OWN_LM_HIDDEN, 0.5, NULL, 0,
+                               NULL));
     for (int i = 0; i < OWN_LM_BLOCKS; i++) {
         char block[32];
         snprintf(block, sizeof block, "block.%d", i);
@@ -160,7 +159,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY_TO(made, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5));
     AR_TRY_TO(made, st,
               ar_logits_create(&m[n++], ctx, NULL, "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
-                               lm->tied ? ar_embedding_token(e) : NULL));
+                               lm->tied ? ar_embedding_token(m[0]) : NULL));
 made:
     AR_TRY(ar_sequential_made(module, "lm", m, n, st));
     AR_TRY(ar_sequential_cut(*module, ctx, 1, 2 * OWN_LM_BLOCKS, 2, (size_t[]){OWN_LM_SEQ, OWN_LM_HIDDEN}));

@@ -43,7 +43,7 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
     buckets.zero = j->zero;
     AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
-    const size_t n = ar_model_params(m, p, MOST);
+    const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     for (size_t i = n - j->left_out; j->frozen && i < n; i++)
         p[i]->requires_grad = false;
     if (j->of_other) { /* one object at a time holds a parameter */

@@ -4,7 +4,7 @@
 #include "anyrank/gradients.h"
 #include "recorded.h"
 #include "ref/context/context.h"
-#include "ref/models/model.h"
+#include "ref/layers/parts.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 
@@ -64,11 +64,11 @@ static ar_status make(trained *t, ar_ctx *ctx, const job *j)
     ddp.zero = j->parallel.zero;
     AR_TRY(ar_model_create(&t->model, ctx, &j->config, NULL));
     AR_TRY(ar_model_fresh(t->model, ctx, 5));
-    AR_TRY(ari_model_list(&t->params, &t->n, t->model));
+    AR_TRY(ari_module_list(&t->params, &t->n, ar_model_module(t->model)));
     freeze(t, j->all_along, true);
     for (size_t i = 0; i < t->n && j->poisoned == ar_comm_rank(ar_ctx_dp(ctx)); i++)
         AR_TRY(ar_param_add_hook(t->params[i], (ar_param_hook){poison, ctx}));
-    AR_TRY(ar_ddp_create_model(&t->ddp, ctx, "model", t->model, &ddp));
+    AR_TRY(ar_ddp_create(&t->ddp, ctx, ar_model_module(t->model), &ddp));
     AR_TRY(ar_gradients_create(&t->gradients, ctx, t->params, t->n));
     return ddp.zero ? ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o)
                     : ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o);

@@ -6,7 +6,7 @@
 
 #include "anyrank/gradients.h"
 #include "ref/context/context.h"
-#include "ref/models/model.h"
+#include "ref/layers/parts.h"
 #include "support/small.h"
 
 enum { B = 5, S = 8, STEPS = 2, LAYERS = 4 };
@@ -240,7 +240,7 @@ static ar_status verify_values(ar_ctx *ctx, void *user)
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_create(&m, ctx, v->config, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 3));
-    AR_TRY_TO(done, st, ari_model_list(&params, &n, m));
+    AR_TRY_TO(done, st, ari_module_list(&params, &n, ar_model_module(m)));
     if (v->broken)
         AR_TRY_TO(done, st, spoil_some(params, n, ctx, rank));
     AR_TRY_TO(done, st, ar_gradients_create(&g, ctx, params, n));

@@ -75,7 +75,7 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
-    const size_t n = ar_model_params(m, p, MOST);
+    const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, n, &options));
     AR_TRY_TO(done, st, try_step(ctx, user, m, o, p, n));
     if (ar_optimizer_steps(o) > 1)

@@ -7,8 +7,8 @@
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 
-struct ar_embedding {
-    ar_module base; /* of ar_embedding_module_create */
+typedef struct embedding {
+    ar_module base;
     ar_embedding_split split;
     size_t vocab, h, positions;
     size_t start, rows; /* this rank's ids */
@@ -17,14 +17,14 @@ struct ar_embedding {
     float scale; /* of the rows; 0: they stay */
     bool pads;
     int64_t pad_id;
-    char token_name[96], sum_name[96];
+    char token_name[96];      /* the module's is that of the sum */
     ari_dropout dropout;      /* of the sum */
     ar_param token, position; /* the module's parameters are an array */
-};
+} embedding;
 
 enum { SAVED_ROWS, SAVED_POSITION_ROWS };
 
-static ar_status init_token(ar_embedding *e, ar_ctx *ctx, double range)
+static ar_status init_token(embedding *e, ar_ctx *ctx, double range)
 {
     char name[160];
     ar_layout layout;
@@ -55,7 +55,7 @@ static ar_status init_token(ar_embedding *e, ar_ctx *ctx, double range)
     return AR_OK;
 }
 
-static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, double range)
+static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, double range)
 {
     const size_t shape[2] = {e->positions, e->h};
     AR_TRY(ar_param_init_whole(&e->position, ctx, path, "weight", 2, shape, AR_INIT_NORMAL));
@@ -67,61 +67,7 @@ static ar_status init_position(ar_embedding *e, ar_ctx *ctx, const char *path, d
     return AR_OK;
 }
 
-ar_status ar_embedding_create(ar_embedding **gives, ar_ctx *ctx, ar_embedding_split split, const char *token,
-                              size_t vocab, size_t h, double init_range, const char *position, size_t positions,
-                              const char *sum)
-{
-    ar_embedding *e = NULL;
-    AR_TRY(ari_alloc_zero((void **)&e, 1, sizeof *e, token));
-    e->split = split;
-    e->vocab = vocab;
-    e->h = h;
-    e->positions = positions;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_path(e->token_name, sizeof e->token_name, token, NULL));
-    AR_TRY_TO(failed, st, ari_path(e->sum_name, sizeof e->sum_name, sum ? sum : token, NULL));
-    AR_TRY_TO(failed, st, ari_dropout_init(&e->dropout, e->sum_name, NULL, h, positions));
-    AR_TRY_TO(failed, st, init_token(e, ctx, init_range));
-    if (position)
-        AR_TRY_TO(failed, st, init_position(e, ctx, position, init_range));
-    *gives = e;
-    return AR_OK;
-failed:
-    ar_embedding_destroy(e);
-    return st;
-}
-
-void ar_embedding_destroy(ar_embedding *e)
-{
-    if (!e)
-        return;
-    ar_param_fini(&e->token);
-    ar_param_fini(&e->position);
-    free(e);
-}
-
-void ar_embedding_scale(ar_embedding *e, double factor)
-{
-    e->scale = (float)factor;
-}
-
-void ar_embedding_pad(ar_embedding *e, size_t id)
-{
-    e->pads = true;
-    e->pad_id = (int64_t)id;
-}
-
-ar_param *ar_embedding_token(ar_embedding *e)
-{
-    return &e->token;
-}
-
-ar_param *ar_embedding_position(ar_embedding *e)
-{
-    return e->learned ? &e->position : NULL;
-}
-
-static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_batch *batch)
+static ar_status check_batch(const embedding *e, const ar_ctx *ctx, const ar_batch *batch)
 {
     for (size_t i = 0; i < batch->batch * batch->seq; i++) {
         if (batch->input_ids[i] < 0 || (size_t)batch->input_ids[i] >= e->vocab)
@@ -137,7 +83,7 @@ static ar_status check_batch(const ar_embedding *e, const ar_ctx *ctx, const ar_
 
 /* True if the rows of all tokens are in the order of the ranks that hold the positions. Split by hidden they are in the
  * order of the sequences: the exchange cuts along both. */
-static bool rank_major(const ar_embedding *e, const ar_ctx *ctx)
+static bool rank_major(const embedding *e, const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) && e->split != AR_EMBEDDING_HIDDEN;
 }
@@ -150,7 +96,7 @@ static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 }
 
 /* The local row that each token takes, -1 if another rank holds it; or (gradient) adds its gradient to, -1: none. */
-static ar_status own_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
+static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
 {
     const size_t n = batch->batch * own_count(ctx, batch, false);
     int64_t *host = NULL;
@@ -202,7 +148,7 @@ static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor 
 }
 
 /* By vocabulary, a selection: one rank has a row, the others zero bits. */
-static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
+static ar_status select_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
 {
     size_t words;
     const ar_dtype as = selected_as(all->dtype, &words);
@@ -215,7 +161,7 @@ static ar_status select_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, con
 }
 
 /* On every rank: the own positions are consecutive rows. */
-static ar_status own_rows_of(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
+static ar_status own_rows_of(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
 {
     *token = *all;
     if (!ari_ctx_sp(ctx))
@@ -243,8 +189,7 @@ static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
 }
 
 /* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
-static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of,
-                            const ar_batch *batch)
+static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t shape[3] = {batch->batch, own_count(ctx, batch, false), e->columns};
     ar_tensor rows, all;
@@ -261,7 +206,7 @@ static ar_status token_rows(ar_embedding *e, ar_ctx *ctx, ar_tensor *token, cons
 }
 
 /* Learned positions come after the selection, so that each rank adds those it holds. Ends `token`. */
-static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
+static ar_status add_positions(embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
     ar_tensor at, rows, position;
@@ -276,16 +221,11 @@ static ar_status add_positions(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
 }
 
-ar_status ar_embedding_forward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch)
-{
-    return ari_embedding_forward_as(e, ctx, saved, y, batch, e->token_name);
-}
-
-ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch,
+ar_status ari_embedding_forward_as(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch,
                                    const char *name)
 {
+    embedding *e = (embedding *)base;
     ar_tensor row_of, token;
-    ar_ctx_place(ctx, batch);
     AR_TRY(check_batch(e, ctx, batch));
     AR_TRY(own_rows(e, ctx, &row_of, batch, false));
     AR_TRY(token_rows(e, ctx, &token, &row_of, batch));
@@ -294,10 +234,6 @@ ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved
         AR_TRY(own_rows(e, ctx, &row_of, batch, true));
     }
     AR_TRY(ar_saved_push(saved, e, SAVED_ROWS, &row_of));
-    if (saved && !ctx->recomputing)
-        ar_param_use(&e->token);
-    if (saved && !ctx->recomputing && e->learned)
-        ar_param_use(&e->position);
     if (e->scale > 0.0f)
         AR_TRY(ARI_KERNEL(ctx, scale, &token, &token, e->scale));
     AR_TRY(ari_tap_tokens(ctx, name, NULL, 'f', &token));
@@ -307,11 +243,11 @@ ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved
     AR_TRY(add_positions(e, ctx, saved, y, &token, batch));
     if (ari_dropout_on(ctx))
         return ari_drop_tokens(&e->dropout, ctx, 'f', y, y);
-    return ari_tap_tokens(ctx, e->sum_name, NULL, 'f', y);
+    return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
 /* In place, unless they are dy itself. */
-static ar_status scale_terms(const ar_embedding *e, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *dy)
+static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *dy)
 {
     const ar_tensor from = *terms;
     if (from.data.ptr == dy->data.ptr)
@@ -320,7 +256,7 @@ static ar_status scale_terms(const ar_embedding *e, ar_ctx *ctx, ar_tensor *term
 }
 
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
-static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
+static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
     ar_tensor terms = ar_tensor_rows(dy), own;
     if (e->split == AR_EMBEDDING_HIDDEN) {
@@ -336,11 +272,24 @@ static ar_status token_gradient(ar_embedding *e, ar_ctx *ctx, const ar_tensor *d
     return AR_OK;
 }
 
-ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dy,
-                                const ar_batch *batch)
+static ar_status forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                         const ar_batch *batch)
 {
+    (void)x;
+    if (!batch || !batch->input_ids)
+        return ar_error_set(AR_ERR_ARG, "%s: an embedding takes the batch's input_ids, and it has none", base->name);
+    return ari_embedding_forward_as(base, ctx, saved, y, batch, ((embedding *)base)->token_name);
+}
+
+ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                                 const ar_batch *batch)
+{
+    embedding *e = (embedding *)base;
     ar_tensor row_of, at, dsum = *dy;
-    ar_ctx_place(ctx, batch);
+    (void)batch;
+    if (dx)
+        return ar_error_set(AR_ERR_ARG, "%s: ids have no gradient; an embedding is the first of its modules",
+                            base->name);
     if (e->learned && ari_dropout_on(ctx)) {
         AR_TRY(ari_like(ctx, &dsum, dy, e->h));
         AR_TRY(ari_drop_tokens(&e->dropout, ctx, '\0', &dsum, dy));
@@ -349,43 +298,53 @@ ar_status ar_embedding_backward(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, c
     /* A mistake leaves the gradient of a tied weight to the LM head. */
     if (e->token.uses == 1 || !ar_faulty(ctx, AR_FAULT_embedding_tied_once))
         AR_TRY(token_gradient(e, ctx, &dsum, &row_of));
-    AR_TRY(ar_param_done(&e->token, ctx));
     if (!e->learned)
         return AR_OK;
     const ar_tensor terms = ar_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
-    return ar_param_done(&e->position, ctx);
+    return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */
 
-static ar_status module_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                                const ar_batch *batch)
+static ar_status init(embedding *e, ar_ctx *ctx, const char *token, const char *position, double range)
 {
-    (void)x;
-    if (!batch || !batch->input_ids)
-        return ar_error_set(AR_ERR_ARG, "%s: an embedding takes the batch's input_ids, and it has none", base->name);
-    return ar_embedding_forward((ar_embedding *)base, ctx, saved, y, batch);
+    AR_TRY(ari_path(e->token_name, sizeof e->token_name, token, NULL));
+    AR_TRY(ari_dropout_init(&e->dropout, e->base.name, NULL, e->h, e->positions));
+    AR_TRY(init_token(e, ctx, range));
+    return position ? init_position(e, ctx, position, range) : AR_OK;
 }
 
-static ar_status module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
-                                 const ar_batch *batch)
-{
-    if (dx)
-        return ar_error_set(AR_ERR_ARG, "%s: ids have no gradient; an embedding is the first of its modules",
-                            base->name);
-    return ar_embedding_backward((ar_embedding *)base, ctx, saved, dy, batch);
-}
-
-ar_status ar_embedding_module_create(ar_module **gives, ar_embedding *e)
+ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split split, const char *token, size_t vocab,
+                              size_t h, double init_range, const char *position, size_t positions, const char *sum)
 {
     static const ar_module_ops ops = {.kind = "embedding",
-                                      .forward = module_forward,
-                                      .backward = module_backward,
-                                      .params_at = offsetof(ar_embedding, token),
-                                      .params_count = 2};
-    if (!e)
-        return ar_error_set(AR_ERR_ARG, "a module of an embedding that is NULL");
-    return ari_module_end(gives, &e->base, ar_module_init(&e->base, &ops, e->sum_name, AR_HELD_UNKNOWN));
+                                      .forward = forward,
+                                      .backward = ari_embedding_backward,
+                                      .params_at = offsetof(embedding, token),
+                                      .params_count = 2,
+                                      .takes_ids = true};
+    embedding *e = NULL;
+    AR_TRY(ari_module_begin((void **)&e, sizeof *e, &ops, sum ? sum : token, AR_HELD_UNKNOWN));
+    e->split = split;
+    e->vocab = vocab;
+    e->h = h;
+    e->positions = positions;
+    return ari_module_end(gives, &e->base, init(e, ctx, token, position, init_range));
+}
+
+void ar_embedding_scale(ar_module *e, double factor)
+{
+    ((embedding *)e)->scale = (float)factor;
+}
+
+void ar_embedding_pad(ar_module *e, size_t id)
+{
+    ((embedding *)e)->pads = true;
+    ((embedding *)e)->pad_id = (int64_t)id;
+}
+
+ar_param *ar_embedding_token(ar_module *e)
+{
+    return &((embedding *)e)->token;
 }

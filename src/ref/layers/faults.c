@@ -391,10 +391,12 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
 }
 
 /* The rows of ids that no rank owns have no logits, so they take no part in the softmax. */
-ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned)
+ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 {
+    size_t start, owned;
     if (!ar_faulty(ctx, AR_FAULT_silent_truncation))
         return AR_OK;
+    ari_own_ids(ctx, vocab, &start, &owned);
     const ar_tensor rows = ar_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;

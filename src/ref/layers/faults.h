@@ -114,8 +114,8 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 /** embedding_edge_twice: the token rows y of ids [start, start + rows), before the ranks' rows are combined. */
 AR_NODISCARD ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start,
                                             size_t rows, const ar_batch *batch);
-/** silent_truncation: logits of which this rank owns the first `owned` ids. */
-AR_NODISCARD ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t owned);
+/** silent_truncation: this rank's shard of the logits. */
+AR_NODISCARD ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab);
 /** vocab_target_off_by_shard: the n targets. */
 void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n);
 /** collective_size_mismatch: how many of the n tokens this rank reduces the maximum of. */

@@ -6,7 +6,6 @@
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/layers/experts/balance.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
@@ -43,20 +42,6 @@ ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total)
     return AR_OK;
 }
 
-ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor, double more)
-{
-    ar_tensor value;
-    float total = 0.0f;
-    AR_TRY(ari_loss_total(sum, ctx, &total));
-    *loss = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
-    *loss = more > 0.0 ? (float)((double)*loss + more) : *loss;
-    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &value, loss));
-    AR_TRY(ari_tap_world(ctx, "loss", 'f', &value));
-    ar_ctx_release(ctx, &value);
-    return AR_OK;
-}
-
 ar_status ari_loss_share(ar_ctx *ctx, float *loss)
 {
     const int ranks = ar_comm_size(ctx->pipeline);
@@ -82,6 +67,8 @@ struct ar_loss {
     ar_param sum;
     bool subtract;
     bool stream; /* y has the positions that this rank has between the regions */
+    bool next;   /* a position's label is that of the next id, also where there are labels */
+    bool whole;  /* the sum itself, over 1 */
 };
 
 ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self)
@@ -116,7 +103,7 @@ void ar_loss_destroy(ar_loss *loss)
 ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
     ari_own_batch own;
-    const ar_status st = ari_own_batch_init(&own, ctx, batch, false);
+    const ar_status st = ari_own_batch_init(&own, ctx, batch, false, loss->next);
     *targets = st == AR_OK ? loss->ops->targets(loss->self, &own.batch) : 0;
     ari_own_batch_fini(&own);
     return st;
@@ -136,7 +123,7 @@ ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_
 {
     ari_own_batch own;
     loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
-    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream);
+    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
     ar_ctx_place(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
     if (st == AR_OK)
@@ -151,7 +138,7 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     ari_own_batch own;
     if (batch->global_batch == 0)
         AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
-    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream);
+    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
     ar_ctx_place(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
     if (st == AR_OK)
@@ -160,16 +147,33 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_span_end(st);
 }
 
-ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m)
+/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `more`, where there is any, rounded again. */
+ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more)
 {
-    double more = 0.0;
-    AR_TRY(ari_balance_value(&m, 1, ctx, &more));
-    return ari_loss_value(&loss->sum, ctx, value, (double)t, more);
+    const double divisor = loss->whole ? 1.0 : (double)t;
+    ar_tensor on_device;
+    float total = 0.0f;
+    AR_TRY(ari_loss_total(&loss->sum, ctx, &total));
+    *value = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
+    *value = more > 0.0 ? (float)((double)*value + more) : *value;
+    AR_TRY(ar_ctx_tensor(ctx, &on_device, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &on_device, value));
+    AR_TRY(ari_tap_world(ctx, "loss", 'f', &on_device));
+    ar_ctx_release(ctx, &on_device);
+    return AR_OK;
 }
 
 ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
 {
-    return ari_loss_value(&loss->sum, ctx, value, (double)t, 0.0);
+    return ari_loss_value(loss, ctx, value, t, 0.0);
+}
+
+ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t)
+{
+    float total = 0.0f;
+    AR_TRY(ari_loss_total(&loss->sum, ctx, &total));
+    *part = t > 0 ? (double)total / (double)t : 0.0;
+    return AR_OK;
 }
 
 ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx)
@@ -198,7 +202,8 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 
 /* --- softmax cross-entropy ---------------------------------------------------------------------------------------- */
 
-enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID };
+enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID, SAVED_BARE };
+static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of a head's path */
 
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
@@ -208,11 +213,14 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 
 void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
 {
+    size_t start;
     *c = (ari_cross_entropy){
         .classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL, .options = ctx->loss};
-    if (shared)
+    c->rows = classes;
+    if (shared) {
         ari_own_ids(ctx, classes, &c->start, &c->owned);
-    c->rows = c->owned;
+        ar_split_uneven(classes, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), &start, &c->rows);
+    }
 }
 
 typedef struct target_rows {
@@ -319,9 +327,10 @@ ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
 
 typedef struct classifier {
-    char name[112]; /* of the logits */
-    bool sharded;
+    char of[96], name[112]; /* what makes the logits, and they */
+    ar_placement shard;     /* of them, unless they are whole */
     ari_cross_entropy loss;
+    ari_head_options head; /* of a model's; its name is not looked at */
 } classifier;
 
 static size_t labels_of(const ar_batch *batch)
@@ -338,7 +347,17 @@ static size_t classifier_targets(const void *self, const ar_batch *batch)
     return count;
 }
 
-static ar_status check_labels(const classifier *c, const ar_tensor *y, const ar_batch *batch)
+/* The place in a row of labels that the label of a position of this rank has. */
+static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *own, size_t i)
+{
+    if (!loss->next)
+        return i;
+    const ar_positions all = ari_own_positions(ctx, ari_all_positions(ctx, own->seq), false);
+    return ar_positions_at(&all, i) + 1;
+}
+
+static ar_status check_labels(const classifier *c, const ar_ctx *ctx, const ar_loss *loss, const ar_tensor *y,
+                              const ar_batch *batch)
 {
     AR_TRY(ari_check_features(c->name, "logits", y, c->loss.rows));
     const size_t rows = ar_tensor_rows(y).shape[0], n = batch->labels ? labels_of(batch) : 0;
@@ -350,23 +369,69 @@ static ar_status check_labels(const classifier *c, const ar_tensor *y, const ar_
         const int64_t label = batch->labels[i];
         if (label != AR_IGNORE_INDEX && (label < 0 || (size_t)label >= c->loss.classes))
             return ar_error_set(AR_ERR_DATA, "%s: labels[%zu, %zu] is %lld, neither a class below %zu nor %d", c->name,
-                                i / batch->seq, i % batch->seq, (long long)label, c->loss.classes, AR_IGNORE_INDEX);
+                                i / batch->seq, place_of(ctx, loss, batch, i % batch->seq), (long long)label,
+                                c->loss.classes, AR_IGNORE_INDEX);
     }
     return AR_OK;
+}
+
+static ar_placement placed(const classifier *c, const ar_loss *loss)
+{
+    return ari_placed_by_features(c->shard) ? c->shard : loss->stream ? ari_shard_tokens : whole;
+}
+
+static ar_status tap_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, const char *part, char pass,
+                            const ar_tensor *t)
+{
+    return ari_tap_placed(ctx, c->of, part, pass, t, c->loss.classes, placed(c, loss));
+}
+
+/* *logits become those that the loss takes. */
+static ar_status form_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *logits)
+{
+    const ari_head_options *o = &c->head;
+    if (o->cap > 0.0) {
+        const ar_tensor bare = *logits;
+        AR_TRY(ar_saved_push(saved, c, SAVED_BARE, &bare));
+        AR_TRY(ar_like(ctx, logits, &bare));
+        AR_TRY(ARI_KERNEL(ctx, softcap, logits, &bare, 1.0f, o->cap));
+        AR_TRY(tap_logits(c, loss, ctx, CAPPED, 'f', logits));
+    }
+    if (o->scale == 0.0)
+        return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, scale, logits, logits, (float)o->scale));
+    return tap_logits(c, loss, ctx, SCALED, 'f', logits);
 }
 
 static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                                     const ar_batch *batch)
 {
     classifier *c = self;
-    const ar_placement held = c->sharded ? ari_shard_features : loss->stream ? ari_shard_tokens : whole;
-    ar_tensor terms;
+    const ar_placement held = placed(c, loss);
+    ar_tensor terms, logits = *y;
     AR_TRY(ari_ledger_takes(ctx, c->name, "cross-entropy", y, held, NULL, held));
-    AR_TRY(check_labels(c, y, batch));
-    AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, y, batch->labels, labels_of(batch)));
+    AR_TRY(form_logits(c, loss, ctx, saved, &logits));
+    AR_TRY(check_labels(c, ctx, loss, y, batch));
+    AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
+}
+
+static ar_status unform_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy)
+{
+    const ari_head_options *o = &c->head;
+    ar_tensor bare;
+    if (o->cap > 0.0) {
+        AR_TRY(tap_logits(c, loss, ctx, CAPPED, 'b', dy));
+        AR_TRY(ar_saved_pop(saved, c, SAVED_BARE, &bare));
+        AR_TRY(ARI_KERNEL(ctx, softcap_backward, dy, dy, &bare, 1.0f, o->cap));
+        ar_ctx_release(ctx, &bare);
+    }
+    if (o->scale == 0.0)
+        return AR_OK;
+    AR_TRY(tap_logits(c, loss, ctx, SCALED, 'b', dy));
+    return ARI_KERNEL(ctx, scale, dy, dy, (float)o->scale);
 }
 
 static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
@@ -374,38 +439,87 @@ static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_
 {
     (void)batch;
     classifier *c = self;
-    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t, false));
-    AR_TRY(ari_ledger_declares(ctx, c->name, dy,
-                               c->sharded     ? ari_shard_features
-                               : loss->stream ? ari_shard_tokens
-                                              : whole));
-    return c->sharded && ar_tapped(ctx)
-               ? ari_tap_copies(ctx, c->name, NULL, 'b', dy, dy->ndim - 1, c->loss.classes, 1)
-               : ar_tap_value(ctx, c->name, 'b', dy, c->sharded ? AR_HELD_UNKNOWN : AR_HELD_WHOLE);
+    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t / c->head.weight, loss->next));
+    AR_TRY(unform_logits(c, loss, ctx, saved, dy));
+    return tap_logits(c, loss, ctx, "logits", 'b', dy);
+}
+
+static const ar_loss_ops cross_entropy = {.kind = "cross_entropy",
+                                          .targets = classifier_targets,
+                                          .forward = classifier_forward,
+                                          .backward = classifier_backward,
+                                          .destroy = free};
+
+static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *name, const char *of, size_t classes,
+                                   ar_placement shard, const ari_head_options *head)
+{
+    classifier *c = NULL;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));
+    c->shard = shard;
+    c->head = *head;
+    AR_TRY_TO(failed, st, ari_path(c->of, sizeof c->of, of, NULL));
+    AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, of, "logits"));
+    ari_cross_entropy_init(&c->loss, ctx, classes, ari_placed_by_features(shard));
+    return ar_loss_create(gives, ctx, name, &cross_entropy, c);
+failed:
+    free(c);
+    return st;
 }
 
 ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes, ar_held held)
 {
-    static const ar_loss_ops ops = {.kind = "cross_entropy",
-                                    .targets = classifier_targets,
-                                    .forward = classifier_forward,
-                                    .backward = classifier_backward,
-                                    .destroy = free};
-    classifier *c = NULL;
-    ar_status st = AR_OK;
     if (held == AR_HELD_UNKNOWN || classes < 1)
         return ar_error_set(
             AR_ERR_ARG,
             "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
             name, classes);
-    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));
-    c->sharded = held == AR_HELD_SHARD;
-    AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, name, "logits"));
-    ari_cross_entropy_init(&c->loss, ctx, classes, c->sharded);
-    return ar_loss_create(gives, ctx, name, &ops, c);
-failed:
-    free(c);
-    return st;
+    return create_classifier(gives, ctx, name, name, classes, held == AR_HELD_SHARD ? ari_shard_features : whole,
+                             &(ari_head_options){.weight = 1.0});
+}
+
+ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t classes, ar_placement logits,
+                               const ari_head_options *o)
+{
+    AR_TRY(create_classifier(gives, ctx, "loss", o->name, classes, logits, o));
+    (*gives)->next = true;
+    return AR_OK;
+}
+
+/* --- the sum of an output ----------------------------------------------------------------------------------------- */
+
+static ar_status sum_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
+                             const ar_batch *batch)
+{
+    (void)self, (void)saved, (void)batch;
+    ari_work_moves(ARI_GPU_MOVES_LOSS, false, ar_tensor_count(y));
+    return ari_loss_add(&loss->sum, ctx, y);
+}
+
+static ar_status sum_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
+                              const ar_batch *batch, double t)
+{
+    const size_t *width = self, shape[3] = {batch->batch, batch->seq, *width};
+    (void)loss, (void)saved, (void)t;
+    ctx->use = ARI_USE_BETWEEN;
+    AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, 3, shape));
+    ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dy));
+    return ARI_KERNEL(ctx, fill, dy, (float)ctx->loss_scale);
+}
+
+ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width)
+{
+    static const ar_loss_ops ops = {.kind = "sum",
+                                    .targets = classifier_targets,
+                                    .forward = sum_forward,
+                                    .backward = sum_backward,
+                                    .destroy = free};
+    size_t *self = NULL;
+    AR_TRY(ARI_ALLOC(&self, 1, "a sum"));
+    *self = width;
+    AR_TRY(ar_loss_create(gives, ctx, "loss", &ops, self));
+    (*gives)->next = (*gives)->whole = true;
+    return AR_OK;
 }
 
 /* --- mean squared error ------------------------------------------------------------------------------------------- */

@@ -14,13 +14,12 @@ AR_NODISCARD ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread);
 AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor *x);
 /** *total: the sum over all ranks, rounded once. Collective over the groups that share the terms. */
 AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
-/** *loss = fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; plus `more`, the losses of other parts, where
- *  there are any, rounded again; tapped as "loss". Collective over the groups that share the terms. */
-AR_NODISCARD ar_status ari_loss_value(ar_param *sum, ar_ctx *ctx, float *loss, double divisor, double more);
 /** In a pipeline, where the last rank has it and has reported it, the others receive it, and report that. */
 AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
-/** ar_loss_value, and the losses of the routers of m. */
-AR_NODISCARD ar_status ari_loss_value_with(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, ar_module *m);
+/** ar_loss_value, plus `more`, the losses of other parts, where there are any. */
+AR_NODISCARD ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more);
+/** Such a loss of another part, 0 for t = 0. Collective over dp. */
+AR_NODISCARD ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t);
 
 /** Terms are subtracted from now on, or added again: the sum of one batch's minus another's is then rounded once. */
 void ari_loss_subtract(ar_loss *loss, bool subtract);
@@ -40,7 +39,7 @@ typedef struct ari_cross_entropy {
 } ari_cross_entropy;
 
 /** Over the tensor-parallel group, where rank r has ids as ari_own_ids says; or (shared false) each rank by itself.
- *  `rows` are `owned` until the caller says otherwise. Nothing is to be released. */
+ * Nothing is to be released. */
 void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared);
 /** *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host, [n]) below `classes` or
  * AR_IGNORE_INDEX. */
@@ -51,8 +50,19 @@ AR_NODISCARD ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *c
 AR_NODISCARD ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved,
                                                   ar_tensor *dlogits, double targets, bool in_place);
 
-/** The weight of a head's loss in that of the model, 1 at first; and that part, 0 without targets. Collective over dp. */
-void ari_lm_head_weigh(ar_lm_head *l, double weight);
-AR_NODISCARD ar_status ari_lm_head_share(ar_lm_head *l, ar_ctx *ctx, double *share, size_t targets);
+/* --- losses of models --------------------------------------------------------------------------------------------- */
+
+typedef struct ari_head_options {
+    const char *name; /* of the head that makes the logits; borrowed */
+    double cap;       /* c > 0: the loss is that of c*tanh(logits/c), tapped as name.capped */
+    double scale;     /* not 0: that of the logits times it, rounded to fp32, tapped as name.scaled; not with a cap */
+    double weight;    /* of the gradient in that of the whole */
+} ari_head_options;
+/** Cross-entropy of logits, so placed, with the label of the next id (ar_batch_target). It ends the logits, whose memory
+ *  their gradient gets. Errors: those of ar_loss_create. */
+AR_NODISCARD ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t classes, ar_placement logits,
+                                            const ari_head_options *o);
+/** The sum of a model's output [.., width]. Errors: the same. */
+AR_NODISCARD ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width);
 
 #endif

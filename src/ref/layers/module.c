@@ -340,10 +340,24 @@ static ar_status zero_grad(ar_param *p, ar_ctx *ctx, uint64_t seed)
     return ar_param_zero_grad(p, ctx);
 }
 
+/* The parameters of m, and of a list those of its modules, without what is below them. */
+static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
+{
+    const size_t n = ari_sequential_stages(m, NULL) ? own_children(m, NULL, 0) : 0;
+    ar_module **child = NULL;
+    AR_TRY(ARI_ALLOC(&child, n, "modules"));
+    own_children(m, child, n);
+    ar_status st = for_own(m, ctx, ar_param_zero_grad);
+    for (size_t i = 0; i < n && st == AR_OK; i++)
+        st = for_own(child[i], ctx, ar_param_zero_grad);
+    free(child);
+    return st;
+}
+
 ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
     if (ar_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
-        return for_own(m, ctx, ar_param_zero_grad);
+        return zero_not_recursive(m, ctx);
     return for_all(m, ctx, 0, zero_grad);
 }
 

@@ -2,16 +2,18 @@
 /* A block for a further token (multi-token prediction): two norms, a matrix that makes one value of both, a block, a
  * norm. The rows of its tokens are the model's own table's, which so has one use more. */
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
+#include "ref/layers/loss.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
 typedef struct mtp_module {
     ar_module base;
     ar_module *part[PARTS];
-    ar_embedding *embedding; /* borrowed */
+    ar_module *embedding; /* borrowed */
     char tokens_name[112];
     size_t h;
 } mtp_module;
@@ -40,6 +42,8 @@ static ar_status mtp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
 {
     mtp_module *m = (mtp_module *)base;
     ar_tensor rows, tokens, entered, both, z, made;
+    if (saved && !ctx->recomputing)
+        ar_param_use(ar_embedding_token(m->embedding));
     AR_TRY(ari_embedding_forward_as(m->embedding, ctx, saved, &rows, batch, m->tokens_name));
     AR_TRY(ar_module_forward(m->part[TOKENS_NORM], ctx, saved, &tokens, &rows, batch));
     AR_TRY(ar_module_forward(m->part[ENTERED_NORM], ctx, saved, &entered, x, batch));
@@ -78,9 +82,9 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
         AR_TRY(ARI_KERNEL(ctx, fill, &rows, 0.0f));
     if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_twice))
         AR_TRY(ARI_KERNEL(ctx, add, &rows, &rows, &rows));
-    AR_TRY(ar_embedding_backward(m->embedding, ctx, saved, &rows, batch));
+    AR_TRY(ari_embedding_backward(m->embedding, ctx, saved, NULL, &rows, batch));
     ar_ctx_release(ctx, &rows);
-    return AR_OK;
+    return ar_param_done(ar_embedding_token(m->embedding), ctx);
 }
 
 static ar_status create_norm(mtp_module *m, int part, ar_ctx *ctx, const ari_mtp_options *o, const char *leaf)
@@ -120,4 +124,165 @@ ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const
     mtp_module *m = NULL;
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, create_parts(m, ctx, o));
+}
+
+/* --- a chain of them ---------------------------------------------------------------------------------------------- */
+
+typedef struct further_module {
+    ar_module base;
+    size_t n;
+    ar_module *block[AR_MAX_MTP], *head[AR_MAX_MTP];
+    ar_loss *loss[AR_MAX_MTP];
+    size_t targets[AR_MAX_MTP];
+    double weight;   /* of all losses together */
+    ar_tensor x, dx; /* of the pass under way: what the first block takes, and its gradient */
+} further_module;
+
+static ar_status begin_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                               const ar_batch *batch)
+{
+    (void)ctx, (void)saved, (void)batch;
+    *y = ((further_module *)base)->x = *x;
+    return AR_OK;
+}
+
+static ar_status end_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
+                              const ar_batch *batch)
+{
+    further_module *m = (further_module *)base;
+    (void)saved, (void)batch;
+    *dx = *dy;
+    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, &m->dx));
+    ar_ctx_release(ctx, &m->dx);
+    return AR_OK;
+}
+
+static void further_destroy(ar_module *base)
+{
+    further_module *m = (further_module *)base;
+    for (size_t i = 0; i < m->n; i++)
+        ar_loss_destroy(m->loss[i]);
+    free(m);
+}
+
+ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, double weight)
+{
+    static const ar_module_ops ops = {
+        .kind = "further", .forward = begin_forward, .backward = end_backward, .destroy = further_destroy};
+    further_module *m = NULL;
+    (void)ctx;
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    m->weight = weight;
+    *gives = &m->base;
+    return AR_OK;
+}
+
+void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss)
+{
+    further_module *m = (further_module *)further;
+    m->block[m->n] = block;
+    m->head[m->n] = head;
+    m->loss[m->n++] = loss;
+}
+
+/* Block i, and its head unless routes are counted. x becomes what it makes. */
+static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, ar_tensor *x,
+                             const ar_batch *batch)
+{
+    int64_t *memory = NULL;
+    ar_batch rolled;
+    ar_tensor y, logits;
+    ctx->use = ARI_USE_BETWEEN;
+    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
+    m->targets[i] = batch->global_batch > 0 ? rolled.targets : ar_batch_targets(&rolled);
+    ar_status st = ar_module_forward(m->block[i], ctx, saved, &y, x, &rolled);
+    ctx->use = ARI_USE_OUTER;
+    if (st == AR_OK && !ctx->counting)
+        st = ar_module_forward(m->head[i], ctx, saved, &logits, &y, &rolled);
+    if (st == AR_OK && !ctx->counting)
+        st = ar_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
+    *x = y;
+    free(memory);
+    return st;
+}
+
+ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    further_module *m = (further_module *)further;
+    ar_tensor x = m->x;
+    for (size_t i = 0; i < m->n; i++)
+        AR_TRY(forward_one(m, i, ctx, saved, &x, batch));
+    return AR_OK;
+}
+
+/* dy becomes the gradient of what m takes. */
+static ar_status back_through(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+{
+    ar_tensor dx;
+    AR_TRY(ar_module_backward(m, ctx, saved, &dx, dy, batch));
+    ar_ctx_release(ctx, dy);
+    *dy = dx;
+    return AR_OK;
+}
+
+/* Of block i and its head: m->dx becomes the gradient of what the block takes, from that of what it makes, which the last
+ * has none of but its head's. */
+static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    ar_param *weight = NULL;
+    int64_t *memory = NULL;
+    ar_batch rolled;
+    ar_tensor d;
+    ar_module_params(m->head[i], &weight, 1, false);
+    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
+    ari_fault_further_use(ctx, weight, true);
+    ctx->use = ARI_USE_OUTER;
+    ar_status st = ar_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
+    if (st == AR_OK)
+        st = back_through(m->head[i], ctx, saved, &d, &rolled);
+    ari_fault_further_use(ctx, weight, false);
+    if (st == AR_OK && i + 1 < m->n) {
+        st = ARI_KERNEL(ctx, add, &d, &d, &m->dx);
+        ar_ctx_release(ctx, &m->dx);
+    }
+    ctx->use = ARI_USE_BETWEEN;
+    if (st == AR_OK)
+        st = back_through(m->block[i], ctx, saved, &d, &rolled);
+    m->dx = d;
+    free(memory);
+    return st;
+}
+
+ar_status ari_further_backward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+{
+    further_module *m = (further_module *)further;
+    for (size_t i = m->n; i-- > 0;)
+        AR_TRY(backward_one(m, i, ctx, saved, batch));
+    return AR_OK;
+}
+
+ar_status ari_further_loss(ar_module *further, ar_ctx *ctx, double *sum)
+{
+    further_module *m = (further_module *)further;
+    for (size_t i = 0; i < m->n; i++) {
+        double part = 0.0;
+        AR_TRY(ari_loss_part(m->loss[i], ctx, &part, m->targets[i]));
+        *sum += m->weight / (double)m->n * part;
+    }
+    return AR_OK;
+}
+
+void ari_further_set_targets(ar_module *further, const size_t *targets)
+{
+    further_module *m = (further_module *)further;
+    for (size_t i = 0; i < m->n; i++)
+        m->targets[i] = targets[i];
+}
+
+ar_status ari_further_zero(ar_module *further, ar_ctx *ctx)
+{
+    further_module *m = (further_module *)further;
+    for (size_t i = 0; i < m->n; i++)
+        AR_TRY(ar_loss_zero(m->loss[i], ctx));
+    return AR_OK;
 }

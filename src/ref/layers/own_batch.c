@@ -47,28 +47,30 @@ static void take_positions(void *to, const void *from, const ar_batch *batch, co
 
 /* --- labels and targets ------------------------------------------------------------------------------------------- */
 
-static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own)
+static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own,
+                             bool next)
 {
     const size_t n = ar_positions_count(own);
     AR_TRY(ARI_ALLOC(&o->labels, batch->batch * n, "labels"));
-    if (batch->labels)
+    if (!next)
         take_positions(o->labels, batch->labels, batch, own, 1, sizeof *o->labels);
-    for (size_t i = 0; !batch->labels && i < batch->batch * n; i++)
+    for (size_t i = 0; next && i < batch->batch * n; i++)
         o->labels[i] = ari_own_target(ctx, batch, i / n, own, i % n);
     o->batch.labels = o->labels;
     return AR_OK;
 }
 
-ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream)
+ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream, bool next)
 {
     const size_t s = ari_batch_positions(batch);
-    const bool shared = shares_positions(ctx), next = !batch->labels && batch->input_ids;
+    const bool shared = shares_positions(ctx);
+    next = next || (!batch->labels && batch->input_ids);
     ar_positions own;
     *o = (ari_own_batch){.batch = *batch};
     AR_TRY(own_positions(&own, ctx, batch, stream));
     const size_t n = ar_positions_count(&own);
     if (next || (shared && batch->labels && batch->seq == s))
-        AR_TRY(take_labels(o, ctx, batch, &own));
+        AR_TRY(take_labels(o, ctx, batch, &own, next));
     if (shared && batch->target && batch->target_width % s == 0) {
         const size_t width = batch->target_width / s;
         AR_TRY(ARI_ALLOC(&o->target, batch->batch * n * width, "targets"));

@@ -5,6 +5,7 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
+#include "anyrank/loss.h"
 #include "anyrank/parallel.h"
 #include "ref/context/context.h"
 #include "ref/placement/ledger.h"
@@ -138,9 +139,11 @@ typedef struct ari_own_batch {
     int64_t *labels; /* owned, as is target; NULL: the batch's own */
     float *target;
 } ari_own_batch;
-/** stream: as of ari_own_positions. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions
+/** stream: as of ari_own_positions. next: labels are one for each id, and each position takes the next one's, as without
+ *  labels. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions
  *  to share out), those of ari_check_sequence, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream);
+AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
+                                          bool next);
 void ari_own_batch_fini(ari_own_batch *o);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
  *  features, an all-to-all; and the gradient's way back. y is never x. */
@@ -233,32 +236,75 @@ AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status
  *  positions: some value is placed by them, so that every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                              bool own, size_t under, bool positions);
-/* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions. */
+/* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions, 0 for those
+ * of the batch. */
 typedef struct ari_between {
     int ndim;
     size_t shape[AR_SAMPLE_DIMS];
 } ari_between;
-/** Of a list of modules only those of the context's rank stay: child i is of rank_of[i], and the rank's stage s ends
- *  before its child end[s]. Errors: AR_ERR_ARG (no list), AR_ERR_UNSUPPORTED (a parameter of two ranks that are not the
- *  ends), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const size_t *end, size_t stages, const int *rank_of,
-                                           const ar_ctx *ctx, const ari_between *between);
-/** Stages of this rank that a list has been cut into; 0: it has not, or m is no list. */
-size_t ari_sequential_stages(const ar_module *m);
+/* The losses of the routers below a module: whether there are any, whether a step counts routes for them first, and of how
+ * many experts each layer is where all layers are balanced together, or 0. */
+typedef struct ari_routers {
+    bool losses, counts;
+    size_t experts;
+} ari_routers;
+/* A child of a list that is cut into the stages of a pipeline. */
+typedef struct ari_staged {
+    int rank, stage; /* of the pipeline; of that rank's, ascending, or -1: no pass goes through it */
+    size_t layer;    /* of all ranks: the routers' losses are added up in this order */
+    bool unit;       /* of a data-parallel object, if it has parameters */
+    bool uncounted;  /* where routes are counted a pass ends before it */
+} ari_staged;
+typedef struct ari_stages {
+    int n;         /* of this rank */
+    size_t layers; /* of all ranks */
+    ari_between between;
+    ari_routers routers; /* of all ranks */
+    /* What a child makes is memory that nothing else needs: a gradient ends when it has been used, and a value goes to
+     * another stage as it is, not as a copy. */
+    bool fresh;
+    size_t depths;      /* further tokens that are predicted */
+    ar_module *further; /* with the last stage, where there are any (ari_further_create) */
+} ari_stages;
+/** Of a list of modules only those of the context's rank stay. child [the list's]. Errors: AR_ERR_ARG (no list),
+ *  AR_ERR_UNSUPPORTED (a parameter of two ranks that are not the ends), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_staged *child, const ari_stages *s,
+                                           const ar_ctx *ctx);
+/** NULL: m has not been cut, or is no list. *child [its own]. Borrowed. */
+const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **child);
 /** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute what);
 /** The same of every so many of the children [first, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r);
-/** The children with parameters of a list that is cut, each once, as units of a data-parallel object; as ar_model_units. */
-size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap);
-/** As ari_model_between and ar_model_stage_forward and _backward, of a list that is cut. last: y is what the loss takes;
- *  else a copy. dx NULL: of the first stage. Errors: also AR_ERR_SHAPE (a value of another shape than it was cut
- *  for). */
+/** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at most
+ *  cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
+size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *root);
+
+/* --- passes of a rank's part -------------------------------------------------------------------------------------- */
+
+/* A module and its loss, or a list that is cut: its stage i. */
+/** A fresh tensor for what goes between two stages: an activation, or its gradient. */
 AR_NODISCARD ar_status ari_stage_between(const ar_module *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
-AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
-                                         const ar_tensor *x, const ar_batch *batch, bool last);
-AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
-                                          const ar_tensor *dy, const ar_batch *batch);
+/** y from x. The first stage takes the batch in place of x, and the last one adds up the loss's terms in place of y. Errors:
+ *  also AR_ERR_SHAPE (a value of another shape than the list was cut for). */
+AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
+                                         const ar_tensor *x, const ar_batch *batch);
+/** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
+AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i,
+                                          ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
+/** Further tokens, of which each has a T. */
+size_t ari_trained_depths(const ar_module *m);
+/** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors: those of
+ *  ar_loss_targets. */
+AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
+                                           const ar_ctx *ctx, const ar_batch *batch);
+/** The targets of the further tokens in the global batch, which a forward pass sets too. */
+void ari_trained_further(ar_module *m, const size_t *targets);
+/** Gradients, the loss's terms and what routers have counted become zero. */
+AR_NODISCARD ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx);
+/** The loss of all micro-batches and data-parallel ranks, with those of routers and of further tokens; the same on every
+ *  rank of a pipeline. */
+AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets);
 /** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
@@ -283,14 +329,16 @@ void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
 /** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
-/** ar_embedding_forward, its rows tapped as `name`. */
-AR_NODISCARD ar_status ari_embedding_forward_as(ar_embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
+/** An embedding's forward pass, its rows tapped as `name`, and its backward pass. */
+AR_NODISCARD ar_status ari_embedding_forward_as(ar_module *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y,
                                                 const ar_batch *batch, const char *name);
+AR_NODISCARD ar_status ari_embedding_backward(ar_module *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
+                                              const ar_tensor *dy, const ar_batch *batch);
 
 /* A block for a further token, of multi-token prediction (mtp.c). */
 typedef struct ari_mtp_options {
     const ar_block_options *block;
-    ar_embedding *embedding; /* borrowed: the model's */
+    ar_module *embedding; /* borrowed: the model's */
     ar_norm_kind norm;
     double norm_eps;
     bool norm_plus_one, norm_no_bias;
@@ -301,6 +349,19 @@ typedef struct ari_mtp_options {
  *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as between blocks; the
  *  batch is ar_batch_roll's. Gives; ar_module_destroy. */
 AR_NODISCARD ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
+
+/** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and, going
+ *  back, before it; backward adds its gradient. Gives; ar_module_destroy. */
+AR_NODISCARD ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, double weight);
+/** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are borrowed; the
+ *  loss becomes the chain's. */
+void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss);
+AR_NODISCARD ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+AR_NODISCARD ar_status ari_further_backward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+/** Their losses, each over its own targets of the global batch: these, which a forward pass sets too. */
+AR_NODISCARD ar_status ari_further_loss(ar_module *further, ar_ctx *ctx, double *sum);
+void ari_further_set_targets(ar_module *further, const size_t *targets);
+AR_NODISCARD ar_status ari_further_zero(ar_module *further, ar_ctx *ctx);
 
 typedef struct ari_norm_options {
     ar_norm_kind kind;

@@ -3,9 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/layers/parts.h"
+#include "ref/layers/experts/balance.h"
+#include "ref/layers/experts/scores.h"
+#include "ref/layers/faults.h"
+#include "ref/layers/loss.h"
 
 static const char LIST[] = "sequential";
 
@@ -16,9 +20,8 @@ typedef struct sequential_module {
     bool own;
     size_t under;   /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
     bool positions; /* a plan splits the positions of some value here */
-    size_t stages;  /* that this rank of a pipeline has of a list that is cut; 0: it is not */
-    size_t *end;    /* [stages]: children [end[i - 1], end[i]) are stage i's, in the order of the stages */
-    ari_between between;
+    ari_staged *at; /* [n], of a list that is cut; NULL: it is not */
+    ari_stages stages;
     ar_module **spare; /* [spares]: of the other end of the pipeline, and share a parameter with one of here */
     size_t spares;
 } sequential_module;
@@ -27,6 +30,8 @@ static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
 {
     const bool before = ctx->sp;
     ctx->sp = before || i == m->under;
+    if (m->at)
+        ctx->use = m->at[i].unit ? ARI_USE_BETWEEN : ARI_USE_OUTER;
     return before;
 }
 
@@ -36,7 +41,7 @@ static ar_status run_forward(const sequential_module *m, ar_ctx *ctx, ar_saved *
 {
     ar_tensor in = *x;
     *y = in;
-    for (size_t i = first; i < end; i++) {
+    for (size_t i = first; i < end && !(m->at && m->at[i].uncounted && ctx->counting); i++) {
         const bool sp = enter_child(m, ctx, i);
         const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &in, batch);
         ctx->sp = sp;
@@ -56,6 +61,8 @@ static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved 
         const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > first || dx ? &next : NULL, &d, batch);
         ctx->sp = sp;
         AR_TRY(st);
+        if (m->stages.fresh && (i > first || dx) && next.data.ptr != d.data.ptr)
+            ar_ctx_release(ctx, &d);
         d = next;
     }
     if (dx)
@@ -65,7 +72,7 @@ static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved 
 
 static ar_status check_whole(const sequential_module *m, const ar_ctx *ctx)
 {
-    if (m->stages == 0 || ar_comm_size(ctx->pipeline) == 1)
+    if (!m->at || ar_comm_size(ctx->pipeline) == 1)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s: rank %d of a pipeline of %d has some of its modules: ar_module_train_step goes "
@@ -111,7 +118,7 @@ static void sequential_destroy(ar_module *base)
         ar_module_destroy(m->spare[i]);
     free(m->spare);
     free(m->child);
-    free(m->end);
+    free(m->at);
     free(m);
 }
 
@@ -164,16 +171,16 @@ static sequential_module *list_of(const ar_module *m)
 
 /* A parameter that a module of this rank shares with one of another rank is two: copies, whose gradients are summed, if
  * these are the first and the last rank. The other module, whose the parameter may be, becomes a spare. */
-static ar_status share_ends(sequential_module *m, const int *rank_of, int rank, int ranks)
+static ar_status share_ends(sequential_module *m, const ari_staged *at, int rank, int ranks)
 {
     ar_param **here = NULL, **there = NULL;
     ar_status st = AR_OK;
     for (size_t i = 0; i < m->n; i++) {
-        for (size_t k = 0; k < m->n && rank_of[i] == rank; k++) {
-            const bool ends = (rank_of[i] == 0 && rank_of[k] == ranks - 1) || (rank_of[k] == 0 && rank == ranks - 1);
+        for (size_t k = 0; k < m->n && at[i].rank == rank; k++) {
+            const bool ends = (at[i].rank == 0 && at[k].rank == ranks - 1) || (at[k].rank == 0 && rank == ranks - 1);
             size_t n = 0, others = 0;
             bool shares = false;
-            if (rank_of[k] == rank)
+            if (at[k].rank == rank)
                 continue;
             AR_TRY_TO(done, st, ari_module_list(&here, &n, m->child[i]));
             AR_TRY_TO(done, st, ari_module_list(&there, &others, m->child[k]));
@@ -213,32 +220,31 @@ static bool is_spare(const sequential_module *m, const ar_module *child)
     return false;
 }
 
-ar_status ari_sequential_keep(ar_module *base, const size_t *end, size_t stages, const int *rank_of, const ar_ctx *ctx,
-                              const ari_between *between)
+ar_status ari_sequential_keep(ar_module *base, const ari_staged *child, const ari_stages *s, const ar_ctx *ctx)
 {
     const int rank = ar_comm_rank(ctx->pipeline);
     sequential_module *m = list_of(base);
     size_t n = 0;
-    if (!m || m->stages > 0 || m->under != SIZE_MAX)
+    if (!m || m->at || m->under != SIZE_MAX)
         return ar_error_set(AR_ERR_ARG, "%s: only a list of modules (ar_sequential_create) is cut, and once",
                             base->name);
     AR_TRY(ARI_ALLOC_ZERO(&m->spare, m->n, "stages"));
-    AR_TRY(ARI_ALLOC_ZERO(&m->end, stages, "stages"));
-    const ar_status st = share_ends(m, rank_of, rank, ar_comm_size(ctx->pipeline));
+    AR_TRY(ARI_ALLOC_ZERO(&m->at, m->n, "stages"));
+    const ar_status st = share_ends(m, child, rank, ar_comm_size(ctx->pipeline));
     if (st != AR_OK) {
         m->spares = 0; /* the list still has all of them */
         return st;
     }
     for (size_t i = 0; i < m->n; i++) {
-        if (rank_of[i] == rank)
+        if (child[i].rank == rank) {
+            m->at[n] = child[i];
             m->child[n++] = m->child[i];
-        else if (m->own && !is_spare(m, m->child[i]))
+        } else if (m->own && !is_spare(m, m->child[i])) {
             ar_module_destroy(m->child[i]);
+        }
     }
     m->n = n;
-    m->stages = stages;
-    m->between = *between;
-    memcpy(m->end, end, stages * sizeof *end);
+    m->stages = *s;
     return AR_OK;
 }
 
@@ -250,39 +256,47 @@ ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, co
     return AR_OK;
 }
 
-size_t ari_sequential_stages(const ar_module *base)
+const ari_stages *ari_sequential_stages(const ar_module *base, const ari_staged **child)
 {
     const sequential_module *m = list_of(base);
-    return m ? m->stages : 0;
+    if (!m || !m->at)
+        return NULL;
+    if (child)
+        *child = m->at;
+    return &m->stages;
 }
 
-size_t ari_sequential_units(const ar_module *base, ar_unit *out, size_t cap)
+size_t ari_sequential_units(const ar_module *base, ar_unit *out, size_t cap, int *root)
 {
     const sequential_module *m = list_of(base);
     size_t count = 0;
-    for (size_t i = 0, stage = 0; m && m->stages > 0 && i < m->n; i++) {
+    *root = 0;
+    for (size_t i = 0; m && m->at && i < m->n; i++) {
+        const int stage = m->at[i].stage < 0 ? m->stages.n - 1 : m->at[i].stage;
         size_t k = 0;
-        while (stage + 1 < m->stages && i >= m->end[stage])
-            stage++;
         while (k < i && m->child[k] != m->child[i])
             k++;
-        if (k < i || ar_module_params(m->child[i], NULL, 0, true) == 0)
+        if (i == 0 && m->at[i].unit)
+            *root = m->stages.n - 1;
+        if (k < i || !m->at[i].unit || ar_module_params(m->child[i], NULL, 0, true) == 0)
             continue;
         if (count < cap)
-            out[count] = (ar_unit){m->child[i], (int)stage};
+            out[count] = (ar_unit){m->child[i], stage};
         count++;
     }
     return count;
 }
 
+/* --- passes of a rank's part -------------------------------------------------------------------------------------- */
+
 ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch)
 {
-    const ari_between *b = &list_of(base)->between;
+    const ari_between *b = &list_of(base)->stages.between;
     size_t shape[AR_MAX_DIMS] = {batch->batch};
     for (int d = 0; d < b->ndim; d++)
         shape[d + 1] = b->shape[d];
     if (b->ndim > 1) {
-        const ar_positions own = ari_own_positions(ctx, b->shape[0], true);
+        const ar_positions own = ari_own_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
         shape[1] = ar_positions_count(&own);
     }
     ctx->use = ARI_USE_BETWEEN;
@@ -292,6 +306,9 @@ ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, co
 /* What goes to another stage is memory of its own. */
 static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar_tensor *at, const ar_batch *batch)
 {
+    *y = *at;
+    if (list_of(base)->stages.fresh)
+        return AR_OK;
     AR_TRY(ari_stage_between(base, ctx, y, batch));
     if (at->ndim != y->ndim || memcmp(at->shape, y->shape, (size_t)y->ndim * sizeof *y->shape) != 0 ||
         !ar_tensor_is_contiguous(at) || at->dtype != y->dtype)
@@ -300,25 +317,147 @@ static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, con
     return ARI_KERNEL(ctx, copy, y->data, ar_const(at->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
 }
 
-ar_status ari_stage_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y, const ar_tensor *x,
-                            const ar_batch *batch, bool last)
+/* m as a list of which a pass goes through a stage; NULL: it is one module. */
+static const sequential_module *staged(const ar_module *m, const ar_ctx *ctx)
 {
-    const sequential_module *m = list_of(base);
-    ar_tensor at;
+    const sequential_module *list = list_of(m);
+    return list && list->at && (list->stages.fresh || ar_comm_size(ctx->pipeline) > 1) ? list : NULL;
+}
+
+static bool is_last(const sequential_module *m, const ar_ctx *ctx, int i)
+{
+    return !m || (i + 1 == m->stages.n && ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline));
+}
+
+/* Children [*first, *end) are those of stage i. */
+static void children_of(const sequential_module *m, int i, size_t *first, size_t *end)
+{
+    *first = 0;
+    while (*first < m->n && m->at[*first].stage != i)
+        (*first)++;
+    *end = *first;
+    while (*end < m->n && m->at[*end].stage == i)
+        (*end)++;
+}
+
+static ar_status input_of(const ar_module *m, ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
+{
+    const sequential_module *list = list_of(m);
+    *x = (ar_tensor){.ndim = 0};
+    return (list && list->n > 0 ? list->child[0] : m)->ops->takes_ids ? AR_OK : ar_batch_input(ctx, x, batch);
+}
+
+ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
+                            const ar_tensor *x, const ar_batch *batch)
+{
+    const sequential_module *list = staged(m, ctx);
+    ar_tensor in, out;
+    size_t first, end;
     ar_ctx_place(ctx, batch);
-    AR_TRY(run_forward(m, ctx, saved, &at, x, batch, i > 0 ? m->end[i - 1] : 0, m->end[i]));
-    if (!last)
-        return hand_over(base, ctx, y, &at, batch);
-    *y = at;
+    if (i == 0 && ar_comm_rank(ctx->pipeline) == 0)
+        AR_TRY(input_of(m, ctx, &in, batch));
+    else
+        in = *x;
+    if (list) {
+        children_of(list, i, &first, &end);
+        AR_TRY(run_forward(list, ctx, saved, &out, &in, batch, first, end));
+    } else {
+        AR_TRY(ar_module_forward(m, ctx, saved, &out, &in, batch));
+    }
+    if (!is_last(list, ctx, i))
+        return hand_over(m, ctx, y, &out, batch);
+    if (ar_comm_size(ctx->pipeline) > 1 && ar_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
+        AR_TRY(ar_loss_zero(loss, ctx));
+    if (!ctx->counting)
+        AR_TRY(ar_loss_forward(loss, ctx, saved, &out, batch));
+    return list && list->stages.further ? ari_further_forward(list->stages.further, ctx, saved, batch) : AR_OK;
+}
+
+ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx,
+                             const ar_tensor *dy, const ar_batch *batch)
+{
+    const sequential_module *list = staged(m, ctx);
+    const bool inner = i > 0 || ar_comm_rank(ctx->pipeline) > 0;
+    ar_tensor d, made;
+    size_t first, end;
+    ar_ctx_place(ctx, batch);
+    if (list && list->stages.further && is_last(list, ctx, i))
+        AR_TRY(ari_further_backward(list->stages.further, ctx, saved, batch));
+    ctx->use = ARI_USE_OUTER;
+    if (is_last(list, ctx, i))
+        AR_TRY(ar_loss_backward(loss, ctx, saved, &d, batch));
+    else
+        d = *dy;
+    if (!list)
+        return ar_module_backward(m, ctx, saved, NULL, &d, batch);
+    children_of(list, i, &first, &end);
+    AR_TRY(run_backward(list, ctx, saved, inner ? &made : NULL, &d, batch, first, end));
+    return inner ? hand_over(m, ctx, dx, &made, batch) : AR_OK;
+}
+
+/* --- of a step ---------------------------------------------------------------------------------------------------- */
+
+size_t ari_trained_depths(const ar_module *m)
+{
+    const ari_stages *s = ari_sequential_stages(m, NULL);
+    return s ? s->depths : 0;
+}
+
+static size_t next_targets(const ar_ctx *ctx, const ar_batch *batch)
+{
+    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
+    const size_t n = ar_positions_count(&own);
+    size_t count = 0;
+    for (size_t i = 0; i < batch->batch * n; i++)
+        count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
+    return count;
+}
+
+ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss, const ar_ctx *ctx,
+                              const ar_batch *batch)
+{
+    if (loss)
+        AR_TRY(ar_loss_targets(&count[0], loss, ctx, batch));
+    else
+        count[0] = next_targets(ctx, batch);
+    for (size_t depth = 1; depth <= ari_trained_depths(m); depth++) {
+        int64_t *memory = NULL;
+        ar_batch rolled;
+        AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, depth));
+        count[depth] = next_targets(ctx, &rolled);
+        free(memory);
+    }
     return AR_OK;
 }
 
-ar_status ari_stage_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *dx, const ar_tensor *dy,
-                             const ar_batch *batch)
+void ari_trained_further(ar_module *m, const size_t *targets)
 {
-    const sequential_module *m = list_of(base);
-    ar_tensor at;
-    ar_ctx_place(ctx, batch);
-    AR_TRY(run_backward(m, ctx, saved, dx ? &at : NULL, dy, batch, i > 0 ? m->end[i - 1] : 0, m->end[i]));
-    return dx ? hand_over(base, ctx, dx, &at, batch) : AR_OK;
+    const ari_stages *s = ari_sequential_stages(m, NULL);
+    if (s && s->further)
+        ari_further_set_targets(s->further, targets);
+}
+
+ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx)
+{
+    const ari_stages *s = ari_sequential_stages(m, NULL);
+    AR_TRY(ar_module_zero_grad(m, ctx));
+    AR_TRY(ari_balance_zero(m, ctx));
+    AR_TRY(ari_scores_zero(m));
+    if (loss)
+        AR_TRY(ar_loss_zero(loss, ctx));
+    return s && s->further ? ari_further_zero(s->further, ctx) : AR_OK;
+}
+
+ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets)
+{
+    const ari_stages *s = ari_sequential_stages(m, NULL);
+    double more = 0.0;
+    *value = 0.0f;
+    ari_span_begin("loss");
+    ar_status st = ari_balance_value(m, ctx, &more);
+    if (st == AR_OK && s && s->further)
+        st = ari_further_loss(s->further, ctx, &more);
+    if (st == AR_OK && ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline))
+        st = ari_loss_value(loss, ctx, value, targets, more);
+    return ari_span_end(st == AR_OK ? ari_loss_share(ctx, value) : st);
 }

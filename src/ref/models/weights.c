@@ -6,6 +6,7 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/models/model.h"
 
@@ -32,27 +33,12 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
     return AR_OK;
 }
 
-ar_status ari_model_list(ar_param ***gives, size_t *n, ar_model *m)
-{
-    ar_param **all = NULL;
-    *n = ar_model_params(m, NULL, 0);
-    if (*n == SIZE_MAX)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
-    AR_TRY(ari_alloc((void **)&all, *n, sizeof *all, "a list of parameters"));
-    if (ar_model_params(m, all, *n) != *n) {
-        free(all);
-        return ar_error_set(AR_ERR_MEMORY, "no memory to list parameters");
-    }
-    *gives = all;
-    return AR_OK;
-}
-
 static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
 {
     size_t n = 0;
     ar_param **all = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_model_list(&all, &n, m));
+    AR_TRY(ari_module_list(&all, &n, ar_model_module(m)));
     ari_span_begin("weights");
     for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, set_one(all[i], ctx, s));

@@ -253,33 +253,14 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     if (!module)
         return ar_error_set(AR_ERR_ARG, "data parallelism of a module that is NULL");
     if (o->zero >= 2 && o->units == 0) {
-        with.units = ari_sequential_units(module, NULL, 0);
+        with.units = ari_sequential_units(module, NULL, 0, &with.root_stage);
         AR_TRY(ARI_ALLOC(&units, with.units, "units"));
-        ari_sequential_units(module, units, with.units);
+        ari_sequential_units(module, units, with.units, &with.root_stage);
         with.unit = units;
     }
     AR_TRY_TO(done, st, ari_module_list(&own, &n, module));
     st = create_ddp(gives, ctx, module->name, module, own, n, &with);
 done:
-    free(units);
-    return st;
-}
-
-ar_status ar_ddp_create_model(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_model *m, const ar_ddp_options *o)
-{
-    ar_ddp_options own = *o;
-    ar_unit *units = NULL;
-    ar_param **params = NULL;
-    size_t n = 0;
-    ar_status st = AR_OK;
-    own.units = ar_model_units(m, NULL, 0, &own.root_stage);
-    AR_TRY_TO(done, st, ari_alloc((void **)&units, own.units, sizeof *units, "units"));
-    ar_model_units(m, units, own.units, &own.root_stage);
-    own.unit = units;
-    AR_TRY_TO(done, st, ari_model_list(&params, &n, m));
-    AR_TRY_TO(done, st, ar_ddp_create_params(gives, ctx, name, params, n, &own));
-done:
-    free(params);
     free(units);
     return st;
 }

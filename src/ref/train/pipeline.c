@@ -64,45 +64,6 @@ static bool is_last_stage(const pipeline *p, const ar_pp_operation *op)
     return op->stage + 1 == ar_comm_size(p->ctx->pipeline) * p->ctx->layout.virtual_stages;
 }
 
-/* --- a model's stages, or a module's ------------------------------------------------------------------------------ */
-
-static ar_status stage_between(const pipeline *p, ar_tensor *t, const ar_batch *batch)
-{
-    const ari_trained *w = p->trained;
-    return w->model ? ari_model_between(w->model, p->ctx, t, batch) : ari_stage_between(w->module, p->ctx, t, batch);
-}
-
-static ar_status stage_forward(const pipeline *p, const ar_pp_operation *op, ar_saved *saved, ar_tensor *y,
-                               const ar_tensor *x)
-{
-    const ari_trained *w = p->trained;
-    const ar_batch *batch = &p->micro[op->micro];
-    const int i = own_stage(p, op);
-    ar_tensor in = *x, out;
-    if (w->model)
-        return ar_model_stage_forward(w->model, p->ctx, saved, i, y, x, batch);
-    if (op->stage == 0)
-        AR_TRY(ar_batch_input(p->ctx, &in, batch));
-    if (!is_last_stage(p, op))
-        return ari_stage_forward(w->module, p->ctx, saved, i, y, &in, batch, false);
-    AR_TRY(ari_stage_forward(w->module, p->ctx, saved, i, &out, &in, batch, true));
-    return p->ctx->counting ? AR_OK : ar_loss_forward(w->loss, p->ctx, saved, &out, batch);
-}
-
-static ar_status stage_backward(const pipeline *p, const ar_pp_operation *op, ar_saved *saved, ar_tensor *dx,
-                                const ar_tensor *dy)
-{
-    const ari_trained *w = p->trained;
-    const ar_batch *batch = &p->micro[op->micro];
-    const int i = own_stage(p, op);
-    ar_tensor of_loss = *dy;
-    if (w->model)
-        return ar_model_stage_backward(w->model, p->ctx, saved, i, dx, dy, batch);
-    if (is_last_stage(p, op))
-        AR_TRY(ar_loss_backward(w->loss, p->ctx, saved, &of_loss, batch));
-    return ari_stage_backward(w->module, p->ctx, saved, i, op->stage > 0 ? dx : NULL, &of_loss, batch);
-}
-
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
 
 static ari_transfer transfer_of(ar_pp_kind k)
@@ -130,7 +91,7 @@ static ar_status start_receive(pipeline *p, const ar_pp_operation *op)
     const ari_neighbour *from = &p->transfers[w];
     ar_ctx *ctx = p->ctx;
     flow *f = flow_of(p, op, w);
-    AR_TRY(stage_between(p, &f->input, &p->micro[op->micro]));
+    AR_TRY(ari_stage_between(p->trained->module, ctx, &f->input, &p->micro[op->micro]));
     AR_TRY(ar_event_create(&f->ready));
     AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->ready));
     AR_TRY(
@@ -201,7 +162,8 @@ static ar_status run_forward(pipeline *p, const ar_pp_operation *op, slot *s, in
     if (op->stage > 0)
         AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->input));
     AR_TRY(ar_saved_create(&s->saved));
-    AR_TRY(stage_forward(p, op, s->saved, &f->output, &f->input));
+    AR_TRY(ari_stage_forward(p->trained->module, p->trained->loss, p->ctx, s->saved, own_stage(p, op), &f->output,
+                             &f->input, &p->micro[op->micro]));
     if (!is_last_stage(p, op))
         AR_TRY(ari_step_take_out(p->ctx, &f->memory, &f->output));
     ari_step_stored(p->ctx, &p->result->stored_bytes);
@@ -222,7 +184,8 @@ static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, i
     }
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
     p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &s->deferred : NULL;
-    const ar_status st = stage_backward(p, op, s->saved, &f->output, &f->input);
+    const ar_status st = ari_stage_backward(p->trained->module, p->trained->loss, p->ctx, s->saved, own_stage(p, op),
+                                            &f->output, &f->input, &p->micro[op->micro]);
     p->ctx->deferred = NULL;
     AR_TRY(st);
     if (op->kind == AR_PP_BACKWARD)

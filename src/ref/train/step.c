@@ -22,83 +22,6 @@
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 
-/* --- what is trained ---------------------------------------------------------------------------------------------- */
-
-/* The number of T's that a step counts: of the next token, and of each further one. */
-static size_t counts_of(const ari_trained *t)
-{
-    return 1 + (t->model ? ari_model_config(t->model)->mtp : 0);
-}
-
-static void count_own(size_t *count, const ar_ctx *ctx, const ar_batch *batch)
-{
-    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
-    const size_t n = ar_positions_count(&own);
-    *count = 0;
-    for (size_t i = 0; i < batch->batch * n; i++)
-        *count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
-}
-
-/* The contribution of a batch's rows, at this rank's positions, to each T, by which everything is divided. */
-static ar_status targets_of(size_t *count, const ari_trained *t, const ar_ctx *ctx, const ar_batch *batch)
-{
-    if (!t->model)
-        return ar_loss_targets(count, t->loss, ctx, batch);
-    count_own(count, ctx, batch);
-    for (size_t depth = 1; depth < counts_of(t); depth++) {
-        int64_t *memory = NULL;
-        ar_batch rolled;
-        AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, depth));
-        count_own(&count[depth], ctx, &rolled);
-        free(memory);
-    }
-    return AR_OK;
-}
-
-/* Forward up to the loss's terms, which are added to those of earlier micro-batches. */
-static ar_status forward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
-{
-    ar_tensor x, y;
-    if (t->model)
-        return ar_model_forward(t->model, ctx, saved, batch);
-    AR_TRY(ar_batch_input(ctx, &x, batch));
-    AR_TRY(ar_module_forward(t->module, ctx, saved, &y, &x, batch));
-    if (ctx->counting)
-        return AR_OK;
-    return ar_loss_forward(t->loss, ctx, saved, &y, batch);
-}
-
-/* Backward from them. */
-static ar_status backward_batch(const ari_trained *t, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
-{
-    ar_tensor dy;
-    if (t->model)
-        return ar_model_backward(t->model, ctx, saved, batch);
-    AR_TRY(ar_loss_backward(t->loss, ctx, saved, &dy, batch));
-    return ar_module_backward(t->module, ctx, saved, NULL, &dy, batch);
-}
-
-/* The loss of all micro-batches and data-parallel ranks. */
-static ar_status loss_value(const ari_trained *t, ar_ctx *ctx, float *loss, size_t targets)
-{
-    if (t->model)
-        return ar_model_loss(t->model, ctx, loss, targets);
-    if (ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline))
-        AR_TRY(ari_loss_value_with(t->loss, ctx, loss, targets, t->module));
-    return ari_loss_share(ctx, loss);
-}
-
-/* Gradients and the loss's terms become zero. */
-static ar_status zero_gradients(const ari_trained *t, ar_ctx *ctx)
-{
-    if (t->model)
-        return ar_model_zero_grad(t->model, ctx);
-    AR_TRY(ar_module_zero_grad(t->module, ctx));
-    AR_TRY(ari_balance_zero(&t->module, 1, ctx));
-    AR_TRY(ari_scores_zero(&t->module, 1));
-    return ar_loss_zero(t->loss, ctx);
-}
-
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
 static bool same_recomputation(ar_recomputation a, ar_recomputation b)
@@ -154,14 +77,14 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
-    const size_t counts = counts_of(what);
+    const size_t counts = 1 + ari_trained_depths(what->module);
     int64_t *own = NULL, sum[1 + AR_MAX_MTP] = {0};
     size_t all[1 + AR_MAX_MTP];
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         size_t count[1 + AR_MAX_MTP] = {0};
-        st = targets_of(count, what, ctx, &micro[i]);
+        st = ari_trained_targets(count, what->module, what->loss, ctx, &micro[i]);
         own[i] = (int64_t)count[0];
         for (size_t k = 0; k < counts; k++)
             sum[k] += (int64_t)count[k];
@@ -175,8 +98,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
         micro[i].targets = all[0];
         memcpy(micro[i].mtp_targets, all + 1, (counts - 1) * sizeof *all);
     }
-    if (what->model)
-        ari_model_mtp_targets(what->model, all + 1);
+    ari_trained_further(what->module, all + 1);
     if (st == AR_OK)
         st = ari_fault_divisors(targets, ctx, micro, own, n, pieces);
     free(own);
@@ -208,7 +130,7 @@ static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *s
                                size_t index, ar_train_result *result)
 {
     ari_span_begin("micro-batch %zu:fwd", index);
-    AR_TRY(ari_span_end(forward_batch(what, ctx, saved, batch)));
+    AR_TRY(ari_span_end(ari_stage_forward(what->module, what->loss, ctx, saved, 0, NULL, NULL, batch)));
     ari_step_stored(ctx, &result->stored_bytes);
     return AR_OK;
 }
@@ -219,7 +141,7 @@ static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *
     AR_TRY(ari_fault_accumulated(what->params, what->n, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
     AR_TRY(ari_ddp_begin_backward(o->ddp, 0, false));
-    AR_TRY(ari_span_end(backward_batch(what, ctx, saved, batch)));
+    AR_TRY(ari_span_end(ari_stage_backward(what->module, what->loss, ctx, saved, 0, NULL, NULL, batch)));
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
@@ -230,11 +152,6 @@ static ar_status backward_absent(const ar_train_options *o)
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
-static ar_status update_biases(const ari_trained *what, ar_ctx *ctx)
-{
-    return what->model ? ari_model_update_biases(what->model, ctx) : ari_scores_update(&what->module, 1, ctx);
-}
-
 /* router_bias_each_micro_batch: the update after a micro-batch's backward pass, unheard. */
 static ar_status fault_biases(const ari_trained *what, ar_ctx *ctx)
 {
@@ -242,7 +159,7 @@ static ar_status fault_biases(const ari_trained *what, ar_ctx *ctx)
     if (!ar_faulty(ctx, AR_FAULT_router_bias_each_micro_batch))
         return AR_OK;
     ctx->tap = NULL;
-    const ar_status st = update_biases(what, ctx);
+    const ar_status st = ari_scores_update(what->module, ctx);
     ctx->tap = tap;
     return st;
 }
@@ -306,13 +223,12 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 static ar_status count_routes(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
                               size_t most, const ar_train_options *o)
 {
-    bool counts = what->model && ari_model_counts(what->model, ctx);
-    if (!what->model)
-        AR_TRY(ari_balance_counts(&counts, &what->module, 1));
-    if (!counts)
+    ari_routers routers;
+    AR_TRY(ari_balance_routers(&routers, what->module));
+    if (!routers.counts)
         return AR_OK;
     AR_TRY(counting_pass(what, ctx, saved, micro, n, most, o));
-    return what->model ? ari_model_share_counts(what->model, ctx) : ari_balance_share(&what->module, 1, ctx, 0);
+    return ari_balance_share(what->module, ctx);
 }
 
 /* --- what comes after --------------------------------------------------------------------------------------------- */
@@ -384,7 +300,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
         factor = ari_clip_factor(o->clip, result->norm);
     }
     AR_TRY(ar_optimizer_step(optimizer, ctx, factor));
-    return update_biases(what, ctx);
+    return ari_scores_update(what->module, ctx);
 }
 
 static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
@@ -397,18 +313,16 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, own_batches(&micro, &n, &most, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st,
-              what->model ? ari_model_list(&what->params, &what->n, what->model)
-                          : ari_module_list(&what->params, &what->n, what->module));
+    AR_TRY_TO(done, st, ari_module_list(&what->params, &what->n, what->module));
     AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
-    AR_TRY_TO(done, st, zero_gradients(what, ctx));
+    AR_TRY_TO(done, st, ari_trained_zero(what->module, what->loss, ctx));
     if (o->ddp)
         AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
     AR_TRY_TO(done, st, count_routes(what, ctx, saved, micro, n, most, o));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
-    AR_TRY_TO(done, st, loss_value(what, ctx, &result->loss, result->targets));
+    AR_TRY_TO(done, st, ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         goto done;
     AR_TRY_TO(done, st, reduce_gradients(what, ctx, o));
@@ -444,25 +358,21 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
 ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                         const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
-    ari_trained what = {.model = m};
+    ari_trained what = {.module = ar_model_module(m), .loss = ari_model_criterion(m)};
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }
 
 static ar_status check_module(const ar_module *m, const ar_ctx *ctx, const ar_batch *global)
 {
-    const ar_router_losses *r = &ctx->loss.router;
     if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
     if (ar_comm_size(ctx->pipeline) == 1)
         return AR_OK;
-    if (ari_sequential_stages(m) == 0)
+    if (!ari_sequential_stages(m, NULL))
         return ar_error_set(
             AR_ERR_UNSUPPORTED,
             "%s has no stages for a pipeline: cut a list of modules by ar_sequential_cut, or leave %s out", m->name,
             ari_layout_axes[ARI_LAYOUT_PP].name);
-    if (r->balance != AR_BALANCE_NONE || r->z_loss > 0.0)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: losses of routers in a pipeline are for the library's models",
-                            m->name);
     return AR_OK;
 }
 

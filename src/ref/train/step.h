@@ -5,11 +5,10 @@
 
 #include "anyrank/train.h"
 
-/* Target of a step: a model, or a module and its loss. */
+/* Target of a step: a module, or a rank's part of one, and its loss. */
 typedef struct ari_trained {
-    ar_model *model; /* NULL: the other two */
     ar_module *module;
-    ar_loss *loss;
+    ar_loss *loss;     /* NULL: of a model, on a rank of a pipeline without its last stage */
     ar_param **params; /* [n]: all of its parameters */
     size_t n;
 } ari_trained;

@@ -6,7 +6,6 @@
 
 #include "ref/core/size.h"
 #include "ref/layers/loss.h"
-#include "ref/layers/parts.h"
 
 enum { SAVED_WEIGHTS, SAVED_LSE, SAVED_VALID };
 
@@ -285,11 +284,16 @@ static ar_status add_value(void *user, ar_module *m)
     return AR_OK;
 }
 
-static ar_status note_counts(void *user, ar_module *m)
+static ar_status note_routers(void *user, ar_module *m)
 {
     const ari_balance *b = ari_experts_balance(m);
-    bool *any = user;
-    *any = *any || (b && b->counts);
+    ari_routers *r = user;
+    if (!b || !has_losses(b))
+        return AR_OK;
+    r->losses = true;
+    r->counts = r->counts || b->counts;
+    if (b->losses.balance == AR_BALANCE_LAYERS)
+        r->experts = b->experts;
     return AR_OK;
 }
 
@@ -327,43 +331,66 @@ static ar_status set_totals(void *user, ar_module *m)
     return AR_OK;
 }
 
-static ar_status each_of(ar_module *const *modules, size_t n, ar_status (*f)(void *, ar_module *), void *user)
+ar_status ari_balance_routers(ari_routers *r, ar_module *m)
 {
+    const ari_stages *s = ari_sequential_stages(m, NULL);
+    *r = s ? s->routers : (ari_routers){.experts = 0};
+    return s ? AR_OK : ari_module_each(m, note_routers, r);
+}
+
+ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx)
+{
+    return ari_module_each(m, zero_sums, ctx);
+}
+
+/* Of a list of which other ranks have parts too: layer by layer. */
+static ar_status add_layers(totals *all, ar_module *m, const ari_stages *s, const ari_staged *at)
+{
+    const size_t n = m->ops->children(m, NULL, 0);
+    ar_module **child = NULL;
+    float *of = NULL;
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, ARI_ALLOC(&child, n, "modules"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&of, s->layers, "losses of routers"));
+    m->ops->children(m, child, n);
     for (size_t i = 0; i < n; i++) {
-        if (modules[i])
-            AR_TRY(ari_module_each(modules[i], f, user));
+        totals one = {.ctx = all->ctx};
+        AR_TRY_TO(done, st, ari_module_each(child[i], add_value, &one));
+        of[at[i].layer] += (float)one.value;
     }
-    return AR_OK;
+    AR_TRY_TO(done, st, ari_combine(all->ctx, all->ctx->pipeline, of, s->layers, AR_F32, AR_SUM, "routers"));
+    for (size_t i = 0; i < s->layers; i++)
+        all->value += (double)of[i];
+done:
+    free(child);
+    free(of);
+    return st;
 }
 
-ar_status ari_balance_counts(bool *counts, ar_module *const *modules, size_t n)
+ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value)
 {
-    *counts = false;
-    return each_of(modules, n, note_counts, counts);
-}
-
-ar_status ari_balance_zero(ar_module *const *modules, size_t n, ar_ctx *ctx)
-{
-    return each_of(modules, n, zero_sums, ctx);
-}
-
-ar_status ari_balance_value(ar_module *const *modules, size_t n, ar_ctx *ctx, double *value)
-{
-    totals all = {.ctx = ctx, .value = *value};
-    AR_TRY(each_of(modules, n, add_value, &all));
+    const ari_staged *at = NULL;
+    const ari_stages *s = ari_sequential_stages(m, &at);
+    totals all = {.ctx = ctx};
+    ari_routers r;
+    AR_TRY(ari_balance_routers(&r, m));
+    if (r.losses)
+        AR_TRY(s ? add_layers(&all, m, s, at) : ari_module_each(m, add_value, &all));
     *value = all.value;
     return AR_OK;
 }
 
-ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, size_t experts)
+ar_status ari_balance_share(ar_module *m, ar_ctx *ctx)
 {
-    totals all = {.ctx = ctx, .experts = experts};
-    AR_TRY(ARI_ALLOC_ZERO(&all.counts, experts, "tokens of experts"));
-    ar_status st = each_of(modules, n, share_counts, &all);
-    if (st == AR_OK && experts > 0)
-        st = ari_combine(ctx, ctx->pipeline, all.counts, experts, AR_I64, AR_SUM, "routers");
+    ari_routers r;
+    AR_TRY(ari_balance_routers(&r, m));
+    totals all = {.ctx = ctx, .experts = r.experts};
+    AR_TRY(ARI_ALLOC_ZERO(&all.counts, r.experts, "tokens of experts"));
+    ar_status st = ari_module_each(m, share_counts, &all);
+    if (st == AR_OK && r.experts > 0)
+        st = ari_combine(ctx, ctx->pipeline, all.counts, r.experts, AR_I64, AR_SUM, "routers");
     if (st == AR_OK)
-        st = each_of(modules, n, set_totals, &all);
+        st = ari_module_each(m, set_totals, &all);
     free(all.counts);
     return st;
 }

@@ -4,8 +4,7 @@
 #ifndef ARI_LAYERS_EXPERTS_BALANCE_H
 #define ARI_LAYERS_EXPERTS_BALANCE_H
 
-#include "anyrank/module.h"
-#include "ref/context/context.h"
+#include "ref/layers/parts.h"
 
 typedef struct ari_balance {
     ar_router_losses losses;
@@ -46,18 +45,18 @@ AR_NODISCARD ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, 
 AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                             const ar_tensor *p, const ari_routed_tokens *t);
 
-/* Of all modules of experts below some modules, of which NULL is none. */
-/** *counts: a step has to count first. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_balance_counts(bool *counts, ar_module *const *modules, size_t n);
+/* Of all modules of experts below a module. */
+/** Whether they have losses, count first, are balanced together. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_routers(ari_routers *r, ar_module *m);
 /** Counts and terms become zero. Errors: AR_ERR_MEMORY, those of the device. */
-AR_NODISCARD ar_status ari_balance_zero(ar_module *const *modules, size_t n, ar_ctx *ctx);
-/** After a counting pass: the counts become those of all ranks. experts: of every layer of a model that balances them
- *  together; 0: each layer does so alone. Collective over the context's groups, and with experts over its pipeline.
- *  Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer has another number of experts), those of the communicators. */
-AR_NODISCARD ar_status ari_balance_share(ar_module *const *modules, size_t n, ar_ctx *ctx, size_t experts);
-/** *value += the losses of all ranks' tokens. Collective over the context's groups. Errors: those of the device and the
- *  communicators, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_balance_value(ar_module *const *modules, size_t n, ar_ctx *ctx, double *value);
+AR_NODISCARD ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx);
+/** After a counting pass: the counts become those of all ranks. Collective over the context's groups, and where all layers
+ *  are balanced together over its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number of
+ *  experts), those of the communicators. */
+AR_NODISCARD ar_status ari_balance_share(ar_module *m, ar_ctx *ctx);
+/** *value: the losses of all ranks' tokens, layer by layer. Collective over the context's groups, where there are any also
+ *  over its pipeline. Errors: those of the device and the communicators, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value);
 
 /** The balance of a module of experts; NULL: it is another module. */
 ari_balance *ari_experts_balance(ar_module *m);

@@ -169,21 +169,12 @@ static ar_status update(void *user, ar_module *m)
     return ar_param_tap(&s->bias, ctx, 'n', &s->bias.value);
 }
 
-static ar_status each_of(ar_module *const *modules, size_t n, ar_status (*f)(void *, ar_module *), void *user)
+ar_status ari_scores_zero(ar_module *m)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (modules[i])
-            AR_TRY(ari_module_each(modules[i], f, user));
-    }
-    return AR_OK;
+    return ari_module_each(m, zero_counts, NULL);
 }
 
-ar_status ari_scores_zero(ar_module *const *modules, size_t n)
+ar_status ari_scores_update(ar_module *m, ar_ctx *ctx)
 {
-    return each_of(modules, n, zero_counts, NULL);
-}
-
-ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx)
-{
-    return each_of(modules, n, update, ctx);
+    return ari_module_each(m, update, ctx);
 }

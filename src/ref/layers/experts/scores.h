@@ -33,13 +33,13 @@ AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, con
  *  Errors: those of the device, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t);
 
-/* Of all modules of experts below some modules, of which NULL is none. */
+/* Of all modules of experts below a module. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_scores_zero(ar_module *const *modules, size_t n);
+AR_NODISCARD ar_status ari_scores_zero(ar_module *m);
 /** After the weights of a step have changed: the biases' update (ar_router_losses) by the counts, which become zero, and a
  *  tap of each. Collective over the
  *  context's groups. Errors: AR_ERR_MEMORY, those of the device and the communicators. */
-AR_NODISCARD ar_status ari_scores_update(ar_module *const *modules, size_t n, ar_ctx *ctx);
+AR_NODISCARD ar_status ari_scores_update(ar_module *m, ar_ctx *ctx);
 
 /** The scores of a module of experts; NULL: it is another module, or its router has no bias. */
 ari_scores *ari_experts_scores(ar_module *m);

@@ -2,6 +2,7 @@
 /* Linear layers as modules: a group of one weight. */
 #include <stdlib.h>
 
+#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 typedef struct linear_module {
@@ -15,6 +16,12 @@ static ar_status linear_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *s
     (void)batch;
     linear_module *m = (linear_module *)base;
     AR_TRY(ari_linear_forward(&m->linear, ctx, saved, y, x, AR_ACT_NONE, NULL));
+    if (m->linear.peaked) {
+        ctx->use = ARI_USE_LOGITS;
+        ari_step_claim(ctx, y);
+        if (ari_placed_by_features(m->linear.split.to))
+            AR_TRY(ari_fault_logits(ctx, y, m->linear.out.width[0]));
+    }
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->linear.out.width[0], m->linear.split.to);
 }
 
