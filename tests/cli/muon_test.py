@@ -31,6 +31,13 @@ class MuonTest(Case):
                                    "--micro-batches", "2")
         self.assertEqual(resumed, self.trained(*step))
 
+    def test_a_matrix_whose_gradient_was_not_reduced_is_a_difference_under_zero(self):
+        """A rank may have no share of a matrix, and in the second step nothing says that its gradient is shared out."""
+        done = run("check", ROOT / "tests/golden/qwen3-tiny", "--dp", "2", "--zero", "1", "--optimizer", "muon",
+                   "--batch", "2", "--seq", "8", "--steps", "2", "--skip-f64", "--inject", "bucket_stale_done")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("first tensor that differs is lm_head.weight:grad", done.stdout)
+
     def test_options_of_other_optimizers_are_refused(self):
         self.refused("--optimizer", "muon", "--nesterov",
                      says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")

@@ -23,11 +23,17 @@ static bool is_split(const ar_param *p)
            p->layout.box[0].extent[1] != p->layout.shape[1];
 }
 
-/* True if the matrix is put together elsewhere than where the state's elements lie: a share of them lies row after row
- * of the layer's matrix. */
-static bool is_apart(const ar_ctx *ctx, const ar_param *p, const ari_state *s)
+/* True if data-parallel ranks keep state of different parts of it, whether or not they reduced its gradient. */
+static bool is_shared(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p)
 {
-    return p->sharded || !s->whole || (is_split(p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards));
+    return o->ddp && ar_comm_size(ari_ctx_shard(ctx, p->expert)) > 1;
+}
+
+/* True if the matrix is put together elsewhere than where the state's elements lie: a share of them lies row after row
+ * of the layer's matrix. s: NULL where a rank has none of the shares. */
+static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
+{
+    return is_shared(o, ctx, p) || !s->whole || (is_split(p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards));
 }
 
 /* Copies the boxes of a layout between the full matrix and a tensor of the parameter's shape. */
@@ -77,12 +83,13 @@ static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p
                               p->name);
 }
 
-static ar_status gather_matrix(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, const ari_state *s, ar_buf run)
+static ar_status gather_matrix(const ar_tensor *full, const ar_optimizer *o, ar_ctx *ctx, const ar_param *p,
+                               const ari_state *s, ar_buf run)
 {
     AR_TRY(lay_out(full, ctx, s, run));
     if (is_split(p))
         AR_TRY(add_parts(full, ctx, p, ctx->tp));
-    return p->sharded ? add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)) : AR_OK;
+    return is_shared(o, ctx, p) ? add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)) : AR_OK;
 }
 
 static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s, ar_buf run)
@@ -235,7 +242,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
 {
     const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, p, ctx);
     const size_t count = s ? s->count : 0;
-    const bool apart = is_apart(ctx, p, s);
+    const bool apart = is_apart(o, ctx, p, s);
     ar_tensor u, full;
     AR_TRY(ar_ctx_tensor(ctx, &u, AR_F32, 1, &count));
     if (s) {
@@ -244,7 +251,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     }
     if (apart) {
         AR_TRY(ar_ctx_tensor(ctx, &full, AR_F32, p->layout.ndim, p->layout.shape));
-        AR_TRY(gather_matrix(&full, ctx, p, s, u.data));
+        AR_TRY(gather_matrix(&full, o, ctx, p, s, u.data));
     } else {
         AR_TRY(ar_tensor_view(&full, AR_F32, p->value.ndim, p->value.shape, u.data));
     }
