@@ -2,6 +2,7 @@
 /* The slots of sums over rows: row by row, all rows into one, and to the rows that a list names. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
+#include "ref/numerics/sent_sum.h"
 
 namespace ARI_GPU
 {
@@ -181,6 +182,36 @@ ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar
         const auto high = read_vector<lanes>(h + i), low = read_vector<lanes>(l + i);
         write_vector(values + i,
                      vector_of<lanes>([&](size_t k) { return ari_acc_value(slice.at[k], high.at[k], low.at[k]); }));
+    });
+}
+
+ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n)
+{
+    const exact_sums to = exact_sums_of(t, hl, n);
+    const float *v = dev<float>(x);
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i]); });
+}
+
+ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+{
+    uint8_t *sent = dev<uint8_t>(to);
+    const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
+        ari_sent_write(sent + i * width, ari_sent_of(high ? high[i] : 0, low[i]), width);
+    });
+}
+
+ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n, size_t width)
+{
+    const uint8_t *sent = dev<uint8_t>(from);
+    int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
+        ari_sent sum = ari_sent_read(sent + i * width, width);
+        for (size_t r = 1; r < ranks; r++)
+            sum = ari_sent_add(sum, ari_sent_read(sent + (r * n + i) * width, width));
+        if (high)
+            high[i] = ari_sent_high(sum);
+        low[i] = static_cast<int64_t>(high ? sum.low & 0xffffffffu : sum.low);
     });
 }
 

@@ -152,3 +152,68 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
         cr_assert_eq(ari_bits32(permuted[i0 * c * e + i1 * a * c * e + i2 + i3 * c]), want, "permuted element %zu", i);
     }
 }
+
+__extension__ typedef __int128 wide_int;
+
+/* h*2^32 + l, and its lowest bytes as a signed number. */
+static wide_int plain_number(int64_t h, int64_t l, size_t width)
+{
+    const wide_int v = (wide_int)h * ((wide_int)1 << 32) + l, modulus = (wide_int)1 << 8 * width;
+    const wide_int low = ((v % modulus) + modulus) % modulus;
+    return low >= modulus / 2 ? low - modulus : low;
+}
+
+static int64_t any_integer(uint64_t *random)
+{
+    const uint64_t high = case_random(random), bits = high << 32 | case_random(random);
+    return (int64_t)bits >> case_random(random) % 64;
+}
+
+/* Sums that go between ranks in 1 to 12 bytes, of one int64 and of two: what arrives is the sum of the numbers. */
+Test(accumulator_kernels, what_ranks_send_adds_up_to_the_sum_of_their_numbers)
+{
+    enum { n = 257, ranks = 3, most = 12 };
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    int64_t h[ranks][n], l[ranks][n], high[n], low[n];
+    uint8_t sent[ranks * n * most];
+    uint64_t random = 5;
+    for (size_t width = 1; width <= most; width++)
+        for (int two = 0; two < 2; two++) {
+            for (size_t r = 0; r < ranks; r++) {
+                for (size_t i = 0; i < n; i++) {
+                    h[r][i] = any_integer(&random);
+                    l[r][i] = any_integer(&random);
+                }
+                cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){two ? h[r] : NULL},
+                                                 (ar_cbuf){l[r]}, n, width));
+            }
+            cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){two ? high : NULL}, (ar_buf){low}, (ar_cbuf){sent}, ranks,
+                                            n, width));
+            for (size_t i = 0; i < n; i++) {
+                wide_int sum = 0;
+                for (size_t r = 0; r < ranks; r++)
+                    sum += plain_number(two ? h[r][i] : 0, l[r][i], width);
+                const int64_t rest = two ? (int64_t)(sum & 0xffffffff) : (int64_t)sum;
+                cr_assert_eq(low[i], rest, "width %zu, element %zu: %lld, expected %lld", width, i, (long long)low[i],
+                             (long long)rest);
+                cr_assert(!two || high[i] == (int64_t)(sum >> 32), "width %zu, element %zu", width, i);
+            }
+        }
+}
+
+/* A value that is put into a state is its value, also an infinity, to which a sum overflowed. */
+Test(accumulator_kernels, a_value_put_into_a_state_is_read_back)
+{
+    enum { n = 3000 };
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    SCOPED(state_destroy) state s = state_create(n);
+    float x[n] = {INFINITY, -INFINITY, NAN, -0.0f, 0.0f, 0x1.fffffep127f, 0x1p-149f};
+    uint64_t random = 9;
+    for (size_t i = 7; i < n; i++)
+        x[i] = case_any_finite(&random);
+    cr_assert_ok(d->ops->acc_put(d, NULL, (ar_buf){s.t}, (ar_buf){s.hl}, (ar_cbuf){x}, n));
+    for (size_t i = 0; i < n; i++) {
+        const float want = i == 2 ? ari_nan32() : x[i] == 0.0f ? 0.0f : x[i];
+        cr_assert_eq(ari_bits32(ari_acc_value(s.t[i], s.hl[i], s.hl[n + i])), ari_bits32(want), "element %zu", i);
+    }
+}

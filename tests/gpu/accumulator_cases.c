@@ -123,3 +123,61 @@ void acc_value_cases(device_pair *p)
                 pair_end(p);
             }
 }
+
+void acc_put_cases(device_pair *p)
+{
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v++) {
+            pair_begin(p, "n %zu, %s", n, pair_values_name((pair_values)v));
+            const pair_buf x = pair_floats(p, "x", n, (pair_values)v);
+            const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n)};
+            PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_const(x.at[s]), n);
+            pair_end(p);
+        }
+}
+
+/* Integers of every length and both signs. */
+static pair_buf numbers(device_pair *p, const char *name, size_t n)
+{
+    const pair_buf x = pair_integers(p, name, PAIR_W64, n, 0, 1);
+    for (size_t k = 0; k < n && x.host; k++)
+        ((int64_t *)x.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 64);
+    return x;
+}
+
+/* Of one int64, or of two. */
+static void sent_case(device_pair *p, size_t n, size_t width, bool two, bool widen)
+{
+    const size_t ranks = 1 + pair_below(p, 5);
+    pair_begin(p, "n %zu, %zu bytes of %s, %zu ranks", n, width, two ? "two" : "one", ranks);
+    const pair_buf sent = widen ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
+    const pair_buf h = two ? numbers(p, "h", n) : pair_none(), l = numbers(p, "l", n);
+    for (size_t k = 0; widen && k < ranks * n * width && sent.host; k++)
+        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, 256);
+    if (widen) {
+        PAIR_RUN(p, sums_widen, h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
+    } else {
+        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(h.at[s]), ar_const(l.at[s]), n, width);
+    }
+    pair_end(p);
+}
+
+static void sent_cases(device_pair *p, bool widen)
+{
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (size_t width = 1; width <= 12 && pair_goes_on(p); width += i == 3 ? 1 : 5)
+            for (int two = 0; two < 2; two++)
+                sent_case(p, n, width, two > 0, widen);
+}
+
+void sums_narrow_cases(device_pair *p)
+{
+    sent_cases(p, false);
+}
+
+void sums_widen_cases(device_pair *p)
+{
+    sent_cases(p, true);
+}

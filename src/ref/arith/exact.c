@@ -16,7 +16,6 @@ struct ar_sum {
     ari_sum_slice own; /* the slice of the reduced sums, where `over` is set */
     int limbs;
     ar_event *reduced; /* on another queue than the context's; NULL: on that */
-    ar_buf partial;    /* what is reduced there, until it is */
 };
 
 ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
@@ -316,21 +315,64 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
     return AR_OK;
 }
 
+ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width, ar_comm *over,
+                         const char *tag)
+{
+    const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
+    size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
+    AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
+    for (size_t r = 0; r < n; r++) {
+        bytes[r] = counts[r] * width;
+        bytes[n + r] = own * width;
+    }
+    const ar_status st = ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
+    free(bytes);
+    return st;
+}
+
+/* What goes on its way instead of a slice's sums, which end, and room for what comes. */
+static ar_status narrow_slice(ar_ctx *ctx, ari_sum_slice *s, size_t total, size_t ranks)
+{
+    const ar_buf partial = s->s;
+    AR_TRY(ari_step_alloc(ctx, &s->sent, total * s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, (ar_cbuf){NULL}, ar_const(partial), total, s->width));
+    ari_step_free(ctx, partial);
+    return ari_step_alloc(ctx, &s->s, ranks * s->count * s->width);
+}
+
+ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
+{
+    const ar_buf came = s->s;
+    ari_step_free(ctx, s->sent);
+    s->sent.ptr = NULL;
+    if (s->width == 0)
+        return AR_OK;
+    AR_TRY(ari_step_alloc(ctx, &s->s, s->count * sizeof(int64_t)));
+    AR_TRY(ARI_KERNEL(ctx, sums_widen, (ar_buf){NULL}, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count,
+                      s->width));
+    ari_step_free(ctx, came);
+    return AR_OK;
+}
+
 ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over, const char *tag)
 {
     const size_t total = s->count, limbs = (size_t)s->limbs;
-    const ar_buf partial = s->s;
     size_t *counts = NULL;
     ar_status st = AR_OK;
+    s->sent = s->s;
     AR_TRY(ari_slice_counts(&counts, over, total, limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
-    AR_TRY_TO(done, st, ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
+    AR_TRY_TO(done, st,
+              s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
+                           : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY_TO(done, st, ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY_TO(done, st, ar_comm_reduce_scatter(over, q, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    AR_TRY_TO(done, st,
+              s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, tag)
+                           : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue)
         st = ar_event_record(reduced, q);
     else
-        ari_step_free(ctx, partial);
+        st = ari_exact_arrived(ctx, s, over);
 done:
     free(counts);
     return st;
@@ -343,6 +385,7 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     const ari_extents *a = &s->a->x, *b = &s->b->x;
     size_t bytes = 0;
     s->own = (ari_sum_slice){.limbs = s->limbs,
+                             .width = ari_exact_width(s->b->narrow, s->b->k_full),
                              .count = a->batch * a->rows * b->rows,
                              .rows = a->rows,
                              .cols = b->rows,
@@ -356,7 +399,6 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     ari_work_of_product(a, b);
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
-    s->partial = s->own.s;
     AR_TRY(ari_exact_slice(ctx, &s->own, q, s->reduced, over, tag));
     s->over = over;
     s->scattered = how == AR_SCATTER_ROWS;
@@ -457,7 +499,7 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->reduced) {
         AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
-        ari_step_free(ctx, s->partial);
+        AR_TRY(ari_exact_arrived(ctx, &s->own, s->over));
     }
     if (s->over) {
         AR_TRY(round_folded(ctx, y, s, ep));

@@ -23,6 +23,8 @@ struct ar_operand {
 typedef struct ari_sum_slice {
     ar_buf s; /* int64 [count] of `limbs` */
     int limbs;
+    size_t width; /* bytes of an element between ranks, ari_exact_width; 0: its int64 */
+    ar_buf sent;  /* what ari_exact_slice sent on another queue, until round */
     size_t start, count, rows, cols;
     ar_cbuf e, f;  /* int32, of matrix 0 */
     size_t e_step; /* from one matrix's row exponents to the next's */
@@ -31,10 +33,15 @@ typedef struct ari_sum_slice {
 /** Elements [at, at + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
 AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
- *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, what was summed is
- *  then the caller's to end. */
+ *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, ari_exact_arrived
+ *  follows once it is. */
 AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
                                        const char *tag);
+AR_NODISCARD ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over);
+/** Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one:
+ *  came [ranks, own, width], for sums_widen. */
+AR_NODISCARD ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width,
+                                      ar_comm *over, const char *tag);
 /** y = wide, which ends, where it is not y itself: rounded to BF16. */
 AR_NODISCARD ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 /** y = all ranks' rounded slices; the own one is at its place. */
@@ -57,8 +64,8 @@ struct ar_param_grad {
  * adds its own ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
 typedef struct ari_shared_rows {
     ar_comm *over;
-    size_t *counts; /* elements that each rank completes; owned */
-    size_t first, rows, out, in;
+    size_t *counts;                     /* elements that each rank completes; owned */
+    size_t first, rows, out, in, width; /* width: as of ari_sum_slice */
     int limbs;
     ar_buf sums;   /* [out, in], of a sample */
     ar_buf value;  /* fp32 [rows, in] */
@@ -93,6 +100,13 @@ static inline unsigned ari_exact_form(bool left, bool narrow)
 static inline int ari_exact_limbs(bool narrow, size_t terms)
 {
     return narrow ? 1 : ari_contract_limbs(terms);
+}
+
+/** Bytes in which a sum of so many products of narrow integers goes between ranks: its bits are 31 and those of the
+ *  number of terms, whatever part of them a rank has. 0: as it is. */
+static inline size_t ari_exact_width(bool narrow, size_t terms)
+{
+    return !narrow || terms > (size_t)1 << 17 ? 0 : terms > 1 << 9 ? 6 : 5;
 }
 
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;

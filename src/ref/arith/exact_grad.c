@@ -8,6 +8,7 @@
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/numerics/integer_sum.h"
+#include "ref/numerics/sent_sum.h"
 
 void ari_exact_grad_release(ar_param *p, ar_queue *q)
 {
@@ -151,8 +152,11 @@ ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, s
 {
     size_t sums = 0;
     int64_t *row_of = NULL;
-    *s = (ari_shared_rows){
-        .over = over, .out = out, .in = in, .limbs = ari_exact_limbs(ari_exact_is_narrow(ctx, terms), terms)};
+    *s = (ari_shared_rows){.over = over,
+                           .out = out,
+                           .in = in,
+                           .limbs = ari_exact_limbs(ari_exact_is_narrow(ctx, terms), terms),
+                           .width = ari_exact_width(ari_exact_is_narrow(ctx, terms), terms)};
     ar_comm_slice(out, ar_comm_size(over), ar_comm_rank(over), &s->first, &s->rows);
     AR_TRY(ari_mul_size(&sums, out * in, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->sums, sums));
@@ -178,13 +182,30 @@ void ari_shared_rows_fini(ari_shared_rows *s, ar_ctx *ctx)
     ari_step_free(ctx, s->sums);
 }
 
+/* own = the sums over the ranks of this one's rows. */
+static ar_status complete_narrow(ar_ctx *ctx, const ari_shared_rows *s, ar_buf own, const char *tag)
+{
+    const size_t ranks = (size_t)ar_comm_size(s->over), n = s->rows * s->in;
+    ar_buf sent, came;
+    AR_TRY(ari_step_alloc(ctx, &sent, s->out * s->in * s->width));
+    AR_TRY(ari_step_alloc(ctx, &came, ranks * n * s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_narrow, sent, (ar_cbuf){NULL}, ar_const(s->sums), s->out * s->in, s->width));
+    AR_TRY(ari_exact_send(ctx->queue, came, sent, s->counts, s->width, s->over, tag));
+    AR_TRY(ARI_KERNEL(ctx, sums_widen, (ar_buf){NULL}, own, ar_const(came), ranks, n, s->width));
+    ari_step_free(ctx, came);
+    ari_step_free(ctx, sent);
+    return AR_OK;
+}
+
 ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, ar_cbuf e, ar_cbuf f, const char *tag)
 {
     const size_t shape[2] = {s->rows, s->in}, width = s->in * (size_t)s->limbs * sizeof(int64_t);
     const ar_buf own = ar_buf_at(s->sums, s->first * width);
     ar_tensor value;
     AR_TRY(ar_tensor_view(&value, AR_F32, 2, shape, s->value));
-    AR_TRY(ar_comm_reduce_scatter(s->over, ctx->queue, own, ar_const(s->sums), s->counts, AR_I64, AR_SUM, tag));
+    AR_TRY(s->width > 0
+               ? complete_narrow(ctx, s, own, tag)
+               : ar_comm_reduce_scatter(s->over, ctx->queue, own, ar_const(s->sums), s->counts, AR_I64, AR_SUM, tag));
     if (s->rows == 0)
         return AR_OK;
     AR_TRY(
@@ -369,12 +390,56 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     return dev->copy(ctx->device, q, l, ar_cbuf_at(hl, count * word), count * word);
 }
 
-/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts as of bucket_reduce. */
+/* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
+static ar_tensor one_row(ar_buf data, size_t n)
+{
+    return (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
+}
+
+/* The own slice of all sums, of which every rank's terms are raised to the largest t, in ARI_SENT_GRADIENT bytes; unless
+ * that is all that was asked for its rounded values are gathered. No memory of the step: another queue has it. */
+static ar_status reduce_narrow(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                               bool gathers, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)], width = ARI_SENT_GRADIENT;
+    const size_t start = ari_share_start(over, counts), room = ranks * own > n ? ranks * own : n;
+    const ar_buf h = ar_buf_at(r->hl, start * sizeof(int64_t)), l = ar_buf_at(h, n * sizeof(int64_t));
+    ar_buf sent = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, (n + room) * width));
+    const ar_buf came = ar_buf_at(sent, n * width), values = sent; /* fp32 [n], once that has gone */
+    AR_TRY_TO(done, st,
+              dev->sums_narrow(ctx->device, q, sent, ar_const(r->hl), ar_cbuf_at(ar_const(r->hl), n * sizeof(int64_t)),
+                               n, width));
+    AR_TRY_TO(done, st, ari_exact_send(q, came, sent, counts, width, over, tag));
+    AR_TRY_TO(done, st, dev->sums_widen(ctx->device, q, h, l, ar_const(came), ranks, own, width));
+    if (gathers) {
+        const ar_buf mine = ar_buf_at(values, start * sizeof(float));
+        const ar_tensor y = one_row(mine, own);
+        AR_TRY_TO(done, st, dev->acc_value(ctx->device, q, &y, ar_cbuf_at(ar_const(r->t), start), ar_const(h), n));
+        AR_TRY_TO(done, st, ar_comm_all_gather(over, q, values, ar_const(mine), counts, AR_F32, tag));
+        st = dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(values), n);
+    }
+done:
+    dev->free(ctx->device, q, sent);
+    return st;
+}
+
+/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts as of bucket_reduce. narrow: nothing is
+ * added to it afterwards, so that nothing of the slices below the largest t is needed apart. */
 static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                             const char *tag)
+                             bool narrow, const char *tag)
 {
     AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
     AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
+    if (narrow) {
+        size_t *slices = NULL;
+        AR_TRY(ari_slice_counts(&slices, over, n, 1));
+        const ar_status st = reduce_narrow(ctx, q, r, n, over, counts ? counts : slices, !counts, tag);
+        free(slices);
+        return st;
+    }
     if (!counts)
         return ar_comm_all_reduce(over, q, r->hl, ar_const(r->hl), 2 * n, AR_I64, AR_SUM, tag);
     const ar_buf l = ar_buf_at(r->hl, n * sizeof(int64_t));
@@ -384,11 +449,11 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, 
 }
 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                                  const size_t *counts, const char *tag)
+                                  const size_t *counts, bool last, const char *tag)
 {
-    (void)storage;
     const runs r = runs_of(bucket, n);
-    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, tag) : AR_OK;
+    const bool narrow = last && storage == AR_BF16;
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, narrow, tag) : AR_OK;
 }
 
 ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
@@ -398,7 +463,7 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     runs r = {.hl = p->grad->hl, .t = p->grad->t};
     AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, tag));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, false, tag));
     ari_step_free(ctx, r.most);
     return AR_OK;
 }
@@ -415,12 +480,6 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
     AR_TRY(
         dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));
     return dev->copy(ctx->device, q, ar_buf_at(l, first * word), ar_cbuf_at(bucket, (n + from) * word), count * word);
-}
-
-/* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
-static ar_tensor one_row(ar_buf data, size_t n)
-{
-    return (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
 }
 
 ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n)

@@ -111,6 +111,7 @@ static ar_status fold_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y, 
 {
     const size_t total = ar_tensor_count(y);
     ari_sum_slice s = {.limbs = ari_exact_limbs(o->b[0]->narrow, o->b[0]->k_full),
+                       .width = ari_exact_width(o->b[0]->narrow, o->b[0]->k_full),
                        .count = total,
                        .rows = y->shape[0],
                        .cols = y->shape[1]};

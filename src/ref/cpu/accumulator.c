@@ -6,6 +6,7 @@
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
+#include "ref/numerics/sent_sum.h"
 
 /* Sums over rows: the order-independent accumulator (numerics.md, section 3) over arrays, and the native sum, whose
  * order is that of the rows. The accumulator is in its two-phase form: the highest slice of state and values first,
@@ -407,6 +408,44 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
         float values[CHUNK] = {0};
         value_run(values, top + from, h + from, l + from, count);
         scatter(y, from, values, count);
+    }
+    return AR_OK;
+}
+
+/** Slot acc_put. Errors: none. */
+ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf x, size_t n)
+{
+    uint8_t *top = t.ptr;
+    int64_t *h = hl.ptr, *l = h + n;
+    const float *v = x.ptr;
+    ARI_PARALLEL_FOR (i, n, d, n)
+        ari_acc_put(&top[i], &h[i], &l[i], v[i]);
+    return AR_OK;
+}
+
+/** Slot sums_narrow. Errors: none. */
+ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+{
+    uint8_t *sent = to.ptr;
+    const int64_t *high = h.ptr, *low = l.ptr;
+    ARI_PARALLEL_FOR (i, n, d, n)
+        ari_sent_write(sent + i * width, ari_sent_of(high ? high[i] : 0, low[i]), width);
+    return AR_OK;
+}
+
+/** Slot sums_widen. Errors: none. */
+ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
+                             size_t width)
+{
+    const uint8_t *sent = from.ptr;
+    int64_t *high = h.ptr, *low = l.ptr;
+    ARI_PARALLEL_FOR (i, n, d, n * ranks) {
+        ari_sent sum = ari_sent_read(sent + i * width, width);
+        for (size_t r = 1; r < ranks; r++)
+            sum = ari_sent_add(sum, ari_sent_read(sent + (r * n + i) * width, width));
+        if (high)
+            high[i] = ari_sent_high(sum);
+        low[i] = (int64_t)(high ? sum.low & 0xffffffffu : sum.low);
     }
     return AR_OK;
 }

@@ -154,10 +154,11 @@ static ar_status pack_bucket(const ari_bucket *b, ar_queue *q)
     return ari_fault_after_pack(b, q);
 }
 
-static ar_status reduce_over(const ari_bucket *b, ar_queue *q, ar_comm *group, const size_t *counts, const char *tag)
+static ar_status reduce_over(const ari_bucket *b, ar_queue *q, ar_comm *group, const size_t *counts, bool last,
+                             const char *tag)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, tag);
+    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, last, tag);
 }
 
 /* This rank's slice between its place in the bucket and memory of its own. */
@@ -178,10 +179,10 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
     return AR_OK;
 }
 
-static ar_status sum_slice(const ari_bucket *b, ar_queue *q, ar_comm *over, const char *tag)
+static ar_status sum_slice(const ari_bucket *b, ar_queue *q, ar_comm *over, bool last, const char *tag)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, tag);
+    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, last, tag);
 }
 
 /* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
@@ -190,7 +191,7 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
     if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
         return AR_OK;
     AR_TRY(move_slice(b, q, true));
-    AR_TRY(sum_slice(b, q, replicate_of(b), b->tag));
+    AR_TRY(sum_slice(b, q, replicate_of(b), true, b->tag));
     return move_slice(b, q, false);
 }
 
@@ -212,10 +213,15 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     if (b->info.own_count == 0)
         return AR_OK;
     if (b->info.spread)
-        AR_TRY(sum_slice(b, q, tp_of(d), b->tag));
+        AR_TRY(sum_slice(b, q, tp_of(d), false, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(sum_slice(b, q, ends_of(d), b->info.param[0]->name));
-    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), b->tag);
+        AR_TRY(sum_slice(b, q, ends_of(d), false, b->info.param[0]->name));
+    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), true, b->tag);
+}
+
+static bool is_alone(ar_comm *group)
+{
+    return !group || ar_comm_size(group) == 1;
 }
 
 /* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed
@@ -228,14 +234,16 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
     if (b->expert && ar_faulty(d->ctx, AR_FAULT_edp_group_missing))
         return AR_OK;
     if (d->stage >= 2)
-        return reduce_over(b, q, over, b->counts, b->tag);
+        return reduce_over(b, q, over, b->counts, false, b->tag);
+    const bool alone = is_alone(ari_bucket_data(b)); /* nothing is summed after this */
     if (b->info.spread)
-        AR_TRY(reduce_over(b, q, tp_of(d), NULL, b->tag));
+        AR_TRY(reduce_over(b, q, tp_of(d), NULL, alone && !b->info.ends, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(reduce_over(b, q, ends_of(d), NULL, b->info.param[0]->name));
+        AR_TRY(reduce_over(b, q, ends_of(d), NULL, alone, b->info.param[0]->name));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    AR_TRY(reduce_over(b, q, over, b->counts, b->tag));
+    const bool last = d->stage == 0 || is_alone(replicate_of(b));
+    AR_TRY(reduce_over(b, q, over, b->counts, last, b->tag));
     return reduce_replicas(b, q);
 }
 

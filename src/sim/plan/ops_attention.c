@@ -290,16 +290,15 @@ static void sum_over_queries(ari_op_builder *w)
     const size_t all[2] = {ari_op_builder_mul(w, n[0], ring), ari_op_builder_mul(w, n[1], ring)};
     const size_t exponents[] = {ari_op_builder_mul(w, w->own, own[0].local[2]),
                                 ari_op_builder_mul(w, w->own, own[1].local[2]), rows, rows};
-    const size_t limbs = ari_sum_limbs(ari_op_builder_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq));
+    const size_t terms = ari_op_builder_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq);
+    const bool narrow = w->form.activations == AR_BF16 && ari_sum_limbs(terms) == 1;
     const ari_over over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
     for (int i = 0; i < 8 && w->form.exact; i++)
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 2], AR_I32, ARI_EACH_PASS, ARI_ATTENTION,
                             "");
     for (int i = 0; i < 2 && w->form.exact; i++) {
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_RING, ari_op_builder_mul(w, all[i], limbs), AR_I64,
-                            ARI_EACH_PASS, ARI_ATTENTION, "");
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_COPIES, ari_op_builder_mul(w, n[i], limbs), AR_I64,
-                            ARI_EACH_PASS, ARI_ATTENTION, "");
+        ari_op_builder_scatter_sums(w, ARI_OVER_RING, all[i], terms, narrow, ARI_ATTENTION, "");
+        ari_op_builder_scatter_sums(w, ARI_OVER_COPIES, n[i], terms, narrow, ARI_ATTENTION, "");
         ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n[i], w->form.activations, ARI_EACH_PASS,
                             ARI_NO_ROLE, "rounded sums");
     }

@@ -136,6 +136,10 @@ ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kin
  *  exchanged of the experts' weights each has by itself. */
 void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                          ari_call_often often, ari_role role, const char *tag);
+/** A reduce-scatter of n exact sums of so many products. narrow: of bf16 numbers, whose sums each rank gets in as few
+ *  bytes as hold them from all others, and adds up. */
+void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
+                                 const char *tag);
 /** The collective that has been added last happens so many times. */
 void ari_op_builder_repeat(ari_op_builder *w, size_t times);
 

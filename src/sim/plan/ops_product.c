@@ -12,10 +12,23 @@ size_t ari_sum_limbs(size_t terms)
     return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
 }
 
-/* Of products with a weight, whose integers have fewer bits where the other factors are bf16 numbers. */
-static size_t weight_limbs(const ari_op_builder *w, size_t terms)
+void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
+                                 const char *tag)
 {
-    return w->form.activations == AR_BF16 ? 1 : ari_sum_limbs(terms);
+    const size_t bytes = !narrow ? 0 : terms <= 512 ? 5 : terms <= 131072 ? 6 : 0; /* 31 bits, and those of the terms */
+    const size_t others = ari_op_builder_ranks(w, over) - 1, limbs = narrow ? 1 : ari_sum_limbs(terms);
+    if (bytes > 0)
+        ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, bytes * others), AR_U8,
+                            ARI_EACH_PASS, role, tag);
+    else
+        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
+                            role, tag);
+}
+
+/* True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
+static bool is_narrow(const ari_op_builder *w, size_t terms)
+{
+    return w->form.activations == AR_BF16 && terms <= TERMS_OF_ONE_INT64;
 }
 
 static bool is_shard(ar_placement p)
@@ -168,15 +181,16 @@ static void share_exponents(ari_op_builder *w, size_t n, ari_call_often often, a
 }
 
 /* The product [tokens, cols] of a layer, of which every rank has a term. Exact numerics exchange the exponents of B's
- * rows, once for every version of the weights, and of A's, then int64 partial sums, so many an element. */
-static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t limbs, ar_placement to)
+ * rows, once for every version of the weights, and of A's, then partial sums of so many products. */
+static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t terms, bool narrow, ar_placement to)
 {
     const size_t rows = ari_op_builder_rows(w), n = ari_op_builder_mul(w, rows, cols);
     const ari_role role = l->part[0];
     if (w->form.exact) {
         share_exponents(w, cols, ARI_EACH_VERSION, role);
         share_exponents(w, rows, ARI_EACH_PASS, role);
-        call_for(w, ARI_CALL_REDUCE_SCATTER, ARI_OVER_TP, ari_op_builder_mul(w, n, limbs), AR_I64, role);
+        ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, terms, narrow, w->in_experts ? ARI_EXPERTS : role,
+                                    w->in_experts ? "" : weight_tag);
     } else {
         call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations,
                  role);
@@ -299,7 +313,7 @@ void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l)
     }
     const ari_values y = {.at = {op->output[0], op->output[1], op->output[2]}, .n = op->outputs};
     if (cuts_columns(l) && leaves.kind != AR_PARTIAL_SUM)
-        fold(w, l, width_of(w, &y), weight_limbs(w, op->input[0].shape[2]), leaves);
+        fold(w, l, width_of(w, &y), op->input[0].shape[2], w->form.activations == AR_BF16, leaves);
     else if (cuts_rows(l))
         share_exponents(w, op->input[0].shape[2], ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
@@ -344,7 +358,7 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     op->output[op->outputs++] = placed(w, &x, leaves);
     const size_t terms = width_of(w, &w->edges.now);
     if (cuts_rows(l)) /* gradients of logits are of 25 bits whatever the activations are */
-        fold(w, l, x.shape[2], is_head(l) ? ari_sum_limbs(terms) : weight_limbs(w, terms), leaves);
+        fold(w, l, x.shape[2], terms, !is_head(l) && w->form.activations == AR_BF16, leaves);
     else if (cuts_columns(l))
         share_exponents(w, terms, ARI_EACH_VERSION, l->part[0]);
     ari_op_builder_make(w);
@@ -359,15 +373,17 @@ static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ar
     const size_t out = weight->local[0], in = weight->local[1], experts = w->in_experts ? weight->experts : 1;
     const ari_over over = w->in_experts && w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
     const size_t times = ari_op_builder_mul(w, w->own, experts), both = ari_op_builder_add(w, out, in);
-    const size_t sums = ari_op_builder_mul(w, ari_op_builder_mul(w, out, in), ari_sum_limbs(w->c->run.seq));
+    const size_t sums = ari_op_builder_mul(w, out, in), seq = w->c->run.seq;
     if (!w->form.exact || ari_op_builder_ranks(w, over) == 1)
         return;
     if (w->in_experts && !w->x_scaled)
         call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
     call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
-    call_for(w, ARI_CALL_REDUCE_SCATTER, over, sums, AR_I64, role);
+    ari_op_builder_scatter_sums(w, over, sums, seq, is_narrow(w, seq), w->in_experts ? ARI_EXPERTS : role,
+                                w->in_experts ? "" : weight_tag);
     ari_op_builder_repeat(w, times); /* a sample at a time */
-    w->op.call[w->op.calls - 1].row = out > 0 ? sums / out : 0;
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->row = out > 0 ? call->elements / out : 0;
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,

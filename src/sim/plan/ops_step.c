@@ -35,10 +35,13 @@ static ari_over replicate_group(bool experts)
     return experts ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE;
 }
 
+enum { SENT_GRADIENT = 11 }; /* bytes of both int64 of a state as one number */
+
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
- * index is needed whole, as the own terms are raised to it before they are added. */
-static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, ari_call_often often,
-                     ari_role role, const char *tag)
+ * index is needed whole, as the own terms are raised to it before they are added. last: nothing is added to a matrix's
+ * gradient afterwards, which in bf16 goes to the ranks' shares as one number, and rounded to all of them. */
+static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, bool last,
+                     ari_call_often often, ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
     if (!w->form.exact) {
@@ -46,6 +49,13 @@ static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype,
         return;
     }
     ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
+    if (last && dtype == AR_BF16) {
+        const size_t sent = ari_op_builder_mul(w, n, SENT_GRADIENT * (ari_op_builder_ranks(w, over) - 1));
+        ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, sent, AR_U8, often, role, tag);
+        if (!shares)
+            ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, AR_F32, often, role, tag);
+        return;
+    }
     ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
     if (shares)
         ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
@@ -134,28 +144,30 @@ static const char *suffix_of(ari_param_part p)
 }
 
 /* Sums n elements over a group; slices: the rank's own slice of the whole. */
-static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices)
+static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices, bool last)
 {
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements, of_experts(b)) : b->elements;
     if (n > 0 || !slices)
-        call_sum(w, over, n, stored_as(b), false, ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
+        call_sum(w, over, n, stored_as(b), false, last, ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
     for (int i = first; i < w->op.calls && slices; i++)
         w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
 }
 
-/* A spread value is complete before it is shared out. */
+/* A spread value is complete before it is shared out, if it is. */
 static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, bool slices)
 {
+    const bool alone = !slices && w->summing[of_experts(b)] == 1;
     if (b->kind & ARI_KIND_SPREAD)
-        sum_over(w, b, ARI_OVER_TP, slices);
+        sum_over(w, b, ARI_OVER_TP, slices, alone && !(b->kind & ARI_KIND_ENDS));
     if (b->kind & ARI_KIND_ENDS)
-        sum_over(w, b, ARI_OVER_ENDS, slices);
+        sum_over(w, b, ARI_OVER_ENDS, slices, alone);
 }
 
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
-    call_sum(w, sharing_group(w, of_experts(b)), b->elements, stored_as(b), true, often, b->first.of.role,
+    const bool last = often == ARI_EACH_STEP && ari_op_builder_ranks(w, replicate_group(of_experts(b))) == 1;
+    call_sum(w, sharing_group(w, of_experts(b)), b->elements, stored_as(b), true, last, often, b->first.of.role,
              suffix_of(b->first.of));
 }
 
@@ -165,11 +177,11 @@ static void sum_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t
     const ari_operation *op = begin_sum_of(w, b, index);
     sum_before(w, b, false);
     if (w->c->run.parallel.zero == 0)
-        sum_over(w, b, summing_group(of_experts(b)), false);
+        sum_over(w, b, summing_group(of_experts(b)), false, true);
     else if (has_shares(w, of_experts(b)))
         share_out(w, b, ARI_EACH_STEP);
     if (w->c->run.parallel.zero > 0)
-        sum_over(w, b, replicate_group(of_experts(b)), true);
+        sum_over(w, b, replicate_group(of_experts(b)), true, true);
     put_beside_passes(w);
     if (op->calls > 0 || w->every_bucket)
         ari_op_builder_visit(w);
@@ -182,7 +194,7 @@ static void complete_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, s
     place_over_dp(&op->input[0], (ar_placement){AR_SHARD, 0});
     op->input[0].local[0] = op->output[0].local[0];
     sum_before(w, b, true);
-    sum_over(w, b, replicate_group(of_experts(b)), true);
+    sum_over(w, b, replicate_group(of_experts(b)), true, true);
     put_beside_passes(w);
     visit_if_moved(w);
 }
@@ -368,7 +380,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 
 static void sum_terms(ari_op_builder *w, ari_over over)
 {
-    call_sum(w, over, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    call_sum(w, over, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
 }
 
 static void sum_router_losses(ari_op_builder *w)
@@ -399,9 +411,9 @@ static void sum_loss(ari_op_builder *w)
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }
