@@ -62,10 +62,14 @@ typedef struct ar_ddp_options {
      * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this
      * rank's terms, as they become ready (compression; native numerics alone). A hook of sums leaves exact numerics
      * exact: the sum is the same under every layout, so that what is made of each element by itself is too;
-     * ar_check_module finds one that looks at others. With ZeRO-2 and -3 terms are those of each micro-batch */
+     * ar_check_module finds one that looks at others. State between steps (error feedback of a compression) is the
+     * object's, with hook_state, and b->hook_state[0, n) is that of these elements: 0 at first, and as long as it is changed by
+     * its own element of g alone, once a step, exact numerics stay exact. State behind `user` is not: ranks, layouts and
+     * runs share it. With ZeRO-2 and -3 terms are those of each micro-batch */
     ar_status (*hook)(void *user, const struct ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n);
     void *hook_user; /* borrowed */
     bool hook_terms;
+    bool hook_state;   /* one fp32 number on the host for each element of this rank; not in checkpoints */
     bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
                           ar_model_fresh have seen to it) */
     int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded); 2: and gives
@@ -141,7 +145,8 @@ typedef struct ar_bucket_info {
     ar_dtype storage;
     size_t own_start, own_count; /* zero: this rank's elements; else all */
     ar_bucket_state state;
-    ar_buf memory; /* [storage_bytes] on the device; ptr NULL: without peers, and with ZeRO-2 and -3 */
+    float *hook_state; /* during a hook, with that option; else NULL */
+    ar_buf memory;     /* [storage_bytes] on the device; ptr NULL: without peers, and with ZeRO-2 and -3 */
     ar_event
         *reduced; /* after its reduction, on the queue that carries it: for ar_queue_wait or ar_event_sync. Not with
                           ZeRO-2 and -3 */

@@ -37,6 +37,10 @@ static ar_status check_steps(const ar_training_options *o)
                             o->run.seed, INT64_MAX);
     if (o->scale_loss && o->run.numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG, "loss scaling is of native numerics: exact ones have none");
+    if (o->run.ddp.hook && o->run.ddp.hook_state && (o->save || o->resume))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "a hook's state is in no checkpoint, and a resumed run would have other "
+                            "bits: neither save nor resume, or take a hook without state");
     return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
 }
 

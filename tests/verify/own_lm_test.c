@@ -218,7 +218,8 @@ Test(own_lm, a_parameter_of_a_middle_stage_and_another_is_refused)
     o.module = &c;
     o.run.parallel = layout;
     cr_expect_eq(ar_train_run(&r, &o), AR_ERR_UNSUPPORTED);
-    cr_expect_says("one and one share norm.weight, and are in stages of two ranks, expected the first and the last");
+    cr_expect_says("one and one share norm.weight, and are in stages of two ranks, expected the first and the last: "
+                   "give both to one stage");
 }
 
 /* --- terms that nothing has added up ------------------------------------------------------------------------------ */
@@ -306,6 +307,32 @@ static ar_status compress(void *user, const ar_bucket_info *b, const ar_param *p
     return AR_OK;
 }
 
+/* The same with error feedback (Seide et al. 2014, 1-bit SGD): what was rounded off is added in the next step. */
+static ar_status compress_with_feedback(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g,
+                                        size_t n)
+{
+    if (!b->hook_state)
+        return ar_error_set(AR_ERR_INTERNAL, "a hook without its state");
+    for (size_t i = 0; i < n; i++) {
+        const float whole = g[i] + b->hook_state[i];
+        g[i] = whole;
+        AR_TRY(compress(user, b, p, start, &g[i], 1));
+        b->hook_state[i] = whole - g[i];
+    }
+    return AR_OK;
+}
+
+/* A factor that depends on how many elements came before, of whichever rank. */
+static ar_status scale_by_calls(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g,
+                                size_t n)
+{
+    _Atomic size_t *calls = user;
+    (void)b, (void)p, (void)start;
+    for (size_t i = 0; i < n; i++)
+        g[i] *= 1.0f + 0.001f * (float)((*calls)++ % 512);
+    return AR_OK;
+}
+
 /* Divides by the largest of those that it is given, which are others under another layout. */
 static ar_status normalise(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n)
 {
@@ -337,13 +364,48 @@ Test(own_lm, a_hook_that_looks_at_other_elements_is_a_difference_of_gradients)
     }
 }
 
-/* The second third of the layouts has a hook, and tied weights, the last is in bf16. */
+Test(own_lm, state_of_a_hook_is_the_object_s_and_not_what_ranks_and_runs_share)
+{
+    static const ar_parallel layouts[] = {{.dp = 2}, {.dp = 2, .zero = 2}, {.tp = 2}, {.pp = 2, .dp = 2}};
+    const own_lm lm = {.tied = false};
+    const ar_module_case c = own_lm_case(&lm);
+    _Atomic size_t calls = 0;
+    ar_ddp_options ddp = ar_ddp_defaults();
+    ar_check_module_options o = options(layouts, 4);
+    ddp.hook = scale_by_calls;
+    ddp.hook_user = &calls;
+    o.ddp = &ddp;
+    o.run.steps = 3;
+    OWNED(ar_check_report_destroy) ar_check_report *shared = NULL, *own = NULL, *without = NULL;
+    cr_assert_ok(ar_check_module(&shared, &c, &o));
+    ddp.hook = compress;
+    cr_assert_ok(ar_check_module(&without, &c, &o));
+    ddp.hook = compress_with_feedback;
+    ddp.hook_state = true;
+    cr_assert_ok(ar_check_module(&own, &c, &o));
+    for (size_t i = 0; i < 4; i++) {
+        cr_expect_eq(shared->run[i].result, AR_CHECK_DIFFERENT, "layout %zu", i);
+        cr_expect_eq(own->run[i].result, AR_CHECK_SAME, "layout %zu: %s %s", i, own->run[i].first.tensor,
+                     own->run[i].error);
+    }
+    cr_expect(own->loss[0] == without->loss[0] && own->loss[own->steps - 1] != without->loss[own->steps - 1]);
+    ar_training_options saved = ar_training_defaults();
+    ar_training_report *r = NULL;
+    saved.module = &c;
+    saved.run.ddp = ddp;
+    saved.save = "nowhere";
+    cr_expect_eq(ar_train_run(&r, &saved), AR_ERR_UNSUPPORTED);
+    cr_expect_says("a hook's state is in no checkpoint");
+}
+
+/* The second third of the layouts has a hook with state, and tied weights, the last is in bf16. */
 Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
 {
     const size_t n = number_of("ANYRANK_TEST_DRAWS", USUAL);
     ar_ddp_options ddp = ar_ddp_defaults();
     ddp.bucket_bytes = 2048;
-    ddp.hook = compress;
+    ddp.hook = compress_with_feedback;
+    ddp.hook_state = true;
     ar_parallel *layouts = calloc(n, sizeof *layouts);
     uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
     float loss[3] = {0};

@@ -192,7 +192,8 @@ static ar_status share_ends(sequential_module *m, const ari_staged *at, int rank
                     AR_TRY_TO(done, st,
                               ar_error_set(AR_ERR_UNSUPPORTED,
                                            "%s: %s and %s share %s, and are in stages of two ranks, expected the first "
-                                           "and the last",
+                                           "and the last: give both to one stage (ar_parallel.stages), or each a "
+                                           "parameter of its own",
                                            m->base.name, m->child[i]->name, m->child[k]->name, p->name));
                 shares = p->ends = true;
             }

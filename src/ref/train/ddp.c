@@ -194,6 +194,8 @@ static ar_status init_ddp(ar_ddp *d)
     AR_TRY(ari_buckets_alloc(d));
     AR_TRY(borrow_queue(d));
     AR_TRY(add_hooks(d));
+    for (size_t i = 0; i < d->trained && d->options.hook && d->options.hook_state; i++)
+        AR_TRY(ARI_ALLOC_ZERO(&d->slots[i].state, ar_tensor_count(&d->slots[i].param->value), "a hook's state"));
     if (!d->options.keep_weights)
         AR_TRY(ar_ddp_broadcast_parameters(d));
     return ari_weights_share(d);
@@ -285,6 +287,7 @@ void ar_ddp_destroy(ar_ddp *d)
         ar_param *p = d->slots[i].param;
         ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
         p->share = p->share == &d->slots[i].share ? NULL : p->share;
+        free(d->slots[i].state);
     }
     ari_units_free(d);
     ari_buckets_free(d);

@@ -14,6 +14,7 @@ typedef struct ari_ddp_slot {
     bool ready;           /* its hook was called in the backward pass that synchronises */
     bool packed;          /* its gradient lies in the bucket already: only mistakes do that */
     ar_param_share share; /* ZeRO-2, ZeRO-3 */
+    float *state;         /* of a hook: of every element of the parameter's part here; NULL: none */
 } ari_ddp_slot;
 
 typedef struct ari_bucket {

@@ -63,26 +63,29 @@ typedef struct hooked {
     float *host; /* [n] */
 } hooked;
 
-/* The hook replaces elements [start, start + count) of p's gradient, the first of which is host[at]. */
-static ar_status call_hook(const ar_ddp *d, const ar_bucket_info *b, const ar_param *p, const hooked *h, size_t start,
-                           size_t at, size_t count)
+/* The hook replaces elements [start, start + count) of a gradient, the first of which is host[at]. */
+static ar_status call_hook(const ari_bucket *b, const ari_ddp_slot *s, const hooked *h, size_t start, size_t at,
+                           size_t count)
 {
-    return p->has_grad ? d->options.hook(d->options.hook_user, b, p, start, h->host + at, count) : AR_OK;
+    const ar_ddp_options *o = &b->ddp->options;
+    ar_bucket_info info = b->info;
+    info.hook_state = s->state ? s->state + start : NULL;
+    return s->param->has_grad ? o->hook(o->hook_user, &info, s->param, start, h->host + at, count) : AR_OK;
 }
 
 /* Of this rank's share of all gradients of a bucket. */
-static ar_status call_shares(const ar_ddp *d, const ari_bucket *b, const hooked *h)
+static ar_status call_shares(const ari_bucket *b, const hooked *h)
 {
-    for (size_t i = 0; i < b->info.params; i++)
-        AR_TRY(call_hook(d, &b->info, b->info.param[i], h, b->slot[i].share.start, b->slot[i].share.at,
-                         b->slot[i].share.count));
+    for (const ari_ddp_slot *s = b->slot; s < b->slot + b->info.params; s++)
+        AR_TRY(call_hook(b, s, h, s->share.start, s->share.at, s->share.count));
     return AR_OK;
 }
 
-/* Puts p's gradient, or (NULL) the bucket's share, through the hook. */
-static ar_status through_hook(const ar_ddp *d, const ari_bucket *b, ar_param *p, const hooked *h)
+/* Puts a gradient, or (NULL) the bucket's share, through the hook. */
+static ar_status through_hook(const ari_bucket *b, const ari_ddp_slot *s, const hooked *h)
 {
-    ar_ctx *ctx = d->ctx;
+    ar_ctx *ctx = b->ddp->ctx;
+    ar_param *p = s ? s->param : NULL;
     const ar_arith_ops *arith = ctx->arith;
     const ar_dtype storage = b->info.storage;
     const size_t n = ar_tensor_count(&h->g);
@@ -91,26 +94,26 @@ static ar_status through_hook(const ar_ddp *d, const ari_bucket *b, ar_param *p,
         AR_TRY(arith->bucket_pack(ctx, ctx->queue, h->form, n, 0, storage, p));
     AR_TRY(arith->bucket_take(ctx, ctx->queue, h->g.data, ar_const(h->form), n, 0, n, storage));
     AR_TRY(ar_ctx_download(ctx, h->host, &h->g));
-    AR_TRY(p ? call_hook(d, &b->info, p, h, p->own_start, p->own_start, p->own_count) : call_shares(d, b, h));
+    AR_TRY(p ? call_hook(b, s, h, p->own_start, p->own_start, p->own_count) : call_shares(b, h));
     AR_TRY(ar_ctx_upload(ctx, &h->g, h->host));
     AR_TRY(arith->bucket_put ? arith->bucket_put(ctx, ctx->queue, h->form, ar_const(h->g.data), n)
                              : ctx->device->ops->copy_strided(ctx->device, ctx->queue, &numbers, &h->g));
     return p ? arith->bucket_unpack(ctx, ctx->queue, p, ar_const(h->form), n, 0, storage) : AR_OK;
 }
 
-static ar_status hook_gradients(const ar_ddp *d, const ari_bucket *b, ar_param *p)
+static ar_status hook_gradients(const ar_ddp *d, const ari_bucket *b, const ari_ddp_slot *s)
 {
-    const size_t n = p ? ar_tensor_count(&p->value) : b->info.own_count;
+    const size_t n = s ? ar_tensor_count(&s->param->value) : b->info.own_count;
     const size_t bytes = d->ctx->arith->bucket_bytes(n, b->info.storage);
     ar_tensor form = {.data = {NULL}};
     hooked h = {.form = b->shard};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_alloc((void **)&h.host, n, sizeof *h.host, "a hook's gradients"));
-    if (p)
+    if (s)
         AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &form, AR_U8, 1, &bytes));
-    h.form = p ? form.data : h.form;
+    h.form = s ? form.data : h.form;
     AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &h.g, AR_F32, 1, &n));
-    AR_TRY_TO(done, st, through_hook(d, b, p, &h));
+    AR_TRY_TO(done, st, through_hook(b, s, &h));
 done:
     ar_ctx_release(d->ctx, &h.g);
     ar_ctx_release(d->ctx, &form);
@@ -133,7 +136,7 @@ ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms)
             p->own_start = 0;
             p->own_count = ar_tensor_count(&p->value);
         }
-        const ar_status st = hook_gradients(d, b, p);
+        const ar_status st = hook_gradients(d, b, &b->slot[i]);
         p->own_start = start;
         p->own_count = count;
         AR_TRY(st);
