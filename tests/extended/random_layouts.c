@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* 500 random layouts each of tensors, contexts, stages, families and experts, as tests/verify/random_layouts_test.c runs some:
- * ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others, an argument for one kind alone. Exit status 0: all have the
+ * ANYRANK_TEST_SEED, _DRAWS, _BF16 and _DEVICE ask for others, an argument for one kind alone. Exit status 0: all have the
  * baseline's bits and what is predicted. */
 #include <stdlib.h>
 #include <string.h>

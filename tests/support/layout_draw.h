@@ -52,7 +52,8 @@ typedef struct layout_draw {
     bool by_check;
     bool given; /* training steps: weights that no fresh parameter would hold */
     bool huge;  /* so large that sums overflow */
-    bool bf16;  /* exact numerics of bf16 numbers */
+    ar_device_choice device;
+    bool bf16; /* exact numerics of bf16 numbers */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
     bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;
@@ -89,7 +90,7 @@ void layout_histogram_add(layout_histogram *h, const layout_draw *d);
 bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind);
 
 /** Runs `draws` draws of a kind from seed `first`, or what the environment asks for: ANYRANK_TEST_SEED, the first seed,
- *  and ANYRANK_TEST_DRAWS. Each failure is one paragraph on `to`, which says how to run its draw alone; then the
+ *  and ANYRANK_TEST_DRAWS, all in bf16 (ANYRANK_TEST_BF16) or on a device (ANYRANK_TEST_DEVICE). Each failure is one paragraph on `to`, which says how to run its draw alone; then the
  *  histogram. Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
 int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to);
 

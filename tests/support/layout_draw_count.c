@@ -146,11 +146,19 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
     const uint64_t start = from_environment("ANYRANK_TEST_SEED", first);
     const int n = (int)from_environment("ANYRANK_TEST_DRAWS", (uint64_t)draws);
     layout_histogram h = {0};
+    ar_device_choice device;
     int failures = 0;
+    if (ar_device_choice_parse(&device, getenv("ANYRANK_TEST_DEVICE") ? getenv("ANYRANK_TEST_DEVICE") : "cpu") !=
+        AR_OK) {
+        fprintf(to, "%s\n", ar_error_message());
+        return 1;
+    }
     for (int i = 0; i < n; i++) {
         char text[LAYOUT_DRAW_TEXT];
         layout_draw d;
         layout_draw_make(&d, kind, start + (uint64_t)i);
+        d.device = device;
+        d.bf16 = d.bf16 || getenv("ANYRANK_TEST_BF16") != NULL;
         layout_histogram_add(&h, &d);
         if (layout_draw_run(&d) == AR_OK)
             continue;

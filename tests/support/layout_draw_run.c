@@ -235,6 +235,7 @@ ar_run layout_draw_to_run(const layout_draw *d)
 {
     return (ar_run){.model = "draw",
                     .precision = d->bf16 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
+                    .device = d->device,
                     .plan = d->plan,
                     .parallel = d->parallel,
                     .batch = d->batch,
