@@ -30,13 +30,14 @@ const char *ar_lint_rule_text(ar_lint_rule r)
     return (unsigned)r < AR_LINT_RULES ? texts[r] : "?";
 }
 
+const ari_over ari_lint_groups[ARI_LINT_AXES] = {
+    [ARI_LINT_COPIES] = ARI_OVER_COPIES, [ARI_LINT_EP] = ARI_OVER_EP, [ARI_LINT_EDP] = ARI_OVER_EDP};
+
 const char *ari_lint_axis_name(int axis)
 {
-    static const ari_over groups[] = {
-        [ARI_LINT_COPIES] = ARI_OVER_COPIES, [ARI_LINT_EP] = ARI_OVER_EP, [ARI_LINT_EDP] = ARI_OVER_EDP};
     if (axis < ARI_PLACED_AXES)
         return ari_axis_name(axis);
-    return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(groups[axis]);
+    return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(ari_lint_groups[axis]);
 }
 
 char *ari_lint_placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)

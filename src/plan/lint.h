@@ -84,6 +84,8 @@ void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int 
 void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
                    const char *needs, const char *repair);
 void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v);
+/* The groups along those that are no axes of the mesh. */
+extern const ari_over ari_lint_groups[ARI_LINT_AXES];
 /** "tp". Static storage. */
 const char *ari_lint_axis_name(int axis);
 

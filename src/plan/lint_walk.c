@@ -140,11 +140,9 @@ static void check_extents(ari_lint_state *l, const ari_operation *op)
 /* True if the call's ranks differ along the axis. */
 static bool goes_along(const ari_lint_state *l, const ari_op_call *call, int axis)
 {
-    static const ari_over groups[] = {
-        [ARI_LINT_COPIES] = ARI_OVER_COPIES, [ARI_LINT_EP] = ARI_OVER_EP, [ARI_LINT_EDP] = ARI_OVER_EDP};
     const bool experts = call->over == ARI_OVER_EP || call->over == ARI_OVER_EDP;
-    const bool has =
-        axis >= ARI_PLACED_AXES ? call->over == groups[axis] : !experts && ari_over_axes(call->over) >> axis & 1;
+    const bool has = axis >= ARI_PLACED_AXES ? call->over == ari_lint_groups[axis]
+                                             : !experts && ari_over_axes(call->over) >> axis & 1;
     return has && l->size[axis] > 1;
 }
 

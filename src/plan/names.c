@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/text.h"
 #include "ref/models/family.h"
 
 /* "3"; "*": all of them. */
@@ -60,12 +61,6 @@ static void layers_text(char out[48], const ar_config *c, const ari_flow_row *ro
         snprintf(out, 48, "%zu-%zu", first, first + row->layers - 1);
 }
 
-static void append_text(char *out, size_t cap, const char *between, const char *text)
-{
-    const size_t used = strlen(out);
-    snprintf(out + used, cap - used, "%s%s", used > 0 ? between : "", text);
-}
-
 /* True if an operation concerns a parameter or a bucket: its output is one, or its gradient. */
 static bool of_parameters(const ari_operation *op)
 {
@@ -74,33 +69,35 @@ static bool of_parameters(const ari_operation *op)
 }
 
 /* "stage 0 to 1". */
-static void message_title(char *out, size_t cap, const ari_operation *op)
+static void say_message(ari_text *out, const ari_operation *op)
 {
     const bool up = op->pass == ARI_PASS_FORWARD, sends = op->kind == ARI_OPERATION_SEND;
     const size_t other = up == sends ? op->stage + 1 : op->stage - 1;
-    snprintf(out, cap, "stage %zu to %zu", sends ? op->stage : other, sends ? other : op->stage);
+    ari_say(out, "stage %zu to %zu", sends ? op->stage : other, sends ? other : op->stage);
 }
 
 void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_row *row)
 {
     const ari_operation *op = &row->op;
+    const bool message = op->kind == ARI_OPERATION_SEND || op->kind == ARI_OPERATION_RECEIVE;
     char layers[48], expert[24], path[160];
+    ari_text title = ari_plain_text_in(out, cap);
     layers_text(layers, c, row);
     number_text(expert, of_parameters(op) && op->output[0].experts == 0 ? op->expert : ARI_EVERY_EXPERT);
-    ari_path_of(out, cap, c, layers, expert, op->role);
-    if (op->kind == ARI_OPERATION_SEND || op->kind == ARI_OPERATION_RECEIVE)
-        message_title(out, cap, op);
+    ari_path_of(path, sizeof path, c, layers, expert, op->role);
+    if (message)
+        say_message(&title, op);
+    else
+        ari_say(&title, "%s", path);
     for (int i = 1; i < op->weights; i++) { /* those that share the input of the first */
         ari_path_of(path, sizeof path, c, layers, expert, op->weight[i].role);
         const char *leaf = strrchr(path, '.');
         if (op->weight[i].role != op->weight[0].role)
-            append_text(out, cap, ", ", leaf ? leaf + 1 : path);
+            ari_say(&title, ", %s", leaf ? leaf + 1 : path);
     }
     if (!of_parameters(op))
         return;
-    append_text(out, cap, "", ari_param_suffix(op->role, op->output[0].bias));
-    if (op->params > 1) {
-        snprintf(path, sizeof path, " and %zu more", op->params - 1);
-        append_text(out, cap, "", path);
-    }
+    ari_say(&title, "%s", ari_param_suffix(op->role, op->output[0].bias));
+    if (op->params > 1)
+        ari_say(&title, " and %zu more", op->params - 1);
 }

@@ -52,55 +52,33 @@ static const char *link_of(const ari_time *t, ari_time_kind over)
     return "inside a node";
 }
 
-/* A remedy against this kind of time. */
+/* What would help against each kind of time: before and after what the layout adds, and behind the name of the link. */
+static const struct {
+    const char *before, *after, *behind;
+} remedies[ARI_TIME_KINDS] = {
+    [ARI_TIME_PRODUCTS] = {"faster GEMMs or more GPUs would shorten it, a faster network would not"},
+    [ARI_TIME_RECOMPUTE] = {"more memory, a smaller micro-batch or a longer pipeline would do without computing again"},
+    [ARI_TIME_MEMORY] = {"faster memory, or more tp with sp, would shorten it"},
+    [ARI_TIME_TP] = {"a smaller tp,", " or faster links ", ", would shorten it"},
+    [ARI_TIME_CP] = {"a smaller cp", ", or faster links ", ", would shorten it"},
+    [ARI_TIME_EP] = {"a smaller ep", ", or faster links ", ", would shorten it"},
+    [ARI_TIME_DP] = {"a larger batch", ", or faster links ", ", would shorten it"},
+    [ARI_TIME_PP] = {"", "faster links ", " would shorten it"},
+    [ARI_TIME_BUBBLE] = {"more micro-batches (a larger batch), more virtual stages or a smaller pp would shorten it"}};
+
 static void remedy(char *text, size_t size, const ari_planned *p, const ari_time *t, ari_time_kind k)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    switch (k) {
-    case ARI_TIME_PRODUCTS:
-        snprintf(text, size, "faster GEMMs or more GPUs would shorten it, a faster network would not");
-        break;
-    case ARI_TIME_RECOMPUTE:
-        snprintf(text, size,
-                 "more memory, a smaller micro-batch or a longer pipeline would do without computing again");
-        break;
-    case ARI_TIME_MEMORY:
-        snprintf(text, size, "faster memory, or more tp with sp, would shorten it");
-        break;
-    case ARI_TIME_TP:
-        snprintf(text, size, "a smaller tp,%s or faster links %s, would shorten it",
-                 layout->sp && ari_planned_overlap(p) == 1 ? " overlap of collectives with GEMMs," : "", link_of(t, k));
-        break;
-    case ARI_TIME_CP:
-        snprintf(text, size, "a smaller cp%s, or faster links %s, would shorten it",
-                 ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner" : "", link_of(t, k));
-        break;
-    case ARI_TIME_EP:
-        snprintf(text, size, "a smaller ep, or faster links %s, would shorten it", link_of(t, k));
-        break;
-    case ARI_TIME_DP:
-        snprintf(text, size, "a larger batch%s, or faster links %s, would shorten it",
-                 layout->zero >= 3 ? ", a lower stage of ZeRO" : "", link_of(t, k));
-        break;
-    case ARI_TIME_PP:
-        snprintf(text, size, "%sfaster links %s would shorten it",
-                 ari_at_least_one(p->step.run.parallel.virtual_stages) > 1 ? "fewer virtual stages or " : "",
-                 link_of(t, k));
-        break;
-    default:
-        snprintf(text, size,
-                 "more micro-batches (a larger batch), more virtual stages or a smaller pp would shorten it");
-        break;
-    }
-}
-
-/* Share of a rank's memory that is activations. */
-static double share_of_positions(const ari_memory *m)
-{
-    double kept = 0.0;
-    for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++)
-        kept += m->of[k];
-    return kept / ari_memory_sum(m);
+    const bool apart = layout->sp && ari_planned_overlap(p) == 1, interleaved = layout->virtual_stages > 1;
+    const char *more = k == ARI_TIME_TP && apart ? " overlap of collectives with GEMMs,"
+                       : k == ARI_TIME_CP && ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner"
+                       : k == ARI_TIME_DP && layout->zero >= 3                         ? ", a lower stage of ZeRO"
+                       : k == ARI_TIME_PP && interleaved                               ? "fewer virtual stages or "
+                                                                                       : "";
+    ari_text to = ari_text_in(text, size);
+    ari_say(&to, "%s%s", remedies[k].before, more);
+    if (remedies[k].after)
+        ari_say(&to, "%s%s%s", remedies[k].after, link_of(t, k), remedies[k].behind);
 }
 
 /* Bytes as tables have them. */
@@ -116,7 +94,7 @@ static const char *unit_of(double bytes)
 
 static void too_large(char *text, size_t size, const ari_planned *p, const ari_memory *m, double memory_bytes)
 {
-    const double bytes = ari_memory_sum(m), share = share_of_positions(m);
+    const double bytes = ari_memory_sum(m), share = ari_memory_activations(m) / bytes;
     const size_t own = p->step.run.seq / (size_t)ari_extent(&p->step.run.parallel, ARI_CUTS_POSITIONS);
     const ar_parallel *layout = &p->step.run.parallel;
     const bool one = ar_parallel_world(layout) == 1;

@@ -66,11 +66,6 @@ typedef struct elements {
     bool trains;
 } elements;
 
-static double largest_of(double a, double b)
-{
-    return a > b ? a : b;
-}
-
 /* Of experts the baseline keeps the rows that they get and make, and emits values of all of them and sums. */
 static void count_middle(elements *n, const ar_config *c)
 {
@@ -87,8 +82,8 @@ static void count_middle(elements *n, const ar_config *c)
 static double widest_of(const ar_config *c)
 {
     const ar_experts *e = &c->experts;
-    const double experts = largest_of((double)e->ffn, (double)e->shared), s = ari_experts_share(c);
-    return s == 1.0 ? experts : s > 0.0 ? largest_of(experts, (double)c->ffn) : (double)c->ffn;
+    const double experts = fmax((double)e->ffn, (double)e->shared), s = ari_experts_share(c);
+    return s == 1.0 ? experts : s > 0.0 ? fmax(experts, (double)c->ffn) : (double)c->ffn;
 }
 
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
@@ -117,9 +112,9 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->logits = has_head ? n->tokens * (double)c->vocab * (1.0 + (double)c->mtp) : 0.0;
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
-    n->widest = largest_of(h, largest_of(widest_of(c), n->q));
+    n->widest = fmax(h, fmax(widest_of(c), n->q));
     n->block_matrices = ari_attention_matrices(c) + ari_mlp_matrices(c, true) / n->layers;
-    n->largest = h * largest_of(largest_of(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
+    n->largest = h * fmax(fmax(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
     const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
     n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->emitted) + n->probs;
     if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
@@ -151,7 +146,7 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->probs);
     const double around = DOUBLE * (3.0 * h + n->logits);
     const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * n->middle;
-    const double back = DOUBLE * (4.0 * h + largest_of(attention, mlp));
+    const double back = DOUBLE * (4.0 * h + fmax(attention, mlp));
     /* A gradient, the same transposed, and one operand as integers; a band's sums. */
     const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
     const double common = around + back + gradient + DOUBLE * n->parameters;
@@ -159,12 +154,12 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     /* At the last step's turn, its backward tensors and what follows them are not there yet. */
     const double forward = reference_bytes(n) - activation_bytes(n) / 2.0 - FLOAT * n->parameters;
     const double turn = common + trained + forward + n->layers * block, end = common + reference_bytes(n) + block;
-    const double exact = largest_of(turn, end + trained);
+    const double exact = fmax(turn, end + trained);
     /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
      * Then several run at once. */
     const double wide = end + (n->layers - 1.0) * block;
     const double own = common + trained + n->layers * block, noisy = 2.0 * reference_bytes(n) + n->noisy * own;
-    return largest_of(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
+    return fmax(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
 /* True if under the plan every rank makes the middle of some block's MLP. */
@@ -333,8 +328,8 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
         AR_TRY(dump_bytes(&kept, &n, p, run));
         written += kept;
         const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
-        most = largest_of(most, kept + largest_of(layout, merged));
-        ranks = largest_of(ranks, ar_parallel_world(p));
+        most = fmax(most, kept + fmax(layout, merged));
+        ranks = fmax(ranks, ar_parallel_world(p));
     }
     AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
     AR_TRY(as_bytes(&r.space, (double)r.bytes + reserved_bytes(run->run.process ? 1.0 : ranks)));

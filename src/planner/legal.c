@@ -20,18 +20,6 @@ ar_status ari_planned_world(int *ranks, const ari_planned *p)
     return AR_OK;
 }
 
-static ar_status check_samples(const ari_planned *p)
-{
-    const ar_run *run = &p->step.run;
-    const size_t dp = (size_t)ari_at_least_one(run->parallel.dp);
-    if (run->batch < dp)
-        return ar_error_set(AR_ERR_ARG,
-                            "a batch of %zu has no sample for each of dp=%zu ranks; use a batch of at least "
-                            "%zu, or a smaller dp",
-                            run->batch, dp, dp);
-    return AR_OK;
-}
-
 ar_status ari_planned_check(const ari_planned *p)
 {
     const ar_run *run = &p->step.run;
@@ -50,5 +38,11 @@ ar_status ari_planned_check(const ari_planned *p)
         return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: a schedule has at most %d passes forward",
                             ar_parallel_stages(&layout), ari_at_least_one(layout.micro_batches),
                             AR_MAX_STAGE_MICRO_BATCHES);
-    return check_samples(p);
+    const size_t dp = (size_t)ari_at_least_one(layout.dp);
+    if (run->batch < dp)
+        return ar_error_set(AR_ERR_ARG,
+                            "a batch of %zu has no sample for each of dp=%zu ranks; use a batch of at least "
+                            "%zu, or a smaller dp",
+                            run->batch, dp, dp);
+    return AR_OK;
 }

@@ -23,6 +23,14 @@ double ari_memory_sum(const ari_memory *m)
     return sum;
 }
 
+double ari_memory_activations(const ari_memory *m)
+{
+    double sum = 0.0;
+    for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++)
+        sum += m->of[k];
+    return sum;
+}
+
 double ari_optimizer_states(const ar_optimizer_options *o)
 {
     if (o->kind != AR_OPTIMIZER_SGD)
@@ -98,11 +106,63 @@ size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer)
     return b->n == 1 ? 0 : b->by_experts ? ar_config_has_experts(c, layer) : layer;
 }
 
-double ari_walked_layers(const ari_walked *b, const ar_config *c, size_t block)
+ari_stage ari_stage_of_layers(const ari_walked *b, const ar_config *c, size_t first, size_t count)
 {
-    const double experts = ari_experts_share(c);
-    const double share = b->n == 1 ? 1.0 : b->by_experts ? (block == 1 ? experts : 1.0 - experts) : 0.0;
-    return share > 0.0 ? round(share * (double)c->layers) : 1.0;
+    ari_stage s = {.share = {[ARI_PART_BLOCKS] = (double)count / (double)c->layers},
+                   .layers = (double)count,
+                   .first = b->n > 1 && !b->by_experts ? first : 0};
+    for (size_t l = first; l < first + count && b->by_experts; l++)
+        s.experts += ar_config_has_experts(c, l);
+    return s;
+}
+
+ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t n = (size_t)ar_parallel_stages(layout);
+    size_t first = 0, count = 0;
+    ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
+    ari_stage s = ari_stage_of_layers(b, p->step.config, first, count);
+    s.share[ARI_PART_BEFORE] = i == 0;
+    s.share[ARI_PART_AFTER] = i == n - 1;
+    return s;
+}
+
+ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t rank)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    ari_stage all = ari_stage_of(b, p, rank);
+    for (size_t i = rank + pp; i < stages; i += pp) {
+        const ari_stage s = ari_stage_of(b, p, i);
+        all.layers += s.layers;
+        all.experts += s.experts;
+        for (int part = 0; part < ARI_MODEL_PARTS; part++)
+            all.share[part] += s.share[part];
+    }
+    return all;
+}
+
+/* Stages with a layer more are in the middle. */
+size_t ari_stage_unlike(const ari_walked *b, const ari_planned *p, size_t i)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    const size_t longer = p->step.config->layers % stages, from = (stages - longer) / 2, to = from + longer;
+    const size_t at[] = {1, from % pp, to % pp, pp - 1, pp, from, to, stages - 1};
+    size_t next = stages;
+    for (size_t k = 0; k < sizeof at / sizeof *at; k++)
+        next = at[k] > i && at[k] < next ? at[k] : next;
+    return b->n > 1 || layout->stages.n > 0 ? i + 1 : next;
+}
+
+double ari_stage_times(const ari_walked *b, const ari_stage *s, size_t section)
+{
+    if (section >= b->n)
+        return s->share[section == b->n ? ARI_PART_BEFORE : ARI_PART_AFTER];
+    if (b->by_experts)
+        return section == 1 ? s->experts : s->layers - s->experts;
+    return b->n == 1 ? s->layers : section >= s->first && section < s->first + (size_t)s->layers;
 }
 
 double ari_experts_share(const ar_config *c)

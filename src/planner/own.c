@@ -9,37 +9,17 @@
 
 /* --- what is run -------------------------------------------------------------------------------------------------- */
 
-/* Micro-batches after which rank `stage` of a pipeline of n comes to no state that it was not in before: to so many
- * under way, of which so many wait for the gradients of their weights. 0: there is no such number. */
-static int enough_micro(const ar_parallel *p, int stage, int n)
-{
-    if (p->forward_first || p->own_schedule || p->zero > 1)
-        return 0;
-    if (n == 1)
-        return 2;
-    switch (p->schedule) {
-    case AR_PP_1F1B:
-        return n - stage + 1;
-    case AR_PP_INTERLEAVED: /* stages take turns every n micro-batches */
-        return 3 * n + p->micro_batches % n;
-    case AR_PP_ZERO_BUBBLE:
-        return n + 1;
-    default:
-        return 0;
-    }
-}
-
 /* Leaves out micro-batches of the rank that are alike and take nothing more. */
 static void shorten(ar_run *r, int rank)
 {
     ar_parallel *p = &r->parallel;
     const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
     const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
-    const int enough = enough_micro(p, at.pp, ari_at_least_one(p->pp));
+    const int enough = ari_memory_micro_batches(p);
     size_t start = 0, first = 0, last = 0;
     ar_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
     ar_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
-    if (enough == 0 || enough >= pieces || first != last)
+    if (enough >= pieces || first != last || p->forward_first || p->own_schedule || p->zero > 1)
         return;
     p->micro_batches = enough;
     r->batch = first * (size_t)enough * (size_t)dp;
@@ -115,25 +95,16 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
 
 /* --- several ------------------------------------------------------------------------------------------------------ */
 
-/* True if a pipeline's ranks between the first and the last differ in how many micro-batches they hold alone, the earlier
- * the more. */
-static bool same_stages(const ari_planned *p)
-{
-    const ar_parallel *layout = &p->step.run.parallel;
-    const double experts = ari_experts_share(p->step.config);
-    return layout->stages.n == 0 && p->step.config->layers % (size_t)ar_parallel_stages(layout) == 0 &&
-           !layout->own_schedule && p->step.run.plan.rules == 0 && (experts == 0.0 || experts == 1.0);
-}
-
+/* Of ranks that do the same the earlier ones hold more micro-batches. */
 ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const int pp = ari_at_least_one(layout->pp), each = ar_parallel_world(layout) / pp;
+    const ari_walked b = ari_walked_of(&p->step, true);
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), each = (size_t)ar_parallel_world(layout) / pp;
     *m = (ari_memory){{0.0}};
-    const int second = same_stages(p) && pp > 2 ? 1 : pp;
-    for (int i = 0; i < pp; i = i == second ? pp - 1 : i + 1) {
+    for (size_t i = 0; i < pp; i = layout->own_schedule ? i + 1 : ari_stage_unlike(&b, p, i)) {
         ari_memory here;
-        AR_TRY(ari_memory_own(&here, p, i * each));
+        AR_TRY(ari_memory_own(&here, p, (int)(i * each)));
         if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
             *m = here;
     }

@@ -6,222 +6,205 @@
 
 #include "ref/core/size.h"
 
-ar_status ari_mesh_parts_add(ari_mesh_parts *a)
-{
-    AR_TRY(ari_grow(&a->family, &a->room, a->n, sizeof *a->family, "families of a mesh"));
-    AR_TRY(ari_alloc_zero((void **)&a->family[a->n], 1, sizeof **a->family, "parts of a mesh"));
-    a->n++;
-    return AR_OK;
-}
+/* --- what is kept ------------------------------------------------------------------------------------------------- */
 
-/* --- passes ------------------------------------------------------------------------------------------------------- */
+typedef enum kind { PASSES, SECTIONS, OUTSIDE, SCHEDULE, ALONE } kind;
 
-/* What a micro-batch's passes depend on besides tp and cp. The groups that call in them lie within those of dp and pp, so
- * these change nothing of their links. */
-typedef struct pass_case {
-    size_t samples;
-    int dp, micros; /* of a batch that they do not divide; else 0 */
-    int cp_inner, ep, etp, overlap;
-    bool sp, zigzag;
-} pass_case;
+/* A kind, and what tells parts of it apart; those that differ in the last of these alone are in one list. */
+enum { KEYS = 14 };
+typedef struct key {
+    size_t kind, of[KEYS];
+} key;
 
-struct ari_shared_passes {
-    ari_shared_passes *next;
-    pass_case of;
-    ari_passes passes;
+struct ari_mesh_part {
+    ari_mesh_part *next;
+    key key;
+    union {
+        ari_passes passes;
+        ari_outside outside;
+        ari_sections *sections;
+        ar_pipeline_schedule *schedule;
+        double alone; /* seconds of a schedule without transfers */
+    } is;
 };
-
-static pass_case pass_case_of(const ari_planned *p)
-{
-    const ar_parallel *l = &p->step.run.parallel;
-    const size_t dp = (size_t)ari_at_least_one(l->dp), micros = (size_t)ari_at_least_one(l->micro_batches);
-    const size_t batch = p->step.run.batch;
-    const bool even = batch % (dp * micros) == 0;
-    return (pass_case){.samples = batch / dp / micros,
-                       .dp = even ? 0 : l->dp,
-                       .micros = even ? 0 : l->micro_batches,
-                       .cp_inner = l->cp_inner,
-                       .ep = l->ep,
-                       .etp = l->etp,
-                       .overlap = l->overlap,
-                       .sp = l->sp,
-                       .zigzag = l->zigzag};
-}
-
-static bool same_case(const pass_case *a, const pass_case *b)
-{
-    return a->samples == b->samples && a->dp == b->dp && a->micros == b->micros && a->cp_inner == b->cp_inner &&
-           a->ep == b->ep && a->etp == b->etp && a->overlap == b->overlap && a->sp == b->sp && a->zigzag == b->zigzag;
-}
-
-static void forget_passes(ari_mesh_parts *a)
-{
-    for (int i = 0; i < ARI_PARTS_LISTS; i++) {
-        for (ari_shared_passes *s = a->passes[i], *next; s; s = next) {
-            next = s->next;
-            ari_passes_fini(&s->passes);
-            free(s);
-        }
-        a->passes[i] = NULL;
-    }
-}
-
-ar_status ari_mesh_parts_passes(ari_passes **borrows, ari_mesh_parts *a, size_t family, int i, const ari_planned *p,
-                                const ari_time_options *o)
-{
-    ari_passes **at = &a->family[family]->passes[i];
-    ari_shared_passes *made = NULL;
-    *borrows = *at;
-    if (*at)
-        return AR_OK;
-    const pass_case of = pass_case_of(p);
-    ari_shared_passes **list = &a->passes[of.samples % ARI_PARTS_LISTS], *s = *list;
-    while (s && !same_case(&s->of, &of))
-        s = s->next;
-    if (!s) {
-        AR_TRY(ARI_ALLOC_ZERO(&made, 1, "passes"));
-        const ar_status st = ari_passes_init(&made->passes, p, o);
-        if (st != AR_OK) {
-            free(made);
-            return st;
-        }
-        made->of = of;
-        made->next = *list;
-        *list = s = made;
-    }
-    *borrows = *at = &s->passes;
-    return AR_OK;
-}
 
 /* Passes of micro-batches through stages beyond which schedules are not kept: megabytes. */
 enum { MOST_OPERATIONS = 1 << 16 };
 
-/* --- a mesh ------------------------------------------------------------------------------------------------------- */
-
-static void forget_family(ari_family_parts *family)
+static void part_destroy(ari_mesh_part *s)
 {
-    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_SHARED * AR_RECOMPUTES; i++)
-        ari_sections_destroy((&family->sections[0][0][0])[i]);
-    for (int i = 0; i < 2 * ARI_PARTS_PIPELINES; i++) {
-        ari_outside *outside = family->outside[i / ARI_PARTS_PIPELINES][i % ARI_PARTS_PIPELINES];
-        if (outside)
-            ari_outside_fini(outside);
-        free(outside);
-    }
-    free(family);
+    if (s->key.kind == PASSES)
+        ari_passes_fini(&s->is.passes);
+    else if (s->key.kind == OUTSIDE)
+        ari_outside_fini(&s->is.outside);
+    else if (s->key.kind == SECTIONS)
+        ari_sections_destroy(s->is.sections);
+    else if (s->key.kind == SCHEDULE)
+        ar_pipeline_schedule_destroy(s->is.schedule);
+    free(s);
 }
 
-static void forget_schedules(ari_mesh_parts *a)
+static void forget(ari_mesh_parts *a, kind first, kind last)
 {
-    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++) {
-        ar_pipeline_schedule_destroy((&a->schedule[0][0])[i]);
-        (&a->schedule[0][0])[i] = NULL;
+    for (int i = 0; i < ARI_PARTS_LISTS; i++) {
+        for (ari_mesh_part **at = &a->list[i], *s; (s = *at);) {
+            if (s->key.kind < first || s->key.kind > last) {
+                at = &s->next;
+                continue;
+            }
+            *at = s->next;
+            part_destroy(s);
+        }
     }
-    a->operations = 0;
+    a->operations = first <= SCHEDULE ? 0 : a->operations;
 }
 
 void ari_mesh_parts_begin(ari_mesh_parts *a, int tp, int cp)
 {
-    for (size_t i = 0; i < a->n; i++)
-        forget_family(a->family[i]);
-    forget_schedules(a);
-    for (int i = 0; i < ARI_PARTS_MICRO * ARI_PARTS_PIPELINES; i++)
-        ar_pipeline_schedule_destroy((&a->few[0][0])[i]);
-    free(a->family);
-    if (a->tp != tp || a->cp != cp)
-        forget_passes(a);
-    ari_mesh_parts next = {.tp = tp, .cp = cp};
-    memcpy(next.passes, a->passes, sizeof next.passes);
-    *a = next;
+    forget(a, a->tp != tp || a->cp != cp ? PASSES : OUTSIDE, ALONE);
+    a->tp = tp;
+    a->cp = cp;
 }
 
-static ar_status outside_of(ari_outside **borrows, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,
+/* The part of that key; known: it has been made before. */
+static ar_status part_of(ari_mesh_part **borrows, bool *known, ari_mesh_parts *a, key k)
+{
+    size_t hash = k.kind;
+    for (int i = 0; i + 1 < KEYS; i++)
+        hash = 31 * hash + k.of[i];
+    ari_mesh_part **list = &a->list[hash % ARI_PARTS_LISTS], *s = *list;
+    while (s && memcmp(&s->key, &k, sizeof k) != 0)
+        s = s->next;
+    *known = s != NULL;
+    if (!s) {
+        if (k.kind == SCHEDULE && a->operations > MOST_OPERATIONS)
+            forget(a, SCHEDULE, SCHEDULE);
+        AR_TRY(ARI_ALLOC_ZERO(&s, 1, "parts of a mesh"));
+        s->key = k;
+        s->next = *list;
+        *list = s;
+    }
+    *borrows = s;
+    return AR_OK;
+}
+
+/* --- each kind ---------------------------------------------------------------------------------------------------- */
+
+/* What tells a layout's micro-batches apart. dp and their number matter where they do not divide the batch. */
+static key micro_key(kind of, const ari_planned *p)
+{
+    const ar_parallel *l = &p->step.run.parallel;
+    const size_t dp = (size_t)ari_at_least_one(l->dp), micros = (size_t)ari_at_least_one(l->micro_batches);
+    const size_t batch = p->step.run.batch, samples = batch / (dp * micros);
+    const bool even = samples * dp * micros == batch;
+    return (key){of,
+                 {samples, (size_t)l->ep, (size_t)l->etp, (size_t)l->cp_inner, (size_t)l->overlap, l->sp, l->zigzag,
+                  even ? 0 : dp, even ? 0 : micros}};
+}
+
+ar_status ari_mesh_parts_passes(const ari_passes **borrows, ari_mesh_parts *a, const ari_planned *p,
+                                const ari_time_options *o)
+{
+    ari_mesh_part *s = NULL;
+    bool known = false;
+    AR_TRY(part_of(&s, &known, a, micro_key(PASSES, p)));
+    if (!known)
+        AR_TRY(ari_passes_init(&s->is.passes, p, o));
+    *borrows = &s->is.passes;
+    return AR_OK;
+}
+
+static ar_status outside_of(const ari_outside **borrows, ari_mesh_parts *a, const ari_planned *p,
                             const ari_time_options *o)
 {
-    ari_outside **all = a->family[f->family]->outside[f->choice.zero > 0], **at = &all[f->pipeline], *made = NULL;
-    const ari_outside *other = NULL;
-    for (int i = 0; i < ARI_PARTS_PIPELINES && !other && p->step.run.parallel.stages.n == 0; i++)
-        other = all[i];
-    if (!*at) {
-        AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "sums of gradients"));
-        const ar_status st = ari_outside_init(made, p, o, other);
-        if (st != AR_OK) {
-            free(made);
-            return st;
-        }
-        *at = made;
+    const ar_parallel *l = &p->step.run.parallel;
+    key k = {OUTSIDE, {(size_t)l->ep, (size_t)l->etp, (size_t)l->cp_inner, l->sp, l->zigzag, l->zero > 0}};
+    ari_mesh_part *s = NULL;
+    bool known = false;
+    k.of[KEYS - 1] = (size_t)l->virtual_stages;
+    AR_TRY(part_of(&s, &known, a, k));
+    const ari_mesh_part *other = s->next;
+    while (other && memcmp(&other->key, &k, offsetof(key, of[KEYS - 1])) != 0)
+        other = other->next;
+    if (!known)
+        AR_TRY(ari_outside_init(&s->is.outside, p, o, other && l->stages.n == 0 ? &other->is.outside : NULL));
+    *borrows = &s->is.outside;
+    return AR_OK;
+}
+
+static ar_status schedule_of(const ar_pipeline_schedule **borrows, ari_mesh_parts *a, const ari_planned *p,
+                             int micro_batches)
+{
+    ar_parallel of = p->step.run.parallel;
+    ari_mesh_part *s = NULL;
+    bool known = false;
+    of.micro_batches = micro_batches;
+    AR_TRY(part_of(&s, &known, a,
+                   (key){SCHEDULE, {(size_t)micro_batches, (size_t)of.virtual_stages, (size_t)of.schedule}}));
+    if (!known) {
+        AR_TRY(ar_parallel_schedule(&s->is.schedule, &of));
+        a->operations += (size_t)ar_parallel_stages(&of) * (size_t)micro_batches;
     }
-    *borrows = *at;
+    *borrows = s->is.schedule;
     return AR_OK;
 }
 
-static ar_status schedule_of(ar_pipeline_schedule **borrows, ari_mesh_parts *a, const ari_candidate *f,
-                             const ari_planned *p)
+/* --- of a layout -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_mesh_parts_alone(double *seconds, ari_mesh_parts *a, const ari_planned *p, const ari_time_options *o)
 {
-    ar_pipeline_schedule **at = &a->schedule[f->micro][f->pipeline];
-    if (!*at && f->choice.pp > 1) {
-        if (a->operations > MOST_OPERATIONS)
-            forget_schedules(a);
-        AR_TRY(ar_parallel_schedule(at, &p->step.run.parallel));
-        a->operations += (size_t)ar_parallel_stages(&p->step.run.parallel) * (size_t)f->choice.micro_batches;
+    const ar_parallel *l = &p->step.run.parallel;
+    const ari_passes *passes = NULL;
+    const ar_pipeline_schedule *schedule = NULL;
+    ari_mesh_part *s = NULL;
+    bool known = false;
+    key k = micro_key(ALONE, p);
+    k.of[9] = (size_t)l->recompute.what;
+    k.of[10] = l->zero == 3 ? (size_t)l->dp_replicate : 0; /* among which it gathers within the passes */
+    k.of[11] = (size_t)l->schedule;
+    k.of[12] = (size_t)l->virtual_stages;
+    k.of[13] = (size_t)l->micro_batches;
+    AR_TRY(part_of(&s, &known, a, k));
+    if (!known) {
+        AR_TRY(ari_mesh_parts_passes(&passes, a, p, o));
+        AR_TRY(schedule_of(&schedule, a, p, l->micro_batches));
+        AR_TRY(ari_time_alone(&s->is.alone, p, o, passes, schedule));
     }
-    *borrows = *at;
+    *seconds = s->is.alone;
     return AR_OK;
 }
 
-/* ZeRO-3 alone gathers within the passes. */
-ar_status ari_mesh_parts_alone(double *seconds, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,
-                               const ari_time_options *o)
+ar_status ari_mesh_parts_time(ari_time *t, ari_mesh_parts *a, const ari_planned *p, const ari_time_options *o,
+                              double alone)
 {
-    double *known = &a->family[f->family]->alone[f->pipeline][f->micro][f->choice.recompute];
-    ari_passes *passes = NULL;
-    ar_pipeline_schedule *schedule = NULL;
-    *seconds = f->choice.zero < 3 ? *known : 0.0;
-    if (*seconds > 0.0)
-        return AR_OK;
-    AR_TRY(ari_mesh_parts_passes(&passes, a, f->family, f->micro, p, o));
-    AR_TRY(schedule_of(&schedule, a, f, p));
-    AR_TRY(ari_time_alone(seconds, p, o, passes, schedule));
-    if (f->choice.zero < 3)
-        *known = *seconds;
-    return AR_OK;
+    const ari_passes *passes = NULL;
+    const ari_outside *outside = NULL;
+    const ar_pipeline_schedule *schedule = NULL;
+    AR_TRY(ari_mesh_parts_passes(&passes, a, p, o));
+    AR_TRY(outside_of(&outside, a, p, o));
+    if (p->step.run.parallel.pp > 1)
+        AR_TRY(schedule_of(&schedule, a, p, p->step.run.parallel.micro_batches));
+    return ari_time_compose(t, p, o, passes, outside, schedule, alone);
 }
 
-ar_status ari_mesh_parts_time(ari_time *t, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,
-                              const ari_time_options *o)
+ar_status ari_mesh_parts_memory(ari_memory *m, ari_mesh_parts *a, const ari_planned *p, double enough)
 {
-    ari_passes *passes = NULL;
-    ari_outside *outside = NULL;
-    ar_pipeline_schedule *schedule = NULL;
-    AR_TRY(ari_mesh_parts_passes(&passes, a, f->family, f->micro, p, o));
-    AR_TRY(outside_of(&outside, a, f, p, o));
-    AR_TRY(schedule_of(&schedule, a, f, p));
-    return ari_time_compose(t, p, o, passes, outside, schedule, f->alone);
-}
-
-/* Of the numbers of micro-batches that are more than memory can tell apart, all have the same one. */
-static ar_status few_of(ar_pipeline_schedule **borrows, ari_mesh_parts *a, int pipeline, const ar_parallel *layout)
-{
-    ar_parallel few = *layout;
-    ar_pipeline_schedule **at = a->few[pipeline];
-    few.micro_batches = ari_memory_micro_batches(layout);
-    while (*at && !few.own_schedule && ar_pipeline_schedule_shape(*at).micro_batches != few.micro_batches)
-        at++;
-    if (!*at)
-        AR_TRY(ar_parallel_schedule(at, &few));
-    *borrows = *at;
-    return AR_OK;
-}
-
-ar_status ari_mesh_parts_memory(ari_memory *m, ari_mesh_parts *a, const ari_candidate *f, const ari_planned *p,
-                                double enough)
-{
-    const int zero = f->choice.zero, shared = zero < 2 ? 0 : zero - 1 + (zero == 3 && f->choice.dp_replicate > 1);
-    ari_sections **sections = &a->family[f->family]->sections[f->micro][shared][f->choice.recompute];
-    ar_pipeline_schedule *few = NULL;
-    if (!*sections)
-        AR_TRY(ari_sections_create(sections, p));
-    AR_TRY(few_of(&few, a, f->pipeline, &p->step.run.parallel));
-    *m = ari_sections_memory(*sections, p, few, enough);
+    const ar_parallel *l = &p->step.run.parallel;
+    const ar_pipeline_schedule *few = NULL;
+    ari_mesh_part *s = NULL;
+    bool known = false;
+    key k = micro_key(SECTIONS, p);
+    k.of[9] = (size_t)l->recompute.what;
+    k.of[10] = l->pp > 1;
+    if (l->zero > 1) { /* which has operations of its own in the passes */
+        k.of[11] = (size_t)l->zero;
+        k.of[12] = (size_t)l->dp;
+        k.of[13] = (size_t)l->dp_replicate;
+    }
+    AR_TRY(part_of(&s, &known, a, k));
+    if (!known)
+        AR_TRY(ari_sections_create(&s->is.sections, p));
+    AR_TRY(schedule_of(&few, a, p, ari_memory_micro_batches(l)));
+    *m = ari_sections_memory(s->is.sections, p, few, enough);
     return AR_OK;
 }

@@ -40,9 +40,25 @@ typedef struct ari_walked {
 } ari_walked;
 /** Those of a case's model; each_kind: two are enough where only experts distinguish layers. */
 ari_walked ari_walked_of(const ari_step_case *c, bool each_kind);
-/** The block that stands for the config's layer, and the number of layers for which a block stands. */
+/** The block that stands for the config's layer. */
 size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer);
-double ari_walked_layers(const ari_walked *b, const ar_config *c, size_t block);
+/* Sections: a layer of each block, and behind them what is before the layers and what is after them; parts of a model. */
+typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
+/* A stage's share of each part, or that of all stages of a rank. */
+typedef struct ari_stage {
+    double share[ARI_MODEL_PARTS];
+    double layers, experts; /* experts: of the layers, those that the second of two blocks stands for */
+    size_t first;           /* layer, where each is walked; else 0 */
+} ari_stage;
+ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i);
+/** The same of these layers of a model alone. */
+ari_stage ari_stage_of_layers(const ari_walked *b, const ar_config *c, size_t first, size_t count);
+/** That of all stages of a rank. */
+ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t rank);
+/** The first stage behind i that differs from it, and the rank if i is below pp. */
+size_t ari_stage_unlike(const ari_walked *b, const ari_planned *p, size_t i);
+/** How often a stage goes through one of the b->n + 2 sections. */
+double ari_stage_times(const ari_walked *b, const ari_stage *s, size_t section);
 /** The share of layers that have experts in the place of an MLP. */
 double ari_experts_share(const ar_config *c);
 /** Elements of the weights of all MLPs, routers and experts; active: of those that one token meets. */
@@ -84,6 +100,8 @@ typedef struct ari_memory {
     double of[ARI_MEMORY_KINDS];
 } ari_memory;
 double ari_memory_sum(const ari_memory *m);
+/** Of them what is kept of positions between the passes. */
+double ari_memory_activations(const ari_memory *m);
 /** Numbers that an optimizer keeps for each weight: 2 moments, 1 momentum, or 0; Muon one less of a matrix. */
 double ari_optimizer_states(const ar_optimizer_options *o);
 
@@ -93,8 +111,8 @@ double ari_optimizer_states(const ar_optimizer_options *o);
  *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
  *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
-/* What the parts of a model keep of a micro-batch. A search walks the operations once for all layouts that differ in
- * the schedule of the same number of pipeline ranks, and in ZeRO 0 or 1. */
+/* What the parts of a model keep of a micro-batch. A search walks the operations once for all layouts that differ in the
+ * pipeline, but whether there is one, in data-parallel ranks and in ZeRO 0 or 1. */
 typedef struct ari_sections ari_sections;
 /** Gives. Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sections_create(ari_sections **gives, const ari_planned *p);

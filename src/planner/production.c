@@ -26,7 +26,8 @@ static const double OF_SCORE = 2.0, OF_DROPPED_SCORE = 5.0, OF_FLASH_ROW = 4.0;
 /* Gradients of probabilities and of scores, both at once. */
 static const double OF_SCORE_BACKWARD = 4.0;
 
-/* The part before the blocks, a block, or the part after them. */
+/* A block, or the part before the blocks or after them; or the sum of several. widest, recomputed, unit: of the largest
+ * of these, since they are worked on one at a time. */
 typedef struct section {
     ari_memory kept;   /* of a micro-batch, between the passes */
     ari_memory linear; /* inputs and output gradients of products: what their weights' gradients need, if those wait */
@@ -35,6 +36,7 @@ typedef struct section {
     double parameters, experts; /* experts: of them, those of experts that only some of the ranks have */
     double matrices;            /* of the parameters, what Muon updates */
     double frozen;              /* and those without a gradient, which each rank has whole */
+    double unit;                /* of a sum: of the parameters that ZeRO divides */
 } section;
 
 typedef struct ari_sections {
@@ -43,10 +45,9 @@ typedef struct ari_sections {
     double tp, ring, pp;
     bool head;
     bool blocks_begun;
-    size_t routed; /* the value that the router takes, which a shared expert takes too */
-    bool gathered; /* the operation before has made the next one's input, which is not kept but made again */
-    section before, after;
-    section *block; /* [blocks] */
+    size_t routed;    /* the value that the router takes, which a shared expert takes too */
+    bool gathered;    /* the operation before has made the next one's input, which is not kept but made again */
+    section *section; /* [blocks.n + 2] */
     ari_walked blocks;
 } account;
 
@@ -63,9 +64,7 @@ static section *section_of(account *a, const ari_operation *op)
     const bool block = !ari_outside_layers(&a->blocks.config, op->layer);
     a->blocks_begun = a->blocks_begun || block;
     const bool outside_first = !a->blocks_begun, backward = op->pass == ARI_PASS_BACKWARD;
-    if (block)
-        return &a->block[op->layer];
-    return outside_first == backward ? &a->after : &a->before;
+    return &a->section[block ? op->layer : a->blocks.n + (outside_first == backward)];
 }
 
 /* --- the forward pass --------------------------------------------------------------------------------------------- */
@@ -206,7 +205,7 @@ static ar_status count_backward(void *user, const ari_operation *op)
     if (op->kind != ARI_OPERATION_WEIGHT_GRADIENT)
         a->gathered = op->regathered;
     s->widest = fmax(s->widest, values(a, op));
-    const bool shared = s == &a->after && is_shared(a, op);
+    const bool shared = s == &a->section[a->blocks.n + 1] && is_shared(a, op);
     if (op->kind == ARI_OPERATION_WEIGHT_GRADIENT && !shared) {
         s->parameters += ari_op_elements(&op->output[0]);
         if (ari_op_by_muon(&a->p.step, op->output[0].role, op->output[0].bias))
@@ -220,19 +219,13 @@ static ar_status count_backward(void *user, const ari_operation *op)
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
 /* Micro-batches of a schedule that holds as much as that of all of them: what a rank holds but under GPipe does not
- * grow any more when each stage has had a few. */
+ * grow any more when each stage has had a few. Where stages take turns, these do every pp micro-batches. */
 int ari_memory_micro_batches(const ar_parallel *layout)
 {
-    const int micro = ari_at_least_one(layout->micro_batches), enough = 3 * ari_at_least_one(layout->pp);
+    const int micro = ari_at_least_one(layout->micro_batches), pp = ari_at_least_one(layout->pp);
+    const int enough = 3 * pp + micro % pp;
     return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
 }
-
-/* The sum over sections. unit, widest, recomputed: of the largest, since they are worked on one at a time. */
-typedef struct stage {
-    ari_memory kept, linear; /* of a micro-batch */
-    double parameters, experts, matrices, frozen, widest, recomputed;
-    double unit; /* of the parameters that ZeRO divides */
-} stage;
 
 static void add_memory(ari_memory *to, const ari_memory *from, double times)
 {
@@ -240,13 +233,21 @@ static void add_memory(ari_memory *to, const ari_memory *from, double times)
         to->of[k] += times * from->of[k];
 }
 
-static void add_section(const layout_of *a, stage *s, const section *from, double times)
+/* Micro-batches that a pass adds to those of which a stage keeps its activations, and to those that wait for gradients of
+ * weights. What is on its way is left out. */
+static const double held[AR_PP_KINDS][2] = {[AR_PP_FORWARD] = {1.0, 0.0},
+                                            [AR_PP_BACKWARD] = {-1.0, 0.0},
+                                            [AR_PP_BACKWARD_INPUT] = {-1.0, 1.0},
+                                            [AR_PP_BACKWARD_WEIGHT] = {0.0, -1.0}};
+
+/* Adds a section that a stage goes through so often, with those of so many micro-batches. */
+static void add_section(const layout_of *a, section *s, const section *from, double times, const double micros[2])
 {
     const double whole = from->parameters - from->experts;
     if (times == 0.0)
         return;
-    add_memory(&s->kept, &from->kept, times);
-    add_memory(&s->linear, &from->linear, times);
+    add_memory(&s->kept, &from->kept, times * micros[0]);
+    add_memory(&s->kept, &from->linear, times * micros[1]);
     s->parameters += times * from->parameters;
     s->experts += times * from->experts;
     s->matrices += times * from->matrices;
@@ -256,97 +257,64 @@ static void add_section(const layout_of *a, stage *s, const section *from, doubl
     s->recomputed = fmax(s->recomputed, from->recomputed);
 }
 
-static stage stage_of(const layout_of *of, size_t i)
+/* The micro-batches that each of a rank's stages holds when the rank holds most. bytes: of one, of each stage. */
+static void find_most(double micros[][2], double bytes[][2], const layout_of *a, size_t rank, int pp)
 {
-    const account *a = of->sections;
-    const ar_parallel *layout = &of->p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout);
-    size_t first = 0, count = 0;
-    stage s = {.parameters = 0.0};
-    ar_stage_layers(&first, &count, &layout->stages, of->p->step.config->layers, stages, i);
-    for (size_t b = 0; b < a->blocks.n; b++) {
-        double n = a->blocks.n == 1 ? (double)count : 0.0;
-        for (size_t l = first; l < first + count && a->blocks.n > 1; l++)
-            n += ari_walked_block(&a->blocks, of->p->step.config, l) == b;
-        add_section(of, &s, &a->block[b], n);
-    }
-    if (i == 0)
-        add_section(of, &s, &a->before, 1.0);
-    if (i == stages - 1)
-        add_section(of, &s, &a->after, 1.0);
-    return s;
-}
-
-/* A stage's activations begin with a micro-batch's forward pass and end with its backward pass; where the gradients of
- * the weights follow later, what they need stays until then. */
-static void go_through(ari_memory *now, const stage *s, ar_pp_kind kind)
-{
-    switch (kind) {
-    case AR_PP_FORWARD:
-        add_memory(now, &s->kept, 1.0);
-        break;
-    case AR_PP_BACKWARD_INPUT:
-        add_memory(now, &s->linear, 1.0);
-        add_memory(now, &s->kept, -1.0);
-        break;
-    case AR_PP_BACKWARD_WEIGHT:
-        add_memory(now, &s->linear, -1.0);
-        break;
-    case AR_PP_BACKWARD:
-        add_memory(now, &s->kept, -1.0);
-        break;
-    default: /* what is on its way is left out */
-        break;
-    }
-}
-
-static bool grows(ar_pp_kind kind)
-{
-    return kind == AR_PP_FORWARD || kind == AR_PP_BACKWARD_INPUT;
-}
-
-/* A rank with all its stages, whose activations are those of the moment at which it holds most. */
-static stage rank_of(const layout_of *a, size_t rank)
-{
-    const ar_parallel *layout = &a->p->step.run.parallel;
-    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
-    size_t count = 0;
+    size_t count = 0, peak = 0;
     const ar_pp_operation *list = ar_pipeline_schedule_rank(a->schedule, (int)rank, &count);
-    stage of[AR_MAX_STAGES], sum = {.parameters = 0.0};
-    ari_memory now = {{0.0}};
-    for (int i = (int)rank; i < stages; i += pp) {
-        const stage *s = &of[i / pp];
-        of[i / pp] = stage_of(a, (size_t)i);
-        sum.parameters += s->parameters;
-        sum.experts += s->experts;
-        sum.matrices += s->matrices;
-        sum.frozen += s->frozen;
-        sum.unit = fmax(sum.unit, s->unit);
-        sum.widest = fmax(sum.widest, s->widest);
-        sum.recomputed = fmax(sum.recomputed, s->recomputed);
-    }
+    double now = 0.0, most = 0.0;
     for (size_t i = 0; i < count; i++) {
-        go_through(&now, &of[list[i].stage / pp], list[i].kind);
-        if (grows(list[i].kind) && ari_memory_sum(&now) > ari_memory_sum(&sum.kept))
-            sum.kept = now;
+        const double *of = bytes[list[i].stage / pp], *more = held[list[i].kind];
+        now += more[0] * of[0] + more[1] * of[1];
+        peak = now > most ? i + 1 : peak;
+        most = fmax(most, now);
+    }
+    for (size_t i = 0; i < peak; i++) {
+        for (int k = 0; k < 2; k++)
+            micros[list[i].stage / pp][k] += held[list[i].kind][k];
+    }
+}
+
+/* A rank with all its stages. */
+static section rank_of(const layout_of *a, size_t rank)
+{
+    const ari_walked *b = &a->sections->blocks;
+    const ar_parallel *layout = &a->p->step.run.parallel;
+    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout) / pp;
+    ari_stage of[AR_MAX_STAGES];
+    double bytes[AR_MAX_STAGES][2], micros[AR_MAX_STAGES][2];
+    section sum = {.parameters = 0.0};
+    for (int i = 0; i < stages; i++) {
+        of[i] = ari_stage_of(b, a->p, rank + (size_t)(i * pp));
+        bytes[i][0] = bytes[i][1] = micros[i][0] = micros[i][1] = 0.0;
+        for (size_t k = 0; k < b->n + 2; k++) {
+            const section *s = &a->sections->section[k];
+            bytes[i][0] += ari_stage_times(b, &of[i], k) * ari_memory_sum(&s->kept);
+            bytes[i][1] += ari_stage_times(b, &of[i], k) * ari_memory_sum(&s->linear);
+        }
+    }
+    find_most(micros, bytes, a, rank, pp);
+    for (int i = 0; i < stages; i++) {
+        for (size_t k = 0; k < b->n + 2; k++)
+            add_section(a, &sum, &a->sections->section[k], ari_stage_times(b, &of[i], k), micros[i]);
     }
     return sum;
 }
 
 /* A rank's share of a stage's parameters or states, if this stage of ZeRO divides them. */
-static double share_of_rank(const layout_of *a, const stage *s, int since)
+static double share_of_rank(const layout_of *a, const section *s, int since)
 {
     const double experts = s->experts, others = s->parameters - experts;
     const bool divides = a->p->step.run.parallel.zero >= since;
     return divides ? ceil(others / a->shards) + ceil(experts / a->expert_shards) : s->parameters;
 }
 
-static ari_memory memory_of(const layout_of *a, const stage *s)
+static ari_memory memory_of(const layout_of *a, const section *s)
 {
     const ar_run *run = &a->p->step.run;
     const bool backward_pass = !a->p->step.forward_only, updates = backward_pass && run->steps > 0;
     const double state = updates ? share_of_rank(a, s, 1) : 0.0, whole = VALUE * s->unit;
-    const stage of_muon = {.parameters = s->matrices, .experts = s->matrices > 0.0 ? s->experts : 0.0};
+    const section of_muon = {.parameters = s->matrices, .experts = s->matrices > 0.0 ? s->experts : 0.0};
     const double momenta = updates ? share_of_rank(a, &of_muon, 1) : 0.0; /* kept without a second moment */
     const double gradient = a->p->fp32_gradients && run->parallel.zero < 2 ? FLOAT : VALUE;
     ari_memory m = s->kept;
@@ -366,7 +334,7 @@ static ari_memory memory_of(const layout_of *a, const stage *s)
 double ari_memory_least(const ari_planned *p, double parameters, double experts)
 {
     const layout_of a = {.p = p, .shards = ari_planned_shares(p), .expert_shards = ari_planned_expert_shares(p)};
-    const stage s = {.parameters = floor(parameters), .experts = floor(experts)};
+    const section s = {.parameters = floor(parameters), .experts = floor(experts)};
     const ari_memory m = memory_of(&a, &s);
     return ari_memory_sum(&m);
 }
@@ -395,7 +363,7 @@ ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&a, 1, "sections of a model"));
     begin_account(a, p);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->block, a->blocks.n, "blocks"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->section, a->blocks.n + 2, "sections"));
     AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
     a->blocks_begun = false;
     AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));
@@ -409,7 +377,7 @@ done:
 void ari_sections_destroy(ari_sections *s)
 {
     if (s)
-        free(s->block);
+        free(s->section);
     free(s);
 }
 
@@ -422,8 +390,8 @@ ari_memory ari_sections_memory(const ari_sections *s, const ari_planned *p, cons
                          .expert_shards = ari_planned_expert_shares(p),
                          .schedule = schedule};
     ari_memory m = {{0.0}};
-    for (size_t i = 0; i < (size_t)s->pp && ari_memory_sum(&m) <= enough; i++) {
-        const stage of = rank_of(&a, i);
+    for (size_t i = 0; i < (size_t)ari_at_least_one(p->step.run.parallel.pp) && ari_memory_sum(&m) <= enough; i++) {
+        const section of = rank_of(&a, i);
         const ari_memory here = memory_of(&a, &of);
         if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(&m))
             m = here;

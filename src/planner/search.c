@@ -141,15 +141,17 @@ static int add_recomputed(ari_choice of[ARI_MOST_VARIANTS], int n, const ari_see
 }
 
 /* ZeRO-3 also shares out within nodes alone. */
-int ari_seeker_variants(ari_choice of[ARI_MOST_VARIANTS], const ari_seeker *k, size_t f, int i, int j)
+int ari_seeker_variants(ari_choice of[ARI_MOST_VARIANTS], const ari_seeker *k, size_t group)
 {
-    const ari_layout_family *family = &k->family[f];
+    const size_t pipelines = (size_t)k->pipelines, each = pipelines * (size_t)k->micros;
+    const ari_seeker_pipeline *pipeline = &k->pipeline[group % pipelines];
+    const ari_layout_family *family = &k->family[group / each];
     const int given = k->s->fixed.dp_replicate, zero = k->s->zero;
     ari_choice c = family->choice;
     int n = 0;
-    c.micro_batches = k->micro[i];
-    c.virtual_stages = k->pipeline[j].virtual_stages;
-    c.schedule = k->pipeline[j].schedule;
+    c.micro_batches = k->micro[group % each / pipelines];
+    c.virtual_stages = pipeline->virtual_stages;
+    c.schedule = pipeline->schedule;
     for (c.zero = 0; c.zero <= 3; c.zero++) {
         if (zero >= 0 ? zero != c.zero : c.zero > 0 && family->sharers == 1)
             continue;
@@ -180,27 +182,25 @@ static ar_status check(const ari_seeker *k, const ari_choice *c)
     return ari_planned_check(&p);
 }
 
-static ar_status check_micro(const ari_seeker *k, ari_choice c, int micro_batches, bool *legal)
+/* True if a layout is legal with so many micro-batches. */
+static ar_status check_micro(bool *legal, ari_seeker *k, ari_choice c, int micro_batches)
 {
     c.micro_batches = micro_batches;
     const ar_status st = check(k, &c);
     *legal = st == AR_OK;
-    return ari_is_verdict(st) ? AR_OK : st;
+    return st != AR_OK && ari_is_verdict(st) ? refuse(k, &c, st) : st;
 }
 
-/* A layout that is legal is so with fewer micro-batches. The reason of the first one that is not is asked for. */
-static ar_status judge(verdict *v, const ari_seeker *k, const ari_choice *c)
+/* A layout that is legal is so with fewer micro-batches. */
+static ar_status judge(verdict *v, ari_seeker *k, const ari_choice *c)
 {
     bool most = false, fewest = false;
     if (*v != NOT_ASKED || k->s->every)
         return AR_OK;
-    AR_TRY(check_micro(k, *c, k->micro[k->micros - 1], &most));
-    if (most || k->r->refused[0] == '\0') {
-        *v = most ? ALL_LEGAL : NOT_ASKED;
-        return AR_OK;
-    }
-    AR_TRY(check_micro(k, *c, k->micro[0], &fewest));
-    *v = fewest ? EACH_DIFFERS : NONE_LEGAL;
+    AR_TRY(check_micro(&fewest, k, *c, k->micro[0]));
+    if (fewest)
+        AR_TRY(check_micro(&most, k, *c, k->micro[k->micros - 1]));
+    *v = most ? ALL_LEGAL : fewest ? EACH_DIFFERS : NONE_LEGAL;
     return AR_OK;
 }
 
@@ -240,15 +240,15 @@ static ar_status add_legal(ari_seeker *k, const ari_candidate *f)
     return ari_seeker_settle(k, &k->variant[k->n - 1]);
 }
 
-static ar_status add_group(ari_seeker *k, int i, int j, verdict verdicts[CLASSES])
+static ar_status add_group(ari_seeker *k, verdict verdicts[CLASSES])
 {
     ari_choice of[ARI_MOST_VARIANTS];
-    const int n = ari_seeker_variants(of, k, k->families - 1, i, j);
+    const int n = ari_seeker_variants(of, k, k->groups);
     uint16_t legal = 0;
     k->r->layouts += (size_t)n;
-    for (int v = 0; v < n && !k->counting; v++) {
+    for (int v = 0; v < n; v++) {
         verdict *known = &verdicts[class_of(&of[v])];
-        const ari_candidate f = {.choice = of[v], .reason = "", .family = k->families - 1, .micro = i, .pipeline = j};
+        const ari_candidate f = {.choice = of[v], .reason = ""};
         AR_TRY(judge(known, k, &of[v]));
         if (*known == NONE_LEGAL)
             continue;
@@ -258,8 +258,6 @@ static ar_status add_group(ari_seeker *k, int i, int j, verdict verdicts[CLASSES
         AR_TRY(st == AR_OK ? add_legal(k, &f) : refuse(k, &of[v], st));
         legal |= (uint16_t)(st == AR_OK ? 1u << v : 0u);
     }
-    if (k->counting)
-        return AR_OK;
     AR_TRY(ari_grow(&k->legal, &k->legal_room, k->groups, sizeof *k->legal, "groups of layouts"));
     k->legal[k->groups++] = legal;
     return AR_OK;
@@ -269,15 +267,11 @@ static ar_status add_family(ari_seeker *k, const ari_choice *c)
 {
     verdict verdicts[ARI_PARTS_PIPELINES][CLASSES] = {{NOT_ASKED}};
     const ari_planned p = ari_choice_planned(&k->s->base, c);
-    if (!k->counting)
-        AR_TRY(ari_mesh_parts_add(&k->parts));
     AR_TRY(ari_grow(&k->family, &k->family_room, k->families, sizeof *k->family, "families of layouts"));
     k->family[k->families++] = (ari_layout_family){
         .choice = *c, .hybrid = replicas(k, c), .sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA)};
-    for (int i = 0; i < k->micros; i++) {
-        for (int j = 0; j < k->pipelines; j++)
-            AR_TRY(add_group(k, i, j, verdicts[j]));
-    }
+    for (int i = 0; i < k->micros * k->pipelines; i++)
+        AR_TRY(add_group(k, verdicts[i % k->pipelines]));
     return AR_OK;
 }
 
@@ -356,7 +350,7 @@ ar_status ari_seeker_settle(ari_seeker *k, ari_candidate *f)
 {
     const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
     ari_time t;
-    AR_TRY(ari_mesh_parts_time(&t, &k->parts, f, &p, &k->s->time));
+    AR_TRY(ari_mesh_parts_time(&t, &k->parts, &p, &k->s->time, f->alone));
     f->seconds = ari_time_step(&t);
     f->bound = ari_bound_of(&t);
     f->settled = true;
@@ -368,15 +362,15 @@ ar_status ari_seeker_weigh(ari_seeker *k, ari_candidate *f, bool exactly)
 {
     const double room = k->r->memory_bytes > 0.0 && !exactly ? k->r->memory_bytes : (double)INFINITY;
     const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
-    ari_passes *passes = NULL;
+    const ari_passes *passes = NULL;
     ari_memory m;
     if (!exactly) {
-        AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, f->family, f->micro, &p, &k->s->time));
+        AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, &p, &k->s->time));
         f->bytes = ari_memory_least(&p, passes->parameters[ARI_PART_BLOCKS] / k->mesh.pp,
                                     passes->experts[ARI_PART_BLOCKS] / k->mesh.pp);
     }
     if (exactly || f->bytes <= room) {
-        AR_TRY(ari_mesh_parts_memory(&m, &k->parts, f, &p, room));
+        AR_TRY(ari_mesh_parts_memory(&m, &k->parts, &p, room));
         f->bytes = ari_memory_sum(&m);
     }
     f->weighed = true;
@@ -426,7 +420,7 @@ static ar_status search_mesh(ari_seeker *k)
 {
     k->r->meshes++;
     AR_TRY(list_mesh(k));
-    return k->counting ? AR_OK : k->s->every ? keep_every(k) : ari_seeker_best(k);
+    return k->s->every ? keep_every(k) : ari_seeker_best(k);
 }
 
 static void report_progress(const ari_seeker *k, double fraction)
@@ -515,9 +509,9 @@ static int by_rank(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
+ar_status ari_search_run(ari_ranking *r, const ari_search *s)
 {
-    ari_seeker k = {.s = s, .r = r, .enough = (double)INFINITY, .counting = counting};
+    ari_seeker k = {.s = s, .r = r, .enough = (double)INFINITY};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
     if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
@@ -537,24 +531,6 @@ static ar_status search_all(ari_ranking *r, const ari_search *s, bool counting)
     for (size_t i = 0; i < r->n; i++)
         r->fitting += r->at[i].legal == AR_OK && r->at[i].fits;
     return ari_ranking_prefer(r, s);
-}
-
-ar_status ari_search_run(ari_ranking *r, const ari_search *s)
-{
-    return search_all(r, s, false);
-}
-
-ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s)
-{
-    ari_search quiet = *s;
-    ari_ranking r;
-    quiet.progress = NULL;
-    quiet.every = false;
-    const ar_status st = search_all(&r, &quiet, true);
-    *layouts = r.layouts;
-    *meshes = r.meshes;
-    ari_ranking_fini(&r);
-    return st;
 }
 
 void ari_ranking_fini(ari_ranking *r)

@@ -71,9 +71,7 @@ typedef struct ari_candidate {
     double bytes;       /* a rank's memory in the production account */
     bool fits, weighed; /* weighed: bytes and fits are known */
     bool settled;       /* seconds and bound are; else seconds are those that it takes at least */
-    size_t family;      /* of the search alone: where the parts of its time are (parts.h) */
-    int micro, pipeline;
-    double alone; /* seconds of its schedule without transfers; 0: not known */
+    double alone;       /* seconds of its schedule without transfers; 0: not known */
 } ari_candidate;
 
 typedef struct ari_ranking {
@@ -96,8 +94,6 @@ typedef struct ari_ranking {
  *  case. */
 AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
 void ari_ranking_fini(ari_ranking *r);
-/** How many layouts of how many meshes that would look at, in a small part of its time. Errors: the same. */
-AR_NODISCARD ar_status ari_search_count(size_t *layouts, size_t *meshes, const ari_search *s);
 
 /* Share of the fastest by which others may be slower and count as equal. */
 #define ARI_EQUAL 0.05

@@ -42,12 +42,11 @@ typedef struct ari_seeker {
     size_t n, room;
     ari_mesh_parts parts;
     double enough; /* seconds beyond which a layout is not asked for; INFINITY */
-    bool counting; /* layouts are counted, and not looked at */
 } ari_seeker;
 
-/** A group: all layouts of family f with the i-th number of micro-batches and the j-th pipeline. Writes its variants,
- *  whose order is that of the search, and returns how many. */
-int ari_seeker_variants(ari_choice of[ARI_MOST_VARIANTS], const ari_seeker *k, size_t f, int i, int j);
+/** A group: all layouts of a family with a number of micro-batches and a pipeline. Writes its variants, whose order is
+ *  that of the search, and returns how many. */
+int ari_seeker_variants(ari_choice of[ARI_MOST_VARIANTS], const ari_seeker *k, size_t group);
 /** Computes a candidate's time, and its memory; not exactly: of one that does not fit only that it does not. Errors:
  *  those of ari_time_of and ari_memory_production. */
 AR_NODISCARD ar_status ari_seeker_settle(ari_seeker *k, ari_candidate *f);

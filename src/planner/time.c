@@ -34,65 +34,9 @@ double ari_time_step(const ari_time *t)
 
 /* --- stages ------------------------------------------------------------------------------------------------------- */
 
-ari_stage ari_stage_of(const ari_composed *c, size_t i)
+ari_cost ari_composed_again(const ari_composed *c, int micro, size_t section)
 {
-    const ar_parallel *layout = &c->p->step.run.parallel;
-    const ari_walked *b = &c->passes->blocks;
-    const ar_config *model = c->p->step.config;
-    const size_t n = (size_t)ar_parallel_stages(layout);
-    size_t first = 0, count = 0;
-    ar_stage_layers(&first, &count, &layout->stages, model->layers, n, i);
-    ari_stage s = {.share = {[ARI_PART_BEFORE] = i == 0,
-                             [ARI_PART_BLOCKS] = (double)count / (double)model->layers,
-                             [ARI_PART_AFTER] = i == n - 1},
-                   .layers = (double)count,
-                   .first = b->n > 1 && !b->by_experts ? first : 0};
-    for (size_t l = first; l < first + count && b->by_experts; l++)
-        s.experts += ar_config_has_experts(model, l);
-    return s;
-}
-
-double ari_stage_times(const ari_composed *c, const ari_stage *s, size_t section)
-{
-    const ari_walked *b = &c->passes->blocks;
-    if (section >= b->n)
-        return s->share[section == b->n ? ARI_PART_BEFORE : ARI_PART_AFTER];
-    if (b->by_experts)
-        return section == 1 ? s->experts : s->layers - s->experts;
-    return b->n == 1 ? s->layers : section >= s->first && section < s->first + (size_t)s->layers;
-}
-
-static ari_stage rank_of(const ari_composed *c, size_t rank)
-{
-    const ar_parallel *layout = &c->p->step.run.parallel;
-    ari_stage all = {.layers = 0.0};
-    for (size_t i = rank; i < (size_t)ar_parallel_stages(layout); i += (size_t)ari_at_least_one(layout->pp)) {
-        const ari_stage s = ari_stage_of(c, i);
-        all.first = i == rank ? s.first : all.first;
-        all.layers += s.layers;
-        all.experts += s.experts;
-        for (int part = 0; part < ARI_MODEL_PARTS; part++)
-            all.share[part] += s.share[part];
-    }
-    return all;
-}
-
-static bool same_stage(const ari_stage *a, const ari_stage *b)
-{
-    bool same = a->layers == b->layers && a->experts == b->experts && a->first == b->first;
-    for (int part = 0; part < ARI_MODEL_PARTS; part++)
-        same = same && a->share[part] == b->share[part];
-    return same;
-}
-
-size_t ari_composed_sections(const ari_composed *c)
-{
-    return c->passes->blocks.n + 2;
-}
-
-ari_cost ari_composed_again(const ari_composed *c, const ari_cost *forward, size_t section)
-{
-    const ari_cost *f = &forward[section];
+    const ari_cost *f = &c->passes->of[micro][ARI_GOES_FORWARD][section];
     ari_cost a = {.products = 0.0};
     if (section < c->passes->blocks.n && c->recomputes_blocks)
         ari_cost_add(&a, f, c->recomputed_share);
@@ -101,16 +45,18 @@ ari_cost ari_composed_again(const ari_composed *c, const ari_cost *forward, size
     return a;
 }
 
-double ari_composed_layer(const ari_composed *c, int direction)
+/* A layer's last pass, by the mean of all; ARI_RECOMPUTED: what it computes again. */
+static double layer_seconds(const ari_composed *c, int direction)
 {
-    const ari_passes *of = c->passes;
-    const ari_cost *last = of->last[direction == ARI_RECOMPUTED ? ARI_GOES_FORWARD : direction];
+    const ari_walked *b = &c->passes->blocks;
+    const ari_stage all = ari_stage_of_layers(b, c->passes->model, 0, c->passes->layers);
     double sum = 0.0;
-    for (size_t i = 0; i < of->blocks.n; i++) {
-        const ari_cost a = direction == ARI_RECOMPUTED ? ari_composed_again(c, last, i) : last[i];
-        sum += ari_walked_layers(&of->blocks, of->model, i) * ari_cost_sum(&a);
+    for (size_t i = 0; i < b->n; i++) {
+        const ari_cost a = direction == ARI_RECOMPUTED ? ari_composed_again(c, ARI_OF_LAST, i)
+                                                       : c->passes->of[ARI_OF_LAST][direction][i];
+        sum += ari_stage_times(b, &all, i) * ari_cost_sum(&a);
     }
-    return sum / (double)of->layers;
+    return sum / (double)c->passes->layers;
 }
 
 /* Seconds of a micro-batch in which a stage has nothing to do but wait for its weights, or for gradients on their
@@ -121,54 +67,76 @@ typedef struct exposed {
 
 /* ZeRO-3: each block's weights are gathered before its forward pass and again before its backward pass, while the block
  * before is computed, and its gradients scattered while the next is. The first gather and the last scatter have nothing
- * to hide them. moved NULL: only the time. */
-static exposed gathers_of(const ari_composed *c, const ari_stage *s, ari_traffic *moved, double *hidden)
+ * to hide them. */
+static exposed gathers_of(const ari_composed *c, const ari_stage *s)
 {
     exposed e = {.forward = 0.0};
-    if (c->p->step.run.parallel.zero < 3)
-        return e;
-    const double pass[ARI_DIRECTIONS] = {ari_composed_layer(c, ARI_GOES_FORWARD),
-                                         ari_composed_layer(c, ARI_GOES_BACKWARD) +
-                                             ari_composed_layer(c, ARI_RECOMPUTED)};
-    for (int part = 0; part < ARI_MODEL_PARTS; part++) {
+    for (int part = 0; part < ARI_MODEL_PARTS && c->p->step.run.parallel.zero >= 3; part++) {
         const bool blocks = part == ARI_PART_BLOCKS;
-        const ari_shared_unit u = ari_shared_unit_of(c->p, c->o, c->passes, part);
-        const double units = blocks ? s->layers : s->share[part], times = units * c->micro;
-        const double gather = ari_shared_unit_call(NULL, &u, ARI_CALL_ALL_GATHER, 1.0);
-        const double scatter = ari_shared_unit_call(NULL, &u, ARI_CALL_REDUCE_SCATTER, 1.0) +
-                               ari_shared_unit_call(NULL, &u, ARI_CALL_ALL_REDUCE, 1.0);
-        if (units == 0.0 || c->passes->parameters[part] == 0.0)
+        const double units = blocks ? s->layers : s->share[part], gather = c->gather[part], scatter = c->scatter[part];
+        if (units == 0.0)
             continue;
         const double late = c->o->late_gathers ? gather : 0.0;
-        const double forward = gather + (units - 1.0) * fmax(0.0, gather - (blocks ? pass[ARI_GOES_FORWARD] : 0.0));
-        const double backward =
-            gather + scatter +
-            (units - 1.0) * (late + fmax(0.0, gather - late + scatter - (blocks ? pass[ARI_GOES_BACKWARD] : 0.0)));
-        e.forward += forward;
-        e.backward += backward;
-        if (!moved)
-            continue;
-        (void)ari_shared_unit_call(moved, &u, ARI_CALL_ALL_GATHER, 2.0 * times);
-        (void)ari_shared_unit_call(moved, &u, ARI_CALL_REDUCE_SCATTER, times);
-        (void)ari_shared_unit_call(moved, &u, ARI_CALL_ALL_REDUCE, times);
-        *hidden += times * (2.0 * gather + scatter) - c->micro * (forward + backward);
+        const double forward = blocks ? c->layer[ARI_GOES_FORWARD] : 0.0,
+                     backward = blocks ? c->layer[ARI_GOES_BACKWARD] + c->layer[ARI_RECOMPUTED] : 0.0;
+        e.forward += gather + (units - 1.0) * fmax(0.0, gather - forward);
+        e.backward += gather + scatter + (units - 1.0) * (late + fmax(0.0, gather - late + scatter - backward));
     }
     return e;
+}
+
+/* Seconds of a collective of a unit's weights, or of their gradients, among the ranks that share them out: of a block, or of
+ * a part outside; of experts among those with the same ones. An all-reduce is that of their shares over the ranks that have
+ * the same ones. Counts so many of it, unless moved is NULL. */
+static double unit_call(const ari_composed *c, int part, ari_call_kind kind, ari_traffic *moved, double times)
+{
+    static const ari_over over[2][2] = {{ARI_OVER_SHARD, ARI_OVER_EXPERT_SHARD},
+                                        {ARI_OVER_REPLICATE, ARI_OVER_EXPERT_REPLICATE}};
+    const bool sums = kind == ARI_CALL_ALL_REDUCE;
+    const double units = part == ARI_PART_BLOCKS ? (double)c->passes->layers : 1.0;
+    const double all = c->passes->parameters[part], experts = c->passes->experts[part];
+    const double width = kind == ARI_CALL_ALL_GATHER || !c->o->fp32_sums ? 2.0 : 4.0;
+    double seconds = 0.0;
+    for (int i = 0; i < 2; i++) {
+        const ari_links shards = ari_links_of(c->p, c->o, over[0][i]), l = ari_links_of(c->p, c->o, over[sums][i]);
+        const double n = (i == 0 ? all - experts : experts) / units / (sums ? shards.n : 1.0);
+        const double each = n > 0.0 ? ari_links_call(&l, kind, n, width) : 0.0;
+        seconds += each;
+        if (moved && n > 0.0)
+            ari_traffic_count(moved, ARI_TIME_DP, ari_call_name(kind), &l, times,
+                              times * ari_links_sent(&l, kind, n, width), times * each);
+    }
+    return seconds;
+}
+
+/* What moves for that, and how much of it is hidden. */
+static void add_gathers(ari_composed *c, const ari_stage *s)
+{
+    const exposed e = gathers_of(c, s);
+    for (int part = 0; part < ARI_MODEL_PARTS && c->p->step.run.parallel.zero >= 3; part++) {
+        const double times = c->micro * (part == ARI_PART_BLOCKS ? s->layers : s->share[part]);
+        (void)unit_call(c, part, ARI_CALL_ALL_GATHER, &c->t->moved, 2.0 * times);
+        (void)unit_call(c, part, ARI_CALL_REDUCE_SCATTER, &c->t->moved, times);
+        (void)unit_call(c, part, ARI_CALL_ALL_REDUCE, &c->t->moved, times);
+        c->beside += times * (2.0 * c->gather[part] + c->scatter[part]);
+    }
+    c->beside -= c->micro * (e.forward + e.backward);
 }
 
 /* The micro-batches through one of a rank's stages. */
 static void add_stage(const ari_composed *c, const ari_stage *s, double of[ARI_TIME_KINDS])
 {
-    for (size_t section = 0; section < ari_composed_sections(c); section++) {
-        const double times = c->walked * ari_stage_times(c, s, section);
+    const ari_walked *b = &c->passes->blocks;
+    for (size_t section = 0; section < b->n + 2; section++) {
+        const double times = c->micro * ari_stage_times(b, s, section);
         if (times == 0.0)
             continue;
-        const ari_cost a = ari_composed_again(c, c->passes->mean[ARI_GOES_FORWARD], section);
+        const ari_cost a = ari_composed_again(c, ARI_OF_MEAN, section);
         of[ARI_TIME_RECOMPUTE] += times * (a.products + a.attention);
         for (int k = 0; k < ARI_TIME_KINDS; k++)
             of[k] += times * a.over[k];
         for (int d = 0; d < ARI_DIRECTIONS; d++) {
-            const ari_cost *one = &c->passes->mean[d][section];
+            const ari_cost *one = &c->passes->of[ARI_OF_MEAN][d][section];
             of[ARI_TIME_PRODUCTS] += times * (one->products + one->attention);
             of[ARI_TIME_RECOMPUTE] += times * one->recompute;
             for (int k = 0; k < ARI_TIME_KINDS; k++)
@@ -181,11 +149,14 @@ static void add_stage(const ari_composed *c, const ari_stage *s, double of[ARI_T
 static double rank_seconds(const ari_composed *c, size_t rank, const ari_stage *all, double of[ARI_TIME_KINDS])
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const exposed e = gathers_of(c, all, NULL, NULL);
+    const exposed e = gathers_of(c, all);
+    const bool alike = c->passes->blocks.n == 1 || c->passes->blocks.by_experts; /* sections of all stages */
     double sum = 0.0;
     of[ARI_TIME_DP] += c->micro * (e.forward + e.backward);
-    for (size_t i = rank; i < (size_t)ar_parallel_stages(layout); i += (size_t)ari_at_least_one(layout->pp)) {
-        const ari_stage s = ari_stage_of(c, i);
+    if (alike)
+        add_stage(c, all, of);
+    for (size_t i = rank; i < (size_t)ar_parallel_stages(layout) && !alike; i += (size_t)ari_at_least_one(layout->pp)) {
+        const ari_stage s = ari_stage_of(&c->passes->blocks, c->p, i);
         add_stage(c, &s, of);
     }
     for (int k = 0; k < ARI_TIME_KINDS; k++)
@@ -196,18 +167,19 @@ static double rank_seconds(const ari_composed *c, size_t rank, const ari_stage *
 /* A micro-batch of a kind through a stage. */
 static ar_pp_times times_of(const ari_composed *c, const ari_stage *s, int kind)
 {
-    const exposed e = gathers_of(c, s, NULL, NULL);
+    const exposed e = gathers_of(c, s);
+    const ari_walked *b = &c->passes->blocks;
     ar_pp_times t = {.forward = e.forward, .backward_input = e.backward};
-    for (size_t section = 0; section < ari_composed_sections(c); section++) {
-        const ari_section_times *of = &c->passes->each[kind][section];
-        const double times = c->walked / c->micro * ari_stage_times(c, s, section);
-        const double again = section >= c->passes->blocks.n ? 0.0
-                             : c->recomputes_blocks         ? c->recomputed_share * of->forward
-                             : c->recomputes_scores         ? c->recomputed_share * of->attention
-                                                            : 0.0;
-        t.forward += times * of->forward;
-        t.backward_input += times * (of->backward - of->weights + again);
-        t.backward_weight += times * of->weights;
+    for (size_t section = 0; section < b->n + 2; section++) {
+        const ari_cost *forward = &c->passes->of[ARI_OF_EACH + kind][ARI_GOES_FORWARD][section],
+                       *backward = &c->passes->of[ARI_OF_EACH + kind][ARI_GOES_BACKWARD][section];
+        const double times = ari_stage_times(b, s, section);
+        if (times == 0.0)
+            continue;
+        const ari_cost again = ari_composed_again(c, ARI_OF_EACH + kind, section);
+        t.forward += times * ari_cost_sum(forward);
+        t.backward_input += times * (ari_cost_sum(backward) - backward->weights + ari_cost_sum(&again));
+        t.backward_weight += times * backward->weights;
     }
     t.backward_input = fmax(0.0, t.backward_input);
     return t;
@@ -235,20 +207,20 @@ typedef struct timed {
 static void all_times(timed *t, const ari_composed *c, const ari_links *l)
 {
     const ar_run *run = &c->p->step.run;
-    const int stages = ar_parallel_stages(&run->parallel);
+    const size_t stages = (size_t)ar_parallel_stages(&run->parallel);
     size_t start = 0, samples = 0;
     *t = (timed){.kinds = c->passes->kinds};
     ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
     for (int k = 0; k < t->kinds; k++) {
-        ar_pp_times *at = &t->at[k * stages];
+        ar_pp_times *at = &t->at[(size_t)k * stages];
         const double transfer = l ? ari_links_send(l, between_bytes(c, k)) : 0.0;
-        ari_stage last = {.layers = -1.0};
         t->first[k] = c->passes->first[k];
-        for (int i = 0; i < stages; i++) {
-            const ari_stage s = ari_stage_of(c, (size_t)i);
-            at[i] = same_stage(&s, &last) ? at[i - 1] : times_of(c, &s, k);
-            at[i].transfer = transfer;
-            last = s;
+        for (size_t i = 0, unlike; i < stages; i = unlike) {
+            const ari_stage s = ari_stage_of(&c->passes->blocks, c->p, i);
+            ar_pp_times one = times_of(c, &s, k);
+            one.transfer = transfer;
+            for (unlike = ari_stage_unlike(&c->passes->blocks, c->p, i); i < unlike; i++)
+                at[i] = one;
         }
     }
     if (samples < (size_t)ari_at_least_one(run->parallel.micro_batches))
@@ -274,7 +246,7 @@ static ar_status run_stages(ari_composed *c, const ari_links *l, double *seconds
     ar_pp_run run;
     all_times(&t, c, l);
     memset(c->ends, 0, sizeof c->ends);
-    AR_TRY(ari_schedule_walk(&run, c->schedule, &(ari_pp_timed){t.at, t.first, t.kinds}, note_last, c));
+    AR_TRY(ari_schedule_walk(&run, c->schedule, &(ari_pp_timed){t.at, t.first, t.kinds, !l}, l ? note_last : NULL, c));
     *seconds = run.makespan;
     return AR_OK;
 }
@@ -305,10 +277,10 @@ static ar_status add_ranks(ari_composed *c, double *busy)
     const size_t pp = (size_t)ari_at_least_one(c->p->step.run.parallel.pp);
     ari_stage slowest = {.layers = 0.0};
     *busy = -1.0;
-    for (size_t i = 0; i < pp; i++) {
-        const ari_stage s = rank_of(c, i);
+    for (size_t i = 0; i < pp; i = ari_stage_unlike(&c->passes->blocks, c->p, i)) {
+        const ari_stage s = ari_stage_of_rank(&c->passes->blocks, c->p, i);
         double of[ARI_TIME_KINDS] = {0.0};
-        const double seconds = same_stage(&s, &slowest) ? *busy : rank_seconds(c, i, &s, of);
+        const double seconds = rank_seconds(c, i, &s, of);
         if (seconds <= *busy)
             continue;
         *busy = seconds;
@@ -319,7 +291,7 @@ static ar_status add_ranks(ari_composed *c, double *busy)
         ari_traffic_add(&c->t->moved, &c->passes->moved[part], c->micro * slowest.share[part]);
         c->t->hidden += c->micro * slowest.share[part] * c->passes->hidden[part];
     }
-    gathers_of(c, &slowest, &c->t->moved, &c->beside);
+    add_gathers(c, &slowest);
     return pp > 1 ? add_waits(c, *busy) : AR_OK;
 }
 
@@ -331,16 +303,23 @@ static ari_composed composed_of(ari_time *t, const ari_planned *p, const ari_tim
     const double micro = ari_at_least_one(p->step.run.parallel.micro_batches);
     const bool formula = o->cost_model == ARI_COST_PRODUCTION && !p->step.forward_only; /* else the list has it */
     const ar_recompute what = p->step.run.parallel.recompute.what;
-    return (ari_composed){.p = p,
-                          .o = o,
-                          .passes = passes,
-                          .outside = outside,
-                          .t = t,
-                          .micro = micro,
-                          .walked = micro,
-                          .recomputed_share = formula ? ari_recomputed_share(&p->step) : 0.0,
-                          .recomputes_blocks = what == AR_RECOMPUTE_FULL,
-                          .recomputes_scores = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+    ari_composed c = {.p = p,
+                      .o = o,
+                      .passes = passes,
+                      .outside = outside,
+                      .t = t,
+                      .micro = micro,
+                      .recomputed_share = formula ? ari_recomputed_share(&p->step) : 0.0,
+                      .recomputes_blocks = what == AR_RECOMPUTE_FULL,
+                      .recomputes_scores = what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+    for (int d = 0; d <= ARI_RECOMPUTED; d++)
+        c.layer[d] = layer_seconds(&c, d);
+    for (int part = 0; part < ARI_MODEL_PARTS && p->step.run.parallel.zero >= 3; part++) {
+        c.gather[part] = unit_call(&c, part, ARI_CALL_ALL_GATHER, NULL, 0.0);
+        c.scatter[part] = unit_call(&c, part, ARI_CALL_REDUCE_SCATTER, NULL, 0.0) +
+                          unit_call(&c, part, ARI_CALL_ALL_REDUCE, NULL, 0.0);
+    }
+    return c;
 }
 
 /* Weights and gradients on their way take processors from the products beside them, and a rank updates its share of the weights: reads and writes
@@ -354,8 +333,9 @@ static void add_rest(ari_composed *c)
     c->t->hidden += c->beside;
     if (!rates.gpu || c->o->cost_model == ARI_COST_OWN || p->step.forward_only)
         return;
-    for (size_t r = 0; r < (size_t)ari_at_least_one(p->step.run.parallel.pp); r++) {
-        const ari_stage s = rank_of(c, r);
+    const size_t pp = (size_t)ari_at_least_one(p->step.run.parallel.pp);
+    for (size_t r = 0; r < pp; r = ari_stage_unlike(&c->passes->blocks, p, r)) {
+        const ari_stage s = ari_stage_of_rank(&c->passes->blocks, p, r);
         double all = 0.0, experts = 0.0;
         for (int part = 0; part < ARI_MODEL_PARTS; part++) {
             all += s.share[part] * c->passes->parameters[part];
@@ -385,40 +365,6 @@ ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_opt
     return AR_OK;
 }
 
-/* A call over all parameters of a rank at once. Those of experts are summed by those with the same ones. */
-static double sum_seconds(const ari_composed *c, ari_call_kind kind, double others, double experts)
-{
-    const double width = (double)ar_dtype_bytes(AR_BF16);
-    const bool shares = c->p->step.run.parallel.zero > 0;
-    const ari_links all = shares ? ari_links_of_shares(c->p, c->o) : ari_links_of(c->p, c->o, ARI_OVER_DP);
-    const ari_links same = ari_links_of(c->p, c->o, ARI_OVER_EDP);
-    return ari_links_call(&all, kind, floor(others), width) +
-           (experts > 0.0 ? ari_links_call(&same, kind, floor(experts), width) : 0.0);
-}
-
-/* Adds the sums of the first rank in one bucket, which a micro-batch's backward pass hides; its last one ends the step,
- * but in interleaved begins we do not know when. busy: of the rank that has most to do, and of the first. */
-static double add_sums_least(const ari_composed *c, double least, double busy, double first_busy)
-{
-    const ar_run *run = &c->p->step.run;
-    const int zero = run->parallel.zero;
-    const ari_stage all = rank_of(c, 0), first = ari_stage_of(c, 0);
-    const double blocks = all.share[ARI_PART_BLOCKS], experts = blocks * c->passes->experts[ARI_PART_BLOCKS];
-    const double others =
-        blocks * c->passes->parameters[ARI_PART_BLOCKS] - experts + c->passes->parameters[ARI_PART_BEFORE];
-    if (zero >= 3 || c->p->step.forward_only)
-        return least;
-    const double sum = sum_seconds(c, zero > 0 ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, others, experts);
-    const double gather = zero > 0 && run->steps > 0 ? sum_seconds(c, ARI_CALL_ALL_GATHER, others, experts) : 0.0;
-    const double sums = sum + (zero == 2 ? (c->micro - 1.0) * fmax(0.0, sum - busy / c->micro) : 0.0);
-    const ar_pp_times t = times_of(c, &first, c->passes->kinds - 1);
-    const double beyond = fmax(0.0, sums - t.backward_input - t.backward_weight);
-    if (ari_at_least_one(run->parallel.virtual_stages) > 1)
-        return fmax(least, sums) + gather;
-    const bool ends = !run->parallel.own_schedule && run->parallel.schedule != AR_PP_ZERO_BUBBLE;
-    return (ends ? least + beyond : fmax(least, first_busy + beyond)) + gather;
-}
-
 ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_options *o, const ari_passes *passes,
                          const ar_pipeline_schedule *schedule)
 {
@@ -427,51 +373,50 @@ ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_o
     return run_stages(&c, NULL, seconds);
 }
 
-ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int micros,
-                               bool with_sums, double alone)
+double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes)
 {
     ari_composed c = composed_of(NULL, p, o, passes, NULL);
-    c.walked = micros;
     const ar_parallel *layout = &p->step.run.parallel;
+    const ari_walked *b = &passes->blocks;
     const bool waits = layout->schedule != AR_PP_ZERO_BUBBLE;
-    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
-    double most = 0.0, before = 0.0, busy = 0.0, busiest = 0.0, first_busy = 0.0, through = 0.0;
-    ar_pp_times t = {.forward = 0.0};
-    ari_stage all = {.layers = -1.0}, last = all;
-    const bool even = layout->stages.n == 0 && p->step.config->layers % (size_t)stages == 0;
-    for (int i = 0, like; i < stages; i += like) { /* so many stages between the first and the last are alike */
-        like = !even || i == 0 ? 1 : i < pp ? (i < pp - 1 ? pp - 1 - i : 1) : i < stages - 1 ? stages - 1 - i : 1;
-        const ari_stage s = ari_stage_of(&c, (size_t)i);
-        if (!same_stage(&s, &last))
-            t = times_of(&c, &s, passes->kinds - 1);
-        last = s;
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), stages = (size_t)ar_parallel_stages(layout);
+    double most = 0.0, before = 0.0, through = 0.0;
+    for (size_t i = 0, unlike; i < stages; i = unlike) {
+        unlike = ari_stage_unlike(b, p, i);
+        const ari_stage s = ari_stage_of(b, p, i);
+        const ar_pp_times t = times_of(&c, &s, passes->kinds - 1);
+        const double like = (double)(unlike - i),
+                     each = t.forward + (waits ? t.backward_input + t.backward_weight : 0.0);
         through += like * (t.forward + t.backward_input);
         if (i >= pp)
             continue;
-        const ari_stage rank = rank_of(&c, (size_t)i);
+        const ari_stage rank = ari_stage_of_rank(b, p, i);
         double of[ARI_TIME_KINDS] = {0.0};
-        if (!same_stage(&rank, &all))
-            busy = rank_seconds(&c, (size_t)i, &rank, of);
-        all = rank;
-        first_busy = i == 0 ? busy : first_busy;
-        busiest = fmax(busiest, busy);
-        const double each = t.forward + (waits ? t.backward_input + t.backward_weight : 0.0);
-        most = fmax(most, before + (like - 1) * each + busy);
+        most = fmax(most, before + (like - 1) * each + rank_seconds(&c, i, &rank, of));
         before += like * each;
     }
     const ari_links l = ari_links_of(p, o, ARI_OVER_PP);
     if (pp > 1)
-        through += 2.0 * (stages - 1) * ari_links_send(&l, between_bytes(&c, passes->kinds - 1));
-    const double step = fmax(fmax(most, through), alone);
-    return (ari_time_bounds){most, with_sums ? add_sums_least(&c, step, busiest, first_busy) : step};
+        through += 2.0 * (double)(stages - 1) * ari_links_send(&l, between_bytes(&c, passes->kinds - 1));
+    return fmax(most, through);
 }
 
-double ari_passes_seconds(const ari_passes *passes)
+/* The time of one layout, of whose parts nothing is kept. */
+ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o)
 {
-    const size_t n = passes->blocks.n;
-    double sum = 0.0;
-    for (int d = 0; d < ARI_DIRECTIONS; d++)
-        sum += ari_passes_layers(passes, passes->mean[d], 0, passes->layers) + ari_cost_sum(&passes->mean[d][n]) +
-               ari_cost_sum(&passes->mean[d][n + 1]);
-    return sum;
+    ari_passes passes;
+    ari_outside outside;
+    ar_pipeline_schedule *schedule = NULL;
+    AR_TRY(ari_passes_init(&passes, p, o));
+    ar_status st = ari_outside_init(&outside, p, o, NULL);
+    if (st == AR_OK) {
+        if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
+            st = ar_parallel_schedule(&schedule, &p->step.run.parallel);
+        if (st == AR_OK)
+            st = ari_time_compose(t, p, o, &passes, &outside, schedule, 0.0);
+        ar_pipeline_schedule_destroy(schedule);
+        ari_outside_fini(&outside);
+    }
+    ari_passes_fini(&passes);
+    return st;
 }

@@ -15,9 +15,6 @@ typedef struct ari_links {
 } ari_links;
 /** Links of a group of the list of operations. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g);
-/** Links among the ranks that share out under ZeRO, and among those with the same share of several replicas. */
-ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o);
-ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o);
 /** Whose time a group's calls are. */
 ari_time_kind ari_time_kind_of(ari_over g);
 /** Seconds of a collective of so many elements in full length, all members coming at once. */
@@ -68,8 +65,7 @@ double ari_overlapped_wait(ari_overlapped *b, double now, ari_role role);
 
 /* --- passes (time_pass.c) ----------------------------------------------------------------------------------------- */
 
-/* The parts of a model, and seconds in them. */
-typedef enum ari_model_part { ARI_PART_BEFORE, ARI_PART_BLOCKS, ARI_PART_AFTER, ARI_MODEL_PARTS } ari_model_part;
+/* Seconds in a part of a model. */
 typedef struct ari_cost {
     double products, attention;
     double over[ARI_TIME_KINDS]; /* of calls of the main queue */
@@ -79,24 +75,18 @@ typedef struct ari_cost {
 double ari_cost_sum(const ari_cost *c);
 void ari_cost_add(ari_cost *to, const ari_cost *c, double times);
 
-/* A micro-batch's seconds in a section; attention, weights: of the forward pass, and of the backward one. */
-typedef struct ari_section_times {
-    double forward, attention, backward, weights;
-} ari_section_times;
-
 enum { ARI_GOES_FORWARD, ARI_GOES_BACKWARD, ARI_DIRECTIONS };
 /* Kinds of micro-batches: in exact numerics the first by itself, those of one sample more, the others. */
 enum { ARI_MICRO_KINDS = 3 };
-/* Sections: a layer of each block that is walked, and behind them what is before the layers and what is after them. */
+/* Of a rank's micro-batches the mean, the last one, each kind. */
+enum { ARI_OF_MEAN, ARI_OF_LAST, ARI_OF_EACH, ARI_OF_MICROS = ARI_OF_EACH + ARI_MICRO_KINDS };
 typedef struct ari_passes {
-    ari_cost *mean[ARI_DIRECTIONS]; /* [sections] of a rank's micro-batches */
-    ari_cost *last[ARI_DIRECTIONS]; /* of the last micro-batch */
-    ari_section_times *each[ARI_MICRO_KINDS];
-    int kinds, first[ARI_MICRO_KINDS];  /* from which micro-batch on each kind is */
-    double hidden[ARI_MODEL_PARTS];     /* seconds of calls beside products, of a micro-batch */
-    double parameters[ARI_MODEL_PARTS]; /* of this rank, of all layers */
-    double experts[ARI_MODEL_PARTS];    /* of them, those of experts, where they have copies of their own */
-    ari_traffic moved[ARI_MODEL_PARTS]; /* of a micro-batch */
+    ari_cost *of[ARI_OF_MICROS][ARI_DIRECTIONS]; /* [sections] */
+    int kinds, first[ARI_MICRO_KINDS];           /* from which micro-batch on each kind is */
+    double hidden[ARI_MODEL_PARTS];              /* seconds of calls beside products, of a micro-batch */
+    double parameters[ARI_MODEL_PARTS];          /* of this rank, of all layers */
+    double experts[ARI_MODEL_PARTS];             /* of them, those of experts, where they have copies of their own */
+    ari_traffic moved[ARI_MODEL_PARTS];          /* of a micro-batch */
     /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since its block began; behind
      * the blocks, of what is outside of them, since the pass began. */
     double *ready;
@@ -107,27 +97,10 @@ typedef struct ari_passes {
 } ari_passes;
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
-/** Seconds of a micro-batch's passes through all layers. */
-double ari_passes_seconds(const ari_passes *passes);
 /** Sum over layers of what is known of the section of each. */
 double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
-
-/* --- what ZeRO-3 gathers and scatters together (time_unit.c) ------------------------------------------------------ */
-
-/* A unit's weights that ranks share out, and those among which they do: of experts those with the same ones. */
-enum { ARI_OF_ALL, ARI_OF_EXPERTS, ARI_SHARED_OUT };
-typedef struct ari_shared_unit {
-    ari_links links[ARI_SHARED_OUT], copies[ARI_SHARED_OUT]; /* copies: those with the same shares */
-    double n[ARI_SHARED_OUT];
-    double sum_width; /* bytes of a gradient on its way */
-} ari_shared_unit;
-/** That of a part of the model: a block, or what is outside. */
-ari_shared_unit ari_shared_unit_of(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int part);
-/** Seconds of a collective of them, an all-reduce being that of its shares over the ranks that have the same ones; counts
- *  so many of it, unless moved is NULL. */
-double ari_shared_unit_call(ari_traffic *moved, const ari_shared_unit *u, ari_call_kind kind, double times);
 
 /* --- outside of the passes (time_step.c) -------------------------------------------------------------------------- */
 
@@ -135,7 +108,7 @@ double ari_shared_unit_call(ari_traffic *moved, const ari_shared_unit *u, ari_ca
 typedef enum ari_across { ARI_ACROSS_NONE, ARI_ACROSS_ENDS, ARI_ACROSS_ALL, ARI_ACROSS_CHAIN } ari_across;
 /* A call after the passes, or products. */
 typedef struct ari_outside_call {
-    ari_op_param last; /* of a bucket: the gradient that completes it */
+    ari_op_param last; /* of a bucket: the gradient that completes it; layer: which of the rank's */
     double seconds;
     ari_across across;
     bool bucket, overlapped, after; /* after: when all buckets are summed */
@@ -143,10 +116,10 @@ typedef struct ari_outside_call {
 /* Work of a pipeline rank outside the passes. */
 typedef struct ari_outside_rank {
     ari_outside_call *call; /* [n] in their order */
-    size_t n, room;
-    double before; /* seconds before the passes */
-    double sums;   /* of buckets */
-    double stages; /* of the others, over the ranks of a pipeline */
+    size_t n, room;         /* room: 0 where they are those of a rank that does the same */
+    double before;          /* seconds before the passes */
+    double sums;            /* of buckets */
+    double stages;          /* of the others, over the ranks of a pipeline */
     ari_traffic moved;
 } ari_outside_rank;
 typedef struct ari_outside {
@@ -154,19 +127,13 @@ typedef struct ari_outside {
     size_t n;
     int virtual_stages; /* of its layout */
 } ari_outside;
-/** other: that of a layout that differs from p in its virtual stages alone; NULL: none is known. */
+/** other: that of a layout that differs from p in its virtual stages alone, which is to live as long; NULL: none is
+ *  known. */
 AR_NODISCARD ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o,
                                         const ari_outside *other);
 void ari_outside_fini(ari_outside *s);
 
 /* --- stages and ranks (time.c, time_sums.c) ----------------------------------------------------------------------- */
-
-/* A stage's share of each part of the model, or that of all stages of a rank. */
-typedef struct ari_stage {
-    double share[ARI_MODEL_PARTS];
-    double layers, experts; /* experts: of the layers, those that the second of two blocks stands for */
-    size_t first;           /* layer, where each is walked; else 0 */
-} ari_stage;
 
 /* The last backward pass of a stage. */
 typedef struct ari_last_pass {
@@ -180,6 +147,7 @@ typedef struct ari_span {
     double begin, end;
 } ari_span;
 
+enum { ARI_RECOMPUTED = ARI_DIRECTIONS };
 typedef struct ari_composed {
     const ari_planned *p;
     const ari_time_options *o;
@@ -190,23 +158,17 @@ typedef struct ari_composed {
     ari_time *t;
     double beside;                             /* seconds of weights and gradients on their way that products hide */
     double micro;                              /* micro-batches */
-    double walked;                             /* those that the passes are of */
     double recomputed_share;                   /* of the layers, by formula; 0: nothing */
     bool recomputes_blocks, recomputes_scores; /* of what is computed again: blocks, or only scores */
-    ari_span last[AR_MAX_STAGES]; /* of a pipeline's stage: its last pass that makes gradients of weights */
-    double ends[AR_MAX_STAGES];   /* of its ranks, seconds since the first began */
-    double end;                   /* of the last one's last pass */
-    const ari_last_pass *pass;    /* [stages] */
+    ari_span last[AR_MAX_STAGES];     /* of a pipeline's stage: its last pass that makes gradients of weights */
+    double ends[AR_MAX_STAGES];       /* of its ranks, seconds since the first began */
+    double end;                       /* of the last one's last pass */
+    const ari_last_pass *pass;        /* [stages] */
+    double layer[ARI_RECOMPUTED + 1]; /* seconds of its last pass; and before that of its forward pass again */
+    double gather[ARI_MODEL_PARTS], scatter[ARI_MODEL_PARTS]; /* ZeRO-3: of a block, or of what is outside */
 } ari_composed;
-ari_stage ari_stage_of(const ari_composed *c, size_t i);
-/** How often a stage goes through a section. */
-double ari_stage_times(const ari_composed *c, const ari_stage *s, size_t section);
-size_t ari_composed_sections(const ari_composed *c);
-/** Time that recomputation adds to a section's pass of a micro-batch: forward once more, communication included. */
-ari_cost ari_composed_again(const ari_composed *c, const ari_cost *forward, size_t section);
-enum { ARI_RECOMPUTED = ARI_DIRECTIONS };
-/** A layer's last pass, by the mean of all; ARI_RECOMPUTED: what it computes again. */
-double ari_composed_layer(const ari_composed *c, int direction);
+/** Time that recomputation adds to a section's pass of one of ARI_OF_*: forward once more, communication included. */
+ari_cost ari_composed_again(const ari_composed *c, int micro, size_t section);
 /** Adds what follows the passes; busy: seconds of the rank that has most to do in them. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_composed_sums(ari_composed *c, double busy);
 
@@ -218,24 +180,18 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
-/** schedule: the layout's (ar_parallel_schedule). alone: as below; 0: it is not known. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** schedule: the layout's (ar_parallel_schedule). alone: as below; 0: it is not
+ *  known. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
                                         const ari_passes *passes, const ari_outside *outside,
                                         const ar_pipeline_schedule *schedule, double alone);
 /** Seconds of a pipeline's schedule without transfers. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_alone(double *seconds, const ari_planned *p, const ari_time_options *o,
                                       const ari_passes *passes, const ar_pipeline_schedule *schedule);
-/* Seconds that a step takes at least, without going through the schedule of a pipeline. */
-typedef struct ari_time_bounds {
-    double passes; /* a rank can begin when the ranks before it have gone forward, and what it has done last still goes
-                      back to them */
-    double step;   /* a micro-batch goes through all stages and back; and with_sums the first rank's gradients are
-                      summed and its weights gathered, in one bucket, beside its last backward pass */
-} ari_time_bounds;
-/** alone: as above; 0: it is not known. passes: of so many micro-batches; without sums it may be a number that divides
- *  p's: of more, each only adds latencies and rounds up. */
-ari_time_bounds ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes, int micros,
-                               bool with_sums, double alone);
+/** Seconds that a step takes at least, without going through the schedule of a pipeline: a rank can begin when the ranks
+ *  before it have gone forward, what it has done last still goes back to them, and a micro-batch goes through all stages
+ *  and back. */
+double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari_passes *passes);
 /** A row of one kind of call. */
 void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, const ari_links *l, double calls,
                        double bytes, double seconds);

@@ -45,19 +45,24 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
     return links(o, (run){1.0, ceil(copies / inner)}, exchanging, world);
 }
 
-/* Expert-parallel ranks are neighbours among those with data, and those of tp with experts of their own; a group of
- * ranks with the same experts has one of each of their groups, or of those of one sequence. */
-static ari_links links_of_experts(const ari_planned *p, const ari_time_options *o, ari_over g, double world)
+/* Ranks that share out what ZeRO does not keep whole are neighbours among those with the same parameters, of which a group
+ * has one of each of their groups. So are expert-parallel ranks among those with data, and those of tp with experts of
+ * their own; ranks with the same experts are one of each of their groups, or of those of one sequence. */
+static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over g, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const double ep = ari_at_least_one(layout->ep), all = ranks_along(p, ari_expert_axes(layout));
-    const double stride = ari_experts_whole(layout) ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
+    const bool experts = ari_over_experts(g), whole = experts && ari_experts_whole(layout);
+    const double ep = experts ? ari_at_least_one(layout->ep) : 1.0;
+    const double all = ranks_along(p, experts ? ari_expert_axes(layout) : ARI_CUTS_DATA);
+    const double stride = whole ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
     const double replicas = ari_at_least_one(layout->dp_replicate), each = all / ep / replicas;
-    const run members = g == ARI_OVER_EP                 ? (run){stride, ep}
-                        : g == ARI_OVER_EXPERT_REPLICATE ? (run){stride * ep * each, replicas}
-                        : g == ARI_OVER_EXPERT_SHARD     ? (run){stride * ep, each}
-                        : g == ARI_OVER_EXPERT_CP        ? (run){stride * ep, ari_expert_sequence(layout)}
-                                                         : (run){stride * ep, all / ep};
+    const bool copies = g == ARI_OVER_REPLICATE || g == ARI_OVER_EXPERT_REPLICATE;
+    const bool shares = g == ARI_OVER_SHARD || g == ARI_OVER_EXPERT_SHARD;
+    const run members = g == ARI_OVER_EP          ? (run){stride, ep}
+                        : copies                  ? (run){stride * ep * each, replicas}
+                        : shares                  ? (run){stride * ep, each}
+                        : g == ARI_OVER_EXPERT_CP ? (run){stride * ep, ari_expert_sequence(layout)}
+                                                  : (run){stride * ep, all / ep};
     return links(o, members, (run){world, 1.0}, world);
 }
 
@@ -69,8 +74,8 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     int innermost = ARI_PLACED_AXES - 1;
     if (g == ARI_OVER_COPIES)
         return links_of_copies(p, o, world);
-    if (ari_over_experts(g))
-        return links_of_experts(p, o, g, world);
+    if (ari_over_experts(g) || g == ARI_OVER_SHARD || g == ARI_OVER_REPLICATE)
+        return links_of_parts(p, o, g, world);
     while (!(axes >> innermost & 1))
         innermost--;
     const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
@@ -96,19 +101,6 @@ ari_time_kind ari_time_kind_of(ari_over g)
     return (ari_time_kind)k;
 }
 
-ari_links ari_links_of_shares(const ari_planned *p, const ari_time_options *o)
-{
-    const double heads = ranks_along(p, ARI_CUTS_FEATURES), world = ranks_along(p, ARI_ALL_AXES);
-    return links(o, (run){heads, ari_planned_shares(p)}, (run){world, 1.0}, world);
-}
-
-ari_links ari_links_of_replicas(const ari_planned *p, const ari_time_options *o)
-{
-    const double each = ranks_along(p, ARI_CUTS_FEATURES) * ari_planned_shares(p);
-    const double world = ranks_along(p, ARI_ALL_AXES);
-    return links(o, (run){each, ari_at_least_one(p->step.run.parallel.dp_replicate)}, (run){world, 1.0}, world);
-}
-
 /* A link as collectives find it: a known GPU's reach a share of the rate. */
 static ar_sim_link reached(const ari_links *l, bool between)
 {
@@ -122,8 +114,8 @@ static double seconds_over(ar_sim_link l, double bytes)
     return l.latency_s + bytes / l.bytes_per_s;
 }
 
-/* One step of a ring: the slowest link of it decides. */
-static double step_seconds(const ari_links *l, double bytes)
+/* As one step of a ring: the slowest link of it decides. */
+double ari_links_send(const ari_links *l, double bytes)
 {
     const double inside = l->inside ? seconds_over(reached(l, false), bytes) : 0.0;
     return l->between ? fmax(inside, seconds_over(reached(l, true), bytes)) : inside;
@@ -135,11 +127,6 @@ static double rings_seconds(const ari_links *l, double bytes, double rings)
     const ari_ring_links links = {
         l->n, l->in_node, l->between, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
     return ari_gpu_rings(&links, bytes, rings);
-}
-
-double ari_links_send(const ari_links *l, double bytes)
-{
-    return step_seconds(l, bytes);
 }
 
 /* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
@@ -175,7 +162,7 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
     if (kind == ARI_CALL_ALL_TO_ALL)
         return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
     if (kind == ARI_CALL_EXCHANGE)
-        return step_seconds(l, elements * element_bytes);
+        return ari_links_send(l, elements * element_bytes);
     if (ari_time_rates(l->o).gpu)
         return rings_seconds(l, elements * element_bytes, ring_steps(kind));
     if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
@@ -183,7 +170,7 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
         const double between = seconds_over(reached(l, true), ceil(elements / l->n) * element_bytes);
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
-    return ring_steps(kind) * (l->n - 1.0) * step_seconds(l, ceil(elements / l->n) * element_bytes);
+    return ring_steps(kind) * (l->n - 1.0) * ari_links_send(l, ceil(elements / l->n) * element_bytes);
 }
 
 double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)

@@ -14,6 +14,7 @@ typedef struct walk {
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
     double seen;                          /* share of the scores that flash attention computes */
     double hop, hops;      /* production: bytes of keys and values that go round beside the attention that follows */
+    ari_stage all;         /* layers */
     double layers_a_visit; /* layers that a visited block stands for */
     double clock;          /* in the pass: of the part so far */
     double began;          /* when the block did */
@@ -99,7 +100,7 @@ static void begin_pass(walk *w, const ari_operation *op)
     w->layer = ARI_NO_LAYER;
     w->behind = false;
     for (size_t i = 0; i < to->blocks.n + 2 && ends(w, op); i++)
-        to->last[op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
+        to->of[ARI_OF_LAST][op->pass == ARI_PASS_BACKWARD][i] = (ari_cost){.products = 0.0};
     w->each = 0;
     while (w->each < to->kinds && to->first[w->each] != (int)op->micro)
         w->each++;
@@ -123,37 +124,15 @@ static void enter_block(walk *w, const ari_operation *op)
     w->began = w->clock;
     w->layer = op->layer;
     if (op->layer != ARI_NO_LAYER)
-        w->layers_a_visit = ari_walked_layers(&w->to->blocks, w->p->step.config, op->layer);
+        w->layers_a_visit = ari_stage_times(&w->to->blocks, &w->all, op->layer);
 }
 
-/* A gradient is ready when the module that its parameter belongs to has gone backward. */
+/* A gradient is ready when the module that its parameter belongs to has gone backward: roles are in the order of a
+ * block. */
 static ari_role module_of(ari_role role)
 {
-    switch (role) {
-    case ARI_QKV:
-    case ARI_Q:
-    case ARI_Q_A:
-    case ARI_KV_A:
-    case ARI_Q_A_NORM:
-    case ARI_Q_B:
-    case ARI_KV_A_NORM:
-    case ARI_KV_B:
-    case ARI_K:
-    case ARI_V:
-    case ARI_SINKS:
-    case ARI_Q_NORM:
-    case ARI_K_NORM:
-    case ARI_OUT:
-        return ARI_ATTENTION;
-    case ARI_FIRST:
-    case ARI_GATE_UP:
-    case ARI_GATE:
-    case ARI_UP:
-    case ARI_DOWN:
-        return ARI_MLP;
-    default:
-        return role >= ARI_ROUTER && role <= ARI_SHARED_SHARE ? ARI_MLP : role;
-    }
+    const bool attention = role > ARI_NORM1 && role<ARI_ATTENTION, mlp = role> ARI_NORM2 && role < ARI_MLP;
+    return attention ? ARI_ATTENTION : mlp ? ARI_MLP : role;
 }
 
 /* layer: a block, or ARI_NO_LAYER. */
@@ -213,6 +192,11 @@ static double product_seconds(const walk *w, const ari_operation *op, double sha
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT, forward = goes_forward(op);
     const ari_op_value *weight = gradient ? &op->output[0] : &op->weight[0];
     const double in = (double)weight->local[1], experts = fmax(1.0, (double)weight->experts);
+    if (op->role == ARI_K_SHARED && op->pass == ARI_PASS_BACKWARD && !forward && !is_production(w)) { /* times ones */
+        const size_t *k = op->output[2].local, heads = op->input[1].local[2] / w->p->step.config->head_dim;
+        const ari_gpu_product sum = {(double)k[0], (double)(k[1] * k[2]), 1.0, (double)heads, false};
+        return ari_rates_product(&w->rates, &sum);
+    }
     if (op->multiply_adds == 0.0)
         return 0.0;
     double out = gradient ? (double)weight->local[0] : 0.0;
@@ -365,14 +349,6 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
     w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
 }
 
-static void add_each(ari_section_times *to, const ari_cost *c, bool backward)
-{
-    to->forward += backward ? 0.0 : ari_cost_sum(c);
-    to->attention += backward ? 0.0 : c->attention;
-    to->backward += backward ? ari_cost_sum(c) : 0.0;
-    to->weights += c->weights;
-}
-
 static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
@@ -414,10 +390,10 @@ static ar_status visit_operation(void *user, const ari_operation *op)
                                                   : op->part == AR_PP_BACKWARD_WEIGHT;
     c.weights = later ? ari_cost_sum(&c) : 0.0;
     const size_t section = part == ARI_PART_BLOCKS ? op->layer : to->blocks.n + (part == ARI_PART_AFTER);
-    ari_cost_add(&to->mean[backward][section], &c, times / layers);
-    add_each(&to->each[w->each][section], &c, backward);
+    ari_cost_add(&to->of[ARI_OF_MEAN][backward][section], &c, times / layers);
+    ari_cost_add(&to->of[ARI_OF_EACH + w->each][backward][section], &c, 1.0);
     c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
-    ari_cost_add(&to->last[backward][section], &c, ends(w, op) && !op->counting ? 1.0 : 0.0);
+    ari_cost_add(&to->of[ARI_OF_LAST][backward][section], &c, ends(w, op) && !op->counting ? 1.0 : 0.0);
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
     if (gradient)
@@ -438,17 +414,9 @@ static int busiest(const ari_step_case *c)
 static ar_status alloc_sections(ari_passes *to, size_t n)
 {
     ari_cost *costs = NULL;
-    ari_section_times *times = NULL;
-    AR_TRY(ari_alloc_zero((void **)&costs, 2 * ARI_DIRECTIONS * n, sizeof *costs, "times of sections"));
-    to->mean[0] = costs;
-    AR_TRY(ari_alloc_zero((void **)&times, ARI_MICRO_KINDS * n, sizeof *times, "times of sections"));
-    to->each[0] = times;
-    for (size_t d = 0; d < ARI_DIRECTIONS; d++) {
-        to->mean[d] = costs + d * n;
-        to->last[d] = costs + (ARI_DIRECTIONS + d) * n;
-    }
-    for (size_t k = 0; k < ARI_MICRO_KINDS; k++)
-        to->each[k] = times + k * n;
+    AR_TRY(ari_alloc_zero((void **)&costs, ARI_OF_MICROS * ARI_DIRECTIONS * n, sizeof *costs, "times of sections"));
+    for (size_t i = 0; i < ARI_OF_MICROS * ARI_DIRECTIONS; i++)
+        (&to->of[0][0])[i] = costs + i * n;
     return ari_alloc_zero((void **)&to->ready, (n - 1) * ARI_ROLES, sizeof *to->ready, "times of gradients");
 }
 
@@ -466,6 +434,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
               .seen = seen_scores(p),
               .micros = ari_at_least_one(p->step.run.parallel.micro_batches),
               .pass = ARI_PASS_START};
+    w.all = ari_stage_of_layers(&passes->blocks, passes->model, 0, passes->layers);
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     ar_status st = alloc_sections(passes, passes->blocks.n + 2);
@@ -479,24 +448,18 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
 void ari_passes_fini(ari_passes *passes)
 {
     free(passes->ready);
-    free(passes->each[0]);
-    free(passes->mean[0]);
+    free(passes->of[0][0]);
     *passes = (ari_passes){.kinds = 0};
 }
 
 double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers)
 {
     const ari_walked *b = &passes->blocks;
-    double sum = 0.0, experts = 0.0;
-    for (size_t i = first; i < first + layers && b->n > 1; i++) {
-        if (b->by_experts)
-            experts += ar_config_has_experts(passes->model, i);
-        else
-            sum += ari_cost_sum(&of[i]);
-    }
-    if (b->n > 1 && !b->by_experts)
-        return sum;
-    return ((double)layers - experts) * ari_cost_sum(&of[0]) + (experts > 0.0 ? experts * ari_cost_sum(&of[1]) : 0.0);
+    const ari_stage s = ari_stage_of_layers(b, passes->model, first, layers);
+    double sum = 0.0;
+    for (size_t k = 0; k < b->n; k++)
+        sum += ari_stage_times(b, &s, k) * ari_cost_sum(&of[k]);
+    return sum;
 }
 
 /* Of the layers, which go backward from the last to the first, those behind a stage's last one are not its own. */
@@ -505,7 +468,7 @@ double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, siz
     const bool outside = ari_outside_layers(passes->model, param->layer);
     const size_t block = outside ? ARI_NO_LAYER : ari_walked_block(&passes->blocks, passes->model, param->layer);
     const double at = passes->ready[ready_at(passes, block, param->role)];
-    const ari_cost *last = passes->last[ARI_GOES_BACKWARD];
+    const ari_cost *last = passes->of[ARI_OF_LAST][ARI_GOES_BACKWARD];
     const bool before = outside && ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
     const double behind = ari_passes_layers(passes, last, first + layers, passes->layers - first - layers);
     if (!outside && each_layer(&passes->blocks))

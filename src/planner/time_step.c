@@ -7,7 +7,9 @@
 #include "ref/core/size.h"
 
 typedef struct walk {
+    const ari_planned *p;
     const ari_time_options *o;
+    size_t rank; /* of the pipeline */
     ari_outside_rank *to;
     ari_links links[ARI_OVER_COPIES + 1]; /* of each group */
 } walk;
@@ -46,6 +48,20 @@ static ari_across across_of(const ari_op_call *call)
                                                             : ARI_ACROSS_ALL;
 }
 
+/* Which one a layer is of the rank's. */
+static size_t place_of_layer(const walk *w, size_t layer)
+{
+    const ar_parallel *layout = &w->p->step.run.parallel;
+    size_t first = 0, n = 0, before = 0, i = w->rank;
+    if (ari_outside_layers(w->p->step.config, layer))
+        return ARI_NO_LAYER;
+    for (;; i += (size_t)ari_at_least_one(layout->pp), before += n) {
+        ar_stage_layers(&first, &n, &layout->stages, w->p->step.config->layers, (size_t)ar_parallel_stages(layout), i);
+        if (layer >= first && layer < first + n)
+            return before + layer - first;
+    }
+}
+
 static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
@@ -55,7 +71,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     const bool loss = op->kind == ARI_OPERATION_LOSS_SUM || op->kind == ARI_OPERATION_ROUTER_SUM ||
                       op->kind == ARI_OPERATION_FURTHER_SUM;
     ari_outside_call c = {.last = op->last, .bucket = op->kind == ARI_OPERATION_GRADIENT_SUM};
-    c.last.layer = c.bucket ? c.last.layer : ARI_NO_LAYER;
+    c.last.layer = c.bucket ? place_of_layer(w, c.last.layer) : ARI_NO_LAYER;
     c.after = !c.bucket && !loss;
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
@@ -77,90 +93,50 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     return add_call(s, &c);
 }
 
-/* A rank of a layout's pipeline. */
-typedef struct place {
-    const ari_planned *p;
-    const ari_outside *s; /* of all its ranks */
-    size_t rank;
-} place;
-
-/* The rank's k-th layer, from its first stage on; ARI_NO_LAYER: it has fewer. */
-static size_t layer_at(const place *at, size_t k)
+/* True if ranks of two layouts do the same outside of the passes. */
+static bool same_outside(const ari_planned *p, size_t rank, const ari_planned *q, size_t other)
 {
-    const ar_parallel *layout = &at->p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    for (size_t i = at->rank, first = 0, n = 0; i < stages; i += pp, k -= n) {
-        ar_stage_layers(&first, &n, &layout->stages, at->p->step.config->layers, stages, i);
-        if (k < n)
-            return first + k;
-    }
-    return ARI_NO_LAYER;
+    const ari_walked b = ari_walked_of(&p->step, true);
+    const ari_stage s = ari_stage_of_rank(&b, p, rank), t = ari_stage_of_rank(&b, q, other);
+    return (b.n == 1 || b.by_experts) && s.share[ARI_PART_BEFORE] == t.share[ARI_PART_BEFORE] &&
+           s.share[ARI_PART_AFTER] == t.share[ARI_PART_AFTER] && s.layers == t.layers && s.experts == t.experts &&
+           (s.experts == 0.0 || s.experts == s.layers);
 }
 
-/* True if two ranks do the same outside of the passes: both the first of their pipelines, or none, and so on. */
-static bool same_outside(const place *a, const place *b)
+/* A rank that does the same: of those before it, or its own of another layout; NULL: none. */
+static const ari_outside_rank *find_like(const ari_outside *s, const ari_planned *p, size_t rank,
+                                         const ari_outside *other)
 {
-    const ar_config *c = a->p->step.config;
-    bool same = (a->rank == 0) == (b->rank == 0) && (a->rank + 1 == a->s->n) == (b->rank + 1 == b->s->n) &&
-                a->p->step.run.plan.rules == 0;
-    for (size_t k = 0, layer = 0; same && layer != ARI_NO_LAYER; k++) {
-        const size_t other = layer_at(b, k);
-        layer = layer_at(a, k);
-        same = (layer == ARI_NO_LAYER) == (other == ARI_NO_LAYER) &&
-               (layer == ARI_NO_LAYER || ar_config_has_experts(c, layer) == ar_config_has_experts(c, other));
+    ari_planned of = *p;
+    for (size_t r = 0; r < rank; r++) {
+        if (same_outside(p, r, p, rank))
+            return &s->rank[r];
     }
-    return same;
-}
-
-static ar_status copy_outside(ari_outside_rank *to, const place *from, const place *at)
-{
-    const ari_outside_rank *a = &from->s->rank[from->rank];
-    *to = *a;
-    to->call = NULL;
-    to->room = a->n;
-    AR_TRY(ari_alloc((void **)&to->call, a->n, sizeof *to->call, "calls after the passes"));
-    for (size_t i = 0, k = 0; i < a->n; i++) {
-        const size_t layer = a->call[i].last.layer;
-        to->call[i] = a->call[i];
-        if (layer == ARI_NO_LAYER)
-            continue;
-        for (k = layer_at(from, k) == layer ? k : 0; layer_at(from, k) != layer;)
-            k++;
-        to->call[i].last.layer = layer_at(at, k);
-    }
-    return AR_OK;
-}
-
-/* A rank that does the same: of those before it, or its own of another layout. */
-static bool find_like(place *like, const place *at, const ari_outside *other, const ari_planned *of)
-{
-    for (*like = (place){at->p, at->s, 0}; like->rank < at->rank; like->rank++) {
-        if (same_outside(like, at))
-            return true;
-    }
-    *like = (place){of, other, at->rank};
-    return other && same_outside(like, at);
+    if (!other)
+        return NULL;
+    of.step.run.parallel.virtual_stages = other->virtual_stages;
+    return same_outside(&of, rank, p, rank) ? &other->rank[rank] : NULL;
 }
 
 ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_options *o, const ari_outside *other)
 {
-    ari_planned of = *p;
     const ari_step_case c = ari_time_rank_case(p, o);
     const ar_parallel *layout = &c.run.parallel;
     const int stages = ari_extent(layout, ARI_CUTS_LAYERS), each = ar_parallel_world(layout) / stages;
-    walk w = {.o = o};
+    walk w = {.p = p, .o = o};
     ar_status st = AR_OK;
-    of.step.run.parallel.virtual_stages = other ? other->virtual_stages : 1;
     *s = (ari_outside){.n = (size_t)stages, .virtual_stages = layout->virtual_stages};
     AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    for (size_t r = 0; r < s->n && st == AR_OK; r++) {
-        const place at = {p, s, r};
-        place like;
-        w.to = &s->rank[r];
-        st = find_like(&like, &at, other, &of) ? copy_outside(w.to, &like, &at)
-                                               : ari_operations_step(&c, (int)r * each, visit_operation, &w);
+    for (w.rank = 0; w.rank < s->n && st == AR_OK; w.rank++) {
+        const ari_outside_rank *like = find_like(s, p, w.rank, other);
+        w.to = &s->rank[w.rank];
+        if (like)
+            *w.to = *like;
+        else
+            st = ari_operations_step(&c, (int)w.rank * each, visit_operation, &w);
+        w.to->room = like ? 0 : w.to->room;
     }
     if (st != AR_OK)
         ari_outside_fini(s);
@@ -169,8 +145,10 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
 
 void ari_outside_fini(ari_outside *s)
 {
-    for (size_t r = 0; r < s->n && s->rank; r++)
-        free(s->rank[r].call);
+    for (size_t r = 0; r < s->n && s->rank; r++) {
+        if (s->rank[r].room > 0)
+            free(s->rank[r].call);
+    }
     free(s->rank);
     s->rank = NULL;
 }

@@ -7,24 +7,27 @@
 #include "planner/time_impl.h"
 #include "ref/core/size.h"
 
-/* The last backward passes of a rank. */
-typedef struct drain {
+/* How far a rank is outside of its passes: its main queue, and that of its buckets. */
+typedef struct tail {
     const ari_outside_rank *outside;
     int rank;
-    double begin, end; /* of the first of these passes, and of all */
-    double shared;     /* share of them in which collectives of tp and ep are on the same kind of link */
-    double recompute;  /* seconds before each layer in which its forward pass is computed again */
-} drain;
+    double end;    /* of the last of its last backward passes */
+    double shared; /* share of them in which collectives of tp and ep are on the same kind of link */
+    size_t next;
+    double main, buckets;
+    double waits; /* seconds in which the main queue sums buckets, or waits for them */
+} tail;
 
-/* Seconds of collectives in it, by kind. */
-static void add_called(const ari_composed *c, size_t i, double called[ARI_TIME_KINDS])
+/* Adds a stage's pass. */
+static void add_pass(const ari_composed *c, size_t i, ari_cost *all)
 {
-    const ari_stage s = ari_stage_of(c, i);
-    for (size_t section = 0; section < ari_composed_sections(c); section++) {
-        const ari_cost a = ari_composed_again(c, c->passes->last[ARI_GOES_FORWARD], section);
-        for (int k = 0; k < ARI_TIME_KINDS; k++)
-            called[k] +=
-                ari_stage_times(c, &s, section) * (a.over[k] + c->passes->last[ARI_GOES_BACKWARD][section].over[k]);
+    const ari_walked *b = &c->passes->blocks;
+    const ari_stage s = ari_stage_of(b, c->p, i);
+    for (size_t section = 0; section < b->n + 2; section++) {
+        const double times = ari_stage_times(b, &s, section);
+        const ari_cost again = ari_composed_again(c, ARI_OF_LAST, section);
+        ari_cost_add(all, &again, times);
+        ari_cost_add(all, &c->passes->of[ARI_OF_LAST][ARI_GOES_BACKWARD][section], times);
     }
 }
 
@@ -32,71 +35,68 @@ static ari_last_pass pass_of(const ari_composed *c, size_t i)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
     const bool pipeline = ari_at_least_one(layout->pp) > 1;
-    const ari_stage s = ari_stage_of(c, i);
-    const ari_cost *last = c->passes->last[ARI_GOES_BACKWARD];
-    ari_last_pass p = {.absent = (1.0 - s.share[ARI_PART_AFTER]) * ari_cost_sum(&last[c->passes->blocks.n + 1])};
-    ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, (size_t)ar_parallel_stages(layout),
-                    i);
-    for (size_t section = 0; section < ari_composed_sections(c); section++) {
-        const ari_cost a = ari_composed_again(c, c->passes->last[ARI_GOES_FORWARD], section);
-        p.length += ari_stage_times(c, &s, section) * (ari_cost_sum(&a) + ari_cost_sum(&last[section]));
-    }
     const ari_span *at = &c->last[i];
-    p.begin = pipeline ? at->begin : 0.0;
+    const size_t stages = (size_t)ar_parallel_stages(layout), after = c->passes->blocks.n + 1;
+    ari_cost all = {.products = 0.0};
+    ari_last_pass p = {.begin = pipeline ? at->begin : 0.0};
+    if (i + 1 < stages)
+        p.absent = ari_cost_sum(&c->passes->of[ARI_OF_LAST][ARI_GOES_BACKWARD][after]);
+    ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, stages, i);
+    add_pass(c, i, &all);
+    p.length = ari_cost_sum(&all);
     p.scale = pipeline && p.length > 0.0 ? (at->end - at->begin) / p.length : 1.0;
     return p;
 }
 
-static drain drain_of(const ari_composed *c, int rank)
+/* The share of a rank's last passes in which collectives of tp and ep are on the kind of link that sums are on. */
+static double share_on_links(const ari_composed *c, int rank)
+{
+    const ari_over over[] = {ARI_OVER_TP, ARI_OVER_EP};
+    const ar_parallel *layout = &c->p->step.run.parallel;
+    ari_cost all = {.products = 0.0};
+    double called = 0.0;
+    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp))
+        add_pass(c, (size_t)i, &all);
+    for (int k = 0; k < 2; k++) {
+        if (ari_links_of(c->p, c->o, over[k]).between == ari_links_of(c->p, c->o, ARI_OVER_DP).between)
+            called += all.over[ari_time_kind_of(over[k])];
+    }
+    return called > 0.0 ? called / ari_cost_sum(&all) : 0.0;
+}
+
+/* before: micro-batches that have summed their gradients when the last ones begin. */
+static tail tail_of(const ari_composed *c, int rank, double before, double pass_seconds)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const ari_links tp = ari_links_of(c->p, c->o, ARI_OVER_TP), dp = ari_links_of(c->p, c->o, ARI_OVER_DP),
-                    ep = ari_links_of(c->p, c->o, ARI_OVER_EP);
-    drain d = {.outside = &c->outside->rank[rank],
-               .rank = rank,
-               .recompute = ari_composed_layer(c, ARI_RECOMPUTED),
-               .begin = INFINITY,
-               .end = c->ends[rank]};
-    double seconds = 0.0, called[ARI_TIME_KINDS] = {0.0};
-    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp)) {
-        const ari_last_pass p = c->pass[i];
-        seconds += p.length;
-        if (c->o->shared_links)
-            add_called(c, (size_t)i, called);
-        d.begin = fmin(d.begin, p.begin);
-        d.end = c->outside->n > 1 ? d.end : p.length;
-    }
-    if (c->o->shared_links && seconds > 0.0)
-        d.shared = ((tp.between == dp.between ? called[ARI_TIME_TP] : 0.0) +
-                    (ep.between == dp.between ? called[ARI_TIME_EP] : 0.0)) /
-                   seconds;
-    return d;
+    tail t = {.outside = &c->outside->rank[rank],
+              .rank = rank,
+              .end = c->outside->n > 1 ? c->ends[rank] : c->pass[0].length,
+              .shared = c->o->shared_links ? share_on_links(c, rank) : 0.0,
+              .buckets = INFINITY};
+    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp))
+        t.buckets = fmin(t.buckets, c->pass[i].begin);
+    t.main = t.end;
+    t.buckets += before * fmax(0.0, t.outside->sums - pass_seconds / c->micro);
+    return t;
 }
 
 /* When the bucket whose last gradient is this one is complete. */
-static double ready_at(const ari_composed *c, const drain *d, const ari_op_param *param)
+static double ready_at(const ari_composed *c, int rank, const ari_op_param *last)
 {
     const ar_parallel *layout = &c->p->step.run.parallel;
-    const bool outside = ari_outside_layers(c->p->step.config, param->layer),
-               before = ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
-    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout);
-    int i = outside && !before ? stages - pp + d->rank : d->rank;
-    ari_last_pass p = c->pass[i];
-    for (i += pp; !outside && i < stages && param->layer >= p.first + p.layers; i += pp)
-        p = c->pass[i];
-    const double layers = (double)p.layers;
-    const double done = outside ? (before ? layers : 0.0) : layers - (double)(param->layer - p.first);
-    const double in_pass = ari_passes_ready(c->passes, param, p.first, p.layers) - p.absent + done * d->recompute;
-    return p.begin + p.scale * fmin(p.length, in_pass);
+    const bool outside = last->layer == ARI_NO_LAYER, before = ari_section_of(last->role) == ARI_BEFORE_BLOCKS;
+    const int pp = ari_at_least_one(layout->pp);
+    ari_op_param param = *last;
+    int i = outside && !before ? ar_parallel_stages(layout) - pp + rank : rank;
+    for (; !outside && param.layer >= c->pass[i].layers; i += pp)
+        param.layer -= c->pass[i].layers;
+    const ari_last_pass *p = &c->pass[i];
+    const double layers = (double)p->layers, done = outside ? (before ? layers : 0.0) : layers - (double)param.layer;
+    param.layer += outside ? 0 : p->first;
+    const double in_pass =
+        ari_passes_ready(c->passes, &param, p->first, p->layers) - p->absent + done * c->layer[ARI_RECOMPUTED];
+    return p->begin + p->scale * fmin(p->length, in_pass);
 }
-
-/* How far a rank is outside of its passes: its main queue, and that of its buckets. */
-typedef struct tail {
-    drain of;
-    size_t next;
-    double main, buckets;
-    double waits; /* seconds in which the main queue sums buckets, or waits for them */
-} tail;
 
 static void wait_for_buckets(tail *t)
 {
@@ -107,28 +107,28 @@ static void wait_for_buckets(tail *t)
 /* Makes a call that begins then. Of a bucket beside the passes those of tp and ep slow it down. */
 static void call_from(tail *t, double at, double seconds)
 {
-    if (t->next == t->of.outside->n)
+    if (t->next == t->outside->n)
         return;
-    const ari_outside_call *b = &t->of.outside->call[t->next++];
+    const ari_outside_call *b = &t->outside->call[t->next++];
     if (!b->overlapped) {
         t->waits += b->bucket ? at + seconds - t->main : 0.0;
         t->main = at + seconds;
         return;
     }
-    const double slowed = fmax(0.0, fmin(seconds, (t->of.end - at) * (1.0 - t->of.shared)));
-    t->buckets = at + slowed / (1.0 - fmin(t->of.shared, 0.99)) + (seconds - slowed);
+    const double slowed = fmax(0.0, fmin(seconds, (t->end - at) * (1.0 - t->shared)));
+    t->buckets = at + slowed / (1.0 - fmin(t->shared, 0.99)) + (seconds - slowed);
 }
 
 /* Goes on to the next call with other ranks of its pipeline; NULL: to the end. The first queue to which that belongs is
  * as far as it can be: each bucket waits for the gradient that completes it, and for those before it. */
 static const ari_outside_call *go_on(const ari_composed *c, tail *t, double *at)
 {
-    const ari_outside_rank *s = t->of.outside;
+    const ari_outside_rank *s = t->outside;
     while (t->next < s->n) {
         const ari_outside_call *b = &s->call[t->next];
         if (b->after)
             wait_for_buckets(t);
-        *at = b->overlapped ? fmax(t->buckets, ready_at(c, &t->of, &b->last)) : t->main;
+        *at = b->overlapped ? fmax(t->buckets, ready_at(c, t->rank, &b->last)) : t->main;
         if (b->across != ARI_ACROSS_NONE && c->outside->n > 1)
             return b;
         call_from(t, *at, b->seconds);
@@ -193,21 +193,18 @@ ar_status ari_composed_sums(ari_composed *c, double pass_seconds)
     c->pass = pass;
     const double before = c->p->step.run.parallel.zero == 2 ? c->micro - 1.0 : 0.0;
     AR_TRY(ARI_ALLOC_ZERO(&t, c->outside->n, "ends of a step"));
-    for (size_t r = 0; r < c->outside->n; r++) {
-        const drain d = drain_of(c, (int)r);
-        t[r] = (tail){
-            .of = d, .main = d.end, .buckets = d.begin + before * fmax(0.0, d.outside->sums - pass_seconds / c->micro)};
-    }
+    for (size_t r = 0; r < c->outside->n; r++)
+        t[r] = tail_of(c, (int)r, before, pass_seconds);
     finish(c, t, c->outside->n);
     size_t longest_rank = 0;
     for (size_t r = 1; r < c->outside->n; r++) {
-        if (t[r].main + t[r].of.outside->before > t[longest_rank].main + t[longest_rank].of.outside->before)
+        if (t[r].main + t[r].outside->before > t[longest_rank].main + t[longest_rank].outside->before)
             longest_rank = r;
     }
     const tail last = t[longest_rank];
     free(t);
-    const ari_outside_rank *longest = last.of.outside;
-    const double most = fmax(longest->stages, last.main + longest->before - (c->outside->n > 1 ? c->end : last.of.end));
+    const ari_outside_rank *longest = last.outside;
+    const double most = fmax(longest->stages, last.main + longest->before - (c->outside->n > 1 ? c->end : last.end));
     const bool dp = ari_links_of(c->p, c->o, ARI_OVER_DP).n > 1.0,
                pp = ari_extent(&c->p->step.run.parallel, ARI_CUTS_LAYERS) > 1;
     c->t->of[dp ? ARI_TIME_DP : pp ? ARI_TIME_PP : ARI_TIME_TP] += most - longest->stages;

@@ -8,6 +8,7 @@
 #include "plan/flow.h"
 #include "plan/names.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "sim/plan/bytes.h"
 
@@ -16,17 +17,6 @@ static const char *const often_names[] = {
     [ARI_EACH_MICRO] = "micro-batch", [ARI_EACH_STEP] = "step",        [ARI_EACH_VERIFIED_STEP] = "verified step"};
 
 enum { CELL = 400 };
-
-/* Text that grows up to its end; what does not fit is left out. */
-static void add_text(char cell[CELL], const char *format, ...) AR_PRINTF(2, 3);
-static void add_text(char cell[CELL], const char *format, ...)
-{
-    const size_t used = strlen(cell);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(cell + used, CELL - used, format, args);
-    va_end(args);
-}
 
 /* --- cells -------------------------------------------------------------------------------------------------------- */
 
@@ -42,32 +32,33 @@ static int axes_of(int axis[ARI_PLACED_AXES], const ari_step_case *c)
 }
 
 /* "[4, 256, 768] S(1)": what the rank holds, and how the ranks hold the whole. */
-static void add_value(char cell[CELL], const ari_op_value *v, const ari_step_case *c)
+static void say_value(ari_text *cell, const ari_op_value *v, const ari_step_case *c)
 {
     int axis[ARI_PLACED_AXES];
     const int axes = axes_of(axis, c);
     char text[AR_PLACEMENT_TEXT];
     if (v->experts > 0)
-        add_text(cell, "%zu of ", v->experts);
+        ari_say(cell, "%zu of ", v->experts);
     for (int d = 0; d < v->ndim; d++)
-        add_text(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
-    add_text(cell, "]");
+        ari_say(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
+    ari_say(cell, "]");
     for (int i = 0; i < axes; i++) {
         if (axis[i] != ARI_AXIS_PP || v->at[axis[i]].kind != AR_INVARIANT) /* a value of one stage */
-            add_text(cell, " %s", ari_placed_along(text, v, axis[i]));
+            ari_say(cell, " %s", ari_placed_along(text, v, axis[i]));
     }
 }
 
 static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari_step_case *c)
 {
-    cell[0] = '\0';
+    char last[CELL] = "";
+    ari_text all = ari_plain_text_in(cell, CELL);
     for (int i = 0; i < n; i++) {
-        char one[CELL] = "", before[CELL] = "";
-        add_value(one, &v[i], c);
-        if (i > 0)
-            add_value(before, &v[i - 1], c);
-        if (strcmp(one, before) != 0) /* equal ones once */
-            add_text(cell, "%s%s", i > 0 ? "; " : "", one);
+        char one[CELL];
+        ari_text text = ari_plain_text_in(one, CELL);
+        say_value(&text, &v[i], c);
+        if (strcmp(one, last) != 0) /* equal ones once */
+            ari_say(&all, "%s%s", i > 0 ? "; " : "", one);
+        memcpy(last, one, sizeof last);
     }
 }
 
@@ -75,7 +66,7 @@ static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari
  * those that go beside products. */
 static void calls_cell(char cell[CELL], const ari_operation *op)
 {
-    cell[0] = '\0';
+    ari_text all = ari_plain_text_in(cell, CELL);
     for (int i = 0; i < op->calls;) {
         const ari_op_call *first = &op->call[i];
         double sent = 0.0;
@@ -84,11 +75,11 @@ static void calls_cell(char cell[CELL], const ari_operation *op)
             sent += ari_call_sent(&op->call[i]);
             n += (int)(op->call[i].repeats * ari_call_chunks(&op->call[i]));
         }
-        add_text(cell, "%s", cell[0] ? ", " : "");
+        ari_say(&all, "%s", cell[0] ? ", " : "");
         if (n > 1)
-            add_text(cell, "%d ", n);
-        add_text(cell, "%s %s %s%s", ari_call_name(first->kind), ari_over_name(first->over), ARI_BYTES((uint64_t)sent),
-                 first->queue == ARI_ON_TP ? " beside" : "");
+            ari_say(&all, "%d ", n);
+        ari_say(&all, "%s %s %s%s", ari_call_name(first->kind), ari_over_name(first->over), ARI_BYTES((uint64_t)sent),
+                first->queue == ARI_ON_TP ? " beside" : "");
     }
 }
 

@@ -63,31 +63,10 @@ static ar_status check_extents(const ari_plan_values *v)
 
 static ar_status check_values(const ari_plan_values *v)
 {
-    if (v->backward || v->each_layer || v->markdown || v->rank > 0)
-        return ar_error_set(AR_ERR_ARG, "--backward, --each-layer, --markdown and --rank are of --flow: give it too");
     if (!is_search(v) && v->table < 0 && !ari_layout_given(&v->r))
         return ar_error_set(AR_ERR_ARG,
                             "how many GPUs? --gpus N compares their layouts; --tp, --cp, --pp and --dp give "
                             "one layout, planned in depth; --flow lists the operations of one");
-    if (!is_search(v) && (v->all || v->csv || v->top >= 0 || v->why))
-        return ar_error_set(AR_ERR_ARG, "--all, --top, --why and --csv list layouts: give --gpus N too");
-    if (v->table >= 0 && (v->all || v->csv || v->html || v->svg || v->top >= 0 || v->why))
-        return ar_error_set(AR_ERR_ARG,
-                            "--all, --top, --why, --csv, --html and --svg are about single layouts, which --table does "
-                            "not list: leave one out");
-    if (is_by_tp(v) && v->r.run.batch > 1)
-        return ar_error_set(AR_ERR_ARG, "--table %s is of one sample: leave out --batch",
-                            ari_plan_table_names[v->table]);
-    if (is_by_tp(v) && (ari_layout_given(&v->r) || v->r.run.parallel.virtual_stages > 0 || v->r.run.parallel.ep > 0 ||
-                        v->r.run.parallel.etp > 0 || schedule_given(v) || recompute_given(v)))
-        return ar_error_set(AR_ERR_ARG,
-                            "--table %s goes through tp=1, 2, 4, .. with nothing else split: leave out --tp and what "
-                            "else chooses a layout (--cp, --pp, --dp, --sp, --zero, --micro-batches, ..)",
-                            ari_plan_table_names[v->table]);
-    if (is_by_tp(v) && (v->system >= 0 || (v->table == ARI_PLAN_MEMORY && (v->hierarchical || v->shared_links))))
-        return ar_error_set(AR_ERR_ARG, "--table %s has no use for %s: leave out what it would ignore",
-                            ari_plan_table_names[v->table],
-                            v->system >= 0 ? "--system" : "--hierarchical and --shared-links");
     if (v->why)
         AR_TRY(ari_why_read(&(ari_choice){.ep = 1}, v->why, v->gpus));
     return is_search(v) ? check_extents(v) : AR_OK;
@@ -230,13 +209,8 @@ static ar_status run_depth(const ari_plan_request *a)
         AR_TRY(ari_depth_print(stdout, a, &d));
     if (!wants_layouts(a->v))
         return AR_OK;
-    json_t *o = ari_plan_request_json(a), *one = ari_depth_json(&d);
-    if (o && one)
-        json_object_set_new(o, "layouts", json_pack("[o]", one));
-    if (one)
-        return save_layouts(o, a->v);
-    json_decref(o);
-    return save_layouts(NULL, a->v);
+    json_t *layouts = json_pack("{s:[o]}", "layouts", ari_depth_json(&d));
+    return save_layouts(ari_json_whole(ari_plan_request_json(a), layouts), a->v);
 }
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
@@ -261,43 +235,19 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
     ar_status st = layouts_json(layouts, a, r);
     if (st == AR_OK && o && r->n > 0 && r->at[0].legal == AR_OK)
         st = ari_why_json(o, a, r);
-    if (st != AR_OK) {
-        json_decref(layouts);
-        json_decref(o);
-        return st;
-    }
-    if (o) {
-        json_object_set_new(o, "searched",
-                            json_pack("{s:I, s:I, s:I, s:I, s:I, s:I}", "equal", (json_int_t)r->equal, "meshes",
-                                      (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal",
-                                      (json_int_t)r->legal, "bounded", (json_int_t)(r->legal - r->timed), "fitting",
-                                      (json_int_t)r->fitting));
-        json_object_set(o, "layouts", layouts);
-    }
-    json_decref(layouts);
-    return save_layouts(o, a->v);
-}
-
-enum { MANY_LAYOUTS = 20000 }; /* take seconds */
-
-/* Before long work: how much it is. */
-static ar_status announce(const ari_plan_request *a)
-{
-    size_t layouts = 0, meshes = 0;
-    if (a->v->common.quiet)
-        return AR_OK;
-    AR_TRY(ari_search_count(&layouts, &meshes, &a->search));
-    if (layouts >= MANY_LAYOUTS)
-        fprintf(stderr,
-                "note: %s: %s layouts of %s meshes to compare; fixing --tp, --pp, --dp or --zero leaves fewer\n",
-                a->config.name, ARI_COUNT(layouts), ARI_COUNT(meshes));
-    return AR_OK;
+    o = ari_json_whole(
+        o, json_pack("{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o}", "searched", "equal", (json_int_t)r->equal, "meshes",
+                     (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "bounded",
+                     (json_int_t)(r->legal - r->timed), "fitting", (json_int_t)r->fitting, "layouts", layouts));
+    if (st == AR_OK)
+        return save_layouts(o, a->v);
+    json_decref(o);
+    return st;
 }
 
 static ar_status run_search(const ari_plan_request *a)
 {
     ari_ranking r;
-    AR_TRY(announce(a));
     ar_status st = ari_search_run(&r, &a->search);
     ari_progress_end(a->search.user);
     if (st == AR_OK && r.layouts == 0)

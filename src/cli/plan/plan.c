@@ -68,38 +68,55 @@ static const ari_option options[] = {
 
 ARI_MODEL_POSITIONAL(ARI_MODEL_CONFIG, true);
 
-/* Refuses what is about layouts compared. */
-static ar_status check_one(const plan_values *v)
-{
-    if (v->gpus || v->cluster || v->table >= 0 || v->all || (v->csv && v->flow) || v->html || v->svg || v->top >= 0 ||
-        v->why || v->system >= 0 || v->no_flash || v->hierarchical || v->shared_links)
-        return ar_error_set(
-            AR_ERR_ARG,
-            "%s shows the operations of one layout; --gpus, --cluster, --table, --all, --top, %s--html, "
-            "--svg, --no-flash, --hierarchical and --shared-links are about what layouts take: leave one "
-            "out",
-            v->flow ? "--flow" : "--pipeline", v->flow ? "--csv, " : "");
-    return AR_OK;
-}
+/* What is asked for, with the tables as ari_plan_table has them, and sets of it. */
+enum { FLOW = 1, PIPELINE = 2, DEPTH = 4, SEARCH = 8, MEMORY = 16, SCALING = 32, DECISION = 64 };
+enum { TABLES = MEMORY | SCALING | DECISION, LAYOUTS = DEPTH | SEARCH | TABLES, BY_TP = MEMORY | SCALING };
+static const char *const names[] = {"--flow",
+                                    "--pipeline",
+                                    "one layout in depth (give --gpus N too)",
+                                    "--gpus",
+                                    "--table memory, which is of one sample of tp=1, 2, 4, ..",
+                                    "--table scaling, which is of one sample on tp=1, 2, 4, ..",
+                                    "--table decision"};
 
-static ar_status check_pipeline(const plan_values *v)
+/* Refuses options that would say nothing. */
+static ar_status check_use(const plan_values *v, int asked)
 {
-    if (v->flow || v->backward || v->each_layer || v->markdown || v->rank > 0)
-        return ar_error_set(AR_ERR_ARG, "--pipeline shows all ranks of a schedule; --flow, --backward, --each-layer, "
-                                        "--markdown and --rank list the operations of one: leave one out");
+    const ar_parallel *p = &v->r.run.parallel;
+    const bool chooses = ari_layout_given(&v->r) || p->virtual_stages > 0 || p->ep > 0 || p->etp > 0 ||
+                         p->schedule != ARI_PP_SCHEDULE_NOT_GIVEN || p->recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
+    const struct {
+        const char *names;
+        bool given;
+        int serves;
+    } uses[] = {
+        {"--flow", v->flow, FLOW},
+        {"--backward, --each-layer, --markdown, --rank", v->backward || v->each_layer || v->markdown || v->rank, FLOW},
+        {"--gpus", v->gpus > 0, SEARCH | TABLES},
+        {"--cluster", v->cluster != NULL, LAYOUTS},
+        {"--table", v->table >= 0, TABLES},
+        {"--no-flash", v->no_flash, LAYOUTS},
+        {"--hierarchical, --shared-links", v->hierarchical || v->shared_links, LAYOUTS & ~MEMORY},
+        {"--system", v->system >= 0, LAYOUTS & ~BY_TP},
+        {"--all, --top, --why", v->all || v->top >= 0 || v->why, SEARCH},
+        {"--csv", v->csv != NULL, SEARCH | PIPELINE},
+        {"--html, --svg", v->html || v->svg, DEPTH | SEARCH},
+        {"--batch", v->r.run.batch > 1, ~BY_TP},
+        {"--tp, --cp, --pp, --dp and what else chooses a layout", chooses, ~BY_TP}};
+    for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
+        if (uses[i].given && !(uses[i].serves >> asked & 1))
+            return ar_error_set(AR_ERR_ARG, "%s: of no use to %s; leave one out", uses[i].names, names[asked]);
+    }
     return AR_OK;
 }
 
 static ar_status run_plan(void *values, int *exit_code)
 {
     const plan_values *v = values;
+    const int layouts = v->table >= 0 ? 4 + v->table : v->gpus > 0 ? 3 : 2;
     (void)exit_code;
-    if (!v->pipeline && !v->flow)
-        return ari_plan_layouts(v);
-    AR_TRY(check_one(v));
-    if (v->pipeline)
-        AR_TRY(check_pipeline(v));
-    return v->pipeline ? ari_plan_pipeline(v) : ari_plan_flow(v);
+    AR_TRY(check_use(v, v->pipeline ? 1 : v->flow ? 0 : layouts));
+    return v->pipeline ? ari_plan_pipeline(v) : v->flow ? ari_plan_flow(v) : ari_plan_layouts(v);
 }
 
 static const plan_values defaults = {.r =

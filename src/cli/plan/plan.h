@@ -98,11 +98,11 @@ AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base
  *  AR_ERR_MEMORY; of the picture also AR_ERR_ARG (no layout has parts). */
 AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
 AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
-/** Columns of a layout's extents, with one more where the model has experts, the first of a table; their number; their
- *  cells in a row: "4", "8 (inner 2) zigzag". */
-enum { ARI_EXTENT_COLUMNS = ARI_LAYOUT_AXES + 1 };
-size_t ari_extent_columns(ari_column columns[ARI_EXTENT_COLUMNS], const ar_config *config);
-void ari_extent_cells(ari_table *t, const ari_choice *c, const ar_config *config);
+/** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells in
+ *  a row. Errors: as of ari_throughput_of. */
+enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };
+size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config);
+AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);
 /** The number of layouts that a ranking shows. */
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. up_to: on any number of ranks up to that. */

@@ -49,25 +49,6 @@ static const char *whole_text(const ari_choice *c)
     return c->etp == 1 && c->tp > 1 ? " (etp 1)" : "";
 }
 
-size_t ari_extent_columns(ari_column columns[ARI_EXTENT_COLUMNS], const ar_config *config)
-{
-    size_t n = 0;
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        columns[n++] = (ari_column){ari_layout_axes[ari_planned_axes[i]].name, ARI_RIGHT};
-    if (config->experts.n > 0)
-        columns[n++] = (ari_column){ari_over_name(ARI_OVER_EP), ARI_RIGHT};
-    return n;
-}
-
-void ari_extent_cells(ari_table *t, const ari_choice *c, const ar_config *config)
-{
-    char text[EXTENT_WORDS];
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        ari_table_cell(t, "%s", extent_text(text, c, i));
-    if (config->experts.n > 0)
-        ari_table_cell(t, "%d%s", c->ep, whole_text(c));
-}
-
 enum { PIPELINE_WORDS = 40 };
 /* "1f1b", "interleaved x 2": the schedule of a pipeline; "" without. Gives text. */
 static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
@@ -81,14 +62,6 @@ static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
 #define PIPELINE_TEXT(c) pipeline_text((char[PIPELINE_WORDS]){0}, (c))
 
 /* --- the ranking -------------------------------------------------------------------------------------------------- */
-
-static void add_choice(ari_table *t, const ari_plan_request *a, const ari_choice *c)
-{
-    const size_t dp = (size_t)c->dp, samples = (a->search.base.step.run.batch + dp - 1) / dp;
-    ari_extent_cells(t, c, &a->config);
-    ari_table_row(t, "%s\t%d\t%d x %zu\t%s\t%s", c->sp ? "sp" : "", c->zero, c->micro_batches,
-                  samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
-}
 
 /* True if it fits without the reserve for what no layout counts. */
 static bool is_tight(const ari_plan_request *a, const ari_candidate *f)
@@ -110,12 +83,34 @@ static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candid
         snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
 }
 
-static ar_status add_found(ari_table *t, const ari_plan_request *a, const ari_candidate *f)
+size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config)
 {
-    const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
+    static const ari_column others[] = {{"sp", ARI_LEFT},         {"zero", ARI_RIGHT},     {"micro", ARI_RIGHT},
+                                        {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
+                                        {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},      {"memory", ARI_RIGHT},
+                                        {"bound by", ARI_LEFT},   {"note", ARI_LEFT}};
+    size_t n = 0;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        columns[n++] = (ari_column){ari_layout_axes[ari_planned_axes[i]].name, ARI_RIGHT};
+    if (config->experts.n > 0)
+        columns[n++] = (ari_column){ari_over_name(ARI_OVER_EP), ARI_RIGHT};
+    memcpy(columns + n, others, sizeof others);
+    return n + sizeof others / sizeof *others;
+}
+
+ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f)
+{
+    const ari_choice *c = &f->choice;
+    const ari_planned p = ari_choice_planned(&a->search.base, c);
+    const size_t dp = (size_t)c->dp, samples = (p.step.run.batch + dp - 1) / dp;
     ari_throughput w;
-    char note[NOTE];
-    add_choice(t, a, &f->choice);
+    char note[NOTE], text[EXTENT_WORDS];
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ari_table_cell(t, "%s", extent_text(text, c, i));
+    if (a->config.experts.n > 0)
+        ari_table_cell(t, "%d%s", c->ep, whole_text(c));
+    ari_table_row(t, "%s\t%d\t%d x %zu\t%s\t%s", c->sp ? "sp" : "", c->zero, c->micro_batches,
+                  samples / (size_t)c->micro_batches, PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
     if (f->legal != AR_OK) {
         ari_table_row(t, "\t\t\t\t\t%s", ARI_SHOW(f->reason));
         return AR_OK;
@@ -143,19 +138,13 @@ static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ran
 
 ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r)
 {
-    static const ari_column others[] = {{"sp", ARI_LEFT},         {"zero", ARI_RIGHT},     {"micro", ARI_RIGHT},
-                                        {"schedule", ARI_LEFT},   {"recompute", ARI_LEFT}, {"step", ARI_RIGHT},
-                                        {"tok/s/GPU", ARI_RIGHT}, {"MFU", ARI_RIGHT},      {"memory", ARI_RIGHT},
-                                        {"bound by", ARI_LEFT},   {"note", ARI_LEFT}};
-    ari_column columns[ARI_EXTENT_COLUMNS + sizeof others / sizeof *others];
-    const size_t extents = ari_extent_columns(columns, &a->config);
-    memcpy(columns + extents, others, sizeof others);
-    ari_table t = {.columns = columns, .n = extents + sizeof others / sizeof *others};
+    ari_column columns[ARI_LAYOUT_COLUMNS];
+    ari_table t = {.columns = columns, .n = ari_layout_columns(columns, &a->config)};
     const size_t shown = ari_ranking_shown(a, r);
     ar_status st = AR_OK;
     ari_plan_request_print(to, a, a->search.ranks, false);
     for (size_t i = 0; i < shown && st == AR_OK; i++)
-        st = add_found(&t, a, &r->at[i]);
+        st = ari_layout_cells(&t, a, &r->at[i]);
     if (st != AR_OK) {
         AR_TRY(ari_table_end(&t, NULL, 2));
         return st;
@@ -192,48 +181,37 @@ static void print_layout(FILE *to, const ari_plan_request *a, const ari_depth *d
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
 }
 
-static ar_status print_memory(FILE *to, const ari_plan_request *a, const ari_depth *d)
+static const char *amount(char text[ARI_NUMBER], bool seconds, double x)
 {
-    const ari_column columns[] = {
-        {"memory of a rank", ARI_LEFT}, {"production", ARI_RIGHT}, {d->has_own ? "anyrank" : "", ARI_RIGHT}};
-    ari_table t = ARI_TABLE(columns);
-    for (int k = 0; k < ARI_MEMORY_KINDS; k++) {
-        const double production = d->memory.of[k], own = d->has_own ? d->own_memory.of[k] : 0.0;
-        if (production > 0.0 || own > 0.0)
-            ari_table_row(&t, "%s\t%s\t%s", ari_memory_name((ari_memory_kind)k), ARI_BYTES((uint64_t)production),
-                          d->has_own ? ARI_BYTES((uint64_t)own) : "");
-    }
-    ari_table_row(&t, "sum\t%s\t%s", ARI_BYTES((uint64_t)d->found.bytes),
-                  d->has_own ? ARI_BYTES((uint64_t)ari_memory_sum(&d->own_memory)) : "");
-    AR_TRY(ari_table_end(&t, to, 2));
-    if (a->search.time.cluster.memory_bytes > 0.0)
-        fprintf(to, "  a rank has %s: it %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
-                d->found.fits            ? "fits"
-                : is_tight(a, &d->found) ? "is tight: only without the reserve for contexts, NCCL's buffers and "
-                                           "fragmentation does it fit"
-                                         : "does not fit");
-    return AR_OK;
+    return seconds ? ari_seconds_text(text, x) : ari_bytes_text(text, (uint64_t)x);
+}
+#define AMOUNT(x) amount((char[ARI_NUMBER]){0}, seconds, (x))
+
+/* own: NULL: not known. */
+static void add_kind(ari_table *t, bool seconds, const char *name, double of, double sum, const double *own)
+{
+    if (of > 0.0 || (own && *own > 0.0))
+        ari_table_row(t, "%s\t%s\t%.1f %%\t%s", name, AMOUNT(of), sum > 0.0 ? 100.0 * of / sum : 0.0,
+                      own ? AMOUNT(*own) : "");
 }
 
-static ar_status print_time(FILE *to, const ari_depth *d)
+/* Seconds of a step, or bytes of a rank, by kind. */
+static ar_status print_kinds(FILE *to, const ari_depth *d, bool seconds)
 {
-    const ari_column columns[] = {{"time of a step", ARI_LEFT},
+    const ari_column columns[] = {{seconds ? "time of a step" : "memory of a rank", ARI_LEFT},
                                   {"production", ARI_RIGHT},
                                   {"share", ARI_RIGHT},
                                   {d->has_own ? "anyrank" : "", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
-    const double step = d->found.seconds > 0.0 ? d->found.seconds : 1.0;
-    for (int k = 0; k < ARI_TIME_KINDS; k++) {
-        const double own = d->has_own ? d->own_time.of[k] : 0.0;
-        if (d->time.of[k] > 0.0 || own > 0.0)
-            ari_table_row(&t, "%s\t%s\t%.1f %%\t%s", ari_time_name((ari_time_kind)k), ARI_SECONDS(d->time.of[k]),
-                          100.0 * d->time.of[k] / step, d->has_own ? ARI_SECONDS(own) : "");
-    }
-    ari_table_row(&t, "sum\t%s\t\t%s", ARI_SECONDS(d->found.seconds),
-                  d->has_own ? ARI_SECONDS(ari_time_step(&d->own_time)) : "");
-    if (d->time.hidden > 0.0 || (d->has_own && d->own_time.hidden > 0.0))
-        ari_table_row(&t, "hidden communication\t%s\t\t%s", ARI_SECONDS(d->time.hidden),
-                      d->has_own ? ARI_SECONDS(d->own_time.hidden) : "");
+    const double *of = seconds ? d->time.of : d->memory.of, *own = seconds ? d->own_time.of : d->own_memory.of;
+    const double sum = seconds ? ari_time_step(&d->time) : ari_memory_sum(&d->memory),
+                 own_sum = seconds ? ari_time_step(&d->own_time) : ari_memory_sum(&d->own_memory);
+    for (int k = 0; k < (seconds ? (int)ARI_TIME_KINDS : (int)ARI_MEMORY_KINDS); k++)
+        add_kind(&t, seconds, seconds ? ari_time_name((ari_time_kind)k) : ari_memory_name((ari_memory_kind)k), of[k],
+                 sum, d->has_own ? &own[k] : NULL);
+    add_kind(&t, seconds, "sum", sum, sum, d->has_own ? &own_sum : NULL);
+    if (seconds)
+        add_kind(&t, true, "hidden communication", d->time.hidden, sum, d->has_own ? &d->own_time.hidden : NULL);
     return ari_table_end(&t, to, 2);
 }
 
@@ -257,8 +235,14 @@ ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *
     const ari_throughput *w = &d->throughput;
     ari_plan_request_print(to, a, a->search.ranks, false);
     print_layout(to, a, d);
-    AR_TRY(print_memory(to, a, d));
-    AR_TRY(print_time(to, d));
+    AR_TRY(print_kinds(to, d, false));
+    if (a->search.time.cluster.memory_bytes > 0.0)
+        fprintf(to, "  a rank has %s: it %s\n", ARI_BYTES((uint64_t)a->search.time.cluster.memory_bytes),
+                d->found.fits            ? "fits"
+                : is_tight(a, &d->found) ? "is tight: only without the reserve for contexts, NCCL's buffers and "
+                                           "fragmentation does it fit"
+                                         : "does not fit");
+    AR_TRY(print_kinds(to, d, true));
     if (d->time.moved.n > 0)
         AR_TRY(print_moved(to, d));
     fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),

@@ -38,12 +38,6 @@ static double states(const ari_memory *m)
            m->of[ARI_MEMORY_OPTIMIZER];
 }
 
-/* All that a sample keeps between the passes. */
-static double activations(const ari_memory *m)
-{
-    return ari_memory_sum(m) - states(m) - m->of[ARI_MEMORY_BUCKETS] - m->of[ARI_MEMORY_WORKSPACE];
-}
-
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
 static ar_status kept(double *bytes, const ari_plan_request *a, int tp, bool sp, ar_recompute recompute)
 {
@@ -54,7 +48,7 @@ static ar_status kept(double *bytes, const ari_plan_request *a, int tp, bool sp,
     if (ari_planned_check(&p) != AR_OK)
         return AR_OK;
     AR_TRY(ari_memory_production(&m, &p));
-    *bytes = activations(&m);
+    *bytes = ari_memory_activations(&m);
     return AR_OK;
 }
 
@@ -139,27 +133,25 @@ static ar_status rows_by_tp(ari_table *t, json_t *rows, const ari_plan_request *
 
 static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request *a, int ranks, size_t seq)
 {
-    ari_search s = a->search;
+    ari_plan_request one = *a;
+    ari_search *s = &one.search;
     ari_ranking r;
-    s.base.step.run.seq = seq;
-    s.ranks = ranks;
-    s.first = true;
-    ar_status st = ari_search_run(&r, &s);
-    s.first = a->v->common.json == NULL; /* what the row shows is enough */
+    s->base.step.run.seq = seq;
+    s->ranks = ranks;
+    s->first = true;
+    ar_status st = ari_search_run(&r, s);
+    s->first = false;
     const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
-    ari_depth d;
-    if (st == AR_OK && best)
-        st = ari_depth_of(&d, &s, &best->choice, NULL);
     if (st == AR_OK && best) {
-        const ari_choice *c = &best->choice;
         ari_table_row(t, "%d\t%zu", ranks, seq);
-        ari_extent_cells(t, c, &a->config);
-        ari_table_row(t, "%s\t%d\t%s\t%s\t%.1f %%\t%s\t%s", c->sp ? "sp" : "", c->zero,
-                      ari_recompute_names[c->recompute], ARI_SECONDS(best->seconds), 100.0 * d.throughput.mfu,
-                      ARI_BYTES((uint64_t)best->bytes), best->fits ? ari_bound_of(&d.time) : "does not fit");
+        st = ari_layout_cells(t, &one, best);
+    }
+    ari_depth d;
+    if (st == AR_OK && best && a->v->common.json)
+        st = ari_depth_of(&d, s, &best->choice, NULL);
+    if (st == AR_OK && best && a->v->common.json)
         json_array_append_new(
             rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));
-    }
     ari_ranking_fini(&r);
     return st;
 }
@@ -191,25 +183,6 @@ static const ari_column memory_columns[] = {{"tp", ARI_RIGHT},
 static const ari_column scaling_columns[] = {
     {"tp", ARI_RIGHT},       {"links", ARI_LEFT},   {"step", ARI_RIGHT},         {"computing", ARI_RIGHT},
     {"speed-up", ARI_RIGHT}, {"memory", ARI_RIGHT}, {"a rank sends", ARI_RIGHT}, {"", ARI_LEFT}};
-/* Before the extents, and after them. */
-static const ari_column decision_before[] = {{"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT}};
-static const ari_column decision_after[] = {{"sp", ARI_LEFT},      {"zero", ARI_RIGHT}, {"recompute", ARI_LEFT},
-                                            {"step", ARI_RIGHT},   {"MFU", ARI_RIGHT},  {"memory", ARI_RIGHT},
-                                            {"bound by", ARI_LEFT}};
-enum {
-    BEFORE = sizeof decision_before / sizeof *decision_before,
-    AFTER = sizeof decision_after / sizeof *decision_after,
-    DECISION_COLUMNS = BEFORE + ARI_EXTENT_COLUMNS + AFTER
-};
-
-static ari_table decision_table(ari_column columns[DECISION_COLUMNS], const ar_config *config)
-{
-    memcpy(columns, decision_before, sizeof decision_before);
-    const size_t n = BEFORE + ari_extent_columns(columns + BEFORE, config);
-    memcpy(columns + n, decision_after, sizeof decision_after);
-    return (ari_table){.columns = columns, .n = n + AFTER};
-}
-
 static void print_notes(FILE *to, ari_plan_table which)
 {
     static const char *const notes[] = {
@@ -224,8 +197,8 @@ static void print_notes(FILE *to, ari_plan_table which)
 ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_plan_request *a)
 {
     ari_table memory = ARI_TABLE(memory_columns), scaling = ARI_TABLE(scaling_columns);
-    ari_column columns[DECISION_COLUMNS];
-    ari_table decision = decision_table(columns, &a->config);
+    ari_column columns[2 + ARI_LAYOUT_COLUMNS] = {{"GPUs", ARI_RIGHT}, {"seq", ARI_RIGHT}};
+    ari_table decision = {.columns = columns, .n = 2 + ari_layout_columns(columns + 2, &a->config)};
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
     json_t *rows = json_array();

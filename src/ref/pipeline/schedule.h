@@ -95,6 +95,7 @@ typedef struct ari_pp_timed {
     const ar_pp_times *at;
     const int *first;
     int kinds;
+    bool at_once; /* what a stage makes is where it is needed: transfers are left out */
 } ari_pp_timed;
 /** ar_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */

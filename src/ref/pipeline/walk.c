@@ -9,10 +9,9 @@
 #include "ref/pipeline/schedule.h"
 
 #define NOT_YET (-1.0)
-/* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there; and
- * when what it makes was. */
+/* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there. */
 typedef struct moments {
-    double sent, posted, there, made;
+    double sent, posted, there;
 } moments;
 
 /* Transfers to a rank in one direction, in the order of its list. */
@@ -27,7 +26,8 @@ typedef struct walker {
     ar_pp_run *out;
     ar_pp_event_fn each;
     void *user;
-    moments *when[ARI_PP_DIRECTIONS]; /* [stages * micro-batches] */
+    double *made[ARI_PP_DIRECTIONS];  /* [stages * micro-batches]: when what it makes was there */
+    moments *when[ARI_PP_DIRECTIONS]; /* the same; NULL: what is made is there at once */
     channel channels[ARI_PP_DIRECTIONS][AR_MAX_STAGES];
     size_t at[AR_MAX_STAGES], kept[AR_MAX_STAGES];
     double clock[AR_MAX_STAGES];
@@ -92,8 +92,9 @@ static double ready(const walker *w, const ar_pp_operation *o)
     const int source = ari_pp_takes(o->kind) ? ari_pp_source(&w->s->shape, d, o->stage) : -1;
     if (source < 0)
         return 0;
-    return ari_pp_apart(&w->s->shape, o->stage, source) ? when(w, d, o->stage, o->micro)->there
-                                                        : when(w, d, source, o->micro)->made;
+    return w->when[d] && ari_pp_apart(&w->s->shape, o->stage, source)
+               ? when(w, d, o->stage, o->micro)->there
+               : w->made[d][ari_pp_item(&w->s->shape, source, o->micro)];
 }
 
 static void compute(walker *w, int rank, const ar_pp_operation *o, double from)
@@ -103,7 +104,7 @@ static void compute(walker *w, int rank, const ar_pp_operation *o, double from)
     w->clock[rank] = r->end = begin + length;
     r->busy += length;
     if (ari_pp_takes(o->kind))
-        when(w, ari_pp_direction_of(o->kind), o->stage, o->micro)->made = r->end;
+        w->made[ari_pp_direction_of(o->kind)][ari_pp_item(&w->s->shape, o->stage, o->micro)] = r->end;
     if (o->kind == AR_PP_FORWARD && ++w->kept[rank] > r->in_flight)
         r->in_flight = w->kept[rank];
     if (o->kind == AR_PP_BACKWARD || o->kind == AR_PP_BACKWARD_WEIGHT)
@@ -120,12 +121,14 @@ static bool advance_rank(walker *w, int rank)
     for (; w->at[rank] < list->count; w->at[rank]++) {
         const ar_pp_operation *o = &list->at[w->at[rank]];
         const ari_pp_direction d = ari_pp_direction_of(o->kind);
-        if (ari_pp_receives(o->kind))
-            when(w, d, o->stage, o->micro)->posted = w->clock[rank];
-        else if (!ari_pp_computes(o->kind))
-            when(w, d, ari_pp_target(&w->s->shape, d, o->stage), o->micro)->sent = w->clock[rank];
-        else {
-            transfer(w, rank, d);
+        if (!ari_pp_computes(o->kind)) {
+            if (w->when[d] && ari_pp_receives(o->kind))
+                when(w, d, o->stage, o->micro)->posted = w->clock[rank];
+            else if (w->when[d])
+                when(w, d, ari_pp_target(&w->s->shape, d, o->stage), o->micro)->sent = w->clock[rank];
+        } else {
+            if (w->when[d])
+                transfer(w, rank, d);
             const double from = ready(w, o);
             if (from == NOT_YET)
                 break;
@@ -176,10 +179,10 @@ static void sum_up(walker *w)
 static ar_status walk_ranks(walker *w)
 {
     bool moved = true;
-    while (moved) {
+    for (bool back = false; moved; back = !back) { /* activations go up, gradients down */
         moved = false;
         for (int r = 0; r < w->s->shape.ranks; r++)
-            moved |= advance_rank(w, r);
+            moved |= advance_rank(w, back ? w->s->shape.ranks - 1 - r : r);
     }
     for (int r = 0; r < w->s->shape.ranks; r++)
         if (w->at[r] < w->s->of[r].count)
@@ -199,14 +202,21 @@ ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const
     memset(out, 0, sizeof *out);
     AR_TRY_TO(done, st, ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
+        AR_TRY_TO(done, st, ari_alloc((void **)&w->made[d], items, sizeof *w->made[d], "a schedule"));
+        for (size_t i = 0; i < items; i++)
+            w->made[d][i] = NOT_YET;
+        if (times && times->at_once)
+            continue;
         AR_TRY_TO(done, st, ari_alloc((void **)&w->when[d], items, sizeof *w->when[d], "a schedule"));
         for (size_t i = 0; i < items; i++)
-            w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET, NOT_YET};
+            w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET};
     }
     st = walk_ranks(w);
 done:
-    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
+    for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
+        free(w->made[d]);
         free(w->when[d]);
+    }
     free(w);
     return st;
 }
@@ -226,6 +236,6 @@ ar_status ar_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s
                                 "stage %d takes %g forward, %g and %g backward, %g to move: times are 0 or more", i,
                                 times[i].forward, times[i].backward_input, times[i].backward_weight, times[i].transfer);
     static const int first = 0;
-    const ari_pp_timed timed = {times, &first, 1};
+    const ari_pp_timed timed = {times, &first, 1, false};
     return ari_schedule_walk(out, s, &timed, each, user);
 }
