@@ -106,6 +106,14 @@ static ar_status drop_backward(const branch *b, ar_ctx *ctx, ar_tensor *dropped,
     return b->scale != 0.0f ? ARI_KERNEL(ctx, scale, dropped, ari_dropout_on(ctx) ? dropped : dy, b->scale) : AR_OK;
 }
 
+ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
+{
+    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
+    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
+    ar_ctx_release(ctx, more);
+    return AR_OK;
+}
+
 /* The gradient of what the branch was given, dy being that of what it added to the residual. */
 static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *din, const ar_tensor *dy,
                               const ar_batch *batch)
@@ -150,9 +158,7 @@ static ar_status back_through_one_norm(const block_module *m, ar_ctx *ctx, ar_sa
     ar_tensor din, of_mlp;
     AR_TRY(back_through(&m->mlp, ctx, saved, &of_mlp, dy, batch));
     AR_TRY(back_through(&m->attention, ctx, saved, &din, dy, batch));
-    AR_TRY(ARI_KERNEL(ctx, add, &din, &din, &of_mlp));
-    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(&din));
-    ar_ctx_release(ctx, &of_mlp);
+    AR_TRY(ari_add_gradient(ctx, &din, &of_mlp));
     return back_past(&m->attention, ctx, saved, dx, &din, dy);
 }
 

@@ -152,9 +152,7 @@ static ar_status end_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     further_module *m = (further_module *)base;
     (void)saved, (void)batch;
     *dx = *dy;
-    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, &m->dx));
-    ar_ctx_release(ctx, &m->dx);
-    return AR_OK;
+    return ari_add_gradient(ctx, dx, &m->dx);
 }
 
 static void further_destroy(ar_module *base)
@@ -241,10 +239,8 @@ static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved
     if (st == AR_OK)
         st = back_through(m->head[i], ctx, saved, &d, &rolled);
     ari_fault_further_use(ctx, weight, false);
-    if (st == AR_OK && i + 1 < m->n) {
-        st = ARI_KERNEL(ctx, add, &d, &d, &m->dx);
-        ar_ctx_release(ctx, &m->dx);
-    }
+    if (st == AR_OK && i + 1 < m->n)
+        st = ari_add_gradient(ctx, &d, &m->dx);
     ctx->use = ARI_USE_BETWEEN;
     if (st == AR_OK)
         st = back_through(m->block[i], ctx, saved, &d, &rolled);

@@ -49,6 +49,8 @@ AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, a
 /** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from such
  *  halves. */
 AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart);
+/** dx += more, which ends. */
+AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
 /** n numbers of the host, combined in place over a group. Collective. */

@@ -228,8 +228,7 @@ static ar_status add_queries(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(ari_linear_backward(&p->layer, ctx, saved, dx ? &more : NULL, dq, NULL, NULL));
     if (!dx)
         return AR_OK;
-    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, &more));
-    ar_ctx_release(ctx, &more);
+    AR_TRY(ari_add_gradient(ctx, dx, &more));
     return ari_tap_placed(ctx, m->base.name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.first.from));
 }
 

@@ -315,7 +315,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
         st = add_bare_biases(m, ctx, &made, &r);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
-    ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ar_tensor_count(&made));
+    ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ctx->recomputing && m->own == m->o.n ? 0 : ar_tensor_count(&made));
     AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
     AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
     AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));

@@ -62,28 +62,21 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
     if (!s->expert)
         return AR_OK;
     AR_TRY(ar_module_forward(s->expert, ctx, saved, &made, x, batch));
-    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
+    if (!ctx->recomputing) /* else nobody takes the sum */
+        ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     if (!s->gate) {
         AR_TRY(ari_fault_of_shared(ctx) ? ari_fault_add_shared(ctx, y, &made) : ARI_KERNEL(ctx, add, y, y, &made));
         ar_ctx_release(ctx, &made);
         return AR_OK;
     }
     AR_TRY(ar_module_forward(s->gate, ctx, saved, &logit, x, batch));
-    ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(y));
+    if (!ctx->recomputing)
+        ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(y));
     AR_TRY(ar_saved_push(saved, s, SAVED_SHARED, &made));
     AR_TRY(ar_saved_push(saved, s, SAVED_LOGIT, &logit));
     if (ari_fault_of_shared(ctx))
         return ari_fault_add_shared(ctx, y, &made);
     return ARI_KERNEL(ctx, add_gated, y, &made, &logit);
-}
-
-/* dx += more, which ends. */
-ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
-{
-    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
-    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
-    ar_ctx_release(ctx, more);
-    return AR_OK;
 }
 
 ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx, const ar_tensor *dy,

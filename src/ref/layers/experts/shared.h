@@ -22,7 +22,5 @@ AR_NODISCARD ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *
 /** dx += the gradient through both. */
 AR_NODISCARD ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
                                            const ar_tensor *dy, const ar_batch *batch);
-/** dx += more, which ends. */
-AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more);
 
 #endif
