@@ -64,10 +64,11 @@ AR_NODISCARD ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives,
 void ar_checkpoint_writer_destroy(ar_checkpoint_writer *w);
 /** Writes FOLDER/step-NNNNNNNN and lets `latest` name it; a checkpoint of the same step is replaced. Every rank hands
  *  over its parts of the parameters and of the optimizer's state; rank 0 writes. All copies of an element are compared.
- *  optimizer NULL: no state. state: rank 0's is written, others may pass NULL. Collective over the context's world
- *  (which must be all ranks); all ranks get the same status and message, so that training can go on after a failure,
- *  which leaves the folder as it was. Errors: AR_ERR_DATA (copies differ: names the tensor, the element and two ranks),
- *  AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_INTERNAL (parts that do not make a whole). */
+ *  optimizer NULL: no state. state: rank 0's is written, others may pass NULL. Experts are stacked where the family's
+ *  files have them so (GPT-OSS). Collective over the context's world (which must be all ranks); all ranks get the same
+ *  status and message, so that training can go on after a failure, which leaves the folder as it was. Errors: AR_ERR_DATA
+ *  (copies differ: names the tensor, the element and two ranks), AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_INTERNAL (parts that do
+ *  not make a whole). */
 AR_NODISCARD ar_status ar_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, ar_param *const *params, size_t n,
                                           ar_optimizer *optimizer, const ar_checkpoint_state *state);
 /** The folder of the last checkpoint written; "" before the first. Borrowed until the next save. */

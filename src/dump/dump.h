@@ -93,7 +93,9 @@ typedef struct ari_tensor_cut {
     char name[200];
     size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the tensor */
     int drop;                                             /* so many first dimensions, of extent 1, are left out */
-    size_t fold; /* the first of the others becomes two, of which the second has this extent; 0: it does not */
+    size_t fold;  /* the first of the others becomes two, of which the second has this extent; 0: it does not */
+    size_t every; /* of the last dimension one in so many elements, beginning with the first; 0: all */
+    bool turned;  /* what is left, of two dimensions, is transposed */
 } ari_tensor_cut;
 typedef struct ari_tensor_cuts {
     ari_tensor_cut *cut;

@@ -29,8 +29,8 @@ static ar_status add_other(void *user, const char *name, int ndim, const size_t 
 {
     other_names *o = user;
     ari_stacked at;
-    if (!ari_stacked_of(&at, o->config, name, ndim, shape) || at.step[0] > 0)
-        return AR_OK; /* no boxes are gate and up column by column */
+    if (!ari_stacked_of(&at, o->config, name, ndim, shape))
+        return AR_OK;
     AR_TRY(ARI_GROW(&o->list, &o->capacity, o->count, "the list of parameters"));
     other_name *one = &o->list[o->count++];
     *one = (other_name){.at = at, .ndim = ndim, .shape = {shape[0], shape[1]}};
@@ -82,11 +82,15 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
         ari_tensor_cut *c = &cuts->cut[cuts->n - 1];
         c->drop = o->at.ndim - o->ndim;
         c->start[0] = o->at.expert;
-        c->start[1] = o->at.row;
-        if (c->drop > 0) {
-            c->extent[0] = 1;
-            c->extent[1] = o->shape[0];
-        }
+        c->extent[0] = c->drop > 0 ? 1 : c->extent[0];
+        c->every = o->at.step[0];
+        c->turned = c->every > 0 && o->ndim == 2;
+        const int d = c->every > 0 ? o->at.ndim - 1 : 1;
+        c->start[d] = o->at.row;
+        if (c->every > 0)
+            c->extent[d] -= o->at.row;
+        else if (c->drop > 0)
+            c->extent[d] = o->shape[0];
     }
     u->stacked += n > 1;
     return AR_OK;

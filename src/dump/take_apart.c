@@ -56,13 +56,40 @@ static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
     return true;
 }
 
+/* Of the last dimension of what is cut the elements 0, every, 2*every, ..; false: there is none. */
+static bool thin_box(ar_dump_box *b, int d, size_t every)
+{
+    const size_t first = (every - b->global[d] % every) % every;
+    if (first >= b->extent[d])
+        return false;
+    b->at += first * b->stride[d];
+    b->global[d] = (b->global[d] + first) / every;
+    b->extent[d] = (b->extent[d] - first + every - 1) / every;
+    b->stride[d] *= every;
+    return true;
+}
+
+static void exchange(size_t x[2])
+{
+    const size_t first = x[0];
+    x[0] = x[1];
+    x[1] = first;
+}
+
 /* *there: whether the box has anything of the cut. False: it cannot be cut so. */
 static bool cut_box(ar_dump_box *to, bool *there, const ar_dump_box *from, int ndim, const ari_tensor_cut *c)
 {
     *there = ari_dump_box_cut(to, from, ndim, c->start, c->extent);
     for (int d = 0; d < ndim && *there; d++)
         to->global[d] -= c->start[d];
+    if (*there && c->every > 0)
+        *there = thin_box(to, ndim - 1, c->every);
     drop_dims(to, ndim, c->drop);
+    if (c->turned) {
+        exchange(to->global);
+        exchange(to->extent);
+        exchange(to->stride);
+    }
     return !*there || c->fold == 0 || unfold_box(to, ndim - c->drop, c->fold);
 }
 
@@ -77,6 +104,10 @@ static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_t
         t->shape[0] /= c->fold;
         t->shape[1] = c->fold;
     }
+    if (c->every > 0)
+        t->shape[t->ndim - 1] = (t->shape[t->ndim - 1] + c->every - 1) / c->every;
+    if (c->turned)
+        exchange(t->shape);
     t->count = ari_volume(t->shape, t->ndim);
     t->whole = c->drop == 0 && t->count == from->count ? from->whole : NULL;
 }

@@ -14,11 +14,13 @@
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"
+#include "run/run.h"
 
 struct ar_checkpoint {
     char *path;
     ari_checkpoint_read read;
     ar_st_file *weights, *optimizer; /* optimizer NULL: the checkpoint has no state */
+    ari_weights *apart; /* of a model whose files have experts stacked; NULL: weights has each by its name */
 };
 
 /* --- which folder ------------------------------------------------------------------------------------------------- */
@@ -121,6 +123,13 @@ static ar_status check_config(const char *folder, const char *want)
     return st;
 }
 
+static ar_status take_apart(ar_checkpoint *c)
+{
+    ar_config config;
+    const bool stacked = ar_config_load(&config, c->path) == AR_OK && ari_family_of(config.arch)->interleaved;
+    return stacked ? ari_weights_load(&c->apart, &config, c->path) : AR_OK;
+}
+
 static ar_status open_all(ar_checkpoint *c, const char *path)
 {
     const ari_checkpoint_hashes *h = &c->read.hashes;
@@ -136,6 +145,8 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
     if (h->config[0] != '\0')
         AR_TRY(check_config(c->path, h->config));
     AR_TRY(open_tensors(&c->weights, c->path, ARI_CHECKPOINT_WEIGHTS, h->weights));
+    if (h->config[0] != '\0')
+        AR_TRY(take_apart(c));
     return h->optimizer[0] == '\0' ? AR_OK
                                    : open_tensors(&c->optimizer, c->path, ARI_CHECKPOINT_OPTIMIZER, h->optimizer);
 }
@@ -159,6 +170,7 @@ void ar_checkpoint_close(ar_checkpoint *c)
         return;
     ar_st_close(c->weights);
     ar_st_close(c->optimizer);
+    ari_weights_destroy(c->apart);
     ari_checkpoint_read_fini(&c->read);
     free(c->path);
     free(c);
@@ -194,7 +206,12 @@ static const float *find_in(const ar_st_file *f, const char *name, size_t count)
 const float *ar_checkpoint_find(void *user, const char *name, size_t count)
 {
     const ar_checkpoint *c = user;
-    return find_in(c->weights, name, count);
+    return c->apart ? ari_weights_find(c->apart, name, count) : find_in(c->weights, name, count);
+}
+
+static const float *full_of(const ar_checkpoint *c, const ar_param *p)
+{
+    return ar_checkpoint_find((void *)(uintptr_t)c, p->name, ari_volume(p->layout.shape, p->layout.ndim));
 }
 
 static const float *find_state(void *user, const char *param, const char *state, size_t count)
@@ -229,10 +246,11 @@ static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state
     static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
     const ar_st_entry *e = ar_st_find(c->weights, p->name);
     char name[256];
-    if (e == NULL)
+    if (e != NULL)
+        AR_TRY(check_shape(c, e, p));
+    else if (full_of(c, p) == NULL)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", ARI_SHOW(c->path),
                             p->name);
-    AR_TRY(check_shape(c, e, p));
     for (size_t i = 0; state && i < sizeof kept / sizeof *kept; i++) {
         snprintf(name, sizeof name, "%s.%s", p->name, kept[i]);
         e = ar_st_find(c->optimizer, name);
@@ -272,7 +290,7 @@ static ar_status check_names(const ar_checkpoint *c, param_names *all, bool stat
 {
     const ar_checkpoint_state *s = &c->read.state;
     ARI_SORT(all->list, all->n, ari_by_text);
-    for (size_t i = 0; i < ar_st_count(c->weights); i++) {
+    for (size_t i = 0; !c->apart && i < ar_st_count(c->weights); i++) {
         const char *name = ar_st_at(c->weights, i)->name;
         if (!has_name(all, name, strlen(name)))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
@@ -325,7 +343,7 @@ ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *cons
     const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
     AR_TRY(ari_checkpoint_check(c, params, n, state, all));
     for (size_t i = 0; i < n; i++)
-        AR_TRY(ar_param_set(params[i], ctx, ar_st_find(c->weights, params[i]->name)->data));
+        AR_TRY(ar_param_set(params[i], ctx, full_of(c, params[i])));
     if (!state)
         return AR_OK;
     /* find_state changes nothing: the pointer loses its const for the callback alone. */

@@ -11,6 +11,7 @@
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
+#include "ref/models/stacked.h"
 #include "run/checkpoint.h"
 #include "run/full_set.h"
 
@@ -20,6 +21,7 @@ struct ar_checkpoint_writer {
     unsigned char *config; /* the text of config.json; NULL: none */
     size_t config_bytes;
     char config_hash[65];
+    ar_config model; /* of the config's text */
     ari_full_set *set;
     char *written; /* path of the last checkpoint; NULL before the first */
 };
@@ -31,8 +33,12 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);
-    if (shrunk)
+    if (shrunk) {
         AR_TRY(ari_config_resize(&w->config, &w->config_bytes, shrunk));
+        w->model = *shrunk;
+    } else if (ar_config_load(&w->model, path) != AR_OK) {
+        w->model = (ar_config){.layers = 0}; /* whatever it is, it is copied */
+    }
     ari_sha256_of(w->config_hash, w->config, w->config_bytes);
     return AR_OK;
 }
@@ -73,19 +79,68 @@ const char *ar_checkpoint_written(const ar_checkpoint_writer *w)
 }
 
 /* --- the files of one --------------------------------------------------------------------------------------------- */
+
+/* Puts a parameter into what holds its layer's experts together, among n that were made; a new one owns its values, and
+ * its name behind them. */
+static ar_status stack_one(ar_st_tensor *made, size_t *n, const ari_stacked *s, const ar_st_tensor *t)
+{
+    const size_t all = ari_volume(s->shape, s->ndim), cols = t->ndim == 2 ? t->shape[1] : 1;
+    const float *from = t->data;
+    float *values = NULL;
+    size_t k = *n;
+    while (k > 0 && strcmp(made[k - 1].name, s->name) != 0)
+        k--;
+    if (k == 0) {
+        AR_TRY(ari_alloc_zero((void **)&values, all + sizeof s->name, sizeof *values, s->name));
+        made[*n] = (ar_st_tensor){
+            .name = memcpy(values + all, s->name, sizeof s->name), .dtype = t->dtype, .ndim = s->ndim, .data = values};
+        memcpy(made[*n].shape, s->shape, sizeof s->shape);
+        k = ++*n;
+    }
+    values = (float *)(uintptr_t)made[k - 1].data + all / s->shape[0] * s->expert + s->row;
+    for (size_t i = 0; i < t->shape[0] * cols; i++)
+        values[i / cols * s->step[0] + i % cols * s->step[1]] = from[i];
+    return AR_OK;
+}
+
+/* As transformers has GPT-OSS's: the experts of a layer in one tensor each, the last ones in the list, from *own on. */
+static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const ar_config *c)
+{
+    ar_st_tensor *made = NULL;
+    size_t kept = 0, stacked = 0;
+    ar_status st = AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&made, *n, sizeof *made, "a list of full tensors"));
+    for (size_t i = 0; i < *n && st == AR_OK; i++) {
+        ari_stacked s;
+        if (ari_stacked_of(&s, c, list[i].name, list[i].ndim, list[i].shape) && s.step[0] > 0)
+            st = stack_one(made, &stacked, &s, &list[i]);
+        else
+            list[kept++] = list[i];
+    }
+    memcpy(list + kept, made, stacked * sizeof *made);
+    *own = kept;
+    *n = kept + stacked;
+    free(made);
+    return st;
+}
+
 /* Parameters, or the state. */
 static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder, bool state, char hash[65])
 {
     static const char *const metadata[] = {"format", "pt"};
     ar_st_tensor *list = NULL;
     char *path = NULL;
-    size_t n = 0;
+    size_t n = 0, own = SIZE_MAX;
     AR_TRY(ari_file_path(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
     ar_status st = ari_full_set_entries(w->set, state, &list, &n);
+    if (st == AR_OK && !state && w->config)
+        st = stack_experts(list, &n, &own, &w->model);
     if (st == AR_OK)
         st = ari_tensors_hash(hash, list, n);
     if (st == AR_OK)
         st = ar_st_write(path, list, n, metadata, 1);
+    for (size_t i = own; i < n; i++)
+        free((void *)(uintptr_t)list[i].data);
     free(list);
     free(path);
     return st;

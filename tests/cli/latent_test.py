@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latent attention: bits and bytes of every kind of layout, checkpoints that another layout resumes, shards that become
 one file again, and layouts that cut what is whole."""
+import json
 import sys
 import unittest
 
@@ -23,17 +24,28 @@ class LatentTest(Case):
                 self.assertEqual(model["runs"][0]["result"], "same")
 
     def test_another_layout_resumes_a_run_and_reshard_splits_and_merges_it(self):
-        run, parts, whole = self.folder / "run", self.folder / "parts", self.folder / "whole"
-        straight = self.result("train", MODEL, *SMALL)
-        self.result("train", MODEL, *SMALL, "--tp", "2", "--sp", "--stop-after", "1", "--save", run)
-        resumed = self.result("train", "--resume", run, "--tp", "4", "--dp", "2", "--zero", "2")
-        self.assertEqual(resumed["weights_hash"], straight["weights_hash"])
-        saved = self.result("train", MODEL, *SMALL, "--save", self.folder / "end")
-        self.assertEqual(saved["weights_hash"], straight["weights_hash"])
-        self.done("reshard", self.folder / "end", "--tp", "8", "--out", parts)
-        self.done("reshard", parts, "--out", whole)
-        self.done("reshard", self.folder / "end", "--out", self.folder / "one")
-        self.done("verify", self.folder / "one", whole)
+        for model in (MODEL, "gpt-oss-demo"):
+            with self.subTest(model=model):
+                run, parts, whole, end, one = (self.folder / f"{model}-{n}" for n in ("run", "parts", "whole", "end", "one"))
+                straight = self.result("train", model, *SMALL)
+                self.result("train", model, *SMALL, "--tp", "2", "--sp", "--stop-after", "1", "--save", run)
+                resumed = self.result("train", "--resume", run, "--tp", "4", "--dp", "2", "--zero", "2")
+                self.assertEqual(resumed["weights_hash"], straight["weights_hash"])
+                saved = self.result("train", model, *SMALL, "--save", end)
+                self.assertEqual(saved["weights_hash"], straight["weights_hash"])
+                self.done("reshard", end, "--tp", "8", "--out", parts)
+                self.done("reshard", parts, "--out", whole)
+                self.done("reshard", end, "--out", one)
+                self.done("verify", one, whole)
+                self.done("verify", end / "latest", one)
+
+    def test_a_checkpoint_of_gpt_oss_has_the_experts_as_transformers_has_them(self):
+        self.result("train", "gpt-oss-demo", *SMALL, "--ep", "2", "--dp", "2", "--save", self.folder / "run")
+        data = (self.folder / "run/latest/model.safetensors").read_bytes()
+        tensors = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+        experts = {name.split("experts.")[1]: t["shape"] for name, t in tensors.items() if "layers.0.mlp.experts" in name}
+        self.assertEqual(experts, {"gate_up_proj": [8, 64, 64], "gate_up_proj_bias": [8, 64], "down_proj": [8, 32, 64],
+                                   "down_proj_bias": [8, 64]})
 
     def test_lint_finds_nothing_and_a_head_is_not_cut(self):
         self.done("lint", MODEL, "--tp", "4", "--sp", "--dp", "2", "--ep", "2", "--zero", "1")

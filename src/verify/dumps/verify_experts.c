@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model with experts under transformers' names in memory (from version 5 on) beside one under Hugging Face's: there the
  * experts of a layer are two parameters, mlp.experts.gate_up_proj [E, 2F, h] and down_proj [E, h, F], Mixtral's
- * block_sparse_moe is mlp too, and what the router and the experts are given has one row a token, [b*s, ..]. */
+ * block_sparse_moe is mlp too, and what the router and the experts are given has one row a token, [b*s, ..]. Experts with
+ * biases are GPT-OSS's, [E, h, 2F] with gate and up in turn. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ typedef struct other_names {
     other_name *list; /* by name */
     size_t n, capacity;
     const ar_dump *dump, *other; /* whose names they are of; whose tensors may have them */
+    bool biased;                 /* experts have biases */
 } other_names;
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -35,13 +37,14 @@ typedef struct other_names {
 /* "5.w3.weight": expert 5's UP. What follows, as ".exp_avg", goes to *rest. */
 static bool read_expert(const char *text, size_t *expert, int *part, const char **rest)
 {
-    static const char *const leaves[2][PARTS] = {{"gate_proj.weight", "up_proj.weight", "down_proj.weight"},
-                                                 {"w1.weight", "w3.weight", "w2.weight"}};
+    static const char *const leaves[3][PARTS] = {{"gate_proj.weight", "up_proj.weight", "down_proj.weight"},
+                                                 {"w1.weight", "w3.weight", "w2.weight"},
+                                                 {"gate_proj.bias", "up_proj.bias", "down_proj.bias"}};
     char *end;
     if (!isdigit((unsigned char)*text))
         return false;
     *expert = strtoul(text, &end, 10);
-    for (int i = 0; i < 2 * PARTS && *end == '.'; i++) {
+    for (int i = 0; i < 3 * PARTS && *end == '.'; i++) {
         const char *leaf = leaves[i / PARTS][i % PARTS];
         *part = i % PARTS;
         *rest = end + 1 + strlen(leaf);
@@ -82,9 +85,9 @@ static bool name_other(other_name *o, const ar_dump_tensor *t, const char *path)
     if (!plain_name(name, sizeof name, o->own))
         return false;
     const char *at = strstr(name, EXPERTS);
-    if (at && t->ndim == 2 && read_expert(at + strlen(EXPERTS), &o->expert, &o->part, &rest)) {
-        const int n = snprintf(o->name, sizeof o->name, "%.*s%s%s", (int)(at + strlen(EXPERTS) - name), name,
-                               o->part == DOWN ? "down_proj" : "gate_up_proj", rest);
+    if (at && read_expert(at + strlen(EXPERTS), &o->expert, &o->part, &rest)) {
+        const int n = snprintf(o->name, sizeof o->name, "%.*s%s%s%s", (int)(at + strlen(EXPERTS) - name), name,
+                               o->part == DOWN ? "down_proj" : "gate_up_proj", t->ndim == 1 ? "_bias" : "", rest);
         return n >= 0 && (size_t)n < sizeof o->name;
     }
     o->part = ALONE;
@@ -113,6 +116,7 @@ static ar_status list_others(other_names *o)
     for (size_t i = 0; i < o->n; i++) {
         if (kept == 0 || by_other_name(&o->list[kept - 1], &o->list[i]) != 0)
             o->list[kept++] = o->list[i];
+        o->biased = o->biased || (o->list[i].part != ALONE && o->list[i].t->ndim == 1);
     }
     o->n = kept;
     return AR_OK;
@@ -121,10 +125,24 @@ static ar_status list_others(other_names *o)
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
 /* True if t, of all experts of a layer, has this one where it belongs. */
-static bool fits_expert(const ar_dump_tensor *t, const other_name *o)
+static bool fits_expert(const ar_dump_tensor *t, const other_name *o, bool turned)
 {
-    return t->ndim == 3 && o->part != ALONE && o->expert < t->shape[0] && t->shape[2] == o->t->shape[1] &&
-           t->shape[1] == o->t->shape[0] * (o->part == DOWN ? 1 : 2);
+    const size_t rows = o->t->shape[0] * (o->part == DOWN ? 1 : 2);
+    return o->part != ALONE && o->expert < t->shape[0] && t->ndim == o->t->ndim + 1 &&
+           t->shape[turned ? 2 : 1] == rows && (t->ndim == 2 || t->shape[turned ? 1 : 2] == o->t->shape[1]);
+}
+
+/* Its elements of those of all experts, whose rows are a dimension, or two in turn (GPT-OSS). */
+static void cut_rows(ari_tensor_cut *c, const ar_dump_tensor *t, const other_name *o, bool in_turn)
+{
+    const int d = in_turn ? t->ndim - 1 : 1;
+    c->drop = 1;
+    c->start[0] = o->expert;
+    c->extent[0] = 1;
+    c->start[d] = o->part == UP ? (in_turn ? 1 : o->t->shape[0]) : 0;
+    c->extent[d] = in_turn ? c->extent[d] - c->start[d] : o->t->shape[0];
+    c->every = in_turn ? (o->part == DOWN ? 1 : 2) : 0;
+    c->turned = in_turn && t->ndim == 3;
 }
 
 /* Under the name that the other dump has, of t's own pass and step; nothing where there is such a tensor already. */
@@ -145,17 +163,13 @@ static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *all, cons
                              const other_name *first, size_t n)
 {
     const size_t each = first->part == DOWN ? 1 : 2;
-    bool whole = t->ndim == 3 && n == each * t->shape[0];
+    bool whole = t->ndim > 1 && n == each * t->shape[0];
     for (size_t i = 0; i < n && whole; i++)
-        whole = fits_expert(t, &first[i]);
+        whole = fits_expert(t, &first[i], all->biased && t->ndim == 3);
     for (size_t i = 0; i < n && whole; i++) {
         AR_TRY(add_cut(cuts, &whole, all, t, &first[i]));
-        ari_tensor_cut *c = &cuts->cut[cuts->n - whole];
-        c->drop = 1;
-        c->start[0] = first[i].expert;
-        c->extent[0] = 1;
-        c->start[1] = first[i].part == UP ? first[i].t->shape[0] : 0;
-        c->extent[1] = first[i].t->shape[0];
+        if (whole)
+            cut_rows(&cuts->cut[cuts->n - 1], t, &first[i], all->biased);
     }
     cuts->n = whole ? cuts->n : 0;
     return AR_OK;
