@@ -79,18 +79,9 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
         return rest[0] == '\0' ? ari_rs_wrong_shape(t, first->at.ndim, first->at.shape) : AR_OK;
     for (const other_name *o = first; o < first + n; o++) {
         AR_TRY(ari_tensor_cuts_add(cuts, t, o->name, rest));
-        ari_tensor_cut *c = &cuts->cut[cuts->n - 1];
-        c->drop = o->at.ndim - o->ndim;
-        c->start[0] = o->at.expert;
-        c->extent[0] = c->drop > 0 ? 1 : c->extent[0];
-        c->every = o->at.step[0];
-        c->turned = c->every > 0 && o->ndim == 2;
-        const int d = c->every > 0 ? o->at.ndim - 1 : 1;
-        c->start[d] = o->at.row;
-        if (c->every > 0)
-            c->extent[d] -= o->at.row;
-        else if (c->drop > 0)
-            c->extent[d] = o->shape[0];
+        if (o->at.ndim > o->ndim)
+            ari_tensor_cut_expert(&cuts->cut[cuts->n - 1], o->at.ndim, o->at.expert, o->at.row, o->shape[0],
+                                  o->at.step[0]);
     }
     u->stacked += n > 1;
     return AR_OK;

@@ -154,6 +154,18 @@ ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, co
     return AR_OK;
 }
 
+void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every)
+{
+    const int d = every > 0 ? ndim - 1 : 1;
+    c->drop = 1;
+    c->start[0] = expert;
+    c->extent[0] = 1;
+    c->start[d] = row;
+    c->extent[d] = every > 0 ? c->extent[d] - row : rows;
+    c->every = every;
+    c->turned = every > 0 && ndim == 3;
+}
+
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
 
 typedef struct taking {

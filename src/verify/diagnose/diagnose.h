@@ -104,6 +104,8 @@ AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, 
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 /** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
+/** All elements. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of ar_dump_read_f32. */
+AR_NODISCARD ar_status ari_read_values(float **gives, const ar_dump_tensor *t);
 /** A parameter before the step; NULL. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
 

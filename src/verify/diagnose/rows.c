@@ -76,8 +76,7 @@ static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *before = ari_weight_before(known, stem, (size_t)n, d->step - 1);
     if (!before || before->ndim != 2 || before->shape[1] != c->grid.cols)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&table, before->count, before->name));
-    const ar_status st = ar_dump_read_f32(before, 0, before->count, table);
+    const ar_status st = ari_read_values(&table, before);
     if (st == AR_OK && is_looked_up_in(c, table, before->shape[0]))
         ari_trace_set(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
     free(table);
@@ -209,8 +208,7 @@ static ar_status count_looked_up(size_t *ids, const ari_case *c)
     *ids = 0;
     if (!of || of->count % cols != 0 || of->count / cols > MOST_TOKENS)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&x, of->count, name));
-    const ar_status st = ar_dump_read_f32(of, 0, of->count, x);
+    const ar_status st = ari_read_values(&x, of);
     for (size_t row = 0, other; st == AR_OK && row < of->count / cols; row++) {
         for (other = 0; other < row && memcmp(x + other * cols, x + row * cols, cols * sizeof *x) != 0;)
             other++;

@@ -10,6 +10,12 @@
 
 /* --- tensors of a step -------------------------------------------------------------------------------------------- */
 
+ar_status ari_read_values(float **gives, const ar_dump_tensor *t)
+{
+    AR_TRY(ARI_ALLOC(gives, t->count, t->name));
+    return ar_dump_read_f32(t, 0, t->count, *gives);
+}
+
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step)
 {
     char name[512];

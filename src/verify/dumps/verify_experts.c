@@ -132,19 +132,6 @@ static bool fits_expert(const ar_dump_tensor *t, const other_name *o, bool turne
            t->shape[turned ? 2 : 1] == rows && (t->ndim == 2 || t->shape[turned ? 1 : 2] == o->t->shape[1]);
 }
 
-/* Its elements of those of all experts, whose rows are a dimension, or two in turn (GPT-OSS). */
-static void cut_rows(ari_tensor_cut *c, const ar_dump_tensor *t, const other_name *o, bool in_turn)
-{
-    const int d = in_turn ? t->ndim - 1 : 1;
-    c->drop = 1;
-    c->start[0] = o->expert;
-    c->extent[0] = 1;
-    c->start[d] = o->part == UP ? (in_turn ? 1 : o->t->shape[0]) : 0;
-    c->extent[d] = in_turn ? c->extent[d] - c->start[d] : o->t->shape[0];
-    c->every = in_turn ? (o->part == DOWN ? 1 : 2) : 0;
-    c->turned = in_turn && t->ndim == 3;
-}
-
 /* Under the name that the other dump has, of t's own pass and step; nothing where there is such a tensor already. */
 static ar_status add_cut(ari_tensor_cuts *cuts, bool *added, const other_names *all, const ar_dump_tensor *t,
                          const other_name *o)
@@ -168,8 +155,9 @@ static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *all, cons
         whole = fits_expert(t, &first[i], all->biased && t->ndim == 3);
     for (size_t i = 0; i < n && whole; i++) {
         AR_TRY(add_cut(cuts, &whole, all, t, &first[i]));
+        const size_t rows = first[i].t->shape[0], row = first[i].part == UP ? (all->biased ? 1 : rows) : 0;
         if (whole)
-            cut_rows(&cuts->cut[cuts->n - 1], t, &first[i], all->biased);
+            ari_tensor_cut_expert(&cuts->cut[cuts->n - 1], t->ndim, first[i].expert, row, rows, all->biased ? each : 0);
     }
     cuts->n = whole ? cuts->n : 0;
     return AR_OK;

@@ -548,8 +548,7 @@ static ar_status read_sinks(ari_replayed *a)
     if (!t || a->p.heads || t->count * 2 > a->q || a->q % t->count)
         return AR_OK;
     a->sinks = t->count;
-    AR_TRY(ARI_ALLOC(&a->sink, t->count, t->name));
-    return ar_dump_read_f32(t, 0, t->count, a->sink);
+    return ari_read_values(&a->sink, t);
 }
 
 static ar_status replay_all(ari_trace *t, ari_replayed *a)

@@ -408,10 +408,7 @@ static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
     AR_TRY(ARI_ALLOC(&e->equations, e->most * (e->most + 1), "equations"));
     AR_TRY(ARI_ALLOC(&e->number, 2 * (e->most + 1), "equations"));
     AR_TRY(ARI_ALLOC_ZERO(&e->term, e->p.tokens * e->most, "shares of experts"));
-    if (!routes)
-        return AR_OK;
-    AR_TRY(ARI_ALLOC(&e->weight, routes->count, routes->name));
-    return ar_dump_read_f32(routes, 0, routes->count, e->weight);
+    return routes ? ari_read_values(&e->weight, routes) : AR_OK;
 }
 
 /* The shared expert's rows, of all tokens of the probe. */

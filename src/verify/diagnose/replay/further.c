@@ -23,12 +23,6 @@ static double factor_of(const uses *u, size_t row)
     return u->head ? 1.0 + (double)(row * 7919 % 1009) / 1009.0 : 1.0;
 }
 
-static ar_status read_all(float **gives, const ar_dump_tensor *t)
-{
-    AR_TRY(ari_alloc((void **)gives, t->count, sizeof **gives, t->name));
-    return ar_dump_read_f32(t, 0, t->count, *gives);
-}
-
 /* The forward value of the norm before a head. */
 static const ar_dump_tensor *input_of(const uses *u, const ari_walk *at)
 {
@@ -49,9 +43,9 @@ static ar_status add_use(uses *u, const ari_walk *at)
     if (at->t->count % each != 0 || at->t->count > MOST_WORK ||
         (u->head && (!input || input->count != tokens * u->width)))
         return AR_OK;
-    AR_TRY_TO(done, st, read_all(&dy, at->t));
+    AR_TRY_TO(done, st, ari_read_values(&dy, at->t));
     if (input)
-        AR_TRY_TO(done, st, read_all(&x, input));
+        AR_TRY_TO(done, st, ari_read_values(&x, input));
     for (size_t t = 0; t < tokens; t++) {
         double sum = 0.0;
         for (size_t v = 0; v < u->rows && u->head; v++)

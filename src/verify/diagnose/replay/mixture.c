@@ -208,8 +208,7 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
     float *x = NULL;
     if (!are)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&x, of->count, of->name));
-    const ar_status st = ar_dump_read_f32(of, 0, of->count, x);
+    const ar_status st = ari_read_values(&x, of);
     for (size_t i = 0; i < e->p.tokens * e->most && st == AR_OK && are; i++) {
         const ari_expert_term *s = &e->term[i];
         if (s->expert < e->n && is_there(e, s->was))

@@ -188,8 +188,7 @@ ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_
         return AR_OK;
     table->rows = w->shape[0];
     table->cols = w->shape[1];
-    AR_TRY(ARI_ALLOC(&table->at, w->count, w->name));
-    return ar_dump_read_f32(w, 0, w->count, table->at);
+    return ari_read_values(&table->at, w);
 }
 
 void ari_lookup_table_fini(ari_lookup_table *table)

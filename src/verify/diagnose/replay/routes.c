@@ -24,12 +24,10 @@ ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t c
     *held = *held && t && t->count == count && (!other || other->count == count);
     if (!*held)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(gives, count, t->name));
-    AR_TRY(ar_dump_read_f32(t, 0, count, *gives));
+    AR_TRY(ari_read_values(gives, t));
     if (!other)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&x, count, t->name));
-    const ar_status st = ar_dump_read_f32(other, 0, count, x);
+    const ar_status st = ari_read_values(&x, other);
     for (size_t i = 0; st == AR_OK && i < count && *held; i++)
         *held = fabs((double)x[i] - (double)(*gives)[i]) <= ARI_SUMS * (1.0 + fabs((double)(*gives)[i]));
     free(x);

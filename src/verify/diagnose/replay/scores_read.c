@@ -55,8 +55,7 @@ static ar_status compute_logits(ari_scored *s, bool *held, const ari_case *c)
         return AR_OK;
     *s = (ari_scored){.tokens = x->count / cols, .n = w->shape[0], .samples = x->shape[0]};
     AR_TRY_TO(done, st, ari_replay_rows(&in, held, c, x->count, ARI_NORM2, 'f'));
-    AR_TRY_TO(done, st, ARI_ALLOC(&of, w->count, w->name));
-    AR_TRY_TO(done, st, ar_dump_read_f32(w, 0, w->count, of));
+    AR_TRY_TO(done, st, ari_read_values(&of, w));
     AR_TRY_TO(done, st, ARI_ALLOC(&s->z, s->tokens * s->n, w->name));
     for (size_t i = 0; i < s->tokens * s->n && *held; i++) {
         double sum = 0.0;
@@ -100,8 +99,7 @@ static ar_status read_chosen(ari_scored *s, const ari_case *c)
     if (!t || t->count != s->tokens * each || each == 0 || t->count > MOST_ELEMENTS || (t == all && each != s->n) ||
         (t != all && (each >= s->n || each > ARI_MOST_CHOSEN)))
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&x, t->count, t->name));
-    const ar_status st = ar_dump_read_f32(t, 0, t->count, x);
+    const ar_status st = ari_read_values(&x, t);
     s->known = st == AR_OK && t != own;
     for (size_t i = 0; i < t->count && s->known; i++) {
         uint8_t *row = s->chosen[0] + i / each * s->n;

@@ -50,12 +50,6 @@ static void look_at_sum(ari_trace *t, const ari_case *c, const shared *s)
                                                                : 0);
 }
 
-static ar_status read_all(float **gives, const ar_dump_tensor *t)
-{
-    AR_TRY(ARI_ALLOC(gives, t->count, t->name));
-    return ar_dump_read_f32(t, 0, t->count, *gives);
-}
-
 ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *routed, *made, *logit;
@@ -68,10 +62,10 @@ ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
     AR_TRY(ari_right_value(&logit, c, ARI_SHARED_SHARE, c->grid.rows));
     if (!routed || !made)
         return AR_OK;
-    AR_TRY_TO(done, st, read_all(&s.routed, routed));
-    AR_TRY_TO(done, st, read_all(&s.made, made));
+    AR_TRY_TO(done, st, ari_read_values(&s.routed, routed));
+    AR_TRY_TO(done, st, ari_read_values(&s.made, made));
     if (logit)
-        AR_TRY_TO(done, st, read_all(&s.logit, logit));
+        AR_TRY_TO(done, st, ari_read_values(&s.logit, logit));
     look_at_sum(t, c, &s);
 done:
     free(s.routed);
