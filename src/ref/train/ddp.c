@@ -333,7 +333,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     AR_TRY(zero_gradients(d));
     d->sync = true;
     d->unused_count = 0;
-    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
+    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited && d->stage < 3) /* else there are no weights */
         return AR_OK;
     d->waited = false;
     reset_buckets(d);
