@@ -38,6 +38,16 @@ class ModelsTest(Case):
                           "--batch", 2)}
 
 
+
+class Buckets(ModelsTest):
+    def test_blocks_for_further_tokens_are_packed_after_the_head(self):
+        """Buckets of few bytes over three ranks: what a rank has of each is one element off where they are cut elsewhere."""
+        for layout in (("--dp", "3", "--zero", "1"), ("--cp", "3", "--zero", "2"), ("--pp", "2", "--dp", "3", "--zero", "1")):
+            with self.subTest(layout):
+                self.done("check", GOLDEN / "experts/deepseek-v3-mtp-tiny", "--batch", 3, "--seq", 12, "--steps", 1,
+                          "--skip-f64", "--strict-predictions", "--bucket-bytes", 4096, *layout)
+
+
 class Notes(ModelsTest):
     def test_each_command_names_the_keys_that_it_does_not_know(self):
         model = self.model("mistral-window-tiny", foo=1, another={"key": [2]}, unset=None)

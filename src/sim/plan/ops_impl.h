@@ -256,7 +256,7 @@ ar_linear_split ari_op_builder_placed_split(ar_linear_split s);
 void ari_op_builder_forward(ari_op_builder *w);
 void ari_op_builder_backward(ari_op_builder *w);
 
-/* --- parameters and buckets (ops_bucket.c) ------------------------------------------------------------------------ */
+/* --- parameters (ops_registered.c) and buckets (ops_bucket.c) ------------------------------------------------------ */
 
 typedef struct ari_param_part {
     ari_role role;
@@ -271,13 +271,13 @@ typedef struct ari_part_list {
     size_t n; /* parameters */
 } ari_part_list;
 
-/* In the order of their registration: before the blocks, of each of the rank's blocks, which has an MLP or experts,
- * after them. */
+/* In the order of their registration: before the layers, of each of the rank's layers, which has an MLP or experts,
+ * after them, of blocks for further tokens, last. */
 typedef struct ari_params {
-    ari_part_list before, block, experts, further, after; /* further: of a block for a further token */
-    size_t layers, with_experts;                          /* of the rank; of them, those with experts */
-    size_t mtp;                                           /* of them, those for further tokens, at the end */
-    size_t in_blocks, n;
+    ari_part_list before, block, experts, after, further, last; /* block, experts, further: of one block */
+    size_t layers, with_experts;                                /* blocks of the rank; of them, those with experts */
+    size_t mtp;                                                 /* of them, those for further tokens, at the end */
+    size_t in_layers, in_blocks, n;                             /* of layers, and of all blocks; in all */
 } ari_params;
 
 typedef struct ari_one_param {
@@ -317,7 +317,17 @@ typedef struct ari_op_builder_bucket {
 } ari_op_builder_bucket;
 
 ari_params ari_op_builder_all_params(ari_op_builder *w);
-/** Parameter i in that order; the walk is at its layer then. */
+/** The i-th of the rank's blocks, and the parts of that one. */
+size_t ari_op_builder_own_layer(const ari_op_builder *w, size_t i);
+const ari_part_list *ari_op_builder_parts_of(const ari_op_builder *w, const ari_params *p, size_t unit);
+/* Layers with the same parts: without experts, with them, for further tokens. */
+enum { ARI_PARTS_OF_MLP, ARI_PARTS_OF_EXPERTS, ARI_PARTS_OF_FURTHER, ARI_PARTS_KINDS };
+int ari_op_builder_parts_kind(const ari_op_builder *w, size_t layer);
+/** True if each of the rank's blocks has experts, or none, and no other parts. */
+bool ari_op_builder_same_parts(const ari_params *p);
+/** Parameter i in that order, but for its value. */
+ari_one_param ari_op_builder_locate(ari_op_builder *w, const ari_params *p, size_t i);
+/** The same with it; the walk is at its layer then. */
 ari_one_param ari_op_builder_param_at(ari_op_builder *w, const ari_params *p, size_t i);
 
 /* A unit of those that ZeRO-2 reduces one after the other: a layer, or ARI_NO_LAYER, the root unit; of all buckets. */
