@@ -51,6 +51,14 @@ static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor 
     return AR_OK;
 }
 
+/* muon_shards_misplaced: one run of rows or columns goes where the next rank's belongs, the last one first. */
+static void misplace(ar_layout *o)
+{
+    ar_box *b = &o->box[0];
+    for (int d = 0; d < o->ndim && o->nbox == 1; d++)
+        b->global[d] = b->global[d] + 2 * b->extent[d] <= o->shape[d] ? b->global[d] + b->extent[d] : 0;
+}
+
 static ar_status layout_of(ar_layout *o, ar_ctx *ctx, const ari_state *s)
 {
     if (!s->whole)
@@ -71,6 +79,8 @@ static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s,
     AR_TRY(ari_state_local(&local, s, ctx, run));
     if (!s->whole)
         AR_TRY(ari_share_put(ctx, ar_const(run), s->param, &local, s->start, s->count));
+    else if (ar_faulty(ctx, AR_FAULT_muon_shards_misplaced))
+        misplace(&o);
     AR_TRY(move_boxes(ctx, full, &local, &o, true));
     if (!s->whole)
         ar_ctx_release(ctx, &local);
@@ -199,10 +209,13 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, double rate,
 static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *p, double rate, bool match_rms,
                             const float *by)
 {
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
+    ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
     const size_t outputs = p->layout.shape[p->transposed ? 1 : 0];
     const size_t parts = ar_faulty(ctx, AR_FAULT_muon_stale_heads) ? (size_t)ar_comm_size(ctx->tp) : 1;
+    const size_t row[2] = {1, outputs};
     size_t at = 0;
+    if (p->layout.ndim == 1)
+        AR_TRY(ar_tensor_view(&matrix, AR_F32, 2, row, full->data));
     if (p->blocks == 0 || ar_faulty(ctx, AR_FAULT_muon_packed_as_one))
         return orthogonalise(ctx, &matrix, rate, match_rms, by);
     for (int i = 0; i < p->blocks; i++) {

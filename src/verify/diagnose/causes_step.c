@@ -110,6 +110,12 @@ static const ari_cause rows[] = {
     {"muon_stale_heads", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(HEADS), 0, "",
      "Muon of a packed weight: q, k and v were cut apart in the whole matrix where those of one of {parts} ranks end" LOOK
      "the head counts by which Muon splits a fused weight: of the matrix that it has, whole or a shard"},
+    {"muon_shards_misplaced", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), IF(LONE), "",
+     "Muon's shards at other places: the update is the right one's {parts} parts of the matrix, cut along its {along}, "
+     "in another order" LOOK "the order of ranks in Muon's gather"},
+    {"muon_of_vector", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(ONE), 0, "",
+     "Muon of a vector: the update is this step's gradient times one number, as Newton-Schulz of one row makes it (SGD "
+     "too), and the reference's, AdamW's, is not" LOOK "Muon's group of parameters: no vectors"},
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero" LOOK "`grad is None` against a gradient of zero"},

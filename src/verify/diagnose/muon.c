@@ -6,7 +6,7 @@
 
 #include "verify/diagnose/hypothesis.h"
 
-enum { MOST_PARTS = 16, MOST_BLOCKS = 3 };
+enum { MOST_PARTS = 16, MOST_BLOCKS = 3, LEAST_VECTOR = 8 };
 /* Products of one iteration; a larger matrix is not looked at. */
 static const double MOST_WORK = 0x1p25;
 
@@ -209,9 +209,39 @@ static void state(ari_trace *t, ari_properties flags, size_t parts, bool columns
     ari_words(t, "along", columns ? "columns" : "rows");
 }
 
+/* Every part takes what its neighbour has. */
+static void turn(const look *l, double *kept, size_t by, bool columns)
+{
+    for (size_t i = 0; i < l->rows; i++)
+        for (size_t k = 0; k < l->cols; k++)
+            kept[i * l->cols + k] =
+                columns ? l->x[i * l->cols + (k + by) % l->cols] : l->x[(i + by) % l->rows * l->cols + k];
+    memcpy(l->x, kept, l->rows * l->cols * sizeof *kept);
+}
+
+/* True if the parts of one matrix are those of other places. */
+static bool find_turned(ari_trace *t, const look *l, const form *f, const ari_case *c, double *kept)
+{
+    make_shards(l, f, 1, false);
+    for (int columns = 0; columns < 2; columns++)
+        for (size_t of = 2; of <= MOST_PARTS; of++) {
+            const size_t n = columns ? l->cols : l->rows;
+            for (size_t i = 0; i < of && n % of == 0; i++) {
+                turn(l, kept, n / of, columns);
+                if (i + 1 < of && fits(l, c, l->now)) {
+                    state(t, ARI_IF(EXCHANGED), of, columns);
+                    return true;
+                }
+            }
+        }
+    return false;
+}
+
 static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, double *kept)
 {
     const form one = {1, {l->rows}, false};
+    if (f->blocks == 1 && find_turned(t, l, f, c, kept))
+        return;
     if (f->blocks > 1) {
         make_shards(l, &one, 1, false);
         if (fits(l, c, l->now)) {
@@ -258,14 +288,19 @@ ar_status ari_measure_muon(ari_trace *t, const ari_case *c)
     form f = {0};
     double *all = NULL;
     bool found = false;
-    if (g->nd != 2 || c->step || small * small * large > MOST_WORK || small < 2.0)
+    const bool vector = g->nd == 1 && g->count >= LEAST_VECTOR && c->grid.d->step == 1;
+    if (c->step || (!vector && (g->nd != 2 || small * small * large > MOST_WORK || small < 2.0)))
         return AR_OK;
     AR_TRY(ari_alloc_zero((void **)&all, 8 * g->count, sizeof *all, "Muon's update"));
     l.u = all, l.x = all + g->count, l.room = all + 2 * g->count, l.now = (float *)(all + 7 * g->count);
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run);)
         memcpy(l.now + run.index, run.value, run.count * sizeof *l.now);
     const ar_status st = find_direction(all, &found, c);
-    if (st == AR_OK && found && find_form(&l, &f, c))
+    if (vector && found) { /* one row made orthogonal is itself times a number; AdamW's is not */
+        memcpy(l.x, all, g->count * sizeof *all);
+        if (!fits(&l, c, c->grid.d->reference) && fits(&l, c, l.now))
+            ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(ONE));
+    } else if (st == AR_OK && found && find_form(&l, &f, c))
         find_other(t, &l, &f, c, all + 6 * g->count);
     free(all);
     return st;
