@@ -519,6 +519,7 @@ ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width)
     *self = width;
     AR_TRY(ar_loss_create(gives, ctx, "loss", &ops, self));
     (*gives)->next = (*gives)->whole = true;
+    (*gives)->sum.spread = ari_ctx_sp(ctx); /* also on a rank that has no samples */
     return AR_OK;
 }
 

@@ -196,8 +196,9 @@ static void range_of(double range[2], const float *x, size_t n)
 {
     range[0] = INFINITY, range[1] = -INFINITY;
     for (size_t i = 0; i < n; i++) {
-        range[0] = fmin(range[0], (double)x[i]);
-        range[1] = fmax(range[1], (double)x[i]);
+        const double here = (double)x[i]; /* no fmin, fmax: gcc 12 for ARM64 breaks off where it vectorises them */
+        range[0] = here < range[0] ? here : range[0];
+        range[1] = here > range[1] ? here : range[1];
     }
 }
 

@@ -145,8 +145,10 @@ static float to_bf16(float x)
 static double rounded_row(const float *row, size_t v, int64_t token)
 {
     double m = -INFINITY, l = 0.0;
-    for (size_t j = 0; j < v; j++)
-        m = fmax(m, (double)to_bf16(row[j]));
+    for (size_t j = 0; j < v; j++) {
+        const double z = (double)to_bf16(row[j]);
+        m = z > m ? z : m; /* no fmax: gcc 12 for ARM64 breaks off where it vectorises it */
+    }
     for (size_t j = 0; j < v; j++)
         l += exp((double)to_bf16(row[j]) - m);
     return (double)to_bf16(row[token]) - m - log(l);
