@@ -4,13 +4,14 @@
 
     build/anyrank bugs --run --curves --json - | scripts/fault_table.py --write
 
-Without --write it prints the figures. The page's text before its table is written by hand and stays.
+`bugs FAULT --run ..` writes that fault's row alone. Without --write it prints the figures. The page's text before its table is written by hand and stays.
 """
 
 import csv
 import json
 import pathlib
 import re
+import subprocess
 import sys
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
@@ -97,8 +98,10 @@ def main():
     if sys.argv[1:] != ["--write"]:
         sys.stdout.write(table_of(rows))
         return
-    FIGURES.write_text(table_of(rows), encoding="utf-8")
-    texts = {fault["name"]: fault["text"] for fault in faults}
+    known = {row["fault"]: row for row in figures()} | {row["fault"]: row for row in rows}
+    texts = {fault["name"]: fault["text"] for fault in json.loads(subprocess.run(
+        ["build/anyrank", "bugs", "--json", "-", "--quiet"], check=True, stdout=subprocess.PIPE).stdout)["faults"]}
+    FIGURES.write_text(table_of([known[name] for name in texts]), encoding="utf-8")
     PAGE.write_text(page(texts, figures(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -31,6 +31,7 @@ static size_t lines_that_begin_with(const char *text, const char *with)
 /* One fault a line, whether or not it has columns for what curves show of it. */
 Test(bugs, each_fault_is_a_line)
 {
+    enum { FAULTS = AR_FAULT_COUNT - 1 };
     static ari_bug_run run[FAULTS];
     for (int i = 0; i < FAULTS; i++)
         run[i] = (ari_bug_run){.fault = (ar_fault)(i + 1)};
@@ -38,7 +39,7 @@ Test(bugs, each_fault_is_a_line)
         OWNED(free) char *text = NULL;
         size_t size = 0;
         FILE *to = open_memstream(&text, &size);
-        cr_assert_ok(ari_bugs_print(to, run, curves));
+        cr_assert_ok(ari_bugs_print(to, run, FAULTS, curves));
         fclose(to);
         for (int i = 0; i < FAULTS; i++) {
             char name[64];

@@ -24,7 +24,8 @@ typedef struct bugs_values {
 
 #define ARI_VALUES bugs_values
 static const ari_option options[] = {
-    ARI_OPTION_FLAG("run", run, "run each in a small case in which it matters, and the same case without it",
+    ARI_OPTION_FLAG("run", run,
+                    "run each fault, or FAULT, in a small case in which it matters, and the same case without it",
                     .more = "The first tensor that differs is told, the rank and the pass, what it looks like, and "
                             "whether it is caught."),
     ARI_OPTION_FLAG("curves", curves,
@@ -40,7 +41,7 @@ static const ari_option options[] = {
     {0},
 };
 static const ari_positional positionals[] = {
-    ARI_POSITIONAL("FAULT", STRING, fault, "a fault, to print what it does, how it shows and who had it",
+    ARI_POSITIONAL("FAULT", STRING, fault, "a fault: what it does, how it shows and who had it",
                    .choices = ari_fault_names),
     {0},
 };
@@ -128,7 +129,7 @@ typedef struct session {
     const ari_common *common;
     ari_fault_bases bases;
     bool curves;
-    clean_run *clean; /* [FAULTS], of which the first `count` hold something */
+    clean_run *clean; /* [n], of which the first `count` hold something */
     size_t count;
 } session;
 
@@ -184,8 +185,8 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
-/* run: [FAULTS]. */
-static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
+/* n faults from `first` on. run: [n]. */
+static ar_status run_faults(ari_bug_run *run, int first, int n, const bugs_values *v)
 {
     const ari_common *common = &v->common;
     session s = {
@@ -195,11 +196,11 @@ static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
             .threads = common->threads, .seed = common->seed, .numerics = v->numerics, .precision = v->precision}};
     ari_progress line;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&s.clean, FAULTS, sizeof *s.clean, "clean runs"));
+    AR_TRY(ari_alloc_zero((void **)&s.clean, (size_t)n, sizeof *s.clean, "clean runs"));
     ari_progress_begin(&line, common);
-    for (int i = 0; i < FAULTS && st == AR_OK; i++) {
-        ari_progress_update(&line, (double)i / FAULTS, ar_fault_name((ar_fault)(i + 1)));
-        st = run_fault(&run[i], &s, (ar_fault)(i + 1));
+    for (int i = 0; i < n && st == AR_OK; i++) {
+        ari_progress_update(&line, (double)i / n, ar_fault_name((ar_fault)(first + i)));
+        st = run_fault(&run[i], &s, (ar_fault)(first + i));
     }
     ari_progress_end(&line);
     for (size_t i = 0; i < s.count; i++)
@@ -210,28 +211,30 @@ static ar_status run_faults(ari_bug_run *run, const bugs_values *v)
 }
 
 /* True if each clean run of the native numerics is within the allowance: a fault may be smaller than rounding. */
-static bool all_clean(const ari_bug_run *run)
+static bool all_clean(const ari_bug_run *run, int n)
 {
-    for (int i = 0; i < FAULTS; i++)
+    for (int i = 0; i < n; i++)
         if (run[i].clean != AR_CHECK_SAME)
             return false;
     return true;
 }
 
-static ar_status run_bugs(const bugs_values *v, int *exit_code)
+/* one: AR_FAULT_NONE: each. */
+static ar_status run_bugs(const bugs_values *v, ar_fault one, int *exit_code)
 {
+    const int first = one != AR_FAULT_NONE ? (int)one : 1, n = one != AR_FAULT_NONE ? 1 : FAULTS;
     ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
-    AR_TRY(ari_alloc_zero((void **)&runs, FAULTS, sizeof *runs, "runs of the faults"));
-    ar_status st = run_faults(runs, v);
+    AR_TRY(ari_alloc_zero((void **)&runs, (size_t)n, sizeof *runs, "runs of the faults"));
+    ar_status st = run_faults(runs, first, n, v);
     if (st == AR_OK && ari_wants_text(&v->common))
-        st = native ? ari_bugs_print_native(stdout, runs, v->precision) : ari_bugs_print(stdout, runs, v->curves);
+        st = native ? ari_bugs_print_native(stdout, runs, n, v->precision) : ari_bugs_print(stdout, runs, n, v->curves);
     if (st == AR_OK) {
-        const bool well = native ? all_clean(runs) : ari_bugs_well(runs);
+        const bool well = native ? all_clean(runs, n) : ari_bugs_well(runs, n);
         *exit_code = well ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-        st = end(ari_bugs_json(runs), well ? "same" : "different", &v->common);
+        st = end(ari_bugs_json(runs, n), well ? "same" : "different", &v->common);
     }
-    for (int i = 0; i < FAULTS; i++)
+    for (int i = 0; i < n; i++)
         ari_check_run_fini(&runs[i].with);
     free(runs);
     return st;
@@ -243,8 +246,6 @@ static ar_status list_or_run(void *values, int *exit_code)
     ar_fault one = AR_FAULT_NONE;
     if (v->fault)
         AR_TRY(ar_fault_parse(&one, v->fault));
-    if (v->fault && v->run)
-        return ar_error_set(AR_ERR_ARG, "--run runs every fault; anyrank check --inject %s runs this one", v->fault);
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
     if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
@@ -253,7 +254,7 @@ static ar_status list_or_run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
     AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
-        return run_bugs(v, exit_code);
+        return run_bugs(v, one, exit_code);
     if (ari_wants_text(&v->common) && one != AR_FAULT_NONE)
         print_one(one);
     else if (ari_wants_text(&v->common))

@@ -7,7 +7,7 @@
 #include "cli/options/args.h"
 #include "verify/faults/fault_case.h"
 
-/* `anyrank bugs --run`: each fault in the case in which it matters, and the same case without it. */
+/* `anyrank bugs --run`: each fault, or one, in the case in which it matters, and the same case without it. */
 typedef struct ari_bug_run {
     ar_fault fault;
     ari_fault_case at;
@@ -21,12 +21,12 @@ typedef struct ari_bug_run {
 
 /** Its case: "llama-demo tp=2 sp". Returns `text`. */
 const char *ari_bugs_case_text(char *text, size_t size, const ari_fault_case *c);
-/** True if each fault is caught, and each clean run is the same. */
-bool ari_bugs_well(const ari_bug_run *run);
+/** n: of these runs. True if each fault is caught, and each clean run is the same. */
+bool ari_bugs_well(const ari_bug_run *run, int n);
 /** The table of the native numerics. */
-AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, ar_precision precision);
-AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, bool curves);
+AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, int n, ar_precision precision);
+AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, int n, bool curves);
 /** An array of objects, one a fault. Gives; NULL without memory. */
-json_t *ari_bugs_json(const ari_bug_run *run);
+json_t *ari_bugs_json(const ari_bug_run *run, int n);
 
 #endif
