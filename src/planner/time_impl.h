@@ -19,6 +19,8 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
 ari_time_kind ari_time_kind_of(ari_over g);
 /** Seconds of a collective of so many elements in full length, all members coming at once. */
 double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
+/** A call's elements if every rank's part were as long as the longest, which decides. */
+double ari_links_elements(const ari_op_call *call);
 /** Bytes that a member sends in it. */
 double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes);
 /** Seconds of a message between neighbours. */

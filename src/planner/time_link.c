@@ -138,13 +138,16 @@ static double broadcast_seconds(const ari_links *l, double bytes)
     return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
 }
 
-/* Each member sends a part to every other; a message is `bytes` long. */
+/* Each member sends a part to every other; a message is `bytes` long. Rounds within the nodes come first, then one with
+ * each member of the fullest node for every other node. Unequal nodes leave a ring at different times: a message shorter
+ * than a latency finds its port taken by those that came before. */
 static double all_to_all(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double far = l->n - l->in_node, near = l->in_node - 1.0;
-    const double rates = near * bytes / inside.bytes_per_s + (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
-    return (l->between ? between.latency_s : inside.latency_s) + rates;
+    const double nodes = ceil(l->n / l->in_node), near = l->in_node - 1.0, sent = bytes / between.bytes_per_s;
+    const bool late = nodes * l->in_node > l->n && sent < between.latency_s && !ari_time_rates(l->o).gpu;
+    const double far = nodes > 1.0 ? ((nodes - 1.0) * l->in_node + late) * sent : 0.0;
+    return (l->between ? between.latency_s : inside.latency_s) + near * bytes / inside.bytes_per_s + far;
 }
 
 static double ring_steps(ari_call_kind kind)
@@ -171,6 +174,12 @@ double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, d
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
     return ring_steps(kind) * (l->n - 1.0) * ari_links_send(l, ceil(elements / l->n) * element_bytes);
+}
+
+double ari_links_elements(const ari_op_call *call)
+{
+    const double row = (double)call->row, ranks = (double)call->ranks, n = (double)call->elements;
+    return row > 0.0 ? ranks * row * ceil(n / row / ranks) : n;
 }
 
 double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)

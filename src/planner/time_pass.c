@@ -263,10 +263,7 @@ static double call_elements(const walk *w, const ari_op_call *call)
 {
     const ar_parallel *layout = &w->p->step.run.parallel;
     const bool cut = layout->sp && !ari_experts_whole(layout);
-    const double row = (double)call->row, ranks = (double)call->ranks;
-    const double n = row > 0.0 ? ranks * row * ceil((double)call->elements / row / ranks)
-                               : (double)call->elements; /* the longest part decides */
-    const double tp = cut ? ari_at_least_one(layout->tp) : 1.0;
+    const double n = ari_links_elements(call), tp = cut ? ari_at_least_one(layout->tp) : 1.0;
     if (!is_production(w) || call->over != ARI_OVER_EP)
         return n;
     return call->dtype == AR_I32 ? (double)(w->p->step.config->experts.n * call->ranks) : n / tp;
@@ -403,12 +400,14 @@ static ar_status visit_operation(void *user, const ari_operation *op)
 
 /* --- all passes --------------------------------------------------------------------------------------------------- */
 
-/* The rank that computes longest: the last place of a causal ring sees most keys, the first one of another, where a
- * window leaves out the keys far before. */
+/* The rank that computes longest: the last place of a causal ring sees most keys. Of another, where a window leaves out
+ * the keys far before, the first one does, or with zigzag again the last, which has the middle of the sequence. */
 static int busiest(const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
-    return !c->config->causal ? 0 : (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
+    return !c->config->causal && !p->zigzag
+               ? 0
+               : (ari_extent(p, ARI_CUTS_POSITIONS) - 1) * ari_extent(p, ARI_CUTS_FEATURES);
 }
 
 static ar_status alloc_sections(ari_passes *to, size_t n)

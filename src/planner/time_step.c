@@ -76,7 +76,7 @@ static ar_status visit_operation(void *user, const ari_operation *op)
     for (int i = 0; i < op->calls; i++) {
         const ari_op_call *call = &op->call[i];
         const ari_links *l = &w->links[call->over];
-        const double n = (double)call->elements, width = ari_time_element(w->o, op, call);
+        const double n = ari_links_elements(call), width = ari_time_element(w->o, op, call);
         const ari_time_kind kind = ari_time_kind_of(call->over);
         c.seconds = ari_links_call(l, call->kind, n, width);
         c.overlapped = call->queue == ARI_ON_BUCKETS;

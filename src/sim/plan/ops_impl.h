@@ -136,6 +136,9 @@ ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kin
  *  exchanged of the experts' weights each has by itself. */
 void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                          ari_call_often often, ari_role role, const char *tag);
+/** An all-to-all in which each rank gets its share of n sums from all others, in so many bytes each. */
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
+                              ari_role role, const char *tag);
 /** A reduce-scatter of n exact sums of so many products. narrow: of bf16 numbers, whose sums each rank gets in as few
  *  bytes as hold them from all others, and adds up. */
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,

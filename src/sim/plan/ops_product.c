@@ -12,14 +12,22 @@ size_t ari_sum_limbs(size_t terms)
     return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
 }
 
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
+                              ari_role role, const char *tag)
+{
+    const size_t sent = bytes * (ari_op_builder_ranks(w, over) - 1); /* of each sum, by all but the rank that adds it */
+    ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, sent), AR_U8, often, role, tag);
+    if (sent > 0)
+        w->op.call[w->op.calls - 1].row = sent;
+}
+
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
                                  const char *tag)
 {
     const size_t bytes = !narrow ? 0 : terms <= 512 ? 5 : terms <= 131072 ? 6 : 0; /* 31 bits, and those of the terms */
-    const size_t others = ari_op_builder_ranks(w, over) - 1, limbs = narrow ? 1 : ari_sum_limbs(terms);
+    const size_t limbs = narrow ? 1 : ari_sum_limbs(terms);
     if (bytes > 0)
-        ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, bytes * others), AR_U8,
-                            ARI_EACH_PASS, role, tag);
+        ari_op_builder_send_sums(w, over, n, bytes, ARI_EACH_PASS, role, tag);
     else
         ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
                             role, tag);

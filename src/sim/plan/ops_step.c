@@ -50,8 +50,7 @@ static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype,
     }
     ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
     if (last && dtype == AR_BF16) {
-        const size_t sent = ari_op_builder_mul(w, n, SENT_GRADIENT * (ari_op_builder_ranks(w, over) - 1));
-        ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, sent, AR_U8, often, role, tag);
+        ari_op_builder_send_sums(w, over, n, SENT_GRADIENT, often, role, tag);
         if (!shares)
             ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, AR_F32, often, role, tag);
         return;
