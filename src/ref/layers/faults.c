@@ -313,7 +313,8 @@ static ar_status normalise_wider(ar_ctx *ctx, ar_norm_kind kind, double eps, con
     return AR_OK;
 }
 
-/* As in vectorised kernels: the statistics cover the width rounded up to a power of two. */
+/* As in vectorised kernels: the statistics cover the width rounded up to a power of two, and the padded rows stay for
+ * the backward pass. */
 static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                   const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                   const ar_tensor *rstd, const ar_tensor *x)
@@ -323,9 +324,7 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
     while (width < x->shape[1])
         width *= 2;
     AR_TRY(pad(ctx, &wide, x, width));
-    AR_TRY(normalise_wider(ctx, kind, eps, weight, bias, y, mean, rstd, &wide));
-    ar_ctx_release(ctx, &wide);
-    return AR_OK;
+    return normalise_wider(ctx, kind, eps, weight, bias, y, mean, rstd, &wide);
 }
 
 ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
