@@ -23,8 +23,8 @@ ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_t
     if (!(seconds > 0.0))
         return AR_OK;
     w->tokens = tokens / seconds;
-    w->mfu = ari_flops_utilization(model * tokens, seconds, ranks, peak);
-    w->hfu = ari_flops_utilization(hardware * tokens, seconds, ranks, peak);
+    w->mfu = model * w->tokens / (ranks * peak);
+    w->hfu = hardware * w->tokens / (ranks * peak);
     return AR_OK;
 }
 

@@ -73,8 +73,3 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     *flops = blocks + STEP * n.table * ((k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + (double)c->mtp) + again;
     return AR_OK;
 }
-
-double ari_flops_utilization(double flops, double seconds, double ranks, double peak)
-{
-    return flops / (seconds * ranks * peak);
-}

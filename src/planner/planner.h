@@ -163,8 +163,5 @@ const char *ari_flops_formula(ari_flops_convention k);
  *  et al. count. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
                                        ar_recompute recompute);
-/** MFU of a model's operations, HFU of the hardware's, of a step of so many seconds on ranks of `peak` operations a
- *  second each. */
-double ari_flops_utilization(double flops, double seconds, double ranks, double peak);
 
 #endif

@@ -37,14 +37,6 @@ unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
     return is;
 }
 
-static int bits(unsigned n)
-{
-    int count = 0;
-    for (; n; n &= n - 1)
-        count++;
-    return count;
-}
-
 /* How many things somebody has to set up who wants it. */
 static int parts_of(const ari_choice *c)
 {
@@ -97,7 +89,7 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
     AR_TRY(ARI_ALLOC_ZERO(&of, r->equal, "layouts"));
     for (size_t i = 0; i < r->equal; i++) {
         const ari_choice *c = &r->at[i].choice;
-        of[i] = (measured){bits(ari_unusual_of(s, c)), parts_of(c), r->at[i]};
+        of[i] = (measured){__builtin_popcount(ari_unusual_of(s, c)), parts_of(c), r->at[i]};
     }
     qsort(of, r->equal, sizeof *of, by_simplicity);
     for (size_t i = 0; i < r->equal; i++)
