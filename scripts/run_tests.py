@@ -328,7 +328,9 @@ def bits_on_arm(build):
 
 
 # What takes longest, where no earlier run of the build directory tells.
-LONG = ["pages/long_test", "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
+LONG = ["python/wheel_test", "pages/long_test", "gpu/cuda_command_test", "verify/pytorch_page_test", "pytorch/trial_test",
+        "python/pytest_example_test", "python/test_pytest_plugin", "check/clang", "cli/logprobs_test", "python/test_capture_ranks",
+        "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
         "verify/check_test", "cli/bench_test", "verify/steps_test", "cli/cluster_test", "check/format",
         "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
         "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
