@@ -8,7 +8,7 @@
 
 #include "ref/numerics/accumulator.h"
 
-#define ARI_SENT_GRADIENT 11 /* bytes of H*2^32 + L, of fewer than 2^23 values */
+#define ARI_SENT_GRADIENT 11 /* bytes of H*2^32 + L; of up to 2^21 values L is exact in binary64 however it is split */
 
 typedef struct ari_sent {
     uint64_t low, high;
