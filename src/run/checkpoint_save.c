@@ -33,12 +33,12 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);
-    if (shrunk) {
-        AR_TRY(ari_config_resize(&w->config, &w->config_bytes, shrunk));
+    if (shrunk)
         w->model = *shrunk;
-    } else if (ar_config_load(&w->model, path) != AR_OK) {
+    else if (ar_config_load(&w->model, path) != AR_OK)
         w->model = (ar_config){.layers = 0}; /* whatever it is, it is copied */
-    }
+    if (shrunk || w->model.quantized[0] != '\0')
+        AR_TRY(ari_config_resize(&w->config, &w->config_bytes, &w->model));
     ari_sha256_of(w->config_hash, w->config, w->config_bytes);
     return AR_OK;
 }

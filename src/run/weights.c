@@ -248,6 +248,14 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
         return ari_unsupported_format_check_folder(folder);
+    if (c->quantized[0] != '\0') {
+        ar_st_model_close(file);
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: key 'quantization_config' of config.json says that the weights are stored in few bits "
+                            "(%s); save them in bf16 first, with transformers after from_pretrained(.., "
+                            "quantization_config=Mxfp4Config(dequantize=True)) or its like",
+                            folder, c->quantized);
+    }
     loading l = {.config = c, .file = file, .folder = folder, .prefix = ""};
     if (lacks_prefix(file, ari_family_of(c->arch)))
         l.prefix = ari_family_of(c->arch)->prefix;

@@ -66,6 +66,18 @@ class Notes(ModelsTest):
             with self.subTest(name):
                 self.assertEqual(run(*command).stderr, "")
 
+    def test_quantized_weights_are_left_out_and_never_read(self):
+        """The config of a published model is planned with; training starts afresh and saves what can be read again."""
+        model = self.model("llama3-rope-tiny", quantization_config={"quant_method": "fp8"})
+        self.refused("check", model, says="weights are stored in few bits (fp8)")
+        (model / "model.safetensors").unlink()
+        plan = self.done("plan", model / "config.json", "--tp", 2, "--batch", 2, "--seq", 8)
+        self.assertIn("note: config.json: weights are stored in few bits (fp8)", plan.stderr)
+        self.done(*self.commands(model)["train"], "--save", self.folder / "saved")
+        saved, = (self.folder / "saved").glob("step-*")
+        self.assertNotIn("quantization_config", json.loads((saved / "config.json").read_text()))
+        self.done("check", saved, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2, "--skip-f64")
+
     def test_keys_beyond_the_eighth_are_counted(self):
         model = self.model("llama3-rope-tiny", **{f"key_{i}": 1 for i in range(10)})
         lines = run(*self.commands(model)["grads"]).stderr.splitlines()

@@ -60,13 +60,16 @@ CLAIM(gpt_oss_has_sinks_biases_and_its_own_activation)
                                       "'sliding_attention'],'sliding_window':9");
     cr_expect(!c.qkv_bias && !c.out_bias && c.experts.balance_weight == 0.001);
     cr_expect(ar_config_window(&c, 1) == 0 && ar_config_window(&c, 2) == 9);
-    static const refused_config cases[] = {
-        {MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
-        {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
-        {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
-        {MODEL("gpt_oss"), "'quantization_config':{'quant_method':'mxfp4'}", "Mxfp4Config(dequantize=True)"},
-        {MODEL("gpt_oss"), "'norm_topk_prob':false", "always divides a token"},
-        {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
+    c = config_read(MODEL("gpt_oss"), "'quantization_config':{'quant_method':'mxfp4'}");
+    cr_expect_str_eq(c.quantized, "mxfp4");
+    c = config_read(MODEL("gpt_oss"), "'quantization_config':{'bits':4}");
+    cr_expect_str_eq(c.quantized, "few bits");
+    static const refused_config cases[] = {{MODEL("gpt_oss"), "'swiglu_limit':6", "expected 7"},
+                                           {MODEL("gpt_oss"), "'swiglu_alpha':1.5", "expected 1.702"},
+                                           {MODEL("gpt_oss"), "'mlp_bias':false", "experts have biases"},
+                                           {MODEL("gpt_oss"), "'quantization_config':'mxfp4'", "is not an object"},
+                                           {MODEL("gpt_oss"), "'norm_topk_prob':false", "always divides a token"},
+                                           {MODEL("mixtral"), "'swiglu_limit':7", "clamped"}};
     configs_refused(cases, sizeof cases / sizeof *cases);
 }
 
@@ -217,6 +220,8 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     c = config_read(MODEL("glm4_moe"), "'num_nextn_predict_layers':2,'mtp_loss_scaling_factor':0.3");
     cr_expect(c.unknown_keys == 0 && c.mtp == 2 && c.mtp_weight == 0.3 && ar_config_blocks(&c) == c.layers + 2);
     cr_expect(ar_config_has_experts(&c, c.layers + 1));
+    c = config_read(MODEL("kimi_k2"), "'architectures':['DeepseekV3ForCausalLM'],'num_key_value_heads':8");
+    cr_expect(c.arch == AR_ARCH_DEEPSEEK && c.experts.n == 256 && c.unknown_keys == 0);
     c = config_read(MODEL("dots1"), "'n_routed_experts':6,'num_experts_per_tok':2,'n_shared_experts':1,"
                                     "'sliding_window':5,'max_window_layers':1");
     cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_HEAD && !c.experts.normalised);
@@ -318,7 +323,8 @@ CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
-        {MODEL("minimax_m2"), "", "with a bias that alone chooses, route; expected one of"},
+        {MODEL("ernie4_5_moe"), "", "with other names; expected one of"},
+        {MODEL("gemma3"), "'text_config':{'model_type':'gemma3_text'}", "a 'gemma3_text', is one: save it"},
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
     };
     configs_refused(cases, sizeof cases / sizeof *cases);

@@ -61,14 +61,15 @@ CLAIM(rotary_positions_are_read_from_either_form)
 
 CLAIM(harmless_and_neutral_keys_are_accepted)
 {
-    config_each(LLAMA,
-                "{'architectures':[null,['LlamaForCausalLM'],['LLaMAForCausalLM'],['LlamaModel'],[],"
-                "['LlamaForSequenceClassification']],'torch_dtype':['bfloat16'],'no_such_key':[{'a':[1]}],"
-                "'sliding_window':[null],'use_sliding_window':[false],'pretraining_tp':[1],'hidden_activation':[null],"
-                "'quantization_config':[null],'layer_types':[['full_attention','full_attention']],'num_experts':[0],"
-                "'head_dim':[null,10],'num_key_value_heads':[null,1],'hidden_act':['gelu'],'rms_norm_eps':[0],"
-                "'vocab_size':[2147483648]}",
-                false);
+    config_each(
+        LLAMA,
+        "{'architectures':[null,['LlamaForCausalLM'],['LLaMAForCausalLM'],['LlamaModel'],[],"
+        "['LlamaForSequenceClassification']],'torch_dtype':['bfloat16'],'no_such_key':[{'a':[1]}],"
+        "'sliding_window':[null],'use_sliding_window':[false],'pretraining_tp':[1],'hidden_activation':[null],"
+        "'quantization_config':[null,{},{'bits':4}],'layer_types':[['full_attention','full_attention']],'num_experts':[0],"
+        "'head_dim':[null,10],'num_key_value_heads':[null,1],'hidden_act':['gelu'],'rms_norm_eps':[0],"
+        "'vocab_size':[2147483648]}",
+        false);
     config_each(GPT2,
                 "{'reorder_and_upcast_attn':[true],'tie_word_embeddings':[false],'n_inner':[100],"
                 "'add_cross_attention':[false],'activation_function':['gelu_pytorch_tanh'],'n_layer':[65536],"
@@ -130,7 +131,7 @@ CLAIM(ill_typed_and_absurd_values_are_named)
 CLAIM(keys_that_change_the_mathematics_are_refused)
 {
     config_each(LLAMA,
-                "{'sliding_window':[4096],'partial_rotary_factor':[0.5],'quantization_config':[{'bits':4}],"
+                "{'sliding_window':[4096],'partial_rotary_factor':[0.5],"
                 "'pretraining_tp':[2],'attn_logit_softcapping':[50.0],'final_logit_softcapping':[30],"
                 "'query_pre_attn_scalar':[224],'logit_scale':[0.0625],'embedding_multiplier':[12],"
                 "'layer_types':[['full_attention','sliding_attention'],'full_attention'],'num_local_experts':[8],"

@@ -100,16 +100,29 @@ json_t *ari_json_text_or_null(const char *text)
     return text && text[0] ? ari_json_text(text) : json_null();
 }
 
+/* Prints a note and appends it to the others. */
+static void add_note(json_t *notes, FILE *to, const char *text)
+{
+    if (to)
+        fprintf(to, "note: %s\n", text);
+    json_array_append_new(notes, ari_json_text(text));
+}
+
 json_t *ari_config_notes(FILE *to, const ar_config *c)
 {
     const size_t n = c->unknown_keys <= AR_CONFIG_NOTES ? c->unknown_keys : AR_CONFIG_NOTES + 1;
-    const size_t shrunk = c->shrunk[0] != '\0';
+    size_t wanted = n;
     json_t *notes = json_array();
     char text[160];
-    if (shrunk && to)
-        fprintf(to, "note: %s\n", c->shrunk);
-    if (shrunk)
-        json_array_append_new(notes, ari_json_text(c->shrunk));
+    if (c->shrunk[0] != '\0' && ++wanted)
+        add_note(notes, to, c->shrunk);
+    if (c->quantized[0] != '\0' && ++wanted) {
+        snprintf(text, sizeof text,
+                 "config.json: weights are stored in few bits (%s); here they count, and are computed "
+                 "with, as if they were not",
+                 c->quantized);
+        add_note(notes, to, text);
+    }
     for (size_t i = 0; i < n; i++) {
         const size_t more = c->unknown_keys - i;
         if (i < AR_CONFIG_NOTES)
@@ -117,11 +130,9 @@ json_t *ari_config_notes(FILE *to, const ar_config *c)
         else
             snprintf(text, sizeof text, "config.json: %zu more key%s not known here and %s ignored", more,
                      more == 1 ? " is" : "s are", more == 1 ? "was" : "were");
-        if (to)
-            fprintf(to, "note: %s\n", text);
-        json_array_append_new(notes, json_string(text));
+        add_note(notes, to, text);
     }
-    if (json_array_size(notes) == n + shrunk)
+    if (json_array_size(notes) == wanted)
         return notes;
     json_decref(notes);
     return NULL;

@@ -103,7 +103,7 @@ static ar_status check_classes(const ari_json_at *at, const ari_model_reader *m)
 /* Models with experts that are not computed, and what of them is not, as transformers has it. */
 static const char *lacking(const char *type)
 {
-    static const char sigmoid[] = "sigmoids of the logits, with a bias that alone chooses, route";
+    static const char apart[] = "its tensors of experts and routers are others, with other names";
     static const struct {
         const char *type, *lacks;
     } all[] = {
@@ -112,13 +112,13 @@ static const char *lacking(const char *type)
         {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"jamba", "layers of a state-space model stand between those of attention"},
         {"dbrx", "q, k and v are clamped, and a token's weights have a norm of another kind"},
-        {"granitemoe", "embedding, residual, scores and logits are multiplied by factors"},
-        {"granitemoeshared", "embedding, residual, scores and logits are multiplied by factors"},
+        {"granitemoe", apart},
+        {"granitemoeshared", apart},
         {"qwen3_next", "layers of linear attention stand between those of attention"},
         {"lfm2_moe", "layers of convolution stand between those of attention"},
-        {"ernie4_5_moe", "a bias that no gradient trains chooses the experts"},
-        {"minimax_m2", sigmoid},
-        {"exaone_moe", sigmoid},
+        {"ernie4_5_moe", apart},
+        {"minimax_m2", apart},
+        {"exaone_moe", apart},
         {"flex_olmo", "layers with experts have their norms behind them"},
         {"switch_transformers", "it has an encoder and experts of limited capacity"},
         {"nllb-moe", "it has an encoder and experts of limited capacity"}};
@@ -145,6 +145,14 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
     if (type == NULL)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is missing, expected one of %s", ARI_SHOW(at->name),
                             names);
+    const char *text = json_string_value(json_object_get(json_object_get(at->object, "text_config"), "model_type"));
+    for (size_t i = 0; i < n && text; i++) {
+        if (strcmp(text, models[i].name) == 0)
+            return ar_error_set(AR_ERR_CONFIG,
+                                "%s: key 'model_type' is '%s', which is more than a language model; the object of key "
+                                "'text_config', a '%s', is one: save it as a config.json of its own",
+                                ARI_SHOW(at->name), ARI_SHOW(type), text);
+    }
     const char *lacks = lacking(type);
     if (lacks != NULL)
         return ar_error_set(AR_ERR_CONFIG,
@@ -173,6 +181,7 @@ static ar_status read_config(ar_config *c, const ari_json_at *at)
         AR_TRY(models[i].form ? ari_config_llama_form(c, at, models[i].form) : models[i].read(c, at));
         AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
         AR_TRY(ari_config_dropout(c, at));
+        AR_TRY(ari_config_quantized(c, at));
         return check_config(c, at);
     }
     return unknown_model(at, type);

@@ -59,6 +59,19 @@ ar_status ari_config_dropout(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
+/* --- how weights are stored --------------------------------------------------------------------------------------- */
+
+ar_status ari_config_quantized(ar_config *c, const ari_json_at *at)
+{
+    const json_t *said = ari_json_get(at, "quantization_config");
+    const char *method = json_string_value(json_object_get(said, "quant_method"));
+    if (said != NULL && !json_is_object(said))
+        return ar_error_set(AR_ERR_CONFIG, "%s: key 'quantization_config' is not an object", ARI_SHOW(at->name));
+    if (json_object_size(said) > 0)
+        (void)ari_printable(c->quantized, sizeof c->quantized, method != NULL ? method : "few bits");
+    return AR_OK;
+}
+
 /* --- what is not computed ----------------------------------------------------------------------------------------- */
 
 typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY, UNLIMITED, SOFTMAX, GREEDY } neutral;
@@ -95,10 +108,7 @@ static const struct {
     neutral kind;
     const char *why;
 } refused[] = {
-    /* how weights are stored, or which are there */
-    {"quantization_config", EMPTY,
-     "weights are stored in few bits (GPT-OSS's in MXFP4); save them in bf16 first, with transformers after "
-     "from_pretrained(.., quantization_config=Mxfp4Config(dequantize=True)) or its like"},
+    /* which weights are there */
     {"pruned_heads per_layer_config", EMPTY, NULL},
     /* which keys a query sees */
     {"is_causal", ON, NULL},
@@ -236,7 +246,7 @@ static const char *const neutral_keys[] = {
     "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens", "target_lookbehind",
     "temperature", "top_k", "top_p", "typical_p",
     /* read for every model */
-    "initializer_range"};
+    "initializer_range", "quantization_config"};
 
 /* A key that is read for every model, or that changes nothing here. */
 static bool is_known(const char *key)

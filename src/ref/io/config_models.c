@@ -430,6 +430,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
         {"starcoder2", "starcoder2", &ari_config_starcoder2, NULL, ""},
         {"deepseek_v2", "deepseekv2", &ari_config_deepseek_v2, NULL, latent_keys},
         {"deepseek_v3", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
+        {"kimi_k2", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
         {"gpt2", "gpt2", NULL, ari_config_gpt2, ""},
         {"anyrank-stack", "", NULL, ari_config_stack, ""}};
     *n = COUNT(readers);

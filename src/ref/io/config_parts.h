@@ -185,6 +185,8 @@ AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at, const ari_model_
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
 /** The largest probability of dropout: check says that it ignores them, so it must know whether there is one. */
 AR_NODISCARD ar_status ari_config_dropout(ar_config *c, const ari_json_at *at);
+/** c->quantized: by which method, where the weights beside the file are stored in few bits. */
+AR_NODISCARD ar_status ari_config_quantized(ar_config *c, const ari_json_at *at);
 /** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
  *  own key, where only keys[n] are known; "": the file itself. */
 /** Notes a key that the model is made without; group: of which object it is, or "". */

@@ -300,6 +300,7 @@ static void set_sizes(json_t *object, const ar_config *c)
     }
     if (!own)
         json_object_set_new(object, "pad_token_id", c->pads ? json_integer((json_int_t)c->pad_id) : json_null());
+    json_object_del(object, "quantization_config"); /* what is written is not */
     set_experts(object, c);
     set_latent(object, c);
     set_rope(object, "rope_parameters", &c->rope, c->head_dim);
