@@ -227,7 +227,8 @@ CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
                               "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny "
                               "experts/glm4moe-tiny experts/dots1-tiny experts/deepseek-v3-tiny "
                               "experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny experts/deepseek-v2-lite-tiny "
-                              "experts/gpt-oss-tiny experts/gpt-oss-defaults-tiny experts/deepseek-v3-mtp-tiny";
+                              "experts/gpt-oss-tiny experts/gpt-oss-defaults-tiny experts/deepseek-v3-mtp-tiny "
+                              "experts/glm4moelite-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -258,6 +258,13 @@ EXPERTS.update({
                                "num_hidden_layers": 2}, 14, 95, {}),
 })
 EXPERTS.update({
+    # DeepSeek-V3's form by the name of another, whose layers say one by one which has an MLP.
+    "experts/glm4moelite-tiny": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM,
+                         {**{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}, "q_lora_rank": 5,
+                          "n_routed_experts": 6, "mlp_layer_types": ["dense", "sparse", "sparse"],
+                          "routed_scaling_factor": 1.8}, 14, 96, {}),
+})
+EXPERTS.update({
     # Two further tokens; no layer of the model is without experts, as those of the blocks.
     "experts/deepseek-v3-mtp-tiny": (DeepseekV3Config, DeepseekV3ForCausalLM,
                              {**LATENT, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_mtp_layers": 0,

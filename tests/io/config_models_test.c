@@ -220,6 +220,10 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     c = config_read(MODEL("glm4_moe"), "'num_nextn_predict_layers':2,'mtp_loss_scaling_factor':0.3");
     cr_expect(c.unknown_keys == 0 && c.mtp == 2 && c.mtp_weight == 0.3 && ar_config_blocks(&c) == c.layers + 2);
     cr_expect(ar_config_has_experts(&c, c.layers + 1));
+    c = config_read(MODEL("glm4_moe_lite"), "'num_key_value_heads':8,'num_hidden_layers':3,'first_k_dense_replace':0,"
+                                            "'mlp_layer_types':['dense','dense','sparse']");
+    cr_expect(c.arch == AR_ARCH_DEEPSEEK && c.experts.n == 64 && c.latent.q_rank == 768 && c.head_dim == 256);
+    cr_expect(!ar_config_has_experts(&c, 1) && ar_config_has_experts(&c, 2) && c.unknown_keys == 0);
     c = config_read(MODEL("kimi_k2"), "'architectures':['DeepseekV3ForCausalLM'],'num_key_value_heads':8");
     cr_expect(c.arch == AR_ARCH_DEEPSEEK && c.experts.n == 256 && c.unknown_keys == 0);
     c = config_read(MODEL("dots1"), "'n_routed_experts':6,'num_experts_per_tok':2,'n_shared_experts':1,"
@@ -228,6 +232,7 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     cr_expect(ar_config_has_experts(&c, 0) && ar_config_window(&c, 0) == 0 && ar_config_window(&c, 1) == 5);
     static const refused_config cases[] = {
         {MODEL("dots1"), "'num_experts_per_tok':2,'n_shared_experts':1", "'n_routed_experts'"},
+        {MODEL("glm4_moe"), "'mlp_layer_types':['dense','moe']", "'mlp_layer_types'"},
         {MODEL("glm4_moe"), "'n_group':3", "expected groups of equal size"},
         {MODEL("glm4_moe"), "'n_group':128,'topk_group':128", "'n_group'"},
         {MODEL("glm4_moe"), "'n_group':32,'topk_group':1", "in those that stay enough"},

@@ -155,11 +155,25 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_exp
     return AR_OK;
 }
 
+/* The first layers have an MLP, or those that mlp_layer_types (transformers 5) calls dense. */
+static ar_status read_first_layers(ar_config *c, const ari_json_at *at, size_t first)
+{
+    static const char *const kinds[2] = {"dense", "sparse"};
+    const json_t *types = NULL;
+    AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &first));
+    AR_TRY(ari_config_layer_kinds(at, "mlp_layer_types", c->layers, kinds, &types));
+    for (size_t i = 0; i < c->layers; i++) {
+        const bool dense = types ? strcmp(json_string_value(json_array_get(types, i)), kinds[0]) == 0 : i < first;
+        AR_TRY(ari_config_set_layer(c->dense, at, i, dense, "experts"));
+    }
+    return AR_OK;
+}
+
 ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model)
 {
     const ari_experts_form *form = model->experts;
     ar_experts *e = &c->experts;
-    size_t shared = form->shared, dense = form->dense;
+    size_t shared = form->shared;
     *e = (ar_experts){
         .n = form->n, .per_token = form->per_token, .ffn = form->ffn, .normalised = form->normalised, .ungated = true};
     AR_TRY(form->n > 0 ? ari_json_size_or(at, "n_routed_experts", 1, MOST_EXPERTS, &e->n)
@@ -177,8 +191,6 @@ ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ar
                             ARI_SHOW(at->name), shared, e->ffn);
     e->shared = shared * e->ffn;
     AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
-    AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &dense));
-    for (size_t i = 0; i < c->layers; i++)
-        AR_TRY(ari_config_set_layer(c->dense, at, i, i < dense, "experts"));
+    AR_TRY(read_first_layers(c, at, form->dense));
     return read_scores(e, at, form);
 }

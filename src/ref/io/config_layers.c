@@ -14,24 +14,30 @@ static bool is_off(const json_t *value)
     return value == NULL || json_is_false(value);
 }
 
-/* layer_types as an array with an entry for each layer, of the two kinds; NULL where there is none. */
-static ar_status layer_types(const ari_json_at *at, size_t layers, const json_t **out)
+ar_status ari_config_layer_kinds(const ari_json_at *at, const char *key, size_t layers, const char *const kinds[2],
+                                 const json_t **out)
 {
     *out = NULL;
-    if (ari_json_get(at, "layer_types") == NULL)
+    if (ari_json_get(at, key) == NULL)
         return AR_OK;
-    AR_TRY(ari_json_array(at, "layer_types", out));
+    AR_TRY(ari_json_array(at, key, out));
     if (json_array_size(*out) != layers)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'layer_types' has %zu entries, expected one for each of %zu layers",
-                            ARI_SHOW(at->name), json_array_size(*out), layers);
+        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' has %zu entries, expected one for each of %zu layers",
+                            ARI_SHOW(at->name), key, json_array_size(*out), layers);
     for (size_t i = 0; i < layers; i++) {
         const char *text = json_string_value(json_array_get(*out, i));
-        if (text == NULL || (strcmp(text, full) != 0 && strcmp(text, sliding) != 0))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key 'layer_types': entry %zu is %s%s%s, expected '%s' or '%s'",
-                                ARI_SHOW(at->name), i, text == NULL ? "not a string" : "'",
-                                text == NULL ? "" : ARI_SHOW(text), text == NULL ? "" : "'", full, sliding);
+        if (text == NULL || (strcmp(text, kinds[0]) != 0 && strcmp(text, kinds[1]) != 0))
+            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s': entry %zu is %s%s%s, expected '%s' or '%s'",
+                                ARI_SHOW(at->name), key, i, text == NULL ? "not a string" : "'",
+                                text == NULL ? "" : ARI_SHOW(text), text == NULL ? "" : "'", kinds[0], kinds[1]);
     }
     return AR_OK;
+}
+
+static ar_status layer_types(const ari_json_at *at, size_t layers, const json_t **out)
+{
+    static const char *const kinds[2] = {full, sliding};
+    return ari_config_layer_kinds(at, "layer_types", layers, kinds, out);
 }
 
 static bool is_sliding(const json_t *types, size_t layer)

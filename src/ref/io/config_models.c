@@ -106,7 +106,7 @@ static ar_status read_window(ar_config *c, const ari_json_at *at, const ari_llam
 /* Notes what no model of the form has. Those with keys of their own know none of the others' norms and biases. */
 static void note_keys(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
-    enum { SHARED = 18, ALL = 33 };
+    enum { SHARED = 18, ALL = 34 };
     const char *keys[ALL + ARI_OWN_KEYS] = {
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "max_position_embeddings", "head_dim", "num_nextn_predict_layers",
@@ -117,8 +117,9 @@ static void note_keys(ar_config *c, const ari_json_at *at, const ari_llama_form 
         "_sliding_window_pattern" /* where layer_types says it already */,
         /* of Qwen's models, and of those with experts */
         "max_window_layers", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
-        "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias"};
-    size_t n = form->own[0] ? SHARED : form->experts ? ALL : form->window == ARI_WINDOW_QWEN2 ? ALL - 9 : ALL - 10;
+        "shared_expert_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "qkv_bias",
+        "mlp_layer_types"};
+    size_t n = form->own[0] ? SHARED : form->experts ? ALL : form->window == ARI_WINDOW_QWEN2 ? ALL - 10 : ALL - 11;
     for (size_t i = 0; i < ARI_OWN_KEYS && form->own[i]; i++)
         keys[n++] = form->own[i];
     ari_config_note_others(c, "", at->object, keys, n);
@@ -430,6 +431,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
         {"starcoder2", "starcoder2", &ari_config_starcoder2, NULL, ""},
         {"deepseek_v2", "deepseekv2", &ari_config_deepseek_v2, NULL, latent_keys},
         {"deepseek_v3", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
+        {"glm4_moe_lite", "glm4moelite", &ari_config_glm4_moe_lite, NULL, latent_keys},
         {"kimi_k2", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
         {"gpt2", "gpt2", NULL, ari_config_gpt2, ""},
         {"anyrank-stack", "", NULL, ari_config_stack, ""}};

@@ -166,11 +166,11 @@ static ar_status read_latent_rope(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-static ar_status read_latent(ar_config *c, const ari_json_at *at)
+/* plain: features of a key that do not turn, where the file does not say. */
+static ar_status read_latent(ar_config *c, const ari_json_at *at, ar_latent otherwise, size_t plain)
 {
     ar_latent *l = &c->latent;
-    size_t plain = 128;
-    *l = (ar_latent){.kv_rank = 512, .q_rank = 1536, .rope_dim = 64, .value_dim = 128};
+    *l = otherwise;
     AR_TRY(ari_config_dim_or(at, "kv_lora_rank", &l->kv_rank));
     if (json_is_null(json_object_get(at->object, "q_lora_rank")))
         l->q_rank = 0;
@@ -193,12 +193,17 @@ static ar_status read_latent(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
+static ar_status read_deepseek_v3(ar_config *c, const ari_json_at *at)
+{
+    return read_latent(c, at, (ar_latent){.kv_rank = 512, .q_rank = 1536, .rope_dim = 64, .value_dim = 128}, 128);
+}
+
 /* Of transformers' configuration_deepseek_v2.py. */
 static ar_status read_deepseek_v2(ar_config *c, const ari_json_at *at)
 {
     if (ari_json_get(at, "rope_interleave") != NULL && !json_is_true(ari_json_get(at, "rope_interleave")))
         return ari_config_refuse_key(at, "rope_interleave", "true");
-    return read_latent(c, at);
+    return read_deepseek_v3(c, at);
 }
 
 static const ari_experts_form deepseek_v2 = {.n = 64, .ffn = 1407, .shared = 2, .softmax = true, .scored = true};
@@ -227,4 +232,21 @@ const ari_llama_form ari_config_deepseek_v3 = {.arch = AR_ARCH_DEEPSEEK,
                                                .head_dim = 1,
                                                .two_ropes = true,
                                                .experts = &deepseek_v3,
-                                               .more = read_latent};
+                                               .more = read_deepseek_v3};
+
+/* Of transformers' configuration_glm4_moe_lite.py: DeepSeek-V3's form. */
+static ar_status read_glm4_moe_lite(ar_config *c, const ari_json_at *at)
+{
+    return read_latent(c, at, (ar_latent){.kv_rank = 512, .q_rank = 768, .rope_dim = 64, .value_dim = 256}, 192);
+}
+
+static const ari_experts_form glm4_moe_lite = {
+    .n = 64, .per_token = 4, .ffn = 1536, .shared = 1, .normalised = true, .dense = 1, .scale = 1.8, .scored = true};
+const ari_llama_form ari_config_glm4_moe_lite = {.arch = AR_ARCH_DEEPSEEK,
+                                                 .called = "GLM-4.7-Flash",
+                                                 .positions = 202752,
+                                                 .head_dim = 1,
+                                                 .norm_eps = 1e-5,
+                                                 .two_ropes = true,
+                                                 .experts = &glm4_moe_lite,
+                                                 .more = read_glm4_moe_lite};

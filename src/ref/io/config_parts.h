@@ -128,6 +128,10 @@ extern const ari_llama_form ari_config_ministral, ari_config_olmo3, ari_config_e
 /** Whose own keys of the rotation say what the form has. */
 AR_NODISCARD ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at);
 
+/** An array with an entry for each layer, of the two kinds, borrowed from the file; NULL where there is none. */
+AR_NODISCARD ar_status ari_config_layer_kinds(const ari_json_at *at, const char *key, size_t layers,
+                                              const char *const kinds[2], const json_t **out);
+
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
@@ -175,7 +179,8 @@ AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at 
 
 /* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
 extern const ari_llama_form ari_config_mixtral, ari_config_qwen2_moe, ari_config_qwen3_moe, ari_config_olmoe,
-    ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2, ari_config_deepseek_v3;
+    ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2, ari_config_deepseek_v3,
+    ari_config_glm4_moe_lite;
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

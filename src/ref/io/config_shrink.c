@@ -213,6 +213,7 @@ static void set_experts(json_t *object, const ar_config *c)
         while (first < c->layers && !ar_config_has_experts(c, first))
             first++;
         json_object_set_new(object, "first_k_dense_replace", json_integer((json_int_t)first));
+        json_object_del(object, "mlp_layer_types");
         return;
     }
     dense = json_array();
