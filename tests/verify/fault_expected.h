@@ -166,6 +166,8 @@ static const expected once[] = {
     {F(muon_shards_misplaced), "llama", MUON(2, false), "model.layers.0.self_attn.q_proj.weight:new", 0,
      "muon_shards_misplaced: 2 parts of the matrix, cut along its rows"},
     {F(muon_of_biases), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector"},
+    {F(muon_padding_rows), "llama", MUON(4, false), "model.layers.0.mlp.gate_proj.weight:new", 0,
+     "muon_padding_rows: 128 rows, and the matrix has 96"},
     {F(norm_fp16_store), "llama", TP(2), "model.layers.0.input_layernorm:fwd", 0, "fewer_bits"},
     {F(ring_backward_first_kv), "llama", CP(2), "model.layers.1.self_attn.probs:bwd", 1,
      "ring_own_keys: another of 2 places"},
@@ -379,6 +381,8 @@ static const expected elsewhere[] = {
     {F(muon_shards_misplaced), "stack", MUON(4, true), "layers.0.attn.wq.weight:new", 0,
      "muon_shards_misplaced: 4 parts of the matrix, cut along its rows", RING},
     {F(muon_of_biases), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector", RING},
+    {F(muon_padding_rows), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
+     "muon_padding_rows: 128 rows, and the matrix has 96", RING},
     {F(norm_fp16_store), "stack", SP(4), "layers.0.ln1:fwd", 0, "fewer_bits", RING},
     /* Queries of the first chunk, rank 0's, see its own keys alone. */
     {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), "transformer.h.1.attn.probs:bwd", 2,

@@ -186,6 +186,14 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x)
     return AR_OK;
 }
 
+/* muon_padding_rows: each tensor-parallel rank's rows end with zeros, up to a multiple of 16. X X^T and the norm do not
+ * see them. */
+static size_t rows_of(const ar_ctx *ctx, size_t rows)
+{
+    const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), each = (rows + ranks - 1) / ranks;
+    return ar_faulty(ctx, AR_FAULT_muon_padding_rows) ? ranks * ((each + align - 1) / align * align) : rows;
+}
+
 /* A block [outputs, inputs] of the matrix becomes what is taken from its weights. by: NULL, or a norm instead of its
  * own. */
 static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, double rate, bool match_rms, const float *by)
@@ -200,7 +208,7 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, double rate,
     norm = by ? *by : norm;
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));
     AR_TRY(iterate(ctx, &x));
-    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(rate, rows, cols, match_rms)));
+    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(rate, rows_of(ctx, rows), cols, match_rms)));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &wide, &x));
     ar_ctx_release(ctx, &x);
     return AR_OK;

@@ -109,10 +109,14 @@ static const ari_cause rows[] = {
      "reference's are by themselves" LOOK "how Muon splits fused weights: sizes, heads of a rank after tp"},
     {"muon_stale_heads", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(HEADS), 0, "",
      "Muon of a packed weight: q, k and v were cut apart in the whole matrix where those of one of {parts} ranks end" LOOK
-     "the head counts by which Muon splits a fused weight: of the matrix that it has, whole or a shard"},
+     "the head counts by which Muon splits a fused weight: the whole matrix's or a shard's"},
     {"muon_shards_misplaced", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(EXCHANGED), IF(LONE), "",
      "Muon's shards at other places: the update is the right one's {parts} parts of the matrix, cut along its {along}, "
      "in another order" LOOK "the order of ranks in Muon's gather"},
+    {"muon_padding_rows", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(PADDED), 0, "",
+     "Muon's scale with padding: the update is as large as that of {padded} rows, and the matrix has {rows}; rows of "
+     "zeros change nothing but this" LOOK
+     "the shape by which Muon scales: no rows that align shards (Megatron-LM 6740)"},
     {"muon_of_vector", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(ONE), 0, "",
      "Muon of a vector: the update is this step's gradient times one number, as Newton-Schulz of one row makes it (SGD "
      "too), and the reference's, AdamW's, is not" LOOK "Muon's group of parameters: no vectors"},

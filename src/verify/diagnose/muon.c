@@ -9,6 +9,8 @@
 enum { MOST_PARTS = 16, MOST_BLOCKS = 3, LEAST_VECTOR = 8 };
 /* Products of one iteration; a larger matrix is not looked at. */
 static const double MOST_WORK = 0x1p25;
+/* A number of rows from two fitted rates, which fp32 weights round to 1e-6. */
+static const double NEAR_ROWS = 1e-2;
 
 typedef struct look {
     size_t rows, cols;
@@ -16,6 +18,7 @@ typedef struct look {
     double *x;       /* of the same shape: what is made of it */
     double *room;    /* [4, rows, cols], of squares as well */
     float *now;      /* the other's new weights */
+    double rate;     /* of the reference, and of what last fitted */
     bool rms;        /* the rate of match_rms_adamw */
     bool across;     /* stored [in, out] */
 } look;
@@ -135,13 +138,13 @@ static bool divides(const look *l, const form *f, size_t of, bool columns)
 /* --- fits --------------------------------------------------------------------------------------------------------- */
 
 /* True if what a dump's weights have lost is x times a number, and a part of the weights. */
-static bool fits(const look *l, const ari_case *c, const float *now)
+static bool fits(look *l, const ari_case *c, const float *now)
 {
     ari_fit f = {0};
-    double rate, decay;
+    double decay;
     for (size_t i = 0; i < c->grid.count; i++)
         ari_fit_add(&f, (double)c->grid.d->before[i] - (double)now[i], l->x[i], (double)c->grid.d->before[i]);
-    return ari_fit_two(&rate, &decay, &f) < ARI_UNFITTED && rate > 0.0;
+    return ari_fit_two(&l->rate, &decay, &f) < ARI_UNFITTED && l->rate > 0.0;
 }
 
 /* The direction from the reference's tensors: m = p g + q m0 says how both add up, u = q m + p g. */
@@ -220,7 +223,7 @@ static void turn(const look *l, double *kept, size_t by, bool columns)
 }
 
 /* True if the parts of one matrix are those of other places. */
-static bool find_turned(ari_trace *t, const look *l, const form *f, const ari_case *c, double *kept)
+static bool find_turned(ari_trace *t, look *l, const form *f, const ari_case *c, double *kept)
 {
     make_shards(l, f, 1, false);
     for (int columns = 0; columns < 2; columns++)
@@ -237,9 +240,26 @@ static bool find_turned(ari_trace *t, const look *l, const form *f, const ari_ca
     return false;
 }
 
+/* True if the update is as large as a matrix with some rows more has it, outputs of nothing. */
+static bool find_padded(ari_trace *t, look *l, const form *f, const ari_case *c)
+{
+    const double right = l->rate, cols = (double)(f->across ? l->rows : l->cols), rows = (double)f->block[0];
+    make_shards(l, f, 1, false);
+    const bool fit = fits(l, c, l->now);
+    const double counted = l->rate / right * (l->rate / right) * fmax(rows, cols), whole = round(counted);
+    if (!fit || !(whole > fmax(rows, cols) && whole <= 2.0 * rows) || fabs(counted - whole) > NEAR_ROWS)
+        return false;
+    ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(PADDED));
+    ari_count(t, "padded", (size_t)whole);
+    ari_count(t, "rows", f->block[0]);
+    return true;
+}
+
 static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, double *kept)
 {
     const form one = {1, {l->rows}, false};
+    if (find_padded(t, l, f, c))
+        return;
     if (f->blocks == 1 && find_turned(t, l, f, c, kept))
         return;
     if (f->blocks > 1) {

@@ -236,6 +236,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(BIAS) | NEEDS(MUON)},
+    {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
