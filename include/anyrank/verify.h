@@ -104,7 +104,7 @@ typedef struct ar_verify_row {
     ar_verify_map map;
 } ar_verify_row;
 
-/* The other over the reference as p/q, both at most 16; q 0: it is no such ratio, or not known. */
+/* The other over the reference as p/q, both at most 16, or p the reference's targets; q 0: no such ratio, or not known. */
 typedef struct ar_verify_ratio {
     unsigned p, q;
     size_t count, among; /* tensors that have it, of so many looked at */
@@ -115,6 +115,7 @@ typedef struct ar_verify_facts {
     int steps;                      /* the last one; 0: none is told */
     size_t batch, seq;              /* tokens of a step; 0: not known */
     size_t heads, kv_heads;         /* 0: not known */
+    size_t targets;                 /* of the reference's first step; 0: not known */
     int micro_batches;              /* of each of the other run's ranks; 0: not known */
     int dp;                         /* its data-parallel ranks; 0: not known */
     bool exact_numerics;            /* of both */

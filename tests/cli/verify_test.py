@@ -130,6 +130,22 @@ class Verdict(Verify):
             self.assertIn(line + "\n", told)
         self.assertIsNone(self.result(a, a)[0]["facts"])
 
+    def test_a_divisor_that_counts_others_is_a_ratio_of_the_targets(self):
+        values = [math.sin(i + 1) for i in range(16)]
+        right, wrong = ({**weight("loss:fwd", [3.0 * n], []), **weight("w.weight:grad", [v * n for v in values])}
+                        for n in (1.0, 92 / 85))
+        a, b = self.pair(right, wrong)
+        self.assertIsNone(self.result(a, b)[0]["facts"]["loss"])
+        write(a, right, {"targets": "92"})
+        facts = self.result(a, b)[0]["facts"]
+        self.assertEqual((facts["targets"], facts["loss"]["ratio"], facts["gradients"]["ratio"]), (92, [92, 85], [92, 85]))
+        told = self.ran(a, b).stdout
+        self.assertIn("  loss       92/85 times the reference's: divided by 85, and it has 92 targets\n", told)
+        self.assertIn("(92/85, of its 92 targets)", told)
+        self.assertIn("divisor_of_other_count", told)
+        write(b, {**weight("loss:fwd", [3.0 * 92 / 85.5], []), **weight("w.weight:grad", values)})
+        self.assertIsNone(self.result(a, b)[0]["facts"]["loss"])
+
     def test_a_ratio_of_few_gradients_is_no_fact(self):
         a, b = self.pair({**weight("w.weight:grad", [1.0, 2.0]), **weight("v.weight:grad", [1.0, 2.0])},
                          {**weight("w.weight:grad", [2.0, 4.0]), **weight("v.weight:grad", [1.0, 7.0])})

@@ -202,7 +202,8 @@ class Capture:
     def _complete(self) -> None:
         if self._record is None or self._exchange is None:
             return
-        self._record.finish(self._exchange, {"micro_batches": str(self._micro_batches)})
+        counts = {"micro_batches": self._micro_batches, "targets": self._targets if self._ranks()[1] == 1 else 0}
+        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count})
         self._record.files.remove_older(self._record.groups.mesh.world)
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
@@ -252,7 +253,7 @@ class Capture:
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         self._record = Record(self._folder, groups, self._spec, self._only, entries)
-        self._micro_batches = 1
+        self._micro_batches, self._targets = 1, 0
         self._listener = Listener(self._model, self._parameters, self)
         if 1 in self._chosen:
             self._keep_parameters("init", 1)
@@ -280,6 +281,9 @@ class Capture:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
         self._micro_batches = max(self._micro_batches, self._passes)
+        labels = kwargs.get("labels")
+        if self._step == 1 and isinstance(labels, torch.Tensor):
+            self._targets += int((labels[..., 1:] != -100).sum())
         self._pass = Pass(self._passes - 1, args, kwargs) if self._step in self._chosen else None
         self.passes += self._pass is not None
 

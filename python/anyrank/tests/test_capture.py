@@ -261,6 +261,18 @@ class Written(CaptureCase):
         self.assertEqual(b"".join(bytes(e.data) for e in rows), bytes(self.files("one")["embed:fwd"].data))
         self.assertTrue(torch.equal(self.value("loss:fwd"), torch.stack(self.losses).sum()))
 
+    def test_targets_are_counted_in_the_labels_that_the_model_is_given(self) -> None:
+        class Labelled(Model):
+            def forward(self, ids: typing.Any, labels: typing.Any = None) -> typing.Any:
+                return super().forward(ids).sum()
+
+        model, labels = Labelled(), batch()
+        labels[0, 3] = labels[1, 0] = -100  # nothing predicts a first token
+        with anyrank.capture(model, self.path / "dump"):
+            for ids, own in zip(batch().chunk(2), labels.chunk(2)):
+                model(ids, labels=own).backward()
+        self.assertEqual(read(self.path / "dump/rank-00000.safetensors")[1]["targets"], "15")
+
     def test_evaluations_are_left_out(self) -> None:
         self.captured(Model, folder="without")
         self.captured(Model, folder="with", evaluate=True)

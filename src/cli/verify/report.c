@@ -317,6 +317,8 @@ static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, c
             x->p, x->q);
     if (r->facts.steps > 1)
         fprintf(to, " in step 1");
+    if (x->p == r->facts.targets && x->q > 16)
+        fprintf(to, ": divided by %u, and it has %u targets", x->q, x->p);
     if (x->among > 1)
         fprintf(to, ", of %zu of %zu", x->count, x->among);
     for (int d = 0; d < r->mesh.ndim; d++) {

@@ -145,7 +145,7 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
     ari_dump_facts facts;
     AR_TRY(ari_folder_path(r->dump, sizeof r->dump, o->dump, ARI_DUMP_REFERENCE));
     AR_TRY(ari_dump_check_folder_clear(o->dump));
-    AR_TRY(ari_dump_facts_of(&facts, &r->config, NULL));
+    AR_TRY(ari_dump_facts_of(&facts, &r->config, NULL, b->batch));
     ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
     return o->run.numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;

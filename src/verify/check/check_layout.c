@@ -107,7 +107,7 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
     ar_run of = o->run;
     of.parallel = dump->parallel;
-    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of));
+    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of, b->batch));
     ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }

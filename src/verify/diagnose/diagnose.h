@@ -125,6 +125,9 @@ typedef struct ari_explain_case {
     const ari_doubt *doubt;           /* of new weights; NULL: none */
     const ar_verify_facts *facts;     /* what ari_facts_of gives for the same dumps; NULL: to be found again */
 } ari_explain_case;
+/** The count that was divided by, if the factor is that of another one than the targets; 0: of none, or of one that a
+ *  factor cannot tell. */
+size_t ari_counted_of(double factor, size_t targets);
 /** Goes through both dumps; facts that follow from their rows are left 0. */
 ar_verify_facts ari_facts_of(const ari_explain_case *c);
 

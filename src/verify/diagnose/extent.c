@@ -330,12 +330,20 @@ static bool shares_positions(const ar_dump_tensor *t, const ari_order_key *key, 
     return held * ranks < t->shape[1] && p->box[0].extent[2] == t->shape[2];
 }
 
-/* The number that anyrank.capture recorded; 0: none, or not a number. */
-static int micro_batches_of(const ar_dump *d)
+/* A number of a dump's metadata; 0: none, or not a number. */
+static int number_of(const ar_dump *d, const char *key)
 {
-    const char *text = d ? ar_dump_metadata(d, "micro_batches") : NULL;
+    const char *text = d ? ar_dump_metadata(d, key) : NULL;
     const long n = text ? strtol(text, NULL, 10) : 0;
     return n > 0 && n <= INT_MAX ? (int)n : 0;
+}
+
+size_t ari_counted_of(double factor, size_t targets)
+{
+    static const double unsure = 1e-6, most = 1e6; /* a fp32 loss's rounding, of which an integer is clear */
+    const double n = (double)targets / factor, whole = rint(n);
+    const bool held = whole >= 1.0 && n < most && fabs(n - whole) <= fmin(unsure * n, 0.01);
+    return held && whole != (double)targets ? (size_t)whole : 0;
 }
 
 static bool is_exact(const ar_dump *d)
@@ -348,7 +356,8 @@ ar_verify_facts ari_facts_of(const ari_explain_case *c)
 {
     if (c->facts)
         return *c->facts;
-    ar_verify_facts f = {.micro_batches = micro_batches_of(c->other),
+    ar_verify_facts f = {.micro_batches = number_of(c->other, "micro_batches"),
+                         .targets = (size_t)number_of(c->reference, "targets"),
                          .exact_numerics = is_exact(c->reference) && is_exact(c->other)};
     size_t q = 0, k = 0;
     const ar_dump *dumps[] = {c->reference, c->other};

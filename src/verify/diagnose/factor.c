@@ -31,7 +31,19 @@ static bool is_fraction(double factor, double apart, int *p, int *q)
     return false;
 }
 
-void ari_name_number(ari_trace *t, double factor, double apart)
+/* By a count that was divided by in place of the targets, if it is one. */
+static void name_divisor(ari_trace *t, double factor, size_t targets)
+{
+    const size_t others = ari_counted_of(factor, targets);
+    if (others == 0) {
+        ari_words(t, "name", "%.6g", factor);
+        return;
+    }
+    t->flags |= ARI_IF(FRACTION);
+    ari_words(t, "name", "%.6g (%zu/%zu, of its %zu targets)", factor, targets, others, targets);
+}
+
+void ari_name_number(ari_trace *t, double factor, double apart, size_t targets)
 {
     const char *sign = factor < 0.0 ? "-" : "";
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor), power = nearbyint(log2(size));
@@ -65,7 +77,7 @@ void ari_name_number(ari_trace *t, double factor, double apart)
         ari_words(t, "name", "%.6g (%s%d/%d)", factor, sign, p, q);
         return;
     }
-    ari_words(t, "name", "%.6g", factor);
+    name_divisor(t, factor, targets);
 }
 
 static bool is_zero_there(const ari_case *c, size_t i)
@@ -188,19 +200,27 @@ static bool name_by_product(ari_trace *t, const ari_case *c, double factor, doub
     return false;
 }
 
+/* Of the dump, or as many as there are without ignored labels. */
+static size_t targets_of(const ari_case *c)
+{
+    const ari_difference *d = c->grid.d;
+    return c->facts.targets > 0 ? c->facts.targets : d->seq > 1 ? d->batch * (d->seq - 1) : 0;
+}
+
 /* By the numbers of the run, the likeliest first: ranks, of which those of tensor parallelism are N, then others. */
 static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
     const ari_difference *d = c->grid.d;
     char name[ARI_AXES_TEXT];
     const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
+    const double targets = (double)targets_of(c);
     const number sizes[] = {
         {factor < 1.0 ? micro : 0.0, "m", NULL, ARI_IF(OF_MICRO)},
         {2.0, "2", NULL, ARI_IF(TWICE)},
         {n > 2 ? sqrt(n) : 0.0, "the square root of N", "1 over the square root of N", 0},
         {n > 2 ? n * n : 0.0, "N^2", NULL, 0},
         {b, "the batch", "1/batch", 0},
-        {b * ((double)d->seq - 1.0), "T, the number of targets", "1/T, of the number of targets", 0},
+        {targets, "T, the number of targets", "1/T, of the number of targets", 0},
     };
     bool named = ari_is_near(factor, -1.0, tolerance);
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && !named; i++) {
@@ -214,7 +234,7 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
         named = is_number(t, &sizes[i], factor, tolerance);
     named = named || name_by_product(t, c, factor, tolerance);
     if (!(t->flags & ARI_IF(NAMED)))
-        ari_words(t, "name", "%.6g", factor);
+        name_divisor(t, factor, c->facts.targets);
     t->flags |= factor < 0.0 && named ? ARI_IF(NAMED) | ARI_IF(ONE) | ARI_IF(NEGATIVE) : 0;
     say_as_many(t, c);
     return named;
@@ -370,8 +390,7 @@ static size_t tokens_with_gradient(const ari_case *c)
 static size_t tokens_of(const ari_case *c, double factor)
 {
     const ari_difference *d = c->grid.d;
-    const size_t counts[] = {d->batch * d->seq, d->seq > 1 ? d->batch * (d->seq - 1) : 0, d->seq,
-                             tokens_with_gradient(c)};
+    const size_t counts[] = {d->batch * d->seq, targets_of(c), d->seq, tokens_with_gradient(c)};
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] > 8 && ari_is_near(size, (double)counts[i], ARI_SEEN))
@@ -393,7 +412,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     ari_trace_set(t, ARI_FOUND_FACTOR, 0);
     ari_explained(t, left, 1);
     ari_number(t, "factor", factor);
-    ari_name_number(t, factor, unsure);
+    ari_name_number(t, factor, unsure, c->facts.targets);
     const int n = (int)ari_value(t, "n");
     name_fans(t, c, factor);
     t->flags |= (n == 2 && !(t->flags & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
@@ -522,7 +541,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
-    const size_t targets = low == high && d->seq > 1 ? d->batch * (d->seq - 1) : 0;
+    const size_t targets = low == high ? targets_of(c) : 0;
     const size_t count = count_of_loss(targets, low, ref);
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
@@ -540,7 +559,7 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         ari_count(t, "targets", targets);
         ari_count(t, "divisor", count);
     } else if (d->hidden) {
-        ari_name_number(t, low / ref, ALIKE);
+        ari_name_number(t, low / ref, ALIKE, c->facts.targets);
         t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
         if (!loss && !(t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
             ari_trace_clear(t);

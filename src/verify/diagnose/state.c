@@ -339,7 +339,7 @@ static ar_status found_moments(ari_trace *t, const ari_case *c, double first, do
         AR_TRY(find_betas(beta, &s, c));
     ari_trace_set(t, ARI_FOUND_STATE, 0);
     if (ari_is_near(second, first * first, 2.0 * ARI_KNOWN)) {
-        ari_name_number(t, first, ARI_SEEN);
+        ari_name_number(t, first, ARI_SEEN, 0);
         t->flags = ARI_IF(OF_GRADIENT) | (t->flags & (ARI_IF(POWER) | ARI_IF(NEGATIVE)));
     } else if (beta[1] > 0.0 && ari_is_near(first, 1.0 + beta[0], ARI_KNOWN) &&
                ari_is_near(second, 1.0 + beta[1], ARI_KNOWN)) {

@@ -143,13 +143,13 @@ static json_t *facts_json(const ar_verify_report *r)
         if (f->apart_along[d])
             json_array_append_new(apart, json_string(r->mesh.dim[d].name));
     }
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b}",
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:i, s:i, s:b, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:b}",
                      "steps", f->steps, "batch", whole(f->batch), "seq", whole(f->seq), "heads", whole(f->heads),
-                     "kv_heads", whole(f->kv_heads), "micro_batches", f->micro_batches, "dp", f->dp, "exact_numerics",
-                     f->exact_numerics, "sp", f->sp, "exact", whole(f->exact), "loss", ratio_json(&f->loss), "norm",
-                     ratio_json(&f->norm), "gradients", ratio_json(&f->gradients), "copies_apart",
-                     whole(f->copies_apart), "apart_along", apart, "has_m", f->has_m, "has_v", f->has_v, "has_new",
-                     f->has_new);
+                     "kv_heads", whole(f->kv_heads), "targets", whole(f->targets), "micro_batches", f->micro_batches,
+                     "dp", f->dp, "exact_numerics", f->exact_numerics, "sp", f->sp, "exact", whole(f->exact), "loss",
+                     ratio_json(&f->loss), "norm", ratio_json(&f->norm), "gradients", ratio_json(&f->gradients),
+                     "copies_apart", whole(f->copies_apart), "apart_along", apart, "has_m", f->has_m, "has_v", f->has_v,
+                     "has_new", f->has_new);
 }
 
 void ari_verify_set_facts(json_t *o, const ar_verify_report *r)

@@ -7,49 +7,55 @@
 #include "verify/dumps/verify_impl.h"
 
 /* Ratios that mistakes leave are of small numbers: ranks, micro-batches, uses of a weight. A number that is no such
- * ratio comes so near to one of the 159 up to 16 about once in a thousand times. */
+ * ratio comes so near to one of the 159 up to 16 about once in a thousand times. Or a divisor counts others than the
+ * reference's targets. */
 enum { MOST_TERM = 16 };
 static const double near_ratio = 1e-5;
 
-static ar_verify_ratio ratio_of(double x)
+static ar_verify_ratio ratio_of(double x, size_t targets)
 {
+    const size_t others = ari_counted_of(x, targets);
     for (unsigned q = 1; q <= MOST_TERM; q++) {
         const double p = round(x * q);
         if (p >= 1.0 && p <= MOST_TERM && fabs(x * q - p) <= near_ratio * p)
             return (ar_verify_ratio){.p = (unsigned)p, .q = q, .count = 1, .among = 1};
     }
-    return (ar_verify_ratio){.among = 1};
+    return (ar_verify_ratio){(unsigned)(others > 0 ? targets : 0), (unsigned)others, others > 0, 1};
 }
 
 /* A tensor's, if it is the reference times one number. */
-static ar_verify_ratio ratio_of_row(const ar_verify_row *r)
+static ar_verify_ratio ratio_of_row(const ar_verify_row *r, size_t targets)
 {
     if (r->bits_different == 0 && r->state == AR_VERIFY_SAME)
         return (ar_verify_ratio){.p = 1, .q = 1, .count = 1, .among = 1};
     const bool along = r->state == AR_VERIFY_SAME || r->state == AR_VERIFY_DIFFERENT;
-    return along && r->cosine >= 1.0 - near_ratio ? ratio_of(r->scale) : (ar_verify_ratio){.among = 1};
+    return along && r->cosine >= 1.0 - near_ratio ? ratio_of(r->scale, targets) : (ar_verify_ratio){.among = 1};
 }
 
-/* That of most gradients of the first step that has any. */
+/* That of most gradients of the first step that has any: the only one that more than half can have is found by their
+ * votes, and then counted. */
 static ar_verify_ratio ratio_of_gradients(const ar_verify_report *r)
 {
-    size_t met[MOST_TERM + 1][MOST_TERM + 1] = {{0}};
     ar_verify_ratio most = {0};
-    int step = 0;
-    for (size_t i = 0; i < r->rows; i++) {
-        const ar_verify_row *row = &r->row[i];
-        if (row->pass != 'g' || ari_is_one_sided(row) || (step > 0 && row->step != step))
-            continue;
-        const ar_verify_ratio own = ratio_of_row(row);
-        step = row->step;
-        most.among++;
-        if (own.q == 0 || ++met[own.p][own.q] <= most.count)
-            continue;
-        most.p = own.p;
-        most.q = own.q;
-        most.count = met[own.p][own.q];
+    for (int counts = 0; counts < 2; counts++) {
+        size_t lead = 0;
+        int step = 0;
+        most.count = most.among = 0;
+        for (size_t i = 0; i < r->rows; i++) {
+            const ar_verify_row *row = &r->row[i];
+            if (row->pass != 'g' || ari_is_one_sided(row) || (step > 0 && row->step != step))
+                continue;
+            const ar_verify_ratio own = ratio_of_row(row, r->facts.targets);
+            step = row->step;
+            most.among++;
+            if (!counts && lead == 0)
+                most.p = own.p, most.q = own.q;
+            const bool same = own.p == most.p && own.q == most.q;
+            lead += same || lead == 0 ? 1 : SIZE_MAX;
+            most.count += same;
+        }
     }
-    return 2 * most.count > most.among ? most : (ar_verify_ratio){.among = most.among};
+    return most.q > 0 && 2 * most.count > most.among ? most : (ar_verify_ratio){.among = most.among};
 }
 
 bool ari_is_loss(const ar_verify_row *r)
@@ -87,9 +93,9 @@ static void learn_row(ar_verify_facts *f, const ar_verify_report *r, const ar_ve
         return;
     f->exact += row->state == AR_VERIFY_SAME && row->bits_different == 0;
     if (ari_is_loss(row) && f->loss.among == 0)
-        f->loss = ratio_of_row(row);
+        f->loss = ratio_of_row(row, f->targets);
     if (row->pass == 'c' && row->elements == 1 && f->norm.among == 0)
-        f->norm = ratio_of_row(row);
+        f->norm = ratio_of_row(row, f->targets);
 }
 
 void ari_verify_learn(ar_verify_report *r)

@@ -197,19 +197,22 @@ static ar_status as_tensors(const ari_gatherer *g, int first, int end, ar_st_ten
     return AR_OK;
 }
 
-ar_status ari_gather_write(const ari_gatherer *g, int files, const char *const *path, const char *const *placement)
+ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, const char *const *path,
+                           const char *const *placement)
 {
+    char count[24];
     ari_atomic_file *out[ARI_GATHER_FILES] = {NULL};
     ar_status st = AR_OK;
+    snprintf(count, sizeof count, "%zu", targets);
     for (int i = 0; i < files; i++) {
-        const char *const metadata[] = {"format", "pt", ARI_DUMP_PLACEMENT, placement[i]};
+        const char *const metadata[] = {"format", "pt", "targets", count, ARI_DUMP_PLACEMENT, placement[i]};
         ar_st_tensor *list = NULL;
         int32_t **whole = NULL;
         size_t n = 0;
         AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &list, &n));
         st = ari_entries_as_stored(&whole, list, n);
         if (st == AR_OK)
-            st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 2 : 1);
+            st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 3 : 2);
         ari_entries_free(whole, n);
         free(list);
         if (st != AR_OK)

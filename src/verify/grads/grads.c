@@ -137,10 +137,11 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
             path[n++] = result->file[i];
     }
     AR_TRY_TO(done, st, ari_folder_make(o->out));
-    AR_TRY_TO(done, st, ari_gather_write(g, files + (o->activations ? 1 : 0), path, placement));
+    AR_TRY_TO(done, st,
+              ari_gather_write(g, ari_dump_targets(cluster->batch), files + (o->activations ? 1 : 0), path, placement));
     if (o->per_rank) {
         ari_dump_facts facts;
-        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, cluster->config, &o->run));
+        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, cluster->config, &o->run, cluster->batch));
         AR_TRY_TO(done, st, ari_documents_text(&documents, cluster->batch, 1));
         ari_dump_fact(&facts, "cu_seqlens", documents);
         AR_TRY_TO(done, st, file_path(result, RANKS_FOLDER, o, RANKS_NAME));

@@ -60,14 +60,21 @@ void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value)
     f->n++;
 }
 
-ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run)
+size_t ari_dump_targets(const ar_batch *b)
+{
+    return b->input_ids ? ar_batch_targets(b) : 0;
+}
+
+ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run, const ar_batch *first)
 {
     *f = (ari_dump_facts){.n = 0};
     ari_dump_fact(f, "model", c->name);
     snprintf(f->heads, sizeof f->heads, "%zu", c->heads);
     snprintf(f->kv_heads, sizeof f->kv_heads, "%zu", c->kv_heads);
+    snprintf(f->targets, sizeof f->targets, "%zu", ari_dump_targets(first));
     ari_dump_fact(f, "num_attention_heads", f->heads);
     ari_dump_fact(f, "num_key_value_heads", f->kv_heads);
+    ari_dump_fact(f, "targets", f->targets);
     ari_dump_fact(f, "numerics", run && run->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
     if (!run)
         return AR_OK;

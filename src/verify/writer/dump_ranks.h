@@ -69,15 +69,18 @@ AR_NODISCARD ar_status ari_tap_both(void *user, const ar_tap_event *event);
 
 /* Facts of the run in a dump besides its tensors: pairs for the files' __metadata__. */
 typedef struct ari_dump_facts {
-    char layout[96], heads[24], kv_heads[24], plan[ARI_PRINTABLE + 128];
-    const char *pair[2 * 10];
+    char layout[96], heads[24], kv_heads[24], targets[24], plan[ARI_PRINTABLE + 128];
+    const char *pair[2 * 11];
     size_t n;
 } ari_dump_facts;
-/** Adds a pair; at most ten have room, and a value that is NULL is left out. Borrows. */
+/** Adds a pair; at most eleven have room, and a value that is NULL is left out. Borrows. */
 void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value);
-/** The model's name and heads, and of a run its numerics, layout, plan and fault; run NULL: of full tensors in exact
- *  numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run);
+/** The number of targets of a batch; 0 of a block's, which has no tokens. */
+size_t ari_dump_targets(const ar_batch *b);
+/** The model's name and heads, the first batch's number of targets, and of a run its numerics, layout, plan and fault;
+ *  run NULL: of full tensors in exact numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run,
+                                         const ar_batch *first);
 
 /** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
  *  Gives; free(). Errors: AR_ERR_MEMORY. */
