@@ -228,6 +228,7 @@ typedef struct ar_experts_options {
     const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
     const char *shared_name;      /* of that one; NULL: "shared_expert" */
     const char *router;           /* NULL: "gate" */
+    const char *router_bias;      /* by which scores choose; NULL: "gate.e_score_correction_bias" */
 } ar_experts_options;
 /** A router and experts in an MLP's place. With z = x*Wr^T, p = softmax(z) and K the k experts with the largest z, the
  *  lower number where two are equal:

@@ -228,7 +228,7 @@ CLAIM(models_with_experts_agree_with_pytorch_in_every_mode)
                               "experts/glm4moe-tiny experts/dots1-tiny experts/deepseek-v3-tiny "
                               "experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny experts/deepseek-v2-lite-tiny "
                               "experts/gpt-oss-tiny experts/gpt-oss-defaults-tiny experts/deepseek-v3-mtp-tiny "
-                              "experts/glm4moelite-tiny";
+                              "experts/glm4moelite-tiny experts/minimaxm2-tiny";
     check_models(names, "");
     check_models(names, "64");
 }

@@ -258,6 +258,10 @@ EXPERTS.update({
                                "num_hidden_layers": 2}, 14, 95, {}),
 })
 EXPERTS.update({
+    # Mixtral's names, with norms of all of a token's q and k, and a bias beside the router; half of a head turns.
+    "experts/minimaxm2-tiny": (transformers.MiniMaxM2Config, transformers.MiniMaxM2ForCausalLM,
+                       {**FEW, "intermediate_size": 10, "num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 8,
+                        "rotary_dim": 4, "num_hidden_layers": 2}, 14, 101, {}),
     # DeepSeek-V3's form by the name of another, whose layers say one by one which has an MLP.
     "experts/glm4moelite-tiny": (transformers.Glm4MoeLiteConfig, transformers.Glm4MoeLiteForCausalLM,
                          {**{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}, "q_lora_rank": 5,
@@ -400,7 +404,7 @@ def apart(name, tensors):
     """A model's tensors as its files have them: the parameters of each expert by themselves."""
     if CASES[name][0] not in {case[0] for case in EXPERTS.values()}:
         return tensors
-    mixtral, interleaved = "mixtral" in name, "gpt-oss" in name
+    mixtral, interleaved = "mixtral" in name or "minimax" in name, "gpt-oss" in name
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     made = {}
     for key, tensor in tensors.items():

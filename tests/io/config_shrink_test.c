@@ -124,7 +124,7 @@ CLAIM(a_config_file_takes_the_smaller_sizes)
         "phi3-longrope-tiny phi3-longrope-short-tiny experts/mixtral-tiny "
         "experts/qwen2moe-tiny experts/qwen3moe-tiny experts/olmoe-tiny experts/glm4moe-tiny "
         "experts/dots1-tiny experts/deepseek-v3-tiny experts/deepseek-v3-plain-tiny experts/deepseek-v2-tiny "
-        "experts/deepseek-v2-lite-tiny experts/glm4moelite-tiny experts/gpt-oss-tiny variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny "
+        "experts/deepseek-v2-lite-tiny experts/glm4moelite-tiny experts/minimaxm2-tiny experts/gpt-oss-tiny variants/ministral-tiny variants/olmo3-tiny variants/exaone4-tiny "
         "variants/stablelm-tiny variants/smollm3-tiny variants/smollm3-window-tiny variants/seed-oss-tiny variants/granite-tiny variants/glm4-tiny variants/starcoder2-tiny "
         "variants/cohere2-tiny variants/ernie4-5-tiny variants/gpt-neox-tiny";
     char path[512];

@@ -196,7 +196,7 @@ CLAIM(an_unknown_model_type_lists_the_known_ones)
 CLAIM(another_architecture_is_never_suggested)
 {
     static const char *const others[] = {
-        "'model_type':'phimoe'", "'model_type':'dbrx'",    "'model_type':'minimax_m2'", "'model_type':'gptj'",
+        "'model_type':'phimoe'", "'model_type':'dbrx'",    "'model_type':'minimax_m3'", "'model_type':'gptj'",
         "'model_type':'llama4'", "'model_type':'gpt_neo'", "'model_type':'ministral3'"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         config_refused(LLAMA, others[i], "");

@@ -33,7 +33,7 @@ static layout_draw draw(int i)
 static layout_draw draw_experts(int i)
 {
     layout_draw d;
-    layout_draw_make(&d, DRAW_EXPERTS, FIRST_SEED + (uint64_t)i);
+    layout_draw_make(&d, DRAW_EXPERTS, FIRST_SEED + 200 + (uint64_t)i);
     d.parallel.zero = d.parallel.zero > 0;
     d.parallel.dp_replicate = 1;
     return d;

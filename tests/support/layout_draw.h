@@ -11,7 +11,7 @@
 enum { LAYOUT_DRAW_BATCH = 6, LAYOUT_DRAW_SEQ = 32, LAYOUT_DRAW_HEADS = 16, LAYOUT_DRAW_STEPS = 2 };
 enum { LAYOUT_DRAW_RANKS = 64, LAYOUT_DRAW_TEXT = 900 }; /* of a draw in one line */
 enum { LAYOUT_DRAW_TOKENS = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_SEQ, LAYOUT_DRAW_FAMILIES = 24 };
-enum { LAYOUT_DRAW_EXPERTS = 9 }; /* families with experts */
+enum { LAYOUT_DRAW_EXPERTS = 10 }; /* families with experts */
 
 /* Which labels are left out: single tokens; whole samples too, so that a rank or a micro-batch may have none; all of
  * the first step. */

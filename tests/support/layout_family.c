@@ -15,8 +15,9 @@ static const char *const families[LAYOUT_DRAW_FAMILIES] = {
     "llama",      "mistral", "qwen2",     "qwen3", "olmo2",    "gemma",   "gemma2",   "gemma3_text",
     "phi3",       "gpt2",    "ministral", "olmo3", "exaone4",  "smollm3", "seed_oss", "stablelm",
     "starcoder2", "granite", "glm4",      "glm",   "ernie4_5", "cohere",  "cohere2",  "gpt_neox"};
-static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {
-    "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "dots1", "deepseek_v3", "deepseek_v2", "gpt_oss"};
+static const char *const with_experts[LAYOUT_DRAW_EXPERTS] = {"mixtral",  "qwen2_moe", "qwen3_moe",   "olmoe",
+                                                              "glm4_moe", "dots1",     "deepseek_v3", "deepseek_v2",
+                                                              "gpt_oss",  "minimax_m2"};
 
 static void draw_ranks(layout_draw *d, uint64_t *seed)
 {
@@ -179,21 +180,21 @@ static void write_experts(char *out, size_t cap, const layout_draw *d, const cha
     const unsigned choice = plan_draw_below(seed, 4), k = choice == 0 ? 1 : choice == 1 ? n : some;
     const unsigned width = tp * (1 + plan_draw_below(seed, 5)), shared = tp * (1 + plan_draw_below(seed, 5));
     const bool gpt_oss = strcmp(family, "gpt_oss") == 0, mixtral = strcmp(family, "mixtral") == 0,
-               olmoe = strcmp(family, "olmoe") == 0;
+               olmoe = strcmp(family, "olmoe") == 0, minimax = strcmp(family, "minimax_m2") == 0;
     if (strcmp(family, "glm4_moe") == 0 || strcmp(family, "dots1") == 0 || is_latent(family)) {
         write_scores(out, cap, family, n, k, width, seed);
         return;
     }
     size_t used = (size_t)snprintf(out, cap, "\"%s\": %u, \"num_experts_per_tok\": %u",
-                                   mixtral || gpt_oss ? "num_local_experts" : "num_experts", n, k);
+                                   mixtral || gpt_oss || minimax ? "num_local_experts" : "num_experts", n, k);
     if (gpt_oss)
         snprintf(out + used, cap - used, ", \"sliding_window\": %u, \"attention_bias\": %s",
                  1 + plan_draw_below(seed, 9), truth(seed));
     else if (mixtral)
         snprintf(out + used, cap - used, ", \"sliding_window\": %u", 1 + plan_draw_below(seed, 9));
-    else
+    else if (!minimax)
         used += (size_t)snprintf(out + used, cap - used, ", \"norm_topk_prob\": %s", truth(seed));
-    if (mixtral || olmoe || gpt_oss)
+    if (mixtral || olmoe || gpt_oss || minimax)
         return;
     used += (size_t)snprintf(out + used, cap - used,
                              ", \"moe_intermediate_size\": %u, \"decoder_sparse_step\": %u, \"mlp_only_layers\": [%u]",

@@ -73,11 +73,11 @@ static const struct {
     {{1, 2},
      {"experts/qwen2moe-tiny", "experts/qwen3moe-tiny", "experts/qwen3moe-balance-tiny", "experts/glm4moe-tiny",
       "experts/dots1-tiny", "experts/deepseek-v3-tiny", "experts/deepseek-v2-tiny", "experts/deepseek-v2-lite-tiny",
-      "experts/deepseek-v3-mtp-tiny", "experts/glm4moelite-tiny"}},
+      "experts/deepseek-v3-mtp-tiny", "experts/glm4moelite-tiny", "experts/minimaxm2-tiny"}},
     {{1, 2, 4}, {"experts/gpt-oss-tiny", "experts/gpt-oss-padding-tiny", "experts/gpt-oss-defaults-tiny"}},
     {{1, 3}, {"experts/deepseek-v3-plain-tiny"}},
 };
-enum { CASES = 91 };
+enum { CASES = 92 };
 
 static bool is_block(const char *name)
 {
@@ -305,6 +305,7 @@ static const struct {
     {"experts/deepseek-v3-tiny", {.cp = 2, .tp = 2, .recompute = {AR_RECOMPUTE_SELECTIVE, 1}}},
     {"experts/deepseek-v3-mtp-tiny", {.pp = 2, .tp = 2, .sp = true, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 2}},
     {"experts/deepseek-v3-mtp-tiny", {.cp = 7, .zigzag = true, .dp = 2, .zero = 3}},
+    {"experts/minimaxm2-tiny", {.tp = 2, .sp = true, .dp = 2, .zero = 2}},
     {"experts/glm4moelite-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 2, .zero = 1}},
     {"experts/deepseek-v3-plain-tiny", {.tp = 3, .dp = 2, .zero = 3}},
     {"experts/deepseek-v2-tiny", {.cp = 2, .tp = 2, .dp = 2, .ep = 4, .zero = 2}},

@@ -78,7 +78,7 @@ static const char *shared_name(const ari_bl_run *run)
 static ar_status load_bias(ari_bl_run *run, ari_bl_experts *e)
 {
     const size_t n = run->c->experts.n;
-    const char *name = part_name(run, "gate", "e_score_correction_bias");
+    const char *name = part_name(run, run->c->experts.w123 ? "" : "gate", "e_score_correction_bias");
     if (name == NULL)
         return run->memory;
     AR_TRY(ari_bl_parameter(run, &e->bias, name, n, 0, AR_INIT_UNIFORM_BIAS, n, n));

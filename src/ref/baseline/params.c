@@ -127,6 +127,7 @@ static const ari_bl_names mixtral_names = {
     FAMILY_NAMES("block_sparse_moe", "down_proj"),
     UNPACKED_NAMES,
     .ln2 = "post_attention_layernorm",
+    .qk_norm = {"self_attn.q_norm", "self_attn.k_norm"},
 };
 
 static const ari_bl_names qwen3_names = {

@@ -117,7 +117,6 @@ static const char *lacking(const char *type)
         {"qwen3_next", "layers of linear attention stand between those of attention"},
         {"lfm2_moe", "layers of convolution stand between those of attention"},
         {"ernie4_5_moe", apart},
-        {"minimax_m2", apart},
         {"exaone_moe", apart},
         {"flex_olmo", "layers with experts have their norms behind them"},
         {"switch_transformers", "it has an encoder and experts of limited capacity"},

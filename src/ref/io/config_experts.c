@@ -89,7 +89,10 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_llam
     snprintf(why, sizeof why, "%s always divides a token's weights by their sum", model->called);
     AR_TRY(form->normalised ? ari_config_expect_bias(at, "norm_topk_prob", true, why)
                             : ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
-    AR_TRY(read_balance(e, at, form->balance_weight));
+    if (form->scored)
+        e->scores = (ar_route_scores){.groups = 1, .kept = 1, .scale = 1.0};
+    else
+        AR_TRY(read_balance(e, at, form->balance_weight));
     if (form->shared > 0)
         AR_TRY(ari_config_dim_or(at, "shared_expert_intermediate_size", &e->shared));
     if (form->one_width)

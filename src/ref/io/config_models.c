@@ -163,7 +163,8 @@ ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_l
     if (form->more)
         AR_TRY(form->more(c, at));
     if (form->experts)
-        AR_TRY((form->experts->scored ? ari_config_score_experts : ari_config_experts)(c, at, form));
+        AR_TRY((form->experts->scored && !form->experts->one_width ? ari_config_score_experts
+                                                                   : ari_config_experts)(c, at, form));
     note_keys(c, at, form);
     return AR_OK;
 }
@@ -382,6 +383,8 @@ const ari_model_reader *ari_model_readers(size_t *n)
                                       "attn_logit_softcapping final_logit_softcapping",
                       experts_keys[] =
                           "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
+                      minimax_keys[] = "num_local_experts use_qk_norm use_routing_bias scoring_func rotary_dim "
+                                       "partial_rotary_factor",
                       gpt_oss_keys[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
                       scores_keys[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
                                       "routed_scaling_factor scoring_func topk_method use_qk_norm "
@@ -409,6 +412,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
         {"gemma3_text", "gemma3", &gemma3, NULL, gemma3_keys},
         {"phi3", "phi3", &phi3, NULL, "partial_rotary_factor"},
         {"mixtral", "mixtral", &ari_config_mixtral, NULL, experts_keys},
+        {"minimax_m2", "minimaxm2", &ari_config_minimax_m2, NULL, minimax_keys},
         {"qwen2_moe", "qwen2moe", &ari_config_qwen2_moe, NULL, experts_keys},
         {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, experts_keys},
         {"olmoe", "olmoe", &ari_config_olmoe, NULL, experts_keys},

@@ -170,7 +170,7 @@ typedef struct ari_experts_form {
     size_t groups, kept;   /* n_group and topk_group; 0: 1 */
     double scale;          /* and routed_scaling_factor; 0: 1 */
     bool softmax;          /* scores are a softmax, and DeepSeek-V2's */
-    bool scored;           /* the keys are DeepSeek's: ari_config_score_experts */
+    bool scored;           /* sigmoids and a bias choose; without one_width the keys are DeepSeek's */
 } ari_experts_form;
 /** c->experts and the layers without, by model->experts; c->layers and c->ffn must be set. */
 AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model);
@@ -178,9 +178,9 @@ AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, c
 AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model);
 
 /* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
-extern const ari_llama_form ari_config_mixtral, ari_config_qwen2_moe, ari_config_qwen3_moe, ari_config_olmoe,
-    ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2, ari_config_deepseek_v3,
-    ari_config_glm4_moe_lite;
+extern const ari_llama_form ari_config_mixtral, ari_config_minimax_m2, ari_config_qwen2_moe, ari_config_qwen3_moe,
+    ari_config_olmoe, ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2,
+    ari_config_deepseek_v3, ari_config_glm4_moe_lite;
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

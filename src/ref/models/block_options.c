@@ -41,6 +41,8 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->mlp.up = leaf_of(f, ARI_UP);
     o->mlp.second = leaf_of(f, ARI_DOWN);
     o->experts.router = leaf_of(f, ARI_ROUTER);
+    if (ari_part_path(f, ARI_ROUTER_BIAS))
+        o->experts.router_bias = ari_part_path(f, ARI_ROUTER_BIAS) + strlen(f->mlp) + 1;
     o->experts.gate = leaf_of(f, ARI_EXPERT_GATE);
     o->experts.up = leaf_of(f, ARI_EXPERT_UP);
     o->experts.down = leaf_of(f, ARI_EXPERT_DOWN);

@@ -563,7 +563,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->balance = (ari_balance){
         .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
-    AR_TRY(ari_scores_init(&m->scores, ctx, o, &m->balance));
+    AR_TRY(ari_scores_init(&m->scores, ctx, o, m->base.name, &m->balance));
     m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
     AR_TRY(ari_alloc_zero((void **)&m->weight, 2 * m->own * WEIGHTS, sizeof *m->weight, "experts"));
     AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));

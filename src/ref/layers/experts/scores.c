@@ -27,8 +27,10 @@ static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
     return AR_OK;
 }
 
-ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const ari_balance *balance)
+ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const char *name,
+                          const ari_balance *balance)
 {
+    const char *bias = o->router_bias ? o->router_bias : "gate.e_score_correction_bias";
     s->tokens = balance;
     s->rule = (ar_route_rule){.k = o->per_token, .normalised = o->normalised};
     if (o->scores.groups == 0)
@@ -42,8 +44,7 @@ ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *
                               .softmax = o->scores.softmax};
     if (s->rule.softmax)
         return AR_OK;
-    AR_TRY(
-        ar_param_init_whole(&s->bias, ctx, balance->name, "e_score_correction_bias", 1, &o->n, AR_INIT_UNIFORM_BIAS));
+    AR_TRY(ar_param_init_whole(&s->bias, ctx, name, bias, 1, &o->n, AR_INIT_UNIFORM_BIAS));
     s->bias.requires_grad = false;
     if (ctx->loss.router.bias_update > 0.0)
         AR_TRY(ARI_ALLOC_ZERO(&s->counts, o->n, "tokens of experts"));

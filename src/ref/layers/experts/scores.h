@@ -15,9 +15,9 @@ typedef struct ari_scores {
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;
 
-/** balance: of the same router; kept. Errors: AR_ERR_ARG (groups that E or k does not fit;
+/** name: of the module with the router; balance: of the same router, kept. Errors: AR_ERR_ARG (groups that E or k does not fit;
  *  losses, which are of a softmax), those of ar_param_init. */
-AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o,
+AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const char *name,
                                        const ari_balance *balance);
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
