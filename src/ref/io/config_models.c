@@ -376,67 +376,59 @@ static const ari_llama_form gemma3 = {.arch = AR_ARCH_OLMO2,
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
 
+/* Keys that several models, or one with many, read. */
+#define GEMMA2_KEYS "hidden_activation query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping"
+#define GEMMA3_KEYS \
+    "hidden_activation query_pre_attn_scalar final_logit_softcapping sliding_window_pattern rope_local_base_freq"
+#define GRANITE_KEYS "embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
+#define EXPERTS_KEYS "num_experts num_local_experts shared_expert_intermediate_size output_router_logits"
+#define GPT_OSS_KEYS "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha"
+#define MINIMAX_KEYS "num_local_experts use_qk_norm use_routing_bias scoring_func rotary_dim partial_rotary_factor"
+#define SCORES_KEYS                                                                                     \
+    "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group routed_scaling_factor " \
+    "scoring_func topk_method"
+#define LATENT_KEYS                                                                                               \
+    SCORES_KEYS " num_experts q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim " \
+                "rope_interleave"
+
 const ari_model_reader *ari_model_readers(size_t *n)
 {
-    static const char gemma_keys[] = "hidden_activation",
-                      gemma2_keys[] = "hidden_activation query_pre_attn_scalar "
-                                      "attn_logit_softcapping final_logit_softcapping",
-                      experts_keys[] =
-                          "num_experts num_local_experts shared_expert_intermediate_size output_router_logits",
-                      minimax_keys[] = "num_local_experts use_qk_norm use_routing_bias scoring_func rotary_dim "
-                                       "partial_rotary_factor",
-                      gpt_oss_keys[] = "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha",
-                      scores_keys[] = "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                                      "routed_scaling_factor scoring_func topk_method use_qk_norm "
-                                      "partial_rotary_factor",
-                      granite_keys[] = "embedding_multiplier attention_multiplier residual_multiplier logits_scaling",
-                      window_keys[] = "sliding_window_pattern", cohere2_keys[] = "logit_scale sliding_window_pattern",
-                      neox_keys[] = "rotary_pct partial_rotary_factor use_parallel_residual",
-                      stablelm_keys[] = "partial_rotary_factor use_parallel_residual",
-                      rotated_keys[] = "no_rope_layers no_rope_layer_interval",
-                      latent_keys[] =
-                          "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group "
-                          "routed_scaling_factor scoring_func topk_method num_experts "
-                          "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim qk_head_dim v_head_dim "
-                          "rope_interleave",
-                      gemma3_keys[] = "hidden_activation query_pre_attn_scalar final_logit_softcapping "
-                                      "sliding_window_pattern rope_local_base_freq";
     static const ari_model_reader readers[] = {
         {"llama", "llama", &llama, NULL, ""},
         {"qwen2", "qwen2", &qwen2, NULL, ""},
         {"mistral", "mistral", &mistral, NULL, ""},
         {"qwen3", "qwen3", &qwen3, NULL, ""},
         {"olmo2", "olmo2", &olmo2, NULL, ""},
-        {"gemma", "gemma", &gemma, NULL, gemma_keys},
-        {"gemma2", "gemma2", &gemma2, NULL, gemma2_keys},
-        {"gemma3_text", "gemma3", &gemma3, NULL, gemma3_keys},
+        {"gemma", "gemma", &gemma, NULL, "hidden_activation"},
+        {"gemma2", "gemma2", &gemma2, NULL, GEMMA2_KEYS},
+        {"gemma3_text", "gemma3", &gemma3, NULL, GEMMA3_KEYS},
         {"phi3", "phi3", &phi3, NULL, "partial_rotary_factor"},
-        {"mixtral", "mixtral", &ari_config_mixtral, NULL, experts_keys},
-        {"minimax_m2", "minimaxm2", &ari_config_minimax_m2, NULL, minimax_keys},
-        {"qwen2_moe", "qwen2moe", &ari_config_qwen2_moe, NULL, experts_keys},
-        {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, experts_keys},
-        {"olmoe", "olmoe", &ari_config_olmoe, NULL, experts_keys},
-        {"gpt_oss", "gptoss", &ari_config_gpt_oss, NULL, gpt_oss_keys},
-        {"dots1", "dots1", &ari_config_dots1, NULL, scores_keys},
-        {"glm4_moe", "glm4moe", &ari_config_glm4_moe, NULL, scores_keys},
+        {"mixtral", "mixtral", &ari_config_mixtral, NULL, EXPERTS_KEYS},
+        {"minimax_m2", "minimaxm2", &ari_config_minimax_m2, NULL, MINIMAX_KEYS},
+        {"qwen2_moe", "qwen2moe", &ari_config_qwen2_moe, NULL, EXPERTS_KEYS},
+        {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, EXPERTS_KEYS},
+        {"olmoe", "olmoe", &ari_config_olmoe, NULL, EXPERTS_KEYS},
+        {"gpt_oss", "gptoss", &ari_config_gpt_oss, NULL, GPT_OSS_KEYS},
+        {"dots1", "dots1", &ari_config_dots1, NULL, SCORES_KEYS " use_qk_norm partial_rotary_factor"},
+        {"glm4_moe", "glm4moe", &ari_config_glm4_moe, NULL, SCORES_KEYS " use_qk_norm partial_rotary_factor"},
         {"glm", "glm", &ari_config_glm, NULL, "partial_rotary_factor"},
         {"ernie4_5", "ernie4_5", &ari_config_ernie4_5, NULL, ""},
         {"glm4", "glm4", &ari_config_glm4, NULL, "partial_rotary_factor"},
         {"ministral", "ministral", &ari_config_ministral, NULL, ""},
         {"olmo3", "olmo3", &ari_config_olmo3, NULL, ""},
-        {"exaone4", "exaone4", &ari_config_exaone4, NULL, window_keys},
-        {"smollm3", "smollm3", &ari_config_smollm3, NULL, rotated_keys},
-        {"granite", "granite", &ari_config_granite, NULL, granite_keys},
+        {"exaone4", "exaone4", &ari_config_exaone4, NULL, "sliding_window_pattern"},
+        {"smollm3", "smollm3", &ari_config_smollm3, NULL, "no_rope_layers no_rope_layer_interval"},
+        {"granite", "granite", &ari_config_granite, NULL, GRANITE_KEYS},
         {"seed_oss", "seedoss", &ari_config_seed_oss, NULL, "attention_out_bias"},
-        {"stablelm", "stablelm", &ari_config_stablelm, NULL, stablelm_keys},
-        {"gpt_neox", "gptneox", NULL, ari_config_gpt_neox, neox_keys},
+        {"stablelm", "stablelm", &ari_config_stablelm, NULL, "partial_rotary_factor use_parallel_residual"},
+        {"gpt_neox", "gptneox", NULL, ari_config_gpt_neox, "rotary_pct partial_rotary_factor use_parallel_residual"},
         {"cohere", "cohere", &ari_config_cohere, NULL, "logit_scale"},
-        {"cohere2", "cohere2", &ari_config_cohere2, NULL, cohere2_keys},
+        {"cohere2", "cohere2", &ari_config_cohere2, NULL, "logit_scale sliding_window_pattern"},
         {"starcoder2", "starcoder2", &ari_config_starcoder2, NULL, ""},
-        {"deepseek_v2", "deepseekv2", &ari_config_deepseek_v2, NULL, latent_keys},
-        {"deepseek_v3", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
-        {"glm4_moe_lite", "glm4moelite", &ari_config_glm4_moe_lite, NULL, latent_keys},
-        {"kimi_k2", "deepseekv3", &ari_config_deepseek_v3, NULL, latent_keys},
+        {"deepseek_v2", "deepseekv2", &ari_config_deepseek_v2, NULL, LATENT_KEYS},
+        {"deepseek_v3", "deepseekv3", &ari_config_deepseek_v3, NULL, LATENT_KEYS},
+        {"glm4_moe_lite", "glm4moelite", &ari_config_glm4_moe_lite, NULL, LATENT_KEYS},
+        {"kimi_k2", "deepseekv3", &ari_config_deepseek_v3, NULL, LATENT_KEYS},
         {"gpt2", "gpt2", NULL, ari_config_gpt2, ""},
         {"anyrank-stack", "", NULL, ari_config_stack, ""}};
     *n = COUNT(readers);
