@@ -231,7 +231,7 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
     cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_HEAD && !c.experts.normalised);
     cr_expect(ar_config_has_experts(&c, 0) && ar_config_window(&c, 0) == 0 && ar_config_window(&c, 1) == 5);
     c = config_read(MODEL("minimax_m2"), "'num_local_experts':6,'num_experts_per_tok':2,'head_dim':32,'rotary_dim':16,"
-                                         "'use_qk_norm':true,'use_routing_bias':true,'scoring_func':'sigmoid'");
+                                         "'qk_norm_type':'per_layer','use_routing_bias':true,'scoring_func':'sigmoid'");
     cr_expect(c.arch == AR_ARCH_MIXTRAL && c.qk_norm == AR_QK_NORM_WIDTH && c.rope.rotary_dim == 16);
     cr_expect(c.experts.n == 6 && c.experts.ffn == 176 && ar_config_router_bias(&c) && c.unknown_keys == 0);
     static const refused_config cases[] = {

@@ -128,7 +128,7 @@ static const struct {
      OFF, NULL},
     {"logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb", ONE, NULL},
     /* other parts of a block */
-    {"use_qk_norm qk_norm qk_layernorm qk_ln parallel_attn use_parallel_residual "
+    {"use_qk_norm qk_norm qk_norm_type qk_layernorm qk_ln parallel_attn use_parallel_residual "
      "apply_residual_connection_post_layernorm hidden_activation norm_after use_post_norm "
      "new_decoder_architecture use_cla attention_out_bias q_lora_rank kv_lora_rank qk_rope_head_dim "
      "qk_nope_head_dim qk_head_dim v_head_dim lambda_std_dev mamba_d_state",

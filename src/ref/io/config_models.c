@@ -383,7 +383,8 @@ static const ari_llama_form gemma3 = {.arch = AR_ARCH_OLMO2,
 #define GRANITE_KEYS "embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
 #define EXPERTS_KEYS "num_experts num_local_experts shared_expert_intermediate_size output_router_logits"
 #define GPT_OSS_KEYS "num_experts num_local_experts output_router_logits swiglu_limit swiglu_alpha"
-#define MINIMAX_KEYS "num_local_experts use_qk_norm use_routing_bias scoring_func rotary_dim partial_rotary_factor"
+#define MINIMAX_KEYS \
+    "num_local_experts use_qk_norm qk_norm_type use_routing_bias scoring_func rotary_dim partial_rotary_factor"
 #define SCORES_KEYS                                                                                     \
     "n_routed_experts n_shared_experts first_k_dense_replace n_group topk_group routed_scaling_factor " \
     "scoring_func topk_method"
