@@ -90,9 +90,6 @@ AR_NODISCARD ar_status ar_loader_create(ar_loader **gives, const ar_data *d, con
 void ar_loader_destroy(ar_loader *l);
 /** Windows of an epoch. */
 size_t ar_loader_windows(const ar_loader *l);
-/** The epoch in which the batch of a step begins and the position in it, both from 0. Errors: AR_ERR_ARG (step 0),
- *  AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place);
 /** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks; packed:
  *  documents. Its arrays are the loader's, valid until the next call. Any step costs the same: one shuffle where it
  *  lies in another epoch than the last call's. Errors: AR_ERR_ARG (step 0), AR_ERR_OVERFLOW (beyond epoch 2^32). */

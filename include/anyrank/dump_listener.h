@@ -44,8 +44,6 @@ void ar_dump_listener_clear(ar_dump_listener *l);
 /** The values kept, in the order of first reports. Borrows until the next report. Value i; false: there is none. */
 size_t ar_dump_listener_count(const ar_dump_listener *l);
 bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value);
-/** Bytes of the values kept. */
-size_t ar_dump_listener_bytes(const ar_dump_listener *l);
 /** Writes the rank's file into a folder that is there: ar_dump_write. metadata: n_meta pairs beside the placement's.
  *  Errors: those of ar_dump_write. */
 AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,

@@ -137,8 +137,6 @@ AR_NODISCARD ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char 
  *  0, rows of W [out, in] (column-parallel), or 1, columns (row-parallel). Errors: also AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, const char *part,
                                            const size_t shape[2], int dim, ar_init_scheme init);
-/** y = value everywhere, a tensor of the step with like's shape and dtype. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_fill(ar_ctx *ctx, ar_tensor *y, const ar_tensor *like, float value);
 /** A fresh tensor of the step with x's shape and dtype. */
 AR_NODISCARD ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** y [.., n] = v [n] for every row, contiguous: what multiplies or is added row by row. y becomes a tensor of the step

@@ -61,9 +61,6 @@ AR_NODISCARD ar_status ar_values_to_f64(ar_dtype dtype, const void *data, size_t
 AR_NODISCARD ar_status ar_values_to_f32(ar_dtype dtype, const void *data, size_t count, float *out);
 /** Binary64 values as F64, F32, F16 or BF16, at any alignment, each rounded once. Errors: AR_ERR_DTYPE (another). */
 AR_NODISCARD ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out);
-/** Elements [start, start + count) of an entry. Errors: AR_ERR_DTYPE, naming it; AR_ERR_ARG (out of range). */
-AR_NODISCARD ar_status ar_st_read_f64(const ar_st_entry *e, size_t start, size_t count, double *out);
-AR_NODISCARD ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float *out);
 
 /** A tensor to write. Borrows. */
 typedef struct ar_st_tensor {

@@ -40,7 +40,8 @@ const char *ari_lint_axis_name(int axis)
     return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(ari_lint_groups[axis]);
 }
 
-char *ari_lint_placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
+/* "S(0)", "V". Returns out. */
+static char *placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
 {
     if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
         snprintf(out, AR_PLACEMENT_TEXT, "V");
@@ -150,8 +151,7 @@ void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axi
 {
     char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
     ari_lint_repair_text(repair, sizeof repair, v, axis);
-    ari_lint_find(f, op, axis, v->rule, ari_lint_placed_text(has, v->has), ari_lint_placed_text(needs, v->needs),
-                  repair);
+    ari_lint_find(f, op, axis, v->rule, placed_text(has, v->has), placed_text(needs, v->needs), repair);
 }
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */

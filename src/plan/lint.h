@@ -28,8 +28,6 @@ typedef struct ari_lint_verdict {
     ar_placement makes, has, needs;
 } ari_lint_verdict;
 
-/** "S(0)", "V". Returns out. */
-char *ari_lint_placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p);
 bool ari_lint_whole(ar_placement p);
 bool ari_lint_partial(ar_placement p);
 /** True if the ranks have the same numbers: R and I differ in the gradient alone. */
@@ -158,10 +156,6 @@ ari_lint_type ari_lint_stated(const ari_op_value *v);
 ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, ari_lint_type has);
 /** Keeps a verdict of a rule: what it makes, and a finding where it is broken. */
 void ari_lint_judge(ari_lint_state *l, const ari_operation *op, int axis, ari_lint_type *out, ari_lint_verdict v);
-/* A type whose placement along each axis is the rule's, of two placements. */
-typedef ari_lint_verdict (*ari_lint_pair_rule)(ar_placement a, ar_placement b);
-ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_pair_rule rule, ari_lint_type a,
-                          ari_lint_type b);
 /** Applies the operation's collectives to n values that are reduced one after the other; tags, unless NULL, say which
  *  call is which value's. `to`: what comes out according to the list. */
 void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,

@@ -13,8 +13,9 @@ static bool is_vector(const ari_op_value *v)
     return v->ndim == 1;
 }
 
-ari_lint_type ari_lint_by(ari_lint_state *l, const ari_operation *op, ari_lint_pair_rule rule, ari_lint_type a,
-                          ari_lint_type b)
+/* A type whose placement along each axis is the rule's, of two placements. */
+typedef ari_lint_verdict (*pair_rule)(ar_placement a, ar_placement b);
+static ari_lint_type by(ari_lint_state *l, const ari_operation *op, pair_rule rule, ari_lint_type a, ari_lint_type b)
 {
     ari_lint_type out;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
@@ -191,7 +192,7 @@ static void embedding(ari_lint_state *l, const ari_operation *op)
                                 [ARI_AXIS_TP] = whole,
                                 [ARI_LINT_COPIES] = whole}};
     ids = ari_lint_agree(l, op, &op->input[0], ids);
-    ari_lint_type out = ari_lint_by(l, op, ari_lint_lookup, ids, use(l, op, 0));
+    ari_lint_type out = by(l, op, ari_lint_lookup, ids, use(l, op, 0));
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     ari_lint_output(l, op, 0, out);
 }
@@ -226,7 +227,7 @@ static void lint_product(ari_lint_state *l, const ari_operation *op)
     const ari_lint_type x = taken(l, op, 0);
     ari_lint_type out = x;
     for (int i = 0; i < op->weights; i++)
-        out = ari_lint_by(l, op, ari_lint_product, x, use(l, op, i));
+        out = by(l, op, ari_lint_product, x, use(l, op, i));
     ari_lint_collectives(l, op, &out, 1, NULL, &op->output[0]);
     const bool terms = ari_lint_partial(op->output[0].at[ARI_AXIS_TP]);
     if (terms)
@@ -275,11 +276,11 @@ static void join(ari_lint_state *l, const ari_operation *op)
     for (int i = 0; i < op->inputs; i++)
         x[i] = taken(l, op, i);
     if (op->role == ARI_JOINED) { /* side by side */
-        ari_lint_output(l, op, 0, ari_lint_by(l, op, ari_lint_add, x[0], x[1]));
+        ari_lint_output(l, op, 0, by(l, op, ari_lint_add, x[0], x[1]));
         return;
     }
     ari_lint_output(l, op, 0, x[0]);
-    ari_lint_output(l, op, 1, ari_lint_by(l, op, ari_lint_by_routes, x[1], x[2]));
+    ari_lint_output(l, op, 1, by(l, op, ari_lint_by_routes, x[1], x[2]));
     ari_lint_output(l, op, 2, x[1]);
 }
 
@@ -293,7 +294,7 @@ static void attention(ari_lint_state *l, const ari_operation *op)
     for (int i = 0; i < op->weights; i++)
         use(l, op, i);
     for (int i = op->inputs > 1; i < op->inputs; i++)
-        q = ari_lint_by(l, op, ari_lint_attend, q, x[i]);
+        q = by(l, op, ari_lint_attend, q, x[i]);
     ari_lint_output(l, op, 0, q);
 }
 
@@ -367,7 +368,7 @@ static void by_routes(ari_lint_state *l, const ari_operation *op)
     const bool backward = op->pass == ARI_PASS_BACKWARD && !op->recomputed;
     const ari_lint_type x = backward ? arrives(l, op, 0) : taken(l, op, 0), routes = taken(l, op, 1);
     const ari_lint_type back = return_rows(l, op, x, routes);
-    ari_lint_output(l, op, 0, send_rows(l, op, ari_lint_by(l, op, ari_lint_by_routes, back, routes)));
+    ari_lint_output(l, op, 0, send_rows(l, op, by(l, op, ari_lint_by_routes, back, routes)));
 }
 
 /* That of a token's weights is a sum over the features of what its experts have made. */
@@ -383,7 +384,7 @@ static void combine_backward(ari_lint_state *l, const ari_operation *op)
 static void residual(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type branch = ari_lint_input(l, op, 0), skip = ari_lint_input(l, op, 1);
-    ari_lint_output(l, op, 0, ari_lint_agree(l, op, &op->input[0], ari_lint_by(l, op, ari_lint_add, branch, skip)));
+    ari_lint_output(l, op, 0, ari_lint_agree(l, op, &op->input[0], by(l, op, ari_lint_add, branch, skip)));
 }
 
 /* A softmax over shards takes a maximum, a sum of exponentials and the target's logit of all of them. */
@@ -456,7 +457,7 @@ static void join_backward(ari_lint_state *l, const ari_operation *op)
     }
     ari_lint_collectives(l, op, &shared, 1, NULL, &op->output[2]);
     ari_lint_output(l, op, 0, dq);
-    ari_lint_output(l, op, 1, ari_lint_by(l, op, ari_lint_add, dk, dv));
+    ari_lint_output(l, op, 1, by(l, op, ari_lint_add, dk, dv));
     ari_lint_output(l, op, 2, shared);
 }
 
@@ -481,7 +482,7 @@ static void product_backward(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type dx = ari_lint_stated(&op->output[0]);
     for (int i = 0; i < op->inputs; i++)
-        dx = ari_lint_by(l, op, ari_lint_product_dx, taken(l, op, i), ari_lint_stated(&op->weight[i]));
+        dx = by(l, op, ari_lint_product_dx, taken(l, op, i), ari_lint_stated(&op->weight[i]));
     ari_lint_collectives(l, op, &dx, 1, NULL, &op->output[0]);
     ari_lint_output(l, op, 0, dx);
 }
@@ -489,7 +490,7 @@ static void product_backward(ari_lint_state *l, const ari_operation *op)
 static void residual_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type branch = arrives(l, op, 0), skip = ari_lint_input(l, op, 1);
-    ari_lint_output(l, op, 0, ari_lint_by(l, op, ari_lint_add, branch, skip));
+    ari_lint_output(l, op, 0, by(l, op, ari_lint_add, branch, skip));
 }
 
 static void loss_backward(ari_lint_state *l, const ari_operation *op)
@@ -523,9 +524,9 @@ static ari_lint_type weight_gradient_of(ari_lint_state *l, const ari_operation *
     if (op->inputs == 1)
         return sum_over_tokens(l, op, dy);
     if (op->input[0].ndim == 2) /* ids */
-        return ari_lint_by(l, op, ari_lint_lookup_gradient, dy, p->is);
+        return by(l, op, ari_lint_lookup_gradient, dy, p->is);
     const ari_lint_type x = taken(l, op, 0);
-    return op->output[0].ndim == 1 ? sum_over_tokens(l, op, dy) : ari_lint_by(l, op, ari_lint_product_dw, x, dy);
+    return op->output[0].ndim == 1 ? sum_over_tokens(l, op, dy) : by(l, op, ari_lint_product_dw, x, dy);
 }
 
 static void weight_gradient(ari_lint_state *l, const ari_operation *op)

@@ -99,8 +99,6 @@ typedef struct ari_passes {
 } ari_passes;
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
-/** Sum over layers of what is known of the section of each. */
-double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */
 double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, size_t first, size_t layers);
 

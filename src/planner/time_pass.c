@@ -451,7 +451,8 @@ void ari_passes_fini(ari_passes *passes)
     *passes = (ari_passes){.kinds = 0};
 }
 
-double ari_passes_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers)
+/* Sum over layers of what is known of the section of each. */
+static double sum_of_layers(const ari_passes *passes, const ari_cost *of, size_t first, size_t layers)
 {
     const ari_walked *b = &passes->blocks;
     const ari_stage s = ari_stage_of_layers(b, passes->model, first, layers);
@@ -469,11 +470,10 @@ double ari_passes_ready(const ari_passes *passes, const ari_op_param *param, siz
     const double at = passes->ready[ready_at(passes, block, param->role)];
     const ari_cost *last = passes->of[ARI_OF_LAST][ARI_GOES_BACKWARD];
     const bool before = outside && ari_section_of(param->role) == ARI_BEFORE_BLOCKS;
-    const double behind = ari_passes_layers(passes, last, first + layers, passes->layers - first - layers);
+    const double behind = sum_of_layers(passes, last, first + layers, passes->layers - first - layers);
     if (!outside && each_layer(&passes->blocks))
         return at - behind;
     if (!outside)
-        return passes->begun + ari_passes_layers(passes, last, param->layer + 1, first + layers - 1 - param->layer) +
-               at;
-    return before ? at - behind - ari_passes_layers(passes, last, 0, first) : at;
+        return passes->begun + sum_of_layers(passes, last, param->layer + 1, first + layers - 1 - param->layer) + at;
+    return before ? at - behind - sum_of_layers(passes, last, 0, first) : at;
 }

@@ -131,7 +131,8 @@ size_t ar_loader_windows(const ar_loader *l)
     return l->windows;
 }
 
-ar_status ar_loader_position(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place)
+/* The epoch in which the batch of a step begins and the place in it, both from 0. */
+static ar_status find_place(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place)
 {
     size_t first = 0, end = 0;
     if (step == 0)
@@ -160,7 +161,7 @@ ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
 {
     uint64_t epoch = 0;
     size_t place = 0;
-    AR_TRY(ar_loader_position(l, step, &epoch, &place));
+    AR_TRY(find_place(l, step, &epoch, &place));
     for (size_t i = 0; i < l->options.batch; i++) {
         out[i] = window_of(l, epoch, place);
         place++;

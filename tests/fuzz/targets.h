@@ -132,7 +132,9 @@ static inline void fuzz_use_entry(const ar_st_entry *e)
     (void)sink;
     for (size_t at = 0; at < e->count && at < FUZZ_MAX_ELEMENTS; at += 256) {
         const size_t n = e->count - at < 256 ? e->count - at : 256;
-        const ar_status a = ar_st_read_f64(e, at, n, wide), b = ar_st_read_f32(e, at, n, narrow);
+        const char *data = (const char *)e->data + at * ar_dtype_bytes(e->dtype);
+        const ar_status a = ar_values_to_f64(e->dtype, data, n, wide);
+        const ar_status b = ar_values_to_f32(e->dtype, data, n, narrow);
         fuzz_expect(a == b && (a == AR_OK || a == AR_ERR_DTYPE), "a conversion failed");
     }
 }

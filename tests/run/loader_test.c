@@ -134,10 +134,6 @@ Test(loader, in_order_the_windows_come_as_the_data_has_them)
     size_t sample[4];
     cr_assert_ok(ar_loader_samples(l, sample, 3));
     cr_assert_eq(memcmp(sample, (const size_t[]){8, 9, 0, 1}, sizeof sample), 0);
-    uint64_t epoch = 0;
-    size_t place = 0;
-    cr_assert_ok(ar_loader_position(l, 4, &epoch, &place));
-    cr_assert(epoch == 1 && place == 2);
 }
 
 /* Two rows of five tokens. */

@@ -82,7 +82,6 @@ Test(dump_listener, rows_of_micro_batches_become_one_box_in_either_order)
         expect_values(&v, expected, 6);
         cr_expect(v.layout->nbox == 1 && v.layout->box[0].global[0] == 1 && v.layout->box[0].extent[0] == 3);
         cr_expect(v.local->shape[0] == 3 && v.local->shape[1] == 2);
-        cr_expect_eq(ar_dump_listener_bytes(l), sizeof expected);
     }
 }
 
@@ -173,7 +172,7 @@ Test(dump_listener, passes_copies_names_and_empty_parts_are_left_out_as_asked)
     cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
     cr_expect_eq(ar_dump_listener_count(l), 1);
     ar_dump_listener_clear(l);
-    cr_expect(ar_dump_listener_count(l) == 0 && ar_dump_listener_bytes(l) == 0);
+    cr_expect_eq(ar_dump_listener_count(l), 0);
     cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
     cr_expect_eq(ar_dump_listener_count(l), 1);
     ar_dump_listener_destroy(l);

@@ -46,7 +46,6 @@ typedef struct ari_run_values {
 extern const char *const ari_mlp_order_names[];
 extern const char *const ari_bucket_mode_names[];  /* in the order of ar_bucket_mode */
 extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_order */
-extern const char *const ari_pp_schedule_names[];  /* in the order of ar_pp_schedule */
 extern const char *const ari_recompute_names[];    /* in the order of ar_recompute */
 extern const char *const ari_numerics_names[];
 extern const char *const ari_precision_names[];   /* in the order of ar_precision */

@@ -51,11 +51,6 @@ AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
 /** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `who`). */
 AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who);
-/** Makes the bytes before a file's data, and order[0..n), the tensors in the order of their data. Gives; free with
- *  free(). Errors: as ar_st_write. */
-AR_NODISCARD ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order,
-                                          const ar_st_tensor *tensors, size_t n, const char *const *metadata,
-                                          size_t n_meta);
 /* A checkpoint's file, or its files' index. */
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"

@@ -123,14 +123,6 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
     return AR_OK;
 }
 
-ar_status ari_st_header_make(char **gives, size_t *length, const ar_st_tensor **order, const ar_st_tensor *tensors,
-                             size_t n, const char *const *metadata, size_t n_meta)
-{
-    AR_TRY(sort_tensors(order, tensors, n));
-    AR_TRY(check_metadata(metadata, n_meta));
-    return make_header(gives, length, order, n, metadata, n_meta);
-}
-
 /* --- tensor by tensor --------------------------------------------------------------------------------------------- */
 
 typedef struct slot {
@@ -164,7 +156,9 @@ static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, 
     ar_status st = AR_OK;
     char *header = NULL;
     AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
-    AR_TRY_TO(done, st, ari_st_header_make(&header, length, *order, tensors, n, metadata, n_meta));
+    AR_TRY_TO(done, st, sort_tensors(*order, tensors, n));
+    AR_TRY_TO(done, st, check_metadata(metadata, n_meta));
+    AR_TRY_TO(done, st, make_header(&header, length, *order, n, metadata, n_meta));
     AR_TRY_TO(done, st, ari_atomic_file_create(out, path));
     st = ari_atomic_file_write(*out, header, *length);
 done:

@@ -117,34 +117,6 @@ ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, v
     }
 }
 
-/* Address of element `start` of an entry, for a conversion of `count` elements. */
-static ar_status range(const ar_st_entry *e, size_t start, size_t count, const char **data)
-{
-    const size_t width = ar_dtype_bytes(e->dtype);
-    if (width == 0 || e->dtype == AR_C64)
-        return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, which is not converted to numbers", ARI_SHOW(e->name),
-                            ar_dtype_name(e->dtype));
-    if (start > e->count || count > e->count - start)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %zu elements, asked for %zu from %zu on", ARI_SHOW(e->name),
-                            e->count, count, start);
-    *data = (const char *)e->data + start * width;
-    return AR_OK;
-}
-
-ar_status ar_st_read_f64(const ar_st_entry *e, size_t start, size_t count, double *out)
-{
-    const char *data = NULL;
-    AR_TRY(range(e, start, count, &data));
-    return ar_values_to_f64(e->dtype, data, count, out);
-}
-
-ar_status ar_st_read_f32(const ar_st_entry *e, size_t start, size_t count, float *out)
-{
-    const char *data = NULL;
-    AR_TRY(range(e, start, count, &data));
-    return ar_values_to_f32(e->dtype, data, count, out);
-}
-
 /* --- whole tensors ------------------------------------------------------------------------------------------------ */
 
 ar_status ar_st_to_f32(const ar_st_entry *e, float *out)

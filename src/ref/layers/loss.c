@@ -211,7 +211,8 @@ void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
     ari_fault_own_ids(ctx, vocab, start, rows);
 }
 
-void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
+/* Over the tensor-parallel group, or (shared false) each rank by itself. */
+static void init_cross_entropy(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared)
 {
     size_t start;
     *c = (ari_cross_entropy){
@@ -262,8 +263,10 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
     return ar_comm_all_reduce(c->over, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
 }
 
-ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
-                                    const ar_tensor *logits, const int64_t *ids, size_t n)
+/* *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host) below `classes` or
+ * AR_IGNORE_INDEX. */
+static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
+                                       const ar_tensor *logits, const int64_t *ids, size_t n)
 {
     /* With label smoothing, the exponents of the logits lie behind their keys, and their sums behind those of the
      * exponentials: one collective for both. */
@@ -303,8 +306,9 @@ ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved 
     return ar_saved_push(saved, c, SAVED_LOGITS, logits);
 }
 
-ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
-                                     double targets, bool in_place)
+/* *dlogits of the sum of all terms over `targets`; in_place: in the memory of the logits, which are the caller's own. */
+static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
+                                        double targets, bool in_place)
 {
     ar_tensor logits, key, sum, row_of, valid;
     AR_TRY(ar_saved_pop(saved, c, SAVED_LOGITS, &logits));
@@ -412,7 +416,7 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
     AR_TRY(ari_ledger_takes(ctx, c->name, "cross-entropy", y, held, NULL, held));
     AR_TRY(form_logits(c, loss, ctx, saved, &logits));
     AR_TRY(check_labels(c, ctx, loss, y, batch));
-    AR_TRY(ari_cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
+    AR_TRY(cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
@@ -439,7 +443,7 @@ static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_
 {
     (void)batch;
     classifier *c = self;
-    AR_TRY(ari_cross_entropy_backward(&c->loss, ctx, saved, dy, t / c->head.weight, loss->next));
+    AR_TRY(cross_entropy_backward(&c->loss, ctx, saved, dy, t / c->head.weight, loss->next));
     AR_TRY(unform_logits(c, loss, ctx, saved, dy));
     return tap_logits(c, loss, ctx, "logits", 'b', dy);
 }
@@ -460,7 +464,7 @@ static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *nam
     c->head = *head;
     AR_TRY_TO(failed, st, ari_path(c->of, sizeof c->of, of, NULL));
     AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, of, "logits"));
-    ari_cross_entropy_init(&c->loss, ctx, classes, ari_placed_by_features(shard));
+    init_cross_entropy(&c->loss, ctx, classes, ari_placed_by_features(shard));
     return ar_loss_create(gives, ctx, name, &cross_entropy, c);
 failed:
     free(c);

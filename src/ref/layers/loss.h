@@ -38,18 +38,6 @@ typedef struct ari_cross_entropy {
     ar_loss_options options;
 } ari_cross_entropy;
 
-/** Over the tensor-parallel group, where rank r has ids as ari_own_ids says; or (shared false) each rank by itself.
- * Nothing is to be released. */
-void ari_cross_entropy_init(ari_cross_entropy *c, ar_ctx *ctx, size_t classes, bool shared);
-/** *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host, [n]) below `classes` or
- * AR_IGNORE_INDEX. */
-AR_NODISCARD ar_status ari_cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
-                                                 const ar_tensor *logits, const int64_t *ids, size_t n);
-/** *dlogits, of the logits' shape, of the sum of all terms over `targets`; in_place: in the memory of the logits, which
- *  are the caller's own. Releases what else the forward pass kept. */
-AR_NODISCARD ar_status ari_cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved,
-                                                  ar_tensor *dlogits, double targets, bool in_place);
-
 /* --- losses of models --------------------------------------------------------------------------------------------- */
 
 typedef struct ari_head_options {

@@ -46,19 +46,6 @@ size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
     return x->ndim > 2 || ctx->samples > 0 ? x->shape[0] : 1;
 }
 
-ar_status ar_fill(ar_ctx *ctx, ar_tensor *y, const ar_tensor *like, float value)
-{
-    const size_t n = ar_tensor_count(like);
-    float *host = NULL;
-    AR_TRY(ar_like(ctx, y, like));
-    AR_TRY(ARI_ALLOC(&host, n, "a filled tensor"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = value;
-    const ar_status st = ar_ctx_upload_floats(ctx, y, host);
-    free(host);
-    return st;
-}
-
 ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar_tensor *x)
 {
     if (v->ndim != 1 || x->ndim < 1 || v->shape[0] != x->shape[x->ndim - 1])

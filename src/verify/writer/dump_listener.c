@@ -24,7 +24,6 @@ struct ar_dump_listener {
     kept **list; /* by first report */
     size_t count, capacity;
     void *by_name; /* tsearch's */
-    size_t bytes;
 };
 
 ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listener_options *options)
@@ -48,7 +47,6 @@ void ar_dump_listener_clear(ar_dump_listener *l)
         free(l->list[i]);
     }
     l->count = 0;
-    l->bytes = 0;
 }
 
 void ar_dump_listener_destroy(ar_dump_listener *l)
@@ -149,7 +147,7 @@ static ar_status join_boxes(kept *k, const ar_layout *o, ari_side where)
     return AR_OK;
 }
 
-static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const ar_layout *o)
+static ar_status stack(kept *k, const ar_tensor *t, const ar_layout *o)
 {
     if (!stackable(k, t, o))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in pieces that do not fit together", k->name);
@@ -167,7 +165,6 @@ static ar_status stack(ar_dump_listener *l, kept *k, const ar_tensor *t, const a
     free(k->local.data.ptr);
     k->local.data.ptr = whole;
     k->local.shape[0] += t->shape[0];
-    l->bytes += more * sizeof *whole;
     return AR_OK;
 }
 
@@ -190,7 +187,6 @@ static ar_status keep_first(ar_dump_listener *l, const kept *named, const ar_ten
     }
     ari_for_each_run(t, o, copy_run, values);
     l->list[l->count++] = k;
-    l->bytes += ar_tensor_count(t) * sizeof *values;
     return AR_OK;
 failed:
     free(values);
@@ -229,7 +225,7 @@ ar_status ar_dump_listener_tap(void *user, const ar_tap_event *e)
     if (!crop(&part, &layout, e))
         return AR_OK;
     kept *const *found = tfind(&key, &l->by_name, ari_by_text);
-    return found ? stack(l, *found, &part, &layout) : keep_first(l, &key, &part, &layout);
+    return found ? stack(*found, &part, &layout) : keep_first(l, &key, &part, &layout);
 }
 
 /* --- what was kept ------------------------------------------------------------------------------------------------ */
@@ -237,11 +233,6 @@ ar_status ar_dump_listener_tap(void *user, const ar_tap_event *e)
 size_t ar_dump_listener_count(const ar_dump_listener *l)
 {
     return l->count;
-}
-
-size_t ar_dump_listener_bytes(const ar_dump_listener *l)
-{
-    return l->bytes;
 }
 
 bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value)

@@ -25,8 +25,6 @@ AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const
  *  other dump, if it has them, the same. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role,
                                        char pass);
-/** The fact "who": which expert the token of a row of the case, which has a token's experts, goes to instead. */
-void ari_say_token(ari_trace *t, const ari_case *c, size_t row);
 /** ari_replay_input of either dump and of any pass. */
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass);
 /** The reference's forward values of the parts of this tensor's module, or of the attention whose output it is, unless

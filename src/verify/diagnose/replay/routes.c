@@ -211,7 +211,8 @@ static void compare_choice(others *o, const float *z, const float *ref, const fl
     }
 }
 
-void ari_say_token(ari_trace *t, const ari_case *c, size_t row)
+/* The fact "who": which expert the token of this row goes to instead. */
+static void say_token(ari_trace *t, const ari_case *c, size_t row)
 {
     const size_t k = c->grid.cols, seq = c->grid.nd > 2 ? c->grid.shape[c->grid.nd - 2] : c->grid.rows;
     const float *ref = c->ref + row * k, *val = c->val + row * k;
@@ -245,7 +246,7 @@ static void look_at_choice(ari_trace *t, const routes *r, const float *z)
     const bool moved = first < c->grid.rows;
     ari_trace_set(t, ARI_FOUND_CHOICE, !moved ? ARI_IF(SHIFT) : !z || o.fewer ? ARI_IF(FOREIGN) : 0);
     t->flags |= moved && z && !o.fewer && o.gap >= 0.0 && o.gap <= NEAR_TIE * o.size ? ARI_IF(SAME) : 0;
-    ari_say_token(t, c, moved ? first : 0);
+    say_token(t, c, moved ? first : 0);
     ari_count(t, "rows", o.rows);
     ari_count(t, "k", k);
     ari_number(t, "gap", o.gap);
