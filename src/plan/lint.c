@@ -10,24 +10,22 @@
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
+static const struct {
+    const char *name, *text;
+} rules[] = {
+#define LINT_RULE(name, text) {#name, text},
+    AR_LINT_RULE_TABLE(LINT_RULE)
+#undef LINT_RULE
+};
+
 const char *ar_lint_rule_name(ar_lint_rule r)
 {
-    static const char *const names[] = {
-#define LINT_NAME(name, text) #name,
-        AR_LINT_RULE_TABLE(LINT_NAME)
-#undef LINT_NAME
-    };
-    return (unsigned)r < AR_LINT_RULES ? names[r] : "?";
+    return (unsigned)r < AR_LINT_RULES ? rules[r].name : "?";
 }
 
 const char *ar_lint_rule_text(ar_lint_rule r)
 {
-    static const char *const texts[] = {
-#define LINT_TEXT(name, text) text,
-        AR_LINT_RULE_TABLE(LINT_TEXT)
-#undef LINT_TEXT
-    };
-    return (unsigned)r < AR_LINT_RULES ? texts[r] : "?";
+    return (unsigned)r < AR_LINT_RULES ? rules[r].text : "?";
 }
 
 const ari_over ari_lint_groups[ARI_LINT_AXES] = {

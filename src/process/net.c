@@ -322,39 +322,34 @@ static bool may_try_again(ssize_t n)
     return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
-ari_net_end ari_net_read(int fd, void *to, size_t n, const ari_net_limit *l)
+/* events: POLLIN reads, POLLOUT writes. */
+static ari_net_end transfer(int fd, char *at, size_t n, short events, const ari_net_limit *l)
 {
     for (size_t done = 0; done < n;) {
-        const ssize_t got = recv(fd, (char *)to + done, n - done, 0);
-        if (got > 0) {
-            done += (size_t)got;
-        } else if (may_try_again(got)) {
-            const ari_net_end end = await(fd, POLLIN, l);
+        const ssize_t moved =
+            events == POLLIN ? recv(fd, at + done, n - done, 0) : send(fd, at + done, n - done, MSG_NOSIGNAL);
+        if (moved > 0) {
+            done += (size_t)moved;
+        } else if (may_try_again(moved)) {
+            const ari_net_end end = await(fd, events, l);
             if (end != ARI_NET_OK)
                 return end;
         } else {
-            errno = got == 0 ? 0 : errno;
+            errno = moved == 0 ? 0 : errno;
             return ARI_NET_GONE;
         }
     }
     return ARI_NET_OK;
 }
 
+ari_net_end ari_net_read(int fd, void *to, size_t n, const ari_net_limit *l)
+{
+    return transfer(fd, to, n, POLLIN, l);
+}
+
 ari_net_end ari_net_write(int fd, const void *from, size_t n, const ari_net_limit *l)
 {
-    for (size_t done = 0; done < n;) {
-        const ssize_t put = send(fd, (const char *)from + done, n - done, MSG_NOSIGNAL);
-        if (put > 0) {
-            done += (size_t)put;
-        } else if (may_try_again(put)) {
-            const ari_net_end end = await(fd, POLLOUT, l);
-            if (end != ARI_NET_OK)
-                return end;
-        } else {
-            return ARI_NET_GONE;
-        }
-    }
-    return ARI_NET_OK;
+    return transfer(fd, (char *)(uintptr_t)from, n, POLLOUT, l);
 }
 
 void ari_net_close(int fd, uint64_t deadline_ns)

@@ -36,10 +36,33 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
     return AR_OK;
 }
 
+/* The sum of some function of n logits of a row, by a number that the row is given. */
+typedef uint64_t (*sum_fn)(const float *x, size_t n, int32_t of_row, int32_t p);
+
+/* Of each row's classes; 0 where a row is given `none`. */
+static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, const int32_t *of_row, int32_t none,
+                          size_t v, sum_fn sum)
+{
+    const ar_tensor rows = ar_tensor_rows(logits);
+    const size_t n = rows.shape[0], v_local = rows.shape[1];
+    const int32_t p = ari_rowsum_bits(v);
+    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
+        float room[ARI_BLOCK];
+        uint64_t total = 0;
+        for (size_t from = 0, count; from < v_local && of_row[t] != none; from += count) {
+            const float *x = piece_of(&rows, t, from, &count, room);
+            total += sum(x, count, of_row[t], p);
+        }
+        out[t] = (int64_t)total;
+    }
+    return AR_OK;
+}
+
 /* Quantised sum of exp32(fl32(x - m)): exponent 1, since every term is at most exp(0) = 1. */
-ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int32_t p)
+ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, size_t n, int32_t key, int32_t p)
 {
     const double step = ari_row_step(1, p);
+    const float m = ari_key32_value(key);
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
         sum += ari_row_biased((double)ari_softmax_exp(x[j], m), step);
@@ -49,21 +72,7 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, float m, size_t n, int3
 /** Slot ce_sum. */
 ar_status ari_cpu_ce_sum(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
-    const ar_tensor rows = ar_tensor_rows(logits);
-    const size_t n = rows.shape[0], v_local = rows.shape[1];
-    const int32_t p = ari_rowsum_bits(v);
-    int64_t *out = sum.ptr;
-    const int32_t *keys = key.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        float room[ARI_BLOCK];
-        uint64_t total = 0;
-        for (size_t from = 0, count; from < v_local && keys[t] != INT32_MAX; from += count) {
-            const float *x = piece_of(&rows, t, from, &count, room);
-            total += sum_exponentials(x, ari_key32_value(keys[t]), count, p);
-        }
-        out[t] = (int64_t)total;
-    }
-    return AR_OK;
+    return sum_rows(d, sum.ptr, logits, key.ptr, INT32_MAX, v, sum_exponentials);
 }
 
 ARI_ROW_KERNEL uint64_t sum_values(const float *x, size_t n, int32_t e, int32_t p)
@@ -74,21 +83,7 @@ ARI_ROW_KERNEL uint64_t sum_values(const float *x, size_t n, int32_t e, int32_t 
 /** Slot ce_logits. */
 ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
-    const ar_tensor rows = ar_tensor_rows(logits);
-    const size_t n = rows.shape[0], v_local = rows.shape[1];
-    const int32_t p = ari_rowsum_bits(v);
-    int64_t *out = sum.ptr;
-    const int32_t *exponents = e.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        float room[ARI_BLOCK];
-        uint64_t total = 0;
-        for (size_t from = 0, count; from < v_local && exponents[t] != ARI_EXP_NONFINITE; from += count) {
-            const float *x = piece_of(&rows, t, from, &count, room);
-            total += sum_values(x, count, exponents[t], p);
-        }
-        out[t] = (int64_t)total;
-    }
-    return AR_OK;
+    return sum_rows(d, sum.ptr, logits, e.ptr, ARI_EXP_NONFINITE, v, sum_values);
 }
 
 /** Slot ce_target. */

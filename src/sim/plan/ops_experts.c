@@ -340,21 +340,17 @@ bool ari_op_builder_experts(ari_op_builder *w, bool again)
 static void shared_backward(ari_op_builder *w, const experts_ops *e, size_t dy, size_t of)
 {
     const size_t dx = w->edges.now.at[0].id;
-    if (w->config->experts.ungated) {
-        take(w, tokens(w, w->config->hidden, dy));
-        ari_op_builder_linear_backward(w, &e->shared_second, NULL, NULL);
-        gate(w, ARI_SHARED_ACTIVATION, w->config->experts.shared, e->wide);
-        ari_op_builder_linear_backward(w, &e->shared_first, NULL, NULL);
-        add(w, dx, of);
-        return;
-    }
-    share_backward(w, dy);
+    const bool gated = !w->config->experts.ungated;
+    if (gated)
+        share_backward(w, dy);
     const ari_op_value dlogit = w->edges.now.at[0];
-    take(w, w->edges.now.at[1]);
+    take(w, gated ? w->edges.now.at[1] : tokens(w, w->config->hidden, dy));
     ari_op_builder_linear_backward(w, &e->shared_second, NULL, NULL);
     gate(w, ARI_SHARED_ACTIVATION, w->config->experts.shared, e->wide);
     ari_op_builder_linear_backward(w, &e->shared_first, NULL, NULL);
     add(w, dx, of);
+    if (!gated)
+        return;
     const size_t sum = w->edges.now.at[0].id;
     take(w, dlogit);
     ari_op_builder_linear_backward(w, &e->share, NULL, NULL);
