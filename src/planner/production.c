@@ -45,7 +45,9 @@ typedef struct ari_sections {
     double tp, ring, pp;
     bool head;
     bool blocks_begun;
-    size_t routed;    /* the value that the router takes, which a shared expert takes too */
+    size_t routed; /* the value that the router takes, which a shared expert takes too */
+    size_t layer;
+    double again;     /* of the layer so far, bytes that are recomputed */
     bool gathered;    /* the operation before has made the next one's input, which is not kept but made again */
     section *section; /* [blocks.n + 2] */
     ari_walked blocks;
@@ -136,12 +138,9 @@ static ar_status count_forward(void *user, const ari_operation *op)
 {
     account *a = user;
     section *s = section_of(a, op);
-    const bool block = !ari_outside_layers(&a->blocks.config, op->layer);
     s->frozen += op->kind == ARI_OPERATION_ROUTE && op->weights > 0 ? ari_op_elements(&op->weight[0]) : 0.0;
     const double inputs = inputs_kept(a, op), rows = scores_kept(a, op);
-    const bool recomputes = ari_step_recomputes(&a->p.step, op->layer);
-    const bool whole = a->p.step.run.parallel.recompute.what == AR_RECOMPUTE_FULL;
-    const bool full = block && recomputes && whole, selective = recomputes && !whole && !a->p.flash;
+    const bool full = op->within == AR_RECOMPUTE_FULL, selective = op->within != AR_RECOMPUTE_NONE && !a->p.flash;
     const double kept = (full && op->role != ARI_NORM1 ? 0.0 : inputs) + (full || selective ? 0.0 : rows);
     a->gathered = op->stays;
     s->kept.of[kind_of(op)] += kept;
@@ -149,7 +148,9 @@ static ar_status count_forward(void *user, const ari_operation *op)
     s->linear.of[kind_of(op)] += waits || op->stays ? inputs : 0.0;
     for (int i = 0; i < op->outputs && waits; i++)
         s->linear.of[kind_of(op)] += VALUE * ari_op_elements(&op->output[i]);
-    s->recomputed += inputs + rows - kept;
+    a->again = (op->layer == a->layer ? a->again : 0.0) + inputs + rows - kept;
+    a->layer = op->layer;
+    s->recomputed = fmax(s->recomputed, a->again);
     if (a->step.forward_only) {
         double n = 0.0;
         for (int i = 0; i < op->inputs; i++)
@@ -353,7 +354,6 @@ static void begin_account(account *a, const ari_planned *p)
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
     a->blocks = ari_walked_of(&p->step, true);
     a->step.config = &a->blocks.config;
-    a->step.run.parallel.recompute.what = AR_RECOMPUTE_NONE; /* by what `forward` finds, not by anyrank's list */
     ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
 }
 

@@ -36,11 +36,12 @@ double ari_time_step(const ari_time *t)
 
 ari_cost ari_composed_again(const ari_composed *c, int micro, size_t section)
 {
-    const ari_cost *f = &c->passes->of[micro][ARI_GOES_FORWARD][section];
+    const size_t before = c->passes->blocks.n;
+    const ari_cost *f = &c->passes->of[micro][ARI_GOES_FORWARD][section + (section > before)];
     ari_cost a = {.products = 0.0};
-    if (section < c->passes->blocks.n && c->recomputes_blocks)
+    if (section != before && c->recomputes_blocks)
         ari_cost_add(&a, f, c->recomputed_share);
-    else if (section < c->passes->blocks.n && c->recomputes_scores)
+    else if (section != before && c->recomputes_scores)
         a.attention = c->recomputed_share * f->attention;
     return a;
 }

@@ -83,12 +83,13 @@ enum { ARI_MICRO_KINDS = 3 };
 /* Of a rank's micro-batches the mean, the last one, each kind. */
 enum { ARI_OF_MEAN, ARI_OF_LAST, ARI_OF_EACH, ARI_OF_MICROS = ARI_OF_EACH + ARI_MICRO_KINDS };
 typedef struct ari_passes {
-    ari_cost *of[ARI_OF_MICROS][ARI_DIRECTIONS]; /* [sections] */
-    int kinds, first[ARI_MICRO_KINDS];           /* from which micro-batch on each kind is */
-    double hidden[ARI_MODEL_PARTS];              /* seconds of calls beside products, of a micro-batch */
-    double parameters[ARI_MODEL_PARTS];          /* of this rank, of all layers */
-    double experts[ARI_MODEL_PARTS];             /* of them, those of experts, where they have copies of their own */
-    ari_traffic moved[ARI_MODEL_PARTS];          /* of a micro-batch */
+    /* [sections + 1]; the last is of what blocks for further tokens, part of the section before, have of a layer */
+    ari_cost *of[ARI_OF_MICROS][ARI_DIRECTIONS];
+    int kinds, first[ARI_MICRO_KINDS];  /* from which micro-batch on each kind is */
+    double hidden[ARI_MODEL_PARTS];     /* seconds of calls beside products, of a micro-batch */
+    double parameters[ARI_MODEL_PARTS]; /* of this rank, of all layers */
+    double experts[ARI_MODEL_PARTS];    /* of them, those of experts, where they have copies of their own */
+    ari_traffic moved[ARI_MODEL_PARTS]; /* of a micro-batch */
     /* [blocks + 1][ARI_ROLES]: when the last backward pass has made a module's gradients, since its block began; behind
      * the blocks, of what is outside of them, since the pass began. */
     double *ready;

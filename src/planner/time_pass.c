@@ -346,12 +346,22 @@ static void note_gradient(walk *w, const ari_operation *op, ari_model_part part,
     w->to->experts[part] += ari_experts_apart(&w->p->step.run.parallel) && ari_is_expert_part(g->role) ? n : 0.0;
 }
 
+static void add_cost(walk *w, const ari_operation *op, size_t section, ari_cost c, double times, double fresh)
+{
+    const bool backward = op->pass == ARI_PASS_BACKWARD;
+    ari_cost_add(&w->to->of[ARI_OF_MEAN][backward][section], &c, times);
+    ari_cost_add(&w->to->of[ARI_OF_EACH + w->each][backward][section], &c, 1.0);
+    c.over[ARI_TIME_TP] -= fresh;
+    ari_cost_add(&w->to->of[ARI_OF_LAST][backward][section], &c, ends(w, op) && !op->counting ? 1.0 : 0.0);
+}
+
 static ar_status visit_operation(void *user, const ari_operation *op)
 {
     walk *w = user;
     ari_passes *to = w->to;
     ari_operation after; /* a block for a further token, as what comes after the layers */
-    if (op->layer != ARI_NO_LAYER && ari_outside_layers(&to->blocks.config, op->layer)) {
+    const bool further = op->layer != ARI_NO_LAYER && ari_outside_layers(&to->blocks.config, op->layer);
+    if (further) {
         after = *op;
         after.layer = ARI_NO_LAYER;
         op = &after;
@@ -387,10 +397,11 @@ static ar_status visit_operation(void *user, const ari_operation *op)
                                                   : op->part == AR_PP_BACKWARD_WEIGHT;
     c.weights = later ? ari_cost_sum(&c) : 0.0;
     const size_t section = part == ARI_PART_BLOCKS ? op->layer : to->blocks.n + (part == ARI_PART_AFTER);
-    ari_cost_add(&to->of[ARI_OF_MEAN][backward][section], &c, times / layers);
-    ari_cost_add(&to->of[ARI_OF_EACH + w->each][backward][section], &c, 1.0);
-    c.over[ARI_TIME_TP] -= reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
-    ari_cost_add(&to->of[ARI_OF_LAST][backward][section], &c, ends(w, op) && !op->counting ? 1.0 : 0.0);
+    const double fresh = reverse(w) ? calls.fresh : 0.0; /* those of the first to come back */
+    add_cost(w, op, section, c, times / layers, fresh);
+    if (further && ari_section_of(op->role) == ARI_IN_BLOCKS && !ari_is_mtp_part(op->role))
+        add_cost(w, op, to->blocks.n + 2, c, times, fresh);
+    c.over[ARI_TIME_TP] -= fresh;
     w->clock += ari_cost_sum(&c);
     w->block += part == ARI_PART_BLOCKS ? ari_cost_sum(&c) : 0.0;
     if (gradient)
@@ -416,7 +427,7 @@ static ar_status alloc_sections(ari_passes *to, size_t n)
     AR_TRY(ari_alloc_zero((void **)&costs, ARI_OF_MICROS * ARI_DIRECTIONS * n, sizeof *costs, "times of sections"));
     for (size_t i = 0; i < ARI_OF_MICROS * ARI_DIRECTIONS; i++)
         (&to->of[0][0])[i] = costs + i * n;
-    return ari_alloc_zero((void **)&to->ready, (n - 1) * ARI_ROLES, sizeof *to->ready, "times of gradients");
+    return ari_alloc_zero((void **)&to->ready, (n - 2) * ARI_ROLES, sizeof *to->ready, "times of gradients");
 }
 
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)
@@ -436,7 +447,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     w.all = ari_stage_of_layers(&passes->blocks, passes->model, 0, passes->layers);
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    ar_status st = alloc_sections(passes, passes->blocks.n + 2);
+    ar_status st = alloc_sections(passes, passes->blocks.n + 3);
     if (st == AR_OK)
         st = ari_operations_passes(&c, busiest(&c), visit_operation, &w);
     if (st != AR_OK)

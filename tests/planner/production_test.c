@@ -2,6 +2,7 @@
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
 #include <limits.h>
 
+#include "planner/time.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
@@ -205,6 +206,35 @@ CLAIM(recomputation_works_on_a_whole_block_at_a_time)
     cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, scores / 8.0);
     p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
     cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, (32.0 * sbh + scores) / 8.0);
+}
+
+/* Of a model with two further tokens five blocks are, one at a time. */
+CLAIM(blocks_for_further_tokens_are_recomputed_too)
+{
+    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
+    double of[2][AR_RECOMPUTES], works[2][AR_RECOMPUTES], seconds[2][AR_RECOMPUTES];
+    ar_config c = shape_bundled("mtp-demo");
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100 flops=989T"));
+    for (size_t i = 0; i < 2 * AR_RECOMPUTES; i++) {
+        const size_t further = i / AR_RECOMPUTES, what = i % AR_RECOMPUTES;
+        ari_time t;
+        c.mtp = 2 * further;
+        ari_planned p = shape_planned(&c, 1, false, 2, 64);
+        p.step.run.parallel.recompute.what = (ar_recompute)what;
+        const ari_memory m = shape_memory(&p);
+        cr_assert_ok(ari_time_of(&t, &p, &o));
+        of[further][what] = shape_kept(&m);
+        works[further][what] = m.of[ARI_MEMORY_WORKSPACE];
+        seconds[further][what] = t.of[ARI_TIME_RECOMPUTE];
+    }
+    for (size_t what = AR_RECOMPUTE_SELECTIVE; what < AR_RECOMPUTES; what++) {
+        const double less = of[0][0] - of[0][what];
+        cr_expect(less > 0.0);
+        cr_expect_eq(of[1][0] - of[1][what], 5.0 / 3.0 * less);
+        cr_expect_eq(works[1][what] - works[1][0], works[0][what] - works[0][0]);
+        cr_expect_float_eq(seconds[1][what], 5.0 / 3.0 * seconds[0][what], 1e-9 * seconds[1][what]);
+        cr_expect(seconds[0][what] > 0.0);
+    }
 }
 
 /* A plan that splits one layer otherwise makes that layer alone keep more. */
