@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Execution order and role by names. */
+#include <limits.h>
+
 #include "support/together.h"
 #include "verify/diagnose/roles.h"
 
@@ -14,8 +16,13 @@ static void expect_order(const char *const *names, size_t n, const char *path)
     OWNED(free) ari_order_key *key = malloc(n * sizeof *key);
     cr_assert_not_null(key);
     for (size_t turn = 0; turn < 2; turn++) {
-        for (size_t i = 0; i < n; i++)
+        long layers = LONG_MAX;
+        for (size_t i = 0; i < n; i++) {
             key[i] = ari_order_of(names[turn ? n - 1 - i : (i * 7 + 3) % n], path);
+            layers = ari_order_layers(&key[i], layers);
+        }
+        for (size_t i = 0; i < n; i++)
+            ari_order_further(&key[i], layers);
         if (turn || n % 7 != 0)
             qsort(key, n, sizeof *key, compare);
         for (size_t i = 0; i < n && (turn || n % 7 != 0); i++)
@@ -67,6 +74,21 @@ CLAIM(experts_are_run_after_their_router_and_go_back_before_it)
                  B "mlp.shared_expert.up:bwd", B "mlp.shared_expert:bwd", B "mlp.shared_expert_gate:bwd",
                  B "mlp.shared_expert_gate.weight:grad", B "mlp.weights:bwd", B "mlp.logits:bwd", B "mlp.gate:bwd",
                  B "mlp.gate.weight:grad", B "mlp:bwd", B "post_attention_layernorm:bwd", "model.layers.2:bwd");
+}
+
+/* Of two, each after the one before; backward the last is the first, and the head's gradient is that of three uses. */
+#define D(i) "model.layers." #i "."
+CLAIM(blocks_for_further_tokens_come_after_the_head_and_go_back_before_it)
+{
+    EXPECT_ORDER(NULL, "model.embed_tokens:fwd", B "input_layernorm:fwd", "model.layers.2:fwd", "model.norm:fwd",
+                 "lm_head:fwd", D(3) "embed_tokens:fwd", D(3) "enorm:fwd", D(3) "hnorm:fwd", D(3) "eh_proj:fwd",
+                 D(3) "input_layernorm:fwd", D(3) "mlp:fwd", "model.layers.3:fwd", D(3) "shared_head.norm:fwd",
+                 D(3) "shared_head.head:fwd", D(4) "embed_tokens:fwd", D(4) "input_layernorm:fwd",
+                 D(4) "shared_head.norm:fwd", "loss:fwd", D(4) "shared_head.head.logits:bwd",
+                 D(4) "shared_head.norm:bwd", D(4) "mlp:bwd", D(4) "eh_proj.weight:grad", D(4) "enorm:bwd",
+                 D(3) "shared_head.head.logits:bwd", D(3) "shared_head.norm.weight:grad", "lm_head.logits:bwd",
+                 "lm_head.weight:grad", "model.norm:bwd", "model.layers.2:bwd", "model.embed_tokens.weight:grad",
+                 "grad_norm:clip");
 }
 
 #define H "transformer.h.0."

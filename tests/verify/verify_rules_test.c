@@ -232,6 +232,20 @@ CLAIM(rows_stand_in_execution_order_and_the_worst_come_first_in_theirs)
     cr_expect(r->first == 0 && r->worst == 2 && r->worst_order[0] == 2 && r->worst_order[1] == 0);
 }
 
+CLAIM(a_block_for_a_further_token_comes_after_the_norm)
+{
+    const float a[] = {1.0f, 1.0f}, b[] = {1.0f, 1.5f};
+    const char *names[] = {"model.layers.3.enorm:fwd", "model.norm:fwd", "model.layers.3.mlp.down_proj:fwd"};
+    ar_st_tensor reference[3], other[3];
+    for (size_t i = 0; i < 3; i++) {
+        reference[i] = vector_of(names[i], AR_F32, 2, a);
+        other[i] = vector_of(names[i], AR_F32, 2, b);
+    }
+    OWNED(ar_verify_report_destroy)
+    ar_verify_report *r = verify_tensors((ar_verify_options){0}, (files){reference, other, 3, 3, NULL, 0});
+    cr_expect_str_eq(r->row[r->first].name, names[1]);
+}
+
 CLAIM(a_tensor_under_two_names_of_one_meaning_is_one)
 {
     const float other_ones[] = {1.0f, 1.5f};

@@ -68,10 +68,15 @@ typedef struct ari_order_key {
     int step;                         /* 1, 2, .. */
     int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, not known where, after them */
     long layer;
+    bool further; /* what only a block for a further token has */
 } ari_order_key;
 
 /** `path`: the dump the tensor is from, for names without a pass; NULL: unknown. */
 ari_order_key ari_order_of(const char *name, const char *path);
+/** Blocks for further tokens have the numbers after the layers', and run after the head: of a dump's keys, first each
+ *  finds how many layers there are (LONG_MAX before), then each is placed by that. */
+long ari_order_layers(const ari_order_key *key, long layers);
+void ari_order_further(ari_order_key *key, long layers);
 /** True if `key` is of a module directly within the one whose name is the first n bytes of `own`, or its parameter. */
 bool ari_is_part_of(const ari_order_key *key, const char *own, size_t n);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <fnmatch.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -340,9 +341,14 @@ static ar_status select_rows(ari_verifying *v, found *all)
     const ar_verify_options *o = v->o;
     const size_t n = join_by_meaning(all, join_names(all, v));
     size_t kept = 0;
+    long layers = LONG_MAX;
     AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
     take_given_order(v, all, n);
+    for (size_t i = 0; i < n; i++)
+        layers = ari_order_layers(&all[i].key, layers);
+    for (size_t i = 0; i < n; i++)
+        ari_order_further(&all[i].key, layers);
     for (size_t i = 0; i < n; i++) {
         const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
         if (!is_selected(o, &all[i]))

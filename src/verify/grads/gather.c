@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/grads/grads.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -165,6 +166,7 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
     ari_order_key *key = NULL;
     const char **name = NULL;
     size_t n = 0;
+    long layers = LONG_MAX;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ARI_ALLOC(&key, g->count, "an execution order"));
     AR_TRY_TO(done, st, ARI_ALLOC(&name, g->count, "an execution order"));
@@ -172,6 +174,10 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
         if (g->list[i].file == file)
             key[n++] = ari_order_of(g->list[i].full.name, NULL);
     }
+    for (size_t i = 0; i < n; i++)
+        layers = ari_order_layers(&key[i], layers);
+    for (size_t i = 0; i < n; i++)
+        ari_order_further(&key[i], layers);
     qsort(key, n, sizeof *key, compare_keys);
     for (size_t i = 0; i < n; i++)
         name[i] = key[i].name;
