@@ -54,7 +54,7 @@ typedef struct ar_checkpoint_options {
     bool fresh;         /* a new run, not a resumed one: a folder with checkpoints in it is refused */
     struct ar_process *process; /* ranks are processes: each has a writer, and process 0's alone touches the folder.
                                    NULL: threads. Borrowed until destroy */
-    const ar_config *shrunk;    /* what ar_config_shrink made of the config: its sizes are written; NULL: as it is */
+    const ar_config *changed;   /* what the model has otherwise than its config.json, which is written; NULL: nothing */
 } ar_checkpoint_options;
 /** Prepares the folder, and locks it against a second process until destroy; removes what a killed process left half
  *  written. Copies the options. Gives. Errors: AR_ERR_IO (also: another process writes there), AR_ERR_ARG (`fresh`, and

@@ -138,7 +138,7 @@ typedef struct ar_config {
     double config_dropout; /* largest dropout probability in the file: ignored, with a note */
     size_t unknown_keys;   /* of the file, all of them: ignored, with a note */
     char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first of them; printable, a long one ends in ".." */
-    char shrunk[320]; /* what ar_config_shrink made of it, a sentence; "": it is as it was */
+    char changed[400];                             /* what is otherwise than in the file, a sentence; "": nothing */
 } ar_config;
 
 /** Number of blocks, those for further tokens after the layers. */

@@ -83,8 +83,8 @@ static ar_status check_values(const grads_values *v)
         return ar_error_set(AR_ERR_ARG, "--input FILE.safetensors is missing: it holds the model's input_ids");
     if (v->o.block && v->o.input)
         return ar_error_set(AR_ERR_ARG, "--input goes with a MODEL; a block reads DIR/inputs.safetensors");
-    if (v->o.block && v->r.run.shrink > 0)
-        return ar_error_set(AR_ERR_ARG, "--scale goes with a MODEL; a block has the sizes of DIR/case.json");
+    if (v->o.block && v->r.run.shrink + v->r.run.mtp > 0)
+        return ar_error_set(AR_ERR_ARG, "--scale and --mtp go with a MODEL; a block has the sizes of DIR/case.json");
     if (v->sensitivity_of >= 0 && !v->o.sensitivity)
         return ar_error_set(AR_ERR_ARG, "--sensitivity-of %s says of which arithmetic: give --sensitivity too",
                             ari_sensitivity_names[v->sensitivity_of]);

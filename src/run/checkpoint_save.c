@@ -26,19 +26,19 @@ struct ar_checkpoint_writer {
     char *written; /* path of the last checkpoint; NULL before the first */
 };
 
-static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *shrunk)
+static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *changed)
 {
     char *file = NULL;
     AR_TRY(ari_config_path(&file, path));
     const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
     free(file);
     AR_TRY(st);
-    if (shrunk)
-        w->model = *shrunk;
+    if (changed)
+        w->model = *changed;
     else if (ar_config_load(&w->model, path) != AR_OK)
         w->model = (ar_config){.layers = 0}; /* whatever it is, it is copied */
-    if (shrunk || w->model.quantized[0] != '\0')
-        AR_TRY(ari_config_resize(&w->config, &w->config_bytes, &w->model));
+    if (changed || w->model.quantized[0] != '\0')
+        AR_TRY(ari_config_rewrite(&w->config, &w->config_bytes, &w->model));
     ari_sha256_of(w->config_hash, w->config, w->config_bytes);
     return AR_OK;
 }
@@ -51,7 +51,7 @@ ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_che
     w->keep = o->keep;
     w->folder.fd = -1;
     if (o->config != NULL)
-        AR_TRY_TO(failed, st, read_config(w, o->config, o->shrunk));
+        AR_TRY_TO(failed, st, read_config(w, o->config, o->changed));
     AR_TRY_TO(failed, st, ari_full_set_create(&w->set, o->process));
     if (!o->process || ar_process_rank(o->process) == 0)
         AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));

@@ -15,18 +15,37 @@
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
 
+static ar_status add_further(ar_config *c, const ar_run *r)
+{
+    const double weight = r->mtp_weight > 0.0 ? r->mtp_weight : 0.1; /* Megatron's */
+    const size_t used = strlen(c->changed);
+    if (r->mtp == 0)
+        return r->mtp_weight > 0.0 ? ar_error_set(AR_ERR_ARG, "mtp_weight is that of mtp: give mtp too") : AR_OK;
+    if (!ari_part_path(ari_family_of(c->arch), ARI_JOINED) || r->mtp > AR_MAX_MTP || !(weight <= 1e6))
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: %zu blocks for further tokens of weight %g: expected at most %d, a weight up to 1e6, "
+                            "and not of GPT-2, GPT-NeoX or the stack, which have no names for them",
+                            c->name, r->mtp, weight, AR_MAX_MTP);
+    c->mtp = r->mtp;
+    c->mtp_weight = weight;
+    snprintf(c->changed + used, sizeof c->changed - used, "%smtp: %zu further tokens, their losses times %g",
+             used > 0 ? "; " : "", c->mtp, weight);
+    return AR_OK;
+}
+
 ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r)
 {
     struct stat info;
     AR_TRY(ar_model_path(folder, cap, r->model));
     AR_TRY(ar_config_load(c, folder));
     if (r->shrink <= 1)
-        return AR_OK;
+        return add_further(c, r);
     const size_t used = strlen(folder);
     if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) &&
         (size_t)snprintf(folder + used, cap - used, "/config.json") >= cap - used)
         return ar_error_set(AR_ERR_ARG, "%s: its path does not fit in %zu bytes", c->name, cap);
-    return ar_config_shrink(c, r->shrink);
+    AR_TRY(ar_config_shrink(c, r->shrink));
+    return add_further(c, r);
 }
 
 ar_status ari_run_check_training(const ar_run *r, const char *name)

@@ -56,9 +56,10 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
     ar_run run = o->run;
     if (!run.model)
         run.model = ar_checkpoint_path(o->resume);
-    if (run.shrink > 1 && o->resume)
-        return ar_error_set(AR_ERR_ARG, "a checkpoint's model has the size that it was trained in: resume it without "
-                                        "shrinking");
+    if ((run.shrink > 1 || run.mtp > 0) && o->resume)
+        return ar_error_set(AR_ERR_ARG,
+                            "a checkpoint's model has the size and blocks that it was trained in: resume it "
+                            "without scale and mtp");
     AR_TRY(ari_run_config(c, folder, cap, &run));
     const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
@@ -169,7 +170,7 @@ static ar_status begin_writer(ari_training *j, const char *config)
     const ar_training_options *o = j->o;
     const ar_checkpoint_options save = {.folder = o->save,
                                         .config = config,
-                                        .shrunk = j->report->config.shrunk[0] ? &j->report->config : NULL,
+                                        .changed = j->report->config.changed[0] ? &j->report->config : NULL,
                                         .keep = o->keep,
                                         .fresh = o->resume == NULL,
                                         .process = o->run.process};

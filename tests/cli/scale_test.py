@@ -43,7 +43,7 @@ class Scale(Case):
         batch = ("--input", model / "batch.safetensors", "--out", self.folder, "--tp", 2)
         self.assertIn("fresh weights", self.done("grads", model, "--scale", "1/2", *batch).stdout)
         self.refused("grads", "--block", ROOT / "tests/golden/block-gqa", "--out", self.folder, "--scale", "1/2",
-                     says="--scale goes with a MODEL")
+                     says="--scale and --mtp go with a MODEL")
 
     def test_a_checkpoint_is_of_the_smaller_model(self):
         small = ("--batch", 2, "--seq", 8, "--steps", 4)
@@ -53,7 +53,7 @@ class Scale(Case):
         self.assertEqual(done.stdout.splitlines()[-1], whole.stdout.splitlines()[-1])
         config = json.loads((self.folder / "latest/config.json").read_text(encoding="utf-8"))
         self.assertEqual((config["n_embd"], config["n_layer"], config["n_head"]), (256, 2, 64))
-        self.refused("train", "--resume", self.folder, "--scale", "1/2", says="resume it without shrinking")
+        self.refused("train", "--resume", self.folder, "--scale", "1/2", says="resume it without scale and mtp")
 
     def test_what_cannot_be_shrunk_is_refused(self):
         for text in ("1/0", "0.5", "2/3", "1/", "1/x", "16", "1/-2", "1/99999999999999999999"):

@@ -34,7 +34,7 @@ static void expect_same_form(const ar_config *small, const ar_config *large)
 {
     ar_config like = *small;
     memcpy(like.name, large->name, sizeof like.name);
-    memcpy(like.shrunk, large->shrunk, sizeof like.shrunk);
+    memcpy(like.changed, large->changed, sizeof like.changed);
     memcpy(like.full_attention, large->full_attention, sizeof like.full_attention);
     like.vocab = large->vocab;
     like.hidden = large->hidden;
@@ -102,7 +102,7 @@ static void expect_same_file(const char *path, size_t n)
     cr_expect_eq(c.unknown_keys, 0, "%s: %s", path, c.unknown[0]); /* all that Hugging Face writes is known */
     cr_assert_ok(ari_file_read(&text, &bytes, file, 1 << 20));
     cr_assert_ok(ar_config_shrink(&c, n));
-    cr_assert_eq(ari_config_resize(&text, &bytes, &c), AR_OK, "%s: %s", path, ar_error_message());
+    cr_assert_eq(ari_config_rewrite(&text, &bytes, &c), AR_OK, "%s: %s", path, ar_error_message());
     cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
     expect_same_form(&again, &c);
     cr_expect(again.hidden == c.hidden && again.ffn == c.ffn && again.layers == c.layers && again.vocab == c.vocab &&
@@ -150,7 +150,7 @@ CLAIM(a_share_of_features_that_the_file_leaves_out_is_said)
     cr_assert_ok(ar_config_parse(&c, json, bytes, "stablelm"));
     cr_expect_eq(c.rope.rotary_dim, 10);
     cr_assert_ok(ar_config_shrink(&c, 2));
-    cr_assert_ok(ari_config_resize(&text, &bytes, &c));
+    cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
     cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
     cr_expect(again.head_dim == 20 && again.rope.rotary_dim == c.rope.rotary_dim && c.rope.rotary_dim % 2 == 0);
 }
@@ -170,8 +170,9 @@ CLAIM(experts_become_narrower)
     cr_expect(c.layers == 3 && !ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1) &&
               !ar_config_has_experts(&c, 2));
     cr_expect_str_eq(
-        c.shrunk, "six shrunk to 1/4: 3 of 12 layers, hidden 16 of 64, heads of 4 of 16, MLP 24 of 96, experts 8 of 24 "
-                  "(the shared one 12 of 40), vocabulary 256 of 512; 4 heads (2 KV) as before, fresh weights");
+        c.changed,
+        "six shrunk to 1/4: 3 of 12 layers, hidden 16 of 64, heads of 4 of 16, MLP 24 of 96, experts 8 of 24 "
+        "(the shared one 12 of 40), vocabulary 256 of 512; 4 heads (2 KV) as before, fresh weights");
 }
 
 CLAIM(sizes_become_a_part_of_what_they_were)
@@ -180,8 +181,8 @@ CLAIM(sizes_become_a_part_of_what_they_were)
     cr_assert_ok(ar_config_shrink(&c, 16));
     cr_expect(c.layers == 2 && c.hidden == 256 && c.head_dim == 8 && c.ffn == 896 && c.vocab == 8032);
     cr_expect_str_eq(c.name, "llama-3-8b at 1/16");
-    cr_expect_str_eq(c.shrunk, "llama-3-8b shrunk to 1/16: 2 of 32 layers, hidden 256 of 4096, heads of 8 of 128, MLP "
-                               "896 of 14336, vocabulary 8032 of 128256; 32 heads (8 KV) as before, fresh weights");
+    cr_expect_str_eq(c.changed, "llama-3-8b shrunk to 1/16: 2 of 32 layers, hidden 256 of 4096, heads of 8 of 128, MLP "
+                                "896 of 14336, vocabulary 8032 of 128256; 32 heads (8 KV) as before, fresh weights");
     c = bundled("stack-4.8b"); /* 11008 / 16 = 688, which 32 does not divide */
     cr_assert_ok(ar_config_shrink(&c, 16));
     cr_expect_eq(c.ffn, 704);

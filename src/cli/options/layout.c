@@ -33,6 +33,11 @@ const ari_option ari_plan_options[] = {
                     .more = "Layers, hidden size, features of a head, MLP and vocabulary become smaller, and a tp is "
                             "legal if and only if it was. Numbers of heads, biases, gate and all else stay; a note "
                             "says what became of each size."),
+    ARI_OPTION_SIZE("mtp", run.mtp, 1, AR_MAX_MTP, "D",
+                    "train blocks for D further tokens (multi-token prediction) in place of the model's own",
+                    .more = "As num_nextn_predict_layers in config.json; a folder's weights must have them."),
+    ARI_OPTION_DOUBLE("mtp-weight", run.mtp_weight, 1e-30, 1e6, "W",
+                      "of --mtp: of the mean of their losses (default 0.1)"),
     ARI_OPTION_FILE("plan", plan, "FILE",
                     "which module is split how: rules as JSON, or a tp_plan of Hugging Face (default: as Megatron-LM)",
                     .more = "Norms in sequence style turn --sp on."),

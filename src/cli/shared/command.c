@@ -114,8 +114,8 @@ json_t *ari_config_notes(FILE *to, const ar_config *c)
     size_t wanted = n;
     json_t *notes = json_array();
     char text[160];
-    if (c->shrunk[0] != '\0' && ++wanted)
-        add_note(notes, to, c->shrunk);
+    if (c->changed[0] != '\0' && ++wanted)
+        add_note(notes, to, c->changed);
     if (c->quantized[0] != '\0' && ++wanted) {
         snprintf(text, sizeof text,
                  "config.json: weights are stored in few bits (%s); here they count, and are computed "

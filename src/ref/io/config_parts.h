@@ -21,9 +21,9 @@ typedef struct ari_model_reader {
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
 
-/** The text of the config.json that a config was shrunk from, with the shrunk sizes in it. *text is replaced; free().
+/** The text of a config's config.json with what the config has otherwise (`changed`). *text is replaced; free().
  *  Errors: those of ar_config_parse, AR_ERR_MEMORY; on error *text is as it was. */
-AR_NODISCARD ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c);
+AR_NODISCARD ar_status ari_config_rewrite(unsigned char **text, size_t *bytes, const ar_config *c);
 
 /* --- one key ------------------------------------------------------------------------------------------------------ */
 /** A dimension, 1 .. ARI_CONFIG_MAX_DIM. */

@@ -104,7 +104,7 @@ static bool has_own_width(const ar_config *c)
 static void describe_shrunk(ar_config *c, const ar_config *from, size_t n)
 {
     const ar_experts *e = &c->experts;
-    ari_text text = ari_text_in(c->shrunk, sizeof c->shrunk);
+    ari_text text = ari_text_in(c->changed, sizeof c->changed);
     ari_say(&text, "%s shrunk to 1/%zu: %zu of %zu layers, hidden %zu of %zu, heads of %zu of %zu", from->name, n,
             c->layers, from->layers, c->hidden, from->hidden, c->head_dim, from->head_dim);
     if (e->n == 0 || has_own_width(c))
@@ -325,7 +325,8 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
 {
     if (a->hidden != b->hidden || a->ffn != b->ffn || a->layers != b->layers || a->vocab != b->vocab ||
         a->heads != b->heads || a->kv_heads != b->kv_heads || a->head_dim != b->head_dim || a->pads != b->pads ||
-        a->pad_id != b->pad_id || ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim) ||
+        a->mtp != b->mtp || a->pad_id != b->pad_id ||
+        ar_rope_dim(&a->rope, a->head_dim) != ar_rope_dim(&b->rope, b->head_dim) ||
         memcmp(&a->latent, &b->latent, sizeof a->latent) != 0)
         return false;
     for (size_t i = 0; i < a->layers; i++) {
@@ -335,12 +336,16 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
     return same_experts(a, b);
 }
 
-ar_status ari_config_resize(unsigned char **text, size_t *bytes, const ar_config *c)
+ar_status ari_config_rewrite(unsigned char **text, size_t *bytes, const ar_config *c)
 {
     json_t *object = NULL;
     ar_config read;
     AR_TRY(ari_json_parse(&object, (const char *)*text, *bytes, c->name));
     set_sizes(object, c);
+    if (c->mtp > 0) {
+        json_object_set_new(object, "num_nextn_predict_layers", json_integer((json_int_t)c->mtp));
+        json_object_set_new(object, "mtp_loss_scaling_factor", json_real(c->mtp_weight));
+    }
     char *resized = json_dumps(object, JSON_INDENT(2));
     json_decref(object);
     if (!resized)
