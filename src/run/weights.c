@@ -51,8 +51,8 @@ typedef struct loading {
     const ar_st_model *file;
     const char *folder;
     const char *prefix;       /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
-    const ar_st_entry **read; /* the entries that the weights are of; [weights], by address once they are all there */
-    size_t capacity;
+    const ar_st_entry **read; /* [reads] the entries that the weights are of, by address once they are all there */
+    size_t reads, capacity;
 } loading;
 
 static const ar_st_entry *find_entry(const loading *l, const char *name)
@@ -86,61 +86,127 @@ static ar_status check_finite(const loading *l, const ar_st_entry *e, const floa
     return AR_OK;
 }
 
-/* The entry that a weight is read from, and what of it the weight is. */
-static ar_status find_weight(const loading *l, const ar_st_entry **e, ar_st_entry *part, ari_stacked *s,
-                             const char *name, int ndim, const size_t *shape)
+/* What a weight is read from. */
+typedef struct source {
+    const ar_st_entry *e;
+    const ar_st_entry *scales; /* where e has 4 bits of each value; else NULL */
+    ar_st_entry part;          /* the weight's of it */
+    ari_stacked s;
+} source;
+
+/* MXFP4 (OCP Microscaling Formats 1.0) of GPT-OSS's files, by the names of the experts' matrices: "_blocks" [experts, out,
+ * in/32, 16], two values a byte, and "_scales" [experts, out, in/32]. */
+static ar_status find_blocks(const loading *l, source *from)
 {
-    *s = (ari_stacked){.ndim = ndim};
-    *e = find_entry(l, name);
-    if (!*e && ari_stacked_of(s, l->config, name, ndim, shape))
-        *e = ar_st_model_find(l->file, s->name);
-    if (!*e)
+    const ari_stacked *s = &from->s;
+    const size_t shape[4] = {s->shape[0], s->shape[2], s->shape[1] / 32, 16};
+    const ar_st_entry *found[2];
+    for (int i = 0; i < 2; i++) {
+        char name[sizeof s->name + 8];
+        snprintf(name, sizeof name, "%s%s", s->name, i == 0 ? "_blocks" : "_scales");
+        found[i] = ar_st_model_find(l->file, name);
+        if (!found[i])
+            return i == 0
+                       ? AR_OK
+                       : ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
+        AR_TRY(check_shape(l, found[i], i == 0 ? 4 : 3, shape));
+        if (found[i]->dtype != AR_U8 || s->shape[1] % 32 != 0)
+            return ar_error_set(AR_ERR_FORMAT,
+                                "%s: tensor '%s' is %s, of rows of %zu elements: in MXFP4 it is U8, and rows are whole "
+                                "blocks of 32",
+                                l->folder, name, ar_dtype_name(found[i]->dtype), s->shape[1]);
+    }
+    from->e = found[0];
+    from->scales = found[1];
+    return AR_OK;
+}
+
+static ar_status find_weight(const loading *l, source *from, const char *name, int ndim, const size_t *shape)
+{
+    ari_stacked *s = &from->s;
+    *from = (source){.e = find_entry(l, name), .s = {.ndim = ndim}};
+    if (!from->e && ari_stacked_of(s, l->config, name, ndim, shape)) {
+        from->e = ar_st_model_find(l->file, s->name);
+        if (!from->e && s->step[0] > 0 && ndim == 2)
+            AR_TRY(find_blocks(l, from));
+    }
+    if (!from->e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
-    AR_TRY(check_shape(l, *e, s->ndim, s->ndim == ndim ? shape : s->shape));
-    *part = **e;
+    from->part = *from->e;
+    if (from->scales)
+        return AR_OK;
+    AR_TRY(check_shape(l, from->e, s->ndim, s->ndim == ndim ? shape : s->shape));
     if (s->ndim == ndim)
         return AR_OK;
-    const size_t expert = (*e)->count / s->shape[0];
+    ar_st_entry *part = &from->part;
+    const size_t expert = part->count / s->shape[0], width = part->bytes / part->count;
     const size_t start = s->expert * expert + (s->step[0] > 0 ? 0 : s->row * s->shape[2]);
     part->count = s->step[0] > 0 ? expert : ari_volume(shape, ndim);
-    part->data = (const char *)part->data + part->bytes / (*e)->count * start;
-    part->bytes = part->bytes / (*e)->count * part->count;
+    part->data = (const char *)part->data + width * start;
+    part->bytes = width * part->count;
+    return AR_OK;
+}
+
+/* E2M1, the lower half of a byte first, times the block's power of two, in E8M0. */
+static ar_status read_blocks(float *values, const source *from, const size_t *shape)
+{
+    static const float magnitude[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    const uint8_t *blocks = from->e->data;
+    const ari_stacked *s = &from->s;
+    float scale = 0.0f;
+    for (size_t i = 0; i < shape[0] * shape[1]; i++) {
+        const size_t row = s->expert * s->shape[2] + i / shape[1] * s->step[0] + s->row;
+        const size_t at = row * shape[1] + i % shape[1];
+        const int bits = blocks[at / 2] >> (at % 2 * 4) & 15;
+        if (i % 32 == 0)
+            AR_TRY(ar_values_to_f32(AR_F8_E8M0, (const uint8_t *)from->scales->data + at / 32, 1, &scale));
+        values[i] = (bits & 8 ? -scale : scale) * magnitude[bits & 7];
+    }
     return AR_OK;
 }
 
 /* What is part of an entry's elements column by column. */
-static ar_status read_values(float *values, const ar_st_entry *part, const ari_stacked *s, int ndim,
-                             const size_t *shape)
+static ar_status read_values(float *values, const source *from, int ndim, const size_t *shape)
 {
+    const ari_stacked *s = &from->s;
     const size_t cols = ndim == 2 ? shape[1] : 1;
     float *all;
+    if (from->scales)
+        return read_blocks(values, from, shape);
     if (s->ndim == ndim || s->step[0] == 0)
-        return ar_st_to_f32(part, values);
-    AR_TRY(ari_alloc((void **)&all, part->count, sizeof *all, "an expert's weights"));
-    const ar_status st = ar_st_to_f32(part, all);
+        return ar_st_to_f32(&from->part, values);
+    AR_TRY(ari_alloc((void **)&all, from->part.count, sizeof *all, "an expert's weights"));
+    const ar_status st = ar_st_to_f32(&from->part, all);
     for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
         values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
     free(all);
     return st;
 }
 
+static ar_status note_read(loading *l, const ar_st_entry *e)
+{
+    AR_TRY(ari_grow(&l->read, &l->capacity, l->reads, sizeof *l->read, "the list of weights"));
+    l->read[l->reads++] = e;
+    return AR_OK;
+}
+
 static ar_status load_one(void *user, const char *name, int ndim, const size_t *shape)
 {
     loading *l = user;
-    const ar_st_entry *e;
-    ar_st_entry part;
-    ari_stacked s;
-    AR_TRY(find_weight(l, &e, &part, &s, name, ndim, shape));
+    source from;
+    AR_TRY(find_weight(l, &from, name, ndim, shape));
     AR_TRY(ari_grow(&l->w->list, &l->w->capacity, l->w->count, sizeof *l->w->list, "the list of weights"));
-    AR_TRY(ari_grow(&l->read, &l->capacity, l->w->count, sizeof *l->read, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
     *w = (weight){.count = ari_volume(shape, ndim)};
     snprintf(w->name, sizeof w->name, "%s", name);
     AR_TRY(ari_alloc((void **)&w->values, w->count, sizeof(float), name));
-    l->read[l->w->count++] = e;
-    AR_TRY(read_values(w->values, &part, &s, ndim, shape));
-    part.count = w->count;
-    return check_finite(l, &part, w->values);
+    l->w->count++;
+    AR_TRY(note_read(l, from.e));
+    if (from.scales)
+        AR_TRY(note_read(l, from.scales));
+    AR_TRY(read_values(w->values, &from, ndim, shape));
+    from.part.count = w->count;
+    return check_finite(l, &from.part, w->values);
 }
 
 /* Buffers that old checkpoints carry and no model computes with. */
@@ -220,7 +286,7 @@ static ar_status check_extras(const loading *l, const ar_config *c)
         const bool known = is_known_extra(e->name) || is_unused(c, e->name) || first != ARI_NO_ROLE;
         if (first != ARI_NO_ROLE)
             AR_TRY(check_again(l, c, e, first));
-        if (!known && !bsearch(&e, l->read, l->w->count, sizeof *l->read, compare_entries))
+        if (!known && !bsearch(&e, l->read, l->reads, sizeof *l->read, compare_entries))
             return ar_error_set(AR_ERR_FORMAT,
                                 "%s: tensor '%s' is in the weights, but the model of config.json has none of that name",
                                 l->folder, e->name);
@@ -248,12 +314,11 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     AR_TRY(ar_st_model_open(&file, folder));
     if (!file)
         return ari_unsupported_format_check_folder(folder);
-    if (c->quantized[0] != '\0') {
+    if (c->quantized[0] != '\0' && (strcmp(c->quantized, "mxfp4") != 0 || c->arch != AR_ARCH_GPT_OSS)) {
         ar_st_model_close(file);
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: key 'quantization_config' of config.json says that the weights are stored in few bits "
-                            "(%s); save them in bf16 first, with transformers after from_pretrained(.., "
-                            "quantization_config=Mxfp4Config(dequantize=True)) or its like",
+                            "(%s), which are read of GPT-OSS in mxfp4 alone; save them in bf16 first",
                             folder, c->quantized);
     }
     loading l = {.config = c, .file = file, .folder = folder, .prefix = ""};
@@ -263,7 +328,7 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
     AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
     qsort(l.w->list, l.w->count, sizeof *l.w->list, ari_by_text);
-    qsort(l.read, l.w->count, sizeof *l.read, compare_entries);
+    qsort(l.read, l.reads, sizeof *l.read, compare_entries);
     AR_TRY_TO(done, st, check_extras(&l, c));
     *gives = l.w;
     l.w = NULL;
