@@ -15,6 +15,7 @@ enum { LARGEST = (1 << 25) - 1, MOST = 128 };
 typedef struct integers {
     int32_t q[MOST];
     size_t n;
+    bool narrow; /* |q| <= 32639 */
 } integers;
 
 /* q and -q, if an operand can hold it: |q| <= 2^25 - 1. From 2^24 on the integers of fp32 values are even, or the
@@ -60,10 +61,21 @@ static integers extremes(void)
     return s;
 }
 
+/* q = h*2^8 + l, -128 <= h, l <= 127. */
+static integers narrow_extremes(void)
+{
+    const int32_t high[] = {127, 126, 1, 0, -1}, low[] = {-128, 127, -1, 0};
+    integers s = {.narrow = true};
+    for (size_t i = 0; i < sizeof high / sizeof *high; i++)
+        for (size_t j = 0; j < sizeof low / sizeof *low; j++)
+            add_both(&s, high[i] * 256 + low[j]);
+    return s;
+}
+
 /* Rows of integers, packed: row i, term k is pick(i, k). */
 typedef int32_t pick_fn(const void *from, size_t i, size_t k);
 
-static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, bool split, pick_fn *pick, const void *from)
+static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, unsigned form, pick_fn *pick, const void *from)
 {
     ar_packed *p = NULL;
     OWNED(free) float *x = case_alloc(rows * k, sizeof *x);
@@ -71,7 +83,7 @@ static ar_packed *packed_of(ar_device *d, size_t rows, size_t k, bool split, pic
     for (size_t i = 0; i < rows * k; i++)
         x[i] = (float)pick(from, i / k, i % k) * 0x1p-25f;
     const ar_tensor view = case_view2(x, rows, k);
-    cr_assert_ok(d->ops->packed_create(d, NULL, &p, 1, rows, k, split));
+    cr_assert_ok(d->ops->packed_create(d, NULL, &p, 1, rows, k, form));
     cr_assert_ok(d->ops->pack(d, NULL, p, 0, 0, &view, (ar_cbuf){NULL}, 1, (ar_cbuf){e}));
     return p;
 }
@@ -84,7 +96,7 @@ static void check_sums(ar_device *d, const ar_packed *a, const ar_packed *b, con
     OWNED(free) float *y = case_alloc(m * n, sizeof *y);
     OWNED(free) int32_t *e = case_alloc(m + n, sizeof *e);
     const ar_tensor yv = case_view2(y, m, n);
-    for (int limbs = k > 8191 ? 2 : 1; limbs <= 2; limbs++) {
+    for (int limbs = k > 8191 && a->limit == LARGEST ? 2 : 1; limbs <= 2; limbs++) {
         cr_assert_ok(d->ops->gemm_i64(d, NULL, (ar_buf){s}, a, b, limbs, false));
         for (size_t i = 0; i < m * n; i++) {
             const wide_int got = limbs == 1 ? s[i] : s[2 * i] * ((wide_int)1 << 32) + s[2 * i + 1];
@@ -112,7 +124,9 @@ static int32_t one_for_a_row(const void *from, size_t i, size_t k)
 static void check_pairings(const integers *s, size_t k)
 {
     OWNED(ar_device_destroy) ar_device *d = device(1);
-    ar_packed *a = packed_of(d, s->n, k, true, one_for_a_row, s), *b = packed_of(d, s->n, k, false, one_for_a_row, s);
+    const unsigned form = s->narrow ? AR_PACKED_NARROW : 0;
+    ar_packed *a = packed_of(d, s->n, k, AR_PACKED_LEFT | form, one_for_a_row, s);
+    ar_packed *b = packed_of(d, s->n, k, form, one_for_a_row, s);
     OWNED(free) wide_int *want = case_alloc(s->n * s->n, sizeof *want);
     for (size_t i = 0; i < s->n * s->n; i++)
         want[i] = (wide_int)s->q[i / s->n] * s->q[i % s->n] * (wide_int)k;
@@ -126,6 +140,14 @@ PATH_TEST(contract_integers, every_pairing_of_extremes_is_exact_over_every_lengt
     const integers s = extremes();
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
         check_pairings(&s, lengths[i]);
+}
+
+PATH_TEST(contract_integers, every_pairing_of_narrow_extremes_is_exact)
+{
+    const integers s = narrow_extremes();
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        check_pairings(&s, lengths[i]);
+    check_pairings(&s, 40000);
 }
 
 PATH_TEST(contract_integers, the_largest_are_exact_over_40000_terms)
@@ -158,20 +180,20 @@ static wide_int *sums_of(size_t m, size_t n, size_t k, const matrix *a, const ma
     return want;
 }
 
-static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb)
+static void check_matrices(size_t m, size_t n, size_t k, const int32_t *qa, const int32_t *qb, unsigned form)
 {
     const matrix am = {qa, k}, bm = {qb, k};
     OWNED(ar_device_destroy) ar_device *d = device(2);
-    ar_packed *a = packed_of(d, m, k, true, of_matrix, &am), *b = packed_of(d, n, k, false, of_matrix, &bm);
+    ar_packed *a = packed_of(d, m, k, AR_PACKED_LEFT | form, of_matrix, &am),
+              *b = packed_of(d, n, k, form, of_matrix, &bm);
     OWNED(free) wide_int *want = sums_of(m, n, k, &am, &bm);
     check_sums(d, a, b, want, m, n, k);
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
 }
 
-static int32_t *mixture(size_t n, uint64_t seed)
+static int32_t *mixture(integers s, size_t n, uint64_t seed)
 {
-    const integers s = extremes();
     int32_t *q = case_alloc(n, sizeof *q);
     for (size_t t = 0; t < n; t++)
         q[t] = s.q[case_random(&seed) % s.n];
@@ -182,8 +204,10 @@ PATH_TEST(contract_integers, mixtures_of_extremes_are_exact)
 {
     enum { m = 19, n = 53 };
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        OWNED(free) int32_t *q = mixture((m + n) * lengths[i], i);
-        check_matrices(m, n, lengths[i], q, q + m * lengths[i]);
+        OWNED(free) int32_t *q = mixture(extremes(), (m + n) * lengths[i], i);
+        check_matrices(m, n, lengths[i], q, q + m * lengths[i], 0);
+        OWNED(free) int32_t *narrow = mixture(narrow_extremes(), (m + n) * lengths[i], i);
+        check_matrices(m, n, lengths[i], narrow, narrow + m * lengths[i], AR_PACKED_NARROW);
     }
 }
 
@@ -193,7 +217,7 @@ PATH_TEST(contract_integers, parts_of_operands_have_the_sums_of_their_terms)
     enum { rows = 40, terms = 300 };
     const ar_part parts[] = {
         {0, 1, 0, rows, 64, 128}, {0, 1, 3, 21, 5, 131}, {0, 1, 8, 32, 299, 1}, {0, 1, 39, 1, 0, 290}};
-    OWNED(free) int32_t *q = mixture(2 * rows * terms, 7);
+    OWNED(free) int32_t *q = mixture(extremes(), 2 * rows * terms, 7);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         const ar_part *p = &parts[i];
         const matrix whole[2] = {{q, terms}, {q + rows * terms, terms}};
@@ -201,8 +225,8 @@ PATH_TEST(contract_integers, parts_of_operands_have_the_sums_of_their_terms)
         OWNED(ar_device_destroy) ar_device *d = device(1);
         ar_packed *of_whole[2], *part[2], *alone[2];
         for (int s = 0; s < 2; s++) {
-            of_whole[s] = packed_of(d, rows, terms, s == 0, of_matrix, &whole[s]);
-            alone[s] = packed_of(d, p->rows, p->cols, s == 0, of_matrix, &cut[s]);
+            of_whole[s] = packed_of(d, rows, terms, s == 0 ? AR_PACKED_LEFT : 0, of_matrix, &whole[s]);
+            alone[s] = packed_of(d, p->rows, p->cols, s == 0 ? AR_PACKED_LEFT : 0, of_matrix, &cut[s]);
             cr_assert_ok(d->ops->packed_part(d, NULL, &part[s], of_whole[s], p));
         }
         OWNED(free) wide_int *want = sums_of(p->rows, p->rows, p->cols, &cut[0], &cut[1]);
@@ -226,5 +250,5 @@ PATH_TEST(contract_integers, no_term_is_taken_for_another)
         q[i * k + i] = LARGEST;
         q[k * k + i * k + i] = -1 - 131 * i;
     }
-    check_matrices(k, k, k, q, q + k * k);
+    check_matrices(k, k, k, q, q + k * k, 0);
 }

@@ -21,6 +21,16 @@ _Static_assert(SLICE <= ARI_DIGIT_SLICE && SLICE % ARI_DIGIT_CHUNK == 0, "a slic
 
 #define ROWS ((size_t)8)
 
+/* Of wide integers, of narrow ones. */
+#define KERNEL(...)                                                                       \
+    {                                                                                     \
+        ARI_DIGIT_KERNEL(ROWS, __VA_ARGS__), ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS) \
+    }
+#define KERNELS(cols, group, product)                                                                         \
+    {                                                                                                         \
+        KERNEL(cols, group, ARI_DIGIT_PLANES, product), KERNEL(cols, group, ARI_DIGIT_PLANES_NARROW, product) \
+    }
+
 /* SMMLA multiplies 2 rows of 8 terms by 2 rows of 8 and adds the 2x2 sums. */
 #define SMMLA_COLS ((size_t)8)
 #define SMMLA_GROUP ((size_t)8)
@@ -55,9 +65,7 @@ __attribute__((target("arch=armv8.2-a+i8mm"))) static void product_smmla(int32_t
         }
 }
 
-static const ari_panel_kernel kernel_smmla = {
-    ARI_DIGIT_KERNEL(ROWS, SMMLA_COLS), .step = ARI_DIGIT_CHUNK,    ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
-    .left_group = SMMLA_GROUP,          .right_group = SMMLA_GROUP, .product = product_smmla};
+static const ari_panel_kernel kernel_smmla[] = KERNELS(SMMLA_COLS, SMMLA_GROUP, product_smmla);
 
 static bool supported_smmla(void)
 {
@@ -66,7 +74,7 @@ static bool supported_smmla(void)
 
 static void plan_smmla(ari_tile_plan *p, size_t k)
 {
-    ari_panels_plan(&kernel_smmla, p, k);
+    ari_panels_plan(&kernel_smmla[p->narrow], p, k);
 }
 
 const ari_exact_path ari_exact_smmla = {PATH_BY_PANELS,          .name = "smmla",
@@ -111,9 +119,7 @@ __attribute__((target("arch=armv8.2-a+dotprod"))) static void product_sdot(int32
             vst1q_s32(sums + i * SDOT_COLS + 4 * j, acc[i][j]);
 }
 
-static const ari_panel_kernel kernel_sdot = {
-    ARI_DIGIT_KERNEL(ROWS, SDOT_COLS), .step = ARI_DIGIT_CHUNK,   ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
-    .left_group = SDOT_GROUP,          .right_group = SDOT_GROUP, .product = product_sdot};
+static const ari_panel_kernel kernel_sdot[] = KERNELS(SDOT_COLS, SDOT_GROUP, product_sdot);
 
 static bool supported_sdot(void)
 {
@@ -122,7 +128,7 @@ static bool supported_sdot(void)
 
 static void plan_sdot(ari_tile_plan *p, size_t k)
 {
-    ari_panels_plan(&kernel_sdot, p, k);
+    ari_panels_plan(&kernel_sdot[p->narrow], p, k);
 }
 
 const ari_exact_path ari_exact_sdot = {
@@ -134,7 +140,8 @@ const ari_exact_path ari_exact_sdot = {
 /* SMLAL multiplies 2 int32 by one and adds the products to 2 int64: the integers themselves, half the terms of an
  * instruction of `sgemm` (FMLA: 4), no digits and nothing to fold. Everything else costs more instructions, in FMLAs of
  * the same product: digits in int8 by SMULL and SADALP 16.6 for ten products (of sums of two digits int16 holds a
- * single product), three products of two 13-bit digits in int16 by SMLAL 3.0 and their folding, binary64 4.0. */
+ * single product), three products of two 13-bit digits in int16 by SMLAL 3.0 and their folding, binary64 4.0. Narrow
+ * integers gain nothing either: int32 holds 256 terms only if one factor has 8 bits, and two such products take 2.0. */
 #define NEON_ROWS ((size_t)4)
 #define NEON_COLS ((size_t)12)
 

@@ -12,11 +12,15 @@
 /* The planes, and which two of them each of the ten products takes: of the digits, of sums within each half of q, of
  * sums across the halves. */
 enum { D0, D1, D2, D3, D01, D23, D02, D13 };
-static const struct {
+static const struct pair {
     size_t left, right;
 } products[] = {{D0, D0},   {D1, D1},   {D2, D2},   {D3, D3},   {D01, D01},
                 {D23, D23}, {D02, D13}, {D13, D02}, {D02, D02}, {D13, D13}};
 _Static_assert(sizeof products / sizeof products[0] == ARI_DIGIT_PRODUCTS, "one row for each product");
+
+/* Of narrow integers. */
+enum { LOW, HIGH };
+static const struct pair narrow_products[] = {{LOW, LOW}, {LOW, HIGH}, {HIGH, LOW}, {HIGH, HIGH}};
 
 /* A loop over single terms would do, were compilers to make vectors of it. */
 typedef uint32_t words __attribute__((vector_size(CHUNK * sizeof(uint32_t))));
@@ -40,18 +44,27 @@ static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const int32_t *q)
     planes[D13] = planes[D1] + planes[D3];
 }
 
+/* q = high*2^8 + low, -128 <= low <= 127. */
+static inline void narrow_planes_of(bytes planes[ARI_DIGIT_PLANES_NARROW], const int32_t *q)
+{
+    words u;
+    memcpy(&u, q, sizeof u);
+    planes[LOW] = __builtin_convertvector(u, bytes);
+    planes[HIGH] = __builtin_convertvector((u + 128) >> 8, bytes);
+}
+
 /* Terms [k, k + CHUNK) of row `row` of every plane, in pieces that are side by side. */
-static inline void store_planes(int8_t *panel, size_t plane, const bytes from[ARI_DIGIT_PLANES], size_t rows,
+static inline void store_planes(int8_t *panel, size_t plane, const bytes *from, size_t planes, size_t rows,
                                 size_t group, size_t row, size_t k)
 {
-    for (size_t p = 0; p < ARI_DIGIT_PLANES; p++)
+    for (size_t p = 0; p < planes; p++)
         for (size_t t = 0; t < CHUNK; t += group)
             memcpy(panel + p * plane + (k + t) * rows + row * group, (const char *)&from[p] + t, group);
 }
 
-/* `group` is a constant where this is inlined. */
-static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group,
-                             size_t step)
+/* `count` of planes and `group` are constants where this is inlined. */
+static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t count,
+                             size_t group, size_t step)
 {
     const size_t whole = (terms + step - 1) / step * step;
     bytes planes[ARI_DIGIT_PLANES];
@@ -65,28 +78,33 @@ static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t term
                     memcpy(q, from, (terms - k) * sizeof *q);
                 from = q;
             }
-            planes_of(planes, from);
-            store_planes(panel, rows * whole, planes, rows, group, row, k);
+            if (count == ARI_DIGIT_PLANES)
+                planes_of(planes, from);
+            else
+                narrow_planes_of(planes, from);
+            store_planes(panel, rows * whole, planes, count, rows, group, row, k);
         }
 }
 
-ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t group,
-                                size_t step)
+ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t planes,
+                                size_t group, size_t step)
 {
-    if (group == 4)
-        pack_rows(panel, s, terms, rows, 4, step);
+    if (planes == ARI_DIGIT_PLANES_NARROW)
+        pack_rows(panel, s, terms, rows, ARI_DIGIT_PLANES_NARROW, group, step);
+    else if (group == 4)
+        pack_rows(panel, s, terms, rows, ARI_DIGIT_PLANES, 4, step);
     else
-        pack_rows(panel, s, terms, rows, 8, step);
+        pack_rows(panel, s, terms, rows, ARI_DIGIT_PLANES, 8, step);
 }
 
 void ari_digits_pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
 {
-    pack_panel(panel, s, terms, kernel->rows, kernel->left_group, kernel->step);
+    pack_panel(panel, s, terms, kernel->rows, kernel->left, kernel->left_group, kernel->step);
 }
 
 void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
 {
-    pack_panel(panel, s, terms, kernel->cols, kernel->right_group, kernel->step);
+    pack_panel(panel, s, terms, kernel->cols, kernel->right, kernel->right_group, kernel->step);
 }
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
@@ -126,14 +144,27 @@ ARI_SIMD static void fold_row(int64_t *restrict sums, const int32_t *restrict of
         fold(sums, of_products, tile, n, false);
 }
 
+/* The same of narrow integers: 448 terms of any of the four products stay below 2^24. */
+ARI_SIMD static void fold_narrow_row(int64_t *restrict sums, const int32_t *restrict p, size_t tile, size_t n, bool add)
+{
+    for (size_t j = 0; j < n; j++) {
+        const int64_t mid = p[tile + j] + p[2 * tile + j];
+        sums[j] = (add ? sums[j] : 0) + p[j] + mid * (1 << 8) + p[3 * tile + j] * ((int64_t)1 << 16);
+    }
+}
+
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r)
 {
     int32_t sums[ARI_DIGIT_PRODUCTS * ARI_DIGIT_TILE];
+    const bool narrow = kernel->left == ARI_DIGIT_PLANES_NARROW;
     const size_t tile = kernel->rows * kernel->cols;
+    const size_t count = narrow ? sizeof narrow_products / sizeof narrow_products[0] : ARI_DIGIT_PRODUCTS;
+    const struct pair *p = narrow ? narrow_products : products;
     const int8_t *left = r->left, *right = r->right;
-    for (size_t i = 0; i < ARI_DIGIT_PRODUCTS; i++)
-        kernel->product(sums + i * tile, left + products[i].left * kernel->rows * r->terms,
-                        right + products[i].right * kernel->cols * r->terms, r->terms);
+    for (size_t i = 0; i < count; i++)
+        kernel->product(sums + i * tile, left + p[i].left * kernel->rows * r->terms,
+                        right + p[i].right * kernel->cols * r->terms, r->terms);
     for (size_t row = 0; row < kernel->rows; row++)
-        fold_row(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols, r->add);
+        (narrow ? fold_narrow_row : fold_row)(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols,
+                                              r->add);
 }

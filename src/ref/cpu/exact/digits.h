@@ -5,7 +5,8 @@
 #include "ref/cpu/exact/panels.h"
 
 /* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h): all but the instructions that
- * multiply. A panel is eight planes, the four digits and the four sums of two. In each, a group of terms of one row is
+ * multiply. A panel is eight planes, the four digits and the four sums of two; of narrow integers, |q| <= 32639, two
+ * planes, whose four products are one for each pair of digits. In each, a group of terms of one row is
  * contiguous, then those of the next row, for all rows of the panel: [terms/group][rows][group] bytes. Groups are of 4
  * or 8 terms. amx.c has its own form of the same.
  *
@@ -13,6 +14,7 @@
  * over 64 terms SMMLA makes ten in 80 instructions for 4 results and sixteen in 128, against some 14 saved in folding
  * and less than one in packing. */
 #define ARI_DIGIT_PLANES ((size_t)8)
+#define ARI_DIGIT_PLANES_NARROW ((size_t)2)
 #define ARI_DIGIT_PRODUCTS ((size_t)10)
 
 /* The most terms of a slice: the sums of products of one weight are put together in int32 before they are widened
@@ -28,8 +30,9 @@
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
 
-#define ARI_DIGIT_KERNEL(rows_, cols_)                                                                       \
-    .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left = ARI_DIGIT_PLANES, .right = ARI_DIGIT_PLANES, \
-    .pack_left = ari_digits_pack_left, .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply
+#define ARI_DIGIT_KERNEL(rows_, cols_, group_, planes_, product_)                                        \
+    .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left_group = (group_), .right_group = (group_), \
+    .left = (planes_), .right = (planes_), .step = ARI_DIGIT_CHUNK, .pack_left = ari_digits_pack_left,   \
+    .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply, .product = (product_)
 
 #endif

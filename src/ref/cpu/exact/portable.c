@@ -11,6 +11,8 @@
  * in magnitude: for K <= 2^16 every partial sum, in whatever order and with or without fused multiply-adds, is an
  * integer of magnitude at most 2^53 and thus exact. int64 holds hi*2^13 + lo for K <= 8191, as K*(2^25 - 1)^2 < 2^63.
  *
+ * Narrow integers, |q| <= 32639, need no halves: their K terms sum to less than K*2^30, and hi is zero.
+ *
  * Operands are widened to binary64 a slice of K at a time, and the products of all slices are added up by dgemm. */
 #define HALVES_TERMS ((size_t)65536)
 
@@ -72,19 +74,23 @@ static void sum_tile(const ari_tile *t, size_t from, size_t to)
     const workspace w = workspace_at(t->plan, t->words);
     const size_t slice = t->plan->slice;
     const ptrdiff_t ld = (ptrdiff_t)w.slice_ld;
-    const ari_blas_view cv = {2 * t->rows, t->cols, (ptrdiff_t)w.product_ld, 1};
-    if (from == to)
+    const size_t upper = t->plan->narrow ? t->rows : 0; /* rows that are left out */
+    const ari_blas_view cv = {2 * t->rows - upper, t->cols, (ptrdiff_t)w.product_ld, 1};
+    if (from == to || upper > 0)
         memset(w.products, 0, 2 * t->rows * w.product_ld * sizeof(double));
     for (size_t k = from; k < to; k += slice) {
         const size_t n = to - k < slice ? to - k : slice;
         const int32_t *qa = ari_packed_at(t->a, t->at, t->row, k);
         const int32_t *qb = ari_packed_at(t->b, t->at, t->col, k);
         for (size_t i = 0; i < t->rows; i++)
-            widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
+            if (upper > 0)
+                widen(w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
+            else
+                widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
         for (size_t j = 0; j < t->cols; j++)
             widen(w.right + j * w.slice_ld, qb + j * t->b->ld, n);
-        ari_blas_dgemm(w.products, cv, w.left, (ari_blas_view){2 * t->rows, n, ld, 1}, w.right,
-                       (ari_blas_view){n, t->cols, 1, ld}, k > from);
+        ari_blas_dgemm(w.products + upper * w.product_ld, cv, w.left + upper * w.slice_ld,
+                       (ari_blas_view){cv.rows, n, ld, 1}, w.right, (ari_blas_view){n, t->cols, 1, ld}, k > from);
     }
 }
 
