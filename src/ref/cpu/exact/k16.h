@@ -25,7 +25,7 @@
  * masks and shifts. What that adds to S is known, and S begins at its negative.
  *
  * Narrow operands, |q| <= 32639, take two products: the left q itself, and of the right one q' = h*2^8 + l with -128 <=
- * h, l <= 127. 256 terms of either are below 2^15*2^7*2^8 = 2^30, and S = H*2^8 + L. */
+ * h, l <= 127. 512 terms of either are at most 32639*2^7*2^9 < 2^31 in magnitude, and S = H*2^8 + L. */
 #ifndef ARI_CPU_GEMM_K16_H
 #define ARI_CPU_GEMM_K16_H
 
@@ -46,7 +46,7 @@
 #define PLANES ((size_t)3)      /* h, l, h + l */
 #define BLOCK ((size_t)64)      /* terms of an int32 sum */
 #define SPLIT 13
-#define NARROW_BLOCK ((size_t)256)
+#define NARROW_BLOCK ((size_t)512) /* 256 take 4 % longer: sums are read and written twice as often */
 #define NARROW_SPLIT 8
 
 /* A slice of a tile's operands is packed at a time, and multiplied in parts of the tile whose sums and left panels of a
