@@ -192,26 +192,44 @@ ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, siz
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i]); });
 }
 
-ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width)
 {
     uint8_t *sent = dev<uint8_t>(to);
-    const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
+    const int64_t *sums = dev<int64_t>(s);
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_sent_write(sent + i * width, sums[i], width); });
+}
+
+ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width)
+{
+    const uint8_t *sent = dev<uint8_t>(from);
+    int64_t *sums = dev<int64_t>(s);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        ari_sent_write(sent + i * width, ari_sent_of(high ? high[i] : 0, low[i]), width);
+        int64_t sum = 0;
+        for (size_t r = 0; r < ranks; r++)
+            sum = ari_add64(sum, ari_sent_read(sent + (r * n + i) * width, width));
+        sums[i] = sum;
     });
 }
 
-ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n, size_t width)
+ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+{
+    uint8_t *sent = dev<uint8_t>(to);
+    const uint8_t *slices = dev<uint8_t>(t);
+    const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
+        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width);
+    });
+}
+
+ar_status states_merge(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
+                       size_t width)
 {
     const uint8_t *sent = dev<uint8_t>(from);
+    uint8_t *slices = dev<uint8_t>(t);
     int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        ari_sent sum = ari_sent_read(sent + i * width, width);
-        for (size_t r = 1; r < ranks; r++)
-            sum = ari_sent_add(sum, ari_sent_read(sent + (r * n + i) * width, width));
-        if (high)
-            high[i] = ari_sent_high(sum);
-        low[i] = static_cast<int64_t>(high ? sum.low & 0xffffffffu : sum.low);
+        for (size_t r = 0; r < ranks; r++)
+            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width);
     });
 }
 

@@ -163,11 +163,12 @@ struct ar_arith_ops {
     ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
                              const ar_param *p);
     ar_status (*bucket_zero)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
-    /* Sums the bucket over a group. last: nothing is added to these gradients afterwards, and storage AR_BF16 lets
-     * exact numerics move fewer bytes than the states have. counts NULL: all of it on every rank. Else [ranks of the
+    /* Sums the bucket over a group. most: of how many values an element can be the sum, on each of the other ranks, so
+     * that in storage AR_BF16 exact numerics move no more bytes than these need; 0: something is added to these gradients
+     * afterwards where all ranks get them. counts NULL: all of it on every rank. Else [ranks of the
      * group], of sum n: rank r gets its elements [counts[0] + .. + counts[r-1], + counts[r]) only, at their place; the others are undefined. */
     ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                               const size_t *counts, bool last, const char *tag);
+                               const size_t *counts, size_t most, const char *tag);
     /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                ar_dtype storage);

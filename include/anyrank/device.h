@@ -199,13 +199,17 @@ typedef struct ar_device_ops {
     ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n);
     /* t, hl: states whose values are x, fp32 [n], contiguous; -0 becomes +0, an infinity stays one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n);
-    /* to [n, width] = the `width` lowest bytes, the lowest first, of h*2^32 + l, int64 [n] each; h NULL: of l. 0 < width
-     * <= 12. */
-    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf h, ar_cbuf l, size_t n, size_t width);
-    /* The sums over the ranks of from [ranks, n, width], whose highest bits are signs: h = the sum >> 32 and l its low
-     * 32 bits; h NULL: l = the sum. */
-    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
-                            size_t width);
+    /* to [n, width] = the `width` lowest bytes, the lowest first, of s, int64 [n]. 0 < width <= 8. */
+    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width);
+    /* s = the sums over the ranks of from [ranks, n, width], whose highest bits are signs. */
+    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width);
+    /* to [n, width] = states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 4: the
+     * state's value, fp32. */
+    ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
+                               size_t width);
+    /* t, h, l [n] are merged with the states of from [ranks, n, width]. */
+    ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
+                              size_t n, size_t width);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);
@@ -390,7 +394,7 @@ typedef struct ar_device_ops {
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
-    X(acc_raise) X(acc_value) X(acc_put) X(sums_narrow) X(sums_widen) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
+    X(acc_raise) X(acc_value) X(acc_put) X(sums_narrow) X(sums_widen) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
     X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward) X(route_scores)      \
     X(route_scores_backward) X(route_losses) X(route_terms) \

@@ -48,6 +48,12 @@ typedef struct ar_param {
                            or (blocks > 0) as blocks of so many of its outputs: q | k | v, gate | up */
     int blocks;
     size_t block[AR_MAX_PARTS];
+    enum {
+        AR_ADDS_ANY,
+        AR_ADDS_BY_SAMPLE,
+        AR_ADDS_BY_TOKEN
+    } adds;      /* how many values an element of its gradient is the
+                  sum of: not known; at most one a sample, and depth of further tokens; one a token and such a one */
     bool expert; /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
                            copies are over `copies` alone */
     bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/numerics/sent_sum.h"
 #include "tests/cpu/acc_state.h"
 #include "tests/cpu/contract_paths.h"
 
@@ -153,52 +154,83 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
     }
 }
 
-__extension__ typedef __int128 wide_int;
-
-/* h*2^32 + l, and its lowest bytes as a signed number. */
-static wide_int plain_number(int64_t h, int64_t l, size_t width)
-{
-    const wide_int v = (wide_int)h * ((wide_int)1 << 32) + l, modulus = (wide_int)1 << 8 * width;
-    const wide_int low = ((v % modulus) + modulus) % modulus;
-    return low >= modulus / 2 ? low - modulus : low;
-}
-
 static int64_t any_integer(uint64_t *random)
 {
     const uint64_t high = case_random(random), bits = high << 32 | case_random(random);
     return (int64_t)bits >> case_random(random) % 64;
 }
 
-/* Sums that go between ranks in 1 to 12 bytes, of one int64 and of two: what arrives is the sum of the numbers. */
+/* The lowest bytes as a signed number. */
+static int64_t low_bytes(int64_t v, size_t width)
+{
+    const unsigned int above = 64 - 8 * (unsigned int)width;
+    return (int64_t)((uint64_t)v << above) >> above;
+}
+
+/* Sums that go between ranks in 1 to 8 bytes: what arrives is the sum of the numbers, modulo 2^64. */
 Test(accumulator_kernels, what_ranks_send_adds_up_to_the_sum_of_their_numbers)
 {
-    enum { n = 257, ranks = 3, most = 12 };
+    enum { n = 257, ranks = 3, most = 8 };
     OWNED(ar_device_destroy) ar_device *d = device(2);
-    int64_t h[ranks][n], l[ranks][n], high[n], low[n];
+    int64_t s[ranks][n], got[n];
     uint8_t sent[ranks * n * most];
     uint64_t random = 5;
-    for (size_t width = 1; width <= most; width++)
-        for (int two = 0; two < 2; two++) {
-            for (size_t r = 0; r < ranks; r++) {
-                for (size_t i = 0; i < n; i++) {
-                    h[r][i] = any_integer(&random);
-                    l[r][i] = any_integer(&random);
-                }
-                cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){two ? h[r] : NULL},
-                                                 (ar_cbuf){l[r]}, n, width));
-            }
-            cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){two ? high : NULL}, (ar_buf){low}, (ar_cbuf){sent}, ranks,
-                                            n, width));
-            for (size_t i = 0; i < n; i++) {
-                wide_int sum = 0;
-                for (size_t r = 0; r < ranks; r++)
-                    sum += plain_number(two ? h[r][i] : 0, l[r][i], width);
-                const int64_t rest = two ? (int64_t)(sum & 0xffffffff) : (int64_t)sum;
-                cr_assert_eq(low[i], rest, "width %zu, element %zu: %lld, expected %lld", width, i, (long long)low[i],
-                             (long long)rest);
-                cr_assert(!two || high[i] == (int64_t)(sum >> 32), "width %zu, element %zu", width, i);
-            }
+    for (size_t width = 1; width <= most; width++) {
+        for (size_t r = 0; r < ranks; r++) {
+            for (size_t i = 0; i < n; i++)
+                s[r][i] = any_integer(&random);
+            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){s[r]}, n, width));
         }
+        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, width));
+        for (size_t i = 0; i < n; i++) {
+            uint64_t sum = 0;
+            for (size_t r = 0; r < ranks; r++)
+                sum += (uint64_t)low_bytes(s[r][i], width);
+            cr_assert_eq(got[i], (int64_t)sum, "width %zu, element %zu", width, i);
+        }
+    }
+}
+
+/* States of so many values go between ranks in as many bytes as hold them: what is merged is the state of all values.
+ * The extremes of both slices, with as many values as the width is said to hold. */
+Test(accumulator_kernels, states_that_ranks_send_are_those_of_all_values)
+{
+    enum { n = 400, ranks = 3 };
+    static const size_t values[] = {1, 2, 128, 129, 1 << 15, (1 << 15) + 1, 1 << 23, (1 << 23) + 1};
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    SCOPED(state_destroy) state own = state_create(n), part = state_create(n), want = state_create(n);
+    uint8_t sent[ranks * n * 17];
+    uint64_t random = 7;
+    for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
+        const size_t width = ari_sent_state_bytes(values[v]), times = values[v];
+        for (size_t r = 0; r <= ranks; r++) {
+            for (size_t i = 0; i < n; i++) {
+                const float x = i == 0 ? NAN : case_any_finite(&random);
+                part.t[i] = (uint8_t)ari_acc_top(x);
+                part.hl[i] = ari_acc_slice(x, part.t[i]) * (int64_t)times;
+                part.hl[n + i] = ari_acc_slice(x, part.t[i] - 1) * (int64_t)times;
+                if (i % 2 == 1 && times > 1) { /* as large as they can be */
+                    part.hl[i] = (i % 4 == 1 ? 1 : -1) * (int64_t)0xffffffff * (int64_t)times;
+                    part.hl[n + i] = -part.hl[i];
+                }
+                if (r == 0) {
+                    own.t[i] = want.t[i] = part.t[i];
+                    own.hl[i] = want.hl[i] = part.hl[i];
+                    own.hl[n + i] = want.hl[n + i] = part.hl[n + i];
+                } else {
+                    ari_acc_merge(&want.t[i], &want.hl[i], &want.hl[n + i], part.t[i], part.hl[i], part.hl[n + i]);
+                }
+            }
+            if (r > 0)
+                cr_assert_ok(d->ops->states_narrow(d, NULL, (ar_buf){sent + (r - 1) * n * width}, (ar_cbuf){part.t},
+                                                   (ar_cbuf){part.hl}, (ar_cbuf){part.hl + n}, n, width));
+        }
+        cr_assert_ok(d->ops->states_merge(d, NULL, (ar_buf){own.t}, (ar_buf){own.hl}, (ar_buf){own.hl + n},
+                                          (ar_cbuf){sent}, ranks, n, width));
+        for (size_t i = 0; i < n; i++)
+            cr_assert(own.t[i] == want.t[i] && own.hl[i] == want.hl[i] && own.hl[n + i] == want.hl[n + i],
+                      "%zu values in %zu bytes, element %zu", times, width, i);
+    }
 }
 
 /* A value that is put into a state is its value, also an infinity, to which a sum overflowed. */

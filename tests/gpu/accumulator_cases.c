@@ -146,38 +146,74 @@ static pair_buf numbers(device_pair *p, const char *name, size_t n)
     return x;
 }
 
-/* Of one int64, or of two. */
-static void sent_case(device_pair *p, size_t n, size_t width, bool two, bool widen)
+static void sums_case(device_pair *p, size_t n, size_t width, bool widen)
 {
     const size_t ranks = 1 + pair_below(p, 5);
-    pair_begin(p, "n %zu, %zu bytes of %s, %zu ranks", n, width, two ? "two" : "one", ranks);
+    pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = widen ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
-    const pair_buf h = two ? numbers(p, "h", n) : pair_none(), l = numbers(p, "l", n);
+    const pair_buf sums = numbers(p, "s", n);
     for (size_t k = 0; widen && k < ranks * n * width && sent.host; k++)
         ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, 256);
     if (widen) {
-        PAIR_RUN(p, sums_widen, h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
+        PAIR_RUN(p, sums_widen, sums.at[s], ar_const(sent.at[s]), ranks, n, width);
     } else {
-        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(h.at[s]), ar_const(l.at[s]), n, width);
+        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(sums.at[s]), n, width);
     }
     pair_end(p);
 }
 
-static void sent_cases(device_pair *p, bool widen)
+static void sums_cases(device_pair *p, bool widen)
 {
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (size_t width = 1; width <= 12 && pair_goes_on(p); width += i == 3 ? 1 : 5)
-            for (int two = 0; two < 2; two++)
-                sent_case(p, n, width, two > 0, widen);
+        for (size_t width = 1; width <= 8 && pair_goes_on(p); width += i == 3 ? 1 : 5)
+            sums_case(p, n, width, widen);
 }
 
 void sums_narrow_cases(device_pair *p)
 {
-    sent_cases(p, false);
+    sums_cases(p, false);
 }
 
 void sums_widen_cases(device_pair *p)
 {
-    sent_cases(p, true);
+    sums_cases(p, true);
+}
+
+/* Bytes that ranks have sent: an index that there is, or a value, and any bytes after it. */
+static void states_case(device_pair *p, size_t n, size_t width, bool merge)
+{
+    const size_t ranks = 1 + pair_below(p, 5);
+    pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
+    const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
+    const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
+    for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
+        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width > 4 ? 9 : 256);
+    for (size_t k = 0; k < n && t.host; k++)
+        ((uint8_t *)t.host)[k] = (uint8_t)pair_below(p, 9);
+    if (merge) {
+        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
+    } else {
+        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width);
+    }
+    pair_end(p);
+}
+
+static void states_cases(device_pair *p, bool merge)
+{
+    static const size_t widths[] = {4, 11, 13, 15, 17};
+    size_t n;
+    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)
+            states_case(p, n, widths[w], merge);
+}
+
+void states_narrow_cases(device_pair *p)
+{
+    states_cases(p, false);
+}
+
+void states_merge_cases(device_pair *p)
+{
+    states_cases(p, true);
 }

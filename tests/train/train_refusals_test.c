@@ -12,7 +12,6 @@ static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
 typedef struct job {
     ar_train_options options; /* of the step */
     size_t poisoned;          /* the parameter that holds an infinity, of all of them; SIZE_MAX: none */
-    size_t samples;           /* of a step in bf16 by data-parallel ranks; 0: the usual ones of B samples */
     float before[RANKS][MOST_ELEMENTS], after[RANKS][MOST_ELEMENTS];
     size_t elements[RANKS];
     uint64_t versions[RANKS];
@@ -53,20 +52,15 @@ static ar_status poison(ar_ctx *ctx, ar_param *p)
 /* The step's own error is a result here: every rank gets one, and all go on to the end. */
 static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
 {
-    const ar_batch batch = {.batch = j->samples ? j->samples : B, .seq = S, .input_ids = ids};
-    const size_t r = (size_t)ar_comm_rank(j->samples ? ar_ctx_dp(ctx) : ar_ctx_tp(ctx));
+    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     ar_train_result result;
     if (j->poisoned < n)
         AR_TRY(poison(ctx, p[j->poisoned]));
-    ar_train_options with = j->options;
-    const ar_ddp_options ddp = ar_ddp_defaults();
-    if (j->samples)
-        AR_TRY(ar_ddp_create(&with.ddp, ctx, ar_model_module(m), &ddp));
     const uint64_t versions = versions_of(p, n);
     AR_TRY(read_all(ctx, j->before[r], &j->elements[r], p, n));
-    j->status[r] = ar_train_step(&result, m, ctx, o, &batch, 3, &with);
+    j->status[r] = ar_train_step(&result, m, ctx, o, &batch, 3, &j->options);
     snprintf(j->message[r], sizeof j->message[r], "%s", j->status[r] == AR_OK ? "" : ar_error_message());
-    ar_ddp_destroy(with.ddp);
     j->versions[r] = versions_of(p, n) - versions;
     return read_all(ctx, j->after[r], &j->elements[r], p, n);
 }
@@ -94,11 +88,7 @@ done:
 
 static void run(job *j, int tp)
 {
-    const ari_cluster_options o = {.run.parallel = j->samples ? j->options.parallel : (ar_parallel){.tp = tp},
-                                   .run.precision = j->samples ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                                   .run.threads = 1,
-                                   .body = rank_main,
-                                   .body_user = j};
+    const ari_cluster_options o = {.run.parallel = {.tp = tp}, .run.threads = 1, .body = rank_main, .body_user = j};
     ari_cluster_result result;
     cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
@@ -160,16 +150,4 @@ Test(train_refusals, a_largest_norm_below_0_or_nan_is_refused)
         run(&j, 1);
         expect_refused(&j, 1, AR_ERR_ARG, "the largest gradient norm is");
     }
-}
-
-/* More than sums between ranks have room for; the ids are not looked at. */
-Test(train_refusals, a_step_of_more_values_than_bf16_sums_hold_is_refused)
-{
-    static job j;
-    j = (job){.options = {.parallel = {.tp = 1, .dp = 2}}, .poisoned = SIZE_MAX, .samples = ((size_t)1 << 18) + 1};
-    run(&j, 1);
-    expect_refused(&j, 2, AR_ERR_UNSUPPORTED, "hold those of up to 262144 samples");
-    j = (job){.options = {.parallel = {.tp = 1, .dp = 2}}, .poisoned = SIZE_MAX, .samples = B};
-    run(&j, 1);
-    cr_expect_eq(j.status[0], AR_OK, "%s", j.message[0]);
 }

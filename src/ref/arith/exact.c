@@ -316,14 +316,15 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
 }
 
 ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width, ar_comm *over,
-                         const char *tag)
+                         bool others, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
     size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
     for (size_t r = 0; r < n; r++) {
-        bytes[r] = counts[r] * width;
-        bytes[n + r] = own * width;
+        const bool stays = others && r == (size_t)ar_comm_rank(over);
+        bytes[r] = stays ? 0 : counts[r] * width;
+        bytes[n + r] = stays ? 0 : own * width;
     }
     const ar_status st = ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
     free(bytes);
@@ -335,7 +336,7 @@ static ar_status narrow_slice(ar_ctx *ctx, ari_sum_slice *s, size_t total, size_
 {
     const ar_buf partial = s->s;
     AR_TRY(ari_step_alloc(ctx, &s->sent, total * s->width));
-    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, (ar_cbuf){NULL}, ar_const(partial), total, s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, ar_const(partial), total, s->width));
     ari_step_free(ctx, partial);
     return ari_step_alloc(ctx, &s->s, ranks * s->count * s->width);
 }
@@ -348,8 +349,7 @@ ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
     if (s->width == 0)
         return AR_OK;
     AR_TRY(ari_step_alloc(ctx, &s->s, s->count * sizeof(int64_t)));
-    AR_TRY(ARI_KERNEL(ctx, sums_widen, (ar_buf){NULL}, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count,
-                      s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_widen, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count, s->width));
     ari_step_free(ctx, came);
     return AR_OK;
 }
@@ -367,7 +367,7 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
                            : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY_TO(done, st, ari_queue_follow(q, ctx->queue, reduced));
     AR_TRY_TO(done, st,
-              s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, tag)
+              s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, false, tag)
                            : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue)
         st = ar_event_record(reduced, q);

@@ -39,9 +39,9 @@ AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *
                                        const char *tag);
 AR_NODISCARD ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over);
 /** Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one:
- *  came [ranks, own, width], for sums_widen. */
+ *  came [ranks, own, width], for sums_widen; others: without its own one, which is not among what is sent either. */
 AR_NODISCARD ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width,
-                                      ar_comm *over, const char *tag);
+                                      ar_comm *over, bool others, const char *tag);
 /** y = wide, which ends, where it is not y itself: rounded to BF16. */
 AR_NODISCARD ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 /** y = all ranks' rounded slices; the own one is at its place. */

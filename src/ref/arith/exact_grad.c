@@ -189,9 +189,9 @@ static ar_status complete_narrow(ar_ctx *ctx, const ari_shared_rows *s, ar_buf o
     ar_buf sent, came;
     AR_TRY(ari_step_alloc(ctx, &sent, s->out * s->in * s->width));
     AR_TRY(ari_step_alloc(ctx, &came, ranks * n * s->width));
-    AR_TRY(ARI_KERNEL(ctx, sums_narrow, sent, (ar_cbuf){NULL}, ar_const(s->sums), s->out * s->in, s->width));
-    AR_TRY(ari_exact_send(ctx->queue, came, sent, s->counts, s->width, s->over, tag));
-    AR_TRY(ARI_KERNEL(ctx, sums_widen, (ar_buf){NULL}, own, ar_const(came), ranks, n, s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_narrow, sent, ar_const(s->sums), s->out * s->in, s->width));
+    AR_TRY(ari_exact_send(ctx->queue, came, sent, s->counts, s->width, s->over, false, tag));
+    AR_TRY(ARI_KERNEL(ctx, sums_widen, own, ar_const(came), ranks, n, s->width));
     ari_step_free(ctx, came);
     ari_step_free(ctx, sent);
     return AR_OK;
@@ -396,28 +396,37 @@ static ar_tensor one_row(ar_buf data, size_t n)
     return (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
 }
 
-/* The own slice of all sums, of which every rank's terms are raised to the largest t, in ARI_SENT_GRADIENT bytes; unless
- * that is all that was asked for its rounded values are gathered. No memory of the step: another queue has it. */
-static ar_status reduce_narrow(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                               bool gathers, const char *tag)
+static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *r, size_t n, size_t from, size_t count,
+                               size_t width)
+{
+    const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
+    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
+}
+
+/* The own slice is merged with the other ranks' states, which come in the bytes that so many values need; unless that is
+ * all that was asked for its values are gathered. No memory of the step: another queue has it. */
+static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                               bool gathers, size_t most, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)], width = ARI_SENT_GRADIENT;
-    const size_t start = ari_share_start(over, counts), room = ranks * own > n ? ranks * own : n;
-    const ar_buf h = ar_buf_at(r->hl, start * sizeof(int64_t)), l = ar_buf_at(h, n * sizeof(int64_t));
+    const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
+    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most);
+    const ar_buf t = ar_buf_at(r->t, start), h = ar_buf_at(r->hl, start * sizeof(int64_t));
     ar_buf sent = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, (n + room) * width));
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, (n + ranks * own) * width));
     const ar_buf came = ar_buf_at(sent, n * width), values = sent; /* fp32 [n], once that has gone */
+    AR_TRY_TO(done, st, states_narrow(ctx, q, sent, r, n, 0, start, width));
     AR_TRY_TO(done, st,
-              dev->sums_narrow(ctx->device, q, sent, ar_const(r->hl), ar_cbuf_at(ar_const(r->hl), n * sizeof(int64_t)),
-                               n, width));
-    AR_TRY_TO(done, st, ari_exact_send(q, came, sent, counts, width, over, tag));
-    AR_TRY_TO(done, st, dev->sums_widen(ctx->device, q, h, l, ar_const(came), ranks, own, width));
+              states_narrow(ctx, q, ar_buf_at(sent, start * width), r, n, start + own, n - start - own, width));
+    AR_TRY_TO(done, st, ari_exact_send(q, came, sent, counts, width, over, true, tag));
+    AR_TRY_TO(done, st,
+              dev->states_merge(ctx->device, q, t, h, ar_buf_at(h, n * sizeof(int64_t)), ar_const(came), ranks - 1, own,
+                                width));
     if (gathers) {
         const ar_buf mine = ar_buf_at(values, start * sizeof(float));
         const ar_tensor y = one_row(mine, own);
-        AR_TRY_TO(done, st, dev->acc_value(ctx->device, q, &y, ar_cbuf_at(ar_const(r->t), start), ar_const(h), n));
+        AR_TRY_TO(done, st, dev->acc_value(ctx->device, q, &y, ar_const(t), ar_const(h), n));
         AR_TRY_TO(done, st, ar_comm_all_gather(over, q, values, ar_const(mine), counts, AR_F32, tag));
         st = dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(values), n);
     }
@@ -426,20 +435,19 @@ done:
     return st;
 }
 
-/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts as of bucket_reduce. narrow: nothing is
- * added to it afterwards, so that nothing of the slices below the largest t is needed apart. */
+/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts and most as of bucket_reduce. */
 static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                             bool narrow, const char *tag)
+                             size_t most, const char *tag)
 {
-    AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
-    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
-    if (narrow) {
+    if (most > 0) {
         size_t *slices = NULL;
         AR_TRY(ari_slice_counts(&slices, over, n, 1));
-        const ar_status st = reduce_narrow(ctx, q, r, n, over, counts ? counts : slices, !counts, tag);
+        const ar_status st = reduce_states(ctx, q, r, n, over, counts ? counts : slices, !counts, most, tag);
         free(slices);
         return st;
     }
+    AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
+    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
     if (!counts)
         return ar_comm_all_reduce(over, q, r->hl, ar_const(r->hl), 2 * n, AR_I64, AR_SUM, tag);
     const ar_buf l = ar_buf_at(r->hl, n * sizeof(int64_t));
@@ -449,11 +457,10 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, 
 }
 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                                  const size_t *counts, bool last, const char *tag)
+                                  const size_t *counts, size_t most, const char *tag)
 {
     const runs r = runs_of(bucket, n);
-    const bool narrow = last && storage == AR_BF16;
-    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, narrow, tag) : AR_OK;
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, storage == AR_BF16 ? most : 0, tag) : AR_OK;
 }
 
 ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
@@ -463,7 +470,7 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     runs r = {.hl = p->grad->hl, .t = p->grad->t};
     AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, false, tag));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, 0, tag));
     ari_step_free(ctx, r.most);
     return AR_OK;
 }

@@ -424,28 +424,50 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbu
 }
 
 /** Slot sums_narrow. Errors: none. */
-ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, size_t n, size_t width)
 {
     uint8_t *sent = to.ptr;
-    const int64_t *high = h.ptr, *low = l.ptr;
+    const int64_t *sums = s.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write(sent + i * width, ari_sent_of(high ? high[i] : 0, low[i]), width);
+        ari_sent_write(sent + i * width, sums[i], width);
     return AR_OK;
 }
 
 /** Slot sums_widen. Errors: none. */
-ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
-                             size_t width)
+ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width)
 {
     const uint8_t *sent = from.ptr;
-    int64_t *high = h.ptr, *low = l.ptr;
+    int64_t *sums = s.ptr;
     ARI_PARALLEL_FOR (i, n, d, n * ranks) {
-        ari_sent sum = ari_sent_read(sent + i * width, width);
-        for (size_t r = 1; r < ranks; r++)
-            sum = ari_sent_add(sum, ari_sent_read(sent + (r * n + i) * width, width));
-        if (high)
-            high[i] = ari_sent_high(sum);
-        low[i] = (int64_t)(high ? sum.low & 0xffffffffu : sum.low);
+        int64_t sum = 0;
+        for (size_t r = 0; r < ranks; r++)
+            sum = ari_add64(sum, ari_sent_read(sent + (r * n + i) * width, width));
+        sums[i] = sum;
     }
+    return AR_OK;
+}
+
+/** Slot states_narrow. Errors: none. */
+ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
+                                size_t width)
+{
+    uint8_t *sent = to.ptr;
+    const uint8_t *top = t.ptr;
+    const int64_t *high = h.ptr, *low = l.ptr;
+    ARI_PARALLEL_FOR (i, n, d, n)
+        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width);
+    return AR_OK;
+}
+
+/** Slot states_merge. Errors: none. */
+ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
+                               size_t n, size_t width)
+{
+    const uint8_t *sent = from.ptr;
+    uint8_t *top = t.ptr;
+    int64_t *high = h.ptr, *low = l.ptr;
+    ARI_PARALLEL_FOR (i, n, d, n * ranks)
+        for (size_t r = 0; r < ranks; r++)
+            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width);
     return AR_OK;
 }

@@ -52,6 +52,7 @@ static ar_status init_token(embedding *e, ar_ctx *ctx, double range)
     e->token.init_range = range;
     e->token.fan_in = e->h;
     e->token.fan_out = e->vocab;
+    e->token.adds = AR_ADDS_BY_TOKEN;
     return AR_OK;
 }
 
@@ -63,6 +64,7 @@ static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, doub
     /* Each rank adds the rows of its own positions. */
     e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
     e->position.matrix = false;
+    e->position.adds = AR_ADDS_BY_TOKEN;
     e->learned = true;
     return AR_OK;
 }

@@ -2,60 +2,56 @@
 #ifndef ARI_NUMERICS_SENT_SUM_H
 #define ARI_NUMERICS_SENT_SUM_H
 
-/* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first, whose
- * highest bit is the sign. The receiver adds them up modulo 2^128, which no order changes. */
+/* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, at most 8, the lowest first,
+ * whose highest bit is the sign. */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"
 
-#define ARI_SENT_GRADIENT 11 /* bytes of H*2^32 + L; of up to 2^21 values L is exact in binary64 however it is split */
-
-typedef struct ari_sent {
-    uint64_t low, high;
-} ari_sent;
-
-ARI_FN ari_sent ari_sent_add(ari_sent a, ari_sent b)
-{
-    const uint64_t low = a.low + b.low;
-    const ari_sent sum = {low, a.high + b.high + (low < a.low ? 1u : 0u)};
-    return sum;
-}
-
-ARI_FN uint64_t ari_sent_sign(uint64_t word)
-{
-    return (uint64_t)0 - (word >> 63);
-}
-
-/** h*2^32 + l */
-ARI_FN ari_sent ari_sent_of(int64_t h, int64_t l)
-{
-    const uint64_t top = (uint64_t)h, rest = (uint64_t)l;
-    const ari_sent upper = {top << 32, (top >> 32) | (ari_sent_sign(top) << 32)}, lower = {rest, ari_sent_sign(rest)};
-    return ari_sent_add(upper, lower);
-}
-
-/** That integer >> 32; what is left is its low 32 bits. */
-ARI_FN int64_t ari_sent_high(ari_sent v)
-{
-    return (int64_t)((v.low >> 32) | (v.high << 32));
-}
-
-ARI_FN void ari_sent_write(uint8_t *to, ari_sent v, size_t width)
+ARI_FN void ari_sent_write(uint8_t *to, int64_t v, size_t width)
 {
     for (size_t b = 0; b < width; b++)
-        to[b] = (uint8_t)((b < 8 ? v.low : v.high) >> 8 * (b % 8));
+        to[b] = (uint8_t)((uint64_t)v >> 8 * b);
 }
 
-ARI_FN ari_sent ari_sent_read(const uint8_t *from, size_t width)
+ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
 {
-    const uint64_t sign = ari_sent_sign((uint64_t)from[width - 1] << 56);
-    ari_sent v = {width < 8 ? sign << 8 * (width % 8) : 0u, width < 8 ? sign : sign << 8 * (width % 8)};
-    for (size_t b = 0; b < width; b++) {
-        const uint64_t byte = (uint64_t)from[b] << 8 * (b % 8);
-        v.low |= b < 8 ? byte : 0u;
-        v.high |= b < 8 ? 0u : byte;
+    const uint64_t sign = (uint64_t)0 - (uint64_t)(from[width - 1] >> 7);
+    uint64_t v = width < 8 ? sign << 8 * (width % 8) : 0u;
+    for (size_t b = 0; b < width; b++)
+        v |= (uint64_t)from[b] << 8 * b;
+    return (int64_t)v;
+}
+
+/** Bytes of a state that is the sum of at most so many values, each slice of which is below 2^32: t, then H and L; of
+ *  one value that value. */
+ARI_FN size_t ari_sent_state_bytes(size_t values)
+{
+    const size_t more = (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 2u : 0u) +
+                        (values > (size_t)1 << 23 ? 2u : 0u);
+    return values == 1 ? sizeof(float) : 11 + more;
+}
+
+/** The state in so many bytes, and one that is merged with it. */
+ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
+{
+    const size_t each = width / 2;
+    if (width == sizeof(float)) {
+        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_value(t, h, l)), width);
+        return;
     }
-    return v;
+    to[0] = t;
+    ari_sent_write(to + 1, h, each);
+    ari_sent_write(to + 1 + each, l, each);
+}
+
+ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
+{
+    const size_t each = width / 2;
+    if (width == sizeof(float))
+        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)));
+    else
+        ari_acc_merge(t, h, l, from[0], ari_sent_read(from + 1, each), ari_sent_read(from + 1 + each, each));
 }
 
 /** A state of the accumulator whose value is v: +0 for -0, and an infinity, which a sum overflowed to, for itself. */

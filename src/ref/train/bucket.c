@@ -154,11 +154,38 @@ static ar_status pack_bucket(const ari_bucket *b, ar_queue *q)
     return ari_fault_after_pack(b, q);
 }
 
+static bool is_alone(ar_comm *group)
+{
+    return !group || ar_comm_size(group) == 1;
+}
+
+/* Of how many values an element of the bucket can be the sum on a rank that sums it over a group: those of its own
+ * samples, and of the ranks whose terms it has already, or whose samples its experts have. */
+static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
+{
+    const ar_ddp *d = b->ddp;
+    ar_comm *data = ari_ddp_dp(d);
+    if (is_alone(group))
+        return 0;
+    const size_t others = is_alone(data) ? 1 : (size_t)ar_comm_size(data) / (size_t)ar_comm_size(group);
+    size_t each = d->step.depths * (others > 0 ? others : 1);
+    for (size_t i = 0, tables = 0; i < b->info.params; i++) {
+        if (b->info.param[i]->adds == AR_ADDS_ANY)
+            return SIZE_MAX;
+        if (b->info.param[i]->adds == AR_ADDS_BY_TOKEN && tables++ == 0)
+            each *= 2 * d->step.tokens;
+    }
+    return samples > 0 && samples <= SIZE_MAX / each ? samples * each : SIZE_MAX;
+}
+
 static ar_status reduce_over(const ari_bucket *b, ar_queue *q, ar_comm *group, const size_t *counts, bool last,
                              const char *tag)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, last, tag);
+    const ari_ddp_step *step = &b->ddp->step;
+    const size_t most =
+        last || counts ? most_values(b, group, b->ddp->stage >= 2 ? step->pass_samples : step->samples) : 0;
+    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, most, tag);
 }
 
 /* This rank's slice between its place in the bucket and memory of its own. */
@@ -182,7 +209,8 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
 static ar_status sum_slice(const ari_bucket *b, ar_queue *q, ar_comm *over, bool last, const char *tag)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, last, tag);
+    const size_t most = last ? most_values(b, over, b->ddp->step.samples) : 0;
+    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, most, tag);
 }
 
 /* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
@@ -217,11 +245,6 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(sum_slice(b, q, ends_of(d), false, b->info.param[0]->name));
     return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), true, b->tag);
-}
-
-static bool is_alone(ar_comm *group)
-{
-    return !group || ar_comm_size(group) == 1;
 }
 
 /* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed

@@ -61,6 +61,12 @@ typedef struct ari_unit {
     ar_event *gathered;
 } ari_unit;
 
+/* What a step adds to gradients: samples of the rank that has most, in all and in a micro-batch; 0: not known. */
+typedef struct ari_ddp_step {
+    size_t samples, pass_samples;
+    size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
+} ari_ddp_step;
+
 struct ar_ddp {
     ar_module base;    /* where it wraps a module */
     ar_ctx *ctx;       /* borrowed */
@@ -87,12 +93,13 @@ struct ar_ddp {
     size_t room_bytes;
     const ari_communication *gathers;       /* borrowed; NULL: weights are gathered on the main queue */
     const ari_communication *communication; /* borrowed; NULL: buckets go through the main queue */
-    bool sync;                              /* hooks make gradients ready */
-    size_t next;                            /* the first bucket that is not under way */
-    bool waited;                            /* for all, since the last start */
-    uint8_t *used;                          /* [trained]: got a gradient; then, with find_unused, on any rank */
-    ar_buf used_device;                     /* [trained]; ptr NULL: nobody asks, or no peers */
-    const char **unused;                    /* [unused_count] of room for trained */
+    ari_ddp_step step;
+    bool sync;           /* hooks make gradients ready */
+    size_t next;         /* the first bucket that is not under way */
+    bool waited;         /* for all, since the last start */
+    uint8_t *used;       /* [trained]: got a gradient; then, with find_unused, on any rank */
+    ar_buf used_device;  /* [trained]; ptr NULL: nobody asks, or no peers */
+    const char **unused; /* [unused_count] of room for trained */
     size_t unused_count;
 };
 

@@ -303,19 +303,16 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
     return ari_scores_update(what->module, ctx);
 }
 
-/* Sums of bf16 gradients have room on their way between ranks for 2^21 values an element (numerics.md, "In bf16"): an
- * embedding's has one for each token that is its id, at each depth, and one for each sample of a tied head. */
-static ar_status check_values(const ari_trained *what, const ar_ctx *ctx, const ar_batch *global,
-                              const ar_train_options *o)
+/* Begins a step of the data-parallel object; the first rank has most samples, in the first micro-batch most of them. */
+static ar_status start_ddp(const ari_trained *what, const ar_batch *global, const ar_train_options *o)
 {
-    const size_t most = (size_t)1 << 20, each = ari_batch_positions(global) * (1 + ari_trained_depths(what->module));
-    if (!o->ddp || ctx->arith != ar_arith_exact(AR_PRECISION_BF16) || ari_extent(&ctx->layout, ARI_CUTS_DATA) == 1 ||
-        each == 0 || global->batch <= most / each)
-        return AR_OK;
-    return ar_error_set(AR_ERR_UNSUPPORTED,
-                        "a step of %zu samples of %zu tokens: between ranks exact sums in bf16 hold those of up to %zu "
-                        "samples of them; use a smaller batch, or fp32",
-                        global->batch, each, most / each);
+    size_t start = 0;
+    ari_ddp_step *step = &o->ddp->step;
+    AR_TRY(ar_ddp_start(o->ddp));
+    *step = (ari_ddp_step){.tokens = ari_batch_positions(global), .depths = 1 + ari_trained_depths(what->module)};
+    ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
+    ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
+    return AR_OK;
 }
 
 static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
@@ -326,7 +323,6 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     ar_saved *saved = NULL;
     size_t n = 0, most = 0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, check_values(what, ctx, global, o));
     AR_TRY_TO(done, st, own_batches(&micro, &n, &most, ctx, global, &o->parallel));
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ari_module_list(&what->params, &what->n, what->module));
@@ -334,7 +330,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
     AR_TRY_TO(done, st, ari_trained_zero(what->module, what->loss, ctx));
     if (o->ddp)
-        AR_TRY_TO(done, st, ar_ddp_start(o->ddp));
+        AR_TRY_TO(done, st, start_ddp(what, global, o));
     AR_TRY_TO(done, st, count_routes(what, ctx, saved, micro, n, most, o));
     AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */

@@ -221,6 +221,7 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         filled = ari_op_builder_add(w, filled, ari_op_builder_mul(w, n, bytes));
         b->elements = ari_op_builder_add(w, b->elements, ari_op_builder_mul(w, n, p.elements));
         b->params += n;
+        b->tables |= p.of.role == ARI_TOKENS || p.of.role == ARI_POSITIONS;
         b->last = (ari_bucket_place){at.major, at.minor + n - 1};
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
@@ -322,4 +323,29 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     while (k < all->layers && ari_op_builder_own_layer(w, k) != unit)
         k++;
     each_of(w, all, k, first_of(w, all, k), f);
+}
+
+/* The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each of
+ * the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose tokens
+ * its experts have; of tables two for each token. */
+static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, ari_call_often often)
+{
+    const ar_parallel *p = &w->c->run.parallel;
+    const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
+    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * w->c->run.seq : 1);
+    size_t start = 0, samples = 0;
+    ar_parallel_rows(often == ARI_EACH_MICRO ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start,
+                     &samples);
+    return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
+}
+
+size_t ari_op_builder_state_bytes(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
+                                  ari_call_often often)
+{
+    static const int bits[] = {7, 15, 23};
+    const size_t values = most_values(w, b, over, often);
+    size_t bytes = 11;
+    for (int i = 0; i < 3; i++)
+        bytes += values > (size_t)1 << bits[i] ? 2 : 0;
+    return values == 1 ? 4 : bytes;
 }

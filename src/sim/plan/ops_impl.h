@@ -315,6 +315,7 @@ typedef struct ari_op_builder_bucket {
     ari_one_param first;
     int kind;
     size_t elements, params;
+    bool tables;           /* of tokens or positions, among them */
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
 } ari_op_builder_bucket;
@@ -338,6 +339,10 @@ enum { ARI_ALL_UNITS = SIZE_MAX - 1 };
 typedef void (*ari_bucket_fn)(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index);
 /** Calls f for each bucket of a unit, in the order in which they become complete. */
 void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f);
+/** Bytes of a bf16 gradient's state on its way to where it is summed over a group: the one value that there is, or an
+ *  index and two numbers that have 32 bits of each value. */
+size_t ari_op_builder_state_bytes(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
+                                  ari_call_often often);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 

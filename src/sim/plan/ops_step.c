@@ -35,12 +35,10 @@ static ari_over replicate_group(bool experts)
     return experts ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE;
 }
 
-enum { SENT_GRADIENT = 11 }; /* bytes of both int64 of a state as one number */
-
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
- * index is needed whole, as the own terms are raised to it before they are added. last: nothing is added to a matrix's
- * gradient afterwards, which in bf16 goes to the ranks' shares as one number, and rounded to all of them. */
-static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, bool last,
+ * index is needed whole, as the own terms are raised to it before they are added. bytes: where not 0, a matrix's
+ * gradient in bf16 goes to the ranks' shares in so many, and rounded to all of them. */
+static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, size_t bytes,
                      ari_call_often often, ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
@@ -48,13 +46,13 @@ static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype,
         ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
         return;
     }
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
-    if (last && dtype == AR_BF16) {
-        ari_op_builder_send_sums(w, over, n, SENT_GRADIENT, often, role, tag);
+    if (bytes > 0 && dtype == AR_BF16) {
+        ari_op_builder_send_sums(w, over, n, bytes, often, role, tag);
         if (!shares)
             ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, AR_F32, often, role, tag);
         return;
     }
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
     ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
     if (shares)
         ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
@@ -148,7 +146,8 @@ static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements, of_experts(b)) : b->elements;
     if (n > 0 || !slices)
-        call_sum(w, over, n, stored_as(b), false, last, ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
+        call_sum(w, over, n, stored_as(b), false, last ? ari_op_builder_state_bytes(w, b, over, ARI_EACH_STEP) : 0,
+                 ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
     for (int i = first; i < w->op.calls && slices; i++)
         w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
 }
@@ -165,9 +164,9 @@ static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, bool s
 
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
-    const bool last = often == ARI_EACH_STEP && ari_op_builder_ranks(w, replicate_group(of_experts(b))) == 1;
-    call_sum(w, sharing_group(w, of_experts(b)), b->elements, stored_as(b), true, last, often, b->first.of.role,
-             suffix_of(b->first.of));
+    const ari_over over = sharing_group(w, of_experts(b));
+    call_sum(w, over, b->elements, stored_as(b), true, ari_op_builder_state_bytes(w, b, over, often), often,
+             b->first.of.role, suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
@@ -379,7 +378,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 
 static void sum_terms(ari_op_builder *w, ari_over over)
 {
-    call_sum(w, over, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    call_sum(w, over, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
 }
 
 static void sum_router_losses(ari_op_builder *w)
@@ -410,9 +409,9 @@ static void sum_loss(ari_op_builder *w)
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, false, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }

@@ -76,6 +76,7 @@ ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec
     p->fan_in = s->in;
     p->fan_out = part->out;
     p->matrix = !s->uneven && !s->chooses;
+    p->adds = AR_ADDS_BY_SAMPLE;
     p->blocks = part->blocks;
     memcpy(p->block, part->block, sizeof p->block);
     return AR_OK;
