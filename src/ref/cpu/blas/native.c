@@ -93,9 +93,9 @@ static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_t
         multiply_f32(c, a, b, add);
 }
 
-/* Multiply-adds that take as long as an element's operation of other kernels: a thread that sleeps between products
- * takes some 50 us to wake up, in which another one does 4 million of them. */
-#define OPERATION ((size_t)128)
+/* Multiply-adds that take as long as an element's operation of other kernels: products of a million and more, of some
+ * 20 us, are shared out, which a thread that spins between two of them (cli/main.c) is there for. */
+#define OPERATION ((size_t)32)
 
 /* --- shared out --------------------------------------------------------------------------------------------------- */
 
