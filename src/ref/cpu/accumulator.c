@@ -82,10 +82,11 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n
 
 /* --- many rows into one ------------------------------------------------------------------------------------------- */
 
-/* Columns whose sums stay in registers while rows are added to them, and rows whose slices, below 2^32 each, a binary64
- * number sums up exactly below the 2^51 that ARI_ROUND_MAGIC makes an integer of. */
+/* Columns whose sums stay in registers while rows are added to them, and how many rows are, so that their neighbours are
+ * still in the caches afterwards. A binary64 number sums up the slices, below 2^32 each, of 2^18 rows exactly below the
+ * 2^51 that ARI_ROUND_MAGIC makes an integer of. */
 #define LANES ((size_t)16)
-#define ROWS_EXACT ((size_t)1 << 18)
+#define ROWS_AT_ONCE ((size_t)128)
 
 /* Slices t and t - 1 of a column's values, added up, and the largest magnitude of these. */
 typedef struct column_sums {
@@ -101,7 +102,8 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
     uint32_t top[LANES] = {0};
     for (size_t j = 0; j < LANES; j++)
         unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - 32 * (int32_t)t[j]);
-    for (size_t r = 0; r < rows; r++)
+    for (size_t r = 0; r < rows; r++) {
+        __builtin_prefetch(x + (ptrdiff_t)r * stride + LANES); /* the next columns': no prefetcher sees such strides */
         for (size_t j = 0; j < LANES; j++) {
             const float value = x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
             const double v = (double)value * unit[j], above = trunc(v);
@@ -110,6 +112,7 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
             low[j] += trunc((v - above) * 0x1p32);
             top[j] = bits > top[j] ? bits : top[j];
         }
+    }
     for (size_t j = 0; j < LANES; j++) {
         s->high[j] = high[j];
         s->low[j] = low[j];
@@ -129,7 +132,7 @@ ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *to
     return raised != 0;
 }
 
-/* rows <= ROWS_EXACT rows into LANES elements. Where a value reaches above t, which is rare after the first rows, the
+/* rows <= ROWS_AT_ONCE rows into LANES elements. Where a value reaches above t, which is rare after the first rows, the
  * sums are made again. A flagged element takes nothing. */
 ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows)
 {
@@ -153,8 +156,8 @@ ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const f
 static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows, size_t n)
 {
     const size_t whole = n - n % LANES;
-    for (size_t from = 0; from < rows; from += ROWS_EXACT) {
-        const size_t count = rows - from < ROWS_EXACT ? rows - from : ROWS_EXACT;
+    for (size_t from = 0; from < rows; from += ROWS_AT_ONCE) {
+        const size_t count = rows - from < ROWS_AT_ONCE ? rows - from : ROWS_AT_ONCE;
         const float *first = x + (ptrdiff_t)from * stride;
         for (size_t j = 0; j < whole; j += LANES)
             accumulate_lanes(t + j, h + j, l + j, first + j, stride, count);

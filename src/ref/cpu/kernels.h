@@ -63,9 +63,9 @@ static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 #endif
 #define ARI_PARALLEL_FOR(i, n, d, work) ARI_PARALLEL_BY ((static), i, n, d, work)
 
-/* Elements a thread of an element-wise kernel takes at a time: 8 KiB of fp32, of which the first cache level holds
- * those of three operands between two loops. */
-#define ARI_BLOCK ((size_t)2048)
+/* Elements a thread of an element-wise kernel takes at a time: 4 KiB of fp32, of which the first cache level holds
+ * those of three operands between two loops, and what they are as bf16. */
+#define ARI_BLOCK ((size_t)1024)
 
 static inline size_t ari_blocks_of(size_t n)
 {
