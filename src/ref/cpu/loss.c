@@ -58,15 +58,12 @@ static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, c
     return AR_OK;
 }
 
-/* Quantised sum of exp32(fl32(x - m)): exponent 1, since every term is at most exp(0) = 1. */
+/* Quantised sum of exp32(fl32(x - m)), n <= ARI_BLOCK: exponent 1, since every term is at most exp(0) = 1. */
 ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, size_t n, int32_t key, int32_t p)
 {
-    const double step = ari_row_step(1, p);
-    const float m = ari_key32_value(key);
-    uint64_t sum = 0;
-    for (size_t j = 0; j < n; j++)
-        sum += ari_row_biased((double)ari_softmax_exp(x[j], m), step);
-    return ari_row_unbiased(sum, n);
+    float e[ARI_BLOCK];
+    ari_softmax_exps(e, x, ari_key32_value(key), n);
+    return ari_row_unbiased(ari_row_integer(e, n, 1, p), n);
 }
 
 /** Slot ce_sum. */
@@ -132,13 +129,12 @@ typedef struct loss_row {
 /* n neighbouring gradients of a row, as if none of them were the target's. dlogits may be logits. */
 ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_row *row, size_t n)
 {
-    const float m = row->m;
-    const double l = row->l, weight = row->weight, label = row->miss, targets = row->targets;
-#pragma GCC ivdep
-    for (size_t j = 0; j < n; j++) {
-        const float p = ari_softmax_p(ari_softmax_exp(x[j], m), l);
-        dlogits[j] = ari_ce_dlogit(p, weight, label, targets);
-    }
+    const double weight = row->weight, label = row->miss;
+    ari_softmax_exps(dlogits, x, row->m, n);
+    ari_quotients(dlogits, dlogits, row->l, n);
+    for (size_t j = 0; j < n; j++)
+        dlogits[j] = ari_ce_difference(dlogits[j], weight, label);
+    ari_quotients(dlogits, dlogits, row->targets, n);
 }
 
 /* Row t, whose target is column `target`, or none of them. */

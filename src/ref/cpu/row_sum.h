@@ -19,6 +19,15 @@
 #define ARI_ROW_KERNEL static
 #endif
 
+/* --- of a row (exponentials.c) ------------------------------------------------------------------------------------ */
+
+/** e[j] = ari_softmax_exp(x[j], m). e may be x. */
+void ari_softmax_exps(float *e, const float *x, float m, size_t n);
+/** y[j] = ari_softmax_p(x[j], l), l and 1/l normal numbers. y may be x. */
+void ari_quotients(float *y, const float *x, double l, size_t n);
+
+/* --- sums --------------------------------------------------------------------------------------------------------- */
+
 /* The factor 2^(p-e) of a row sum. Rows that are all zero or hold a non-finite value get 0: their sum is not used. */
 ARI_ROW_LOOP double ari_row_step(int32_t e, int32_t p)
 {

@@ -4,7 +4,7 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/scores.h"
 
-enum { WORTH = 8 }; /* elements that other kernels go through in the time of one, at least: it was 16 to 25 copies */
+enum { WORTH = 4 }; /* elements that other kernels go through in the time of one, at least */
 
 /* Attention's softmax and its gradient, one row (one query of one head) after the other. Masks are structural: a masked
  * key is left out. While a row is worked on, its masked places hold -inf, which no visible place does then: a visible
@@ -44,20 +44,14 @@ ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, c
     }
 }
 
-/* row = exp32(fl32(row - max)) and its row sum, exponent 1: every term is at most exp(0) = 1. sink: one more; NULL:
- * there is none. */
+/* row = exp32(fl32(row - max)), +0 where it is -inf, and its row sum, exponent 1: every term is at most exp(0) = 1.
+ * sink: one more; NULL: there is none. */
 ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, const float *sink, int32_t p)
 {
-    const double step = ari_row_step(1, p);
-    uint64_t sum = 0;
-#pragma GCC ivdep
-    for (size_t j = 0; j < n; j++) {
-        const float e = row[j] == -INFINITY ? 0.0f : ari_softmax_exp(row[j], max);
-        sum += ari_row_biased((double)e, step);
-        row[j] = e;
-    }
+    ari_softmax_exps(row, row, max, n);
+    uint64_t sum = ari_row_integer(row, n, 1, p);
     if (sink)
-        sum += ari_row_biased((double)ari_softmax_exp(*sink, max), step);
+        sum += ari_row_biased((double)ari_softmax_exp(*sink, max), ari_row_step(1, p));
     return ari_row_value(sum, n + (sink != NULL), 1, p);
 }
 
@@ -72,16 +66,6 @@ ARI_ROW_LOOP void clear_outside(float *all, const ari_score_row *m, size_t cols)
 {
     set_zero(all, 0, m->first);
     set_zero(all, m->first + m->keys, cols);
-}
-
-/* The row's exponentials divided by their sum l. */
-ARI_ROW_LOOP void probabilities(float *row, size_t n, float max, double l)
-{
-#pragma GCC ivdep
-    for (size_t j = 0; j < n; j++) {
-        const float e = row[j] == -INFINITY ? 0.0f : ari_softmax_exp(row[j], max);
-        row[j] = ari_softmax_p(e, l);
-    }
 }
 
 /* Rows that have no visible key, or one that is not finite. */
@@ -110,14 +94,12 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
     if (top == INT32_MIN || top == INT32_MAX) {
         without_sum(row, n, top);
     } else if (sums->known) {
-        probabilities(row, n, ari_key32_value(top), *sums->l);
+        ari_softmax_exps(row, row, ari_key32_value(top), n);
+        ari_quotients(row, row, *sums->l, n);
     } else {
-        const double l =
+        *sums->l =
             exponentials(row, n, ari_key32_value(top), sums->sink, ari_rowsum_bits(b->seq + (sums->sink != NULL)));
-        *sums->l = l;
-#pragma GCC ivdep
-        for (size_t j = 0; j < n; j++)
-            row[j] = ari_softmax_p(row[j], l);
+        ari_quotients(row, row, *sums->l, n);
     }
     clear_outside(all, m, b->part.cols);
 }

@@ -271,11 +271,16 @@ ARI_FN double ari_ce_label(int hit, size_t V, const ar_loss_options *o)
     return (hit != 0 ? 1.0 - o->label_smoothing : 0.0) + o->label_smoothing / (double)V;
 }
 
+/** fl32(p*weight - label) in binary64. */
+ARI_FN float ari_ce_difference(float p, double weight, double label)
+{
+    return (float)((double)p * weight - label);
+}
+
 /** fl32(fl32(p*weight - label)/T) in binary64, T > 0. */
 ARI_FN float ari_ce_dlogit(float p, double weight, double label, double T)
 {
-    const float difference = (float)((double)p * weight - label);
-    return ari_round32((double)difference / T);
+    return ari_round32((double)ari_ce_difference(p, weight, label) / T);
 }
 
 #endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exponentials and quotients of rows are their definitions' bits (tests/extended/exps_sweep.c: for every difference). */
+#include "ref/cpu/row_sum.h"
+#include "tests/cpu/row_support.h"
+
+static const float maxima[] = {0.0f, 3.5f, -90.0f, 0x1p100f};
+
+static void check_exps(const float *x, float m, size_t n)
+{
+    float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
+    for (size_t j = 0; j < n; j++)
+        defined[j] = ari_softmax_exp(x[j], m);
+    ari_softmax_exps(own, x, m, n);
+    ari_softmax_exps(in_place, in_place, m, n);
+    assert_bits(own, defined, n, "exponentials");
+    assert_bits(in_place, defined, n, "exponentials in place");
+    free(defined);
+    free(own);
+    free(in_place);
+}
+
+Test(exponentials, of_rows_of_every_length_are_the_definitions)
+{
+    for (size_t n = 1; n <= 50; n++)
+        for (enum values kind = 0; kind < VALUE_KINDS; kind++)
+            for (size_t i = 0; i < sizeof maxima / sizeof *maxima; i++) {
+                float *x = new_values(n, kind, n);
+                check_exps(x, maxima[i], n);
+                free(x);
+            }
+}
+
+/* One in 1,021 of all numbers: 2,500 of them are near the middle between two results, and 700 have subnormal ones. */
+Test(exponentials, of_bits_from_all_over_are_the_definitions)
+{
+    enum { N = 4096, STEP = 1021 };
+    float x[N];
+    for (uint64_t first = 0; first < UINT64_C(1) << 32; first += (uint64_t)N * STEP) {
+        for (uint64_t j = 0; j < N; j++)
+            x[j] = ari_float32((uint32_t)(first + j * STEP));
+        check_exps(x, 0.0f, N);
+    }
+}
+
+static void check_quotients(const float *x, double l, size_t n)
+{
+    float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
+    for (size_t j = 0; j < n; j++)
+        defined[j] = ari_softmax_p(x[j], l);
+    ari_quotients(own, x, l, n);
+    ari_quotients(in_place, in_place, l, n);
+    assert_bits(own, defined, n, "quotients");
+    assert_bits(in_place, defined, n, "quotients in place");
+    free(defined);
+    free(own);
+    free(in_place);
+}
+
+Test(quotients, of_every_kind_are_the_definitions)
+{
+    static const double divisors[] = {1.0, 3.0, 0x1.fffffffffffffp0, 0x1.000001p0, 1e6 / 3.0, 0x1.8p40};
+    for (size_t n = 1; n <= 600; n = n * 5 / 3 + 1)
+        for (enum values kind = 0; kind < VALUE_KINDS; kind++)
+            for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
+                float *x = new_values(n, kind, n);
+                check_quotients(x, divisors[i], n);
+                free(x);
+            }
+}
+
+/* The sum is the binary64 number next to x over the middle between two fp32 numbers, or one of its neighbours. */
+Test(quotients, that_are_all_but_between_two_results_are_the_definitions)
+{
+    uint64_t state = 1;
+    for (int i = 0; i < 20000; i++) {
+        const uint64_t random = next_random(&state);
+        const float x[3] = {1.0f, ari_float32(0x3f000000u | (uint32_t)(random & 0x7fffffu)), 0.25f};
+        const double middle = 0x1p-25 * (double)(0x1000001u | (random >> 30 & 0xfffffeu));
+        const double l = ari_float64(ari_bits64((double)x[1] / middle) + random % 3u - 1u);
+        check_quotients(x, l, 3);
+    }
+}
