@@ -86,7 +86,7 @@ DECLARED = {
 PICTURE = "a picture"
 ELSEWHERE = {(page, start): where for where, page, starts in [
     (PICTURE, "CONTRIBUTING.md", ["core <-"]),
-    (PICTURE, "architecture.md", ["include/", "core <-"]),
+    (PICTURE, "architecture.md", ["include/"]),
     (PICTURE, "train.md", ["FOLDER/"]),
     ("tests/examples/ci_test.py", "pytest.md", ["ci/anyrank.sh", "layout gradients"]),
     ("tests/verify/pages_test.py", "pytorch.md", ['{"version": 1,\n "rank"', "MissingShard", '{"version": 1,\n "mesh"',

@@ -6,47 +6,20 @@ causes ("|": partly right from there; nothing before it: no cause is), where the
 those where somebody had this mistake, or one of its kind.
 """
 
-import dataclasses
 import re
 
 import blind2_mistakes  # noqa: F401 (registers its functions)
 from blind2_run import run
 from strangers_cases import OF_MANY, TWICE, UPDATE, Stranger
-from strangers_run import HUGGING_FACE
 
 
-@dataclasses.dataclass
 class Stranger2(Stranger):
-    """other: how a right run is otherwise written."""
-    other: str = None
+    trial, begin, of_many = "blind2", staticmethod(run), (*OF_MANY, "ulysses")
 
     def __post_init__(self):
         super().__post_init__()
-        words = self.where.split()
         self.ranks = {dim: int(n) for dim, n in re.findall(r"\b(dp|cp|tp|pp)(\d)", self.where)}
-        self.options = {**self.options, **({"ulysses": True} if "ulysses" in words else {})}
-
-    @property
-    def hand(self):
-        return self.model not in HUGGING_FACE
-
-    def on_one(self):
-        options = {k: v for k, v in self.options.items() if k not in (*OF_MANY, "ulysses")}
-        way = "fsdp2" if self.way == "fsdp2" and self.dtype == "bf16" else "alone"
-        return way, {**options, "dtype": self.dtype}
-
-    def reference(self):
-        way, options = self.on_one()
-        return "blind2", self.model, way, repr(sorted(options.items()))
-
-    def run_reference(self, path):
-        way, options = self.on_one()
-        run(self.model, path, way=way, **options)
-        if self.dtype == "bf16":
-            self.measure(path, lambda folder: run(self.model, folder, way=way, **options))
-
-    def run(self, rank, path):
-        run(self.model, path, rank, way=self.way, fault=self.bug or self.other, dtype=self.dtype, **self.ranks, **self.options)
+        self.options = {**self.options, **({"ulysses": True} if "ulysses" in self.where.split() else {})}
 
 
 ADAPTER = {"frozen": ("base", "k_proj", "o_proj", "mlp", "norm", "embed"), **UPDATE}

@@ -219,9 +219,8 @@ BROKEN = [
 
 
 def case(name, model, bug, where, options, *truth, other=None):
-    if model in MODELS2 or model in HUGGING_FACE2:
-        return Stranger2(name, model, bug, where, options, *truth, other=other)
-    return Stranger(name, model, bug, where, options, *truth)
+    kind = Stranger2 if model in MODELS2 or model in HUGGING_FACE2 else Stranger
+    return kind(name, model, bug, where, options, *truth, other=other)
 
 
 def right():

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from experts_models import Attention, Block, C, Norm, SwiGLU, TernExperts, by_all_to_all
+from experts_models import C, Mix, SwiGLU, TernExperts, by_all_to_all
 from ranks import Through, same
 
 GROUPS, KEPT, FACTOR, MOVE = 4, 2, 2.5, 0.05
@@ -80,20 +80,9 @@ class DeepMoE(nn.Module):
         return (y + (shared * FACTOR if self.grid.has("factor_on_shared") else shared)).view_as(x)
 
 
-class Deep(nn.Module):
+class Deep(Mix):
     def __init__(self, grid):
-        super().__init__()
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(C.vocab, C.hidden)
-        self.model.layers = nn.ModuleList(Block(Attention(grid, ("q_proj", "k_proj", "v_proj", "o_proj")), DeepMoE(
-            grid, i), ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")) for i in range(C.layers))
-        self.model.norm, self.lm_head = Norm(C.hidden), nn.Linear(C.hidden, C.vocab, bias=False)
-
-    def forward(self, ids):
-        x = self.model.embed_tokens(ids)
-        for layer in self.model.layers:
-            x = layer(x)
-        return self.lm_head(self.model.norm(x))
+        super().__init__(grid, DeepMoE)
 
     def after_step(self):
         for layer in self.model.layers:

@@ -394,12 +394,12 @@ class MixMoE(nn.Module):
 
 
 class Mix(nn.Module):
-    def __init__(self, grid):
+    def __init__(self, grid, moe=lambda grid, _layer: MixMoE(grid)):
         super().__init__()
         self.model = nn.Module()
         self.model.embed_tokens = nn.Embedding(C.vocab, C.hidden)
-        self.model.layers = nn.ModuleList(Block(Attention(grid, ("q_proj", "k_proj", "v_proj", "o_proj")), MixMoE(grid), (
-            "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")) for _ in range(C.layers))
+        self.model.layers = nn.ModuleList(Block(Attention(grid, ("q_proj", "k_proj", "v_proj", "o_proj")), moe(grid, i), (
+            "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")) for i in range(C.layers))
         self.model.norm, self.lm_head = Norm(C.hidden), nn.Linear(C.hidden, C.vocab, bias=False)
 
     def forward(self, ids):

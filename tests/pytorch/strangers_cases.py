@@ -21,7 +21,8 @@ OF_MANY = ("micro", "sp", "zigzag", "ring")  # options that say how, and not wha
 
 @dataclasses.dataclass
 class Stranger:
-    """One run, as Case of cases.py is one."""
+    """One run, as Case of cases.py is one; begin: what runs it, of_many: options that one rank has not."""
+    trial, begin, of_many = "stranger", staticmethod(run), OF_MANY
     name: str
     model: str
     bug: str
@@ -30,6 +31,7 @@ class Stranger:
     causes: tuple = ()
     partly: tuple = ()
     first: tuple = ()
+    other: str = None  # how a right run is otherwise written
 
     def __post_init__(self):
         self.way, *rest = self.where.split()
@@ -59,19 +61,19 @@ class Stranger:
 
     def on_one(self):
         """Under FSDP2 a model's own parameters are in bf16; one rank needs FSDP2 for the same numbers."""
-        options = {k: v for k, v in self.options.items() if k not in OF_MANY}
+        options = {k: v for k, v in self.options.items() if k not in self.of_many}
         way = "fsdp2" if self.way == "fsdp2" and self.dtype == "bf16" else "alone"
         return way, {**options, "dtype": self.dtype}
 
     def reference(self):
         way, options = self.on_one()
-        return "stranger", self.model, way, repr(sorted(options.items()))
+        return self.trial, self.model, way, repr(sorted(options.items()))
 
     def run_reference(self, path):
         way, options = self.on_one()
-        run(self.model, path, way=way, **options)
+        self.begin(self.model, path, way=way, **options)
         if self.dtype == "bf16":
-            self.measure(path, lambda folder: run(self.model, folder, way=way, **options))
+            self.measure(path, lambda folder: self.begin(self.model, folder, way=way, **options))
 
     @staticmethod
     def measure(path, once):
@@ -84,7 +86,8 @@ class Stranger:
         rounding.allowances(path, draws, f"{path}-allowed.safetensors")
 
     def run(self, rank, path):
-        run(self.model, path, rank, way=self.way, fault=self.bug, dtype=self.dtype, **self.ranks, **self.options)
+        self.begin(self.model, path, rank, way=self.way, fault=self.bug or self.other, dtype=self.dtype, **self.ranks,
+                   **self.options)
 
     def against(self, _anyrank, reference):
         return reference, ("--sensitivity", f"{reference}-allowed.safetensors") if self.dtype == "bf16" else TOLERANCE

@@ -159,26 +159,22 @@ static void dispatch(ari_op_builder *w, size_t from, size_t by)
     ari_op_builder_make(w);
 }
 
+/* Backward to the rows, and to their weights. */
 static void combine(ari_op_builder *w, size_t made, size_t by)
 {
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_COMBINE, ARI_EXPERTS);
+    const bool backward = w->pass == ARI_PASS_BACKWARD;
+    ari_op_value *const apart = backward ? op->output : op->input, *const sum = backward ? op->input : op->output;
     op->produced_as = tokens_at(w);
-    op->input[op->inputs++] = rows(w, made);
-    op->input[op->inputs++] = routes(w, by);
-    op->output[op->outputs++] = tokens(w, w->config->hidden, 0);
-    exchange_rows(w);
-    ari_op_builder_make(w);
-}
-
-/* To the rows, and to their weights. */
-static void combine_backward(ari_op_builder *w)
-{
-    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_COMBINE, ARI_EXPERTS);
-    op->produced_as = tokens_at(w);
-    op->input[op->inputs++] = tokens(w, w->config->hidden, w->edges.now.at[0].id);
-    op->output[op->outputs++] = rows(w, 0);
-    op->output[op->outputs++] = routes(w, 0);
-    send_rows(w);
+    op->inputs = backward ? 1 : 2;
+    op->outputs = backward ? 2 : 1;
+    apart[0] = rows(w, made);
+    apart[1] = routes(w, by);
+    sum[0] = tokens(w, w->config->hidden, backward ? w->edges.now.at[0].id : 0);
+    if (backward)
+        send_rows(w);
+    else
+        exchange_rows(w);
     ari_op_builder_make(w);
 }
 
@@ -365,7 +361,7 @@ bool ari_op_builder_experts_backward(ari_op_builder *w)
     const size_t x = module_input(w).id;
     ari_op_builder_move(w, ari_op_builder_back(e.leave), ARI_MLP);
     const size_t dy = w->edges.now.at[0].id;
-    combine_backward(w);
+    combine(w, 0, 0);
     const ari_op_value weights = w->edges.now.at[1];
     take(w, w->edges.now.at[0]);
     w->in_experts = true;

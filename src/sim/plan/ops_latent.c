@@ -77,22 +77,42 @@ static ari_op_value shared_value(ari_op_builder *w, const latent_ops *o)
     return v;
 }
 
-static void join(ari_op_builder *w, const latent_ops *o, size_t q, size_t shared)
+/* The sum over the heads of all ranks. Exact: exponents of ones, one a sample, and of the terms. */
+static void sum_over_heads(ari_op_builder *w, const latent_ops *o)
 {
-    const size_t up = w->edges.now.at[0].id;
+    const size_t n = ari_op_builder_mul(w, w->tokens, o->shared);
+    if (!ari_op_builder_by_heads(w))
+        return;
+    if (!w->form.exact) {
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_ATTENTION,
+                            "");
+        return;
+    }
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->own, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
+    ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, w->config->heads, w->form.activations == AR_BF16, ARI_ATTENTION, "");
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_NO_ROLE,
+                        "rounded sums");
+}
+
+/* Forward of the values with these ids: q, up, what all heads share. Backward (NULL) to their gradients; that of what
+ * all heads share is a part of a value that the norm completes. */
+static void join(ari_op_builder *w, const latent_ops *o, const size_t *ids)
+{
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_JOIN, ARI_K_SHARED);
-    const ari_values out = ari_op_builder_qkv(w);
+    const ari_values heads = ari_op_builder_qkv(w);
+    const ari_op_value apart[] = {heads.at[0], up_value(w, o), shared_value(w, o)};
+    ari_op_value *const side = ids ? op->input : op->output;
     op->produced_as = o->kv.split.to;
-    op->input[0] = out.at[0];
-    op->input[0].role = o->q.part[0];
-    op->input[1] = up_value(w, o);
-    op->input[2] = shared_value(w, o);
-    op->input[0].id = q;
-    op->input[1].id = up;
-    op->input[2].id = shared;
-    op->inputs = op->outputs = out.n;
-    for (int i = 0; i < out.n; i++)
-        op->output[i] = out.at[i];
+    op->inputs = op->outputs = heads.n;
+    for (int i = 0; i < heads.n; i++) {
+        (ids ? op->output : op->input)[i] = ids ? heads.at[i] : ari_op_builder_held(w, heads.at[i], i);
+        side[i] = apart[i];
+        side[i].id = ids ? ids[i] : apart[i].id;
+    }
+    side[0].role = o->q.part[0];
+    if (!ids)
+        sum_over_heads(w, o);
     ari_op_builder_make(w);
 }
 
@@ -119,45 +139,10 @@ void ari_op_builder_latent(ari_op_builder *w, ar_tp_redistribution enter, ar_lin
     take(w, keys);
     norm(w, ARI_KV_A_NORM, 0);
     ari_op_builder_linear(w, &o.kv);
-    join(w, &o, q, keys.id);
+    join(w, &o, (const size_t[]){q, w->edges.now.at[0].id, keys.id});
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
-
-/* The sum over the heads of all ranks. Exact: exponents of ones, one a sample, and of the terms. */
-static void sum_over_heads(ari_op_builder *w, const latent_ops *o)
-{
-    const size_t n = ari_op_builder_mul(w, w->tokens, o->shared);
-    if (!ari_op_builder_by_heads(w))
-        return;
-    if (!w->form.exact) {
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_ATTENTION,
-                            "");
-        return;
-    }
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->own, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
-    ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, w->config->heads, w->form.activations == AR_BF16, ARI_ATTENTION, "");
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_NO_ROLE,
-                        "rounded sums");
-}
-
-/* Gradients of what the layers have made; that of what all heads share is a part of a value that the norm completes. */
-static void join_backward(ari_op_builder *w, const latent_ops *o)
-{
-    ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_JOIN, ARI_K_SHARED);
-    const ari_values in = ari_op_builder_qkv(w);
-    op->produced_as = o->kv.split.to;
-    op->inputs = op->outputs = in.n;
-    for (int i = 0; i < in.n; i++)
-        op->input[i] = ari_op_builder_held(w, in.at[i], i);
-    op->output[0] = in.at[0];
-    op->output[0].role = o->q.part[0];
-    op->output[1] = up_value(w, o);
-    op->output[2] = shared_value(w, o);
-    sum_over_heads(w, o);
-    ari_op_builder_make(w);
-}
 
 /* Through a path, from the gradient of what its layer has made; id: of what its norm has taken. */
 static ari_op_value path_backward(ari_op_builder *w, const ari_linear_ops *l, ari_role role, size_t id)
@@ -184,7 +169,7 @@ static void add(ari_op_builder *w, size_t other, size_t of)
 void ari_op_builder_latent_backward(ari_op_builder *w, ar_tp_redistribution enter, ar_linear_split first, size_t x)
 {
     const latent_ops o = latent_of(w, first);
-    join_backward(w, &o);
+    join(w, &o, NULL);
     const ari_op_value q = w->edges.now.at[0], shared = w->edges.now.at[2];
     take(w, w->edges.now.at[1]);
     ari_values low = {.n = 0};

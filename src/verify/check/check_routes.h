@@ -6,8 +6,8 @@
 #include "sim/plan/ops.h"
 #include "verify/reference/reference.h"
 
-/** Rows that a layout's expert-parallel ranks send each other in a run, from the baseline's routes and the layout alone:
- *  each token's experts, and where they and the token are. 0 without such ranks. */
+/** Rows that a layout's expert-parallel ranks send each other in a run, from the baseline's routes and the layout
+ *  alone: each token's experts, and where they and the token are. 0 without such ranks. */
 AR_NODISCARD ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_step_case *c);
 
 /* A rank of a dry run, whose experts are those that the baseline has chosen. */
@@ -16,8 +16,8 @@ typedef struct ari_routed_rank {
     const ari_step_case *c;
     int rank;
 } ari_routed_rank;
-/** The read of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router, the
- *  layout no such tokens). */
+/** The read of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router,
+ *  the layout no such tokens). */
 AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
                                              const char *router);
 

@@ -520,7 +520,8 @@ enum {
 ARI_MEASURES(ARI_MEASURE)
 
 /* Names a factor that no size of the run explains, by properties and the fact "name": a power of 2, an integer (the
- * fact "n"), its root, the inverse of one, a fraction of small numbers or of the targets (0: not known); `apart` is the uncertainty. */
+ * fact "n"), its root, the inverse of one, a fraction of small numbers or of the targets (0: not known); `apart` is the
+ * uncertainty. */
 void ari_name_number(ari_trace *t, double factor, double apart, size_t targets);
 
 /* The number of elements for which `is` holds, if they are scattered: clustered along no dimension beyond chance; else

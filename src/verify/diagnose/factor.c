@@ -354,8 +354,8 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 
 /* --- one of a tensor's two parts ---------------------------------------------------------------------------------- */
 
-/* Latent attention's matrix that makes what keys are made of, and the key that all heads share: if the rows of one alone
- * have the factor, the ranks completed the two apart. */
+/* Latent attention's matrix that makes what keys are made of, and the key that all heads share: if the rows of one
+ * alone have the factor, the ranks completed the two apart. */
 static void look_at_latents(ari_trace *t, const ari_case *c)
 {
     size_t from, to, n = c->grid.shape[0];

@@ -89,7 +89,8 @@ typedef struct ari_walk {
     const ar_dump_tensor *t;
     ari_order_key key;
 } ari_walk;
-/** path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any. A dump that is NULL has none. */
+/** path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any. A dump that is NULL has
+ *  none. */
 ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step);
 /** False: there is none further. */
 bool ari_walk_next(ari_walk *w);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model with experts under transformers' names in memory (from version 5 on) beside one under Hugging Face's: there the
- * experts of a layer are two parameters, mlp.experts.gate_up_proj [E, 2F, h] and down_proj [E, h, F], Mixtral's
- * block_sparse_moe is mlp too, and what the router and the experts are given has one row a token, [b*s, ..]. Experts with
- * biases are GPT-OSS's, [E, h, 2F] with gate and up in turn. */
+/* A model with experts under transformers' names in memory (from version 5 on) beside one under Hugging Face's: there
+ * the experts of a layer are two parameters, mlp.experts.gate_up_proj [E, 2F, h] and down_proj [E, h, F], Mixtral's
+ * block_sparse_moe is mlp too, and what the router and the experts are given has one row a token, [b*s, ..]. Experts
+ * with biases are GPT-OSS's, [E, h, 2F] with gate and up in turn. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -124,7 +124,7 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
 
-/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, facts, proof and shape) ------------------------- */
+/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, facts, proof and shape) ---------------- */
 
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {

@@ -236,8 +236,8 @@ static double noise_of(const ari_perturbation *pair)
 }
 
 /* Richardson's combination of two central differences, which leaves a truncation error of the order of step^4. Relative
- * to the gradient, or to what the losses' rounding alone could bring to the bound: a small gradient's difference is lost
- * in it. */
+ * to the gradient, or to what the losses' rounding alone could bring to the bound: a small gradient's difference is
+ * lost in it. */
 static double error_of(const ari_perturbation *wide, double gradient, double scale)
 {
     const double square = RATIO * RATIO;

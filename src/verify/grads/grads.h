@@ -39,7 +39,8 @@ void ari_gatherer_fini(ari_gatherer *g);
 AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
 enum { ARI_GATHER_FILES = 3 };
 /** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
- *  there. targets: of the batch. files: at most ARI_GATHER_FILES. placement[i]: the text of ANYRANK_PLACEMENT of file i, or NULL. */
+ *  there. targets: of the batch. files: at most ARI_GATHER_FILES. placement[i]: the text of ANYRANK_PLACEMENT of file
+ *  i, or NULL. */
 AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, const char *const *path,
                                         const char *const *placement);
 /** SHA-256 over all tensors of the first `files` files, by name. */

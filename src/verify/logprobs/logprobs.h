@@ -101,8 +101,8 @@ typedef struct ari_lp_case {
 
 /** What may be wrong with a side, as the table of causes lists it; the first row is a title. */
 const struct ari_cause *ari_lp_causes(size_t *n);
-/** Sets cause, says, look_at and explained of a side; of one that is not off only where a cause explains nearly all, and
- *  then it is off, unless the cause is a rounding. */
+/** Sets cause, says, look_at and explained of a side; of one that is not off only where a cause explains nearly all,
+ *  and then it is off, unless the cause is a rounding. */
 AR_NODISCARD ar_status ari_lp_explain(ar_logprobs_side *side, const ari_lp_case *c);
 
 #endif

@@ -192,7 +192,8 @@ static double rounded(double x, int digits)
     return rint(x / unit) * unit;
 }
 
-/* Many a number of a support leaves the same, and a temperature's neighbours nearly so: the one of the fewest digits. */
+/* Many a number of a support leaves the same, and a temperature's neighbours nearly so: the one of the fewest
+ * digits. */
 static void make_round(fit *f, ari_support support, ari_sampler *s)
 {
     s->left = left_of(f, f->step, support, s);

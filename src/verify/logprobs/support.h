@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Log-probabilities as a sampler has them: of logits over a temperature, in a support that is not the whole vocabulary. */
+/* Log-probabilities as a sampler has them: of logits over a temperature, in a support that is not the whole
+ * vocabulary. */
 #ifndef ARI_VERIFY_LOGPROBS_SUPPORT_H
 #define ARI_VERIFY_LOGPROBS_SUPPORT_H
 

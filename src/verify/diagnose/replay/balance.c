@@ -90,7 +90,8 @@ static void put_gradient(double *dz, const router *r, size_t t, const double *c)
 
 #define LEFT 1e-4 /* of the difference's squares, by rounding */
 
-/* y += J J c, or (c NULL) J d, of tokens from `first` on: J c is the gradient above, and J of a softmax is symmetric. */
+/* y += J J c, or (c NULL) J d, of tokens from `first` on: J c is the gradient above, and J of a softmax is
+ * symmetric. */
 static void add_normal(double *y, const router *r, size_t first, size_t tokens, const double *c)
 {
     double *once = r->vector + 4 * r->n, *twice = once + r->n;

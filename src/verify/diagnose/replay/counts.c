@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The update of a router's bias computed again: each expert's moves by one number, up where it has fewer tokens than the
- * mean and down where it has more. Which tokens were counted, how often, and how exactly? */
+/* The update of a router's bias computed again: each expert's moves by one number, up where it has fewer tokens than
+ * the mean and down where it has more. Which tokens were counted, how often, and how exactly? */
 #include <stdlib.h>
 
 #include "ref/core/size.h"
@@ -19,7 +19,8 @@ typedef struct update {
     int move[ARI_MOST_SCORED]; /* of the copy that is looked at, in multiples of `by` */
 } update;
 
-/* Which tokens are counted: of `pieces` equal blocks of samples, and of `places` of positions, in a zigzag or not, one. */
+/* Which tokens are counted: of `pieces` equal blocks of samples, and of `places` of positions, in a zigzag or not,
+ * one. */
 typedef struct tokens {
     size_t pieces, piece, places, place;
     bool zigzag;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The experts' weights may be of one expert or of all, gate and up apart or packed, stored either way: of the forms that
- * names leave open, the one that gives the reference is taken. */
+/* The experts' weights may be of one expert or of all, gate and up apart or packed, stored either way: of the forms
+ * that names leave open, the one that gives the reference is taken. */
 #include "verify/diagnose/replay/experts.h"
 
 #include <ctype.h>
@@ -277,8 +277,8 @@ static ar_status choose_form(ari_experts *e, bool *held)
 
 /* --- other sums of them ------------------------------------------------------------------------------------------- */
 
-/* Each expert's output times its weight w, or as it is, or their mean, or times the weight twice; or with its last bias as
- * it is. */
+/* Each expert's output times its weight w, or as it is, or their mean, or times the weight twice; or with its last bias
+ * as it is. */
 typedef enum times { WEIGHTED, BARE, MEAN, TWICE, BARE_BIAS } times;
 
 typedef struct candidate {

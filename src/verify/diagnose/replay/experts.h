@@ -3,8 +3,9 @@
 #define ARI_VERIFY_DIAGNOSE_REPLAY_EXPERTS_H
 
 /* A mixture of experts computed again for the tokens of a probe, from the module's input and the experts' weights. The
- * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over what
- * all experts make of the input, and over a shared expert's output. Experts are gated by silu, or as GPT-OSS's are. */
+ * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over
+ * what all experts make of the input, and over a shared expert's output. Experts are gated by silu, or as GPT-OSS's
+ * are. */
 #include "verify/diagnose/replay/search.h"
 
 enum { ARI_OF_GATE, ARI_OF_UP, ARI_OF_DOWN, ARI_EXPERT_WEIGHTS };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How often the uses by further tokens count in the gradient of the head or of the table of tokens. Of both its rows are
- * added up, the head's with factors, as those of a softmax cancel: of the difference, and of what the reference's own
- * values say that those uses contribute. */
+/* How often the uses by further tokens count in the gradient of the head or of the table of tokens. Of both its rows
+ * are added up, the head's with factors, as those of a softmax cancel: of the difference, and of what the reference's
+ * own values say that those uses contribute. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -216,8 +216,8 @@ static double scaled_loss(const ari_losses *l, double x)
     return loss;
 }
 
-/* The loss is convex in the scale, so that two scales may have one value: gradients choose, of which the right one leaves
- * far less than no scale. */
+/* The loss is convex in the scale, so that two scales may have one value: gradients choose, of which the right one
+ * leaves far less than no scale. */
 ar_status ari_loss_scale_find(double *times, ari_losses *l)
 {
     static const double least = 0.05, most = 20.0, step = 1.1;

@@ -21,8 +21,9 @@ double ari_softmax(double *p, const double *z, size_t n);
 /** Whether what differs in the gradient of a router's logits, which are z, is that of a loss of its own. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z);
-/** Values of a role in this tensor's layer and step, `count` of them; *held stays true if the reference has them, and the
- *  other dump, if it has them, the same. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of reading. */
+/** Values of a role in this tensor's layer and step, `count` of them; *held stays true if the reference has them, and
+ *  the other dump, if it has them, the same. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
 AR_NODISCARD ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role,
                                        char pass);
 /** ari_replay_input of either dump and of any pass. */

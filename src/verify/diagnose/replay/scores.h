@@ -5,8 +5,8 @@
 /* A router of sigmoids computed again: which experts a token has by scores, a bias and groups, and their weights. */
 #include "verify/diagnose/replay/replay.h"
 
-/* Where a token's k largest scores are taken from: of groups that stay, ranked by the sum of their two best scores. What
- * else a router may do: */
+/* Where a token's k largest scores are taken from: of groups that stay, ranked by the sum of their two best scores.
+ * What else a router may do: */
 typedef struct ari_score_choice {
     size_t groups, kept; /* groups 1: of all experts */
     bool by_best;        /* groups are ranked by the best score alone */
@@ -27,7 +27,8 @@ typedef struct ari_reading {
     double factor;
 } ari_reading;
 
-/* What is to be read: experts [tokens][n], weights in the order of some choice [tokens][k], or both; NULL: not known. */
+/* What is to be read: experts [tokens][n], weights in the order of some choice [tokens][k], or both; NULL: not
+ * known. */
 typedef struct ari_reading_of {
     const uint8_t *experts;
     const float *weight;
@@ -58,8 +59,8 @@ void ari_scored_score(ari_scored *s, size_t t, const ari_score_choice *by, const
 void ari_scored_choose(uint8_t *chosen, ari_scored *s, size_t t, const ari_score_choice *by, const double *bias);
 /** Fills s->chosen[0] from the weights of the reference's own choice, if that is found. */
 void ari_scored_find(ari_scored *s);
-/** Finds what gives all that is wanted. like NULL: a reference. Else what is like it in one of choice and function, then
- *  in none. */
+/** Finds what gives all that is wanted. like NULL: a reference. Else what is like it in one of choice and function,
+ *  then in none. */
 bool ari_scored_search(ari_reading *r, ari_scored *s, const ari_reading_of *of, const ari_reading *like);
 /** The fact `fact`: "2 of 4 groups, ranked by their best score". */
 void ari_say_choice(ari_trace *t, const char *fact, const ari_score_choice *by);

@@ -135,7 +135,8 @@ static void say_factor(ari_trace *t, double was, double is)
                                                      : "");
 }
 
-/* The weights of those chosen, [tokens][k] of a row's n; false: some row has others than `experts` (NULL: as it has). */
+/* The weights of those chosen, [tokens][k] of a row's n; false: some row has others than `experts` (NULL: as it
+ * has). */
 static bool take_weights(float *out, uint8_t *experts, bool given, const ari_scored *s, const float *x)
 {
     for (size_t i = 0, k = 0; i < s->tokens * s->n; i++) {

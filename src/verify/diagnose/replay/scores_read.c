@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What dumps have of a router of sigmoids: logits, or what these are computed from, its bias, and the experts of each token.
- * A dump without a bias has one of zeros. */
+/* What dumps have of a router of sigmoids: logits, or what these are computed from, its bias, and the experts of each
+ * token. A dump without a bias has one of zeros. */
 #include "verify/diagnose/replay/scores.h"
 
 #include <stdlib.h>
