@@ -20,7 +20,7 @@ void ari_planned_one(ar_parallel *p)
 ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     char path[4096];
-    c->run.plan = (ar_plan){0};
+    c->run = (ar_run){0};
     AR_TRY(ari_run_config(config, path, sizeof path, &r->run));
     *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
     ar_run *run = &c->run;
@@ -36,7 +36,7 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
 
 ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
-    c->run.plan = (ar_plan){0};
+    c->run = (ar_run){0};
     AR_TRY(ari_layout_check(r));
     AR_TRY(ari_planned_begin(c, config, r, common));
     return ar_run_check(&c->run, config);
