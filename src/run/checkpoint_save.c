@@ -37,7 +37,7 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
         w->model = *changed;
     else if (ar_config_load(&w->model, path) != AR_OK)
         w->model = (ar_config){.layers = 0}; /* whatever it is, it is copied */
-    if (changed || w->model.quantized[0] != '\0')
+    if (changed || w->model.within || w->model.quantized[0] != '\0')
         AR_TRY(ari_config_rewrite(&w->config, &w->config_bytes, &w->model));
     ari_sha256_of(w->config_hash, w->config, w->config_bytes);
     return AR_OK;

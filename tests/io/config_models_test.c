@@ -331,13 +331,25 @@ CLAIM(what_experts_do_not_have_here_is_refused_by_name)
     configs_refused(&plain, 1);
 }
 
+/* configuration_gemma3.py, and Google's file for four billion parameters. */
+CLAIM(of_a_file_that_describes_more_the_language_model_is_read)
+{
+    ar_config c = config_read(MODEL("gemma3"), "'tie_word_embeddings':false,'vision_config':{'hidden_size':1152},"
+                                               "'text_config':{'model_type':'gemma3_text','hidden_size':2560,"
+                                               "'intermediate_size':10240,'num_hidden_layers':34}");
+    cr_expect(c.within && c.hidden == 2560 && c.vocab == 262208 && c.heads == 8 && c.kv_heads == 4 && !c.tied);
+    cr_expect(!config_read(MODEL("llama"), "").within);
+}
+
 /* What a model lacks that is known and not computed. */
 CLAIM(other_models_with_experts_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
         {MODEL("ernie4_5_moe"), "", "with other names; expected one of"},
-        {MODEL("gemma3"), "'text_config':{'model_type':'gemma3_text'}", "a 'gemma3_text', is one: save it"},
+        {MODEL("gemma3"), "'text_config':{'model_type':'gemma9_text'}", "'gemma3', expected one of"},
+        {MODEL("gemma3"), "'text_config':{'model_type':'gemma3_text'}", "key 'hidden_size' is missing"},
+        {MODEL("llama"), "'text_config':{'model_type':'gemma3_text'}", "'text_config'"},
         {MODEL("another_moe"), "", "'another_moe', expected one of 'llama', "},
     };
     configs_refused(cases, sizeof cases / sizeof *cases);

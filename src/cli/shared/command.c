@@ -116,6 +116,8 @@ json_t *ari_config_notes(FILE *to, const ar_config *c)
     char text[160];
     if (c->changed[0] != '\0' && ++wanted)
         add_note(notes, to, c->changed);
+    if (c->within && ++wanted)
+        add_note(notes, to, "config.json: of key 'text_config' alone: what the file describes beside it is left out");
     if (c->quantized[0] != '\0' && ++wanted) {
         snprintf(text, sizeof text,
                  "config.json: weights are stored in few bits (%s); here they count, and are computed "

@@ -144,14 +144,6 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
     if (type == NULL)
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is missing, expected one of %s", ARI_SHOW(at->name),
                             names);
-    const char *text = json_string_value(json_object_get(json_object_get(at->object, "text_config"), "model_type"));
-    for (size_t i = 0; i < n && text; i++) {
-        if (strcmp(text, models[i].name) == 0)
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'model_type' is '%s', which is more than a language model; the object of key "
-                                "'text_config', a '%s', is one: save it as a config.json of its own",
-                                ARI_SHOW(at->name), ARI_SHOW(type), text);
-    }
     const char *lacks = lacking(type);
     if (lacks != NULL)
         return ar_error_set(AR_ERR_CONFIG,
@@ -162,28 +154,62 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
                         near == NULL ? "" : "'?");
 }
 
-static ar_status read_config(ar_config *c, const ari_json_at *at)
+static const ari_model_reader *reader_of(const json_t *object)
 {
     size_t n;
     const ari_model_reader *models = ari_model_readers(&n);
+    const char *type = json_string_value(json_object_get(object, "model_type"));
+    for (size_t i = 0; type && i < n; i++) {
+        if (strcmp(type, models[i].name) == 0)
+            return &models[i];
+    }
+    return NULL;
+}
+
+bool ari_config_language_model(json_t **object)
+{
+    /* Of configuration_gemma3.py, on which Google's files rely. */
+    static const struct {
+        char key[24];
+        int value;
+    } sizes[] = {{"vocab_size", 262208}, {"num_attention_heads", 8}};
+    static const char *const outer[] = {"tie_word_embeddings", "quantization_config"};
+    const json_t *text = json_object_get(*object, "text_config");
+    const ari_model_reader *model = reader_of(text);
+    if (model == NULL || reader_of(*object) != NULL)
+        return false;
+    json_t *made = json_deep_copy(text);
+    for (size_t i = 0; i < sizeof outer / sizeof *outer; i++) {
+        if (json_object_get(*object, outer[i]) != NULL)
+            json_object_set(made, outer[i], json_object_get(*object, outer[i]));
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && strcmp(model->name, "gemma3_text") == 0; i++) {
+        if (json_object_get(made, sizes[i].key) == NULL)
+            json_object_set_new(made, sizes[i].key, json_integer(sizes[i].value));
+    }
+    json_decref(*object);
+    *object = made;
+    return true;
+}
+
+static ar_status read_config(ar_config *c, const ari_json_at *at)
+{
+    const ari_model_reader *model = reader_of(at->object);
     const char *type = NULL;
     if (!ari_json_get(at, "model_type"))
         return unknown_model(at, NULL);
     AR_TRY(ari_json_string(at, "model_type", &type));
-    for (size_t i = 0; i < n; i++) {
-        if (strcmp(type, models[i].name) != 0)
-            continue;
-        c->initializer_range = 0.02; /* every Hugging Face default so far */
-        c->causal = true;
-        AR_TRY(ari_config_refuse(at, &models[i]));
-        AR_TRY(check_classes(at, &models[i]));
-        AR_TRY(models[i].form ? ari_config_llama_form(c, at, models[i].form) : models[i].read(c, at));
-        AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
-        AR_TRY(ari_config_dropout(c, at));
-        AR_TRY(ari_config_quantized(c, at));
-        return check_config(c, at);
-    }
-    return unknown_model(at, type);
+    if (model == NULL)
+        return unknown_model(at, type);
+    c->initializer_range = 0.02; /* every Hugging Face default so far */
+    c->causal = true;
+    AR_TRY(ari_config_refuse(at, model));
+    AR_TRY(check_classes(at, model));
+    AR_TRY(model->form ? ari_config_llama_form(c, at, model->form) : model->read(c, at));
+    AR_TRY(ari_json_real_or(at, "initializer_range", &c->initializer_range));
+    AR_TRY(ari_config_dropout(c, at));
+    AR_TRY(ari_config_quantized(c, at));
+    return check_config(c, at);
 }
 
 ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name)
@@ -193,8 +219,8 @@ ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const c
     const ari_json_at at0 = {NULL, name == NULL ? "config" : name, AR_ERR_CONFIG};
     json_t *root = NULL;
     AR_TRY(ari_json_parse(&root, json, length, at0.name));
+    ar_config read = {.within = ari_config_language_model(&root)};
     const ari_json_at at = {root, at0.name, AR_ERR_CONFIG};
-    ar_config read = {.layers = 0};
     ar_status st = AR_OK;
     if (!json_is_object(root))
         st = ar_error_set(AR_ERR_CONFIG, "%s: expected a JSON object", ARI_SHOW(at.name));

@@ -18,6 +18,9 @@ typedef struct ari_model_reader {
     ar_status (*read)(ar_config *c, const ari_json_at *at);
     const char *reads; /* keys that it reads and that are refused elsewhere, separated by spaces */
 } ari_model_reader;
+/** In place of a file that describes more than a language model, and whose own model_type is not known, the object of its
+ *  key 'text_config', if that one's is. Returns whether it is so. */
+bool ari_config_language_model(json_t **object);
 /** Static storage; *n: how many. */
 const ari_model_reader *ari_model_readers(size_t *n);
 

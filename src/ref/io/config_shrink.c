@@ -341,6 +341,7 @@ ar_status ari_config_rewrite(unsigned char **text, size_t *bytes, const ar_confi
     json_t *object = NULL;
     ar_config read;
     AR_TRY(ari_json_parse(&object, (const char *)*text, *bytes, c->name));
+    (void)ari_config_language_model(&object);
     set_sizes(object, c);
     if (c->mtp > 0) {
         json_object_set_new(object, "num_nextn_predict_layers", json_integer((json_int_t)c->mtp));
