@@ -55,17 +55,48 @@ typedef struct loading {
     size_t reads, capacity;
 } loading;
 
+/* Of a file that describes more than a language model, the names of its tensors: of transformers 4, and of 5. */
+#define WITHIN "language_model."
+#define WITHIN_MODEL "model." WITHIN
+
+static const ar_st_entry *find_named(const loading *l, const char *name)
+{
+    char within[200];
+    const ar_st_entry *e = ar_st_model_find(l->file, name);
+    if (e || !l->config->within)
+        return e;
+    snprintf(within, sizeof within, WITHIN "%s", name);
+    e = ar_st_model_find(l->file, within);
+    if (e || strncmp(name, "model.", 6) != 0)
+        return e;
+    snprintf(within, sizeof within, WITHIN_MODEL "%s", name + 6);
+    return ar_st_model_find(l->file, within);
+}
+
+/* The name that find_named finds a tensor by; NULL: it is of another part than the language model. */
+static const char *own_name(char *out, size_t cap, const loading *l, const char *name)
+{
+    if (!l->config->within || strncmp(name, "lm_head.", 8) == 0)
+        return name;
+    if (strncmp(name, WITHIN, strlen(WITHIN)) == 0)
+        return name + strlen(WITHIN);
+    if (strncmp(name, WITHIN_MODEL, strlen(WITHIN_MODEL)) != 0)
+        return NULL;
+    snprintf(out, cap, "model.%s", name + strlen(WITHIN_MODEL));
+    return out;
+}
+
 static const ar_st_entry *find_entry(const loading *l, const char *name)
 {
     const size_t skip = strlen(l->prefix);
     const ari_family *f = ari_family_of(l->config->arch);
     const size_t head = f->older_head ? strlen(ari_part_path(f, ARI_HEAD)) : 0;
-    const ar_st_entry *e = ar_st_model_find(l->file, strncmp(name, l->prefix, skip) == 0 ? name + skip : name);
+    const ar_st_entry *e = find_named(l, strncmp(name, l->prefix, skip) == 0 ? name + skip : name);
     char older[64];
     if (e || head == 0 || strncmp(name, ari_part_path(f, ARI_HEAD), head) != 0)
         return e;
     snprintf(older, sizeof older, "%s%s", f->older_head, name + head);
-    return ar_st_model_find(l->file, older);
+    return find_named(l, older);
 }
 
 static ar_status check_shape(const loading *l, const ar_st_entry *e, int ndim, const size_t *shape)
@@ -104,7 +135,7 @@ static ar_status find_blocks(const loading *l, source *from)
     for (int i = 0; i < 2; i++) {
         char name[sizeof s->name + 8];
         snprintf(name, sizeof name, "%s%s", s->name, i == 0 ? "_blocks" : "_scales");
-        found[i] = ar_st_model_find(l->file, name);
+        found[i] = find_named(l, name);
         if (!found[i])
             return i == 0
                        ? AR_OK
@@ -126,7 +157,7 @@ static ar_status find_weight(const loading *l, source *from, const char *name, i
     ari_stacked *s = &from->s;
     *from = (source){.e = find_entry(l, name), .s = {.ndim = ndim}};
     if (!from->e && ari_stacked_of(s, l->config, name, ndim, shape)) {
-        from->e = ar_st_model_find(l->file, s->name);
+        from->e = find_named(l, s->name);
         if (!from->e && s->step[0] > 0 && ndim == 2)
             AR_TRY(find_blocks(l, from));
     }
@@ -282,8 +313,12 @@ static ar_status check_extras(const loading *l, const ar_config *c)
 {
     for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
         const ar_st_entry *e = ar_st_model_at(l->file, i);
-        const ari_role first = first_of(c, e->name);
-        const bool known = is_known_extra(e->name) || is_unused(c, e->name) || first != ARI_NO_ROLE;
+        char own[200];
+        const char *name = own_name(own, sizeof own, l, e->name);
+        if (!name)
+            continue;
+        const ari_role first = first_of(c, name);
+        const bool known = is_known_extra(name) || is_unused(c, name) || first != ARI_NO_ROLE;
         if (first != ARI_NO_ROLE)
             AR_TRY(check_again(l, c, e, first));
         if (!known && !bsearch(&e, l->read, l->reads, sizeof *l->read, compare_entries))

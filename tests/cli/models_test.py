@@ -9,6 +9,7 @@ import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
+import tensor_files  # noqa: E402
 from command import GOLDEN, Case, run  # noqa: E402
 
 NOTE = "config.json: key '%s' is not known here and was ignored"
@@ -77,6 +78,29 @@ class Notes(ModelsTest):
         saved, = (self.folder / "saved").glob("step-*")
         self.assertNotIn("quantization_config", json.loads((saved / "config.json").read_text()))
         self.done("check", saved, "--tp", 2, "--steps", 1, "--seq", 8, "--batch", 2, "--skip-f64")
+
+    def test_the_language_model_of_one_with_images_has_its_bits(self):
+        """Under the names of transformers 4 and of 5, beside a tower that is not its."""
+        plain = self.model("gemma3-tiny")
+        tensors = tensor_files.read(plain / "model.safetensors")
+        config = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"n": 1},
+                  "text_config": json.loads((plain / "config.json").read_text())}
+        want = self.done(*self.commands(plain)["train"], "--save", self.folder / "plain").stdout
+        for names in ("language_model.{}", "model.language_model.{}"):
+            with self.subTest(names):
+                wrapped = self.folder / names[:5]
+                wrapped.mkdir()
+                (wrapped / "config.json").write_text(json.dumps(config))
+                inner = (lambda n: n) if names.startswith("lang") else (lambda n: n.removeprefix("model."))
+                tensor_files.write(wrapped / "model.safetensors", {
+                    **{names.format(inner(n)): t for n, t in tensors.items()},
+                    "vision_tower.weight": next(iter(tensors.values()))}, {"format": "pt"})
+                saved = self.folder / f"saved-{names[:5]}"
+                done = self.done(*self.commands(wrapped)["train"], "--save", saved)
+                self.assertIn("of key 'text_config' alone", done.stderr)
+                self.assertEqual(done.stdout.splitlines()[-1], want.splitlines()[-1])
+                step, = saved.glob("step-*")
+                self.assertEqual(json.loads((step / "config.json").read_text())["model_type"], "gemma3_text")
 
     def test_keys_beyond_the_eighth_are_counted(self):
         model = self.model("llama3-rope-tiny", **{f"key_{i}": 1 for i in range(10)})
