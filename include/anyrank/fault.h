@@ -82,6 +82,7 @@ AR_BEGIN_DECLS
     X(muon_shards_misplaced, "Muon lays each shard of the momentum where the next rank's belongs")                     \
     X(muon_of_biases, "Muon also updates biases, not AdamW")                                                           \
     X(muon_padding_rows, "Muon scales by the shape of a matrix whose shards have rows of padding")                     \
+    X(qk_clip_local, "QK-Clip takes the largest logits of a data-parallel rank's own tokens")                          \
     X(norm_fp16_store, "a norm's output is stored in 16 bits")                                                         \
     X(ring_backward_first_kv, "a ring's backward pass has a rank's own keys and values in place of those of each hop") \
     X(ring_kv_grad_local,                                                                                              \

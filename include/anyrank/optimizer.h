@@ -46,6 +46,10 @@ typedef struct ar_optimizer_options {
     bool nesterov;   /* SGD: needs a momentum; Muon */
     bool match_rms;  /* Muon: the rate of a matrix [rows, cols] is lr*0.2*sqrt(max(rows, cols)) (Liu et al. 2025,
                        arXiv:2502.16982, section 2.2: torch's match_rms_adamw), else lr*sqrt(max(1, rows/cols)) */
+    double
+        qk_clip; /* Muon: after a step, of each KV head whose attention has had a logit S above this, the rows of q and
+                       k are multiplied by fl32(sqrt(qk_clip/S)) (QK-Clip, Kimi K2, arXiv:2507.20534, section 2.1); 0:
+                       not. Of weights in fp32 */
     double beta1, beta2, eps; /* Adam, AdamW, and Muon of what is no matrix */
     double weight_decay;
     ar_schedule schedule;

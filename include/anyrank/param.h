@@ -61,6 +61,8 @@ typedef struct ar_param {
     ar_init_scheme init;
     size_t fan_in, fan_out; /* of the FULL matrix */
     double init_range;      /* of AR_INIT_NORMAL */
+    const float
+        *clip; /* [outputs here]: what QK-Clip multiplies its rows by after this step, borrowed; NULL: nothing */
     /* The gradient on its way. */
     bool has_grad;               /* something was added since it was zeroed; once reduced: on any rank of the group */
     int pending;                 /* uses in forward passes whose backward has not come yet */

@@ -153,6 +153,7 @@ void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op)
         [ARI_OPERATION_WEIGHT_GATHER] = weight_gather,
         [ARI_OPERATION_UNUSED] = unused,
         [ARI_OPERATION_ROUTER_SUM] = sum_stated,
+        [ARI_OPERATION_LOGITS_MAX] = sum_stated,
         [ARI_OPERATION_FURTHER_SUM] = sum_stated};
     if (judge[op->kind]) /* the others are messages, whose values have no placement */
         judge[op->kind](l, op);

@@ -196,6 +196,8 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     AR_TRY(groups(&o, options));
     if (kind == (int)AR_OPTIMIZER_MUON)
         AR_TRY(flag(&o, "match_rms", &options->match_rms));
+    if (o.out ? options->qk_clip > 0.0 : ari_json_get(&o.at, "qk_clip") != NULL)
+        AR_TRY(read_number(&o, "qk_clip", &options->qk_clip));
     options->kind = (ar_optimizer_kind)kind;
     options->schedule = (ar_schedule)schedule;
     options->decay = (ar_decay)decay;

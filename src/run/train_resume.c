@@ -140,6 +140,7 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(text, cap, cosine && a->min_lr != b->min_lr, "min-lr");
     list(text, cap, a->momentum != b->momentum || a->nesterov != b->nesterov, "momentum");
     list(text, cap, a->match_rms != b->match_rms, "match-rms");
+    list(text, cap, a->qk_clip != b->qk_clip, "qk-clip");
     list(text, cap, a->beta1 != b->beta1 || a->beta2 != b->beta2 || a->eps != b->eps, "betas");
     list(text, cap, a->weight_decay != b->weight_decay || a->decay != b->decay, "weight decay");
     list(text, cap, !same_groups(a, b), "groups");

@@ -24,7 +24,8 @@ class MuonTest(Case):
         return [line for line in done.stdout.splitlines() if line.startswith("weights after step")]
 
     def test_twenty_steps_resumed_under_another_layout_have_the_same_weights(self):
-        step = ["mixtral-demo", "--scale", "1/4", "--steps", "20", "--batch", "4", "--seq", "16", "--optimizer", "muon", "--lr", "0.01"]
+        step = ["mixtral-demo", "--scale", "1/4", "--steps", "20", "--batch", "4", "--seq", "16", "--optimizer", "muon", "--lr", "0.01",
+                "--qk-clip", "0.05"]
         with tempfile.TemporaryDirectory() as at:
             self.trained(*step, "--stop-after", "8", "--dp", "2", "--tp", "2", "--ep", "2", "--zero", "2", "--save", at)
             resumed = self.trained("--resume", at, "--pp", "2", "--tp", "2", "--dp", "2", "--zero", "3",
@@ -42,6 +43,9 @@ class MuonTest(Case):
         self.refused("--optimizer", "muon", "--nesterov",
                      says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")
         self.refused("--match-rms", says="--match-rms goes with --optimizer muon")
+        self.refused("--qk-clip", "1", says="--qk-clip goes with --optimizer muon")
+        self.refused("--optimizer", "muon", "--qk-clip", "1", "--numerics", "native", "--precision", "bf16",
+                     says="QK-Clip scales weights of fp32")
         self.refused("--optimizer", "muon", "--momentum", "1", says="momentum is 1, expected at least 0 and below 1")
 
     def test_the_options_reach_the_run_and_its_json(self):

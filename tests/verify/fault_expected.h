@@ -16,6 +16,7 @@ typedef struct setting {
     ar_router_losses router;
     int steps; /* 0: 1 */
     bool muon;
+    double qk_clip;
     ar_ddp_options ddp;
     ar_mlp_order order;
 } setting;
@@ -31,6 +32,7 @@ typedef struct expected {
 } expected;
 
 #define MUON(n, s) .at = {.parallel = {.tp = (n), .sp = (s)}, .muon = true}
+#define CLIPPED(n, t) .at = {.parallel = {.dp = (n), .tp = (t)}, .muon = true, .qk_clip = 0.1}
 #define DIRECT AR_SIM_DIRECT
 #define RING AR_SIM_RING
 #define F(name) AR_FAULT_##name
@@ -168,6 +170,7 @@ static const expected once[] = {
     {F(muon_of_biases), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector"},
     {F(muon_padding_rows), "llama", MUON(4, false), "model.layers.0.mlp.gate_proj.weight:new", 0,
      "muon_padding_rows: 128 rows, and the matrix has 96"},
+    {F(qk_clip_local), "llama", CLIPPED(2, 1), "model.layers.0.self_attn.q_proj.weight:new", 1, "qk_clip_local"},
     {F(norm_fp16_store), "llama", TP(2), "model.layers.0.input_layernorm:fwd", 0, "fewer_bits"},
     {F(ring_backward_first_kv), "llama", CP(2), "model.layers.1.self_attn.probs:bwd", 1,
      "ring_own_keys: another of 2 places"},
@@ -383,6 +386,7 @@ static const expected elsewhere[] = {
     {F(muon_of_biases), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector", RING},
     {F(muon_padding_rows), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
      "muon_padding_rows: 128 rows, and the matrix has 96", RING},
+    {F(qk_clip_local), "stack", CLIPPED(2, 2), "layers.0.attn.wq.weight:new", 0, "qk_clip_local", RING},
     {F(norm_fp16_store), "stack", SP(4), "layers.0.ln1:fwd", 0, "fewer_bits", RING},
     /* Queries of the first chunk, rank 0's, see its own keys alone. */
     {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), "transformer.h.1.attn.probs:bwd", 2,

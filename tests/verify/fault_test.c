@@ -11,6 +11,7 @@ typedef struct shared {
     size_t batch, documents;
     uint64_t steps;
     ar_optimizer_kind optimizer;
+    double qk_clip;
     double dropout, clip;
     ar_router_losses router;
     ari_check_base base;
@@ -68,6 +69,7 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     o.run.fault = fault;
     o.run.steps = (uint64_t)(e->at.steps ? e->at.steps : 1);
     o.run.optimizer = ar_optimizer_defaults(e->at.muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
+    o.run.optimizer.qk_clip = e->at.qk_clip;
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
     o.run.loss.router = e->at.router;
@@ -91,7 +93,8 @@ static const shared *base_of(place *p, const ar_check_options *o)
         const shared *b = &p->base[i];
         if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
             b->dropout == o->run.dropout && b->clip == o->run.clip && b->optimizer == o->run.optimizer.kind &&
-            b->documents == o->documents && same_losses(&b->router, &o->run.loss.router))
+            b->qk_clip == o->run.optimizer.qk_clip && b->documents == o->documents &&
+            same_losses(&b->router, &o->run.loss.router))
             return b;
     }
     char folder[512];
@@ -104,7 +107,8 @@ static const shared *base_of(place *p, const ar_check_options *o)
                   .dropout = o->run.dropout,
                   .router = o->run.loss.router,
                   .clip = o->run.clip,
-                  .optimizer = o->run.optimizer.kind};
+                  .optimizer = o->run.optimizer.kind,
+                  .qk_clip = o->run.optimizer.qk_clip};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_ok(ar_model_path(folder, sizeof folder, o->run.model));
     cr_assert_ok(ar_config_load(&c, folder));
@@ -228,8 +232,8 @@ static bool same_run(const expected *a, const expected *b)
     return strcmp(a->model, b->model) == 0 && strcmp(layout[0], layout[1]) == 0 && a->at.order == b->at.order &&
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents &&
            a->at.dropout == b->at.dropout && same_losses(&a->at.router, &b->at.router) && a->at.steps == b->at.steps &&
-           a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes && a->at.ddp.mode == b->at.ddp.mode &&
-           a->at.ddp.find_unused == b->at.ddp.find_unused;
+           a->at.qk_clip == b->at.qk_clip && a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes &&
+           a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;
 }
 
 /* Other layouts and models show a fault that has been shown: every second of them in turn is enough. */

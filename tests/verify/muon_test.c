@@ -25,6 +25,19 @@ static const struct {
       {.cp = 2, .tp = 2, .sp = true}}},
 };
 
+/* Separate and packed, packed head by head, stored transposed, and with biases; more ranks than KV heads. */
+static const struct {
+    const char *name;
+    size_t layouts;
+    ar_parallel layout[3];
+} clipped[] = {
+    {"gpt2-tiny", 2, {{.dp = 2, .tp = 2, .zero = 3}, {.cp = 2, .tp = 2}}},
+    {"phi3-tiny", 2, {{.tp = 2, .sp = true, .dp = 2, .zero = 2}, {.cp = 2, .cp_inner = 2}}},
+    {"variants/gpt-neox-tiny", 1, {{.tp = 2, .dp = 2}}},
+    {"llama-gqa-tiny", 2, {{.pp = 2, .tp = 4, .micro_batches = 2}, {.dp = 3, .cp = 2, .zigzag = true, .zero = 1}}},
+    {"qwen2-tiny", 1, {{.tp = 2, .dp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}}},
+};
+
 static void check_steps(const ar_check_options *o, const char *name)
 {
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(o);
@@ -60,5 +73,25 @@ Test(muon, native_numerics_stay_within_the_allowance)
         o.run.precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16;
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
         cr_expect_eq(r->run[0].result, AR_CHECK_SAME, "precision %d: %s", i, r->run[0].first.hint);
+    }
+}
+
+Test(muon, queries_and_keys_are_clipped_alike_in_every_layout)
+{
+    static const double bounds[] = {0.3, 1e6}; /* no logit reaches the second */
+    for (size_t i = 0; i < sizeof clipped / sizeof *clipped; i++) {
+        char folder[600], hash[2][65];
+        snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, clipped[i].name);
+        ar_check_options o = check_layouts(folder, clipped[i].layout, clipped[i].layouts, 4, 8);
+        o.run.steps = 2;
+        o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_MUON);
+        o.run.optimizer.lr = 0.05;
+        for (int k = 0; k < 2; k++) {
+            o.run.optimizer.qk_clip = bounds[k];
+            OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
+            expect_same(r, clipped[i].name);
+            snprintf(hash[k], sizeof hash[k], "%s", r->weights_hash);
+        }
+        cr_expect(strcmp(hash[0], hash[1]) != 0, "%s: nothing was clipped", folder);
     }
 }

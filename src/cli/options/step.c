@@ -39,6 +39,9 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_FLAG("match-rms", run.optimizer.match_rms,
                     "of muon: --lr times 0.2*sqrt(max(rows, columns)) instead of sqrt(max(1, rows/columns))",
                     .more = "It is torch.optim.Muon's match_rms_adamw."),
+    ARI_OPTION_DOUBLE("qk-clip", run.optimizer.qk_clip, 0, 1e30, "X",
+                      "of muon: scale a head's rows of q and k after a step in which one of its logits was above X",
+                      .more = "It is MuonClip's: of the heads that share keys, sqrt(X / their largest logit)."),
     ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
     ARI_OPTION_DOUBLE(
         "weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
@@ -93,8 +96,8 @@ static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar
     if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
         return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has %s",
                             optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
-    if (!muon && given->match_rms)
-        return ar_error_set(AR_ERR_ARG, "--match-rms goes with --optimizer muon");
+    if (!muon && (given->match_rms || given->qk_clip > 0.0))
+        return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon", given->match_rms ? "match-rms" : "qk-clip");
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
     if (schedule != AR_SCHEDULE_COSINE && !isnan(given->min_lr))
@@ -204,6 +207,8 @@ static void print_optimizer(FILE *to, const ar_optimizer_options *o)
     print_schedule(to, o);
     if (o->momentum > 0.0)
         fprintf(to, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
+    if (o->qk_clip > 0.0)
+        fprintf(to, ", logits clipped at %g", o->qk_clip);
     if (o->weight_decay > 0.0)
         fprintf(to, ", weight decay %g%s", o->weight_decay, o->decay == AR_DECAY_MATRICES ? " of matrices" : "");
     if (o->groups > 0)
@@ -283,5 +288,7 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
                   (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
     if (o->kind == AR_OPTIMIZER_MUON)
         json_object_set_new(made, "match_rms", json_boolean(o->match_rms));
+    if (o->qk_clip > 0.0)
+        json_object_set_new(made, "qk_clip", json_real(o->qk_clip));
     return made;
 }

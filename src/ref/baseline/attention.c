@@ -143,6 +143,9 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
             row[key] = ari_bl_branch(run, ari_bl_cap(row[key], run->c->score_cap));
         }
         mask_row(run, visible, row, sample, head, query);
+        double *most = run->largest == NULL ? NULL : run->largest + head / (run->c->heads / run->c->kv_heads);
+        for (size_t key = 0; most != NULL && key < s; key++)
+            *most = visible[key] && row[key] > *most ? row[key] : *most;
         visible[s] = 0;
         for (size_t key = 0; key < s; key++) {
             logits[key] = row[key];
@@ -247,6 +250,7 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     double *out = ari_bl_doubles(run, run->tokens, heads * values);
     if (out == NULL)
         return run->memory;
+    run->largest = p->largest;
     for (size_t at = 0; at < run->b * heads; at++)
         AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s,
                           a->bare == NULL ? NULL : a->bare + at * s * s, a->sunk == NULL ? NULL : a->sunk + at * s,

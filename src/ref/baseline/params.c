@@ -366,10 +366,12 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     if (before)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
+    const size_t from = run->training != NULL ? run->training->n : 0;
     AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
                                  : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
     if (fused && !n->by_head && c->latent.kv_rank == 0)
         ari_bl_training_cut(run, 3, (const size_t[3]){q, kv, kv});
+    AR_TRY(ari_bl_training_clip(run, p, from));
     AR_TRY(load_qk_norms(run, p));
     AR_TRY(load_sinks(run, p));
     AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));

@@ -55,6 +55,7 @@ typedef struct ari_bl_run {
     size_t b, s, tokens;       /* tokens = b*s */
     char prefix[160];          /* path of the module that is running; "" for the model itself */
     size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
+    double *largest;           /* of the attention that is running; NULL: none */
     const ar_rope *rope;       /* of the block that is running */
     const struct ari_bl_seen *seen;
     double share;       /* of the loss that is being computed in the model's; 0: all of it */
@@ -230,6 +231,7 @@ typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
     ari_bl_linear qkv, o;                                       /* qkv: of no latent attention */
     const double *sinks;                                        /* [H]; NULL: none */
+    double *largest; /* [KV heads]: QK-Clip: the largest logit of this step; NULL: it is not asked for */
     ari_bl_latent latent;
     ari_bl_mlp mlp;
     ari_bl_experts experts;
@@ -264,6 +266,8 @@ typedef struct ari_bl_trained {
     int blocks;               /* Muon: so many of these outputs are a matrix each; 0: all are one */
     size_t block[3];
     bool frozen;     /* in this step */
+    double *largest; /* QK-Clip: of the layer whose q | k | v has these outputs, */
+    size_t first;    /* from this one on; NULL: it is not clipped */
     int64_t *tokens; /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
 } ari_bl_trained;
 struct ari_bl_training {
@@ -278,6 +282,8 @@ void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t 
                          size_t col);
 /** The last matrix that was added is several, one under the other. */
 void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3]);
+/** QK-Clip: the parameters from `from` on are those of q, k and v. */
+AR_NODISCARD ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
 /** True if a parameter of the running module is frozen in this step. */

@@ -51,6 +51,28 @@ void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3])
     memcpy(p->block, block, sizeof p->block);
 }
 
+ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from)
+{
+    size_t end = 0, first = 0;
+    if (run->training == NULL || !(run->o->optimizer.qk_clip > 0.0))
+        return AR_OK;
+    p->largest = ari_bl_doubles(run, run->c->kv_heads, 1);
+    if (p->largest == NULL)
+        return run->memory;
+    for (size_t i = 0; i < run->c->kv_heads; i++)
+        p->largest[i] = -INFINITY;
+    for (size_t i = from; i < run->training->n; i++) {
+        ari_bl_trained *t = &run->training->of[i];
+        if (t->cols > 0) { /* the bias is the weight's before it */
+            first = end;
+            end += run->names->conv1d ? t->cols : t->rows;
+        }
+        t->largest = p->largest;
+        t->first = first;
+    }
+    return AR_OK;
+}
+
 /* Elements of a row of the Hugging Face shape. */
 static size_t width_of(const ari_bl_trained *p)
 {
@@ -241,6 +263,27 @@ static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
     return AR_OK;
 }
 
+/* What an output of q | k | v is multiplied by: sqrt(bound/S) of its KV head, where S is above the bound. */
+static double clip_of(const ari_bl_run *run, const ari_bl_trained *p, size_t output)
+{
+    const ar_config *c = run->c;
+    const size_t d = c->head_dim, heads = c->heads, groups = c->kv_heads;
+    const double bound = run->o->optimizer.qk_clip;
+    size_t group = output / d < heads ? output / d / (heads / groups) : output / d - heads;
+    if (run->names->by_head)
+        group = output / d % 3 == 2 ? groups : output / d / 3;
+    return group < groups && p->largest[group] > bound ? ari_bl_fl(run, sqrt(bound / p->largest[group])) : 1.0;
+}
+
+static void clip_heads(const ari_bl_run *run, const ari_bl_trained *p)
+{
+    for (size_t r = 0; p->largest != NULL && r < p->rows; r++)
+        for (size_t c = 0; c < width_of(p); c++) {
+            double *w = &p->at[r * p->row + c * p->col];
+            *w = ari_bl_fl(run, *w * clip_of(run, p, p->first + (run->names->conv1d && p->cols > 0 ? c : r)));
+        }
+}
+
 /* b_i += u*sign(sum n - E*n_i). */
 static void update_bias(const ari_bl_run *run, const ari_bl_trained *p)
 {
@@ -301,9 +344,13 @@ ar_status ari_bl_training_update(ari_bl_run *run)
             update_bias(run, &t->of[i]);
         } else if (!t->of[i].frozen) {
             AR_TRY(update_weight(run, &t->of[i]));
+            clip_heads(run, &t->of[i]);
             disturb(run, &t->of[i]);
         }
         AR_TRY(emit_new(run, &t->of[i]));
     }
+    for (size_t i = 0; i < t->n; i++)
+        for (size_t k = 0; t->of[i].largest != NULL && k < run->c->kv_heads; k++)
+            t->of[i].largest[k] = -INFINITY;
     return AR_OK;
 }

@@ -111,8 +111,9 @@ struct ar_ctx {
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
-    bool counting;    /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
-    bool recomputing; /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
+    bool counting;      /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
+    bool tracks_logits; /* attention keeps its largest ones, for QK-Clip */
+    bool recomputing;   /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
     struct ari_ledger *ledger;                             /* of the values' placements; NULL: nobody looks at them */
     void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */
     void (*end_ledger)(struct ari_ledger *l);              /* where the context owns it; else NULL */

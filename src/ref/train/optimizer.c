@@ -142,6 +142,8 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     ar_ctx_release(ctx, &room);
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++) {
+        if (ari_is_updated(o->states[i].param))
+            AR_TRY(ari_qk_clip_param(o->states[i].param, ctx));
         AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
         AR_TRY(ari_state_tap(&o->states[i], ctx));
     }

@@ -93,6 +93,9 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
     AR_TRY(check_groups(o));
     if (o->kind == AR_OPTIMIZER_SGD || o->kind == AR_OPTIMIZER_MUON)
         AR_TRY(check_fraction(o, "momentum", o->momentum));
+    AR_TRY(check_amount(o, "qk_clip", o->qk_clip));
+    if (o->qk_clip > 0.0 && o->kind != AR_OPTIMIZER_MUON)
+        return refuse_option(o, "qk_clip", o->qk_clip, "0: it is an option of muon");
     if (o->kind == AR_OPTIMIZER_SGD) {
         if (o->nesterov && o->momentum == 0.0)
             return refuse_option(o, "momentum", o->momentum, "above 0 with nesterov");

@@ -20,6 +20,7 @@
 #include "ref/models/stages.h"
 #include "ref/numerics/optimizer.h"
 #include "ref/train/faults.h"
+#include "ref/train/optimizer.h"
 #include "ref/train/units.h"
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
@@ -299,6 +300,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
                                 (unsigned)ctx->step);
         factor = ari_clip_factor(o->clip, result->norm);
     }
+    AR_TRY(ari_qk_clip_prepare(what->module, ctx, optimizer->options.qk_clip));
     AR_TRY(ar_optimizer_step(optimizer, ctx, factor));
     return ari_scores_update(what->module, ctx);
 }
@@ -358,11 +360,13 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
     AR_TRY(check_options(ctx, o));
     ar_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
+    ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
     ari_span_begin("step %u", (unsigned)step);
     ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
     if (o->ddp) /* before anybody waits for reductions that peers take part in */
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
+    ctx->tracks_logits = false;
     ar_ctx_end_step(ctx);
     return st;
 }

@@ -258,8 +258,11 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     AR_TRY(st);
     for (size_t i = 0; i < n; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
-        for (size_t k = 0; k < b.params; k++)
+        for (size_t k = 0; k < b.params; k++) {
+            if (ari_is_updated(b.param[k]))
+                AR_TRY(ari_qk_clip_param(b.param[k], ctx));
             AR_TRY(ari_value_tap(b.param[k], ctx, 'n'));
+        }
     }
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_tap(&o->states[i], ctx));

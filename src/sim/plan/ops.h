@@ -32,6 +32,7 @@ typedef struct ari_step_case {
     X(AGREEMENT, "agreement")             /* that the dp ranks have the same parameters */                            \
     X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
     X(ROUTER_SUM, "router sum")           /* of a layer's routes, or its router's losses; of all layers' */             \
+    X(LOGITS_MAX, "logits maximum")       /* of a layer's heads, for QK-Clip */                                        \
     X(FURTHER_SUM, "further loss sum")    /* of a further token's losses */                                           \
     X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
     X(POSITIONS, "positions")             /* learned ones, added */                                                   \

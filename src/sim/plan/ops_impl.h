@@ -356,6 +356,8 @@ void ari_op_builder_stage_ends(ari_op_builder *w, size_t begin, size_t end);
 void ari_op_builder_start(ari_op_builder *w);
 void ari_op_builder_before(ari_op_builder *w);
 void ari_op_builder_counts(ari_op_builder *w);
+/** The matrices that Muon makes orthogonal of a weight v, as inputs of the operation, and their products. */
+void ari_op_builder_muon(const ari_op_builder *w, ari_operation *op, const ari_op_value *v);
 void ari_op_builder_after(ari_op_builder *w);
 void ari_op_builder_buckets(ari_op_builder *w);
 

@@ -248,3 +248,29 @@ ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias)
     ari_op_builder_place(w, &v);
     return v;
 }
+
+/* --- Muon --------------------------------------------------------------------------------------------------------- */
+
+/* One more input: so many blocks [out, in] of the weight, each made orthogonal: Newton-Schulz's three products, five
+ * times. */
+static void add_blocks(ari_operation *op, size_t blocks, size_t out, size_t in)
+{
+    const double m = (double)(out < in ? out : in), n = (double)(out < in ? in : out);
+    ari_op_value *v = &op->input[op->inputs++];
+    *v = (ari_op_value){.dtype = AR_F32, .ndim = 2, .shape = {out, in}, .local = {out, in}, .copies = blocks};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        v->at[axis] = ari_whole;
+    op->multiply_adds += (double)blocks * 5.0 * (m * m * n + m * m * m + m * m * n);
+}
+
+void ari_op_builder_muon(const ari_op_builder *w, ari_operation *op, const ari_op_value *v)
+{
+    const ar_config *c = w->config;
+    const size_t blocks = v->role == ARI_GATE_UP ? 2 : 1;
+    if (v->role != ARI_QKV || c->arch == AR_ARCH_GPT_NEOX) { /* whose heads stand between each other */
+        add_blocks(op, blocks, v->shape[0] / blocks, v->shape[1]);
+        return;
+    }
+    add_blocks(op, 1, c->heads * c->head_dim, v->shape[1]);
+    add_blocks(op, 2, c->kv_heads * c->head_dim, v->shape[1]);
+}

@@ -330,26 +330,33 @@ void ari_op_builder_before(ari_op_builder *w)
     ari_op_builder_unit_begins(w, ARI_NO_LAYER);
 }
 
-/* n numbers of every layer with experts that this rank has. */
-static void each_router(ari_op_builder *w, size_t n, ar_dtype dtype, void (*sum)(ari_op_builder *w, ari_over over))
+/* n numbers of every layer that this rank has, or of those with experts. */
+static void each_layer(ari_op_builder *w, bool routed, size_t n, ar_dtype dtype,
+                       void (*sum)(ari_op_builder *w, ari_over over))
 {
+    const bool over_tp = !routed || w->whole;
     for (size_t stage = 0; stage < w->stages; stage++) {
         size_t begin = 0, end = 0;
         ari_op_builder_stage_blocks(w, stage, &begin, &end);
         for (size_t i = begin; i < end && stage % w->ranks[ARI_AXIS_PP] == w->at[ARI_AXIS_PP]; i++) {
-            if (!ar_config_has_experts(w->config, i))
+            if (routed && !ar_config_has_experts(w->config, i))
                 continue;
             ari_op_builder_layer(w, i);
             w->pass = ARI_PASS_STEP;
-            begin_sum(w, ARI_OPERATION_ROUTER_SUM, n, dtype);
-            w->op.input[0].at[ARI_AXIS_TP] = w->whole ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
-            if (w->whole)
+            begin_sum(w, routed ? ARI_OPERATION_ROUTER_SUM : ARI_OPERATION_LOGITS_MAX, n, dtype);
+            w->op.input[0].at[ARI_AXIS_TP] = over_tp ? (ar_placement){AR_PARTIAL_SUM, 0} : ari_whole;
+            if (over_tp)
                 sum(w, ARI_OVER_TP);
             sum(w, ARI_OVER_DP);
             visit_if_moved(w);
         }
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
+}
+
+static void compare_logits(ari_op_builder *w, ari_over over)
+{
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, w->config->heads, AR_I32, ARI_EACH_STEP, ARI_ATTENTION, "");
 }
 
 /* A number of each layer, or of each expert of them all. */
@@ -371,7 +378,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 {
     if (!ari_step_counts(w->c))
         return;
-    each_router(w, w->config->experts.n, AR_I64, count_routes);
+    each_layer(w, true, w->config->experts.n, AR_I64, count_routes);
     if (ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_LAYERS)
         over_stages(w, w->config->experts.n, AR_I64);
 }
@@ -385,7 +392,7 @@ static void sum_router_losses(ari_op_builder *w)
 {
     if (!ar_config_router_losses(w->config, &w->c->run.loss))
         return;
-    each_router(w, 1, AR_F32, sum_terms);
+    each_layer(w, true, 1, AR_F32, sum_terms);
     over_stages(w, ar_config_blocks(w->config), AR_F32);
 }
 
@@ -478,32 +485,6 @@ static void verify(ari_op_builder *w, const ari_params *all)
     ari_op_builder_visit(w);
 }
 
-/* One more input: so many blocks [out, in] of the weight, each made orthogonal: Newton-Schulz's three products, five
- * times. */
-static void add_blocks(ari_operation *op, size_t blocks, size_t out, size_t in)
-{
-    const double m = (double)(out < in ? out : in), n = (double)(out < in ? in : out);
-    ari_op_value *v = &op->input[op->inputs++];
-    *v = run_of(0, AR_F32, NULL);
-    v->ndim = 2;
-    v->shape[0] = v->local[0] = out;
-    v->shape[1] = v->local[1] = in;
-    v->copies = blocks;
-    op->multiply_adds += (double)blocks * 5.0 * (m * m * n + m * m * m + m * m * n);
-}
-
-static void add_all_blocks(const ari_op_builder *w, ari_operation *op, const ari_op_value *v)
-{
-    const ar_config *c = w->config;
-    const size_t blocks = v->role == ARI_GATE_UP ? 2 : 1;
-    if (v->role != ARI_QKV || c->arch == AR_ARCH_GPT_NEOX) { /* whose heads stand between each other */
-        add_blocks(op, blocks, v->shape[0] / blocks, v->shape[1]);
-        return;
-    }
-    add_blocks(op, 1, c->heads * c->head_dim, v->shape[1]);
-    add_blocks(op, 2, c->kv_heads * c->head_dim, v->shape[1]);
-}
-
 /* The ranks that hold parts of a matrix lay them into zeros and add them, so that each has all of it. */
 static void update_matrix(ari_op_builder *w, const ari_one_param *p)
 {
@@ -516,7 +497,7 @@ static void update_matrix(ari_op_builder *w, const ari_one_param *p)
     op->expert = p->expert;
     op->produced_as = split ? partial : ari_whole;
     op->input[op->inputs++] = op->output[op->outputs++] = run_of(n, AR_F32, NULL);
-    add_all_blocks(w, op, v);
+    ari_op_builder_muon(w, op, v);
     if (split)
         op->input[0].at[ARI_AXIS_TP] = partial;
     if (shares)
@@ -591,8 +572,10 @@ void ari_op_builder_after(ari_op_builder *w)
         norm_of_gradients(w);
     if (w->c->verified > 0)
         verify(w, &all);
+    if (updates && w->c->run.optimizer.qk_clip > 0.0)
+        each_layer(w, false, w->config->heads, AR_I32, compare_logits);
     if (updates)
         update(w, &all);
     if (updates && w->c->run.loss.router.bias_update > 0.0)
-        each_router(w, w->config->experts.n, AR_I64, count_routes);
+        each_layer(w, true, w->config->experts.n, AR_I64, count_routes);
 }

@@ -117,6 +117,9 @@ static const ari_cause rows[] = {
      "Muon's scale with padding: the update is as large as that of {padded} rows, and the matrix has {rows}; rows of "
      "zeros change nothing but this" LOOK
      "the shape by which Muon scales: no rows that align shards (Megatron-LM 6740)"},
+    {"qk_clip_local", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(ROWS), IF(LONE), "",
+     "QK-Clip of own logits: each row is the reference's times a number, and the ranks have other numbers: the largest "
+     "logit of a head is that of all tokens" LOOK "the all-reduce(max) of logits over dp and cp (ms-swift 9901)"},
     {"muon_of_vector", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(ONE), 0, "",
      "Muon of a vector: the update is this step's gradient times one number, as Newton-Schulz of one row makes it (SGD "
      "too), and the reference's, AdamW's, is not" LOOK "Muon's group of parameters: no vectors"},

@@ -89,6 +89,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(ADAM, kind == AR_OPTIMIZER_ADAM || kind == AR_OPTIMIZER_ADAMW,                                                \
       "is a mistake of Adam: give optimizer adam or adamw")                                                         \
     X(MUON, kind == AR_OPTIMIZER_MUON, "is a mistake of Muon: give optimizer muon")                                 \
+    X(QK_CLIP, r->optimizer.qk_clip > 0.0, "is a mistake of QK-Clip: give qk-clip")                                 \
     X(DECAY, r->optimizer.weight_decay > 0.0, "is a mistake of weight decay: give weight-decay")                    \
     X(SAMPLES,                                                                                                      \
       r->batch == 0 || r->batch > (size_t)ari_extent(p, ARI_CUTS_SAMPLES) * (micro ? (size_t)p->micro_batches : 1), \
@@ -141,6 +142,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define SP(n) .run.parallel = {.tp = (n), .sp = true}
 #define CHUNKS(n, k) .run.parallel = {.tp = (n), .sp = true, .overlap = (k)}
 #define MUON .run.optimizer.kind = AR_OPTIMIZER_MUON
+#define CLIPPED .run.optimizer = {.kind = AR_OPTIMIZER_MUON, .qk_clip = 0.5}
 #define DP(n) .run.parallel.dp = (n)
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
 #define CP(n) .run.parallel.cp = (n)
@@ -237,6 +239,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(BIAS) | NEEDS(MUON)},
     {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
+    {AR_FAULT_qk_clip_local, MIXTRAL, CLIPPED, DP(2),
+     .needs = NEEDS(UPDATE) | NEEDS(DP) | NEEDS(MUON) | NEEDS(QK_CLIP)},
     {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = NEEDS(RING)},
     {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = NEEDS(RING)},
@@ -363,8 +367,10 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
+    const double qk_clip = c.run.optimizer.qk_clip;
     c.run.optimizer =
         ar_optimizer_defaults(c.run.optimizer.kind == AR_OPTIMIZER_MUON ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
+    c.run.optimizer.qk_clip = qk_clip;
     c.run.steps = c.run.steps ? c.run.steps : 1;
     c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
     c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
@@ -381,8 +387,9 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
            a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
-           a->run.optimizer.kind == b->run.optimizer.kind && a->run.dropout == b->run.dropout &&
-           a->in_f32 == b->in_f32 && same_losses(&a->run.loss.router, &b->run.loss.router);
+           a->run.optimizer.kind == b->run.optimizer.kind && a->run.optimizer.qk_clip == b->run.optimizer.qk_clip &&
+           a->run.dropout == b->run.dropout && a->in_f32 == b->in_f32 &&
+           same_losses(&a->run.loss.router, &b->run.loss.router);
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)

@@ -242,11 +242,12 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
                      const ar_batch *batch)
 {
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
-    const ari_core core = core_of(m, ctx, batch->seq);
+    ari_core core = core_of(m, ctx, batch->seq);
     ar_batch seen;
     int32_t *made = NULL;
     ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
     rotation r;
+    AR_TRY(ari_qk_clip_track(&core.largest, m, ctx));
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));
     AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));

@@ -180,6 +180,8 @@ static void attention_destroy(ar_module *base)
     ar_param_fini(&m->sinks);
     ari_linear_fini(&m->out);
     ari_ring_hops_fini(&m->hops);
+    free(m->largest);
+    free(m->clip);
     free_tables(m, NULL);
     free(m);
 }
@@ -295,16 +297,22 @@ static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attentio
     return init_linears(m, ctx);
 }
 
+static const ar_module_ops attention_ops = {.kind = "attention",
+                                            .forward = attention_forward,
+                                            .backward = attention_backward,
+                                            .recompute = recompute_saved,
+                                            .params = attention_params,
+                                            .selective = true,
+                                            .destroy = attention_destroy};
+
+ari_attention *ari_attention_of(ar_module *m)
+{
+    return m->ops == &attention_ops ? (ari_attention *)m : NULL;
+}
+
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
-    static const ar_module_ops ops = {.kind = "attention",
-                                      .forward = attention_forward,
-                                      .backward = attention_backward,
-                                      .recompute = recompute_saved,
-                                      .params = attention_params,
-                                      .selective = true,
-                                      .destroy = attention_destroy};
     ari_attention *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &attention_ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init_attention(m, ctx, o));
 }

@@ -29,6 +29,8 @@ typedef struct ari_attention {
     ar_comm *replicas;      /* those that work on this rank's KV head and on no query head of its, of the
                                       tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
     ari_ring_hops hops;
+    int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
+    float *clip;      /* [features of q | k | v here]: the parameters' clip */
     ari_dropout dropout;      /* of the probabilities */
     ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length of what they were made for */
@@ -64,6 +66,13 @@ AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_save
 /** The way back; dx NULL: not wanted. Collective over the tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dqkv);
+
+/* --- QK-Clip (qk_clip.c) -------------------------------------------------------------------------------------------- */
+
+/** Where the largest logits of this step are kept; *gives NULL: nobody asks. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_qk_clip_track(int32_t **gives, ari_attention *m, const ar_ctx *ctx);
+/** NULL: it is no attention. */
+ari_attention *ari_attention_of(ar_module *m);
 
 /* --- norms of queries (which 0) and keys (1) (qk_norm.c) ---------------------------------------------------------- */
 

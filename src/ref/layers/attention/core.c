@@ -4,7 +4,10 @@
  * section 4). */
 #include "ref/layers/attention/core.h"
 
+#include <stdlib.h>
+
 #include "ref/core/lane.h"
+#include "ref/core/size.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/attention/mask.h"
 #include "ref/layers/faults.h"
@@ -315,6 +318,24 @@ static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_kept *ke
     return ar_saved_push(saved, owner, SAVED_CORE, &t);
 }
 
+/* The rows' largest are what the softmax has subtracted. */
+static ar_status note_largest(const pass *p)
+{
+    const ari_core *c = p->c;
+    const size_t n = ar_tensor_count(&p->kept->max);
+    int32_t *rows = NULL;
+    if (!c->largest || p->ctx->device->hollow)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&rows, n, "largest logits"));
+    const ar_status st = ar_ctx_download(p->ctx, rows, &p->kept->max);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        int32_t *most = &c->largest[c->head_start + i / p->rows % c->heads];
+        *most = rows[i] > *most ? rows[i] : *most;
+    }
+    free(rows);
+    return st;
+}
+
 ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner, ar_tensor *o,
                            const ar_tensor *q, const ar_tensor *k, const ar_tensor *v, const ar_batch *batch)
 {
@@ -337,6 +358,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     for (ar_part at = {0}; ari_next_block(&p.blocks, &at);)
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
     count_work(&p, 1.0);
+    AR_TRY(note_largest(&p));
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
     AR_TRY(tap_whole(&p, &heard[0], "probs", 'f'));
     AR_TRY(tap_whole(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));

@@ -22,6 +22,7 @@ typedef struct ari_core {
     const ari_dropout *dropout; /* of the probabilities */
     ar_param *sinks;            /* one logit a head, of the heads here from first_sink on; NULL: none */
     size_t first_sink;
+    int32_t *largest; /* [heads_full]: ari_key32 of each one's largest logit so far, kept; NULL: nobody asks */
 } ari_core;
 
 /** o = softmax(q k^T / sqrt(d)) v. q [b, heads, rows, d], o the same with v's features; k, v [b, kv_heads, seq, d], in
