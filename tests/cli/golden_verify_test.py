@@ -33,6 +33,19 @@ class Golden(Case):
                                          out / "allowed.safetensors")
                     self.assertEqual(result["result"], "same")
 
+    def test_a_native_bf16_run_is_within_what_an_exact_bf16_reference_allows_and_a_fault_is_not(self):
+        for model in ("gpt2-tiny", "llama-gqa-tiny"):
+            given = ("grads", GOLDEN / model, "--input", GOLDEN / model / "batch.safetensors", "--precision", "bf16")
+            exact, native, wrong = (self.folder / f"{model}-{kind}" for kind in ("exact", "native", "wrong"))
+            self.done(*given, "--out", exact, "--sensitivity")
+            self.done(*given, "--out", native, "--numerics", "native")
+            self.done(*given, "--out", wrong, "--numerics", "native", "--inject", "norm_backward_missing")
+            for other, result, code in ((native, "same", 0), (wrong, "different", 1)):
+                with self.subTest(model=model, other=other.name):
+                    found = self.result("verify", exact / "grads.safetensors", other / "grads.safetensors",
+                                        "--sensitivity", exact / "allowed.safetensors", code=code)
+                    self.assertEqual(found["result"], result)
+
 
 if __name__ == "__main__":
     unittest.main()
