@@ -81,6 +81,7 @@ AR_BEGIN_DECLS
     X(muon_stale_heads, "Muon cuts q, k and v apart by the heads that one tensor-parallel rank has")                   \
     X(muon_shards_misplaced, "Muon lays each shard of the momentum where the next rank's belongs")                     \
     X(muon_of_biases, "Muon also updates biases, not AdamW")                                                           \
+    X(muon_of_tied_copy, "Muon updates the last stage's copy of a tied embedding, and AdamW the first's")              \
     X(muon_padding_rows, "Muon scales by the shape of a matrix whose shards have rows of padding")                     \
     X(qk_clip_local, "QK-Clip takes the largest logits of a data-parallel rank's own tokens")                          \
     X(norm_fp16_store, "a norm's output is stored in 16 bits")                                                         \

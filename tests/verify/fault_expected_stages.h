@@ -5,6 +5,8 @@
 
 #include "tests/verify/fault_expected.h"
 
+#define PP_MUON(n, micro, samples) \
+    .at = {.parallel = {.pp = (n), .micro_batches = (micro)}, .batch = (samples), .muon = true}
 #define PP(n, micro, samples) .at = {.parallel = {.pp = (n), .micro_batches = (micro)}, .batch = (samples)}
 #define PP_TP(n, t, micro, samples) \
     .at = {.parallel = {.pp = (n), .tp = (t), .micro_batches = (micro)}, .batch = (samples)}
@@ -39,6 +41,7 @@ static const expected staged_once[] = {
      "other_layer: model.layers.2.self_attn.q_proj.weight"},
     {F(pp_gradnorm_own_stage), "llama", PP(2, 1, 2), "grad_norm:clip", 0, "norm_of_own_stages"},
     {F(pp_loss_last_micro_batch), "llama", PP(2, 2, 2), "loss:fwd", 0, "one_micro_batch: the last 1 of 2 samples"},
+    {F(muon_of_tied_copy), "gpt2", PP_MUON(2, 2, 2), "transformer.wte.weight:new", 1, "replicas_apart"},
     {F(pp_tied_not_summed), "gpt2", PP(2, 2, 2), "transformer.wte.weight:grad", 0, "missing_all_reduce: over pp"},
     {F(pp_stale_activation), "llama", PP(2, 2, 2), "model.layers.1.input_layernorm:fwd", 1,
      "input_of_other_micro_batch"},
@@ -70,6 +73,7 @@ static const expected staged_elsewhere[] = {
      "other_layer: transformer.h.2.ln_1.bias"},
     {F(pp_gradnorm_own_stage), "gpt2", PP_TP(2, 2, 2, 2), "grad_norm:clip", 0, "norm_of_own_stages", RING},
     {F(pp_loss_last_micro_batch), "gpt2", PP_DP(2, 2, 2, 4), "loss:fwd", 0, "one_micro_batch: the last 1 of 2 samples"},
+    {F(muon_of_tied_copy), "gpt2-4", PP_MUON(4, 1, 2), "transformer.wte.weight:new", 3, "replicas_apart"},
     {F(pp_tied_not_summed), "gpt2-4", PP(4, 1, 2), "transformer.wte.weight:grad", 0, "missing_all_reduce: over pp"},
     {F(pp_tied_not_summed), "gpt2", PP_TP(2, 2, 1, 2), "transformer.wte.weight:grad", 0, "missing_all_reduce: over pp",
      RING},

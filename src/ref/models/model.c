@@ -58,6 +58,8 @@ static ar_status create_embedding(maker *k)
     if (c->pads)
         ar_embedding_pad(k->embedding, c->pad_id);
     ar_embedding_token(k->embedding)->ends = k->ranks > 1 && (c->tied || c->mtp > 0);
+    if (!first && ar_faulty(k->ctx, AR_FAULT_muon_of_tied_copy))
+        ar_embedding_token(k->embedding)->matrix = true;
     if (first)
         put(k, k->embedding, (ari_staged){.stage = 0});
     return AR_OK;

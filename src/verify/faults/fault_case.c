@@ -238,6 +238,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(BIAS) | NEEDS(MUON)},
+    {AR_FAULT_muon_of_tied_copy, GPT2, PP(2, 2), MUON, .needs = NEEDS(UPDATE) | NEEDS(TIED) | NEEDS(PP) | NEEDS(MUON)},
     {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_qk_clip_local, MIXTRAL, CLIPPED, DP(2),
      .needs = NEEDS(UPDATE) | NEEDS(DP) | NEEDS(MUON) | NEEDS(QK_CLIP)},
