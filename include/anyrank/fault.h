@@ -175,6 +175,7 @@ AR_BEGIN_DECLS
     X(mtp_rolled_over_documents,                                                                                       \
       "multi-token prediction: tokens and labels are rolled over the borders of packed documents")                     \
     X(mtp_mean_over_all, "multi-token prediction: a depth's loss is divided by the next token's number of targets")    \
+    X(mtp_mean_of_own, "multi-token prediction: each rank divides a depth's loss by its own number of targets")        \
     X(mtp_not_divided, "multi-token prediction: a depth's loss is not divided by its targets")                         \
     X(mtp_head_grad_lost, "multi-token prediction: the head's gradient lacks its uses by further tokens")              \
     X(mtp_embedding_grad_lost, "multi-token prediction: the embedding's gradient lacks its uses by further tokens")    \

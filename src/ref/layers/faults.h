@@ -131,7 +131,8 @@ AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const 
 
 /* --- multi-token prediction (faults_mtp.c) ------------------------------------------------------------------------ */
 
-/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all, mtp_not_divided. */
+/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all, mtp_mean_of_own,
+ *  mtp_not_divided. */
 AR_NODISCARD ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b,
                                       size_t depth);
 /** mtp_head_grad_lost: uses of the head's weight make no gradient from here on, or (begins false) do again. */

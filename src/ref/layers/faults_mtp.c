@@ -23,6 +23,20 @@ static void forget_others(const ar_ctx *ctx, const ar_batch *b, int64_t *ids, si
     }
 }
 
+/* The targets of the rank's own positions. */
+static size_t own_targets(const ar_ctx *ctx, const ar_batch *rolled)
+{
+    const ar_positions own = ari_own_positions(ctx, rolled->seq, false);
+    const size_t each = ar_positions_count(&own);
+    size_t n = 0;
+    for (size_t i = 0; i < rolled->batch * each; i++) {
+        const size_t at = ar_positions_at(&own, i % each), from = i / each * rolled->seq + at;
+        n += at + 1 < rolled->seq && rolled->labels[from + 1] != AR_IGNORE_INDEX &&
+             (!rolled->documents || rolled->documents[from] == rolled->documents[from + 1]);
+    }
+    return n;
+}
+
 ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b, size_t depth)
 {
     const bool over = b->documents && ar_faulty(ctx, AR_FAULT_mtp_rolled_over_documents);
@@ -35,6 +49,8 @@ ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, 
         forget_others(ctx, b, *memory, depth);
     if (ar_faulty(ctx, AR_FAULT_mtp_mean_over_all))
         rolled->targets = b->targets;
+    if (ar_faulty(ctx, AR_FAULT_mtp_mean_of_own))
+        rolled->targets = own_targets(ctx, rolled);
     if (ar_faulty(ctx, AR_FAULT_mtp_not_divided))
         rolled->targets = 1;
     return AR_OK;

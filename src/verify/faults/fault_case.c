@@ -328,6 +328,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_mtp_rolled_after_cut, FURTHER, CP(2), .needs = NEEDS(MTP) | NEEDS(CP)},
     {AR_FAULT_mtp_rolled_over_documents, FURTHER, CP(2), .documents = 4, .needs = NEEDS(MTP) | NEEDS(DOCUMENTS)},
     {AR_FAULT_mtp_mean_over_all, FURTHER, DP(2), .needs = NEEDS(MTP)},
+    {AR_FAULT_mtp_mean_of_own, FURTHER, CP(2), .needs = NEEDS(MTP) | NEEDS(CP)},
     {AR_FAULT_mtp_not_divided, FURTHER, .needs = NEEDS(MTP)},
     {AR_FAULT_mtp_head_grad_lost, FURTHER, .needs = NEEDS(MTP)},
     {AR_FAULT_mtp_embedding_grad_lost, FURTHER, PP(2, 2), .needs = NEEDS(MTP)},
