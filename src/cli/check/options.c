@@ -90,7 +90,7 @@ const ari_args_spec ari_check_spec = {
     .command = "check",
     .summary = "Runs training steps on N simulated ranks and compares every tensor of every step with one rank's, bit "
                "for bit.",
-    .example = "anyrank check\nanyrank check gpt2-demo --tp 3 --sp --batch 4 --seq 48\n"
+    .example = "anyrank check gpt2-demo --tp 3 --sp --batch 4 --seq 48\n"
                "anyrank check --inject column_dx_not_reduced\n"
                "anyrank check llama-demo --tp 4 --cluster h100 --timeline run.html",
     .options = options,

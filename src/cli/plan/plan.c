@@ -134,7 +134,6 @@ const ari_args_spec ari_plan_spec = {
                "anyrank plan llama-3-70b --tp 8 --pp 4 --dp 2 --sp --batch 128 --seq 8192\n"
                "anyrank plan llama-3-8b --gpus 64 --table decision\n"
                "anyrank plan llama-3-8b --pipeline --pp 4 --schedule-pp zero-bubble --micro-batches 8\n"
-               "anyrank plan llama-demo --flow --tp 4 --sp\n"
                "anyrank plan MODEL --flow --backward --tp 8 --dp 4 --sp --numerics native --markdown\n"
                "anyrank plan config.json --flow --tp 8 --batch 16 --seq 8192 --json -",
     .options = options,

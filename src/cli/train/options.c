@@ -110,8 +110,7 @@ static const ari_train_values defaults = {
 const ari_args_spec ari_train_spec = {
     .command = "train",
     .summary = "Trains a model on text, with the same bits under every layout.",
-    .example = "anyrank train llama-demo\n"
-               "anyrank train llama-demo --data book.txt --dp 2 --zero 1 --save run --save-every 50\n"
+    .example = "anyrank train llama-demo --data book.txt --dp 2 --zero 1 --save run --save-every 50\n"
                "anyrank train --resume run --tp 4 --save run",
     .options = options,
     .positionals = positionals,
