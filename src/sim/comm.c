@@ -117,16 +117,22 @@ done:
     return st;
 }
 
+static void undo_split(ar_comm *c)
+{
+    leave_split(sim_of(c));
+}
+
 static ar_status sim_split(ar_comm **gives, ar_comm *c, int color, int key)
 {
     ari_sim_comm *s = sim_of(c), *made = NULL;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
     ari_fault_before(s, &call);
-    AR_TRY(ari_member_enter(&s->member, c, &call, make_groups, NULL));
+    AR_TRY(ari_member_enter(&s->member, c, &call, &(ari_alone){.run = make_groups, .undo = undo_split}));
     ari_member_done(&s->member);
     if (!s->split_group)
         return AR_OK;
     const ar_status st = ari_sim_comm_create(&made, s->split_group, s->split_channels, s->split_index, s->options);
+    s->split_group = NULL;
     if (st != AR_OK) {
         ari_channels_leave(s->split_channels, s->split_index);
         return st;

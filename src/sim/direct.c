@@ -53,7 +53,7 @@ static void take_all(ari_wire *w)
 ar_status ari_direct_run(ar_comm *base, const ari_call *call)
 {
     ari_sim_comm *c = (ari_sim_comm *)base;
-    AR_TRY(ari_member_enter(&c->member, base, call, NULL, NULL));
+    AR_TRY(ari_member_enter(&c->member, base, call, NULL));
     if (call->kind == ARI_BARRIER) { /* once all have come, all may go */
         ari_member_done(&c->member);
         return AR_OK;
@@ -85,7 +85,7 @@ static ar_status share_group(ari_group *g, void *arg)
 ar_status ari_share_run(ari_sim_comm *c, const ari_call *call)
 {
     ari_member *m = &c->member;
-    AR_TRY(ari_member_enter(m, &c->base, call, share_group, NULL));
+    AR_TRY(ari_member_enter(m, &c->base, call, &(ari_alone){.run = share_group}));
     ari_wire wire = ari_wire_open(c);
     for (int part; (part = ari_member_next_part(m)) >= 0;) {
         (void)ari_slice_move(&wire, part);

@@ -183,7 +183,7 @@ ar_status ari_last_run(ar_comm *base, const ari_call *call)
     if (own_move(c, call, &m) && ari_kind_of(call->kind)->combines)
         AR_TRY(ari_sim_reserve(c, m.count * ar_dtype_bytes(call->dtype)));
     last l = {.c = c, .call = call, .plain = ari_wire_is_plain(c)};
-    AR_TRY(ari_member_enter(&c->member, base, call, come_last, &l));
+    AR_TRY(ari_member_enter(&c->member, base, call, &(ari_alone){.run = come_last, .arg = &l}));
     if (!l.plain && l.moves)
         move_all(&l);
     if (!l.plain)

@@ -167,7 +167,7 @@ ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call)
     ari_stream *stream = ari_queue_stream(call->on);
     AR_TRY(ari_sim_reserve(c, (size_t)c->base.size * sizeof(ar_cbuf)));
     AR_TRY(set_mark(&c->ready, stream));
-    AR_TRY(ari_member_enter(&c->member, &c->base, call, NULL, NULL));
+    AR_TRY(ari_member_enter(&c->member, &c->base, call, NULL));
     ari_wire wire = ari_wire_open(c);
     take_part(&wire);
     ari_wire_close(&wire);

@@ -321,7 +321,7 @@ ar_status ari_ring_run(ar_comm *base, const ari_call *call)
     if (base->size == 1 || !ari_kind_of(call->kind)->ring)
         return ari_direct_run(base, call);
     AR_TRY(ari_sim_reserve(c, scratch_of(c, call)));
-    AR_TRY(ari_member_enter(&c->member, base, call, NULL, NULL));
+    AR_TRY(ari_member_enter(&c->member, base, call, NULL));
     ari_wire wire = ari_wire_open(c);
     const ring g = ring_of(&wire);
     move_pieces(&g);

@@ -355,14 +355,14 @@ static bool wait_for_gate(ari_member *m)
 }
 
 /* The last member: compares, does what is done alone, opens the gate. False: it killed the gate. */
-static bool open_gate(ari_member *m, ari_alone_fn alone, void *arg)
+static bool open_gate(ari_member *m, const ari_alone *alone)
 {
     ari_group *g = m->group;
     char why[WHY_BYTES];
     if (ari_calls_compare(g, why, sizeof why) != AR_OK) {
         ari_world_fail(g->world, m->rank, g, AR_ERR_MISMATCH, why);
     } else if (ari_world_status(g->world) == AR_OK && alone) {
-        const ar_status st = alone(g, arg);
+        const ar_status st = alone->run(g, alone->arg);
         if (st != AR_OK)
             ari_world_fail(g->world, m->rank, g, st, ar_error_message());
     }
@@ -492,7 +492,7 @@ static ar_status used_twice(ari_member *m, const ari_call *call)
     return ari_world_echo(m->group->world, m->rank, m->group);
 }
 
-ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg)
+ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, const ari_alone *alone)
 {
     ari_group *g = m->group;
     ari_wait_yield();
@@ -511,11 +511,13 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_
     const uint64_t before = atomic_fetch_add(&g->gate, 1);
     bool entered = false;
     if (!(before & DEAD))
-        entered = (before & COUNT_MASK) + 1 == (uint64_t)g->n ? open_gate(m, alone, arg) : wait_for_gate(m);
+        entered = (before & COUNT_MASK) + 1 == (uint64_t)g->n ? open_gate(m, alone) : wait_for_gate(m);
     if (entered) {
         agree_record(m);
         return AR_OK;
     }
+    if (alone && alone->undo)
+        alone->undo(c);
     out(m, false);
     return ari_world_echo(g->world, m->rank, g);
 }

@@ -106,14 +106,19 @@ void ari_member_init(ari_member *m, ari_group *g, int index);
 /** The member will not come again; the group ends with its last member. */
 void ari_member_fini(ari_member *m);
 
-/** Work that the last member does on behalf of all of them, while they wait. An error ends the world with it. */
-typedef ar_status (*ari_alone_fn)(ari_group *g, void *arg);
+/* What the last member does on behalf of all of them, while they wait. An error ends the world with it. The world may
+ * also end while it runs, of another rank's: then each member that was waiting calls undo (if not NULL) for itself. */
+typedef struct ari_alone {
+    ar_status (*run)(ari_group *g, void *arg);
+    void *arg;
+    void (*undo)(ar_comm *c);
+} ari_alone;
 
 /** Enters a collective with `call`. Returns when every member has entered with the same one and `alone` (if not NULL)
  *  has run on one of them. Every member then calls ari_member_leave, ari_member_leave_shared or ari_member_done, all
  *  of them the same.
  *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
-AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, ari_alone_fn alone, void *arg);
+AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, const ari_alone *alone);
 /** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
  * where the collective was broken off: then it was on every member. */
 AR_NODISCARD ar_status ari_member_leave(ari_member *m);
@@ -124,7 +129,7 @@ void ari_member_done(ari_member *m);
  * member leaves when all parts are done, and so without waiting for those that have not even begun one. */
 enum { ARI_PARTS_MOST = 64 };
 
-/** In the ari_alone_fn of such a collective: no part has begun. */
+/** In the ari_alone of such a collective: no part has begun. */
 void ari_group_share(ari_group *g);
 /** The next part that nobody has begun, 0 .. N-1, which this member then does; -1: all have begun. The same core is
  *  offered the same parts first each time: it may still have in its cache what belongs to them. */
@@ -149,7 +154,7 @@ void ari_member_pulse(ari_member *m);
  *  off; the member touches no other's memory any more and leaves. */
 AR_NODISCARD bool ari_member_await(ari_member *m, int index, uint64_t steps_done);
 /** Breaks the collective off and ends the world with `st` and `why`, unless it has ended: the members of the group get
- *  `st`. Between enter and leave, or in an ari_alone_fn, which then returns an error. The caller touches no other's
+ *  `st`. Between enter and leave, or in an ari_alone, which then returns an error. The caller touches no other's
  *  memory any more and leaves as usual. */
 void ari_member_break(ari_member *m, ar_status st, const char *why);
 
