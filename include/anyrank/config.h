@@ -134,10 +134,10 @@ typedef struct ar_config {
     double mtp_weight; /* of the mean of their losses */
     size_t mtp_unused; /* such blocks that the file names without a weight, as those that transformers leaves out */
     double initializer_range;
-    bool within;           /* the file describes more, of which this is key 'text_config' */
-    char quantized[24];    /* quant_method of weights stored in few bits, which are not read; "": none are */
-    double config_dropout; /* largest dropout probability in the file: ignored, with a note */
-    size_t unknown_keys;   /* of the file, all of them: ignored, with a note */
+    bool within;        /* the file describes more, of which this is key 'text_config' */
+    char quantized[24]; /* quant_method of weights stored in few bits, read of GPT-OSS in mxfp4 alone; "": none are */
+    double config_dropout;                         /* largest dropout probability in the file: ignored, with a note */
+    size_t unknown_keys;                           /* of the file, all of them: ignored, with a note */
     char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first of them; printable, a long one ends in ".." */
     char changed[400];                             /* what is otherwise than in the file, a sentence; "": nothing */
 } ar_config;

@@ -32,7 +32,7 @@ static const _Alignas(64) float root[2][LANES] = {
 /* e^x in pairs of fp32 numbers, and which lanes are sure to be ari_exp32's bits. With x = k*ln(2)/16 + r, where r - rest
  * is exact and |r| < 2^-5.5, e^x = 2^(k/16) * (1 + r + p), and of p, at most 2^-12, fp32 keeps what lies above 2^-35:
  * the sum of the pair is right within 2^-33. Where it rounds alike moved so far up and down, nothing between does
- * otherwise. tests/extended/scalar_sweep.c compares all inputs. */
+ * otherwise. tests/extended/exps_sweep.c compares all inputs. */
 AVX512 static __mmask16 exps(__m512 *e, __m512 x)
 {
     const __m512 magic = _mm512_set1_ps(0x1.8p23f), error = _mm512_set1_ps(0x1p-33f);
