@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/os/threads.h"
 #include "sim/wire.h"
 
 enum { MOST_RANKS = 4096 };
@@ -14,6 +15,7 @@ typedef struct start {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum { START_WAIT, START_GO, START_CANCEL } state;
+    int core; /* that rank 0 begins on */
 } start;
 
 typedef struct rank_run {
@@ -51,6 +53,9 @@ static void *rank_main(void *arg)
     rank_run *r = arg;
     if (!may_start(r->gate))
         return NULL;
+    /* Otherwise the system may leave two ranks on one core, where each hands over to the other at every barrier. */
+    if (ari_world_has_cores(r->world))
+        ari_begin_on_core(r->gate->core + r->rank);
     ari_lane_enter(r->lane);
     ar_error_clear();
     r->st = r->fn(&r->comm->base, r->arg);
@@ -62,7 +67,7 @@ static void *rank_main(void *arg)
 /* Starts every thread and joins them. */
 static ar_status run_threads(rank_run *runs, int ranks)
 {
-    start gate = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .state = START_WAIT};
+    start gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, START_WAIT, ari_this_core()};
     ar_status st = AR_OK;
     int started = 0;
     for (; started < ranks; started++) {

@@ -22,3 +22,12 @@ Test(core_budget, there_is_at_least_one_core)
 {
     cr_assert_geq(ari_cores(), 1);
 }
+
+Test(core_budget, a_thread_begins_on_a_core_and_may_leave_it)
+{
+    const int cores = ari_cores();
+    for (int i = 0; i < 2 * cores + 1; i++) {
+        ari_begin_on_core(i);
+        cr_assert_eq(ari_cores(), cores, "after the %d-th core it may run on fewer", i);
+    }
+}

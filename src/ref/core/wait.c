@@ -21,6 +21,8 @@ enum { SPIN_TURNS = 40 };
 #define DEAR_NS ((uint64_t)2000000)
 enum { DEAR_WAITS = 256 };
 static atomic_uint dear_waits;
+/* Then a waiter whose peer has a core spins for about as long as a sleep costs, which is some twenty microseconds. */
+enum { DEAR_SPIN_TURNS = 600 };
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
 #define SLEEP_NS ((uint64_t)1000000000)
 
@@ -102,7 +104,8 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
     if (turn_given(w, word, seen, other_seen))
         return;
     w->turns++;
-    if (w->spins && w->turns < SPIN_TURNS) {
+    const bool dear = atomic_load_explicit(&dear_waits, memory_order_relaxed) > 0;
+    if (w->spins && w->turns < (dear ? DEAR_SPIN_TURNS : SPIN_TURNS)) {
         ari_wait_relax();
         return;
     }

@@ -48,6 +48,24 @@ int ari_this_core(void)
 #endif
 }
 
+void ari_begin_on_core(int i)
+{
+#if ARI_OS_LINUX
+    cpu_set_t mask, one;
+    if (sched_getaffinity(0, sizeof mask, &mask) != 0 || CPU_COUNT(&mask) < 2)
+        return;
+    size_t core = 0;
+    for (int left = i % CPU_COUNT(&mask); left > 0 || !CPU_ISSET(core, &mask); core++)
+        left -= CPU_ISSET(core, &mask) != 0;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    if (sched_setaffinity(0, sizeof one, &one) == 0)
+        (void)sched_setaffinity(0, sizeof mask, &mask);
+#else
+    (void)i;
+#endif
+}
+
 #if ARI_OS_LINUX
 bool ari_semaphore_init(ari_semaphore *s)
 {

@@ -27,5 +27,7 @@ void ari_semaphore_wait(ari_semaphore *s);
 int ari_cores(void);
 /** The core that the calling thread is on; 0 where that is not known. */
 int ari_this_core(void);
+/** Moves the calling thread to the i-th core (modulo their number) that it may run on; it may leave it again. */
+void ari_begin_on_core(int i);
 
 #endif
