@@ -48,8 +48,8 @@ typedef struct ar_optimizer_options {
                        arXiv:2502.16982, section 2.2: torch's match_rms_adamw), else lr*sqrt(max(1, rows/cols)) */
     double
         qk_clip; /* Muon: after a step, of each KV head whose attention has had a logit S above this, the rows of q and
-                       k are multiplied by fl32(sqrt(qk_clip/S)) (QK-Clip, Kimi K2, arXiv:2507.20534, section 2.1); 0:
-                       not. Of weights in fp32 */
+                       k are multiplied by fl32(sqrt(qk_clip/S)), of latent attention's features with positions those of
+                       q by fl32(qk_clip/S) (QK-Clip, Kimi K2, arXiv:2507.20534, section 2.1); 0: not */
     double beta1, beta2, eps; /* Adam, AdamW, and Muon of what is no matrix */
     double weight_decay;
     ar_schedule schedule;

@@ -124,12 +124,10 @@ static ar_status check_loss(const ar_run *r, const ar_config *c)
                             "%s: routes by sigmoids or by groups; a balance and a router's z-loss are about "
                             "softmax probabilities alone: expected neither, or a router bias update",
                             c->name);
-    if (r->optimizer.qk_clip > 0.0 && (c->latent.kv_rank > 0 || c->qk_norm != AR_QK_NORM_NONE || c->sinks))
-        return ar_error_set(
-            AR_ERR_UNSUPPORTED,
-            "%s: QK-Clip scales q and k of models without latent attention, norms of q and k, and sinks", c->name);
-    if (r->optimizer.qk_clip > 0.0 && (r->storage == AR_BF16 || r->precision == AR_PRECISION_BF16))
-        return ar_error_set(AR_ERR_UNSUPPORTED, "QK-Clip scales weights of fp32, not of bf16");
+    if (r->optimizer.qk_clip > 0.0 && c->qk_norm != AR_QK_NORM_NONE)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: normalises q and k, which undoes what QK-Clip scales their weights by: expected none",
+                            c->name);
     if (r->loss.router.bias_update > 0.0 && !ar_config_router_bias(c))
         return ar_error_set(AR_ERR_ARG,
                             "%s: its routers have no bias by which they choose, which a router bias update "

@@ -44,8 +44,8 @@ class MuonTest(Case):
                      says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")
         self.refused("--match-rms", says="--match-rms goes with --optimizer muon")
         self.refused("--qk-clip", "1", says="--qk-clip goes with --optimizer muon")
-        self.refused("--optimizer", "muon", "--qk-clip", "1", "--numerics", "native", "--precision", "bf16",
-                     says="QK-Clip scales weights of fp32")
+        normed = run("check", ROOT / "tests/golden/qwen3-tiny", "--steps", "1", "--optimizer", "muon", "--qk-clip", "1")
+        self.assertEqual((normed.returncode, "normalises q and k" in normed.stderr), (2, True), normed.stderr)
         self.refused("--optimizer", "muon", "--momentum", "1", says="momentum is 1, expected at least 0 and below 1")
 
     def test_the_options_reach_the_run_and_its_json(self):

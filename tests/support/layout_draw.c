@@ -356,6 +356,14 @@ static void draw_rates(layout_draw *d, uint64_t *s)
     }
 }
 
+/* QK-Clip, at a bound that most logits are above, some, or none; norms of q and k undo it. */
+static void draw_qk_clip(layout_draw *d)
+{
+    static const double bounds[] = {0.0, 0.02, 0.3, 1e6};
+    if (d->optimizer.kind == AR_OPTIMIZER_MUON && d->config.qk_norm == AR_QK_NORM_NONE)
+        d->optimizer.qk_clip = bounds[d->weights_seed / 16 % 4];
+}
+
 /* Of a model with logits. */
 static void draw_loss(layout_draw *d, uint64_t *s)
 {
@@ -409,6 +417,7 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
             layout_family_draw(d, &stages);
     } while (!is_legal(d));
     d->bf16 = bf16;
+    draw_qk_clip(d);
     ar_error_clear();
 }
 
@@ -458,13 +467,14 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         return;
     snprintf(
         out + used, cap - (size_t)used,
-        ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s decay %g betas %g %g, clip %g, dropout %g, "
+        ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s qk-clip %g decay %g betas %g %g, clip %g, dropout %g, "
         "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
         d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
         d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
-        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->weight_decay, o->beta1,
-        o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss, ar_balance_name(d->loss.router.balance),
-        d->loss.router.balance_weight, d->loss.router.z_loss, d->loss.router.bias_update, ar_schedule_name(o->schedule),
-        (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding,
-        d->additive, d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
+        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->qk_clip, o->weight_decay,
+        o->beta1, o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss,
+        ar_balance_name(d->loss.router.balance), d->loss.router.balance_weight, d->loss.router.z_loss,
+        d->loss.router.bias_update, ar_schedule_name(o->schedule), (int)o->warmup_steps,
+        o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
+        d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
 }

@@ -55,6 +55,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(whole_check, d->by_check)                                                \
     X(dropout, d->dropout > 0.0)                                               \
     X(clip, d->clip > 0.0)                                                     \
+    X(qk_clip, d->steps > 0 && d->optimizer.qk_clip > 0.0)                     \
     X(label_smoothing, d->loss.label_smoothing > 0.0)                          \
     X(z_loss, d->loss.z_loss > 0.0)                                            \
     X(row_column, d->order == AR_MLP_ROW_COLUMN)                               \
@@ -108,8 +109,8 @@ static void print(const layout_histogram *h, FILE *to)
 static const int wanted[][MOST_FEATURES] = {
     [DRAW_TENSORS] = ROW([HAS_tp] = 600, [HAS_sp] = 300, [HAS_chunks] = 150, [HAS_shorter_chunk] = 1,
                          [HAS_kv_replicas] = 200, [HAS_uneven_samples] = 200, [HAS_zero] = 200, [HAS_window] = 150,
-                         [HAS_selective] = 150, [HAS_full] = 150, [HAS_label_smoothing] = 150, [HAS_z_loss] = 150,
-                         [HAS_scaled_frequencies] = 50, [HAS_ranks_without_samples] = 50),
+                         [HAS_selective] = 150, [HAS_full] = 150, [HAS_qk_clip] = 30, [HAS_label_smoothing] = 150,
+                         [HAS_z_loss] = 150, [HAS_scaled_frequencies] = 50, [HAS_ranks_without_samples] = 50),
     [DRAW_CONTEXTS] = ROW([HAS_ring] = 600, [HAS_zigzag] = 300, [HAS_inner] = 400, [HAS_ring_of_inner] = 200,
                           [HAS_tp] = 400, [HAS_sp] = 200, [HAS_kv_replicas] = 200, [HAS_dp] = 300, [HAS_zero] = 100,
                           [HAS_selective] = 150, [HAS_full] = 150, [HAS_window] = 200, [HAS_packed] = 300),

@@ -25,7 +25,8 @@ static const struct {
       {.cp = 2, .tp = 2, .sp = true}}},
 };
 
-/* Separate and packed, packed head by head, stored transposed, and with biases; more ranks than KV heads. */
+/* Separate and packed, packed head by head, stored transposed, and with biases; more ranks than KV heads; with sinks;
+ * latent ones whose queries have a rank or not. */
 static const struct {
     const char *name;
     size_t layouts;
@@ -36,6 +37,11 @@ static const struct {
     {"variants/gpt-neox-tiny", 1, {{.tp = 2, .dp = 2}}},
     {"llama-gqa-tiny", 2, {{.pp = 2, .tp = 4, .micro_batches = 2}, {.dp = 3, .cp = 2, .zigzag = true, .zero = 1}}},
     {"qwen2-tiny", 1, {{.tp = 2, .dp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}}},
+    {"experts/gpt-oss-tiny", 2, {{.tp = 2, .dp = 2, .zero = 1}, {.cp = 2, .cp_inner = 2, .dp = 2}}},
+    {"experts/deepseek-v3-tiny",
+     2,
+     {{.tp = 2, .sp = true, .dp = 2, .zero = 3}, {.pp = 2, .cp = 2, .micro_batches = 2}}},
+    {"experts/deepseek-v2-lite-tiny", 1, {{.tp = 2, .dp = 2, .zero = 2}}},
 };
 
 static void check_steps(const ar_check_options *o, const char *name)
@@ -68,6 +74,7 @@ Test(muon, native_numerics_stay_within_the_allowance)
     ar_check_options o = check_layouts(folder, layouts, 1, 4, 16);
     o.run.steps = 2;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_MUON);
+    o.run.optimizer.qk_clip = 0.3;
     o.run.numerics = AR_NUMERICS_NATIVE;
     for (int i = 0; i < 2; i++) {
         o.run.precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16;
@@ -86,6 +93,7 @@ Test(muon, queries_and_keys_are_clipped_alike_in_every_layout)
         o.run.steps = 2;
         o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_MUON);
         o.run.optimizer.lr = 0.05;
+        o.run.precision = i % 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32;
         for (int k = 0; k < 2; k++) {
             o.run.optimizer.qk_clip = bounds[k];
             OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);

@@ -51,8 +51,17 @@ void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3])
     memcpy(p->block, block, sizeof p->block);
 }
 
+static bool is_weight_of(const ari_bl_run *run, const ari_bl_trained *t, const char *module)
+{
+    char part[200], name[ARI_BL_NAME_SIZE];
+    snprintf(part, sizeof part, "%s.weight", module);
+    ari_bl_name(run, name, part);
+    return strcmp(t->name, name) == 0;
+}
+
 ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from)
 {
+    const ar_config *c = run->c;
     size_t end = 0, first = 0;
     if (run->training == NULL || !(run->o->optimizer.qk_clip > 0.0))
         return AR_OK;
@@ -63,7 +72,12 @@ ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from)
         p->largest[i] = -INFINITY;
     for (size_t i = from; i < run->training->n; i++) {
         ari_bl_trained *t = &run->training->of[i];
-        if (t->cols > 0) { /* the bias is the weight's before it */
+        if (c->latent.kv_rank > 0) { /* of several matrices those that make heads: q, then k | v head by head */
+            const bool keys = is_weight_of(run, t, run->names->kv_b);
+            if (!keys && !is_weight_of(run, t, c->latent.q_rank > 0 ? run->names->q_b : run->names->qkv_param[0]))
+                continue;
+            first = keys ? c->heads * c->head_dim : 0;
+        } else if (t->cols > 0) { /* the bias is the weight's before it */
             first = end;
             end += run->names->conv1d ? t->cols : t->rows;
         }
@@ -263,12 +277,28 @@ static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
     return AR_OK;
 }
 
+/* Of latent attention: sqrt(bound/S) of the features without positions, bound/S of a query's with them: its key's last r
+ * are the same for all heads, and are left alone. */
+static double clip_latent(const ari_bl_run *run, const ari_bl_trained *p, size_t output, double bound)
+{
+    const ar_config *c = run->c;
+    const size_t d = c->head_dim, queries = c->heads * d, plain = d - c->latent.rope_dim;
+    const size_t each = output < queries ? d : plain + c->latent.value_dim;
+    const size_t own = output < queries ? output : output - queries;
+    const double ratio = bound / p->largest[own / each];
+    if (!(p->largest[own / each] > bound) || (output >= queries && own % each >= plain))
+        return 1.0;
+    return ari_bl_fl(run, own % each < plain ? sqrt(ratio) : ratio);
+}
+
 /* What an output of q | k | v is multiplied by: sqrt(bound/S) of its KV head, where S is above the bound. */
 static double clip_of(const ari_bl_run *run, const ari_bl_trained *p, size_t output)
 {
     const ar_config *c = run->c;
     const size_t d = c->head_dim, heads = c->heads, groups = c->kv_heads;
     const double bound = run->o->optimizer.qk_clip;
+    if (c->latent.kv_rank > 0)
+        return clip_latent(run, p, output, bound);
     size_t group = output / d < heads ? output / d / (heads / groups) : output / d - heads;
     if (run->names->by_head)
         group = output / d % 3 == 2 ? groups : output / d / 3;
@@ -279,8 +309,11 @@ static void clip_heads(const ari_bl_run *run, const ari_bl_trained *p)
 {
     for (size_t r = 0; p->largest != NULL && r < p->rows; r++)
         for (size_t c = 0; c < width_of(p); c++) {
-            double *w = &p->at[r * p->row + c * p->col];
-            *w = ari_bl_fl(run, *w * clip_of(run, p, p->first + (run->names->conv1d && p->cols > 0 ? c : r)));
+            const double clip = clip_of(run, p, p->first + (run->names->conv1d && p->cols > 0 ? c : r));
+            double *stored = &p->at[r * p->row + c * p->col],
+                   *w = p->master != NULL ? p->master + r * width_of(p) + c : stored;
+            *w = ari_bl_fl(run, *w * clip);
+            *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }
 }
 

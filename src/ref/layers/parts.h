@@ -311,8 +311,6 @@ AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx
 /** QK-Clip: from the logits of this step, what each parameter of q and k is to be multiplied by. bound 0: nothing.
  *  Collective over the ranks with other heads or tokens. */
 AR_NODISCARD ar_status ari_qk_clip_prepare(ar_module *m, ar_ctx *ctx, double bound);
-/** Multiplies the value, or this rank's share of it, of fp32. */
-AR_NODISCARD ar_status ari_qk_clip_param(ar_param *p, ar_ctx *ctx);
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);

@@ -94,14 +94,12 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         if (skipped)
             continue;
         s->param->version++;
-        if (ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON) {
-            AR_TRY(ari_muon_step(o, ctx, s->param, s, &g));
-            continue;
-        }
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part all = s->part;
         all.weight = s->param->value.data;
-        AR_TRY(ari_update_apply(ctx, &all, &g, &k));
+        AR_TRY(ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON ? ari_muon_step(o, ctx, s->param, s, &g)
+                                                                           : ari_update_apply(ctx, &all, &g, &k));
+        AR_TRY(ari_update_clip(ctx, s, &all));
     }
     return AR_OK;
 }
@@ -142,8 +140,6 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     ar_ctx_release(ctx, &room);
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++) {
-        if (ari_is_updated(o->states[i].param))
-            AR_TRY(ari_qk_clip_param(o->states[i].param, ctx));
         AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
         AR_TRY(ari_state_tap(&o->states[i], ctx));
     }

@@ -70,6 +70,9 @@ AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx);
 /** Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user);
 
+/** QK-Clip of a state's weights, which have been updated. */
+AR_NODISCARD ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part *part);
+
 struct ar_optimizer {
     ar_optimizer_options options;
     ari_optimizer_clock clock;

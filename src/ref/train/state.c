@@ -236,3 +236,23 @@ ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, v
     }
     return AR_OK;
 }
+
+ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part *part)
+{
+    const ar_param *p = s->param;
+    const bool across = p->transposed && s->whole; /* a share's elements are in the order of the layer's matrix */
+    const size_t rows = p->value.ndim == 1 ? 1 : p->value.shape[1], inputs = p->transposed ? p->value.shape[0] : rows;
+    const ar_tensor w = ar_tensor_flat(p->value.dtype, part->weight, s->count);
+    const ar_tensor t = part->master.ptr ? ar_tensor_flat(AR_F32, part->master, s->count) : w;
+    float *host = NULL;
+    if (!p->clip || s->count == 0 || ctx->device->hollow)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&host, s->count, p->name));
+    ar_status st = ar_ctx_download(ctx, host, &t);
+    for (size_t i = 0; i < s->count && st == AR_OK; i++)
+        host[i] *= p->clip[across ? i % rows : (s->start + i) / inputs];
+    if (st == AR_OK)
+        st = ar_ctx_upload(ctx, &t, host);
+    free(host);
+    return st != AR_OK || !part->master.ptr ? st : ARI_KERNEL(ctx, copy_strided, &w, &t);
+}

@@ -123,6 +123,15 @@ static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const work
     return ARI_KERNEL(ctx, scale, &own, &own, scale);
 }
 
+static ar_status update_run(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const ari_state *s,
+                            ari_update_part part, const workspace *w)
+{
+    const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
+    ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
+    ari_fault_share_start(ctx, b, s, &part, &g);
+    return ari_update_apply(ctx, &part, &g, &k);
+}
+
 /* The weights of this rank's slice, updated: at their place in the bucket, or where they are kept. */
 static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
@@ -137,12 +146,11 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
             part.weight = ar_buf_at(w->weights, s->at * ar_dtype_bytes(b->storage));
             AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
         }
-        if (!ari_is_updated(s->param) || ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON)
+        if (!ari_is_updated(s->param))
             continue;
-        const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
-        ari_fault_share_start(ctx, b, s, &part, &g);
-        AR_TRY(ari_update_apply(ctx, &part, &g, &k));
+        if (ari_update_kind(&o->options, s->param) != AR_OPTIMIZER_MUON)
+            AR_TRY(update_run(o, ctx, b, s, part, w));
+        AR_TRY(ari_update_clip(ctx, s, &part));
     }
     return AR_OK;
 }
@@ -258,11 +266,8 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     AR_TRY(st);
     for (size_t i = 0; i < n; i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
-        for (size_t k = 0; k < b.params; k++) {
-            if (ari_is_updated(b.param[k]))
-                AR_TRY(ari_qk_clip_param(b.param[k], ctx));
+        for (size_t k = 0; k < b.params; k++)
             AR_TRY(ari_value_tap(b.param[k], ctx, 'n'));
-        }
     }
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(ari_state_tap(&o->states[i], ctx));

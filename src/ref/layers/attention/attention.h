@@ -30,7 +30,9 @@ typedef struct ari_attention {
                                       tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
     ari_ring_hops hops;
     int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
-    float *clip;      /* [features of q | k | v here]: the parameters' clip */
+    uint32_t largest_step;
+    float *clip; /* [clips], features of q | k | v here: the parameters' clip */
+    size_t clips;
     ari_dropout dropout;      /* of the probabilities */
     ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length of what they were made for */
@@ -60,6 +62,8 @@ AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_sav
 AR_NODISCARD ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx);
 void ari_latent_destroy(ari_attention *m);
 size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap);
+/** What QK-Clip multiplies the rows of the layers by that are cut by heads, borrowed; without latent attention nothing. */
+void ari_latent_clip(ari_attention *m, const float *queries, const float *keys);
 /** From the attention's input, placed as its layers take it, to q | k | v of this rank's heads, [b, s, ..]. */
 AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv,
                                           const ar_tensor *x);

@@ -21,9 +21,10 @@ typedef struct pass {
     ar_ctx *ctx;
     const ari_core_kept *kept;
     ar_mask mask;
-    float scale;   /* of what is given to the softmax: with a cap 1, */
-    float inner;   /* and this one of what is capped */
-    ar_cbuf sinks; /* of this rank's heads; NULL: there are none */
+    float scale;              /* of what is given to the softmax: with a cap 1, */
+    float inner;              /* and this one of what is capped */
+    ar_cbuf sinks;            /* of this rank's heads; NULL: there are none */
+    ar_tensor most, most_sum; /* the rows' maximum and sum without sinks, where QK-Clip asks and there are some */
     ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
     size_t key_dim, value_dim;    /* features of queries and keys, of values */
@@ -266,6 +267,16 @@ static ar_status tap_whole(const pass *p, ar_tensor *whole, const char *part, ch
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
+static ar_status measure_without_sinks(const pass *p, const ar_tensor *scores, const ar_scores *block)
+{
+    ar_tensor probs;
+    AR_TRY(ar_ctx_tensor(p->ctx, &probs, AR_F32, 3, scores->shape));
+    AR_TRY(ARI_KERNEL(p->ctx, softmax_forward, probs.data, ar_const(scores->data), (ar_cbuf){NULL}, p->most.data,
+                      p->most_sum.data, false, p->scale, block, &p->mask));
+    ar_ctx_release(p->ctx, &probs);
+    return AR_OK;
+}
+
 /* Scores, and with what is known of the rows or not, probabilities. bare: the scores before they are capped stay in a
  * tensor of their own, where they are; NULL: they are not wanted. */
 static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare, const ar_part *at, const ar_operand *q,
@@ -279,6 +290,8 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
     AR_TRY(rows_by_keys(p, keeps ? bare : probs, at, p->key_dim, q, k));
     if (p->c->cap > 0.0)
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
+    if (p->most.ndim > 0)
+        AR_TRY(measure_without_sinks(p, probs, &block));
     const bool left_out = ar_faulty(p->ctx, AR_FAULT_sinks_left_out);
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data),
                       left_out ? (ar_cbuf){NULL} : p->sinks, p->kept->max.data, p->kept->sum.data, known, p->scale,
@@ -318,7 +331,7 @@ static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_kept *ke
     return ar_saved_push(saved, owner, SAVED_CORE, &t);
 }
 
-/* The rows' largest are what the softmax has subtracted. */
+/* The rows' largest are what the softmax subtracts; of one with sinks, what it would subtract without them. */
 static ar_status note_largest(const pass *p)
 {
     const ari_core *c = p->c;
@@ -327,7 +340,7 @@ static ar_status note_largest(const pass *p)
     if (!c->largest || p->ctx->device->hollow)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&rows, n, "largest logits"));
-    const ar_status st = ar_ctx_download(p->ctx, rows, &p->kept->max);
+    const ar_status st = ar_ctx_download(p->ctx, rows, p->most.ndim > 0 ? &p->most : &p->kept->max);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         int32_t *most = &c->largest[c->head_start + i / p->rows % c->heads];
         *most = rows[i] > *most ? rows[i] : *most;
@@ -346,6 +359,10 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     AR_TRY(new_row_sums(kept, ctx, c));
     pass p = pass_of(c, ctx, kept, k, v);
     AR_TRY(ari_fault_sinks(ctx, &p.sinks, c->heads));
+    if (c->largest && c->sinks) {
+        AR_TRY(ar_ctx_tensor(ctx, &p.most, AR_I32, 1, kept->max.shape));
+        AR_TRY(ar_ctx_tensor(ctx, &p.most_sum, AR_F64, 1, kept->sum.shape));
+    }
     AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, (size_t[4]){q->shape[0], q->shape[1], q->shape[2], p.value_dim}));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
@@ -359,6 +376,8 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
     count_work(&p, 1.0);
     AR_TRY(note_largest(&p));
+    ar_ctx_release(ctx, &p.most_sum);
+    ar_ctx_release(ctx, &p.most);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
     AR_TRY(tap_whole(&p, &heard[0], "probs", 'f'));
     AR_TRY(tap_whole(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));

@@ -341,6 +341,13 @@ void ari_latent_destroy(ari_attention *m)
     free(m->latent);
 }
 
+void ari_latent_clip(ari_attention *m, const float *queries, const float *keys)
+{
+    const float *const clip[2] = {queries, keys};
+    for (int i = QUERIES; m->latent && i <= KEYS; i++)
+        m->latent->of[i].layer.weight[0]->clip = clip[i];
+}
+
 size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap)
 {
     ari_latent *l = m->latent;
