@@ -138,16 +138,14 @@ static double broadcast_seconds(const ari_links *l, double bytes)
     return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
 }
 
-/* Each member sends a part to every other; a message is `bytes` long. Rounds within the nodes come first, then one with
- * each member of the fullest node for every other node. Unequal nodes leave a ring at different times: a message shorter
- * than a latency finds its port taken by those that came before. */
+/* Each member sends a part to every other; a message is `bytes` long. Those on the node that has fewest send most over
+ * the slower link. */
 static double all_to_all(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double nodes = ceil(l->n / l->in_node), near = l->in_node - 1.0, sent = bytes / between.bytes_per_s;
-    const bool late = nodes * l->in_node > l->n && sent < between.latency_s && !ari_time_rates(l->o).gpu;
-    const double far = nodes > 1.0 ? ((nodes - 1.0) * l->in_node + late) * sent : 0.0;
-    return (l->between ? between.latency_s : inside.latency_s) + near * bytes / inside.bytes_per_s + far;
+    const double own = l->between ? l->n - l->in_node * (ceil(l->n / l->in_node) - 1.0) : l->n, far = l->n - own;
+    return (l->between ? between.latency_s : inside.latency_s) + (own - 1.0) * bytes / inside.bytes_per_s +
+           (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
 }
 
 static double ring_steps(ari_call_kind kind)

@@ -23,15 +23,12 @@ typedef struct timing {
     const ari_call *call; /* member 0's; the others' agree with it */
     int n;
     int node[MOST_MEMBERS];
-    double latency[MOST_MEMBERS], byte_ns[MOST_MEMBERS]; /* rings: of the link that a member receives by */
-    double chunk[MOST_MEMBERS];                          /* rings: bytes */
-    moment at[MOST_MEMBERS];                             /* when each came; at the end when it is done */
-    /* Direct messages: when a member's port is free; members in the order in which they came; how they lie on nodes. */
-    moment sends[MOST_MEMBERS], gets[MOST_MEMBERS];
+    double latency[MOST_MEMBERS]; /* rings: of the link that a member receives by; else its slowest */
+    double byte_ns[MOST_MEMBERS], chunk[MOST_MEMBERS]; /* rings: of that link, bytes */
+    moment at[MOST_MEMBERS];                           /* when each came; at the end when it is done */
+    /* Direct messages: when each came, and a member's port is free; members in the order in which they came. */
+    moment came[MOST_MEMBERS], sends[MOST_MEMBERS], gets[MOST_MEMBERS];
     int order[MOST_MEMBERS];
-    int nodes, width;             /* width: members of the node that has most */
-    int local[MOST_MEMBERS];      /* the number of each in its node */
-    int member[2 * MOST_MEMBERS]; /* [nodes, width]; -1: the node has fewer. Other nodes' ranks fill it up at most. */
 } timing;
 
 /* At equal times the first decides. */
@@ -140,19 +137,23 @@ static size_t message_bytes(const timing *t, int i, int k)
     return ari_sent_count(call, i, k) * ar_dtype_bytes(call->dtype);
 }
 
-/* The message has the sender's port out and the receiver's port in to itself while it moves; both are done a latency
- * later. No message where there is nothing to send. */
+/* The message takes its time of the sender's port out and of the receiver's port in, each of which moves one at a time.
+ * Neither waits for the other one's port: a member that is busy with others gives a late one its share when that comes.
+ * No message where there is nothing to send. */
 static void message(timing *t, int i, int k)
 {
     const size_t bytes = message_bytes(t, i, k);
     if (bytes == 0)
         return;
     const ar_sim_link l = link_of(t, i, k);
-    const moment moved = plus(later(t->sends[i], t->gets[k]), moving_ns(l, bytes));
-    const moment arrived = plus(moved, latency_ns(l));
-    t->sends[i] = t->gets[k] = moved;
-    t->at[i] = later(t->at[i], arrived);
-    t->at[k] = later(t->at[k], arrived);
+    const moment begin = later(t->came[i], t->came[k]);
+    t->sends[i] = plus(later(t->sends[i], begin), moving_ns(l, bytes));
+    t->gets[k] = plus(later(t->gets[k], begin), moving_ns(l, bytes));
+    const moment moved = later(t->sends[i], t->gets[k]);
+    t->at[i] = later(t->at[i], moved);
+    t->at[k] = later(t->at[k], moved);
+    t->latency[i] = fmax(t->latency[i], latency_ns(l));
+    t->latency[k] = fmax(t->latency[k], latency_ns(l));
 }
 
 /* Members in the order in which they came, the lower first of those that came at once. */
@@ -160,95 +161,50 @@ static void sort_by_coming(timing *t)
 {
     for (int i = 0; i < t->n; i++) {
         int at = i;
-        for (; at > 0 && t->sends[t->order[at - 1]].ns > t->sends[i].ns; at--)
+        for (; at > 0 && t->came[t->order[at - 1]].ns > t->came[i].ns; at--)
             t->order[at] = t->order[at - 1];
         t->order[at] = i;
     }
 }
 
-/* Numbers the nodes from 0 on as they occur, and the members of each. */
-static void place_members(timing *t)
-{
-    int first[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: a member's node as it was, its members */
-    t->nodes = t->width = 0;
-    for (int i = 0; i < t->n; i++) {
-        int node = 0;
-        while (node < t->nodes && first[node] != t->node[i])
-            node++;
-        if (node == t->nodes) {
-            first[t->nodes++] = t->node[i];
-            count[node] = 0;
-        }
-        t->node[i] = node;
-        t->local[i] = count[node]++;
-        t->width = count[node] > t->width ? count[node] : t->width;
-    }
-    if (t->nodes * t->width > 2 * MOST_MEMBERS) { /* a group of one's own, mostly on one node: by distance alone */
-        t->nodes = 1;
-        t->width = t->n;
-        for (int i = 0; i < t->n; i++)
-            t->member[i] = t->local[i] = i;
-        return;
-    }
-    for (int k = 0; k < t->nodes * t->width; k++)
-        t->member[k] = -1;
-    for (int i = 0; i < t->n; i++)
-        t->member[t->node[i] * t->width + t->local[i]] = i;
-}
-
-/* Whom member i sends to in round s (sign 1), or receives from (-1): so many nodes on, and so many members of a node. -1:
- * no member. */
-static int partner(const timing *t, int i, int s, int sign)
-{
-    const int node = (t->node[i] + sign * (s / t->width) + t->nodes) % t->nodes;
-    const int local = (t->local[i] + sign * (s % t->width) + t->width) % t->width;
-    return t->member[node * t->width + local];
-}
-
-/* The messages of those that came at about one time, order[begin..end), with each other and with those before them: in
- * each round every port has one message, and all of them go over the same kind of link, so that none waits for a slower
- * one than its own (as NCCL pairs ranks: first within the node, then node by node). */
-static void messages_of(timing *t, const double came[], int begin, int end)
-{
-    const double now = came[t->order[begin]], last = came[t->order[end - 1]];
-    for (int s = 1; s < t->nodes * t->width; s++) {
-        for (int j = begin; j < end; j++) {
-            const int i = t->order[j], to = partner(t, i, s, 1), from = partner(t, i, s, -1);
-            if (to >= 0 && came[to] <= last)
-                message(t, i, to);
-            if (from >= 0 && came[from] < now)
-                message(t, from, i);
-        }
-    }
-}
-
-/* Of a member's messages: who comes while it moves finds that port taken, and is counted to those that came with it. */
-static double longest_ns(const timing *t, int i)
-{
-    double longest = 0.0;
-    for (int k = 0; k < t->n; k++)
-        longest = k != i ? fmax(longest, moving_ns(link_of(t, i, k), message_bytes(t, i, k))) : longest;
-    return longest;
-}
-
+/* Ports take messages in the order in which both members of each have come. A member is done when the last of its own has
+ * moved, and the latency of the slowest of its links has passed. */
 static void direct(timing *t)
 {
-    double came[MOST_MEMBERS];
     for (int i = 0; i < t->n; i++) {
-        t->sends[i] = t->gets[i] = t->at[i];
-        came[i] = t->at[i].ns;
+        t->came[i] = t->sends[i] = t->gets[i] = t->at[i];
+        t->latency[i] = 0.0;
     }
     sort_by_coming(t);
-    place_members(t);
-    for (int begin = 0, end = 0; begin < t->n; begin = end) {
-        const double until = came[t->order[begin]] + longest_ns(t, t->order[begin]);
-        while (end < t->n && (end == begin || came[t->order[end]] < until))
-            end++;
-        messages_of(t, came, begin, end);
+    for (int last = 1; last < t->n; last++) {
+        for (int before = 0; before < last; before++) {
+            message(t, t->order[last], t->order[before]);
+            message(t, t->order[before], t->order[last]);
+        }
     }
+    for (int i = 0; i < t->n; i++)
+        t->at[i] = plus(t->at[i], t->latency[i]);
 }
 
 /* --- all kinds ---------------------------------------------------------------------------------------------------- */
+
+/* How many nodes there are, and members on the fullest. */
+static void count_nodes(const timing *t, int *nodes, int *width)
+{
+    int first[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: its number, its members */
+    *nodes = *width = 0;
+    for (int i = 0; i < t->n; i++) {
+        int at = 0;
+        while (at < *nodes && first[at] != t->node[i])
+            at++;
+        if (at == *nodes) {
+            first[(*nodes)++] = t->node[i];
+            count[at] = 0;
+        }
+        count[at]++;
+        *width = count[at] > *width ? count[at] : *width;
+    }
+}
 
 /* So many times round a ring. On a known GPU as the planner has it: for all at once when the last member has come. */
 static void rings(timing *t, bool reduces, bool gathers)
@@ -261,9 +217,10 @@ static void rings(timing *t, bool reduces, bool gathers)
             ring(t, 0);
         return;
     }
-    place_members(t);
+    int nodes, width;
+    count_nodes(t, &nodes, &width);
     const ari_ring_links l = {
-        t->n, t->width, t->nodes > 1, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
+        t->n, width, nodes > 1, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
     double bytes = 0.0;
     for (int r = 0; r < t->n; r++)
         bytes += (double)chunk_bytes(t, r);
