@@ -138,6 +138,7 @@ int main(int argc, char **argv)
     let_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */
     ari_transport_prepare(argc, argv);
     ar_cpu_select_kernels();
     const int exit_code = close_output(run_command(argc, argv));
