@@ -268,6 +268,9 @@ CLAIM(latent_attention_has_deepseek_s_sizes_and_scale)
     c = config_read(MODEL("deepseek_v3"),
                     "'num_key_value_heads':8,'rope_interleave':false,'rope_theta':10000,'rope_scaling':{'type':'yarn',"
                     "'factor':40,'mscale':1.0,'mscale_all_dim':1.0,'original_max_position_embeddings':4096}");
+    const char *const nulls = "'num_key_value_heads':8,'rope_interleave':null,'norm_topk_prob':null";
+    cr_expect(!config_read(MODEL("deepseek_v3"), nulls).rope.interleaved);
+    cr_expect(!config_read(MODEL("deepseek_v3"), nulls).experts.normalised);
     const double m = 0.1 * log(40.0) + 1.0;
     cr_expect(c.latent.q_rank == 1536 && !c.rope.interleaved && fabs(c.query_scalar * m * m * m * m - 192.0) < 1e-12);
     c = config_read(MODEL("deepseek_v2"), "'num_key_value_heads':8,'num_experts_per_tok':6,'n_group':8,'topk_group':3,"
@@ -279,6 +282,7 @@ CLAIM(latent_attention_has_deepseek_s_sizes_and_scale)
     static const refused_config cases[] = {
         {MODEL("deepseek_v3"), "'num_key_value_heads':4", "expected the 8 heads"},
         {MODEL("deepseek_v3"), "'num_key_value_heads':8,'qk_rope_head_dim':5", "an even number"},
+        {MODEL("deepseek_v3"), "'num_key_value_heads':8,'head_dim':192", "which means the same, is 64"},
         {MODEL("deepseek_v3"), "'num_key_value_heads':8,'mlp_bias':true", "'mlp_bias'"},
         {MODEL("deepseek_v3"), "'num_key_value_heads':8,'kv_lora_rank':0", "'kv_lora_rank'"},
         {MODEL("deepseek_v3"), "'num_key_value_heads':8,'partial_rotary_factor':0.5", "'partial_rotary_factor'"},

@@ -193,6 +193,8 @@ ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ar
         return ar_error_set(AR_ERR_CONFIG, "%s: %zu shared experts of width %zu are wider together than supported",
                             ARI_SHOW(at->name), shared, e->ffn);
     e->shared = shared * e->ffn;
+    if (json_is_null(json_object_get(at->object, "norm_topk_prob")))
+        e->normalised = false; /* as Python's None */
     AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
     AR_TRY(read_first_layers(c, at, form->dense));
     return read_scores(e, at, form);

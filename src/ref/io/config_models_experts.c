@@ -194,7 +194,11 @@ static double mscale_of(const ar_rope *r)
 static ar_status read_latent_rope(ar_config *c, const ari_json_at *at)
 {
     static const ari_rope_form form = {.partial = false};
-    bool interleaved = true;
+    bool interleaved = !json_is_null(json_object_get(at->object, "rope_interleave")); /* Python's None is false */
+    if (ari_json_get(at, "head_dim") != NULL && c->head_dim != c->latent.rope_dim)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'head_dim' is %zu, but 'qk_rope_head_dim', which means the same, is %zu",
+                            ARI_SHOW(at->name), c->head_dim, c->latent.rope_dim);
     c->head_dim = c->latent.rope_dim;
     AR_TRY(ari_config_rope(c, at, &form));
     AR_TRY(ari_json_bool_or(at, "rope_interleave", &interleaved));

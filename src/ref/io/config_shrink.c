@@ -238,8 +238,12 @@ static void set_latent(json_t *object, const ar_config *c)
                  {"qk_rope_head_dim", l->rope_dim},
                  {"qk_nope_head_dim", c->head_dim - l->rope_dim},
                  {"v_head_dim", l->value_dim}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && l->kv_rank > 0; i++)
+    if (l->kv_rank == 0)
+        return;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         json_object_set_new(object, sizes[i].key, sizes[i].n > 0 ? json_integer((json_int_t)sizes[i].n) : json_null());
+    json_object_del(object, "head_dim"); /* these two the classes make of the others, unless a file has them */
+    json_object_del(object, "qk_head_dim");
 }
 
 static json_t *layer_types(const ar_config *c)
