@@ -39,7 +39,7 @@ CLAIM(models_with_experts_have_their_number_width_and_weights)
     cr_expect(c.arch == AR_ARCH_QWEN3_MOE && c.qk_norm == AR_QK_NORM_HEAD && c.experts.n == 16 && c.experts.normalised);
     cr_expect(c.experts.per_token == 8 && c.experts.ffn == 768 && c.experts.shared == 0);
     cr_expect_eq(config_read(MODEL("qwen3_moe"), "'use_sliding_window':true").window, 4096);
-    c = config_read(MODEL("qwen3_moe"), "'num_experts':0");
+    c = config_read(MODEL("qwen3_moe"), "'num_experts':0,'use_qk_norm':true"); /* as Qwen3-Coder's file says */
     cr_expect(!ar_config_has_experts(&c, 0));
     c = config_read(MODEL("olmoe"), "'num_experts_per_tok':1");
     cr_expect(c.arch == AR_ARCH_QWEN3_MOE && c.qk_norm == AR_QK_NORM_WIDTH && c.norm_place == AR_NORM_BEFORE);
@@ -168,6 +168,7 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {NEOX, "'num_key_value_heads':1", "'num_key_value_heads' is 1"},
         {MODEL("llama"), "'rotary_pct':0.5", "'rotary_pct'"},
         {MODEL("cohere"), "'use_qk_norm':true", "'use_qk_norm'"},
+        {QWEN3, "'use_qk_norm':false", "expected true"},
         {MODEL("cohere"), "'sliding_window':8", "'sliding_window'"},
         {MODEL("cohere"), "'sliding_window_pattern':4", "'sliding_window_pattern'"},
         {MODEL("cohere"), "'logit_scale':0", "'logit_scale' is 0"},

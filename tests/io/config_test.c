@@ -65,9 +65,9 @@ CLAIM(harmless_and_neutral_keys_are_accepted)
         LLAMA,
         "{'architectures':[null,['LlamaForCausalLM'],['LLaMAForCausalLM'],['LlamaModel'],[],"
         "['LlamaForSequenceClassification']],'torch_dtype':['bfloat16'],'no_such_key':[{'a':[1]}],"
-        "'sliding_window':[null],'use_sliding_window':[false],'pretraining_tp':[1],'hidden_activation':[null],"
+        "'sliding_window':[null],'use_sliding_window':[false],'pretraining_tp':[1,2],'hidden_activation':[null],"
         "'quantization_config':[null,{},{'bits':4}],'layer_types':[['full_attention','full_attention']],'num_experts':[0],"
-        "'head_dim':[null,10],'num_key_value_heads':[null,1],'hidden_act':['gelu'],'rms_norm_eps':[0],"
+        "'head_dim':[null,10],'num_key_value_heads':[null,1],'hidden_act':['gelu','gelu_fast'],'rms_norm_eps':[0],"
         "'vocab_size':[2147483648]}",
         false);
     config_each(GPT2,
@@ -120,7 +120,7 @@ CLAIM(ill_typed_and_absurd_values_are_named)
                 "'num_hidden_layers':[0,{},65537],'num_attention_heads':[0],'intermediate_size':[0],"
                 "'num_key_value_heads':[0,3,16],'head_dim':[0,7,'8'],'max_position_embeddings':[0,1e9],"
                 "'rms_norm_eps':['1e-5'],'rope_theta':[0,-1,false],'attention_bias':[1],'mlp_bias':['true'],"
-                "'tie_word_embeddings':[0],'initializer_range':[-0.02],'hidden_act':['gelu_fast',3],"
+                "'tie_word_embeddings':[0],'initializer_range':[-0.02],'hidden_act':['quick_gelu',3],"
                 "'attention_dropout':[1.5,-0.1,'0'],'hidden_activation':['gelu_pytorch_tanh'],'model_type':[7]}",
                 true);
     config_refused(LLAMA, "'rms_norm_eps':-1e-5", "eps");
@@ -132,7 +132,7 @@ CLAIM(keys_that_change_the_mathematics_are_refused)
 {
     config_each(LLAMA,
                 "{'sliding_window':[4096],'partial_rotary_factor':[0.5],"
-                "'pretraining_tp':[2],'attn_logit_softcapping':[50.0],'final_logit_softcapping':[30],"
+                "'attn_logit_softcapping':[50.0],'final_logit_softcapping':[30],"
                 "'query_pre_attn_scalar':[224],'logit_scale':[0.0625],'embedding_multiplier':[12],"
                 "'layer_types':[['full_attention','sliding_attention'],'full_attention'],'num_local_experts':[8],"
                 "'use_qk_norm':[true],'pruned_heads':[{'0':[1]}],'is_encoder_decoder':[true]}",

@@ -15,13 +15,10 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
     static const struct {
         char name[20];
         ar_activation value;
-    } names[] = {{"gelu", AR_ACT_GELU_ERF},
-                 {"gelu_new", AR_ACT_GELU_TANH},
-                 {"gelu_pytorch_tanh", AR_ACT_GELU_TANH},
-                 {"gelu_tanh", AR_ACT_GELU_TANH},
-                 {"silu", AR_ACT_SILU},
-                 {"swish", AR_ACT_SILU},
-                 {"relu", AR_ACT_RELU}};
+    } names[] = {{"gelu", AR_ACT_GELU_ERF},       {"gelu_fast", AR_ACT_GELU_TANH},
+                 {"gelu_new", AR_ACT_GELU_TANH},  {"gelu_pytorch_tanh", AR_ACT_GELU_TANH},
+                 {"gelu_tanh", AR_ACT_GELU_TANH}, {"silu", AR_ACT_SILU},
+                 {"swish", AR_ACT_SILU},          {"relu", AR_ACT_RELU}};
     const char *text = NULL;
     AR_TRY(ari_json_string_or(at, key, &text));
     if (text == NULL)
@@ -34,7 +31,7 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
     }
     return ar_error_set(
         AR_ERR_CONFIG,
-        "%s: key '%s' is '%s', expected gelu, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
+        "%s: key '%s' is '%s', expected gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
         ARI_SHOW(at->name), key, ARI_SHOW(text));
 }
 
@@ -74,7 +71,7 @@ ar_status ari_config_quantized(ar_config *c, const ari_json_at *at)
 
 /* --- what is not computed ----------------------------------------------------------------------------------------- */
 
-typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY, UNLIMITED, SOFTMAX, GREEDY } neutral;
+typedef enum neutral { OFF, ZERO, ONE, ON, EMPTY, UNLIMITED, SOFTMAX, GREEDY, NORMS } neutral;
 
 static bool is_neutral(const json_t *value, neutral kind)
 {
@@ -96,6 +93,7 @@ static bool is_neutral(const json_t *value, neutral kind)
     case UNLIMITED: /* Megatron writes -1 for no capacity too */
         return json_is_false(value) || (number && json_number_value(value) < 0);
     case OFF:
+    case NORMS:
         break;
     }
     return json_is_false(value);
@@ -128,13 +126,13 @@ static const struct {
      OFF, NULL},
     {"logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb", ONE, NULL},
     /* other parts of a block */
-    {"use_qk_norm qk_norm qk_norm_type qk_layernorm qk_ln parallel_attn use_parallel_residual "
+    {"use_qk_norm qk_norm qk_layernorm qk_ln", NORMS, NULL},
+    {"qk_norm_type parallel_attn use_parallel_residual "
      "apply_residual_connection_post_layernorm hidden_activation norm_after use_post_norm "
      "new_decoder_architecture use_cla attention_out_bias q_lora_rank kv_lora_rank qk_rope_head_dim "
      "qk_nope_head_dim qk_head_dim v_head_dim lambda_std_dev mamba_d_state",
      OFF, NULL},
     {"num_kv_shared_layers", ZERO, NULL},
-    {"pretraining_tp", ONE, NULL},
     /* experts */
     {"moe is_moe output_router_logits", OFF, NULL},
     {"moe_layers", EMPTY, NULL},
@@ -211,10 +209,15 @@ ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model
     json_object_foreach((json_t *)(uintptr_t)at->object, key, value)
     {
         const size_t i = refused_row(key);
-        if (i == REFUSED || json_is_null(value) || is_neutral(value, refused[i].kind) || is_word_of(key, model->reads))
+        if (i == REFUSED || json_is_null(value) || is_word_of(key, model->reads))
+            continue;
+        /* What Qwen3's form, say, always has, a file may also say. */
+        const bool normed = model->form != NULL && model->form->qk_norm != AR_QK_NORM_NONE;
+        const neutral kind = refused[i].kind != NORMS ? refused[i].kind : normed ? ON : OFF;
+        if (is_neutral(value, kind))
             continue;
         if (!refused[i].why)
-            return ari_config_refuse_key(at, key, wanted[refused[i].kind]);
+            return ari_config_refuse_key(at, key, wanted[kind]);
         return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' changes the mathematics: %s; expected %s or no such key",
                             ARI_SHOW(at->name), key, refused[i].why, wanted[refused[i].kind]);
     }
@@ -230,7 +233,7 @@ static const char *const neutral_keys[] = {
     "_flash_attn_2_enabled", "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "torchscript",
     "transformers_version", "use_bfloat16", "tf_legacy_loss", "use_cache", "cache_implementation", "return_dict",
     "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "tokenizer_class", "prefix",
-    "use_flash_attn", "unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config",
+    "pretraining_tp", "use_flash_attn", "unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config",
     /* tokens with a meaning */
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
     /* other heads than that of a language model */

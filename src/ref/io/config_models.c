@@ -410,7 +410,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
         {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, EXPERTS_KEYS},
         {"olmoe", "olmoe", &ari_config_olmoe, NULL, EXPERTS_KEYS},
         {"gpt_oss", "gptoss", &ari_config_gpt_oss, NULL, GPT_OSS_KEYS},
-        {"dots1", "dots1", &ari_config_dots1, NULL, SCORES_KEYS " use_qk_norm partial_rotary_factor"},
+        {"dots1", "dots1", &ari_config_dots1, NULL, SCORES_KEYS " partial_rotary_factor"},
         {"glm4_moe", "glm4moe", &ari_config_glm4_moe, NULL, SCORES_KEYS " use_qk_norm partial_rotary_factor"},
         {"glm", "glm", &ari_config_glm, NULL, "partial_rotary_factor"},
         {"ernie4_5", "ernie4_5", &ari_config_ernie4_5, NULL, ""},
