@@ -165,6 +165,7 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {MODEL("smollm3"), "'sliding_window':8", "'sliding_window'"},
         {MODEL("stablelm"), "'qk_layernorm':true", "'qk_layernorm'"},
         {NEOX, "'num_nextn_predict_layers':1,'mtp_loss_scaling_factor':0.1", "no names for"},
+        {NEOX, "'partial_rotary_factor':1.0", "'rotary_pct' has it"},
         {NEOX, "'num_key_value_heads':1", "'num_key_value_heads' is 1"},
         {MODEL("llama"), "'rotary_pct':0.5", "'rotary_pct'"},
         {MODEL("cohere"), "'use_qk_norm':true", "'use_qk_norm'"},

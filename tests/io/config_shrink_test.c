@@ -138,21 +138,29 @@ CLAIM(a_config_file_takes_the_smaller_sizes)
     }
 }
 
-/* Of 40 features a quarter turns, 10; of 20 it would be 5, which are no pairs: the smaller file says another share. */
+/* Of 40 features a quarter turns, 10; of 20 it would be 5, which are no pairs, and of 2 all turn: the smaller file says
+ * another share, whichever key said it before. */
 CLAIM(a_share_of_features_that_the_file_leaves_out_is_said)
 {
-    static const char json[] =
-        "{\"model_type\": \"stablelm\", \"vocab_size\": 512, \"hidden_size\": 80, \"intermediate_size\": 96, "
-        "\"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"num_key_value_heads\": 2}";
-    OWNED(free) unsigned char *text = (unsigned char *)strdup(json);
-    size_t bytes = strlen(json);
-    ar_config c, again;
-    cr_assert_ok(ar_config_parse(&c, json, bytes, "stablelm"));
-    cr_expect_eq(c.rope.rotary_dim, 10);
-    cr_assert_ok(ar_config_shrink(&c, 2));
-    cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
-    cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
-    cr_expect(again.head_dim == 20 && again.rope.rotary_dim == c.rope.rotary_dim && c.rope.rotary_dim % 2 == 0);
+    static const char *const models[] = {"\"stablelm\"", "\"gpt_neox\", \"rotary_pct\": 0.25",
+                                         "\"minimax_m2\", \"head_dim\": 40, \"rotary_dim\": 10"};
+    static const size_t by[] = {2, 20};
+    for (size_t i = 0; i < 6; i++) {
+        OWNED(free) unsigned char *text = malloc(512);
+        ar_config c, again;
+        size_t bytes = (size_t)snprintf((char *)text, 512,
+                                        "{\"model_type\": %s, \"vocab_size\": 512, \"hidden_size\": 80, "
+                                        "\"intermediate_size\": 96, \"num_hidden_layers\": 2, "
+                                        "\"num_attention_heads\": 2, \"num_key_value_heads\": 2}",
+                                        models[i / 2]);
+        cr_assert_ok(ar_config_parse(&c, (const char *)text, bytes, "share"));
+        cr_expect_eq(c.rope.rotary_dim, 10);
+        cr_assert_ok(ar_config_shrink(&c, by[i % 2]));
+        cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
+        cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
+        cr_expect(again.head_dim == 40 / by[i % 2] && ar_rope_dim(&again.rope, again.head_dim) == c.rope.rotary_dim);
+        cr_expect_eq(c.rope.rotary_dim % 2, 0);
+    }
 }
 
 /* As many experts as before, and as many of them a token; the layers without them are again the first and the last of

@@ -349,6 +349,8 @@ ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
                            .biases = ARI_BIASES_OWN,
                            .own = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"},
                            .more = read_gpt_neox};
+    if (ari_json_get(at, "partial_rotary_factor") != NULL) /* transformers looks for it in rope_parameters alone */
+        return ari_config_refuse_key(at, "partial_rotary_factor", "no such key: 'rotary_pct' has it");
     AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));
     AR_TRY(ari_json_real_or(at, "rotary_emb_base", &form.rope.theta));
     return ari_config_llama_form(c, at, &form);

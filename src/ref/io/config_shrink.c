@@ -85,8 +85,6 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
         return;
     if (r->rotary_dim > 0)
         r->rotary_dim = 2 * larger_extent(rounded(pairs * head_dim, from), least);
-    if (r->rotary_dim == head_dim)
-        r->rotary_dim = 0;
     const size_t kept = ar_rope_dim(r, head_dim) / 2;
     for (size_t i = 0; r->kind == AR_ROPE_LONGROPE && i < AR_ROPE_PAIRS; i++) {
         r->short_factor[i] = i < kept ? r->short_factor[i * pairs / kept] : 0.0f;
@@ -271,8 +269,9 @@ static void set_factors(json_t *rope, const char *key, const float *factor, size
     json_object_set_new(rope, key, list);
 }
 
-/* Sets a rotation's keys that depend on the head size. The share of rotated features is one that truncates to them. */
-static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t head_dim)
+/* Sets a rotation's keys that depend on the head size. The share of rotated features is one that truncates to them.
+ * outside: its key beside the object. */
+static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t head_dim, const char *outside)
 {
     json_t *rope = json_object_get(object, key);
     if (json_is_object(rope) && r->kind == AR_ROPE_LONGROPE) {
@@ -280,22 +279,28 @@ static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t h
         set_factors(rope, "long_factor", r->long_factor, ar_rope_dim(r, head_dim) / 2);
     }
     json_t *const places[2] = {object, rope};
-    const double share = r->rotary_dim > 0 ? ((double)r->rotary_dim + 0.25) / (double)head_dim : 1.0;
+    const char *const names[2] = {outside, "partial_rotary_factor"};
+    const bool part = ar_rope_dim(r, head_dim) < head_dim;
+    const double share = part ? ((double)r->rotary_dim + 0.25) / (double)head_dim : 1.0;
     bool said = r->rotary_dim == 0 || r->last; /* those of latent attention have a key of their own */
+    json_object_del(object, "rotary_dim");     /* MiniMax's name of the share */
     for (int i = 0; i < 2; i++) {
-        if (json_is_number(json_object_get(places[i], "partial_rotary_factor"))) {
-            json_object_set_new(places[i], "partial_rotary_factor", json_real(share));
+        if (r->last)
+            json_object_del(places[i], names[i]);
+        else if (json_is_number(json_object_get(places[i], names[i]))) {
+            json_object_set_new(places[i], names[i], json_real(share));
             said = true;
         }
     }
     if (!said) /* the model's own share need not be an even number of the fewer features */
-        json_object_set_new(object, "partial_rotary_factor", json_real(share));
+        json_object_set_new(object, outside, json_real(share));
 }
 
 static void set_sizes(json_t *object, const ar_config *c)
 {
     const bool own = c->arch == AR_ARCH_GPT2 || c->arch == AR_ARCH_STACK;
     const ar_arch arch = own ? c->arch : AR_ARCH_LLAMA;
+    const char *const share = c->arch == AR_ARCH_GPT_NEOX ? "rotary_pct" : "partial_rotary_factor";
     for (size_t i = 0; i < sizeof size_keys / sizeof *size_keys; i++) {
         const struct size_key *k = &size_keys[i];
         size_t n = 0;
@@ -308,8 +313,8 @@ static void set_sizes(json_t *object, const ar_config *c)
     json_object_del(object, "quantization_config"); /* what is written is not */
     set_experts(object, c);
     set_latent(object, c);
-    set_rope(object, "rope_parameters", &c->rope, c->head_dim);
-    set_rope(object, "rope_scaling", &c->rope, c->head_dim);
+    set_rope(object, "rope_parameters", &c->rope, c->head_dim, share);
+    set_rope(object, "rope_scaling", &c->rope, c->head_dim, share);
     if (strcmp(json_string_value(json_object_get(object, "model_type")), "smollm3") == 0)
         json_object_set_new(object, "no_rope_layers", turned_layers(c));
     if (c->window > 0 || json_is_array(json_object_get(object, "layer_types")))
