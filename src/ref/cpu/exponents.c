@@ -31,17 +31,10 @@ ARI_SIMD static uint32_t top_of_run(const float *x, size_t n)
 }
 
 /* One element each of n groups that lie side by side. */
-ARI_SIMD static void top_of_each(uint32_t *restrict top, const float *restrict x, ptrdiff_t stride, size_t n)
+ARI_SIMD static void top_of_each(uint32_t *restrict top, const float *restrict x, size_t n)
 {
-    if (stride == 1) {
-        for (size_t i = 0; i < n; i++) {
-            const uint32_t bits = ari_bits32(x[i]) & 0x7fffffffu;
-            top[i] = bits > top[i] ? bits : top[i];
-        }
-        return;
-    }
     for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = ari_bits32(x[(ptrdiff_t)i * stride]) & 0x7fffffffu;
+        const uint32_t bits = ari_bits32(x[i]) & 0x7fffffffu;
         top[i] = bits > top[i] ? bits : top[i];
     }
 }
@@ -56,18 +49,10 @@ ARI_SIMD static uint64_t scaled_top_of_run(const float *restrict x, const double
     return top;
 }
 
-ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, const float *restrict x, ptrdiff_t stride, double scale,
-                                        size_t n)
+ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, const float *restrict x, double scale, size_t n)
 {
-    if (stride == 1) {
-        for (size_t i = 0; i < n; i++) {
-            const uint64_t bits = ari_bits64((double)x[i] * scale) & 0x7fffffffffffffffu;
-            top[i] = bits > top[i] ? bits : top[i];
-        }
-        return;
-    }
     for (size_t i = 0; i < n; i++) {
-        const uint64_t bits = ari_bits64((double)x[(ptrdiff_t)i * stride] * scale) & 0x7fffffffffffffffu;
+        const uint64_t bits = ari_bits64((double)x[i] * scale) & 0x7fffffffffffffffu;
         top[i] = bits > top[i] ? bits : top[i];
     }
 }
@@ -90,13 +75,33 @@ ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, const float *res
     }
 }
 
-/* Groups are lines of a matrix: element `at` of group g is x[g*group_stride + at*along_stride]. */
+/* Groups are lines of a matrix: element `at` of group g is first + g*group_stride + at*along_stride of a's memory. */
 typedef struct groups {
-    const float *x;
+    const ar_tensor *a;
+    ptrdiff_t first;
     size_t along; /* elements of a group */
     ptrdiff_t group_stride, along_stride;
     bool narrow; /* of an operand of 15 bits */
 } groups;
+
+/* True if groups are read side by side, an element of each at a time; else one after the other, in runs. */
+static bool side_by_side(const groups *g)
+{
+    return g->group_stride == 1 && g->along_stride != 1;
+}
+
+/* Elements [k, k + n) of group i, or (side by side) element k of the groups [i, i + n): n <= BLOCK of them. */
+static const float *run_of(const groups *g, size_t i, size_t k, size_t n, float room[BLOCK])
+{
+    const ptrdiff_t at = g->first + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
+    return ari_run_gather(g->a, at, side_by_side(g) ? 1 : g->along_stride, n, room);
+}
+
+/* The next run of a group. */
+static size_t run_length(const groups *g, size_t k)
+{
+    return g->along - k < BLOCK ? g->along - k : BLOCK;
+}
 
 /* From the largest magnitude of a group. */
 static void store_exponent(int32_t *e, double top, const groups *g, bool max_into)
@@ -108,15 +113,15 @@ static void store_exponent(int32_t *e, double top, const groups *g, bool max_int
 /* e[0..n) of n <= BLOCK groups. */
 static void plain_block(int32_t *e, const groups *g, size_t n, bool max_into)
 {
-    const float *x = g->x;
+    float room[BLOCK];
     uint32_t top[BLOCK] = {0};
-    if (g->along_stride == 1) {
-        for (size_t i = 0; i < n; i++)
-            top[i] = top_of_run(x + (ptrdiff_t)i * g->group_stride, g->along);
-    } else {
-        for (size_t k = 0; k < g->along; k++)
-            top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, n);
-    }
+    for (size_t k = 0; side_by_side(g) && k < g->along; k++)
+        top_of_each(top, run_of(g, 0, k, n, room), n);
+    for (size_t i = 0; !side_by_side(g) && i < n; i++)
+        for (size_t k = 0; k < g->along; k += BLOCK) {
+            const uint32_t of_run = top_of_run(run_of(g, i, k, run_length(g, k), room), run_length(g, k));
+            top[i] = of_run > top[i] ? of_run : top[i];
+        }
     for (size_t i = 0; i < n; i++)
         store_exponent(e + i, (double)ari_float32(top[i]), g, max_into);
 }
@@ -124,15 +129,16 @@ static void plain_block(int32_t *e, const groups *g, size_t n, bool max_into)
 /* The same for values scaled by scale[0..along). */
 static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t n, bool max_into)
 {
-    const float *x = g->x;
+    float room[BLOCK];
     uint64_t top[BLOCK] = {0};
-    if (g->along_stride == 1) {
-        for (size_t i = 0; i < n; i++)
-            top[i] = scaled_top_of_run(x + (ptrdiff_t)i * g->group_stride, scale, g->along);
-    } else {
-        for (size_t k = 0; k < g->along; k++)
-            scaled_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, g->group_stride, scale[k], n);
-    }
+    for (size_t k = 0; side_by_side(g) && k < g->along; k++)
+        scaled_top_of_each(top, run_of(g, 0, k, n, room), scale[k], n);
+    for (size_t i = 0; !side_by_side(g) && i < n; i++)
+        for (size_t k = 0; k < g->along; k += BLOCK) {
+            const uint64_t of_run =
+                scaled_top_of_run(run_of(g, i, k, run_length(g, k), room), scale + k, run_length(g, k));
+            top[i] = of_run > top[i] ? of_run : top[i];
+        }
     for (size_t i = 0; i < n; i++)
         store_exponent(e + i, ari_float64(top[i]), g, max_into);
 }
@@ -140,18 +146,17 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
 /* The same in fp32. False, with nothing written, where that does not tell. */
 static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
-    const float *x = g->x;
+    float room[BLOCK];
     uint32_t top[BLOCK] = {0};
     bool normal = true;
-    if (g->along_stride != 1 && g->group_stride != 1)
-        return false;
-    if (g->along_stride == 1) {
-        for (size_t i = 0; i < n; i++)
-            top[i] = narrow_top_of_run(x + (ptrdiff_t)i * g->group_stride, scale, g->along);
-    } else {
-        for (size_t k = 0; k < g->along; k++)
-            narrow_top_of_each(top, x + (ptrdiff_t)k * g->along_stride, scale[k], n);
-    }
+    for (size_t k = 0; side_by_side(g) && k < g->along; k++)
+        narrow_top_of_each(top, run_of(g, 0, k, n, room), scale[k], n);
+    for (size_t i = 0; !side_by_side(g) && i < n; i++)
+        for (size_t k = 0; k < g->along; k += BLOCK) {
+            const uint32_t of_run =
+                narrow_top_of_run(run_of(g, i, k, run_length(g, k), room), scale + k, run_length(g, k));
+            top[i] = of_run > top[i] ? of_run : top[i];
+        }
     for (size_t i = 0; i < n; i++)
         normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
     for (size_t i = 0; normal && i < n; i++)
@@ -159,62 +164,25 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     return normal;
 }
 
-/* e[0..n) of the groups; s NULL: not scaled, else by its factors from number `at` on. */
-static void block_exponents(int32_t *e, const groups *g, const ari_shifts *s, size_t at, size_t n, bool max_into)
-{
-    if (!s)
-        plain_block(e, g, n, max_into);
-    else if (!s->narrow || !narrow_block(e, g, s->narrow + at, n, max_into))
-        scaled_block(e, g, s->wide + at, n, max_into);
-}
-
-/* bf16 numbers are widened, so many groups by so many elements at a time. */
-#define WIDENED_GROUPS ((size_t)64)
-#define WIDENED_ALONG ((size_t)128)
-
-/* The same of n <= WIDENED_GROUPS rows of bf16 numbers that begin at element `first` of a. */
-static void widened_exponents(int32_t *e, const ar_tensor *a, const ari_matrices *m, ptrdiff_t first, bool narrow,
-                              const ari_shifts *s, size_t at, size_t n, bool max_into)
-{
-    float room[WIDENED_GROUPS * WIDENED_ALONG];
-    const bool across = m->row_stride == 1 && m->col_stride != 1; /* groups lie side by side */
-    for (size_t k = 0; k == 0 || k < m->cols; k += WIDENED_ALONG) {
-        const size_t along = m->cols - k < WIDENED_ALONG ? m->cols - k : WIDENED_ALONG;
-        const ptrdiff_t begin = first + (ptrdiff_t)k * m->col_stride;
-        for (size_t i = 0; across && i < along; i++)
-            ari_widen(room + i * n, (const uint16_t *)a->data.ptr + begin + (ptrdiff_t)i * m->col_stride, n);
-        for (size_t i = 0; !across && i < n; i++) {
-            const ptrdiff_t line = begin + (ptrdiff_t)i * m->row_stride;
-            float *to = room + i * along;
-            const float *got = ari_run_gather(a, line, m->col_stride, along, to);
-            (void)got; /* it is `to`: bf16 numbers are never where they were */
-        }
-        const groups g = {room, along, across ? 1 : (ptrdiff_t)along, across ? (ptrdiff_t)n : 1, narrow};
-        block_exponents(e, &g, s, at + k, n, max_into || k > 0);
-    }
-}
-
 /* e[batch, rows] over the columns of a, scaled by s, of [batch, cols], unless that is NULL. */
 static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const ari_shifts *s, bool max_into,
                       bool narrow)
 {
     const ari_matrices m = ari_matrices_of(a);
-    const bool half = a->dtype == AR_BF16;
     /* Short blocks where there are few rows, so that every thread has some. */
-    const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads, most = half ? WIDENED_GROUPS : BLOCK;
-    const size_t block = share < 16 ? 16 : share < most ? share : most;
+    const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads;
+    const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
     const size_t blocks = (m.rows + block - 1) / block;
     ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
         const size_t at = i / blocks, first = i % blocks * block;
         const size_t n = m.rows - first < block ? m.rows - first : block;
         const ptrdiff_t begin = ari_matrix_offset(a, at) + (ptrdiff_t)first * m.row_stride;
+        const groups g = {a, begin, m.cols, m.row_stride, m.col_stride, narrow};
         int32_t *out = e + at * m.rows + first;
-        if (half) {
-            widened_exponents(out, a, &m, begin, narrow, s, at * m.cols, n, max_into);
-        } else {
-            const groups g = {(const float *)a->data.ptr + begin, m.cols, m.row_stride, m.col_stride, narrow};
-            block_exponents(out, &g, s, at * m.cols, n, max_into);
-        }
+        if (!s)
+            plain_block(out, &g, n, max_into);
+        else if (!s->narrow || !narrow_block(out, &g, s->narrow + at * m.cols, n, max_into))
+            scaled_block(out, &g, s->wide + at * m.cols, n, max_into);
     }
 }
 
