@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows are their definitions' bits (tests/extended/exps_sweep.c: for every difference). */
+/* Exponentials, GELUs and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every number). */
 #include "ref/cpu/row_sum.h"
 #include "tests/cpu/row_support.h"
 
@@ -10,10 +10,15 @@ static void check_exps(const float *x, float m, size_t n)
     float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_exp(x[j], m);
-    ari_softmax_exps(own, x, m, n);
-    ari_softmax_exps(in_place, in_place, m, n);
-    assert_bits(own, defined, n, "exponentials");
-    assert_bits(in_place, defined, n, "exponentials in place");
+    for (size_t way = 0; way < ARI_EXPS_WAYS; way++) {
+        if (!ari_exps_way(way))
+            continue;
+        memcpy(in_place, x, n * sizeof *x);
+        ari_exps_way(way)(own, x, m, n);
+        ari_exps_way(way)(in_place, in_place, m, n);
+        assert_bits(own, defined, n, "exponentials");
+        assert_bits(in_place, defined, n, "exponentials in place");
+    }
     free(defined);
     free(own);
     free(in_place);
@@ -39,6 +44,40 @@ Test(exponentials, of_bits_from_all_over_are_the_definitions)
         for (uint64_t j = 0; j < N; j++)
             x[j] = ari_float32((uint32_t)(first + j * STEP));
         check_exps(x, 0.0f, N);
+    }
+}
+
+static void check_gelus(const float *x, size_t n)
+{
+    float *values = new_copy(x, n), *slopes = new_copy(x, n), *in_place = new_copy(x, n), *defined = new_copy(x, n);
+    ari_gelus(values, x, n, false);
+    ari_gelus(in_place, in_place, n, false);
+    for (size_t j = 0; j < n; j++)
+        defined[j] = ari_gelu_erf32(x[j]);
+    assert_bits(values, defined, n, "GELU");
+    assert_bits(in_place, defined, n, "GELU in place");
+    memcpy(in_place, x, n * sizeof *x);
+    ari_gelus(slopes, x, n, true);
+    ari_gelus(in_place, in_place, n, true);
+    for (size_t j = 0; j < n; j++)
+        defined[j] = ari_dgelu_erf32(x[j]);
+    assert_bits(slopes, defined, n, "GELU's slope");
+    assert_bits(in_place, defined, n, "GELU's slope in place");
+    free(values);
+    free(slopes);
+    free(in_place);
+    free(defined);
+}
+
+/* One in 1,021 of all numbers, in rows of 1 to 1024. */
+Test(gelus, of_bits_from_all_over_are_the_definitions)
+{
+    enum { N = 1024, STEP = 1021 };
+    float x[N];
+    for (uint64_t first = 0; first < UINT64_C(1) << 32; first += (uint64_t)N * STEP) {
+        for (uint64_t j = 0; j < N; j++)
+            x[j] = ari_float32((uint32_t)(first + j * STEP));
+        check_gelus(x, first / (N * STEP) % 8 == 0 ? first / (N * STEP) % N + 1 : N);
     }
 }
 

@@ -117,15 +117,17 @@ typedef struct act_loops {
     void (*dgated)(float *dgate, float *dup, const float *dy, const float *gate, const float *up, size_t n);
 } act_loops;
 
-#define ACT_LOOPS(name, ACT)                                                                                         \
-    ARI_ROW_KERNEL void name##_act(float *z, const float *x, size_t n)                                               \
-    {                                                                                                                \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) z[j] = ari_act32(ACT, x[j]);                             \
-    }                                                                                                                \
-    ARI_ROW_KERNEL void name##_dact(float *dx, const float *dy, const float *x, size_t n)                            \
-    {                                                                                                                \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) dx[j] = ari_mul32(dy[j], ari_dact32(ACT, x[j]));         \
-    }                                                                                                                \
+#define ACT_LOOPS(name, ACT)                                                                                 \
+    GATED_LOOPS(name, ACT)                                                                                   \
+    ARI_ROW_KERNEL void name##_act(float *z, const float *x, size_t n)                                       \
+    {                                                                                                        \
+        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) z[j] = ari_act32(ACT, x[j]);                     \
+    }                                                                                                        \
+    ARI_ROW_KERNEL void name##_dact(float *dx, const float *dy, const float *x, size_t n)                    \
+    {                                                                                                        \
+        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) dx[j] = ari_mul32(dy[j], ari_dact32(ACT, x[j])); \
+    }
+#define GATED_LOOPS(name, ACT)                                                                                       \
     ARI_ROW_KERNEL void name##_gated(float *y, const float *gate, const float *up, size_t n)                         \
     {                                                                                                                \
         _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) y[j] = ari_gated_act(ACT, gate[j], up[j]);               \
@@ -142,12 +144,24 @@ typedef struct act_loops {
         }                                                                                                            \
     }
 
-ACT_LOOPS(gelu_erf, AR_ACT_GELU_ERF)
+GATED_LOOPS(gelu_erf, AR_ACT_GELU_ERF)
 ACT_LOOPS(gelu_tanh, AR_ACT_GELU_TANH)
 ACT_LOOPS(silu, AR_ACT_SILU)
 ACT_LOOPS(relu, AR_ACT_RELU)
 ACT_LOOPS(none, AR_ACT_NONE)
 ACT_LOOPS(clamped, AR_ACT_CLAMPED)
+
+static void gelu_erf_act(float *z, const float *x, size_t n)
+{
+    ari_gelus(z, x, n, false);
+}
+
+static void gelu_erf_dact(float *dx, const float *dy, const float *x, size_t n)
+{
+    float slopes[ARI_BLOCK];
+    ari_gelus(slopes, x, n, true);
+    mul_loop(dx, dy, slopes, n);
+}
 
 #define LOOPS_OF(name)                                       \
     {                                                        \

@@ -3,11 +3,13 @@
  * their definitions' wherever that is sure to round to the same bits, and by the definition elsewhere. */
 #include <string.h>
 
+#include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if ARI_HAVE_X86_PATHS
 #include <immintrin.h>
-#define AVX512 __attribute__((target("avx512f")))
+#elif ARI_HAVE_ARM_PATHS
+#include <arm_neon.h>
 #endif
 
 ARI_ROW_KERNEL void define_exps(float *e, const float *x, float m, size_t n)
@@ -17,73 +19,67 @@ ARI_ROW_KERNEL void define_exps(float *e, const float *x, float m, size_t n)
         e[j] = ari_softmax_exp(x[j], m);
 }
 
-#if defined(AVX512)
-enum { LANES = 16 };
-
-/* 2^(j/16) = root[0][j] + root[1][j], each rounded to fp32. */
-static const _Alignas(64) float root[2][LANES] = {
-    {0x1.000000p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f, 0x1.3dea64p+0f, 0x1.4bfdaep+0f,
-     0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f,
-     0x1.d5818ep+0f, 0x1.ea4afap+0f},
-    {0.0f, 0x1.9f3122p-25f, -0x1.c15742p-27f, 0x1.ceac48p-25f, 0x1.4636e2p-25f, 0x1.824684p-25f, -0x1.593abcp-25f,
-     -0x1.5bd5ecp-27f, 0x1.9fcef4p-26f, -0x1.829fd0p-25f, 0x1.15506ep-27f, 0x1.51f848p-27f, -0x1.a94b14p-26f,
-     -0x1.3d56b2p-27f, -0x1.822dbcp-27f, 0x1.52486cp-27f}};
-
-/* e^x in pairs of fp32 numbers, and which lanes are sure to be ari_exp32's bits. With x = k*ln(2)/16 + r, where r - rest
- * is exact and |r| < 2^-5.5, e^x = 2^(k/16) * (1 + r + p), and of p, at most 2^-12, fp32 keeps what lies above 2^-35:
- * the sum of the pair is right within 2^-33. Where it rounds alike moved so far up and down, nothing between does
- * otherwise. tests/extended/exps_sweep.c compares all inputs. */
-AVX512 static __mmask16 exps(__m512 *e, __m512 x)
-{
-    const __m512 magic = _mm512_set1_ps(0x1.8p23f), error = _mm512_set1_ps(0x1p-33f);
-    const __m512 t = _mm512_fmadd_ps(x, _mm512_set1_ps(0x1.715476p+4f), magic), k = _mm512_sub_ps(t, magic);
-    const __m512 most = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.62e430p-5f), x);
-    const __m512 rest = _mm512_mul_ps(k, _mm512_set1_ps(0x1.05c610p-33f)), r = _mm512_add_ps(most, rest);
-    __m512 q = _mm512_fmadd_ps(r, _mm512_set1_ps(0x1.111112p-7f), _mm512_set1_ps(0x1.555556p-5f));
-    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0x1.555556p-3f));
-    q = _mm512_fmadd_ps(q, r, _mm512_set1_ps(0.5f));
-    const __m512 p = _mm512_fmadd_ps(_mm512_mul_ps(r, r), q, rest);
-    const __m512 high = _mm512_permutexvar_ps(_mm512_castps_si512(t), _mm512_load_ps(root[0]));
-    const __m512 low = _mm512_permutexvar_ps(_mm512_castps_si512(t), _mm512_load_ps(root[1]));
-    const __m512 product = _mm512_mul_ps(high, most), sum = _mm512_add_ps(high, product);
-    __m512 tail = _mm512_fmadd_ps(high, p, _mm512_fmadd_ps(low, most, low));
-    tail = _mm512_add_ps(tail, _mm512_fmsub_ps(high, most, product));
-    tail = _mm512_add_ps(tail, _mm512_sub_ps(product, _mm512_sub_ps(sum, high)));
-    const __m512 below = _mm512_add_ps(sum, _mm512_sub_ps(tail, error));
-    const __m512 above = _mm512_add_ps(sum, _mm512_add_ps(tail, error));
-    /* Below -104 it rounds to 0; between are subnormal numbers, and whatever is no number at all. */
-    const __mmask16 none = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-104.0f), _CMP_LT_OQ);
-    const __mmask16 normal = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(87.0f), _CMP_LT_OQ);
-    *e = _mm512_maskz_scalef_ps((__mmask16)~none, below, _mm512_mul_ps(k, _mm512_set1_ps(0.0625f)));
-    return (__mmask16)(none | (normal & _mm512_cmp_ps_mask(below, above, _CMP_EQ_OQ)));
-}
-
-AVX512 static void exps_row(float *e, const float *x, float m, size_t n)
-{
-    for (size_t j = 0; j < n; j += LANES) {
-        const __mmask16 lanes = (__mmask16)(n - j < LANES ? (1u << (n - j)) - 1u : 0xffffu);
-        const __m512 given = _mm512_maskz_loadu_ps(lanes, x + j);
-        __m512 found;
-        if ((exps(&found, _mm512_sub_ps(given, _mm512_set1_ps(m))) & lanes) == lanes) {
-            _mm512_mask_storeu_ps(e + j, lanes, found);
-        } else {
-            float again[LANES]; /* x may be e */
-            _mm512_storeu_ps(again, given);
-            define_exps(e + j, again, m, n - j < LANES ? n - j : LANES);
-        }
-    }
-}
+#if ARI_HAVE_X86_PATHS || ARI_HAVE_ARM_PATHS
+/* 2^(j/16), rounded to fp32, and the logarithm of what divided by that, less the error's bound. */
+static const _Alignas(64) float roots[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
+                                             0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
+                                             0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                                             0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
+static const _Alignas(64) float lost[16] = {-0x1p-33f,        0x1.8c96d4p-25f,  -0x1.a00c22p-27f, 0x1.954902p-25f,
+                                            0x1.115002p-25f,  0x1.360be4p-25f,  -0x1.0b3552p-25f, -0x1.04d8acp-27f,
+                                            0x1.24055cp-26f,  -0x1.06cb44p-25f, 0x1.5fa1cap-28f,  0x1.9bb5e4p-28f,
+                                            -0x1.fdc306p-27f, -0x1.7161b4p-28f, -0x1.ad217cp-28f, 0x1.59428ep-28f};
 #endif
+
+#if ARI_HAVE_X86_PATHS
+#define LANES 16
+#define TARGET __attribute__((target("avx512f,avx512dq")))
+#define EXPS exps_avx512
+#define ROOTS(of, t) (vec) _mm512_permutexvar_ps((__m512i)(t), _mm512_load_ps(of))
+#define FMA(a, b, c) (vec) _mm512_fmadd_ps(a, b, c)
+#define SIGNS(v) _mm512_movepi32_mask((__m512i)(v))
+#include "ref/cpu/exps.h"
+
+#define LANES 8
+#define TARGET __attribute__((target("avx2,fma")))
+#define EXPS exps_avx2
+#define HALF(of, t) _mm256_permutevar8x32_ps(_mm256_load_ps(of), (__m256i)(t))
+#define ROOTS(of, t) (vec) _mm256_blendv_ps(HALF(of, t), HALF((of) + 8, t), (__m256)((words)(t) << 28))
+#define FMA(a, b, c) (vec) _mm256_fmadd_ps(a, b, c)
+#define SIGNS(v) (uint32_t) _mm256_movemask_ps((__m256)(v))
+#include "ref/cpu/exps.h"
+#elif ARI_HAVE_ARM_PATHS
+#define LANES 4
+#define TARGET
+#define EXPS exps_neon
+/* The bytes of lane j's entry, 4*j + 0..3. */
+#define BYTES(t) (uint8x16_t)(((words)(t)&15) * 0x04040404 + 0x03020100)
+#define ROOTS(of, t) (vec) vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)(of)), BYTES(t))
+#define FMA(a, b, c) (vec) vfmaq_f32(c, a, b)
+#define SIGNS(v) vaddvq_u32((uint32x4_t)(v) & (uint32x4_t){1, 2, 4, 8})
+#include "ref/cpu/exps.h"
+#endif
+
+ari_exps_fn *ari_exps_way(size_t i)
+{
+#if ARI_HAVE_X86_PATHS
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+    const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {wide ? exps_avx512 : NULL, narrow ? exps_avx2 : NULL, define_exps};
+#elif ARI_HAVE_ARM_PATHS
+    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {exps_neon, NULL, define_exps};
+#else
+    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {NULL, NULL, define_exps};
+#endif
+    return ways[i];
+}
 
 void ari_softmax_exps(float *e, const float *x, float m, size_t n)
 {
-#if defined(AVX512)
-    if (__builtin_cpu_supports("avx512f")) {
-        exps_row(e, x, m, n);
-        return;
-    }
-#endif
-    define_exps(e, x, m, n);
+    size_t i = 0;
+    while (!ari_exps_way(i))
+        i++;
+    ari_exps_way(i)(e, x, m, n);
 }
 
 /* --- quotients ---------------------------------------------------------------------------------------------------- */

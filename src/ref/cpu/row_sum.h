@@ -22,7 +22,13 @@
 /* --- of a row (exponentials.c) ------------------------------------------------------------------------------------ */
 
 /** e[j] = ari_softmax_exp(x[j], m). e may be x. */
-void ari_softmax_exps(float *e, const float *x, float m, size_t n);
+typedef void ari_exps_fn(float *e, const float *x, float m, size_t n);
+ari_exps_fn ari_softmax_exps;
+/** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
+enum { ARI_EXPS_WAYS = 3 };
+ari_exps_fn *ari_exps_way(size_t i);
+/** y[j] = ari_gelu_erf32(x[j]), or slopes: ari_dgelu_erf32(x[j]); n <= ARI_BLOCK (gelu.c). y may be x. */
+void ari_gelus(float *y, const float *x, size_t n, bool slopes);
 /** y[j] = ari_softmax_p(x[j], l), l and 1/l normal numbers. y may be x. */
 void ari_quotients(float *y, const float *x, double l, size_t n);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the polynomial coefficients of src/ref/numerics/elementary.h: Chebyshev fits in 60 decimal digits, rounded to
-binary64.
+"""Derives the polynomial coefficients of src/ref/numerics/elementary.h, and of src/ref/cpu/gelu.c: Chebyshev fits in 60
+decimal digits, rounded to binary64.
 
 Needs mpmath (1.3.0 was used). Prints each table, highest power first, with the
 largest error of the fit.
@@ -43,6 +43,18 @@ TABLES = [
             [2 / sqrt(pi) - 1, -2 / sqrt(pi) / 3, 2 / sqrt(pi) / 10]), [0, mpf(1)], 13),
     ("ERFCX: e^(y^2) erfc(y) (y + 4) in t = 1 - 8/(y + 4), 0 <= y <= 28", erfcx_over_v, [-1, mpf(3) / 4], 22),
 ]
+
+
+def normal_tail(a):
+    return erfc(a / sqrt(2)) / 2
+
+
+def normal_slope(a):
+    return normal_tail(a) - a * exp(-a * a / 2) / sqrt(2 * pi)
+
+
+TABLES += [(f"GELU: {f.__name__}({j}*11/32 + d), |d| <= 11/64", lambda d, f=f, j=j: f(mpf(11 * j) / 32 + d),
+            [-mpf(11) / 64 * 1.0001, mpf(11) / 64 * 1.0001], 10) for f in (normal_tail, normal_slope) for j in range(16)]
 
 if __name__ == "__main__":
     for name, f, interval, count in TABLES:
