@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import typing
 
 from anyrank._errors import AnyrankError
@@ -231,6 +232,8 @@ def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -
 def boxes_of_blocks(name: str, blocks: typing.Sequence[int], dim: int, local: Shape, offset: Shape,
                     place: Spread) -> list[Box]:
     """A rank's piece of each of several tensors packed along `dim`, of these relative sizes."""
+    unit = math.gcd(*blocks)
+    blocks = [n // unit for n in blocks]
     total = sum(blocks)
     if local[dim] % total or place.before % total or place.full % total:
         raise AnyrankError(f"{name}: blocks of {list(blocks)} do not divide its {local[dim]} rows")

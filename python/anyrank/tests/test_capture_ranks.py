@@ -234,7 +234,7 @@ class Placed(FolderCase):
 
     def test_a_rank_has_a_piece_of_each_of_packed_tensors(self) -> None:
         full = torch.nn.Linear(4, 8)
-        pieces = {"tp": 0, "blocks": [2, 1, 1]}
+        pieces = {"tp": 0, "blocks": [4, 2, 2]}  # rows, of which only the relation counts
         spec = {"mesh": {"tp": 2}, "shard": {"qkv.*:*": pieces, "qkv:fwd": {**pieces, "tp": -1}}, "partial": {
             "qkv:bwd": "tp"}}
         x = torch.randn(3, 4, requires_grad=True)
