@@ -66,7 +66,7 @@ static void targets(ari_lint_state *l, const ari_operation *op)
 }
 
 /* Of tokens that the ranks route, in integers, or of losses besides that of the next token; of a matrix of which each
- * rank has a part among zeros. */
+ * rank has a part among zeros, or of terms of one that stays cut. */
 static void sum_stated(ari_lint_state *l, const ari_operation *op)
 {
     (void)through(l, op, ari_lint_stated(&op->input[0]));
@@ -143,17 +143,12 @@ static void weight_gather(ari_lint_state *l, const ari_operation *op)
 void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op)
 {
     static void (*const judge[ARI_OPERATION_KINDS])(ari_lint_state *, const ari_operation *) = {
-        [ARI_OPERATION_BROADCAST] = lint_broadcast,
-        [ARI_OPERATION_TARGETS] = targets,
-        [ARI_OPERATION_LOSS_SUM] = loss_sum,
-        [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
-        [ARI_OPERATION_GRADIENT_NORM] = gradient_norm,
-        [ARI_OPERATION_MATRIX] = sum_stated,
-        [ARI_OPERATION_UPDATE] = update,
-        [ARI_OPERATION_WEIGHT_GATHER] = weight_gather,
-        [ARI_OPERATION_UNUSED] = unused,
-        [ARI_OPERATION_ROUTER_SUM] = sum_stated,
-        [ARI_OPERATION_LOGITS_MAX] = sum_stated,
+        [ARI_OPERATION_BROADCAST] = lint_broadcast,    [ARI_OPERATION_TARGETS] = targets,
+        [ARI_OPERATION_LOSS_SUM] = loss_sum,           [ARI_OPERATION_GRADIENT_SUM] = gradient_sum,
+        [ARI_OPERATION_GRADIENT_NORM] = gradient_norm, [ARI_OPERATION_MATRIX] = sum_stated,
+        [ARI_OPERATION_MATRIX_PRODUCT] = sum_stated,   [ARI_OPERATION_UPDATE] = update,
+        [ARI_OPERATION_WEIGHT_GATHER] = weight_gather, [ARI_OPERATION_UNUSED] = unused,
+        [ARI_OPERATION_ROUTER_SUM] = sum_stated,       [ARI_OPERATION_LOGITS_MAX] = sum_stated,
         [ARI_OPERATION_FURTHER_SUM] = sum_stated};
     if (judge[op->kind]) /* the others are messages, whose values have no placement */
         judge[op->kind](l, op);

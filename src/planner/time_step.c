@@ -19,12 +19,15 @@ static double products(const walk *w, const ari_operation *op)
 {
     const ari_rates rates = ari_time_rates(w->o);
     double sum = 0.0;
-    for (int i = 1; i < op->inputs && op->kind == ARI_OPERATION_MATRIX; i++) {
-        const double a = (double)op->input[i].shape[0], b = (double)op->input[i].shape[1], m = fmin(a, b);
-        const ari_gpu_product gram = {1.0, m, m, fmax(a, b), false}, square = {1.0, m, m, m, false},
-                              last = {1.0, m, fmax(a, b), m, false};
+    const bool whole = op->kind == ARI_OPERATION_MATRIX;
+    for (int i = 1; i < op->inputs && (whole || op->kind == ARI_OPERATION_MATRIX_PRODUCT); i++) {
+        const ari_op_value *v = &op->input[i];
+        const double m = fmin((double)v->shape[0], (double)v->shape[1]);
+        const double n = (double)v->local[0] * (double)v->local[1] / m;
+        const ari_gpu_product gram = {1.0, m, m, n, false}, square = {1.0, m, m, m, false},
+                              last = {1.0, m, n, m, false};
         sum +=
-            5.0 * (double)op->input[i].copies *
+            (whole ? 5.0 : 1.0) * (double)v->copies *
             (ari_rates_product(&rates, &gram) + ari_rates_product(&rates, &square) + ari_rates_product(&rates, &last));
     }
     return sum;

@@ -43,6 +43,7 @@ class MuonTest(Case):
         self.refused("--optimizer", "muon", "--nesterov",
                      says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")
         self.refused("--match-rms", says="--match-rms goes with --optimizer muon")
+        self.refused("--muon-shards", says="--muon-shards goes with --optimizer muon")
         self.refused("--qk-clip", "1", says="--qk-clip goes with --optimizer muon")
         normed = run("check", ROOT / "tests/golden/qwen3-tiny", "--steps", "1", "--optimizer", "muon", "--qk-clip", "1")
         self.assertEqual((normed.returncode, "normalises q and k" in normed.stderr), (2, True), normed.stderr)
@@ -53,6 +54,12 @@ class MuonTest(Case):
                                 "0.9")["models"][0]["optimizer"]
         self.assertEqual({key: optimizer[key] for key in ("name", "match_rms", "momentum", "nesterov", "weight_decay")},
                          {"name": "muon", "match_rms": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1})
+
+    def test_shards_have_the_same_weights_and_other_bytes(self):
+        layout = ["--tp", "2", "--steps", "2", "--optimizer", "muon", "--lr", "0.01"]
+        gathered, cut = (self.result(*layout, *more)["models"][0]["runs"][0] for more in ([], ["--muon-shards"]))
+        self.assertEqual(gathered["weights_hash"], cut["weights_hash"])
+        self.assertNotEqual(gathered["bytes"]["counted"], cut["bytes"]["counted"])
 
     def test_a_plan_has_a_momentum_alone_of_matrices(self):
         layout = ["plan", "llama-3-8b", "--gpus", "8", "--tp", "8", "--top", "1", "--micro-batches", "1", "--json", "-"]

@@ -323,6 +323,7 @@ static void draw_training(layout_draw *d, uint64_t *s)
         d->optimizer.momentum = d->weights_seed % 4 == 0 ? 0.95 : 0.5;
         d->optimizer.nesterov = d->weights_seed % 8 < 4;
         d->optimizer.match_rms = d->weights_seed % 16 >= 8;
+        d->optimizer.shards = d->weights_seed / 64 % 2;
     }
 }
 
@@ -467,12 +468,12 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         return;
     snprintf(
         out + used, cap - (size_t)used,
-        ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s qk-clip %g decay %g betas %g %g, clip %g, dropout %g, "
+        ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s%s qk-clip %g decay %g betas %g %g, clip %g, dropout %g, "
         "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
         d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
         d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
-        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->qk_clip, o->weight_decay,
-        o->beta1, o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss,
+        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->shards ? " shards" : "",
+        o->qk_clip, o->weight_decay, o->beta1, o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss,
         ar_balance_name(d->loss.router.balance), d->loss.router.balance_weight, d->loss.router.z_loss,
         d->loss.router.bias_update, ar_schedule_name(o->schedule), (int)o->warmup_steps,
         o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,

@@ -56,6 +56,7 @@ static bool cut_unevenly(const layout_draw *d)
     X(dropout, d->dropout > 0.0)                                               \
     X(clip, d->clip > 0.0)                                                     \
     X(qk_clip, d->steps > 0 && d->optimizer.qk_clip > 0.0)                     \
+    X(muon_shards, d->steps > 0 && d->optimizer.shards && p->tp > 1)           \
     X(label_smoothing, d->loss.label_smoothing > 0.0)                          \
     X(z_loss, d->loss.z_loss > 0.0)                                            \
     X(row_column, d->order == AR_MLP_ROW_COLUMN)                               \

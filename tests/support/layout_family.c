@@ -232,7 +232,7 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
     const unsigned hidden = gpt2 || no_width ? heads * features : 1 + plan_draw_below(seed, 30);
     const unsigned ffn = (unsigned)p->tp * (1 + plan_draw_below(seed, 9));
     char own[480] = "", width[32], mtp[96];
-    snprintf(width, sizeof width, no_width ? "" : "\"head_dim\": %u, ", features);
+    snprintf(width, sizeof width, no_width || is_latent(family) ? "" : "\"head_dim\": %u, ", features);
     if (gpt2) {
         snprintf(d->json, sizeof d->json,
                  "{\"model_type\": \"gpt2\", \"vocab_size\": %u, \"n_embd\": %u, \"n_inner\": %u, \"n_layer\": %u, "

@@ -62,6 +62,8 @@ Test(muon, whole_matrices_are_updated_alike_in_every_layout)
         o.run.optimizer.match_rms = i == 1;
         o.run.clip = 0.5;
         check_steps(&o, cases[i].name);
+        o.run.optimizer.shards = true;
+        check_steps(&o, cases[i].name);
     }
 }
 
@@ -78,6 +80,7 @@ Test(muon, native_numerics_stay_within_the_allowance)
     o.run.numerics = AR_NUMERICS_NATIVE;
     for (int i = 0; i < 2; i++) {
         o.run.precision = i == 0 ? AR_PRECISION_F32 : AR_PRECISION_BF16;
+        o.run.optimizer.shards = i == 0;
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
         cr_expect_eq(r->run[0].result, AR_CHECK_SAME, "precision %d: %s", i, r->run[0].first.hint);
     }

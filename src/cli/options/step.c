@@ -39,6 +39,10 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_FLAG("match-rms", run.optimizer.match_rms,
                     "of muon: --lr times 0.2*sqrt(max(rows, columns)) instead of sqrt(max(1, rows/columns))",
                     .more = "It is torch.optim.Muon's match_rms_adamw."),
+    ARI_OPTION_FLAG("muon-shards", run.optimizer.shards,
+                    "of muon: leave matrices cut that --tp cuts along their longer side, and sum X X^T over the ranks",
+                    .more =
+                        "Less work and memory for each rank, mostly more bytes; with exact numerics the same bits."),
     ARI_OPTION_DOUBLE("qk-clip", run.optimizer.qk_clip, 0, 1e30, "X",
                       "of muon: scale a head's rows of q and k after a step in which one of its logits was above X",
                       .more = "It is MuonClip's: of the heads that share keys, sqrt(X / their largest logit)."),
@@ -96,8 +100,11 @@ static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar
     if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
         return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has %s",
                             optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
-    if (!muon && (given->match_rms || given->qk_clip > 0.0))
-        return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon", given->match_rms ? "match-rms" : "qk-clip");
+    if (!muon && (given->match_rms || given->shards || given->qk_clip > 0.0))
+        return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon",
+                            given->match_rms ? "match-rms"
+                            : given->shards  ? "muon-shards"
+                                             : "qk-clip");
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
     if (schedule != AR_SCHEDULE_COSINE && !isnan(given->min_lr))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Muon: the update of a matrix is that of all of it. Every rank that holds a part of the matrix lays its part of the
  * momentum into zeros, the ranks add these as integers, which moves the bits, and each makes the same matrix orthogonal
- * and takes its own part of the result. */
+ * and takes its own part of the result. Or (shards) those of tensor parallelism leave it cut along its longer side, over
+ * which X X^T and the norm are sums. */
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "ref/layers/parts.h"
@@ -29,11 +30,35 @@ static bool is_shared(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *
     return o->ddp && ar_comm_size(ari_ctx_shard(ctx, p->expert)) > 1;
 }
 
+static size_t outputs_of(const ar_param *p)
+{
+    return p->layout.shape[p->transposed ? 1 : 0];
+}
+
+static size_t inputs_of(const ar_param *p)
+{
+    return p->layout.ndim == 1 ? 1 : p->layout.shape[p->transposed ? 0 : 1];
+}
+
+/* True if each rank of tensor parallelism has a part of the longer side of each of its matrices. */
+static bool stays_cut(const ar_optimizer *o, const ar_param *p)
+{
+    const bool by_outputs = ar_layout_local(&p->layout, p->transposed ? 1 : 0) < outputs_of(p);
+    if (!o->options.shards || !is_split(p) || p->layout.replicas > 1)
+        return false;
+    for (int i = 0; i < p->blocks || i == 0; i++) {
+        if (((p->blocks > 0 ? p->block[i] : outputs_of(p)) > inputs_of(p)) != by_outputs)
+            return false;
+    }
+    return true;
+}
+
 /* True if the matrix is put together elsewhere than where the state's elements lie: a share of them lies row after row
  * of the layer's matrix. s: NULL where a rank has none of the shares. */
 static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
 {
-    return is_shared(o, ctx, p) || !s->whole || (is_split(p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards));
+    const bool gathers = is_split(p) && !stays_cut(o, p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards);
+    return is_shared(o, ctx, p) || !s->whole || gathers;
 }
 
 /* Copies the boxes of a layout between the full matrix and a tensor of the parameter's shape. */
@@ -67,14 +92,16 @@ static ar_status layout_of(ar_layout *o, ar_ctx *ctx, const ari_state *s)
     return AR_OK;
 }
 
-/* This rank's elements at their places among zeros. */
-static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run)
+/* This rank's elements at their places among zeros; cut: of the rank's part of the matrix. */
+static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run, bool cut)
 {
     ar_layout o;
     ar_tensor local;
     AR_TRY(ARI_KERNEL(ctx, zero, full->data, ar_tensor_count(full) * sizeof(float)));
     if (!s || (is_split(s->param) && s->param->layout.replica > 0)) /* the first copy counts */
         return AR_OK;
+    if (cut)
+        return ari_share_put(ctx, ar_const(run), s->param, full, s->start, s->count);
     AR_TRY(layout_of(&o, ctx, s));
     AR_TRY(ari_state_local(&local, s, ctx, run));
     if (!s->whole)
@@ -96,16 +123,18 @@ static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p
 static ar_status gather_matrix(const ar_tensor *full, const ar_optimizer *o, ar_ctx *ctx, const ar_param *p,
                                const ari_state *s, ar_buf run)
 {
-    AR_TRY(lay_out(full, ctx, s, run));
-    if (is_split(p))
+    AR_TRY(lay_out(full, ctx, s, run, stays_cut(o, p)));
+    if (is_split(p) && !stays_cut(o, p))
         AR_TRY(add_parts(full, ctx, p, ctx->tp));
     return is_shared(o, ctx, p) ? add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)) : AR_OK;
 }
 
-static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s, ar_buf run)
+static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s, ar_buf run, bool cut)
 {
     ar_layout o;
     ar_tensor local;
+    if (cut)
+        return ari_share_get(ctx, run, s->param, full, s->start, s->count);
     AR_TRY(layout_of(&o, ctx, s));
     AR_TRY(ari_state_local(&local, s, ctx, run));
     AR_TRY(move_boxes(ctx, full, &local, &o, false));
@@ -118,8 +147,25 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
 
 /* --- Newton-Schulz ------------------------------------------------------------------------------------------------ */
 
+static const char tag[] = "muon";
+
+/* What a parameter's matrices have in common. by: NULL, or a norm instead of a matrix's own; over: the ranks that have
+ * the other parts of its longer side, NULL: it is whole. */
+typedef struct rule {
+    double rate;
+    bool match_rms;
+    const float *by;
+    ar_comm *over;
+} rule;
+
+static ar_status combine_over(ar_comm *over, ar_ctx *ctx, const ar_tensor *t, ar_op op)
+{
+    return over ? ar_comm_all_reduce(over, ctx->queue, t->data, ar_const(t->data), t->shape[0], t->dtype, op, tag)
+                : AR_OK;
+}
+
 /* The sum of integers of the gradients' norm (norm.c). */
-static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x)
+static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *over)
 {
     const size_t one = 1, two = 2, row[2] = {1, ar_tensor_count(x)};
     int32_t e = ARI_EXP_ZERO;
@@ -130,7 +176,9 @@ static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x)
     AR_TRY(ar_ctx_tensor(ctx, &sums, AR_I64, 1, &two));
     AR_TRY(ar_ctx_upload(ctx, &sums, squares));
     AR_TRY(ARI_KERNEL(ctx, row_exponents, exponent.data, &flat, (ar_cbuf){NULL}, +1, false, false));
+    AR_TRY(combine_over(over, ctx, &exponent, AR_MAX));
     AR_TRY(ARI_KERNEL(ctx, sum_squares, sums.data, x, ar_const(exponent.data)));
+    AR_TRY(combine_over(over, ctx, &sums, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &sums));
     ar_ctx_release(ctx, &sums);
@@ -139,16 +187,18 @@ static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x)
     return AR_OK;
 }
 
-/* y[i,j] = sum over k of a[i,k]*b[j,k]. */
-static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+/* y[i,j] = sum over k of a[i,k]*b[j,k], k_full terms on the ranks of k_over; rows_over: which have other rows of b. */
+static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, size_t k_full,
+                          ar_comm *k_over, ar_comm *rows_over)
 {
-    static const char tag[] = "muon";
     const ar_parts left = {.n = 1, .part = {*a}}, right = {.n = 1, .part = {*b}};
     const ar_operand *oa = NULL, *ob = NULL;
     ar_sum *sum = NULL;
-    AR_TRY(ctx->arith->operand_b(ctx, &ob, &right, true, b->shape[1], NULL, NULL, tag));
+    AR_TRY(ctx->arith->operand_b(ctx, &ob, &right, true, k_full, k_over, rows_over, tag));
     AR_TRY(ctx->arith->operand_a(ctx, &oa, &left, ob, tag));
     AR_TRY(ctx->arith->contract(ctx, &sum, oa, ob));
+    if (k_over)
+        AR_TRY(ctx->arith->fold(ctx, sum, ctx->queue, k_over, AR_ALL, tag));
     AR_TRY(ctx->arith->round(ctx, y, sum, NULL));
     ctx->arith->operand_done(ctx, oa);
     ctx->arith->operand_done(ctx, ob);
@@ -164,8 +214,8 @@ static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tens
     return ARI_KERNEL(ctx, add, y, y, x);
 }
 
-/* x [m, n], m at most n, made orthogonal. */
-static ar_status iterate(ar_ctx *ctx, const ar_tensor *x)
+/* x [m, n], m at most n, made orthogonal, or its columns here. */
+static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *over)
 {
     const size_t square[2] = {x->shape[0], x->shape[0]};
     const ar_tensor across = ar_tensor_transposed(x);
@@ -174,10 +224,10 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x)
     AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
     AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, x->shape));
     for (int i = 0; i < ARI_MUON_STEPS; i++) {
-        AR_TRY(contract(ctx, &gram, x, x));
-        AR_TRY(contract(ctx, &power, &gram, &gram));
+        AR_TRY(contract(ctx, &gram, x, x, n, over, NULL));
+        AR_TRY(contract(ctx, &power, &gram, &gram, x->shape[0], NULL, NULL));
         AR_TRY(combine(ctx, &gram, ARI_MUON_B, &power, ARI_MUON_C));
-        AR_TRY(contract(ctx, &product, &gram, &across));
+        AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, over));
         AR_TRY(combine(ctx, x, ARI_MUON_A, &product, 1.0f));
     }
     ar_ctx_release(ctx, &product);
@@ -194,43 +244,41 @@ static size_t rows_of(const ar_ctx *ctx, size_t rows)
     return ar_faulty(ctx, AR_FAULT_muon_padding_rows) ? ranks * ((each + align - 1) / align * align) : rows;
 }
 
-/* A block [outputs, inputs] of the matrix becomes what is taken from its weights. by: NULL, or a norm instead of its
- * own. */
-static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, double rate, bool match_rms, const float *by)
+/* A block [rows, cols] of the matrix, or the part of it here, becomes what is taken from its weights. */
+static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *r, size_t rows, size_t cols)
 {
-    const size_t rows = block->shape[0], cols = block->shape[1];
     const ar_tensor wide = rows > cols ? ar_tensor_transposed(block) : *block;
     float norm = 0.0f;
     ar_tensor x;
     AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 2, wide.shape));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &x, &wide));
-    AR_TRY(norm_of(&norm, ctx, &x));
-    norm = by ? *by : norm;
+    AR_TRY(norm_of(&norm, ctx, &x, r->over));
+    norm = r->by ? *r->by : norm;
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));
-    AR_TRY(iterate(ctx, &x));
-    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(rate, rows_of(ctx, rows), cols, match_rms)));
+    AR_TRY(iterate(ctx, &x, rows > cols ? rows : cols, r->over));
+    AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(r->rate, rows_of(ctx, rows), cols, r->match_rms)));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &wide, &x));
     ar_ctx_release(ctx, &x);
     return AR_OK;
 }
 
-static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *p, double rate, bool match_rms,
-                            const float *by)
+static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *p, const rule *r)
 {
     ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
-    const size_t outputs = p->layout.shape[p->transposed ? 1 : 0];
+    const size_t outputs = outputs_of(p);
     const size_t parts = ar_faulty(ctx, AR_FAULT_muon_stale_heads) ? (size_t)ar_comm_size(ctx->tp) : 1;
     const size_t row[2] = {1, outputs};
     size_t at = 0;
     if (p->layout.ndim == 1)
         AR_TRY(ar_tensor_view(&matrix, AR_F32, 2, row, full->data));
     if (p->blocks == 0 || ar_faulty(ctx, AR_FAULT_muon_packed_as_one))
-        return orthogonalise(ctx, &matrix, rate, match_rms, by);
+        return orthogonalise(ctx, &matrix, r, r->over ? outputs : matrix.shape[0],
+                             r->over ? inputs_of(p) : matrix.shape[1]);
     for (int i = 0; i < p->blocks; i++) {
         const size_t own = p->block[i] * matrix.shape[0] / outputs / parts; /* all, or those of a shard */
         const size_t rows = i + 1 < p->blocks ? own : matrix.shape[0] - at;
         const ar_tensor block = ar_tensor_slice(&matrix, 0, at, rows);
-        AR_TRY(orthogonalise(ctx, &block, rate, match_rms, by));
+        AR_TRY(orthogonalise(ctx, &block, r, r->over ? p->block[i] : rows, r->over ? inputs_of(p) : block.shape[1]));
         at += rows;
     }
     return AR_OK;
@@ -263,7 +311,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
 {
     const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, p, ctx);
     const size_t count = s ? s->count : 0;
-    const bool apart = is_apart(o, ctx, p, s);
+    const bool apart = is_apart(o, ctx, p, s), cut = stays_cut(o, p);
     ar_tensor u, full;
     AR_TRY(ar_ctx_tensor(ctx, &u, AR_F32, 1, &count));
     if (s) {
@@ -271,7 +319,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
         AR_TRY(ari_update_apply(ctx, &direction, g, &k));
     }
     if (apart) {
-        AR_TRY(ar_ctx_tensor(ctx, &full, AR_F32, p->layout.ndim, p->layout.shape));
+        AR_TRY(ar_ctx_tensor(ctx, &full, AR_F32, p->layout.ndim, cut ? p->value.shape : p->layout.shape));
         AR_TRY(gather_matrix(&full, o, ctx, p, s, u.data));
     } else {
         AR_TRY(ar_tensor_view(&full, AR_F32, p->value.ndim, p->value.shape, u.data));
@@ -279,10 +327,14 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     const bool by_own = is_split(p) && ar_faulty(ctx, AR_FAULT_muon_norm_of_shards);
     float own = 0.0f;
     if (by_own)
-        AR_TRY(norm_of(&own, ctx, &u));
-    AR_TRY(each_block(ctx, &full, p, k.rate, o->options.match_rms, by_own ? &own : NULL));
+        AR_TRY(norm_of(&own, ctx, &u, NULL));
+    const rule r = {.rate = k.rate,
+                    .match_rms = o->options.match_rms,
+                    .by = by_own ? &own : NULL,
+                    .over = cut && !ar_faulty(ctx, AR_FAULT_muon_of_shards) ? ctx->tp : NULL};
+    AR_TRY(each_block(ctx, &full, p, &r));
     if (s && apart)
-        AR_TRY(take_own(ctx, &full, s, u.data));
+        AR_TRY(take_own(ctx, &full, s, u.data, cut));
     if (s)
         AR_TRY(update_weights(ctx, s, &u, &k));
     if (apart)

@@ -63,6 +63,7 @@ typedef struct ari_step_case {
     X(GRADIENT_NORM, "gradient norm")                                                                                 \
     X(VERIFY, "verify")                   /* gradients and copies compared between ranks */                           \
     X(MATRIX, "matrix update")            /* of one by Muon, put together */                                          \
+    X(MATRIX_PRODUCT, "matrix product")   /* of one that stays cut: its norm, or a turn of Newton-Schulz */            \
     X(UPDATE, "update")                   /* of the weights by the optimizer */                                       \
     X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
 /* clang-format on */

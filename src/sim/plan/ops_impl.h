@@ -136,6 +136,8 @@ ari_forward *ari_op_builder_forward_of(ari_op_builder *w, ari_operation_kind kin
  *  exchanged of the experts' weights each has by itself. */
 void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                          ari_call_often often, ari_role role, const char *tag);
+/** True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
+bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
 /** An all-to-all in which each rank gets its share of n sums from all others, in so many bytes each. */
 void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
                               ari_role role, const char *tag);
@@ -358,6 +360,11 @@ void ari_op_builder_before(ari_op_builder *w);
 void ari_op_builder_counts(ari_op_builder *w);
 /** The matrices that Muon makes orthogonal of a weight v, as inputs of the operation, and their products. */
 void ari_op_builder_muon(const ari_op_builder *w, ari_operation *op, const ari_op_value *v);
+/** True if each tensor-parallel rank has a part of the longer side of all blocks of a weight v, the operation's inputs. */
+bool ari_op_builder_muon_stays_cut(const ari_op_builder *w, const ari_operation *op, const ari_op_value *v);
+/** Of a block [m, n] cut along n: the exponent and the squares of its norm; five times X X^T, whose terms are on all ranks,
+ * its square, and their sum times X, whose rows' exponents all share. */
+void ari_op_builder_muon_cut(ari_op_builder *w, ari_role role, size_t m, size_t n);
 void ari_op_builder_after(ari_op_builder *w);
 void ari_op_builder_buckets(ari_op_builder *w);
 

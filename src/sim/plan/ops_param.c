@@ -251,15 +251,22 @@ ari_op_value ari_op_builder_param(ari_op_builder *w, ari_role role, bool bias)
 
 /* --- Muon --------------------------------------------------------------------------------------------------------- */
 
+static const char muon[] = "muon"; /* tag of its calls */
+
+static ari_op_value block_of(size_t out, size_t in, size_t copies)
+{
+    ari_op_value v = {.dtype = AR_F32, .ndim = 2, .shape = {out, in}, .local = {out, in}, .copies = copies};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        v.at[axis] = ari_whole;
+    return v;
+}
+
 /* One more input: so many blocks [out, in] of the weight, each made orthogonal: Newton-Schulz's three products, five
  * times. */
 static void add_blocks(ari_operation *op, size_t blocks, size_t out, size_t in)
 {
     const double m = (double)(out < in ? out : in), n = (double)(out < in ? in : out);
-    ari_op_value *v = &op->input[op->inputs++];
-    *v = (ari_op_value){.dtype = AR_F32, .ndim = 2, .shape = {out, in}, .local = {out, in}, .copies = blocks};
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        v->at[axis] = ari_whole;
+    op->input[op->inputs++] = block_of(out, in, blocks);
     op->multiply_adds += (double)blocks * 5.0 * (m * m * n + m * m * m + m * m * n);
 }
 
@@ -273,4 +280,57 @@ void ari_op_builder_muon(const ari_op_builder *w, ari_operation *op, const ari_o
     }
     add_blocks(op, 1, c->heads * c->head_dim, v->shape[1]);
     add_blocks(op, 2, c->kv_heads * c->head_dim, v->shape[1]);
+}
+
+bool ari_op_builder_muon_stays_cut(const ari_op_builder *w, const ari_operation *op, const ari_op_value *v)
+{
+    const bool by_rows = v->local[0] < v->shape[0];
+    bool cut = w->c->run.optimizer.shards && v->copies == 1 && (by_rows || v->local[1] < v->shape[1]);
+    for (int i = 1; i < op->inputs; i++)
+        cut = cut && (op->input[i].shape[0] > op->input[i].shape[1]) == by_rows;
+    return cut;
+}
+
+/* A value of the operation of which each rank has a term, and their sum. */
+static void add_terms(ari_operation *op, size_t rows, size_t cols)
+{
+    op->input[op->inputs++] = op->output[op->outputs++] = block_of(rows, cols, 1);
+    op->input[0].at[ARI_AXIS_TP] = op->produced_as = (ar_placement){AR_PARTIAL_SUM, 0};
+}
+
+static void call_cut(ari_op_builder *w, ari_call_kind kind, size_t n, ar_dtype dtype, const char *tag)
+{
+    ari_op_builder_call(w, kind, ARI_OVER_TP, n, dtype, ARI_EACH_STEP, ARI_NO_ROLE, tag);
+}
+
+static void sum_norm(ari_op_builder *w, ari_role role, size_t n, ar_dtype dtype)
+{
+    add_terms(ari_op_builder_begin(w, ARI_OPERATION_MATRIX_PRODUCT, role), 1, n);
+    call_cut(w, ARI_CALL_ALL_REDUCE, n, dtype, muon);
+    ari_op_builder_visit(w);
+}
+
+void ari_op_builder_muon_cut(ari_op_builder *w, ari_role role, size_t m, size_t n)
+{
+    const size_t square = ari_op_builder_mul(w, m, m), own = n / w->ranks[ARI_AXIS_TP];
+    sum_norm(w, role, 1, AR_I32);
+    sum_norm(w, role, 2, AR_I64);
+    for (int i = 0; i < 5; i++) {
+        ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_MATRIX_PRODUCT, role);
+        add_terms(op, m, m);
+        add_blocks(op, 1, m, n);
+        op->input[1].at[ARI_AXIS_TP] = (ar_placement){AR_SHARD, 1};
+        op->input[1].local[1] = own;
+        op->multiply_adds = (double)square * (2.0 * (double)own + (double)m);
+        if (w->form.exact) {
+            call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
+            call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
+            ari_op_builder_scatter_sums(w, ARI_OVER_TP, square, n, ari_op_builder_is_narrow(w, n), ARI_NO_ROLE, muon);
+            call_cut(w, ARI_CALL_ALL_GATHER, square, AR_F32, "rounded sums");
+            call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
+        } else {
+            call_cut(w, ARI_CALL_ALL_REDUCE, square, AR_F32, muon);
+        }
+        ari_op_builder_visit(w);
+    }
 }

@@ -33,8 +33,7 @@ void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, siz
                             role, tag);
 }
 
-/* True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
-static bool is_narrow(const ari_op_builder *w, size_t terms)
+bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms)
 {
     return w->form.activations == AR_BF16 && terms <= TERMS_OF_ONE_INT64;
 }
@@ -387,8 +386,8 @@ static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ar
     if (w->in_experts && !w->x_scaled)
         call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
     call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
-    ari_op_builder_scatter_sums(w, over, sums, seq, is_narrow(w, seq), w->in_experts ? ARI_EXPERTS : role,
-                                w->in_experts ? "" : weight_tag);
+    ari_op_builder_scatter_sums(w, over, sums, seq, ari_op_builder_is_narrow(w, seq),
+                                w->in_experts ? ARI_EXPERTS : role, w->in_experts ? "" : weight_tag);
     ari_op_builder_repeat(w, times); /* a sample at a time */
     ari_op_call *call = &w->op.call[w->op.calls - 1];
     call->row = out > 0 ? call->elements / out : 0;

@@ -491,13 +491,19 @@ static void update_matrix(ari_op_builder *w, const ari_one_param *p)
     const ar_placement partial = {AR_PARTIAL_SUM, 0};
     const bool experts = w->apart && ari_is_expert_part(p->of.role), shares = has_shares(w, experts);
     const ari_op_value *v = &p->value;
-    const bool split = v->local[0] < v->shape[0] || v->local[1] < v->shape[1];
-    const size_t n = ari_op_builder_mul(w, v->shape[0], v->shape[1]);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_MATRIX, p->of.role);
+    op->inputs = op->outputs = 1;
+    ari_op_builder_muon(w, op, v);
+    const bool cut = ari_op_builder_muon_stays_cut(w, op, v),
+               split = !cut && (v->local[0] < v->shape[0] || v->local[1] < v->shape[1]);
+    const size_t n =
+        cut ? ari_op_builder_mul(w, v->local[0], v->local[1]) : ari_op_builder_mul(w, v->shape[0], v->shape[1]);
+    const ari_operation blocks = *op;
     op->expert = p->expert;
     op->produced_as = split ? partial : ari_whole;
-    op->input[op->inputs++] = op->output[op->outputs++] = run_of(n, AR_F32, NULL);
-    ari_op_builder_muon(w, op, v);
+    op->input[0] = op->output[0] = run_of(n, AR_F32, NULL);
+    op->multiply_adds *= !cut; /* the products are operations of their own */
+    op->inputs = cut ? 1 : op->inputs;
     if (split)
         op->input[0].at[ARI_AXIS_TP] = partial;
     if (shares)
@@ -510,6 +516,11 @@ static void update_matrix(ari_op_builder *w, const ari_one_param *p)
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, sharing_group(w, experts), n, AR_I32, ARI_EACH_STEP, p->of.role,
                             suffix_of(p->of));
     ari_op_builder_visit(w);
+    for (int i = 1; cut && i < blocks.inputs; i++) {
+        const size_t *shape = blocks.input[i].shape, at = shape[0] > shape[1];
+        for (size_t k = 0; k < blocks.input[i].copies; k++)
+            ari_op_builder_muon_cut(w, p->of.role, shape[at], shape[1 - at]);
+    }
 }
 
 /* Updates all elements that the rank holds; with ZeRO each rank updates its share of every bucket, then gathers them.
