@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/cpu/contract_cases.h"
@@ -155,4 +157,57 @@ Test(native_gemm, the_same_call_gives_the_same_bits)
     free(b);
     free(c);
     free(again);
+}
+
+enum { CALLERS = 160, EXTENT = 1000 }; /* products of more than a time slice, so that all are begun before one ends */
+
+typedef struct calls {
+    pthread_barrier_t begin;
+    const float *ones;
+} calls;
+
+static void *multiply(void *common)
+{
+    calls *of = common;
+    OWNED(free) float *a = case_alloc(EXTENT * EXTENT, 4), *c = case_alloc(EXTENT * EXTENT, 4);
+    memcpy(a, of->ones, EXTENT * EXTENT * sizeof *a);
+    const ar_tensor av = case_view2(a, EXTENT, EXTENT), cv = case_view2(c, EXTENT, EXTENT);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
+    pthread_barrier_wait(&of->begin);
+    return d->ops->gemm_f32(d, NULL, &cv, &av, &av, false, AR_PRECISION_F32) == AR_OK && c[0] == EXTENT ? of : NULL;
+}
+
+/* So many threads multiply at once, and all get the right product without a word on standard error. */
+static void expect_right_products(unsigned int n)
+{
+    pthread_t threads[CALLERS];
+    OWNED(free) float *ones = case_alloc(EXTENT * EXTENT, 4);
+    calls of = {.ones = ones};
+    FILE *errors = tmpfile();
+    void *right;
+    cr_assert(errors && dup2(fileno(errors), STDERR_FILENO) == STDERR_FILENO);
+    cr_assert_eq(pthread_barrier_init(&of.begin, NULL, n), 0);
+    for (size_t i = 0; i < EXTENT * EXTENT; i++)
+        ones[i] = 1;
+    for (unsigned int i = 0; i < n; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, multiply, &of), 0);
+    for (unsigned int i = 0; i < n; i++)
+        cr_expect(pthread_join(threads[i], &right) == 0 && right);
+    cr_expect_eq(lseek(STDERR_FILENO, 0, SEEK_END), 0);
+}
+
+/* OpenBLAS has 128 buffers, says so where more are needed, and later ends the process. */
+Test(native_gemm, may_be_called_by_more_threads_than_the_library_has_buffers)
+{
+    expect_right_products(CALLERS);
+}
+
+/* A buffer of OpenBLAS takes 128 MiB of address space, and without room it would try for ever. */
+Test(native_gemm, waits_for_another_call_where_address_space_is_short)
+{
+#if !defined(ARI_SANITIZED)
+    const struct rlimit some = {(rlim_t)3 << 30, (rlim_t)3 << 30};
+    cr_assert_eq(setrlimit(RLIMIT_AS, &some), 0);
+#endif
+    expect_right_products(CALLERS / 4);
 }

@@ -1,21 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* -DANYRANK_BLAS=openblas: its threads, and which of its kernels run. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 
+#include "ref/cpu/blas/openblas.h"
 #include "ref/cpu/blas/vendor.h"
 
-/* As its own header has them, but for const. */
-char *openblas_get_config(void);
-char *openblas_get_corename(void);
-int openblas_get_parallel(void);
-int openblas_get_num_threads(void);
-void openblas_set_num_threads(int n);
-enum { NO_THREADS, PTHREADS, OPENMP }; /* openblas_get_parallel */
+/* It has a buffer for each call that runs, two for each of MAX_THREADS threads, its own threads' among them. It prints a
+ * warning where calls need more, and ends the process 512 later; where no memory is left for a buffer it tries for
+ * ever. So a call waits for another's end if there cannot be one more. The first is made when the library is loaded. */
+#define BUFFER ((size_t)1 << 28) /* twice that of x86-64 */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t left;
+    long inside, buffers, most;
+} calls = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 1, 0};
+
+static long most_calls(void)
+{
+    const char *at = strstr(openblas_get_config(), "MAX_THREADS=");
+    const long threads = at ? strtol(at + strlen("MAX_THREADS="), NULL, 10) : 25;
+    const long most = 2 * threads - openblas_get_num_threads();
+    return most > 1 ? most : 1;
+}
+
+static bool has_room(void)
+{
+    void *room = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return room != MAP_FAILED && munmap(room, BUFFER) == 0;
+}
 
 /* Built with threads of its own it has one setting for the process: at 1 a call neither wakes nor waits for another
  * thread. Built with OpenMP it asks OpenMP at every call for the number of this thread's team, in which it also
@@ -23,8 +42,16 @@ enum { NO_THREADS, PTHREADS, OPENMP }; /* openblas_get_parallel */
 int ari_blas_alone(void)
 {
     int before = 1;
+    pthread_mutex_lock(&calls.lock);
+    if (calls.most == 0)
+        calls.most = most_calls();
     if (openblas_get_parallel() != OPENMP && openblas_get_num_threads() != 1)
         openblas_set_num_threads(1);
+    while (calls.inside == calls.buffers && (calls.buffers == calls.most || !has_room()))
+        pthread_cond_wait(&calls.left, &calls.lock);
+    if (++calls.inside > calls.buffers)
+        calls.buffers = calls.inside;
+    pthread_mutex_unlock(&calls.lock);
 #if defined(_OPENMP)
     if (openblas_get_parallel() == OPENMP) {
         before = omp_get_max_threads();
@@ -42,6 +69,10 @@ void ari_blas_together(int threads)
         omp_set_num_threads(threads);
 #endif
     (void)threads;
+    pthread_mutex_lock(&calls.lock);
+    calls.inside--;
+    pthread_cond_signal(&calls.left);
+    pthread_mutex_unlock(&calls.lock);
 }
 
 /* It knows new processors, and reads OPENBLAS_CORETYPE when it is loaded. */
@@ -51,22 +82,8 @@ void ari_blas_start(void)
 
 ar_status ari_blas_check(void)
 {
-    if (strstr(openblas_get_config(), "USE64BITINT"))
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "cpu device: OpenBLAS was built with 64-bit integers (USE64BITINT), expected 32-bit ones");
-    /* Without either its buffers are everyone's at once: wrong results where two ranks multiply. */
-    if (openblas_get_parallel() == NO_THREADS && !strstr(openblas_get_config(), "USE_LOCKING"))
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "cpu device: OpenBLAS was built without threads and without locks, so that only one "
-                            "thread may call it; expected one with pthreads, OpenMP, or USE_LOCKING");
-#if !defined(_OPENMP)
-    if (openblas_get_parallel() == OPENMP)
-        return ar_error_set(
-            AR_ERR_UNSUPPORTED,
-            "cpu device: OpenBLAS was built with OpenMP, whose threads a build of anyrank without OpenMP "
-            "cannot hold to one: expected one with pthreads");
-#endif
-    return AR_OK;
+    const char *problem = openblas_problem();
+    return problem ? ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: OpenBLAS %s", problem) : AR_OK;
 }
 
 void ari_blas_describe(ar_cpu_info *out)
