@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Builds the command and the programs of gpu/device-check.sh for machines that have a GPU and a C library, and need
-# have nothing else: BLIS, jansson, OpenMP and CUDA's run-time library are inside, cuBLAS and NCCL are looked for there.
+# have nothing else: a BLAS, jansson, OpenMP and CUDA's run-time library are inside, cuBLAS and NCCL are looked for there.
 #
 #   gpu/prebuilt.sh [--arch A] [--out DIR] [--jobs N] [--host]
 #

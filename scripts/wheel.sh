@@ -7,7 +7,7 @@
 #
 # The wheel is built from the source distribution, so that this is complete. gcc compiles, zig links against glibc 2.28
 # (scripts/cmake/manylinux.cmake), auditwheel checks. The tools of scripts/wheel_tools.txt are installed below build/wheel, from
-# where pip finds packages; the compiler, CMake, BLIS and jansson are this machine's (scripts/install_deps.sh).
+# where pip finds packages; the compiler, CMake, the BLAS and jansson are this machine's (scripts/install_deps.sh).
 set -eu
 cd "$(dirname "$0")/.."
 root=$(pwd -P)

@@ -1,7 +1,36 @@
-# Finds the library that multiplies, by its name in ANYRANK_BLAS as the component. Defines ANYRANK_BLAS_LIBRARIES and the
-# target AnyrankBLAS::AnyrankBLAS. Of libraries with CBLAS no header is read (src/ref/cpu/blas/cblas.c), and none is looked
-# for by a name that several have: on Debian cblas.h, libblas and libcblas are alternatives, each of which may be
-# another library's than the next one.
+# Finds the library that multiplies, by its name in ANYRANK_BLAS as the component; `auto` chooses, and sets ANYRANK_BLAS to
+# what it chose. Defines ANYRANK_BLAS_LIBRARIES, ANYRANK_WHY_BLAS and the target AnyrankBLAS::AnyrankBLAS. Of libraries
+# with CBLAS no header is read (src/ref/cpu/blas/cblas.c), and none is looked for by a name that several have: on Debian
+# cblas.h, libblas and libcblas are alternatives, each of which may be another library's than the next one.
+set(ANYRANK_WHY_BLAS "-DANYRANK_BLAS=${AnyrankBLAS_FIND_COMPONENTS}")
+if(AnyrankBLAS_FIND_COMPONENTS MATCHES "^(auto|openblas)$")
+  find_library(OPENBLAS_LIBRARY NAMES openblas openblasp openblaso PATH_SUFFIXES openblas)
+endif()
+if(AnyrankBLAS_FIND_COMPONENTS STREQUAL "auto")
+  set(ANYRANK_BLAS blis)
+  if(NOT OPENBLAS_LIBRARY)
+    string(APPEND ANYRANK_WHY_BLAS ": no OpenBLAS, the faster one, was found")
+  elseif(CMAKE_CROSSCOMPILING AND NOT CMAKE_CROSSCOMPILING_EMULATOR)
+    string(APPEND ANYRANK_WHY_BLAS ": OpenBLAS cannot be asked on this machine how it was built")
+  else()
+    set(openmp)
+    if(OpenMP_C_FOUND AND NOT ANYRANK_SANITIZE STREQUAL "thread")
+      set(openmp COMPILE_DEFINITIONS -D_OPENMP)
+    endif()
+    try_run(openblas_status openblas_links SOURCES ${PROJECT_SOURCE_DIR}/src/ref/cpu/blas/openblas_fits.c NO_CACHE
+      CMAKE_FLAGS -DINCLUDE_DIRECTORIES=${PROJECT_SOURCE_DIR}/src ${openmp}
+      LINK_LIBRARIES ${OPENBLAS_LIBRARY} Threads::Threads m RUN_OUTPUT_VARIABLE openblas_says)
+    if(openblas_links AND openblas_status EQUAL 0)
+      set(ANYRANK_BLAS openblas)
+      string(APPEND ANYRANK_WHY_BLAS " takes OpenBLAS, the fastest, where it is found")
+    elseif(openblas_links)
+      string(APPEND ANYRANK_WHY_BLAS ": ${openblas_says}")
+    else()
+      string(APPEND ANYRANK_WHY_BLAS ": ${OPENBLAS_LIBRARY} cannot be linked with")
+    endif()
+  endif()
+  set(AnyrankBLAS_FIND_COMPONENTS ${ANYRANK_BLAS})
+endif()
 set(ANYRANK_BLAS_LIBRARIES)
 set(blas_headers)
 if(AnyrankBLAS_FIND_COMPONENTS STREQUAL "blis")
@@ -10,7 +39,6 @@ if(AnyrankBLAS_FIND_COMPONENTS STREQUAL "blis")
   set(blas_variables BLIS_LIBRARY)
   set(blas_headers BLIS_INCLUDE_DIR)
 elseif(AnyrankBLAS_FIND_COMPONENTS STREQUAL "openblas")
-  find_library(OPENBLAS_LIBRARY NAMES openblas openblasp openblaso PATH_SUFFIXES openblas)
   set(blas_variables OPENBLAS_LIBRARY)
 elseif(AnyrankBLAS_FIND_COMPONENTS STREQUAL "mkl")
   # 32-bit integers, no threads. The package of Python has no names without a version.
@@ -29,12 +57,12 @@ elseif(AnyrankBLAS_FIND_COMPONENTS STREQUAL "cblas")
   set(CBLAS_LIBRARY "" CACHE STRING "Library, or several, that has CBLAS with 32-bit integers: for -DANYRANK_BLAS=cblas")
   set(blas_variables CBLAS_LIBRARY)
 else()
-  message(FATAL_ERROR "ANYRANK_BLAS is '${AnyrankBLAS_FIND_COMPONENTS}', expected blis, openblas, mkl, accelerate or cblas")
+  message(FATAL_ERROR "ANYRANK_BLAS is '${AnyrankBLAS_FIND_COMPONENTS}', expected auto, blis, openblas, mkl, accelerate or cblas")
 endif()
 include(FindPackageHandleStandardArgs)
 set(help "docs/reference/dependencies.md says what ANYRANK_BLAS=${AnyrankBLAS_FIND_COMPONENTS} needs")
 if(AnyrankBLAS_FIND_COMPONENTS MATCHES "^(blis|openblas|mkl)$")
-  string(APPEND help ", scripts/install_deps.sh --blas ${AnyrankBLAS_FIND_COMPONENTS} installs it")
+  string(APPEND help ", scripts/install_deps.sh --blas ${AnyrankBLAS_FIND_COMPONENTS} installs it (${ANYRANK_WHY_BLAS})")
 endif()
 find_package_handle_standard_args(AnyrankBLAS REQUIRED_VARS ${blas_variables} ${blas_headers}
   REASON_FAILURE_MESSAGE "${help}")

@@ -1,11 +1,13 @@
 # For -DANYRANK_STATIC=ON: what find_library finds until CMAKE_FIND_LIBRARY_SUFFIXES is suffixes_elsewhere again is an
 # archive. cuBLAS and NCCL are loaded when they are needed, in any build. MPI launchers need their own library.
 if(ANYRANK_STATIC STREQUAL "AUTO")
-  find_library(ANYRANK_BLIS_ARCHIVE libblis.a)
+  string(REPLACE "auto" "openblas;blis" names "${ANYRANK_BLAS}")
+  list(TRANSFORM names REPLACE "(.+)" "lib\\1.a")
+  find_library(ANYRANK_BLAS_ARCHIVE NAMES ${names})
   find_library(ANYRANK_JANSSON_ARCHIVE libjansson.a)
-  mark_as_advanced(ANYRANK_BLIS_ARCHIVE ANYRANK_JANSSON_ARCHIVE)
-  if(NOT ANYRANK_BLAS STREQUAL "blis" OR NOT ANYRANK_BLIS_ARCHIVE OR NOT ANYRANK_JANSSON_ARCHIVE)
-    message(STATUS "No archives of BLIS and jansson: linking with their shared libraries, for this machine alone")
+  mark_as_advanced(ANYRANK_BLAS_ARCHIVE ANYRANK_JANSSON_ARCHIVE)
+  if(NOT ANYRANK_BLAS_ARCHIVE OR NOT ANYRANK_JANSSON_ARCHIVE)
+    message(STATUS "No archives of OpenBLAS or BLIS and of jansson: linking with their shared libraries, for this machine alone")
     set(ANYRANK_STATIC OFF)
     return()
   endif()

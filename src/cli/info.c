@@ -251,6 +251,7 @@ static ar_status print_machine(const ar_cpu_info *cpu, const accelerators *a)
         {"CPU", cpu->cpu},
         {"features", cpu->features},
         {"BLAS", blas},
+        {"why it", ANYRANK_WHY_BLAS},
         {"BLAS kernels", cpu->blas_kernels},
         {"why these", cpu->blas_reason},
         {"exact path", cpu->exact_path},
@@ -328,11 +329,11 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
                                                 isnan(rows[i].gflops) ? json_null() : ari_json_number(rows[i].gflops),
                                                 "reason", rows[i].reason));
     json_t *rest =
-        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:o, s:o}",      //
+        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:o, s:o}", //
                   "result", "same", "build_type", ari_build_type(),                                                //
                   "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),                  //
                   "blas", "name", cpu->blas, "version", cpu->blas_version, "kernels", cpu->blas_kernels,           //
-                  "reason", cpu->blas_reason,                                                                      //
+                  "reason", cpu->blas_reason, "choice", ANYRANK_WHY_BLAS,                                          //
                   "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
                   "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
                   "data_dir", ari_json_text(ar_data_dir()), "probe", probes);
