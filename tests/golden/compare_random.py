@@ -157,11 +157,12 @@ def spell_as_before(folder):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
+    key = "rope_type" if "full_attention" in rope else "type"
     if "full_attention" in rope:  # of Gemma 3: what the other kind of layers has is not scaled
         local, rope = rope["sliding_attention"], rope["full_attention"]
         config["rope_local_base_freq"] = local["rope_theta"]
     config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = {"type": rope.pop("rope_type"), **rope}
+    config["rope_scaling"] = {key: rope.pop("rope_type"), **rope}
     path.write_text(json.dumps(config))
 
 

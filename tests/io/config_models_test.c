@@ -158,6 +158,10 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {MODEL("granite"), "'logits_scaling':-1", "'logits_scaling' is -1"},
         {MODEL("llama"), "'residual_multiplier':0.5", "'residual_multiplier'"},
         {MODEL("olmo3"), "'rope_theta':10000", "expected 500000"},
+        {GEMMA3, "'rope_scaling':{'type':'linear','factor':8}", "no 'rope_type'"},
+        {GEMMA3,
+         "'original_max_position_embeddings':64,'rope_parameters':{'full_attention':{'rope_type':'yarn','factor':2}}",
+         "in 'rope_parameters' alone"},
         {MODEL("exaone4"), "'sliding_window_pattern':'LLLG'", "'sliding_window_pattern'"},
         {MODEL("smollm3"), "'no_rope_layers':[1,0]", "has 2 entries"},
         {MODEL("smollm3"), "'no_rope_layers':[1,0,1,2]", "entry 3 is not 0"},
@@ -177,6 +181,13 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {MODEL("starcoder2"), "'head_dim':16", "'head_dim' is 16"},
         {MODEL("llama"), "'no_rope_layers':[1,1,1,0]", "'no_rope_layers'"}};
     configs_refused(cases, sizeof cases / sizeof *cases);
+}
+
+CLAIM(a_scaled_rotation_may_have_its_own_theta)
+{
+    const char *const scaling = "'rope_scaling':{'rope_type':'linear','factor':8,'rope_theta':50}";
+    cr_expect_eq(config_read(GEMMA3, scaling).rope.theta, 50.0);
+    cr_expect_eq(config_read(GEMMA3, "'rope_scaling':{'rope_type':'linear','factor':8}").rope.theta, 1e6);
 }
 
 CLAIM(routers_are_balanced_where_transformers_gives_their_logits_out)

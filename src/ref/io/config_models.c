@@ -312,13 +312,16 @@ static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const cha
         return AR_OK;
     if (!json_is_object(object))
         return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_parameters': '%s' is not an object", ARI_SHOW(at->name), key);
+    if (ari_json_get(at, "original_max_position_embeddings") != NULL) /* transformers does not look there then */
+        return ari_config_refuse_key(at, "original_max_position_embeddings", "it in 'rope_parameters' alone");
     const ari_rope_object o = {at, {object, at->name, at->code}, key, "default", &form};
     return ari_config_rope_object(c, rope, &o);
 }
 
 ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double global, double local)
 {
-    static const ari_rope_form form = {.partial = false};
+    const ari_rope_form form = {.theta = global};
+    const json_t *scaling = ari_json_get(at, "rope_scaling");
     static const char full[] = "full_attention", sliding[] = "sliding_attention";
     const json_t *nested = ari_json_get(at, "rope_parameters");
     AR_TRY(ari_json_real_or(at, "rope_local_base_freq", &local));
@@ -329,12 +332,13 @@ ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double globa
                             "positive numbers",
                             ARI_SHOW(at->name), global, local);
     c->local_rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = local};
-    if (nested == NULL) {
-        AR_TRY(ari_config_rope(c, at, &form));
-        c->rope.theta = global;
-        return AR_OK;
-    }
-    if (ari_json_get(at, "rope_scaling") != NULL)
+    if (nested == NULL && scaling != NULL && json_object_get(scaling, "rope_type") == NULL)
+        return ar_error_set(AR_ERR_CONFIG,
+                            "%s: key 'rope_scaling' has no 'rope_type', without which transformers scales nothing here",
+                            ARI_SHOW(at->name));
+    if (nested == NULL)
+        return ari_config_rope(c, at, &form);
+    if (scaling != NULL)
         return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",
                             ARI_SHOW(at->name));
     if (json_object_get(nested, full) == NULL && json_object_get(nested, sliding) == NULL)
