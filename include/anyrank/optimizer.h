@@ -46,13 +46,12 @@ typedef struct ar_optimizer_options {
     bool nesterov;   /* SGD: needs a momentum; Muon */
     bool match_rms;  /* Muon: the rate of a matrix [rows, cols] is lr*0.2*sqrt(max(rows, cols)) (Liu et al. 2025,
                        arXiv:2502.16982, section 2.2: torch's match_rms_adamw), else lr*sqrt(max(1, rows/cols)) */
-    bool
-        shards; /* Muon: a matrix that tensor-parallel ranks cut along its longer side stays cut: X X^T and the norm are
-                   sums over them; else each gathers all of it. In exact numerics the same bits */
-    double
-        qk_clip; /* Muon: after a step, of each KV head whose attention has had a logit S above this, the rows of q and
-                       k are multiplied by fl32(sqrt(qk_clip/S)), of latent attention's features with positions those of
-                       q by fl32(qk_clip/S) (QK-Clip, Kimi K2, arXiv:2507.20534, section 2.1); 0: not */
+    bool shards;     /* Muon: matrices that tensor-parallel ranks cut along their longer side stay cut, and X X^T and
+                        the norm are sums over the ranks; else each gathers all. In exact numerics the same bits */
+    /* Muon: after a step, of each KV head whose attention has had a logit S above this, the rows of q and k are
+     * multiplied by fl32(sqrt(qk_clip/S)), of latent attention's features with positions those of q by fl32(qk_clip/S)
+     * (QK-Clip, Kimi K2, arXiv:2507.20534, section 2.1); 0: not */
+    double qk_clip;
     double beta1, beta2, eps; /* Adam, AdamW, and Muon of what is no matrix */
     double weight_decay;
     ar_schedule schedule;

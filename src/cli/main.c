@@ -120,10 +120,10 @@ static int run_command(int argc, char **argv)
 
 /* OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
  * check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
- * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. The runtime reads how
- * to wait before main begins, so the command starts itself again with its choice, once; a choice of the user's stands. (OpenBLAS starts a thread
- * a core when it is loaded, which anyrank would only put to sleep.)
- * Where that fails it goes on as it is. */
+ * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenBLAS starts a
+ * thread a core when it is loaded, which would only sleep. Both read what they are told before main begins, so the
+ * command starts itself again with its choice, once; a choice of the user's stands. Where that fails it goes on as it
+ * is. */
 static void let_threads_sleep(char **argv)
 {
     const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
