@@ -94,7 +94,7 @@ void ari_blas_describe(ar_cpu_info *out)
     char version[24] = "of unknown version";
     (void)sscanf(openblas_get_config(), "OpenBLAS %23s", version);
     (void)snprintf(out->blas, sizeof out->blas, "OpenBLAS");
-    (void)snprintf(out->blas_version, sizeof out->blas_version, "%s (%s)", version,
+    (void)snprintf(out->blas_version, sizeof out->blas_version, "%.12s (%s)", version,
                    parallel >= NO_THREADS && parallel <= OPENMP ? threads[parallel] : "unknown threads");
     (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", openblas_get_corename());
     if (set)
