@@ -13,11 +13,13 @@
 #define OF_WIDTH(name, lanes) OF_WIDTH_(name, lanes)
 #define vec OF_WIDTH(vec, LANES)
 #define words OF_WIDTH(words, LANES)
+#define bits OF_WIDTH(bits, LANES)
 #define exps OF_WIDTH(exps, LANES)
 #define put_exps OF_WIDTH(put_exps, LANES)
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 
 /* e^x in pairs of fp32 numbers, and in which lanes these are not sure to be ari_exp32's bits: negative. With x =
  * k*ln(2)/16 + most + rest, `most` exact and its magnitude below 2^-5.5, e^x = 2^(k/16) * (1 + most + p), and of p, at
@@ -36,9 +38,9 @@ TARGET static inline __attribute__((always_inline)) vec exps(vec x, words *unsur
     const vec below = sum + tail, above = sum + (tail + 0x1.8p-32f);
     /* Below -104 it rounds to 0; between are subnormal numbers, and whatever is no number at all. */
     const words none = x < -104.0f, normal = (x > -87.0f) & (x < 87.0f);
-    const words power = ((words)t & -16) * (1 << 19);
+    const bits power = ((bits)t & ~15u) * (1u << 19); /* wraps where the result is replaced */
     *unsure = ~(none | (normal & (below == above)));
-    return (vec)(((words)below + power) & ~none);
+    return (vec)(((bits)below + power) & ~(bits)none);
 #undef ALL
 }
 
@@ -84,6 +86,7 @@ TARGET static void EXPS(float *e, const float *x, float m, size_t n)
 
 #undef vec
 #undef words
+#undef bits
 #undef exps
 #undef put_exps
 #undef LANES
