@@ -92,10 +92,11 @@ static int check(const ar_config *c, ar_number_mode mode, const char *what,
     return all < 100; /* calloc was not reached */
 }
 
-/* malloc counts what a thread's cache keeps back for the next calls as used: this program runs without the cache. */
+/* malloc counts what a thread's cache keeps back for the next calls as used: this program runs without the cache, and
+ * without the threads that OpenBLAS starts when it is loaded, whose allocations would be counted too. */
 static int start_again(char **argv)
 {
-    if (setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1) == 0)
+    if (setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1) == 0 && setenv("OPENBLAS_NUM_THREADS", "1", 1) == 0)
         execv("/proc/self/exe", argv);
     perror("baseline_memory_main");
     return 1;

@@ -31,8 +31,7 @@ typedef struct ari_attention {
     ari_ring_hops hops;
     int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
     uint32_t largest_step;
-    float *clip; /* [clips], features of q | k | v here: the parameters' clip */
-    size_t clips;
+    float *clip;              /* of the features of q | k | v here, then of those of all heads: the parameters' clip */
     ari_dropout dropout;      /* of the probabilities */
     ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length of what they were made for */

@@ -23,10 +23,9 @@ ar_status ari_qk_clip_track(int32_t **gives, ari_attention *m, const ar_ctx *ctx
     return AR_OK;
 }
 
-/* What brings the logits of this rank's KV head j, and of the queries that use it, down to the bound. */
-static double ratio_of(const ari_attention *m, const ar_ctx *ctx, size_t j, double bound)
+/* What brings the logits of a query's KV head, and of the queries that use it, down to the bound. */
+static double ratio_of(const ari_attention *m, size_t query, double bound)
 {
-    const size_t query = (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads + j * (m->heads / m->kv_heads);
     const size_t first = query / m->group_full * m->group_full;
     int32_t most = INT32_MIN;
     for (size_t i = first; i < first + m->group_full; i++)
@@ -35,18 +34,25 @@ static double ratio_of(const ari_attention *m, const ar_ctx *ctx, size_t j, doub
     return logit > bound ? bound / logit : 1.0;
 }
 
-/* Each feature of q | k | v as the projections have them; of latent attention, where k | v stand head by head and all
- * heads take the last features of a key, it is the query's that are scaled by all. */
-static void fill(ari_attention *m, const ar_ctx *ctx, double bound)
+/* Of q | k | v of some heads. */
+static size_t features_of(const ari_attention *m, size_t heads, size_t kv_heads)
 {
-    const size_t d = m->o.head_dim, group = m->heads / m->kv_heads, plain = d - m->o.latent.rope_dim;
-    const size_t keys = m->heads * d, each = m->latent ? plain + m->value_dim : d;
-    for (size_t i = 0; i < m->clips; i++)
-        m->clip[i] = 1.0f;
-    for (size_t h = 0; h < m->heads; h++) {
-        const double ratio = ratio_of(m, ctx, h / group, bound);
-        float *q = m->clip + h * (m->o.by_head ? 3 * d : d);
-        float *k = m->o.by_head ? q + d : m->clip + keys + h / group * each;
+    const size_t d = m->o.head_dim;
+    return heads * d + kv_heads * (d + (m->latent ? m->value_dim : d));
+}
+
+/* Each feature of q | k | v of the heads from one on, as the projections have them; of latent attention, where k | v
+ * stand head by head and all heads take the last features of a key, it is the query's that are scaled by all. */
+static void fill(float *clip, const ari_attention *m, size_t first, size_t heads, size_t kv_heads, double bound)
+{
+    const size_t d = m->o.head_dim, group = heads / kv_heads, plain = d - m->o.latent.rope_dim;
+    const size_t each = m->latent ? plain + m->value_dim : d;
+    for (size_t i = 0; i < features_of(m, heads, kv_heads); i++)
+        clip[i] = 1.0f;
+    for (size_t h = 0; h < heads; h++) {
+        const double ratio = ratio_of(m, first + h / group * group, bound);
+        float *q = clip + h * (m->o.by_head ? 3 * d : d);
+        float *k = m->o.by_head ? q + d : clip + heads * d + h / group * each;
         for (size_t i = 0; i < d; i++)
             q[i] = (float)(i < plain ? sqrt(ratio) : ratio);
         for (size_t i = 0; i < plain; i++)
@@ -54,25 +60,35 @@ static void fill(ari_attention *m, const ar_ctx *ctx, double bound)
     }
 }
 
+/* A plan may cut a projection along its inputs: it then has the outputs of all heads, the rank's attention of some. */
+static void put(ari_attention *m, float *own, float *all)
+{
+    const size_t d = m->o.head_dim;
+    ari_latent_clip(m, own, own + m->heads * d);
+    for (int i = 0; i < m->qkv.n; i++) {
+        ar_param *w = m->qkv.weight[i];
+        const int outputs = w->transposed ? 1 : 0;
+        const bool whole = ar_layout_local(&w->layout, outputs) == w->layout.shape[outputs];
+        const size_t q = whole ? m->o.heads : m->heads, k = whole ? m->o.kv_heads : m->kv_heads;
+        w->clip = m->qkv.bias[i].clip = (whole ? all : own) + (i > 0 ? q * d : 0) + (i > 1 ? k * d : 0);
+    }
+}
+
 static ar_status prepare(ari_attention *m, ar_ctx *ctx, double bound)
 {
-    const size_t n = m->o.heads, d = m->o.head_dim, start[3] = {0, m->heads * d, (m->heads + m->kv_heads) * d};
+    const size_t n = m->o.heads, own = features_of(m, m->heads, m->kv_heads);
     int32_t *largest;
     AR_TRY(ari_qk_clip_track(&largest, m, ctx));
-    if (!m->clip) {
-        m->clips = start[2] + m->kv_heads * (m->latent ? m->value_dim : d);
-        AR_TRY(ARI_ALLOC(&m->clip, m->clips, "factors of QK-Clip"));
-    }
+    if (!m->clip)
+        AR_TRY(ARI_ALLOC(&m->clip, own + features_of(m, n, m->o.kv_heads), "factors of QK-Clip"));
     AR_TRY(ari_combine(ctx, ctx->tp, largest, n, AR_I32, AR_MAX, m->base.name));
     if (!ar_faulty(ctx, AR_FAULT_qk_clip_local))
         AR_TRY(ari_combine(ctx, ctx->dp, largest, n, AR_I32, AR_MAX, m->base.name));
-    if (!ctx->device->hollow)
-        fill(m, ctx, bound);
-    ari_latent_clip(m, m->clip, m->clip + start[1]);
-    for (int i = 0; i < m->qkv.n; i++) {
-        m->qkv.weight[i]->clip = m->clip + start[i];
-        m->qkv.bias[i].clip = m->clip + start[i];
+    if (!ctx->device->hollow) {
+        fill(m->clip, m, (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads, m->heads, m->kv_heads, bound);
+        fill(m->clip + own, m, 0, n, m->o.kv_heads, bound);
     }
+    put(m, m->clip, m->clip + own);
     return AR_OK;
 }
 
