@@ -51,9 +51,11 @@ class MuonTest(Case):
 
     def test_the_options_reach_the_run_and_its_json(self):
         optimizer = self.result("--tp", "2", "--steps", "1", "--optimizer", "muon", "--match-rms", "--momentum",
-                                "0.9")["models"][0]["optimizer"]
-        self.assertEqual({key: optimizer[key] for key in ("name", "match_rms", "momentum", "nesterov", "weight_decay")},
-                         {"name": "muon", "match_rms": True, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1})
+                                "0.9", "--muon-shards")["models"][0]["optimizer"]
+        self.assertEqual({key: optimizer[key] for key in ("name", "match_rms", "muon_shards", "momentum", "nesterov",
+                                                          "weight_decay")},
+                         {"name": "muon", "match_rms": True, "muon_shards": True, "momentum": 0.9, "nesterov": True,
+                          "weight_decay": 0.1})
 
     def test_shards_have_the_same_weights_and_other_bytes(self):
         layout = ["--tp", "2", "--steps", "2", "--optimizer", "muon", "--lr", "0.01"]

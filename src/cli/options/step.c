@@ -214,6 +214,8 @@ static void print_optimizer(FILE *to, const ar_optimizer_options *o)
     print_schedule(to, o);
     if (o->momentum > 0.0)
         fprintf(to, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
+    if (o->shards)
+        fprintf(to, ", matrices left cut over tp");
     if (o->qk_clip > 0.0)
         fprintf(to, ", logits clipped at %g", o->qk_clip);
     if (o->weight_decay > 0.0)
@@ -295,6 +297,8 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
                   (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
     if (o->kind == AR_OPTIMIZER_MUON)
         json_object_set_new(made, "match_rms", json_boolean(o->match_rms));
+    if (o->shards)
+        json_object_set_new(made, "muon_shards", json_true());
     if (o->qk_clip > 0.0)
         json_object_set_new(made, "qk_clip", json_real(o->qk_clip));
     return made;

@@ -26,8 +26,8 @@ ARI_ROW_KERNEL void define(float *y, const float *x, size_t n, bool slopes)
 enum { LOW = 6, HIGH = 4, INTERVALS = 16 };
 
 /* Coefficients of polynomials in a - j*11/32, of at most 11/64, that are right within 2^-34 of their values: Phi(-a),
- * and Phi(-a) - a*phi(a). Chebyshev fits by ref/numerics/coefficients.py, of 15
- * intervals of the 16 that a register pair holds. */
+ * and Phi(-a) - a*phi(a). Chebyshev fits by ref/numerics/coefficients.py, of 15 intervals of the 16 that a register pair
+ * holds. */
 typedef struct curve {
     _Alignas(64) double low[LOW][INTERVALS];
     _Alignas(64) float high[HIGH][INTERVALS]; /* of terms of which fp32 is enough */
