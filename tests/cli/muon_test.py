@@ -57,6 +57,17 @@ class MuonTest(Case):
                          {"name": "muon", "match_rms": True, "muon_shards": True, "momentum": 0.9, "nesterov": True,
                           "weight_decay": 0.1})
 
+    def test_queries_and_keys_of_all_heads_are_clipped_where_a_plan_leaves_them_whole(self):
+        for style in ("rowwise", "replicate"):
+            rules = [{"modules": "layers.*.self_attn.[qkv]_proj", "style": style, "input": "R", "output": "S(-1)"},
+                     {"modules": "layers.*.self_attn.o_proj", "style": "rowwise"}]
+            with self.subTest(style), tempfile.NamedTemporaryFile("w", suffix=".json") as plan:
+                json.dump({"rules": rules}, plan)
+                plan.flush()
+                done = run("check", "llama-demo", "--scale", "1/4", "--plan", plan.name, "--tp", "2", "--optimizer", "muon",
+                           "--qk-clip", "0.05", "--lr", "0.01", "--steps", "2", "--batch", "1", "--seq", "8", "--skip-f64")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_shards_have_the_same_weights_and_other_bytes(self):
         layout = ["--tp", "2", "--steps", "2", "--optimizer", "muon", "--lr", "0.01"]
         gathered, cut = (self.result(*layout, *more)["models"][0]["runs"][0] for more in ([], ["--muon-shards"]))
