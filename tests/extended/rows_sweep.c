@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Functions of rows, of all 2^32 numbers, are the definition's bits in every way to compute them: rows_sweep. Prints how
- * many are not, and exits with 1 if there are any. Some seconds a core and function with AVX-512. */
+ * many are not, and exits with 1 if there are any. A minute or more a core and function. */
 #include <stdio.h>
 
 #include "ref/cpu/row_sum.h"
