@@ -22,7 +22,8 @@ from anyrank._errors import AnyrankError
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import Listener, Pass, in_backward, local_of, loss_of, tensors_of, version_of, whole_of
+from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, local_of, loss_of, tensors_of, version_of,
+                                     whole_of)
 from anyrank.capture._model import DTensor, groups_of, parameters_of, router_biases_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
@@ -105,7 +106,8 @@ class Capture:
 
     def _begin(self) -> None:
         """A step begins: nothing of it has been seen."""
-        self._passes, self._losses = 0, 0
+        self._passes = 0
+        self._of_step: list[Pass] = []  # those of them that are captured
         self._has_gradients: set[str] = set()
         self._over = False  # gradients were complete, or an update was seen: the next pass is another step's
         self._grads: dict[str, tuple[torch.Tensor, int]] = {}  # as the last backward pass left them
@@ -269,10 +271,10 @@ class Capture:
         if in_backward() or (self._inside and self._passes):
             return  # computed again: by activation checkpointing, or by an optimizer's closure
         training = torch.is_grad_enabled()
-        self._deaf = not training and (self._trained or bool(self._optimizers))
+        self._deaf = is_probe(args) or (not training and (self._trained or bool(self._optimizers)))
         if self._passes and (not training or self._is_over()):
             self._end_step()
-        self._trained = self._trained or training
+        self._trained = self._trained or (training and not self._deaf)
         if self._deaf or not self._running:
             return
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
@@ -285,7 +287,9 @@ class Capture:
         if self._step == 1 and isinstance(labels, torch.Tensor):
             self._targets += int((labels[..., 1:] != -100).sum())
         self._pass = Pass(self._passes - 1, args, kwargs) if self._step in self._chosen else None
-        self.passes += self._pass is not None
+        if self._pass is not None:
+            self._of_step.append(self._pass)
+            self.passes += 1
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         of, deaf, self._deaf = self._pass, self._deaf, False
@@ -306,9 +310,10 @@ class Capture:
                 self._take_own(of, f"output.{i}" if i else "output", t)
 
     def _take_own(self, of: Pass, path: str, t: torch.Tensor) -> str:
-        """Writes what the model itself gives out. The name that it has."""
+        """Writes what the model itself gives out, but for what a pipeline's stage hands to the next. The name that it
+        has."""
         name = of.own(path, t)
-        if name:
+        if name and (path == "loss" or self._record is None or self._record.groups.mesh.is_last("pp")):
             self.take(of, name, t, whole_of(t), of.per_sample(t, "fwd"))
         return name or f"{path}:fwd"
 
@@ -389,8 +394,9 @@ class Capture:
                          of.batch)
 
     def on_backward(self, loss: torch.Tensor) -> None:
-        of = self._pass
-        if of is None or of.loss_seen or self._record is None or loss.dim() or in_backward():
+        """The loss of the first pass that has none yet: a schedule may run several passes before they go backward."""
+        of = next((one for one in self._of_step if not one.loss_seen), None)
+        if of is None or self._record is None or loss.dim() or in_backward():
             return
         of.loss_seen = True
         self._record.sums.add(self._take_own(of, "loss", loss))

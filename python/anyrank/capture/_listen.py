@@ -8,6 +8,7 @@ The gradient of an input through one module alone is what those nodes hand on th
 from __future__ import annotations
 
 import dataclasses
+import sys
 import typing
 import weakref
 
@@ -101,6 +102,18 @@ def in_backward() -> bool:
     return task is not None and task() != -1
 
 
+def is_probe(args: tuple[typing.Any, ...]) -> bool:
+    """Whether a pass is one by which torch.distributed.pipelining learns the shapes of a stage's tensors."""
+    if any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
+        return True
+    frame = sys._getframe() if "torch.distributed.pipelining.stage" in sys.modules else None
+    while frame is not None:
+        if frame.f_code.co_name == "_forward_metadata_inference":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def version_of(t: torch.Tensor) -> int:
     """How many times it was written over."""
     return 0 if t.is_inference() else t._version
@@ -185,7 +198,7 @@ class Sum:
     def finish(self) -> None:
         if self.total is not None:
             self.take(self.total)
-        self.total, self.left = None, -1
+            self.total, self.left = None, -1
 
 
 class Pass:
@@ -348,7 +361,8 @@ class Listener:
         return hook
 
     def flush(self) -> None:
-        """Gradients of which no further part comes: a backward pass is over."""
-        sums, self.sums = self.sums, []
-        for one in sums:
+        """Gradients of which no further part comes, as a backward pass is over; those of other forward passes may have
+        theirs yet to come."""
+        for one in self.sums:
             one.finish()
+        self.sums = [one for one in self.sums if one.left > 0]

@@ -48,6 +48,10 @@ class Mesh:
         """A rank's coordinates, in the order of sizes."""
         return [rank // self.strides[name] % size for name, size in self.sizes.items()]
 
+    def is_last(self, name: str) -> bool:
+        """Whether no rank comes after this one along a dimension, which the mesh may lack."""
+        return name not in self.sizes or self.at(self.rank)[list(self.sizes).index(name)] == self.sizes[name] - 1
+
     def size(self, names: typing.Iterable[str]) -> int:
         """How many ranks there are along all of these dimensions together."""
         n = 1

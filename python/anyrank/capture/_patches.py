@@ -49,19 +49,22 @@ def unwatch(watcher: Watcher) -> None:
 
 
 def _install() -> None:
-    backward = torch.Tensor.backward
+    backward = torch.autograd.backward  # Tensor.backward calls it too
 
     @functools.wraps(backward)
-    def heard(self: torch.Tensor, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+    def heard(tensors: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        losses = [t for t in given if isinstance(t, torch.Tensor)]
         for watcher in list(_watchers):
-            watcher.on_backward(self)
-        result = backward(self, *args, **kwargs)
+            for loss in losses:
+                watcher.on_backward(loss)
+        result = backward(tensors, *args, **kwargs)
         for watcher in list(_watchers):
             watcher.after_backward()
         return result
 
-    torch.Tensor.backward = heard
-    _undo.append(lambda: setattr(torch.Tensor, "backward", backward))
+    torch.autograd.backward = heard
+    _undo.append(lambda: setattr(torch.autograd, "backward", backward))
     # The second has an underscore in its module, and none in torch.nn.utils.
     for name in ("clip_grad_norm_", "_clip_grads_with_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
         if hasattr(clip_grad, name):

@@ -261,6 +261,16 @@ class Written(CaptureCase):
         self.assertEqual(b"".join(bytes(e.data) for e in rows), bytes(self.files("one")["embed:fwd"].data))
         self.assertTrue(torch.equal(self.value("loss:fwd"), torch.stack(self.losses).sum()))
 
+    def test_all_micro_batches_may_go_forward_before_one_goes_backward(self) -> None:
+        for folder in ("one", "dump"):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+            x = torch.randn(4, 3)
+            with anyrank.capture(model, self.path / folder):
+                for loss in [model(b).square().sum() for b in x.chunk(1 if folder == "one" else 2)]:
+                    torch.autograd.backward([loss]) if folder == "one" else loss.backward()
+        self.assertTrue(anyrank.verify(self.path / "one", self.path / "dump", rtol=1e-5, atol=1e-6).ok)
+
     def test_targets_are_counted_in_the_labels_that_the_model_is_given(self) -> None:
         class Labelled(Model):
             def forward(self, ids: typing.Any, labels: typing.Any = None) -> typing.Any:
@@ -453,8 +463,7 @@ class LeftBehind(CaptureCase):
         self.assertFalse(nn.modules.module._global_forward_pre_hooks)
         self.assertFalse(home._global_optimizer_pre_hooks or home._global_optimizer_post_hooks)
         self.assertFalse(_patches._undo or _patches._watchers)
-        self.assertEqual(torch.Tensor.backward.__module__, "torch._tensor")
-        self.assertNotIn("heard", torch.Tensor.backward.__qualname__)
+        self.assertFalse(hasattr(torch.autograd.backward, "__wrapped__"))
 
     def test_nothing_of_ours_stays_in_the_program(self) -> None:
         self.untouched(self.captured(Model))

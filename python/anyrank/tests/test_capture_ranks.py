@@ -232,6 +232,31 @@ class Placed(FolderCase):
         self.assertTrue(any(name.endswith(":m") for name in held[0] - held[1]))
         self.assertTrue(any(name.endswith(":m") for name in held[1] - held[0]))
 
+    def test_stages_of_a_pipeline(self) -> None:
+        from torch.distributed import pipelining
+
+        def run(rank: int, folder: pathlib.Path, schedule: typing.Any) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 3), nn.Linear(3, 4))
+            x, y = torch.randn(8, 3), torch.randn(8, 4)
+            if schedule:
+                for name in (("2", "3"), ("0", "1"))[rank]:
+                    delattr(model, name)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with anyrank.capture(model, folder, spec={"mesh": {"pp": 2}} if schedule else None, optimizer=optimizer):
+                if schedule:
+                    stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+                    given = {"target": y} if rank else {}
+                    schedule(stage, 4, lambda a, b: (a - b).square().sum(), scale_grads=False).step(*[x][rank:], **given)
+                else:
+                    (model(x) - y).square().sum().backward()
+                optimizer.step()
+
+        ranks.spawn(1, run, self.path / "one", None)
+        for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
+            ranks.spawn(2, run, self.path / "many", schedule)
+            self.verify(adam=False, tensors=27)
+
     def test_a_rank_has_a_piece_of_each_of_packed_tensors(self) -> None:
         full = torch.nn.Linear(4, 8)
         pieces = {"tp": 0, "blocks": [4, 2, 2]}  # rows, of which only the relation counts
