@@ -25,11 +25,12 @@ import re
 import struct
 import sys
 import typing
+import zipfile
 
 from anyrank._errors import AnyrankError
 from anyrank._safetensors import SIZES
 from anyrank._safetensors import read as read_safetensors
-from anyrank.convert import _find, _pickles, _pieces, _read, dcp, is_foreign
+from anyrank.convert import _find_all, _pickles, _pieces, _read, dcp, several
 from anyrank.convert._tensors import View
 
 Path = typing.Union[str, "os.PathLike[str]"]
@@ -41,6 +42,8 @@ _SUFFIXES = {":m": "m", ":v": "v", ".m": "m", ".v": "v", **{f".{kind}": role for
 _NO_STATE = re.compile(r"config|tokenizer|vocab|merges|special_tokens|added_tokens|index\.json|training_args|map\.json")
 _VARIES = re.compile(r"time|runtime|path|_dir|host|flos|log_history|best_model|version|args\b|save_steps|logging", re.I)
 _OF_THE_MODEL = ("args", "ds_config", "module", "model", *(f"model{i}" for i in range(64)))
+# Beside a checkpoint of DeepSpeed or FSDP in a folder of transformers' Trainer or of accelerate.
+_TRAINERS = re.compile(r"trainer_state\.json|(rng_state|random_states)(_\d+)?\.|scheduler(_\d+)?\.|.*\.safetensors")
 _WEIGHTS = re.compile(r"model|module|state_dict|weights|params|app")
 SAMPLE = 1 << 16  # elements of a tensor that are looked at for a cause
 
@@ -68,6 +71,9 @@ class State:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, tensor: Tensor) -> None:
+        """Of two by one name, as a Trainer's 16-bit weights and those that DeepSpeed keeps, both."""
+        while tensor.key in self.tensors:
+            tensor = dataclasses.replace(tensor, name=f"{tensor.name}'")
         self.tensors[tensor.key] = tensor
 
 
@@ -182,20 +188,17 @@ def _add_dcp_values(state: State, folder: str, placeholders: typing.Collection[s
 
 
 def _add_file(state: State, folder: str, name: str, placeholders: typing.Collection[str],
-              without: typing.Collection[str] = ()) -> None:
+              without: typing.Collection[str] = (), prefix: str | None = None) -> None:
     """A pickled file, but for what it has of the model."""
     value = _pickles.load(os.path.join(folder, name), placeholders)
     if isinstance(value, dict):
         value = {key: entry for key, entry in value.items() if key not in without}
-    _flatten(state, name.rsplit(".", 1)[0].replace("/", "."), value)
+    _flatten(state, name.rsplit(".", 1)[0].replace("/", ".") if prefix is None else prefix, value)
 
 
-def _add_foreign(state: State, path: str, placeholders: typing.Collection[str]) -> None:
-    found = _find(path)
-    assert found
-    kind, folder = found
+def _add_foreign(state: State, kind: str, folder: str, placeholders: typing.Collection[str]) -> None:
     if kind == "sglang":
-        raise AnyrankError(f"{path}: a dump of SGLang, which is no checkpoint")
+        raise AnyrankError(f"{folder}: a dump of SGLang, which is no checkpoint")
     if kind == "dcp":
         _add_pieces(state, _dcp_pieces(folder, placeholders))
     else:
@@ -212,25 +215,44 @@ def _add_foreign(state: State, path: str, placeholders: typing.Collection[str]) 
             _add_file(state, folder, name, placeholders, ("args",))
 
 
-def _add_plain(state: State, path: str, placeholders: typing.Collection[str]) -> None:
-    """A folder of files, or one."""
-    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    names = sorted(os.listdir(path)) if os.path.isdir(path) else [os.path.basename(path)]
+def _add_plain(state: State, folder: str, names: typing.Sequence[str], placeholders: typing.Collection[str],
+               prefix: str | None = None) -> None:
+    """Files of a folder. What they hold is named by them, or by prefix: a file that is compared alone may have any."""
     for name in names:
         file = os.path.join(folder, name)
-        if name.endswith(".safetensors"):
+        if os.path.exists(file) and not os.path.isfile(file):
+            state.notes.append(f"{file}: not read, and not compared")
+        elif name.endswith(".safetensors"):
             for key, entry in read_safetensors(file)[0].items():
                 own, role = _named(key)
                 state.add(Tensor(own, role, entry.dtype, tuple(entry.shape), functools.partial(bytes, entry.data)))
         elif _NO_STATE.search(name):
             continue
-        elif name.endswith((".pt", ".pth", ".bin")):
-            _add_file(state, folder, name, placeholders)
+        elif name.endswith((".pt", ".pth", ".bin")) or (name.endswith(".pkl") and zipfile.is_zipfile(file)):
+            _add_file(state, folder, name, placeholders, prefix=prefix)
         elif name.endswith(".json"):
-            with open(file, encoding="utf-8") as text:
-                _flatten(state, name[:-5], json.load(text))
+            try:
+                with open(file, encoding="utf-8") as text:
+                    value = json.load(text)
+            except (ValueError, RecursionError) as error:
+                raise AnyrankError(f"{file}: not JSON: {error}") from None
+            _flatten(state, name[:-5] if prefix is None else prefix, value)
         else:
             state.notes.append(f"{file}: not read, and not compared")
+
+
+def _add_folder(state: State, path: str, placeholders: typing.Collection[str]) -> None:
+    """What a folder holds: another program's checkpoint, files, or both, as under transformers' Trainer."""
+    names = sorted(os.listdir(path))
+    found = _find_all(path)
+    trainers = any(map(_TRAINERS.match, names))
+    if len(found) > 1 and not trainers:
+        raise several(path, [os.path.basename(folder) for _, folder in found])
+    if not found or (trainers and all(folder != path for _, folder in found)):
+        taken = {os.path.basename(folder) for _, folder in found}
+        _add_plain(state, path, [name for name in names if name not in taken], placeholders)
+    for kind, folder in found:
+        _add_foreign(state, kind, folder, placeholders)
 
 
 def read_state(path: Path, placeholders: typing.Collection[str] = ()) -> State:
@@ -240,11 +262,11 @@ def read_state(path: Path, placeholders: typing.Collection[str] = ()) -> State:
     if not os.path.exists(path):
         raise AnyrankError(f"{path}: there is no such checkpoint")
     try:
-        if is_foreign(path):
-            _add_foreign(state, path, placeholders)
+        if os.path.isdir(path):
+            _add_folder(state, path, placeholders)
         else:
-            _add_plain(state, path, placeholders)
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            _add_plain(state, os.path.dirname(path) or ".", [os.path.basename(path)], placeholders, "")
+    except (OSError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         raise AnyrankError(f"{path}: damaged, or of a version that is not known ({type(error).__name__}: {error})"
                            ) from error
     if not state.tensors:

@@ -45,6 +45,18 @@ class Converted:
 
 def _find(folder: str) -> tuple[str, str] | None:
     """Which reader's a folder is, and the folder that is to be read; None: nobody's."""
+    found = _find_all(folder)
+    if len(found) > 1:
+        raise several(folder, [os.path.basename(path) for _, path in found])
+    return found[0] if found else None
+
+
+def several(folder: str, inner: typing.Sequence[str]) -> AnyrankError:
+    return AnyrankError(f"{folder}: holds several checkpoints: give one of them: {', '.join(inner[:8])}")
+
+
+def _find_all(folder: str) -> list[tuple[str, str]]:
+    """The same of all checkpoints that a folder holds."""
     names = sorted(os.listdir(folder))
     latest = next((name for name in ("latest_checkpointed_iteration.txt", "latest") if name in names), None)
     if latest:
@@ -52,26 +64,24 @@ def _find(folder: str) -> tuple[str, str] | None:
             named = file.read(200).strip().replace("\0", "?")
         inside = os.path.join(folder, f"iter_{int(named):07d}" if named.isdecimal() else named)
         if named not in ("", ".", "..") and not os.path.dirname(named) and os.path.isdir(inside):
-            return _find(inside)
+            return _find_all(inside)
         if latest != "latest" or named.startswith("global_step"):  # this program's own checkpoints have a `latest` too
             raise AnyrankError(f"{folder}: {latest} names {named!r}, and there is no such checkpoint in the folder")
     if any(name.endswith(".distcp") for name in names) or ".metadata" in names:
         megatron = "common.pt" in names or "metadata.json" in names
-        return ("megatron_dist" if megatron else "dcp"), folder
+        return [("megatron_dist" if megatron else "dcp", folder)]
     if any(re.match(r"(bf16_|fp16_)?zero_pp_rank_\d+_mp_rank_\d+_|mp_rank_\d+_model_states\.pt", name)
            for name in names):
-        return "deepspeed", folder
+        return [("deepspeed", folder)]
     if any(re.fullmatch(r"mp_rank_\d+(_\d+)?(_\d+)?", name) for name in names):
-        return "megatron", folder
+        return [("megatron", folder)]
     if any("___rank=" in name and name.endswith(".pt") for name in names):
-        return "sglang", folder
-    inner = [name for name in names if re.fullmatch(r"global_step\d+|iter_\d+", name) or (
-        os.path.isfile(os.path.join(folder, name, ".metadata")))]
-    if len(inner) == 1:
-        return _find(os.path.join(folder, inner[0]))
-    if inner:
-        raise AnyrankError(f"{folder}: holds several checkpoints: give one of them: {', '.join(inner[:8])}")
-    return None
+        return [("sglang", folder)]
+    steps = [name for name in names if re.fullmatch(r"global_step\d+|iter_\d+", name)]
+    if len(steps) > 1:
+        raise several(folder, steps)
+    inner = steps or [name for name in names if os.path.isfile(os.path.join(folder, name, ".metadata"))]
+    return [found for name in inner for found in _find_all(os.path.join(folder, name))]
 
 
 def is_foreign(path: Path) -> bool:

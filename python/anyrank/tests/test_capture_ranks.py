@@ -247,7 +247,8 @@ class Placed(FolderCase):
                 if schedule:
                     stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
                     given = {"target": y} if rank else {}
-                    schedule(stage, 4, lambda a, b: (a - b).square().sum(), scale_grads=False).step(*[x][rank:], **given)
+                    run = schedule(stage, 4, lambda a, b: (a - b).square().sum(), scale_grads=False)
+                    run.step(*[x][rank:], **given)
                 else:
                     (model(x) - y).square().sum().backward()
                 optimizer.step()

@@ -163,6 +163,28 @@ class Resumed(FolderCase):
         (b / "rng_state.pth").unlink()
         self.assertIn("rng_state.cpu", self.causes(a, b)["missing"].names)
 
+    def test_a_trainer_under_fsdp(self) -> None:
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        def moved(name: str, change: typing.Callable[[dict[str, typing.Any]], object] | None = None) -> pathlib.Path:
+            folder, state = self.saved(name, change, trainer=True), trained()
+            if change:
+                change(state)
+            for key, inner, old in (("model", "pytorch_model_fsdp_0", "model.safetensors"),
+                                    ("optim", "optimizer_0", "optimizer.pt")):
+                dcp.save({key: state[key]}, checkpoint_id=str(folder / inner), no_dist=True)
+                (folder / old).unlink()
+            return folder
+
+        a = moved("a")
+        self.assertEqual(self.causes(a, moved("same")), {})
+        b = moved("b", lambda s: (s["rng"]["torch"].add_(1), s["optim"]["state"]["0.weight"]["exp_avg"].zero_()))
+        self.assertEqual(sorted(self.causes(a, b)), ["moments_reset", "random_state"])
+        torch.save({"w": torch.ones(2)}, a / "before.pt")
+        torch.save({"w": torch.ones(2)}, b / "after.pt")
+        self.assertEqual(self.causes(a / "before.pt", b / "after.pt"), {})
+
 
 class Command(FolderCase):
     def put(self, name: str, *values: float) -> pathlib.Path:
