@@ -109,6 +109,8 @@ def _of_numbers(value: typing.Any) -> Entry:
     if rows and all(isinstance(one, bool) for one in rows):
         return Entry("BOOL", tuple(shape), memoryview(bytes(rows)))
     whole = all(isinstance(one, int) for one in rows)
+    if whole and any(not -2**63 <= one < 2**63 for one in rows):
+        raise TypeError("a list of integers that 64 bits do not hold is no tensor")
     data = struct.pack(f"<{len(rows)}{'q' if whole else 'd'}", *rows)
     return Entry("I64" if whole else "F64", tuple(shape), memoryview(data))
 

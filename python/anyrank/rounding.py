@@ -232,6 +232,8 @@ def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], 
         one = pathlib.Path(folder)
         run(one / "one", contextlib.nullcontext())
         exact, sizes = _dump(one / "one"), []
+        if not exact:
+            raise AnyrankError("the run wrote nothing into the folder that it is given: it has to capture a step there")
         run(one / "again", contextlib.nullcontext())
         again = _sizes(exact, _dump(one / "again"))
         other = next((name for name in again if again[name].largest > 0), None)

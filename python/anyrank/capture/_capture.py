@@ -137,6 +137,7 @@ class Capture:
         if self._ranks()[0] == 0 and (self._folder / rank_file(0, 0)).exists():
             self._warn(f"{self._folder}: replaces the dump that an earlier run left here; another folder keeps both")
         self._running = self._started = True
+        self._process = os.getpid()
         atexit.register(self._at_exit)
         _captured.add(self._model)
         _patches.watch(self)
@@ -148,7 +149,7 @@ class Capture:
 
     def stop(self) -> None:
         """Ends the last step and completes the files; with several ranks, every rank has to."""
-        if not self._running:
+        if not self._is_running():
             return
         try:
             self._prepare()
@@ -166,13 +167,17 @@ class Capture:
             self._warn(f"{self._folder}: no forward pass of the model was seen, so there are no activations and no "
                        "gradients: only model(..) is a pass, not model.forward(..) or calls of its parts")
 
+    def _is_running(self) -> bool:
+        """Whether there is something to end: not in a process that the captured one forked, whose files these are."""
+        return self._running and os.getpid() == self._process
+
     def _warn(self, text: str) -> None:
         self.notes.append(text)
         warnings.warn(text, stacklevel=4)
 
     def _abandon(self, why: str) -> None:
         """Leaves nothing behind."""
-        if not self._running:
+        if not self._is_running():
             return
         self._let_go()
         if self._record is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import typing
 import unittest.mock
 
@@ -478,6 +479,17 @@ class LeftBehind(CaptureCase):
         self.assertIs(caught.exception, error)
         self.assertFalse(list((self.path / "dump").iterdir()))
         self.untouched(model)
+
+    def test_a_process_that_is_forked_leaves_the_files_alone(self) -> None:
+        model = nn.Linear(2, 2)
+        with anyrank.capture(model, self.path / "dump") as capture:
+            model(torch.ones(1, 2)).sum().backward()
+            child = os.fork()
+            if child == 0:
+                capture._abandon("as an exception in the child does")
+                os._exit(0)
+            os.waitpid(child, 0)
+        self.assertIn("weight:grad", self.files())
 
     def test_an_earlier_run_is_replaced_and_nothing_else(self) -> None:
         folder = self.path / "dump"

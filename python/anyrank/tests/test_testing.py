@@ -68,6 +68,12 @@ class Rules(Case):
         with self.assertRaisesRegex(anyrank.AnyrankError, "give one of them"):
             assert_same(floats(1), floats(2), rtol=1, ulp=1)
 
+    def test_a_bad_rule_is_refused_where_all_is_equal_too(self) -> None:
+        rules: list[dict[str, typing.Any]] = [{"rtol": -1}, {"ulp": 1.5}, {"atol": "x"}]
+        for rule in rules:
+            with self.assertRaises((anyrank.AnyrankError, TypeError)):
+                assert_same(floats(1), floats(1), **rule)
+
 
 class Sides(Case):
     def test_files_and_folders(self) -> None:
@@ -122,6 +128,10 @@ class Sides(Case):
     def test_what_is_no_tensor_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "'w': object is no tensor"):
             assert_same({"w": floats(1)}, {"w": object()})
+        with self.assertRaisesRegex(TypeError, "64 bits"):
+            assert_same([2**63], [2**63])
+        with self.assertRaisesRegex(TypeError, "two tensors have the name 'a.b'"):
+            assert_same({"a": {"b": floats(1)}, "a.b": floats(2)}, {"a": {"b": floats(3)}, "a.b": floats(2)})
 
     def test_shapes_and_types(self) -> None:
         self.assertTrue(self.text(floats(1, 2), floats(1)).startswith(
