@@ -39,7 +39,7 @@ typedef struct ari_bench_session {
     int threads;
     size_t repetitions;
     ari_progress progress;
-    ar_config config;     /* of step and ddp, and of a block's model */
+    ar_config config;     /* of ddp, and of a block's model */
     const ari_rows *more; /* a second table, of what another key of the JSON holds; NULL: none */
     const char *more_key;
 } ari_bench_session;
@@ -57,27 +57,15 @@ AR_NODISCARD ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, in
  *  and, on the CPU, on the same number of threads. On a GPU it sets ANYRANK_SGEMM for a while: no other thread may use
  *  the environment. */
 AR_NODISCARD ar_status ari_bench_gemm(ari_bench_session *s);
-/** The price of a weight gradient in exact numerics, where each sequence is a contraction of its own whose rounded
- *  values go into the order-independent accumulator: dW[out,in] = sum over sequences of dY^T X. */
-AR_NODISCARD ar_status ari_bench_grad(ari_bench_session *s);
-/** Products and weight gradients of experts, each of its own rows, against one product of all rows. */
-AR_NODISCARD ar_status ari_bench_groups(ari_bench_session *s);
 /** Time of a memory-bound kernel, next to a copy of as many bytes by the same device and threads. Errors: also
  *  AR_ERR_ARG (one column). */
 AR_NODISCARD ar_status ari_bench_kernels(ari_bench_session *s);
-/** Gain of fusing a backward kernel: it adds up its parameters' gradients, and the gradient that bypasses it, in the
- *  pass that makes dX; and of dropout that adds the residual. Compared with separate passes. */
-AR_NODISCARD ar_status ari_bench_fused(ari_bench_session *s);
 /** Time of a transformer block on one rank, forward and backward, native and exact. Weights count as changed before
  *  each pass: the exact arithmetic quantises them anew, as in a training step. */
 AR_NODISCARD ar_status ari_bench_block(ari_bench_session *s);
-/** Time of a training step under a layout: AdamW, gradients clipped to a norm of 1; no baseline, no taps. A repetition
- *  makes the model on one rank, takes some steps, runs the GEMMs of the whole model, and does the same in the layout.
- *  Errors: also those of the layout. */
-AR_NODISCARD ar_status ari_bench_step(ari_bench_session *s);
 /** Overhead of data parallelism in a training step: the same ranks, each with its share of the samples, with and
  *  without summing gradients in buckets. AdamW; no clipping, no taps. A repetition takes some steps of every row, one
- *  row after another. Errors: AR_ERR_ARG (another parallelism). */
+ *  row after another. */
 AR_NODISCARD ar_status ari_bench_ddp(ari_bench_session *s);
 /** Time of an all-reduce (sum, not in place) between simulated ranks, next to a copy with the same traffic: each rank's
  *  thread copies its input to its output, so that, as in the all-reduce, every input is read once and every output

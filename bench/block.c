@@ -320,7 +320,7 @@ static ar_status time_block(block_row *rows, size_t *n, slot_list *slots, const 
     AR_TRY(ari_bench_device_create(&b.on, &s->device, s->threads));
     for (; b.sides < sides; b.sides++)
         AR_TRY_TO(done, st, side_create(&b.side[b.sides], &of[b.sides], config, &b.batch, s));
-    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq, false));
+    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq));
     AR_TRY_TO(done, st,
               ari_bench_sides(times, sides, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
     for (size_t i = 0; i < sides; i++) {

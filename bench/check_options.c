@@ -4,7 +4,7 @@
 
 #include "bench/bench.h"
 
-/* True if `what` is a word of a list like "block, step and ddp". */
+/* True if `what` is a word of a list like "block and ddp". */
 static bool is_one_of(const char *list, const char *what)
 {
     const size_t n = strlen(what);
@@ -22,24 +22,24 @@ ar_status ari_bench_check(const ari_bench_options *v)
         const char *option;
         bool given;
         const char *by;
-    } rows[] = {{"a model", v->model != NULL, "block, step and ddp"},
-                {"--m", v->m > 0, "gemm, groups and kernels"},
-                {"--n", v->n > 0, "gemm, groups and kernels"},
-                {"--k", v->k > 0, "gemm and groups"},
-                {"--batch", run->batch > 0, "gemm, block, step and ddp"},
-                {"--seq", run->seq > 0, "block, step and ddp"},
-                {"--numerics", (int)run->numerics >= 0, "step and ddp"},
+    } rows[] = {{"a model", v->model != NULL, "block and ddp"},
+                {"--m", v->m > 0, "gemm and kernels"},
+                {"--n", v->n > 0, "gemm and kernels"},
+                {"--k", v->k > 0, "gemm"},
+                {"--batch", run->batch > 0, "gemm, block and ddp"},
+                {"--seq", run->seq > 0, "block and ddp"},
+                {"--numerics", (int)run->numerics >= 0, "ddp"},
                 {"--precision", run->precision != AR_PRECISION_F32, "block"},
                 {"--size", v->block_size >= 0, "block"},
                 {"--profile", v->profile, "block"},
                 {"--cluster", v->cluster != NULL, "ddp"},
                 {"--paced", v->paced, "ddp"},
-                {"--device", v->r.device != NULL, "gemm, grad, groups, kernels, fused, block, step and ddp"},
+                {"--device", v->r.device != NULL, "gemm, kernels, block and ddp"},
                 {"--ranks", v->ranks > 0, "allreduce"},
                 {"--bytes", v->bytes > 0, "allreduce"},
                 {"--dtype", v->dtype >= 0, "allreduce"},
                 {"--algorithm", v->algorithm > 0, "allreduce"},
-                {"a layout (--tp and the like)", ari_layout_given(&v->r) || run->parallel.overlap > 1, "step and ddp"}};
+                {"--dp", run->parallel.dp > 0, "ddp"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].given && !is_one_of(rows[i].by, v->what))
             return ar_error_set(AR_ERR_ARG, "bench %s has no use for %s: it is for bench %s", v->what, rows[i].option,

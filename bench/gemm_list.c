@@ -58,42 +58,31 @@ static ar_status allocate(ari_gemm_list *list)
     return AR_OK;
 }
 
-/* What was added from shape number `from` on occurs so often. */
-static void repeat(ari_gemm_list *list, size_t from, size_t times)
-{
-    for (size_t i = from; i < list->n; i++)
-        list->shape[i].times = times;
-}
-
 static void add_mlp(ari_gemm_list *list, const ar_config *c, size_t tokens, size_t ffn, bool transposed)
 {
     add_linear(list, tokens, c->hidden, ffn, c->gated ? 2 : 1, transposed);
     add_linear(list, tokens, ffn, c->hidden, 1, transposed);
 }
 
-static void add_experts(ari_gemm_list *list, const ar_config *c, size_t tokens, size_t layers)
+static void add_experts(ari_gemm_list *list, const ar_config *c, size_t tokens)
 {
     const ar_experts *e = &c->experts;
-    size_t from = list->n;
     add_linear(list, tokens, c->hidden, e->n, 1, false);
     if (e->shared > 0) {
         add_mlp(list, c, tokens, e->shared, false);
         add_linear(list, tokens, c->hidden, 1, 1, false);
     }
-    repeat(list, from, layers);
-    from = list->n;
+    const size_t from = list->n;
     add_mlp(list, c, (tokens * e->per_token + e->n - 1) / e->n, e->ffn, false);
-    repeat(list, from, layers * e->n);
+    for (size_t i = from; i < list->n; i++)
+        list->shape[i].times = e->n;
 }
 
-/* The first so many blocks. */
-static ar_status add_blocks(ari_gemm_list *list, const ar_config *config, size_t batch, size_t seq, size_t layers)
+static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t batch, size_t seq)
 {
     const bool fused = ari_family_of(config->arch)->transposed;
     const size_t h = config->hidden, q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
-    size_t tokens = 0, with_experts = 0;
-    for (size_t i = 0; i < layers; i++)
-        with_experts += ar_config_has_experts(config, i);
+    size_t tokens = 0;
     AR_TRY(ari_mul_size(&tokens, batch, seq));
     if (fused) {
         add_linear(list, tokens, h, q + 2 * kv, 1, true);
@@ -103,23 +92,18 @@ static ar_status add_blocks(ari_gemm_list *list, const ar_config *config, size_t
     }
     add_attention(list, config, batch, seq);
     add_linear(list, tokens, q, h, 1, fused);
-    repeat(list, 0, layers);
-    const size_t from = list->n;
-    if (with_experts < layers)
+    if (ar_config_has_experts(config, 0))
+        add_experts(list, config, tokens);
+    else
         add_mlp(list, config, tokens, config->ffn, fused);
-    repeat(list, from, layers - with_experts);
-    if (with_experts > 0)
-        add_experts(list, config, tokens, with_experts);
     return AR_OK;
 }
 
 ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
-                               size_t seq, bool whole)
+                               size_t seq)
 {
     *list = (ari_gemm_list){.on = *on};
-    AR_TRY(add_blocks(list, config, batch, seq, whole ? config->layers : 1));
-    if (whole && ari_part_path(ari_family_of(config->arch), ARI_HEAD))
-        add_linear(list, batch * seq, config->hidden, config->vocab, 1, false);
+    AR_TRY(add_block(list, config, batch, seq));
     return allocate(list);
 }
 

@@ -97,10 +97,10 @@ typedef struct ari_gemm_list {
     ar_buf a, b, c;
 } ari_gemm_list;
 
-/** Forward and backward of the first block of `config`, all parameters and the input's gradient included; whole: of all
- *  its blocks and the LM head. Experts are taken to have as many rows each. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Forward and backward of the first block of `config`, all parameters and the input's gradient included. Experts are
+ *  taken to have as many rows each. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
-                                            size_t batch, size_t seq, bool whole);
+                                            size_t batch, size_t seq);
 /** Accepts a zeroed one. */
 void ari_gemm_list_destroy(ari_gemm_list *list);
 /** Runs all of them, one after the other. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exact products beside native ones: one product, and a weight's gradient. */
+/* Exact products beside native ones. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +10,6 @@
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
 #include "ref/arith/exact.h"
-
-/* --- one product -------------------------------------------------------------------------------------------------- */
 
 typedef struct gemm_row {
     size_t batch, m, n, k;             /* batch matrices */
@@ -292,145 +290,5 @@ ar_status ari_bench_gemm(ari_bench_session *s)
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the repetitions'\n"
         "exact/native, (largest - smallest)/median. 'in bf16': exact/native, of bf16 numbers. 'pedantic': sgemm in\n"
         "cuBLAS's pedantic mode over sgemm. 'pack', 'products', 'sums': the parts of one prepared product.\n",
-        s->threads, ARI_PLURAL(s->threads));
-}
-
-/* --- a weight's gradient ------------------------------------------------------------------------------------------ */
-
-typedef struct grad_row {
-    size_t out, in, tokens, seq; /* tokens/seq sequences */
-    double seconds;              /* median */
-    double over_contraction;     /* median of (time)/(time of one exact contraction over all the tokens) */
-    double over_native;          /* median of (time)/(time of sgemm) */
-    double spread;               /* of the first ratio */
-} grad_row;
-
-/* The MLP of width 768 and 3072, 1024 tokens. */
-enum { GRAD_SHAPES = 3 };
-static const grad_row grad_shapes[GRAD_SHAPES] = {
-    {.out = 3072, .in = 768, .tokens = 1024, .seq = 512},
-    {.out = 3072, .in = 768, .tokens = 1024, .seq = 128},
-    {.out = 3072, .in = 768, .tokens = 1024, .seq = 32},
-};
-
-typedef struct grad_bench {
-    ari_bench_device on;
-    ar_ctx *ctx; /* with a queue of its own */
-    size_t samples;
-    ar_param weight;
-    ar_tensor dy, x, dw; /* [tokens, out], [tokens, in], [out, in] */
-} grad_bench;
-
-static ar_status grad_create(grad_bench *b, const grad_row *row, const ari_bench_session *s)
-{
-    AR_TRY(ari_bench_device_create(&b->on, &s->device, s->threads));
-    const ar_ctx_options options = {.device = b->on.d};
-    const size_t shape[2] = {row->out, row->in};
-    ar_layout layout;
-    b->samples = row->tokens / row->seq;
-    AR_TRY(ar_ctx_create(&b->ctx, &options));
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, 0, 1));
-    AR_TRY(ar_param_init(&b->weight, b->ctx, "weight", &layout, false));
-    AR_TRY(ari_bench_tensor(&b->on, &b->dy, 2, (const size_t[]){row->tokens, row->out}, 1));
-    AR_TRY(ari_bench_tensor(&b->on, &b->x, 2, (const size_t[]){row->tokens, row->in}, 2));
-    return ari_bench_tensor(&b->on, &b->dw, 2, shape, 3);
-}
-
-static void grad_destroy(grad_bench *b)
-{
-    ar_device *d = b->on.d;
-    ar_param_fini(&b->weight);
-    if (d) {
-        d->ops->free(d, b->on.q, b->dy.data);
-        d->ops->free(d, b->on.q, b->x.data);
-        d->ops->free(d, b->on.q, b->dw.data);
-    }
-    ar_ctx_destroy(b->ctx);
-    ari_bench_device_destroy(&b->on);
-}
-
-/* dY^T X over all tokens as one exact contraction, quantisation included. */
-static ar_status contraction(grad_bench *b)
-{
-    const ar_arith_ops *arith = ar_ctx_arith(b->ctx);
-    const ar_operand *oa = NULL, *ob = NULL;
-    ar_sum *s = NULL;
-    const ar_parts pa = {.n = 1, .part = {ar_tensor_transposed(&b->dy)}};
-    const ar_parts pb = {.n = 1, .part = {ar_tensor_transposed(&b->x)}};
-    AR_TRY(arith->operand_b(b->ctx, &ob, &pb, true, b->x.shape[0], NULL, NULL, "dW"));
-    AR_TRY(arith->operand_a(b->ctx, &oa, &pa, ob, "dW"));
-    AR_TRY(arith->contract(b->ctx, &s, oa, ob));
-    AR_TRY(arith->round(b->ctx, &b->dw, s, NULL));
-    ar_ctx_end_step(b->ctx);
-    return AR_OK;
-}
-
-enum { SGEMM, CONTRACTION, GRADIENT, GRADS };
-
-static ar_status time_grads(void *user, double times[GRADS])
-{
-    grad_bench *b = user;
-    const ar_tensor dy = ar_tensor_transposed(&b->dy), x = ar_tensor_transposed(&b->x);
-    const ari_bench_device on = {b->on.d, ar_ctx_queue(b->ctx)};
-    double at[GRADS + 1];
-    AR_TRY(ari_bench_clock(&on, &at[0]));
-    AR_TRY(on.d->ops->gemm_f32(on.d, on.q, &b->dw, &dy, &x, false, AR_PRECISION_F32));
-    AR_TRY(ari_bench_clock(&on, &at[1]));
-    AR_TRY(contraction(b));
-    AR_TRY(ari_bench_clock(&on, &at[2]));
-    AR_TRY(
-        ar_ctx_arith(b->ctx)->grad_contract(b->ctx, &(ar_grad_terms){&b->weight, b->dy}, 1, &b->x, b->samples, NULL));
-    ar_ctx_end_step(b->ctx);
-    AR_TRY(ari_bench_clock(&on, &at[3]));
-    for (int i = 0; i < GRADS; i++)
-        times[i] = at[i + 1] - at[i];
-    return AR_OK;
-}
-
-static ar_status time_gradient(grad_row *row, const ari_bench_session *session)
-{
-    grad_bench b = {0};
-    ari_bench_series s = {0};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, grad_create(&b, row, session));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, GRADS, session->repetitions, 1, time_grads, &b));
-    const ari_bench_stat ratio = ari_bench_ratio_of(&s, GRADIENT, CONTRACTION);
-    row->seconds = ari_bench_times_of(&s, GRADIENT).median;
-    row->over_contraction = ratio.median;
-    row->over_native = ari_bench_ratio_of(&s, GRADIENT, SGEMM).median;
-    row->spread = ratio.spread;
-done:
-    ari_bench_series_destroy(&s);
-    grad_destroy(&b);
-    return st;
-}
-
-#define ARI_ROW grad_row
-static const ari_field grad_fields[] = {
-    ARI_FIELD("out", "out", COUNT, out),
-    ARI_FIELD("in", "in", COUNT, in),
-    ARI_FIELD("tokens", "tokens", COUNT, tokens),
-    ARI_FIELD("seq", "seq", COUNT, seq),
-    ARI_FIELD("seconds", "time", SECONDS, seconds),
-    ARI_FIELD("over_contraction", "of one contraction", RATIO, over_contraction),
-    ARI_FIELD("over_native", "of sgemm", RATIO, over_native),
-    ARI_FIELD("spread", "spread", SHARE, spread),
-};
-#undef ARI_ROW
-
-ar_status ari_bench_grad(ari_bench_session *s)
-{
-    enum { n = GRAD_SHAPES };
-    grad_row rows[n];
-    for (size_t i = 0; i < n; i++) {
-        ari_bench_progress(s, i, n);
-        rows[i] = grad_shapes[i];
-        AR_TRY(time_gradient(&rows[i], s));
-    }
-    return ari_bench_end(
-        s, ARI_ROWS(grad_fields, rows, n), s->threads,
-        "\nThe exact gradient of a weight [out, in], %d thread%s: each sequence's contraction is rounded and goes "
-        "into\nthe accumulator. Medians of its time over that of one exact contraction over all tokens, and of "
-        "sgemm.\n'spread': of the first ratio, (largest - smallest)/median.\n",
         s->threads, ARI_PLURAL(s->threads));
 }

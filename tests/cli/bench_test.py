@@ -90,20 +90,6 @@ class Bench(unittest.TestCase):
             bits.add(rows[0]["bits"])
         self.assertRegex(" ".join(bits), "^[0-9a-f]{64}$")
 
-    def test_products_of_experts_beside_one(self):
-        rows = self.rows("groups", "--m", "300", "--n", "8", "--k", "12", "--repetitions", "1", head="of one")
-        self.assertEqual([(row["experts"], row["routing"], row["numerics"]) for row in rows],
-                         [(experts, routing, numerics) for experts in (8, 64, 128) for routing in ("even", "uneven")
-                          for numerics in ("native", "exact")])
-        for row in rows:
-            self.assertEqual((row["rows"], row["out"], row["in"]), (300, 8, 12))
-            self.assertTrue(row["largest"] > 50 if row["routing"] == "uneven" else
-                            row["largest"] == 300 // row["experts"])
-            self.positive(row, "product_seconds", "product_over_one", "product_over_native", "gradient_seconds",
-                          "gradient_over_one", "gradient_over_native")
-            if row["numerics"] == "native":
-                self.assertEqual((row["product_over_native"], row["gradient_over_native"]), (1, 1))
-
     def test_the_slots_of_a_block(self):
         bits = {"native": set(), "exact": set()}  # those of native numerics are each library's own
         for device in ("cpu", "emulated"):
@@ -126,28 +112,6 @@ class Bench(unittest.TestCase):
             self.assertEqual(("exact", "gemm_acc", "int8 products") in calls, device == "emulated")
         self.assertRegex(" ".join(bits["exact"]), "^[0-9a-f]{64}$")
 
-    def test_fused_kernels_beside_one_thing_after_the_other(self):
-        rows = self.rows("fused", "--repetitions", "1", head="apart takes")
-        # Tensors of fp32 that are read and written, of each kernel and of the passes it stands for.
-        tensors = {"LayerNorm": (5, 11), "RMSNorm": (5, 10), "bias + GELU": (3, 4), "bias + ReLU": (3, 4),
-                   "bias + SiLU gate": (5, 7), "dropout + residual": (3, 5)}
-        self.assertEqual([(row["kernel"], row["numerics"]) for row in rows],
-                         [(name, numerics) for numerics in ("native", "exact") for name in tensors])
-        for row in rows:
-            self.assertEqual((row["bytes"] / 4, row["bytes_apart"] / 4), tensors[row["kernel"]])
-            self.positive(row, "seconds", "gbps", "apart_over")
-            moved = row["bytes"] * row["rows"] * row["cols"]
-            self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / moved, 1, places=6)
-        self.refused("fused", "llama-demo", says="bench fused has no use for a model")
-
-    @unittest.skipUnless("ANYRANK_TEST_EXTENDED" in os.environ, "three sizes of gigabytes of arithmetic")
-    def test_a_weight_gradient(self):
-        rows = self.rows("grad", "--repetitions", "1")
-        self.assertEqual([row["seq"] for row in rows], [512, 128, 32])
-        for row in rows:
-            self.assertEqual((row["out"], row["in"], row["tokens"]), (3072, 768, 1024))
-            self.positive(row, "seconds", "over_contraction", "over_native")
-
     def test_kernels_beside_a_copy_of_as_many_bytes(self):
         for device in ("cpu", "emulated"):
             rows = self.rows("kernels", "--m", "5", "--n", "33", "--repetitions", "1", "--device", device,
@@ -165,23 +129,6 @@ class Bench(unittest.TestCase):
                 self.assertAlmostEqual(row["gbps"] * row["seconds"] * 1e9 / (row["bytes_per_element"] * 5 * 33), 1,
                                        places=6)
         self.refused("kernels", "--m", "5", "--n", "1", says="two columns")
-
-    def test_a_step_in_a_layout_beside_one_rank(self):
-        rows = self.rows("step", "stack-demo", "--dp", "2", "--tp", "2", "--sp", "--micro-batches", "2", "--batch", "4",
-                         "--seq", "8", "--repetitions", "1", head="of tp=1")
-        self.assertEqual([(row["layout"], row["numerics"]) for row in rows],
-                         [("tp=1", "native"), ("dp=2 tp=2 sp micro-batches=2", "native"),
-                          ("tp=1", "exact"), ("dp=2 tp=2 sp micro-batches=2", "exact")])
-        for row in rows:
-            self.assertEqual((row["model"], row["batch"], row["seq"]), ("stack-demo", 4, 8))
-            self.positive(row, "seconds", "gflops", "gemm_fraction", "over_single")
-        for row in rows[0::2]:
-            self.assertEqual(row["over_single"], 1)
-
-    def test_a_step_in_one_of_the_numerics(self):
-        rows = self.rows("step", "stack-demo", "--tp", "2", "--numerics", "exact", "--batch", "1", "--seq", "4",
-                         "--repetitions", "1")
-        self.assertEqual([(row["layout"], row["numerics"]) for row in rows], [("tp=1", "exact"), ("tp=2", "exact")])
 
     def test_a_step_with_and_without_buckets(self):
         rows = self.rows("ddp", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--repetitions", "1",
@@ -230,32 +177,24 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "llama-demo", says="has no use for a model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
         self.refused("gemm", "llama-demo", says="has no use for a model")
-        for what in ("gemm", "fused", "block", "allreduce"):
-            for layout in (("--tp", "2"), ("--overlap", "3"), ("--recompute", "full")):
-                self.refused(what, *layout, says=f"bench {what} has no use for a layout")
-        for what, options in (("gemm", ("--ranks", "--seq")), ("grad", ("--m", "--n", "--k", "--batch")),
-                              ("kernels", ("--k", "--seq")), ("fused", ("--m", "--bytes")),
-                              ("block", ("--n", "--ranks")), ("step", ("--m", "--bytes")), ("ddp", ("--k", "--ranks")),
+        for what, options in (("gemm", ("--ranks", "--seq", "--dp")), ("kernels", ("--k", "--seq")),
+                              ("block", ("--n", "--ranks", "--dp")), ("ddp", ("--k", "--ranks")),
                               ("allreduce", ("--batch", "--seq", "--m"))):
             for option in options:
                 self.refused(what, option, "4", says=f"bench {what} has no use for {option}: it is for bench ")
         self.refused("gemm", "--dtype", "f32", says="it is for bench allreduce")
         self.refused("gemm", "--algorithm", "ring", says="it is for bench allreduce")
-        self.refused("block", "--numerics", "exact", says="it is for bench step and ddp")
-        self.refused("step", "--precision", "bf16", says="it is for bench block")
+        self.refused("block", "--numerics", "exact", says="it is for bench ddp")
+        self.refused("ddp", "--precision", "bf16", says="it is for bench block")
         self.refused("allreduce", "--device", "emulated", says="--device")
-        self.refused("ddp", "--recompute", "full", says="bench ddp splits the samples alone")
         self.refused("block", "--seq", "0", says="--seq")
         self.refused("block", "llama-demo", "--size", "large", says="--size is of its own blocks")
-        self.refused("step", "--size", "large", says="it is for bench block")
+        self.refused("ddp", "--size", "large", says="it is for bench block")
         self.refused("gemm", "--profile", says="it is for bench block")
-        self.refused("step", "llama-demo", "--tp", "3", says="tp=3")
-        self.refused("step", "llama-demo", "--dp", "9", "--micro-batches", "2", says="2 micro-batches cannot share the 1 samples")
-        self.refused("step", "no-such-model", says="no-such-model")
-        self.refused("step", "llama-demo", "--sp", says="--tp")
-        self.refused("ddp", "llama-demo", "--tp", "2", says="--dp")
+        self.refused("ddp", "no-such-model", says="no-such-model")
+        self.refused("ddp", "llama-demo", "--tp", "2", says="--tp")
         self.refused("ddp", "llama-demo", "--paced", says="cluster")
-        self.refused("step", "llama-demo", "--cluster", "h100", says="bench ddp")
+        self.refused("block", "llama-demo", "--cluster", "h100", says="bench ddp")
         self.refused("ddp", "llama-demo", "--cluster", "nonsense", says="nonsense")
 
 

@@ -84,7 +84,7 @@ class Pipeline(Case):
         self.refused("check", "llama-demo", "--pp", 2, "--stages", "1,2,1", says="for 3 stages of 2")
         self.refused("check", "llama-demo", "--pp", 2, "--stages", "1,2", says="the model has 4")
         self.refused("train", "llama-demo", "--pp", 4, "--schedule-pp", "own.csv", says="one of 2 ranks, 2 stages and 2")
-        self.refused("bench", "step", "--pp", 2, "--schedule-pp", "own.csv", "--micro-batches", 3,
+        self.refused("lint", "llama-demo", "--pp", 2, "--schedule-pp", "own.csv", "--micro-batches", 3,
                      says="2 micro-batches, the layout")
         self.put("stuck.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
         self.refused("grads", "llama-demo", "--input", "none", "--out", "out", "--pp", 2, "--schedule-pp", "stuck.csv",

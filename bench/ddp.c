@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training steps: a layout beside one rank, DDP beside the same ranks each for itself. */
+/* Training steps of data-parallel ranks, beside the same ranks each for itself. */
 #include <stdlib.h>
 
 #include "anyrank/train.h"
@@ -16,30 +16,26 @@
 
 /* Options of the steps. */
 typedef struct step_options {
-    ar_run run; /* ddp: of the parallelism dp alone */
+    ar_run run; /* of the parallelism dp alone */
     const ar_config *config;
     int64_t *input_ids; /* [batch, seq]; owned */
     size_t repetitions;
 } step_options;
 
-static void step_options_end(step_options *o)
-{
-    ari_layout_unload(&o->run);
-    free(o->input_ids);
-}
-
-/* step_options_end in every case. */
+/* free(o->input_ids) in every case. */
 static ar_status step_options_begin(step_options *o, ari_bench_session *s)
 {
     const ari_bench_options *v = s->v;
+    const int dp = v->r.run.parallel.dp;
     char folder[512];
     *o = (step_options){.run = ari_run_of(&v->r, &v->common), .config = &s->config, .repetitions = s->repetitions};
     ar_run *run = &o->run;
     run->batch = run->batch ? run->batch : 8;
     run->seq = run->seq ? run->seq : 64;
     run->threads = s->threads;
-    AR_TRY(ari_layout_check(&v->r));
-    AR_TRY(ari_layout_load(&v->r, run));
+    run->parallel = (ar_parallel){.dp = dp > 1 ? dp : 2};
+    run->numerics = (int)run->numerics >= 0 ? run->numerics : AR_NUMERICS_NATIVE;
+    run->sim.paced = v->paced;
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model ? v->model : "llama-demo"}));
     return ari_text_ids(&o->input_ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
@@ -49,29 +45,22 @@ typedef struct trainee {
     ar_model *model;
     ar_param **params;
     size_t count;
-    ar_ddp *shares; /* ZeRO; NULL: none */
     ar_optimizer *optimizer;
     uint32_t step;
 } trainee;
 
-static ar_status trainee_create(trainee *t, ar_ctx *ctx, const step_options *o, int zero)
+static ar_status trainee_create(trainee *t, ar_ctx *ctx, const step_options *o)
 {
     const ar_optimizer_options adamw = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
-    ar_ddp_options ddp = ar_ddp_defaults();
-    ddp.zero = zero;
     AR_TRY(ar_model_create(&t->model, ctx, o->config, &o->run.plan));
     AR_TRY(ar_model_fresh(t->model, ctx, 1));
     AR_TRY(ari_module_list(&t->params, &t->count, ar_model_module(t->model)));
-    if (zero == 0)
-        return ar_optimizer_create(&t->optimizer, ctx, t->params, t->count, &adamw);
-    AR_TRY(ar_ddp_create(&t->shares, ctx, ar_model_module(t->model), &ddp));
-    return ar_optimizer_create_sharded(&t->optimizer, ctx, t->shares, &adamw);
+    return ar_optimizer_create(&t->optimizer, ctx, t->params, t->count, &adamw);
 }
 
 static void trainee_destroy(trainee *t)
 {
     ar_optimizer_destroy(t->optimizer);
-    ar_ddp_destroy(t->shares);
     free(t->params);
     ar_model_destroy(t->model);
 }
@@ -90,156 +79,6 @@ static ar_status run_ranks(const ari_cluster_options *cluster)
     free(result.reports);
     return st;
 }
-
-/* --- a layout ----------------------------------------------------------------------------------------------------- */
-
-/* Input of a rank's thread; rank 0 leaves its time here. */
-typedef struct layout_run {
-    const step_options *o;
-    ar_parallel parallel;
-    double *seconds; /* of one step: the mean of the counted ones */
-} layout_run;
-
-static ar_status rank_steps(void *user, ar_ctx *ctx)
-{
-    const layout_run *r = user;
-    ar_train_options options = {.parallel = r->parallel, .clip = 1.0};
-    const ar_batch batch = {.batch = r->o->run.batch, .seq = r->o->run.seq, .input_ids = r->o->input_ids};
-    const bool first_rank = ar_comm_rank(ar_ctx_tp(ctx)) == 0 && ar_comm_rank(ar_ctx_dp(ctx)) == 0;
-    const ari_bench_device on = {ar_ctx_device(ctx), ar_ctx_queue(ctx)};
-    trainee t = {0};
-    double start = 0.0, end = 0.0;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, trainee_create(&t, ctx, r->o, r->parallel.zero));
-    options.ddp = t.shares;
-    for (int i = 0; i <= STEPS; i++) {
-        if (i == 1)
-            AR_TRY_TO(done, st, ari_bench_clock(&on, &start));
-        AR_TRY_TO(done, st, take_step(&t, ctx, &batch, &options));
-    }
-    AR_TRY_TO(done, st, ari_bench_clock(&on, &end));
-    if (first_rank)
-        *r->seconds = (end - start) / STEPS;
-done:
-    trainee_destroy(&t);
-    return st;
-}
-
-static ar_status run_layout(const step_options *o, const ar_parallel *parallel, double *seconds)
-{
-    layout_run r = {.o = o, .parallel = *parallel, .seconds = seconds};
-    ari_cluster_options cluster = {.run = o->run, .config = o->config, .body = rank_steps, .body_user = &r};
-    cluster.run.parallel = *parallel;
-    return run_ranks(&cluster);
-}
-
-typedef struct step_bench {
-    const step_options *o;
-    ari_gemm_list list;
-} step_bench;
-
-/* times: one rank, the products alone, the layout. */
-static ar_status repetition(void *user, double times[3])
-{
-    const step_bench *b = user;
-    const ar_parallel single = {.tp = 1};
-    AR_TRY(run_layout(b->o, &single, &times[0]));
-    AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
-    return run_layout(b->o, &b->o->run.parallel, &times[2]);
-}
-
-/* sides: one rank, the layout. */
-static ar_status time_step(ari_bench_side sides[2], const step_options *o)
-{
-    step_bench b = {.o = o};
-    ari_bench_device on = {NULL, NULL};
-    ar_status st = AR_OK;
-    AR_TRY(ar_parallel_check(&o->run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
-    AR_TRY(ari_bench_device_create(&on, &o->run.device, o->run.threads));
-    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &on, o->config, o->run.batch, o->run.seq, true));
-    st = ari_bench_sides(sides, 2, ari_gemm_list_operations(&b.list), o->repetitions, 1, repetition, &b);
-done:
-    ari_gemm_list_destroy(&b.list);
-    ari_bench_device_destroy(&on);
-    return st;
-}
-
-/* A step in one layout and one of the numerics. */
-typedef struct step_row {
-    const char *model, *numerics;
-    char layout[ARI_LAYOUT_TEXT], shown[ARI_LAYOUT_TEXT];
-    size_t batch, seq;
-    ari_bench_side side;
-} step_row;
-
-static step_row step_row_of(const step_options *o, const ar_parallel *parallel, ari_bench_side side)
-{
-    step_row row = {.model = o->config->name,
-                    .numerics = ari_numerics_names[o->run.numerics],
-                    .batch = o->run.batch,
-                    .seq = o->run.seq,
-                    .side = side};
-    ar_parallel_text(row.layout, sizeof row.layout, parallel);
-    ari_layout_text(row.shown, parallel, o->run.batch);
-    return row;
-}
-
-#define ARI_ROW step_row
-static const ari_field step_fields[] = {
-    ARI_FIELD("model", NULL, TEXT, model),
-    ARI_FIELD("layout", NULL, WORDS, layout),
-    ARI_FIELD(NULL, "layout", WORDS, shown),
-    ARI_FIELD("numerics", "numerics", TEXT, numerics),
-    ARI_FIELD("batch", NULL, COUNT, batch),
-    ARI_FIELD("seq", NULL, COUNT, seq),
-    ARI_FIELD("seconds", "time", SECONDS, side.seconds),
-    ARI_FIELD("gflops", "GF/s", RATE, side.gflops),
-    ARI_FIELD("gemm_fraction", "products", RATIO, side.gemm_fraction),
-    ARI_FIELD("over_single", "of tp=1", RATIO, side.over_first),
-    ARI_FIELD("spread", "spread", SHARE, side.spread),
-};
-#undef ARI_ROW
-
-/* One rank and the layout, in the numerics asked for or in both. */
-static ar_status time_steps(step_row *rows, size_t *n, step_options *o, ari_bench_session *s)
-{
-    static const ar_numerics all[] = {AR_NUMERICS_NATIVE, AR_NUMERICS_EXACT};
-    const ar_parallel single = {.tp = 1};
-    const int asked = (int)s->v->r.run.numerics;
-    if (!ari_layout_given(&s->v->r))
-        o->run.parallel = (ar_parallel){.tp = 4};
-    for (size_t i = 0; i < 2; i++) {
-        ari_bench_side sides[2] = {0};
-        if (asked >= 0 && asked != (int)all[i])
-            continue;
-        ari_bench_progress(s, *n, 4);
-        o->run.numerics = all[i];
-        AR_TRY(time_step(sides, o));
-        rows[(*n)++] = step_row_of(o, &single, sides[0]);
-        rows[(*n)++] = step_row_of(o, &o->run.parallel, sides[1]);
-    }
-    return AR_OK;
-}
-
-ar_status ari_bench_step(ari_bench_session *s)
-{
-    step_row rows[4];
-    size_t n = 0;
-    step_options o;
-    ar_status st = step_options_begin(&o, s);
-    if (st == AR_OK)
-        st = time_steps(rows, &n, &o, s);
-    step_options_end(&o);
-    AR_TRY(st);
-    return ari_bench_end(
-        s, ARI_ROWS(step_fields, rows, n), s->threads,
-        "\nA training step of %s (AdamW, clipping), batch %zu x seq %zu, %d thread%s in all; medians. 'products': "
-        "time\nof the model's matrix products alone, by sgemm, over that of the step. 'of tp=1': over the time of "
-        "one rank's\nstep. 'spread': of that ratio, in the first row of the times, (largest - smallest)/median.\n",
-        s->config.name, o.run.batch, o.run.seq, s->threads, ARI_PLURAL(s->threads));
-}
-
-/* --- DDP ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct ddp_row {
     const char *model, *numerics, *mode_name;
@@ -335,7 +174,7 @@ static ar_status ddp_rank_create(ddp_rank *k)
     ar_parallel_slice(&k->own, &o->run.parallel, &k->batch, ar_ctx_data_rank(k->together), 0);
     k->own.global_batch = 0;
     AR_TRY(ar_ctx_create(&k->alone, &alone));
-    AR_TRY(trainee_create(&k->t, k->together, o, 0));
+    AR_TRY(trainee_create(&k->t, k->together, o));
     return meet(k);
 }
 
@@ -422,19 +261,11 @@ static void fill_rows(ddp_row rows[DDP_ROWS], const step_options *o)
 
 static ar_status run_ddp(ddp_row rows[DDP_ROWS], step_options *o, ari_bench_session *s)
 {
-    const ari_bench_options *v = s->v;
     ar_sim_cluster cluster;
-    ari_run_values others = v->r;
-    others.run.parallel.dp = 0;
-    if (v->cluster)
-        AR_TRY(ar_sim_cluster_parse(&cluster, v->cluster));
-    if (ari_layout_given(&others))
-        return ar_error_set(AR_ERR_ARG, "bench ddp splits the samples alone: use --dp");
+    if (s->v->cluster)
+        AR_TRY(ar_sim_cluster_parse(&cluster, s->v->cluster));
     AR_TRY(step_options_begin(o, s));
-    o->run.parallel = (ar_parallel){.dp = v->r.run.parallel.dp > 1 ? v->r.run.parallel.dp : 2};
-    o->run.numerics = (int)v->r.run.numerics >= 0 ? v->r.run.numerics : AR_NUMERICS_NATIVE;
-    o->run.sim.cluster = v->cluster ? &cluster : NULL;
-    o->run.sim.paced = v->paced;
+    o->run.sim.cluster = s->v->cluster ? &cluster : NULL;
     ari_bench_progress(s, 0, 1);
     fill_rows(rows, o);
     return time_rows(rows, DDP_ROWS, o);
@@ -445,7 +276,7 @@ ar_status ari_bench_ddp(ari_bench_session *s)
     ddp_row rows[DDP_ROWS];
     step_options o = {.input_ids = NULL};
     const ar_status st = run_ddp(rows, &o, s);
-    step_options_end(&o);
+    free(o.input_ids);
     AR_TRY(st);
     return ari_bench_end(
         s, ARI_ROWS(ddp_fields, rows, DDP_ROWS), s->threads,
