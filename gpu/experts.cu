@@ -7,38 +7,6 @@ namespace ARI_GPU
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* The number of the first NaN; INT32_MIN: there is none. It is -1 - that, of which the largest is the first. */
-template <class T> ARI_ON_GPU int32_t first_nan(const block &b, const T *x, size_t n)
-{
-    return b.max(n, [&](size_t j) {
-        const float value = load(x[j]);
-        return value != value ? -1 - static_cast<int32_t>(j) : INT32_MIN;
-    });
-}
-
-/* The k experts that the row prefers, ascending. An expert is one of them if fewer than k are preferred to it, and its
- * slot is the number of those below it: each thread counts for itself. marks [n]: to work with. */
-template <class T> ARI_ON_GPU void choose(const block &b, int32_t *expert, float *marks, const T *x, size_t n, size_t k)
-{
-    b.each(n, [&](size_t j) {
-        const float own = load(x[j]);
-        size_t preferred = 0;
-        for (size_t i = 0; i < n; i++)
-            if (ari_route_prefers(load(x[i]), i, own, j))
-                preferred++;
-        marks[j] = preferred < k ? 1.0f : 0.0f;
-    });
-    b.each(n, [&](size_t j) {
-        if (marks[j] == 0.0f)
-            return;
-        size_t below = 0;
-        for (size_t i = 0; i < j; i++)
-            if (marks[i] != 0.0f)
-                below++;
-        expert[below] = static_cast<int32_t>(j);
-    });
-}
-
 /* Returns the logarithm of the denominator, on every thread. */
 template <class T> ARI_ON_GPU float softmax_of(const block &b, float *p, const T *x, size_t n)
 {
@@ -60,75 +28,6 @@ template <class T> ARI_ON_GPU float softmax_of(const block &b, float *p, const T
     return ari_route_lse(largest, l);
 }
 
-template <class T>
-ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
-                   size_t k, bool normalised)
-{
-    const ar_tensor all = ar_tensor_rows(z);
-    const size_t n = all.shape[1];
-    const T *logits = dev<T>(ar_const(z->data));
-    float *probabilities = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
-    int32_t *experts = dev<int32_t>(expert);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
-        const T *x = logits + b.index * n;
-        float *row = probabilities + b.index * n, *w = weights + b.index * k;
-        int32_t *chosen = experts + b.index * k;
-        const int32_t missing = first_nan(b, x, n);
-        if (missing == INT32_MIN)
-            choose(b, chosen, row, x, n, k);
-        const float of_row = softmax_of(b, row, x, n);
-        b.each(logarithms ? 1 : 0, [&](size_t) { logarithms[b.index] = of_row; });
-        b.each(k, [&](size_t j) {
-            if (missing != INT32_MIN) {
-                chosen[j] = missing;
-                w[j] = ari_nan32();
-                return;
-            }
-            const float own = row[chosen[j]];
-            float sum = row[chosen[0]];
-            for (size_t i = 1; i < k && normalised; i++)
-                sum = ari_add32(sum, row[chosen[i]]);
-            w[j] = normalised ? ari_route_weight(own, sum) : own;
-        });
-    });
-}
-
-ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
-                size_t k, bool normalised)
-{
-    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, lse, z, k, normalised);
-}
-
-template <class T>
-ar_status route_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                            ar_cbuf weight, size_t k, bool normalised)
-{
-    const ar_tensor all = ar_tensor_rows(dz);
-    const size_t n = all.shape[1];
-    T *gradients = dev<T>(dz->data);
-    const float *slopes = dev<float>(g), *probabilities = dev<float>(p), *weights = dev<float>(weight);
-    const int32_t *experts = dev<int32_t>(expert);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
-        const size_t first = b.index * k;
-        T *out = gradients + b.index * n;
-        float r = 0.0f;
-        for (size_t j = first; j < first + k; j++)
-            r = ari_add32(r, ari_mul32(weights[j], slopes[j]));
-        b.each(n, [&](size_t i) { store(out + i, normalised ? 0.0f : ari_mul32(probabilities[b.index * n + i], -r)); });
-        b.each(k, [&](size_t j) {
-            store(out + experts[first + j], ari_route_dlogit(weights[first + j], slopes[first + j], r));
-        });
-    });
-}
-
-ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                         ar_cbuf weight, size_t k, bool normalised)
-{
-    return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, k, normalised);
-}
-
-/* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
-
 /* The score of expert i of a row by which it is chosen; without a bias of a softmax: its logit. */
 template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size_t i)
 {
@@ -140,19 +39,8 @@ template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size
 /* The sum of the two largest scores of the group that begins with expert `from`; of a softmax the largest. */
 template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t from, size_t each)
 {
-    if (!bias) {
-        float most = load(x[from]);
-        for (size_t i = from + 1; i < from + each; i++)
-            most = load(x[i]) > most ? load(x[i]) : most;
-        return most;
-    }
-    float first = score_of(x, bias, from), second = score_of(x, bias, from + 1);
-    if (second > first) {
-        const float larger = second;
-        second = first;
-        first = larger;
-    }
-    for (size_t i = from + 2; i < from + each; i++) {
+    float first = score_of(x, bias, from), second = -INFINITY;
+    for (size_t i = from + 1; i < from + each; i++) {
         const float c = score_of(x, bias, i);
         if (c > first) {
             second = first;
@@ -161,7 +49,7 @@ template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, s
             second = c;
         }
     }
-    return first + second;
+    return bias ? first + second : first;
 }
 
 /* The groups that stay, by bits: those to which fewer than `kept` are preferred. */
@@ -191,8 +79,8 @@ ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t
     return preferred;
 }
 
-/* What route_scores is given, and a row of it. */
-struct score_rule {
+/* ar_route_rule, with memory of the device. */
+struct route_rule {
     const float *bias;
     size_t groups, kept, k;
     ari_divisor each;
@@ -200,11 +88,17 @@ struct score_rule {
     bool normalised;
 };
 
+route_rule rule_of(const ar_route_rule *of, size_t experts)
+{
+    return {dev<float>(of->bias), of->groups, of->kept, of->k, ari_divisor_of(experts / of->groups), of->scale,
+            of->normalised};
+}
+
 /* The experts of a row, ascending. Each that is chosen stands at its rank in `ranks`, a float, at first: [k], to work
  * with. scores: [groups], likewise. */
 template <class T>
-ARI_ON_GPU void choose_by_scores(const block &b, int32_t *expert, float *ranks, float *scores, const T *x, size_t n,
-                                 const score_rule &rule)
+ARI_ON_GPU void choose(const block &b, int32_t *expert, float *ranks, float *scores, const T *x, size_t n,
+                       const route_rule &rule)
 {
     if (rule.groups > 1)
         b.each(rule.groups, [&](size_t g) { scores[g] = group_score(x, rule.bias, g * rule.each.by, rule.each.by); });
@@ -225,96 +119,94 @@ ARI_ON_GPU void choose_by_scores(const block &b, int32_t *expert, float *ranks, 
     });
 }
 
-ARI_ON_GPU float score_sum(const float *a, const int32_t *expert, size_t k)
+/* What the scores of the chosen are divided by where their weights are normalised. */
+ARI_ON_GPU float divisor_of(const float *a, const int32_t *expert, const route_rule &rule)
 {
     float sum = a[expert[0]];
-    for (size_t i = 1; i < k; i++)
+    for (size_t i = 1; i < rule.k; i++)
         sum = ari_add32(sum, a[expert[i]]);
-    return sum;
+    return rule.bias ? ari_route_divisor(sum) : sum;
 }
 
 template <class T>
-ar_status route_scores_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
-                          const ar_route_rule *of)
+ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
+                   const ar_route_rule *of)
 {
     const ar_tensor all = ar_tensor_rows(z);
     const size_t n = all.shape[1], k = of->k;
     const T *logits = dev<T>(ar_const(z->data));
-    float *rows = dev<float>(p), *weights = dev<float>(weight);
+    float *rows = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
     int32_t *experts = dev<int32_t>(expert);
-    const score_rule rule = {dev<float>(of->bias),           of->groups, of->kept,      k,
-                             ari_divisor_of(n / of->groups), of->scale,  of->normalised};
+    const route_rule rule = rule_of(of, n);
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const T *x = logits + b.index * n;
         float *row = rows + b.index * n, *w = weights + b.index * k;
         int32_t *chosen = experts + b.index * k;
+        /* The first by which none can be chosen, as -1 - its number, of which the largest is the first. */
         const int32_t lost = b.max(n, [&](size_t j) {
             const float c = score_of(x, rule.bias, j);
             return (rule.bias ? ari_route_is_lost(c) : c != c) ? -1 - static_cast<int32_t>(j) : INT32_MIN;
         });
         if (lost == INT32_MIN)
-            choose_by_scores(b, chosen, w, row, x, n, rule);
-        if (!rule.bias)
-            (void)softmax_of(b, row, x, n);
+            choose(b, chosen, w, row, x, n, rule);
+        const float of_row = rule.bias ? 0.0f : softmax_of(b, row, x, n);
         b.each(rule.bias ? n : 0, [&](size_t j) { row[j] = ari_sigmoid32(load(x[j])); });
+        b.each(logarithms ? 1 : 0, [&](size_t) { logarithms[b.index] = of_row; });
         b.each(k, [&](size_t j) {
             if (lost != INT32_MIN) {
                 chosen[j] = lost;
                 w[j] = ari_nan32();
                 return;
             }
-            const float divisor = rule.bias ? ari_route_divisor(score_sum(row, chosen, k)) : 1.0f;
-            w[j] = ari_route_scaled(row[chosen[j]], divisor, rule.scale, rule.normalised);
+            w[j] = ari_route_scaled(row[chosen[j]], divisor_of(row, chosen, rule), rule.scale, rule.normalised);
         });
     });
 }
 
-ar_status route_scores(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
-                       const ar_route_rule *rule)
+ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
+                const ar_route_rule *rule)
 {
-    return ARI_BY_DTYPE(z, route_scores_of)(d, q, p, expert, weight, z, rule);
+    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, lse, z, rule);
 }
 
 template <class T>
-ar_status route_scores_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                                   ar_cbuf weight, const ar_route_rule *rule)
+ar_status route_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                            ar_cbuf weight, const ar_route_rule *of)
 {
     const ar_tensor all = ar_tensor_rows(dz);
-    const size_t n = all.shape[1], k = rule->k;
-    const bool normalised = rule->normalised, softmax = rule->softmax;
-    const float scale = rule->scale;
+    const size_t n = all.shape[1], k = of->k;
     T *gradients = dev<T>(dz->data);
     const float *slopes = dev<float>(g), *rows = dev<float>(p), *weights = dev<float>(weight);
     const int32_t *experts = dev<int32_t>(expert);
+    const route_rule rule = rule_of(of, n);
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const size_t first = b.index * k;
-        const float *row = rows + b.index * n;
+        const float *row = rows + b.index * n, *w = weights + first, *slope = slopes + first;
         const int32_t *chosen = experts + first;
         T *out = gradients + b.index * n;
         float r = 0.0f;
-        for (size_t j = 0; j < k && softmax; j++)
-            r = ari_add32(r, ari_mul32(row[chosen[j]], ari_mul32(slopes[first + j], scale)));
-        if (softmax) {
-            b.each(n, [&](size_t i) { store(out + i, ari_mul32(row[i], -r)); });
-            b.each(k, [&](size_t j) {
-                store(out + chosen[j], ari_route_dlogit(row[chosen[j]], ari_mul32(slopes[first + j], scale), r));
-            });
+        if (rule.bias) {
+            const float divisor = divisor_of(row, chosen, rule);
+            for (size_t j = 0; j < k && rule.normalised; j++)
+                r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slope[j]));
+            b.each(n, [&](size_t i) { store(out + i, 0.0f); });
+            b.each(k, [&](size_t j) { store(out + chosen[j], ari_route_dscore(w[j], row[chosen[j]], slope[j], r)); });
             return;
         }
-        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
-        for (size_t j = 0; j < k && normalised; j++)
-            r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slopes[first + j]));
-        b.each(n, [&](size_t i) { store(out + i, 0.0f); });
+        const auto share = [&](size_t j) { return rule.normalised ? w[j] : row[chosen[j]]; };
+        for (size_t j = 0; j < k; j++)
+            r = ari_add32(r, ari_mul32(share(j), ari_mul32(slope[j], rule.scale)));
+        b.each(n, [&](size_t i) { store(out + i, rule.normalised ? 0.0f : ari_mul32(row[i], -r)); });
         b.each(k, [&](size_t j) {
-            store(out + chosen[j], ari_route_dscore(weights[first + j], row[chosen[j]], slopes[first + j], r));
+            store(out + chosen[j], ari_route_dlogit(share(j), ari_mul32(slope[j], rule.scale), r));
         });
     });
 }
 
-ar_status route_scores_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                                ar_cbuf weight, const ar_route_rule *rule)
+ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                         ar_cbuf weight, const ar_route_rule *rule)
 {
-    return ARI_BY_DTYPE(dz, route_scores_backward_of)(d, q, dz, g, p, expert, weight, rule);
+    return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, rule);
 }
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */

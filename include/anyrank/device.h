@@ -78,14 +78,13 @@ typedef struct ar_row_sum {
 } ar_row_sum;
 
 /* Precision of a native product's operands. */
-/* How a router of sigmoids, or of a softmax by groups, chooses. */
+/* How a router chooses. */
 typedef struct ar_route_rule {
     size_t k;            /* experts of a token */
-    ar_cbuf bias;        /* f32 [E]: added to the scores for the choice alone; ptr NULL: of a softmax */
-    size_t groups, kept; /* of E/groups experts each, at least two if there are several groups; kept*E/groups >= k */
+    ar_cbuf bias;        /* f32 [E]: of sigmoids, added to them for the choice alone; ptr NULL: of a softmax */
+    size_t groups, kept; /* of E/groups experts each, two or more if several of sigmoids; kept*E/groups >= k */
     bool normalised;     /* a token's weights are divided by the sum of their scores */
-    float scale;         /* and multiplied by this */
-    bool softmax;        /* scores are a softmax, and a group's is its largest logit; not normalised */
+    float scale;         /* and multiplied by this; 1 where a softmax's are normalised */
 } ar_route_rule;
 
 typedef enum ar_precision {
@@ -289,32 +288,25 @@ typedef struct ar_device_ops {
     /* Slot i = t*k + j is token t's j-th expert. Rows of slots are in an order of the caller's: place[i] is the row of
      * slot i, slot_of[r] the slot of row r. Tensors are contiguous; p, weight, g and value are f32 whatever the
      * activations are, expert int32 in [0, E), place and slot_of int64. */
-    /* p [n, E] = the softmax of each row of z [.., E] as softmax_forward has it, nothing masked; expert [n, k]: the k
-     * of the largest z, the lower number where two are equal (-0 is +0), ascending; weight [n, k]: p of those, or
-     * (normalised) fl32(p / their sum), which is added up in slot order, each step rounded. A row of which z[i] is a
-     * NaN, i the first: expert is -1 - i in all slots, p and weight are NaN. Those are NaN of a row with an infinity
-     * too, whose experts are chosen as others are. lse [n], f32 (ptr NULL: not wanted): fl32(m + log l), m the largest
-     * z, l the softmax's denominator; NaN where p is. */
+    /* Of a softmax, p [n, E] = that of each row of z [.., E] as softmax_forward has it, nothing masked, and it chooses by
+     * c = z; of sigmoids (DeepSeek-V3) p = sigmoid(z) and c = fl32(p + bias). Of several groups of consecutive experts
+     * each has the score fl32(x + y), x >= y its two largest c, of a softmax (DeepSeek-V2) x; the `kept` groups of the
+     * largest score stay, the lower number where two are equal, and of their experts, ascending in expert [n, k], the k
+     * of the largest c, the lower number where two are equal (-0 is +0). weight [n, k] = fl32(scale*p), or (normalised)
+     * fl32(scale*fl32(p / s)): s the sum of their p in slot order, each step rounded, of sigmoids fl32(that + 1e-20). A
+     * row of which c[i] is a NaN, or of sigmoids no finite number, i the first: expert is -1 - i in all slots, weight is
+     * NaN. Of a softmax p is NaN then, and p and weight of a row with an infinity, whose experts are chosen as others
+     * are. lse [n], f32 (ptr NULL: not wanted; of a softmax alone): fl32(m + log l), m the largest z, l the softmax's
+     * denominator; NaN where p is. groups <= AR_ROUTE_GROUPS. */
     ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
-                       const ar_tensor *z, size_t k, bool normalised);
-    /* The same by sigmoids (DeepSeek-V3). p = a = sigmoid(z); c = fl32(a + bias), by which it chooses. Of several groups
-     * of consecutive experts each has the score fl32(x + y), x >= y its two largest c; the `kept` groups of the largest
-     * score stay, the lower number where two are equal, and of their experts the k of the largest c, in that order too.
-     * weight = fl32(scale*fl32(a / fl32(s + 1e-20))), s the sum of the k scores as above, or fl32(scale*a). A row of
-     * which c[i] is no finite number, i the first: expert is -1 - i in all slots, weight is NaN. groups <=
-     * AR_ROUTE_GROUPS. Of a softmax (DeepSeek-V2) p is route's, c is z, a group's score is its largest c, weight =
-     * fl32(scale*p), and the row is one of route's with a NaN. */
-    ar_status (*route_scores)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
-                              const ar_route_rule *rule);
-    /* dz [.., E] from g [n, k], the weights' gradient. r = the sum over the slots of fl32(w*g), from +0, each step
-     * rounded. dz = fl32(w*fl32(g - r)) of a row's experts; of the others +0 (normalised), else fl32(p*-r). */
+                       const ar_tensor *z, const ar_route_rule *rule);
+    /* dz [.., E] from g [n, k], the weights' gradient; sums are over a row's experts, from +0, each step rounded. Of a
+     * softmax with v = w (normalised), else p, and h = fl32(scale*g): r = the sum of fl32(v*h), dz = fl32(v*fl32(h - r))
+     * of those, of the others +0 (normalised), else fl32(p*-r). Of sigmoids with t = fl32(p / fl32(s + 1e-20)): r = the
+     * sum of fl32(t*g), or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - p))*fl32(g - r)) of those, of the
+     * others +0. */
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                                ar_cbuf weight, size_t k, bool normalised);
-    /* The same of route_scores: with t = fl32(a / fl32(s + 1e-20)) of a row's experts and r = the sum of fl32(t*g), from
-     * +0, or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - a))*fl32(g - r)) of those; of the others +0. Of a
-     * softmax route_backward's, not normalised, with p for w and fl32(scale*g) for g. */
-    ar_status (*route_scores_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
-                                       ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule);
+                                ar_cbuf weight, const ar_route_rule *rule);
     /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The
      * balance: of row t with c = balance[t / each, :] (f32 [n / each, E], ptr NULL: none) fl32(p*fl32(c - r)), r = the
      * sum over E of fl32(p*c), from +0, each step rounded. Then, with lse of route (ptr NULL: none), the z-loss:
@@ -396,8 +388,8 @@ typedef struct ar_device_ops {
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(acc_put) X(sums_narrow) X(sums_widen) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
-    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward) X(route_scores)      \
-    X(route_scores_backward) X(route_losses) X(route_terms) \
+    X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward)           \
+    X(route_losses) X(route_terms)                                                                       \
     X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \

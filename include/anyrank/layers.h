@@ -240,7 +240,7 @@ typedef struct ar_experts_options {
  *  The router's own losses are those of the context's options (ar_router_losses). Of an expert the unit of a gradient's
  *  sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
  *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate.
- *  With scores, a = sigmoid(z), K by a + bias (ar_device_ops.route_scores) and w_j = scale*a_j / (sum over K of a +
+ *  With scores, a = sigmoid(z), K by a + bias (ar_device_ops.route) and w_j = scale*a_j / (sum over K of a +
  *  1e-20), or scale*a_j; the bias, name.gate.e_score_correction_bias [E], has no gradient. Errors of its passes: also AR_ERR_DATA (a logit is not a number). */
 AR_NODISCARD ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o);
 

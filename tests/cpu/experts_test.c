@@ -82,6 +82,11 @@ static void make_ties(float *z, size_t count)
         z[i] = rintf(z[i]) * 0.25f;
 }
 
+static ar_route_rule of_softmax(size_t k, bool normalised)
+{
+    return (ar_route_rule){.k = k, .groups = 1, .kept = 1, .normalised = normalised, .scale = 1.0f};
+}
+
 static void check_route(const choice *c, const float *z)
 {
     ar_device d = test_device(c->threads);
@@ -89,8 +94,9 @@ static void check_route(const choice *c, const float *z)
     float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
     float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
     int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), c->k,
-                            c->normalised));
+    const ar_route_rule rule = of_softmax(c->k, c->normalised);
+    assert_ok(
+        ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), &rule));
     for (size_t t = 0; t < c->n; t++)
         plain_route(expected_p + t * c->experts, expected + t * c->k, expected_weight + t * c->k, z + t * c->experts,
                     c->experts, c->k, c->normalised);
@@ -137,7 +143,8 @@ static void expect_experts(const float *z, size_t n, size_t k, const int32_t *ex
     ar_device d = test_device(1);
     float p[8], weight[8];
     int32_t expert[8];
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 1, n), k, true));
+    const ar_route_rule rule = of_softmax(k, true);
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 1, n), &rule));
     assert_bits(expert, expected, k, "experts");
 }
 
@@ -158,12 +165,13 @@ Test(experts, a_row_with_a_nan_says_which_and_the_others_are_routed)
     const float z[3][4] = {{1, 2, 3, 4}, {1, 2, NAN, NAN}, {-NAN, 0, 0, 0}};
     float p[12], weight[6];
     int32_t expert[6];
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 3, 4), 2, false));
+    const ar_route_rule rule = of_softmax(2, false);
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 3, 4), &rule));
     assert_bits(expert, ((const int32_t[]){2, 3, -3, -3, -1, -1}), 6, "experts");
     cr_assert(p[3] == weight[1]);
     for (size_t i = 4; i < 12; i++)
         assert_bits(p + i, &(uint32_t){0x7fc00000u}, 1, "p of a row with a NaN");
-    assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), 2, false));
+    assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), &rule));
 }
 
 /* The experts of ordinary rows. */
@@ -177,6 +185,8 @@ static int32_t *new_experts(const choice *c, uint64_t seed)
     return expert;
 }
 
+/* dz_i = p_i*([i in K] s_i - r), of s = scale*g and r = the sum over K of p*s; normalised, of weights in place of p and
+ * within K alone. */
 static void gradient_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
@@ -186,19 +196,23 @@ static void gradient_one(const choice *c, uint64_t seed)
     float *weight = new_values(slots, ORDINARY, seed + 30), *value = new_values(slots, SPECIAL, seed + 40);
     float *dz = new_values(all, SPECIAL, 3), *expected = new_copy(dz, all), *y = new_copy(dz, all);
     float *expected_y = calloc(all + 1, sizeof *expected_y);
+    ar_route_rule rule = of_softmax(c->k, c->normalised);
+    rule.scale = c->normalised ? 1.0f : 2.5f;
     for (size_t t = 0; t < c->n; t++) {
         float r = 0.0f;
-        for (size_t i = t * c->k; i < (t + 1) * c->k; i++)
-            r = stored(r + stored(weight[i] * g[i]));
+        for (size_t i = t * c->k; i < (t + 1) * c->k; i++) {
+            weight[i] = c->normalised ? weight[i] : p[t * c->experts + (size_t)expert[i]];
+            r = stored(r + stored(weight[i] * stored(g[i] * rule.scale)));
+        }
         for (size_t i = t * c->experts; i < (t + 1) * c->experts; i++)
             expected[i] = c->normalised ? 0.0f : stored(p[i] * -r);
         for (size_t i = t * c->k; i < (t + 1) * c->k; i++) {
-            expected[t * c->experts + (size_t)expert[i]] = stored(weight[i] * stored(g[i] - r));
+            expected[t * c->experts + (size_t)expert[i]] = stored(weight[i] * stored(stored(g[i] * rule.scale) - r));
             memcpy(&expected_y[t * c->experts + (size_t)expert[i]], &value[i], sizeof *value);
         }
     }
     assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
-                                     cbuf(weight), c->k, c->normalised));
+                                     cbuf(weight), &rule));
     assert_ok(ari_cpu_spread_slots(&d, NULL, rows_of(y, c->n, c->experts), cbuf(value), cbuf(expert), c->k));
     assert_bits(dz, expected, all, "gradients of logits");
     assert_bits(y, expected_y, all, "values of slots");
@@ -217,9 +231,11 @@ Test(experts, zeros_of_the_router_s_gradient_have_their_signs)
     const float g[2] = {-0.0f, 0.0f}, p[3] = {0.25f, 0.5f, 0.25f}, w[2] = {0.5f, 0.25f};
     const int32_t expert[2] = {1, 2};
     float dz[3];
-    assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, 1, 3), cbuf(g), cbuf(p), cbuf(expert), cbuf(w), 2, false));
+    ar_route_rule rule = of_softmax(2, false);
+    assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, 1, 3), cbuf(g), cbuf(p), cbuf(expert), cbuf(w), &rule));
     assert_bits(dz, ((const float[]){-0.0f, -0.0f, 0.0f}), 3, "not normalised");
-    assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, 1, 3), cbuf(g), cbuf(p), cbuf(expert), cbuf(w), 2, true));
+    rule.normalised = true;
+    assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, 1, 3), cbuf(g), cbuf(p), cbuf(expert), cbuf(w), &rule));
     assert_bits(dz, ((const float[]){0.0f, -0.0f, 0.0f}), 3, "normalised");
 }
 
@@ -275,7 +291,8 @@ static void scores_one(const choice *c, uint64_t seed)
     make_ties(bias, c->experts);
     if (seed % 4 > 1)
         make_ties(z, all);
-    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, c->n, c->experts), &rule));
+    assert_ok(
+        ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), &rule));
     for (size_t t = 0; t < c->n; t++)
         plain_scores(expected_p + t * c->experts, expected + t * c->k, expected_weight + t * c->k, z + t * c->experts,
                      bias, c->experts, &rule);
@@ -297,10 +314,10 @@ Test(experts, a_score_that_is_no_number_says_which)
     float p[8], weight[4];
     int32_t expert[4];
     ar_route_rule rule = {.k = 2, .bias = cbuf(bias), .groups = 2, .kept = 1, .normalised = true, .scale = 1.0f};
-    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 2, 4), &rule));
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 2, 4), &rule));
     assert_bits(expert, ((const int32_t[]){2, 3, -2, -2}), 4, "experts");
     rule.bias = cbuf(lost);
-    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, 1, 4), &rule));
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, 1, 4), &rule));
     assert_bits(expert, ((const int32_t[]){-3, -3}), 2, "experts of a bias that is infinite");
 }
 
@@ -313,7 +330,8 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
     float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
     float *weight = new_values(slots, ORDINARY, seed + 30);
     float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
-    const ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
+    const ar_route_rule rule = {
+        .k = c->k, .bias = cbuf(p), .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
     for (size_t i = 0; i < all; i++)
         p[i] = ari_sigmoid32(p[i]);
     for (size_t t = 0; t < c->n; t++) {
@@ -328,8 +346,8 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
             expected[t * c->experts + (size_t)own[j]] =
                 stored(stored(weight[t * c->k + j] * stored(1.0f - a[own[j]])) * stored(g[t * c->k + j] - r));
     }
-    assert_ok(ari_cpu_route_scores_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
-                                            cbuf(weight), &rule));
+    assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
+                                     cbuf(weight), &rule));
     assert_bits(dz, expected, all, "gradients of logits");
     free(expert), free(g), free(p), free(weight), free(dz), free(expected);
 }
@@ -341,7 +359,7 @@ Test(experts, gradients_of_scores_go_through_the_sigmoids_and_their_sum)
 
 /* --- routing by a softmax and groups ------------------------------------------------------------------------------ */
 
-/* Of the softmax that slot route makes: the groups with the largest logits stay, and p times the scale weighs. */
+/* Of the softmax of all experts: the groups with the largest logits stay, and p times the scale weighs. */
 static void groups_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
@@ -350,7 +368,8 @@ static void groups_one(const choice *c, uint64_t seed)
     float *weight = new_values(slots, SPECIAL, 2), *ignored = new_copy(weight, slots), *c_row = calloc(c->experts, 4);
     int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
     int32_t group[8];
-    ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 16.0f, .softmax = true};
+    ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 16.0f};
+    const ar_route_rule all_together = of_softmax(c->k, false);
     for (size_t groups = 2; groups < 8 && seed % 2 > 0; groups++)
         if (c->experts % groups == 0) {
             rule.groups = groups;
@@ -359,9 +378,10 @@ static void groups_one(const choice *c, uint64_t seed)
     if (seed % 4 > 1)
         make_ties(z, all);
     const size_t each = c->experts / rule.groups;
-    assert_ok(ari_cpu_route_scores(&d, NULL, buf(p), buf(expert), buf(weight), rows_of(z, c->n, c->experts), &rule));
+    assert_ok(
+        ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), &rule));
     assert_ok(ari_cpu_route(&d, NULL, buf(plain), buf(expected), buf(ignored), (ar_buf){NULL},
-                            rows_of(z, c->n, c->experts), c->k, false));
+                            rows_of(z, c->n, c->experts), &all_together));
     assert_bits(p, plain, all, "probabilities");
     for (size_t t = 0; t < c->n; t++) {
         float most[8];
@@ -390,39 +410,6 @@ static void groups_one(const choice *c, uint64_t seed)
 Test(experts, a_softmax_chooses_by_groups_and_its_scale_weighs)
 {
     every_choice(groups_one);
-}
-
-/* dz_i = p_i*([i in K] s_i - r), of s = scale*g and r = the sum over K of p*s. */
-static void groups_gradient_one(const choice *c, uint64_t seed)
-{
-    ar_device d = test_device(c->threads);
-    const size_t all = c->n * c->experts, slots = c->n * c->k;
-    int32_t *expert = new_experts(c, seed);
-    float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
-    float *weight = new_values(slots, ORDINARY, seed + 30);
-    float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
-    const ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 2.5f, .softmax = true};
-    for (size_t t = 0; t < c->n; t++) {
-        const float *own = p + t * c->experts;
-        float r = 0.0f;
-        for (size_t j = 0; j < c->k; j++)
-            r = stored(r + stored(own[expert[t * c->k + j]] * stored(g[t * c->k + j] * 2.5f)));
-        for (size_t i = 0; i < c->experts; i++)
-            expected[t * c->experts + i] = stored(own[i] * -r);
-        for (size_t j = 0; j < c->k; j++) {
-            const size_t i = (size_t)expert[t * c->k + j];
-            expected[t * c->experts + i] = stored(own[i] * stored(stored(g[t * c->k + j] * 2.5f) - r));
-        }
-    }
-    assert_ok(ari_cpu_route_scores_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
-                                            cbuf(weight), &rule));
-    assert_bits(dz, expected, all, "gradients of logits");
-    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
-}
-
-Test(experts, gradients_of_a_softmax_that_chooses_by_groups_take_its_scale)
-{
-    every_choice(groups_gradient_one);
 }
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */
@@ -476,7 +463,8 @@ Test(experts, the_logarithm_of_a_routers_denominator_is_that_of_the_sum)
     const float z[2][3] = {{200.0f, 199.0f, 100.0f}, {-5.0f, -5.0f, -5.0f}};
     float p[6], weight[2], lse[2];
     int32_t expert[2];
-    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(lse), rows_of(z, 2, 3), 1, true));
+    const ar_route_rule rule = of_softmax(1, true);
+    assert_ok(ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(lse), rows_of(z, 2, 3), &rule));
     cr_expect(fabs((double)lse[0] - (200.0 + log1p(exp(-1.0)))) < 2e-5, "%.9g", (double)lse[0]);
     cr_expect(fabs((double)lse[1] - (log(3.0) - 5.0)) < 1e-6, "%.9g", (double)lse[1]);
 }

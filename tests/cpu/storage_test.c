@@ -320,18 +320,19 @@ static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
     float weight[2][N * MOST], g[2][N * MOST];
     int32_t expert[2][N * MOST];
     int64_t order[N * MOST];
+    const ar_route_rule rule = {.k = k, .groups = 1, .kept = 1, .normalised = weighed, .scale = 1.0f};
     for (size_t i = 0; i < N * k; i++)
         order[i] = (int64_t)(N * k - 1 - i); /* its own inverse */
     for (int half = 0; half < 2; half++) {
 #define OF(v, rows) (half ? of_half(v, rows) : of_wide(v, rows))
         const ar_cbuf weights = cbuf(weighed ? weight[half] : NULL);
-        assert_ok(ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), buf(NULL), OF(z, N), k,
-                                weighed));
+        assert_ok(
+            ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), buf(NULL), OF(z, N), &rule));
         assert_ok(ari_cpu_dispatch_rows(&d, NULL, OF(xs, N * k), OF(x, N), weights, cbuf(order), k));
         assert_ok(ari_cpu_combine_rows(&d, NULL, OF(y, N), OF(ys, N * k), weights, cbuf(order), k));
         assert_ok(ari_cpu_dot_rows(&d, NULL, buf(g[half]), OF(x, N), OF(ys, N * k), cbuf(order), k));
         assert_ok(ari_cpu_route_backward(&d, NULL, OF(dz, N), cbuf(g[half]), cbuf(p[half]), cbuf(expert[half]),
-                                         cbuf(weight[half]), k, weighed));
+                                         cbuf(weight[half]), &rule));
         assert_ok(ari_cpu_add_gated_backward(&d, NULL, OF(dx, N), OF(dlogit, N), OF(x, N), OF(x, N), OF(logit, N)));
         assert_ok(ari_cpu_add_gated(&d, NULL, OF(sum, N), OF(x, N), OF(logit, N)));
 #undef OF

@@ -54,16 +54,36 @@ static void every_choice(device_pair *p, void (*one)(device_pair *, size_t n, si
     one(p, 0, 8, 2);
 }
 
+/* Groups of experts, two or more each, of which enough stay; or one. */
+static ar_route_rule new_rule(device_pair *p, size_t experts, size_t k, bool softmax)
+{
+    const size_t groups = 1 + pair_below(p, 8);
+    ar_route_rule rule = {.k = k, .groups = 1, .kept = 1, .normalised = pair_below(p, 2)};
+    rule.scale = softmax && rule.normalised ? 1.0f : 2.5f;
+    if (groups > 1 && experts % groups == 0 && experts / groups > 1) {
+        const size_t each = experts / groups, least = (k + each - 1) / each;
+        rule.groups = groups;
+        rule.kept = least + pair_below(p, groups - least + 1);
+    }
+    return rule;
+}
+
 static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
-    const bool normalised = pair_below(p, 2);
-    pair_begin(p, "%zu rows to %zu of %zu experts%s", n, k, experts, normalised ? ", normalised" : "");
+    const bool softmax = pair_below(p, 2);
+    ar_route_rule rule = new_rule(p, experts, k, softmax);
+    pair_begin(p, "%zu rows to %zu of %zu experts, %zu of %zu groups%s%s", n, k, experts, rule.kept, rule.groups,
+               softmax ? " of a softmax" : "", rule.normalised ? ", normalised" : "");
     const pair_buf logits = pair_rows(p, "z", n, experts, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
+    const pair_buf bias = pair_rows(p, "bias", 1, experts, PAIR_CALM_ROWS);
+    for (size_t i = 0; bias.host && n % 2 > 0 && i < experts; i++) /* then rows have equal scores */
+        ((float *)bias.host)[i] = 0.0f;
     const pair_tensor z = pair_stored(p, pair_view(logits, 2, (const size_t[]){n, experts}));
     const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
     const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
-    const pair_buf lse = pair_words(p, "lse", PAIR_W32, n);
-    PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], lse.at[s], &z.at[s], k, normalised);
+    const pair_buf lse = softmax ? pair_words(p, "lse", PAIR_W32, n) : pair_none();
+    PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], lse.at[s], &z.at[s],
+             (rule.bias = softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
     pair_end(p);
 }
 
@@ -74,73 +94,23 @@ void route_cases(device_pair *p)
 
 static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
-    const bool normalised = pair_below(p, 2);
-    pair_begin(p, "%zu rows to %zu of %zu experts%s", n, k, experts, normalised ? ", normalised" : "");
+    const bool softmax = pair_below(p, 2);
+    ar_route_rule rule = new_rule(p, experts, k, softmax);
+    pair_begin(p, "%zu rows to %zu of %zu experts%s%s", n, k, experts, softmax ? " of a softmax" : "",
+               rule.normalised ? ", normalised" : "");
     const routing r = new_routing(p, n, experts, k);
     const pair_buf g = pair_rows(p, "g", n, k, PAIR_EACH_ROW), prob = pair_rows(p, "p", n, experts, PAIR_CALM_ROWS);
     const pair_buf weight = pair_rows(p, "weight", n, k, PAIR_CALM_ROWS);
+    const pair_buf bias = pair_rows(p, "bias", 1, experts, PAIR_CALM_ROWS);
     const pair_tensor dz = pair_stored(p, pair_output(p, "dz", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR));
     PAIR_RUN(p, route_backward, &dz.at[s], ar_const(g.at[s]), ar_const(prob.at[s]), ar_const(r.expert.at[s]),
-             ar_const(weight.at[s]), k, normalised);
+             ar_const(weight.at[s]), (rule.bias = softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
     pair_end(p);
 }
 
 void route_backward_cases(device_pair *p)
 {
     every_choice(p, route_backward_case);
-}
-
-/* Groups of experts, two or more each, of which enough stay; or one. */
-static ar_route_rule new_rule(device_pair *p, size_t experts, size_t k)
-{
-    const size_t groups = 1 + pair_below(p, 8);
-    ar_route_rule rule = {.k = k, .groups = 1, .kept = 1, .normalised = pair_below(p, 2), .scale = 2.5f};
-    if (groups > 1 && experts % groups == 0 && experts / groups > 1) {
-        const size_t each = experts / groups, least = (k + each - 1) / each;
-        rule.groups = groups;
-        rule.kept = least + pair_below(p, groups - least + 1);
-    }
-    rule.softmax = pair_below(p, 3) == 0;
-    return rule;
-}
-
-static void route_scores_case(device_pair *p, size_t n, size_t experts, size_t k)
-{
-    ar_route_rule rule = new_rule(p, experts, k);
-    pair_begin(p, "%zu rows to %zu of %zu experts, %zu of %zu groups", n, k, experts, rule.kept, rule.groups);
-    const pair_buf logits = pair_rows(p, "z", n, experts, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
-    const pair_buf bias = pair_rows(p, "bias", 1, experts, PAIR_CALM_ROWS);
-    for (size_t i = 0; bias.host && n % 2 > 0 && i < experts; i++) /* then rows have equal scores */
-        ((float *)bias.host)[i] = 0.0f;
-    const pair_tensor z = pair_stored(p, pair_view(logits, 2, (const size_t[]){n, experts}));
-    const pair_buf prob = pair_words(p, "p", PAIR_W32, n * experts);
-    const pair_buf expert = pair_words(p, "expert", PAIR_W32, n * k), weight = pair_words(p, "weight", PAIR_W32, n * k);
-    PAIR_RUN(p, route_scores, prob.at[s], expert.at[s], weight.at[s], &z.at[s],
-             (rule.bias = rule.softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
-    pair_end(p);
-}
-
-void route_scores_cases(device_pair *p)
-{
-    every_choice(p, route_scores_case);
-}
-
-static void route_scores_backward_case(device_pair *p, size_t n, size_t experts, size_t k)
-{
-    const ar_route_rule rule = new_rule(p, experts, k);
-    pair_begin(p, "%zu rows to %zu of %zu experts%s", n, k, experts, rule.normalised ? ", normalised" : "");
-    const routing r = new_routing(p, n, experts, k);
-    const pair_buf g = pair_rows(p, "g", n, k, PAIR_EACH_ROW), prob = pair_rows(p, "p", n, experts, PAIR_CALM_ROWS);
-    const pair_buf weight = pair_rows(p, "weight", n, k, PAIR_CALM_ROWS);
-    const pair_tensor dz = pair_stored(p, pair_output(p, "dz", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR));
-    PAIR_RUN(p, route_scores_backward, &dz.at[s], ar_const(g.at[s]), ar_const(prob.at[s]), ar_const(r.expert.at[s]),
-             ar_const(weight.at[s]), &rule);
-    pair_end(p);
-}
-
-void route_scores_backward_cases(device_pair *p)
-{
-    every_choice(p, route_scores_backward_case);
 }
 
 /* What the losses of a router's rows are made of: groups of rows with the same c. */

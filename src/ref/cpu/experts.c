@@ -30,13 +30,37 @@ static void sort_experts(int32_t *expert, size_t k)
         }
 }
 
-/* The k experts that the row prefers, ascending. */
-static void choose(int32_t *expert, const float *z, size_t n, size_t k)
+/* The sum of a group's two largest scores, or of a softmax the largest. */
+static float group_score(const float *c, size_t n, bool softmax)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++)
-        put_in_order(expert, &count, z, i, k);
-    sort_experts(expert, k);
+    float first = c[0], second = -INFINITY;
+    for (size_t i = 1; i < n; i++) {
+        if (c[i] > first) {
+            second = first;
+            first = c[i];
+        } else if (c[i] > second) {
+            second = c[i];
+        }
+    }
+    return softmax ? first : first + second;
+}
+
+/* The k experts that the row prefers, of the groups that stay, ascending. */
+static void choose(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
+{
+    const size_t each = n / rule->groups;
+    float score[AR_ROUTE_GROUPS] = {0.0f};
+    int32_t group[AR_ROUTE_GROUPS];
+    size_t kept = 0, count = 0;
+    for (size_t g = 0; g < rule->groups && rule->groups > 1; g++)
+        score[g] = group_score(c + g * each, each, !rule->bias.ptr);
+    for (size_t g = 0; g < rule->groups; g++)
+        put_in_order(group, &kept, score, g, rule->kept);
+    sort_experts(group, kept);
+    for (size_t g = 0; g < kept; g++)
+        for (size_t i = (size_t)group[g] * each; i < ((size_t)group[g] + 1) * each; i++)
+            put_in_order(expert, &count, c, i, rule->k);
+    sort_experts(expert, rule->k);
 }
 
 /* p may be z. Returns the logarithm of the denominator. */
@@ -59,170 +83,34 @@ ARI_ROW_KERNEL float softmax_of(float *p, const float *z, size_t n)
     return ari_route_lse(max, l);
 }
 
-/* Number of the first NaN; n: there is none. */
-static size_t first_nan(const float *x, size_t n)
+/* The first score by which none can be chosen; n: there is none. */
+static size_t first_lost(const float *c, size_t n, bool softmax)
 {
     size_t j = 0;
-    while (j < n && x[j] == x[j])
+    while (j < n && !(softmax ? c[j] != c[j] : ari_route_is_lost(c[j])))
         j++;
     return j;
 }
 
-static void weigh(float *weight, const float *p, const int32_t *expert, size_t k, bool normalised)
-{
-    float sum = p[expert[0]];
-    for (size_t j = 1; j < k; j++)
-        sum = ari_add32(sum, p[expert[j]]);
-    for (size_t j = 0; j < k; j++)
-        weight[j] = normalised ? ari_route_weight(p[expert[j]], sum) : p[expert[j]];
-}
-
-/** Slot route. */
-ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
-                        const ar_tensor *z, size_t k, bool normalised)
-{
-    const ar_tensor logits = ar_tensor_rows(z);
-    const size_t n = logits.shape[0], experts = logits.shape[1];
-    ARI_PARALLEL_FOR (t, n, d, n * experts * 8) {
-        float *row = (float *)p.ptr + t * experts, *w = (float *)weight.ptr + t * k;
-        int32_t *chosen = (int32_t *)expert.ptr + t * k;
-        const float *x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
-        const size_t nan = first_nan(x, experts);
-        if (nan == experts)
-            choose(chosen, x, experts, k);
-        const float of_row = softmax_of(row, x, experts);
-        if (lse.ptr)
-            ((float *)lse.ptr)[t] = of_row;
-        if (nan == experts)
-            weigh(w, row, chosen, k, normalised);
-        for (size_t j = 0; j < k && nan < experts; j++) {
-            chosen[j] = -1 - (int32_t)nan;
-            w[j] = ari_nan32();
-        }
-    }
-    return AR_OK;
-}
-
-/* n experts from number `from` on. p NULL: +0 where the row does not go. */
-static void route_gradient(float *dz, size_t from, size_t n, const float *p, float r, const float *g,
-                           const int32_t *expert, const float *weight, size_t k)
-{
-    for (size_t i = 0; i < n; i++)
-        dz[i] = p ? ari_mul32(p[from + i], -r) : 0.0f;
-    for (size_t j = 0; j < k; j++) {
-        const size_t i = (size_t)expert[j] - from; /* beyond n where it is below `from` */
-        if (i < n)
-            dz[i] = ari_route_dlogit(weight[j], g[j], r);
-    }
-}
-
-/** Slot route_backward. */
-ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                                 ar_cbuf weight, size_t k, bool normalised)
-{
-    const ar_tensor logits = ar_tensor_rows(dz);
-    const size_t n = logits.shape[0], experts = logits.shape[1];
-    ARI_PARALLEL_FOR (t, n, d, n * experts) {
-        const float *slopes = (const float *)g.ptr + t * k, *w = (const float *)weight.ptr + t * k;
-        const float *row = normalised ? NULL : (const float *)p.ptr + t * experts;
-        float room[ARI_BLOCK], r = 0.0f;
-        for (size_t j = 0; j < k; j++)
-            r = ari_add32(r, ari_mul32(w[j], slopes[j]));
-        for (size_t from = 0, count; from < experts; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
-            float *out = ari_run_at(&logits, at, room);
-            count = ari_block_length(experts, from / ARI_BLOCK);
-            route_gradient(out, from, count, row, r, slopes, (const int32_t *)expert.ptr + t * k, w, k);
-            ari_run_store(&logits, at, count, out);
-        }
-    }
-    return AR_OK;
-}
-
-/* --- routing by sigmoids ------------------------------------------------------------------------------------------ */
-
-/* The sum of the two largest of a group, of two or more. */
-static float group_score(const float *c, size_t n)
-{
-    float first = c[0], second = c[1];
-    if (second > first) {
-        first = c[1];
-        second = c[0];
-    }
-    for (size_t i = 2; i < n; i++) {
-        if (c[i] > first) {
-            second = first;
-            first = c[i];
-        } else if (c[i] > second) {
-            second = c[i];
-        }
-    }
-    return first + second;
-}
-
-static float largest(const float *c, size_t n)
-{
-    float most = c[0];
-    for (size_t i = 1; i < n; i++)
-        most = c[i] > most ? c[i] : most;
-    return most;
-}
-
-/* The experts that the groups which stay have, ascending. */
-static void choose_by_groups(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
-{
-    const size_t each = n / rule->groups;
-    float score[AR_ROUTE_GROUPS];
-    int32_t group[AR_ROUTE_GROUPS];
-    size_t count = 0;
-    for (size_t g = 0; g < rule->groups; g++)
-        score[g] = rule->softmax ? largest(c + g * each, each) : group_score(c + g * each, each);
-    for (size_t g = 0; g < rule->groups; g++)
-        put_in_order(group, &count, score, g, rule->kept);
-    sort_experts(group, count);
-    const size_t kept = count;
-    count = 0;
-    for (size_t i = 0; i < kept * each; i++)
-        put_in_order(expert, &count, c, (size_t)group[i / each] * each + i % each, rule->k);
-    sort_experts(expert, rule->k);
-}
-
-static size_t first_lost(const float *c, size_t n)
-{
-    size_t j = 0;
-    while (j < n && !ari_route_is_lost(c[j]))
-        j++;
-    return j;
-}
-
-static float score_sum(const float *a, const int32_t *expert, size_t k)
+/* What the scores of the chosen are divided by where their weights are normalised. */
+static float divisor_of(const float *a, const int32_t *expert, const ar_route_rule *rule)
 {
     float sum = a[expert[0]];
-    for (size_t j = 1; j < k; j++)
+    for (size_t j = 1; j < rule->k; j++)
         sum = ari_add32(sum, a[expert[j]]);
-    return sum;
+    return rule->bias.ptr ? ari_route_divisor(sum) : sum;
 }
 
-/* A row of a softmax. row: [experts], which the scores go to; x may be it. */
-static void route_softmax(float *row, int32_t *chosen, float *weight, const float *x, size_t experts,
-                          const ar_route_rule *rule)
+static void weigh(float *weight, const float *a, const int32_t *expert, const ar_route_rule *rule)
 {
-    const size_t nan = first_nan(x, experts);
-    if (nan == experts && rule->groups > 1)
-        choose_by_groups(chosen, x, experts, rule);
-    else if (nan == experts)
-        choose(chosen, x, experts, rule->k);
-    (void)softmax_of(row, x, experts);
-    for (size_t j = 0; j < rule->k; j++) {
-        if (nan < experts)
-            chosen[j] = -1 - (int32_t)nan;
-        weight[j] = nan < experts ? ari_nan32() : ari_mul32(row[chosen[j]], rule->scale);
-    }
+    const float divisor = divisor_of(a, expert, rule);
+    for (size_t j = 0; j < rule->k; j++)
+        weight[j] = ari_route_scaled(a[expert[j]], divisor, rule->scale, rule->normalised);
 }
 
-/** Slot route_scores. p holds the scores for the choice while the experts are chosen. */
-ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, const ar_tensor *z,
-                               const ar_route_rule *rule)
+/** Slot route. p holds the scores for the choice while the experts are chosen. */
+ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
+                        const ar_tensor *z, const ar_route_rule *rule)
 {
     const ar_tensor logits = ar_tensor_rows(z);
     const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
@@ -231,74 +119,86 @@ ar_status ari_cpu_route_scores(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf exper
         float *row = (float *)p.ptr + t * experts, *w = (float *)weight.ptr + t * k;
         int32_t *chosen = (int32_t *)expert.ptr + t * k;
         const float *x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
-        if (rule->softmax) {
-            route_softmax(row, chosen, w, x, experts, rule);
-            continue;
-        }
-        for (size_t i = 0; i < experts; i++)
+        for (size_t i = 0; i < experts && bias; i++)
             row[i] = ari_route_score(ari_sigmoid32(x[i]), bias[i]);
-        const size_t lost = first_lost(row, experts);
-        if (lost == experts && rule->groups > 1)
-            choose_by_groups(chosen, row, experts, rule);
-        else if (lost == experts)
-            choose(chosen, row, experts, k);
-        x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
-        for (size_t i = 0; i < experts; i++)
+        const float *c = bias ? row : x;
+        const size_t lost = first_lost(c, experts, !bias);
+        if (lost == experts)
+            choose(chosen, c, experts, rule);
+        if (bias)
+            x = ari_run_load(&logits, (ptrdiff_t)(t * experts), experts, row);
+        for (size_t i = 0; i < experts && bias; i++)
             row[i] = ari_sigmoid32(x[i]);
-        const float divisor = lost == experts ? ari_route_divisor(score_sum(row, chosen, k)) : 1.0f;
-        for (size_t j = 0; j < k; j++) {
-            if (lost < experts)
-                chosen[j] = -1 - (int32_t)lost;
-            w[j] =
-                lost < experts ? ari_nan32() : ari_route_scaled(row[chosen[j]], divisor, rule->scale, rule->normalised);
+        const float of_row = bias ? 0.0f : softmax_of(row, x, experts);
+        if (lse.ptr)
+            ((float *)lse.ptr)[t] = of_row;
+        if (lost == experts)
+            weigh(w, row, chosen, rule);
+        for (size_t j = 0; j < k && lost < experts; j++) {
+            chosen[j] = -1 - (int32_t)lost;
+            w[j] = ari_nan32();
         }
     }
     return AR_OK;
 }
 
-/* The gradients of n logits of a row of a softmax from number `from` on. */
-static void softmax_gradient(float *dz, size_t from, size_t n, const float *p, const float *g, const int32_t *chosen,
-                             const ar_route_rule *rule)
+/* A row's chosen experts, in the gradient. */
+typedef struct chosen_row {
+    const float *a, *g, *w; /* all scores, [experts]; of the chosen, [k] */
+    const int32_t *expert;
+    float divisor, r; /* r: the sum of the shares' slopes */
+} chosen_row;
+
+/* The share of its j-th expert in r, and the slope of that. */
+static float share_of_slot(const chosen_row *c, size_t j, const ar_route_rule *rule)
 {
-    float r = 0.0f;
-    for (size_t j = 0; j < rule->k; j++)
-        r = ari_add32(r, ari_mul32(p[chosen[j]], ari_mul32(g[j], rule->scale)));
+    const float a = c->a[c->expert[j]];
+    if (rule->bias.ptr)
+        return ari_route_weight(a, c->divisor);
+    return rule->normalised ? c->w[j] : a;
+}
+
+static float slope_of_slot(const chosen_row *c, size_t j, const ar_route_rule *rule)
+{
+    return rule->bias.ptr ? c->g[j] : ari_mul32(c->g[j], rule->scale);
+}
+
+/* The gradients of n logits from number `from` on. */
+static void route_gradient(float *dz, size_t from, size_t n, const chosen_row *c, const ar_route_rule *rule)
+{
+    const bool others = !rule->bias.ptr && !rule->normalised;
     for (size_t i = 0; i < n; i++)
-        dz[i] = ari_mul32(p[from + i], -r);
+        dz[i] = others ? ari_mul32(c->a[from + i], -c->r) : 0.0f;
     for (size_t j = 0; j < rule->k; j++) {
-        const size_t i = (size_t)chosen[j] - from; /* beyond n where it is below `from` */
-        if (i < n)
-            dz[i] = ari_route_dlogit(p[chosen[j]], ari_mul32(g[j], rule->scale), r);
+        const size_t i = (size_t)c->expert[j] - from; /* beyond n where it is below `from` */
+        if (i < n && rule->bias.ptr)
+            dz[i] = ari_route_dscore(c->w[j], c->a[c->expert[j]], c->g[j], c->r);
+        else if (i < n)
+            dz[i] = ari_route_dlogit(share_of_slot(c, j, rule), slope_of_slot(c, j, rule), c->r);
     }
 }
 
-/** Slot route_scores_backward. */
-ar_status ari_cpu_route_scores_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
-                                        ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule)
+/** Slot route_backward. */
+ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
+                                 ar_cbuf weight, const ar_route_rule *rule)
 {
     const ar_tensor logits = ar_tensor_rows(dz);
     const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
+    const bool sums = rule->normalised || !rule->bias.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
-        const float *slopes = (const float *)g.ptr + t * k, *w = (const float *)weight.ptr + t * k;
-        const float *row = (const float *)p.ptr + t * experts;
-        const int32_t *chosen = (const int32_t *)expert.ptr + t * k;
-        const float divisor = ari_route_divisor(score_sum(row, chosen, k));
-        float room[ARI_BLOCK], r = 0.0f;
-        for (size_t j = 0; j < k && rule->normalised; j++)
-            r = ari_add32(r, ari_mul32(ari_route_weight(row[chosen[j]], divisor), slopes[j]));
+        chosen_row c = {.a = (const float *)p.ptr + t * experts,
+                        .g = (const float *)g.ptr + t * k,
+                        .w = (const float *)weight.ptr + t * k,
+                        .expert = (const int32_t *)expert.ptr + t * k};
+        float room[ARI_BLOCK];
+        c.divisor = divisor_of(c.a, c.expert, rule);
+        for (size_t j = 0; j < k && sums; j++)
+            c.r = ari_add32(c.r, ari_mul32(share_of_slot(&c, j, rule), slope_of_slot(&c, j, rule)));
         for (size_t from = 0, count; from < experts; from += count) {
             const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
             float *out = ari_run_at(&logits, at, room);
             count = ari_block_length(experts, from / ARI_BLOCK);
-            for (size_t i = 0; i < count; i++)
-                out[i] = 0.0f;
-            if (rule->softmax)
-                softmax_gradient(out, from, count, row, slopes, chosen, rule);
-            for (size_t j = 0; j < k && !rule->softmax; j++) {
-                const size_t i = (size_t)chosen[j] - from; /* beyond count where it is below `from` */
-                if (i < count)
-                    out[i] = ari_route_dscore(w[j], row[chosen[j]], slopes[j], r);
-            }
+            route_gradient(out, from, count, &c, rule);
             ari_run_store(&logits, at, count, out);
         }
     }

@@ -228,11 +228,8 @@ NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max
 NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known, float scale,
         const ar_scores *block, const ar_mask *mask)
 NOTHING(sinks_backward, tensor terms, ar_cbuf sinks, ar_cbuf max, ar_cbuf sum, ar_cbuf dot)
-NOTHING(route, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, tensor z, size_t k, bool normalised)
-NOTHING(route_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight, size_t k, bool normalised)
-NOTHING(route_scores, ar_buf p, ar_buf expert, ar_buf weight, tensor z, const ar_route_rule *rule)
-NOTHING(route_scores_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight,
-        const ar_route_rule *rule)
+NOTHING(route, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, tensor z, const ar_route_rule *rule)
+NOTHING(route_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule)
 NOTHING(route_losses, tensor dz, ar_cbuf p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
 NOTHING(route_terms, ar_buf terms, tensor p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
 NOTHING(spread_slots, tensor y, ar_cbuf value, ar_cbuf expert, size_t k)

@@ -169,7 +169,7 @@ AR_NODISCARD ar_status ari_fault_empty_gradients(ar_ctx *ctx, ar_param *const *w
                                                  const ar_groups *groups);
 /** router_softmax_twice, router_sum_detached: after the logits' gradient was written. */
 AR_NODISCARD ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
-                                                 const ar_tensor *g);
+                                                 const ar_tensor *g, const ar_route_rule *rule);
 /** router_scale_left_out, router_scale_twice, router_weights_not_normalised; router_sum_detached: the rule of a router of
  *  sigmoids, in one pass or both. */
 void ari_fault_score_rule(const ar_ctx *ctx, ar_route_rule *rule, bool backward);

@@ -182,9 +182,11 @@ static void through_softmax(ari_routed_host *r, bool twice)
     }
 }
 
-ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of, const ar_tensor *g)
+ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of, const ar_tensor *g,
+                                    const ar_route_rule *rule)
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
+    ar_route_rule alone = *rule;
     ari_routed_host r = {.k = 0};
     ar_tensor slopes, chosen;
     ar_status st = AR_OK;
@@ -192,10 +194,11 @@ ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
         return AR_OK;
     AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, g));
     through_softmax(&r, twice);
+    alone.normalised = false;
     AR_TRY_TO(done, st, ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
     AR_TRY_TO(done, st, ari_numbers(ctx, &chosen, AR_F32, r.tokens * r.k, r.weight));
     st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data), ar_const(of->expert->data),
-                    ar_const(chosen.data), r.k, false);
+                    ar_const(chosen.data), &alone);
     ar_ctx_release(ctx, &chosen);
     ar_ctx_release(ctx, &slopes);
 done:

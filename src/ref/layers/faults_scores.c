@@ -154,8 +154,8 @@ ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
     plain.normalised = false;
     AR_TRY_TO(done, st, ari_numbers(ctx, &weight, AR_F32, r.tokens * r.k, r.weight));
     AR_TRY_TO(done, st, ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
-    st = ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
-                    ar_const(of->expert->data), ar_const(weight.data), &plain);
+    st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data), ar_const(of->expert->data),
+                    ar_const(weight.data), &plain);
     ar_ctx_release(ctx, &slopes);
     ar_ctx_release(ctx, &weight);
 done:

@@ -32,17 +32,15 @@ ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *
 {
     const char *bias = o->router_bias ? o->router_bias : "gate.e_score_correction_bias";
     s->tokens = balance;
-    s->rule = (ar_route_rule){.k = o->per_token, .normalised = o->normalised};
-    if (o->scores.groups == 0)
+    s->rule = (ar_route_rule){.k = o->per_token, .groups = 1, .kept = 1, .normalised = o->normalised, .scale = 1.0f};
+    s->plain = o->scores.groups == 0;
+    if (s->plain)
         return AR_OK;
     AR_TRY(check_groups(o, balance));
-    s->rule = (ar_route_rule){.k = o->per_token,
-                              .groups = o->scores.groups,
-                              .kept = o->scores.kept,
-                              .normalised = o->normalised,
-                              .scale = (float)o->scores.scale,
-                              .softmax = o->scores.softmax};
-    if (s->rule.softmax)
+    s->rule.groups = o->scores.groups;
+    s->rule.kept = o->scores.kept;
+    s->rule.scale = (float)o->scores.scale;
+    if (o->scores.softmax)
         return AR_OK;
     AR_TRY(ar_param_init_whole(&s->bias, ctx, name, bias, 1, &o->n, AR_INIT_UNIFORM_BIAS));
     s->bias.requires_grad = false;
@@ -71,7 +69,10 @@ static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx, bool backwa
 {
     ar_route_rule rule = s->rule;
     rule.bias = s->bias.device ? ar_const(s->bias.value.data) : (ar_cbuf){NULL};
-    ari_fault_score_rule(ctx, &rule, backward);
+    if (s->plain)
+        rule.normalised = ari_fault_normalised(ctx, rule.normalised, backward);
+    else
+        ari_fault_score_rule(ctx, &rule, backward);
     return rule;
 }
 
@@ -79,27 +80,19 @@ ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *m
                            const ar_tensor *z)
 {
     const ar_route_rule rule = rule_of(s, ctx, false);
-    if (rule.groups == 0) {
-        AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, rule.k,
-                          ari_fault_normalised(ctx, s->rule.normalised, false)));
-        return ari_fault_routed(ctx, made, z, s->rule.normalised);
-    }
-    AR_TRY(ARI_KERNEL(ctx, route_scores, made->p->data, made->expert->data, made->weight->data, z, &rule));
-    return ari_fault_scored(ctx, made, &s->bias.value, &rule);
+    AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, &rule));
+    return s->plain ? ari_fault_routed(ctx, made, z, s->rule.normalised)
+                    : ari_fault_scored(ctx, made, &s->bias.value, &rule);
 }
 
 ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                               const ar_tensor *g)
 {
     const ar_route_rule rule = rule_of(s, ctx, true);
-    if (rule.groups == 0) {
-        AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
-                          ar_const(of->weight->data), rule.k, ari_fault_normalised(ctx, s->rule.normalised, true)));
-        return ari_fault_router_gradient(ctx, dz, of, g);
-    }
-    AR_TRY(ARI_KERNEL(ctx, route_scores_backward, dz, ar_const(g->data), ar_const(of->p->data),
-                      ar_const(of->expert->data), ar_const(of->weight->data), &rule));
-    return ari_fault_scores_gradient(ctx, dz, of, g, &s->bias.value, &rule);
+    AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
+                      ar_const(of->weight->data), &rule));
+    return s->plain ? ari_fault_router_gradient(ctx, dz, of, g, &rule)
+                    : ari_fault_scores_gradient(ctx, dz, of, g, &s->bias.value, &rule);
 }
 
 /* --- the bias ----------------------------------------------------------------------------------------------------- */

@@ -9,8 +9,9 @@
 #include "ref/layers/faults.h"
 
 typedef struct ari_scores {
-    ar_param bias;             /* [E], frozen; without a device where there is none: of a softmax */
-    ar_route_rule rule;        /* groups 0: of all experts together, by a softmax */
+    ar_param bias; /* [E], frozen; without a device where there is none: of a softmax */
+    ar_route_rule rule;
+    bool plain;                /* of all experts together, by a softmax: other faults are known of it */
     const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;
@@ -22,7 +23,7 @@ AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_expe
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
 size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at);
-/** Writes made from the logits z; and without groups lse [tokens], unless its data is NULL. Errors: those of the device. */
+/** Writes made from the logits z; and of a softmax lse [tokens], unless its data is NULL. Errors: those of the device. */
 AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
                                         const ar_tensor *z);
 /** Writes dz from g, the weights' gradient. Errors: those of the device. */
