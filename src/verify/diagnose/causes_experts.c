@@ -22,33 +22,17 @@
     "not the {k} largest, by up to {gap:.2g}: jitter, a bias, groups of experts, or another order" LOOK \
     "`router_jitter_noise`, the bias of the choice, `n_group` and `topk_group`"
 #define CHOSEN "{who} (tokens with other experts: {rows}), and of the same logits: "
-#define OTHERS "the weights of other experts (tokens that have some: {rows}), and of the same logits: "
 
 #define MOVED "the bias of the choice moves by {by:.3g} a step, as it must, but "
 
 static const ari_cause rows[] = {
     SECTION("Routers and experts"),
-    {"routing_weights_not_normalised", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(ZERO), 0, "each the softmax's value",
-     "the weights are not normalised: each is the softmax's value of its expert, which the reference divides by the "
-     "sum of the token's {k}" LOOK
-     "`norm_topk_prob`; a softmax over all experts where one over those chosen belongs (Megatron: "
-     "`moe_router_pre_softmax`)"},
-    {"routing_weights_normalised", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(ONE), 0, "each a share of the token's sum",
-     "the weights are normalised: each is divided by the sum of the token's {k}, which the reference does not do" LOOK
-     "`norm_topk_prob`; a softmax over those chosen (Megatron: `moe_router_pre_softmax`)"},
-    {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED) | IF(SAME), 0, "of other experts",
-     OTHERS NEAR_TIES},
-    {"other_experts_chosen", K(ROUTES), ARI_IDENTITY + 8, "f", 0, IF(EXCHANGED), 0, "of other experts",
-     OTHERS NOT_LARGEST},
     {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(SHIFT), 0, "in another order",
      "each token has the same experts, in another order of its {k} slots" LOOK "`topk(sorted=False)`"},
     {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(SAME), 0, "of other experts", CHOSEN NEAR_TIES},
     {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, IF(FOREIGN), 0, "of other experts",
      "{who} (tokens with other experts: {rows}); their logits differ already, or are not known"},
     {"other_experts_chosen", K(CHOICE), ARI_IDENTITY + 9, "f", 0, 0, 0, "of other experts", CHOSEN NOT_LARGEST},
-    {"routing_weights_function", K(ROUTES), ARI_IDENTITY + 8, "f", 0, 0, 0, "each another function of the logit",
-     "another function of the logits: {function}, where the reference has {wanted}" LOOK
-     "`scoring_func`, the order of softmax and `topk`, a softmax that is applied again"},
     {"router_bias_update", K(COUNTS), ARI_IDENTITY + 9, "n", 0, IF(OF_MICRO), 0, "multiples of one update",
      "the bias of the choice moves by {by:.3g} a step, and here {updates} times in one step, each by counts of a part of the "
      "batch: updated after each micro-batch" LOOK "where the update is called: once, in the optimizer's step"},
@@ -74,13 +58,14 @@ static const ari_cause rows[] = {
      "`routed_scaling_factor` (Megatron: `moe_router_topk_scaling_factor`)"},
     {"routing_weights_not_normalised", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ZERO), 0, "each a score",
      "the weights are not normalised: each is its expert's score, which the reference divides by the sum of the token's "
-     "experts'" LOOK "`norm_topk_prob`"},
+     "experts'" LOOK "`norm_topk_prob`; a softmax over all experts where one over those chosen belongs (Megatron: "
+     "`moe_router_pre_softmax`)"},
     {"routing_weights_function", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ALL), 0, "",
      "each score is divided by the sum of all experts' scores, where the reference has the sum of the token's" LOOK
      "the sum that weights are divided by: after `gather`"},
     {"routing_weights_normalised", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(ONE), 0, "each a share of the token's sum",
      "the weights are normalised: each score is divided by the sum of the token's, which the reference does not do" LOOK
-     "`norm_topk_prob`"},
+     "`norm_topk_prob`; a softmax over those chosen (Megatron: `moe_router_pre_softmax`)"},
     {"other_experts_chosen", K(SCORES), ARI_IDENTITY + 9, "f", 0, IF(BLOCKS), 0, "of other experts",
      CHOSEN "the {k} largest scores of {of}, where the reference takes them of {wanted}" LOOK
             "`n_group` and `topk_group`, how groups are ranked and masked, the bias of the choice"},
@@ -88,12 +73,12 @@ static const ari_cause rows[] = {
      CHOSEN
      "those of a bias that has moved by {by:.3g} after the first {first} samples: it is updated within the step, "
      "after each micro-batch" LOOK "where the update is called: once, in the optimizer's step"},
+    {"routing_weights_function", K(SCORES), ARI_IDENTITY + 9, "f", 0, 0, 0, "each another function of the logit",
+     "another function of the logits: {function}, where the reference has {reference}" LOOK
+     "`scoring_func`, the order of softmax and `topk`, a softmax that is applied again"},
     {"routing_weights_scaled", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(COUNT), 0, "",
      "this is {times:.4g} times the router's gradient, by the factor of its weights: left out on the way back, or there "
      "twice" LOOK "`routed_scaling_factor` in a backward pass of one's own"},
-    {"routing_sum_detached", K(SCORES), ARI_IDENTITY + 8, "b", 0, IF(CUT), 0, "",
-     GRADIENT "weights whose divisor, the sum over the token's experts, is a constant: no gradient goes through it" LOOK
-              "`detach` of the sum, a division in place under `no_grad`"},
     {"router_gradient_of_chosen_alone", K(ROUTER), ARI_IDENTITY + 8, "b", 0, IF(SOME), 0, "",
      GRADIENT
      "the chosen experts' logits alone: where weights are not normalised a softmax over all experts gives each "

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The choice and the weights of a router of sigmoids computed again: which of its forms gives what a dump has. */
+/* The choice and the weights of a router computed again: which of its forms gives what a dump has. */
 #include "verify/diagnose/replay/scores.h"
 
 #include <stdlib.h>
@@ -100,28 +100,69 @@ static void sort_down(double *x, size_t n)
     }
 }
 
-/* The function of the scores of one token's experts, largest first; s->a is that token's. Returns how many. */
-static size_t values_of(double *out, const ari_scored *s, const uint8_t *chosen, size_t function)
+static double term_of(const ari_scored *s, size_t t, size_t i, size_t function)
 {
+    switch (function) {
+    case ARI_BIASED_SHARES:
+    case ARI_BIASED_SCORES:
+        return s->a[i] + s->bias[i];
+    case ARI_SOFT_AGAIN:
+    case ARI_SOFT_OF_ALL:
+        return exp(s->a[i]);
+    case ARI_ONE_EACH:
+        return 1.0;
+    case ARI_RAW_LOGITS:
+        return (double)s->z[t * s->n + i];
+    default:
+        return s->a[i];
+    }
+}
+
+const char *ari_function_text(const ari_reading *r)
+{
+    switch (r->function) {
+    case ARI_SOFT_AGAIN:
+        return "a second softmax, over the experts chosen, of the scores";
+    case ARI_SOFT_OF_ALL:
+        return "a second softmax, over all experts, of the scores";
+    case ARI_ONE_EACH:
+        return "one share for each expert chosen";
+    case ARI_RAW_LOGITS:
+        return "the logits themselves";
+    case ARI_SHARES:
+        return r->by.softmax ? "a softmax, normalised over the experts chosen"
+                             : "a sigmoid, normalised over the experts chosen";
+    default:
+        return r->by.softmax ? "a softmax, not normalised" : "a sigmoid, not normalised";
+    }
+}
+
+/* The function of the scores of token t's experts, largest first; s->a is that token's. Returns how many. */
+static size_t values_of(double *out, const ari_scored *s, size_t t, const uint8_t *chosen, size_t function)
+{
+    const bool of_all = function == ARI_SHARES_OF_ALL || function == ARI_SOFT_OF_ALL;
+    const bool divided =
+        of_all || function == ARI_SHARES || function == ARI_BIASED_SHARES || function == ARI_SOFT_AGAIN;
     double sum = 0.0;
     size_t n = 0;
     for (size_t i = 0; i < s->n; i++) {
-        const double x = s->a[i] + (function >= ARI_BIASED_SHARES ? s->bias[i] : 0.0);
-        sum += chosen[i] || function == ARI_SHARES_OF_ALL ? x : 0.0;
+        const double x = term_of(s, t, i, function);
+        sum += chosen[i] || of_all ? x : 0.0;
         if (chosen[i])
             out[n++] = x;
     }
-    for (size_t i = 0; i < n && function != ARI_SCORES && function != ARI_BIASED_SCORES; i++)
+    for (size_t i = 0; i < n && divided; i++)
         out[i] /= sum;
     sort_down(out, n);
     return n;
 }
 
 /* Adds a token's weights to the fit; chosen: its experts. */
-static void fit_token(ari_fit *f, const ari_scored *s, const uint8_t *chosen, size_t function, const float *weight)
+static void fit_token(ari_fit *f, const ari_scored *s, size_t t, const uint8_t *chosen, size_t function,
+                      const float *weight)
 {
     double is[ARI_MOST_CHOSEN], of[ARI_MOST_CHOSEN];
-    const size_t n = values_of(of, s, chosen, function);
+    const size_t n = values_of(of, s, t, chosen, function);
     for (size_t i = 0; i < n; i++)
         is[i] = (double)weight[i];
     sort_down(is, n);
@@ -138,10 +179,10 @@ static bool fits_first(ari_reading *r, ari_scored *s, const ari_reading_of *of, 
             return false;
         if (of->weight) {
             ari_scored_score(s, t, &r->by, s->bias);
-            fit_token(&f, s, s->chosen[1], r->function, of->weight + t * s->k);
+            fit_token(&f, s, t, s->chosen[1], r->function, of->weight + t * s->k);
         }
     }
-    return !of->weight || ari_fit_one(&r->factor, &f) <= ARI_SUMS * ARI_SUMS;
+    return !of->weight || ari_fit_one(&r->factor, &f) <= s->unsure * s->unsure;
 }
 
 /* True if this choice and function give all that is wanted; fills the factor. */

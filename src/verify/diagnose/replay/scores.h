@@ -2,7 +2,7 @@
 #ifndef ARI_VERIFY_DIAGNOSE_REPLAY_SCORES_H
 #define ARI_VERIFY_DIAGNOSE_REPLAY_SCORES_H
 
-/* A router of sigmoids computed again: which experts a token has by scores, a bias and groups, and their weights. */
+/* A router computed again: which experts a token has by scores, a bias and groups, and their weights. */
 #include "verify/diagnose/replay/replay.h"
 
 /* Where a token's k largest scores are taken from: of groups that stay, ranked by the sum of their two best scores.
@@ -20,7 +20,18 @@ typedef struct ari_score_choice {
 enum { ARI_MOST_SCORED = 1024, ARI_MOST_CHOSEN = 32 }; /* experts; of a token */
 
 /* A dump's router as it is computed again: its choice, a function of the scores of those chosen, and a factor. */
-enum { ARI_SHARES, ARI_SCORES, ARI_SHARES_OF_ALL, ARI_BIASED_SHARES, ARI_BIASED_SCORES, ARI_FUNCTIONS };
+enum {
+    ARI_SHARES,
+    ARI_SCORES,
+    ARI_SHARES_OF_ALL,
+    ARI_BIASED_SHARES,
+    ARI_BIASED_SCORES,
+    ARI_SOFT_AGAIN, /* a second softmax, of the scores: over the experts chosen, or over all */
+    ARI_SOFT_OF_ALL,
+    ARI_ONE_EACH,
+    ARI_RAW_LOGITS,
+    ARI_FUNCTIONS
+};
 typedef struct ari_reading {
     ari_score_choice by;
     size_t function;
@@ -43,6 +54,7 @@ typedef struct ari_scored {
     double *bias, *a;   /* [n]; a token's scores, and what it chooses by, [2][n] */
     uint8_t *chosen[2]; /* [tokens][n]: the reference's experts, if they are known; to work in */
     bool known;         /* they are */
+    double unsure;      /* by which share of itself a weight may be off */
 } ari_scored;
 
 /** Reads what the reference has of its layer's router in this step: logits, or the input and the weight that they are
@@ -62,6 +74,8 @@ void ari_scored_find(ari_scored *s);
 /** Finds what gives all that is wanted. like NULL: a reference. Else what is like it in one of choice and function,
  *  then in none. */
 bool ari_scored_search(ari_reading *r, ari_scored *s, const ari_reading_of *of, const ari_reading *like);
+/** Words for the function of a reading's weights. */
+const char *ari_function_text(const ari_reading *r);
 /** The fact `fact`: "2 of 4 groups, ranked by their best score". */
 void ari_say_choice(ari_trace *t, const char *fact, const ari_score_choice *by);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Routers of sigmoids: weights and choices that another form of the router gives, and the logits' gradient from that of
- * the weights. */
+/* Routers: weights and choices that another form of the router gives, and choices that none does. */
 #include "verify/diagnose/replay/scores.h"
 
 #include <stdlib.h>
@@ -63,61 +62,134 @@ static ar_status look_at_moved(ari_trace *t, ari_scored *s, const ari_case *c, c
 
 /* --- numbers of experts ------------------------------------------------------------------------------------------- */
 
-static size_t first_only(const uint8_t *a, const uint8_t *b, size_t n)
+/* The experts of tokens by number, [tokens][k]. */
+typedef struct choices {
+    const ari_case *c;
+    const float *ref, *val;
+    size_t k, samples;
+    size_t rows, first; /* tokens with other experts, and the first of them */
+} choices;
+
+static bool has_expert(const float *row, size_t k, float expert)
 {
-    size_t i = 0;
-    while (i < n && !(a[i] && !b[i]))
-        i++;
-    return i;
+    size_t j = 0;
+    while (j < k && row[j] != expert)
+        j++;
+    return j < k;
 }
 
-/* States the tokens whose experts differ; is: [tokens][n]. Returns how many. */
-static size_t say_rows(ari_trace *t, const ari_scored *s, const uint8_t *is, bool say)
+/* Of the experts of two rows the first that is in the first one alone; NAN: none. */
+static float only_in(const float *row, const float *other, size_t k)
 {
-    const size_t seq = s->tokens / s->samples;
-    size_t rows = 0;
-    for (size_t k = 0; k < s->tokens; k++) {
-        const uint8_t *was = s->chosen[0] + k * s->n, *now = is + k * s->n;
-        if (memcmp(was, now, s->n) != 0 && rows++ == 0 && say)
-            ari_words(t, "who", "token %zu of sample %zu goes to expert %zu instead of %zu", k % seq, k / seq,
-                      first_only(now, was, s->n), first_only(was, now, s->n));
-    }
-    if (say) {
-        ari_count(t, "rows", rows);
-        ari_count(t, "k", s->k);
-    }
-    return rows;
+    size_t j = 0;
+    while (j < k && has_expert(other, k, row[j]))
+        j++;
+    return j < k ? row[j] : NAN;
 }
 
-static void found_choice(ari_trace *t, const ari_score_choice *is, const ari_score_choice *base)
+static choices choices_of(const ari_case *c, const float *ref, const float *val, size_t k, size_t samples)
+{
+    choices o = {.c = c, .ref = ref, .val = val, .k = k, .samples = samples};
+    for (size_t row = 0; row < c->grid.rows; row++) {
+        const float *was = ref + row * k, *is = val + row * k;
+        if (isnan(only_in(was, is, k)) && isnan(only_in(is, was, k)))
+            continue;
+        o.first = o.rows++ == 0 ? row : o.first;
+    }
+    return o;
+}
+
+/* How many there are, and which expert the first token goes to instead. */
+static void say_choices(ari_trace *t, const choices *o)
+{
+    const size_t seq = o->c->grid.rows / o->samples;
+    const float *ref = o->ref + o->first * o->k, *val = o->val + o->first * o->k;
+    const float was = only_in(ref, val, o->k), is = only_in(val, ref, o->k);
+    ari_count(t, "rows", o->rows);
+    ari_count(t, "k", o->k);
+    ari_text who = ari_list(t, "who");
+    ari_say(&who, "token %zu of sample %zu", o->first % seq, o->first / seq);
+    if (!isnan(is) && !isnan(was))
+        ari_say(&who, " goes to expert %.0f instead of %.0f", (double)is, (double)was);
+    else
+        ari_say(&who, isnan(is) ? " lacks expert %.0f" : " goes to expert %.0f too", (double)(isnan(is) ? was : is));
+}
+
+/* --- other experts by no form ------------------------------------------------------------------------------------- */
+
+/* Two logits that bf16 does not keep apart differ by at most this share of them. */
+#define NEAR_TIE 0x1p-7
+
+/* By how much the logits of those chosen fall short at most, and how large logits are there. */
+typedef struct shortfall {
+    double gap, size;
+    bool foreign; /* some number is no expert's */
+} shortfall;
+
+static void add_row(shortfall *f, const float *z, const float *ref, const float *val, size_t k, size_t n)
+{
+    double lost = -HUGE_VAL, taken = HUGE_VAL;
+    for (size_t j = 0; j < k; j++) {
+        if (!(ref[j] >= 0.0f && ref[j] < (float)n && val[j] >= 0.0f && val[j] < (float)n)) {
+            f->foreign = true;
+            return;
+        }
+        lost = has_expert(val, k, ref[j]) ? lost : fmax(lost, (double)z[(size_t)ref[j]]);
+        taken = has_expert(ref, k, val[j]) ? taken : fmin(taken, (double)z[(size_t)val[j]]);
+    }
+    if (lost > -HUGE_VAL && lost - taken >= f->gap) {
+        f->gap = lost - taken;
+        f->size = fmax(fabs(lost), fabs(taken));
+    }
+}
+
+/* z: the logits [tokens][n] of both; NULL: not known, or they differ. */
+static void found_others(ari_trace *t, const choices *o, const float *z, size_t n)
+{
+    shortfall f = {.gap = -HUGE_VAL, .foreign = !z};
+    for (size_t row = 0; row < o->c->grid.rows && !f.foreign; row++)
+        add_row(&f, z + row * n, o->ref + row * o->k, o->val + row * o->k, o->k, n);
+    const bool ties = !f.foreign && f.gap >= 0.0 && f.gap <= NEAR_TIE * f.size;
+    ari_trace_set(t, ARI_FOUND_CHOICE,
+                  o->rows == 0 ? ARI_IF(SHIFT)
+                  : f.foreign  ? ARI_IF(FOREIGN)
+                  : ties       ? ARI_IF(SAME)
+                               : 0);
+    ari_number(t, "gap", f.gap);
+    say_choices(t, o);
+}
+
+/* --- other experts by another form -------------------------------------------------------------------------------- */
+
+static void found_choice(ari_trace *t, const choices *o, const ari_score_choice *is, const ari_score_choice *base)
 {
     ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(BLOCKS));
     ari_say_choice(t, "of", is);
     ari_say_choice(t, "wanted", base);
+    say_choices(t, o);
 }
 
-static ar_status look_at_choice(ari_trace *t, ari_scored *s, const ari_case *c)
+static ar_status look_at_choice(ari_trace *t, ari_scored *s, const choices *o)
 {
     uint8_t *is = NULL;
     ari_reading base, now;
     ar_status st = AR_OK;
-    if (!s->known || s->k != c->grid.cols ||
+    if (!s->known || s->k != o->k || o->rows == 0 ||
         !ari_scored_search(&base, s, &(ari_reading_of){.experts = s->chosen[0]}, NULL))
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&is, s->tokens * s->n, "experts of tokens"));
-    for (size_t i = 0; i < c->count; i++) {
-        if (!(c->val[i] >= 0.0f && c->val[i] < (float)s->n))
+    for (size_t i = 0; i < s->tokens * s->k; i++) {
+        if (!(o->val[i] >= 0.0f && o->val[i] < (float)s->n))
             goto done;
-        is[i / s->k * s->n + (size_t)c->val[i]] = 1;
+        is[i / s->k * s->n + (size_t)o->val[i]] = 1;
     }
-    const size_t rows = say_rows(t, s, is, false);
-    if (rows > 0 && (base.by.groups > 1 || rows >= LEAST_ROWS) &&
+    if ((base.by.groups > 1 || o->rows >= LEAST_ROWS) &&
         ari_scored_search(&now, s, &(ari_reading_of){.experts = is}, &base))
-        found_choice(t, &now.by, &base.by);
-    else if (rows > 0)
-        st = look_at_moved(t, s, c, &base.by, is);
+        found_choice(t, o, &now.by, &base.by);
+    else
+        st = look_at_moved(t, s, o->c, &base.by, is);
     if (t->kind != ARI_FOUND_NOTHING)
-        (void)say_rows(t, s, is, true);
+        say_choices(t, o);
 done:
     free(is);
     return st;
@@ -135,17 +207,16 @@ static void say_factor(ari_trace *t, double was, double is)
                                                      : "");
 }
 
-/* The weights of those chosen, [tokens][k] of a row's n; false: some row has others than `experts` (NULL: as it
- * has). */
-static bool take_weights(float *out, uint8_t *experts, bool given, const ari_scored *s, const float *x)
+/* The weights of those chosen, or their numbers, [tokens][k] of a row's n; false: some row has not so many. */
+static bool take_chosen(float *out, bool numbers, const ari_scored *s, const float *x)
 {
-    for (size_t i = 0, k = 0; i < s->tokens * s->n; i++) {
-        k = i % s->n == 0 ? 0 : k;
-        if ((x[i] != 0.0f && k == s->k) || (given && (x[i] != 0.0f) != (experts[i] != 0)))
-            return false;
-        if (x[i] != 0.0f)
-            out[i / s->n * s->k + k++] = x[i];
-        if (i % s->n + 1 == s->n && k != s->k)
+    for (size_t t = 0; t < s->tokens; t++, x += s->n) {
+        size_t k = 0;
+        for (size_t i = 0; i < s->n; i++) {
+            if (x[i] != 0.0f && k++ < s->k)
+                out[t * s->k + k - 1] = numbers ? (float)i : x[i];
+        }
+        if (k != s->k)
             return false;
     }
     return true;
@@ -154,87 +225,54 @@ static bool take_weights(float *out, uint8_t *experts, bool given, const ari_sco
 static void compare_readings(ari_trace *t, const ari_reading *base, const ari_reading *now)
 {
     const size_t f = now->function;
-    if (f == base->function && ari_is_near(now->factor, base->factor, ARI_SEEN))
+    const bool other = f > ARI_BIASED_SCORES || now->by.softmax != base->by.softmax;
+    if (!other && f == base->function && ari_is_near(now->factor, base->factor, ARI_SEEN))
         return;
-    const bool biased = f >= ARI_BIASED_SHARES && base->function < ARI_BIASED_SHARES;
     ari_trace_set(t, ARI_FOUND_SCORES,
-                  f == base->function      ? ARI_IF(COUNT)
-                  : biased                 ? ARI_IF(SHIFT)
+                  other                    ? 0
+                  : f == base->function    ? ARI_IF(COUNT)
+                  : f >= ARI_BIASED_SHARES ? ARI_IF(SHIFT)
                   : f == ARI_SHARES_OF_ALL ? ARI_IF(ALL)
                   : f == ARI_SHARES        ? ARI_IF(ONE)
                                            : ARI_IF(ZERO));
+    ari_words(t, "function", "%s", ari_function_text(now));
+    ari_words(t, "reference", "%s", ari_function_text(base));
     say_factor(t, base->factor, now->factor);
 }
 
+/* Numbers of the experts of two choices that are not known from the dumps. */
+static ar_status compare_choices(ari_trace *t, ari_scored *s, const ari_case *c, const ari_score_choice *base,
+                                 const ari_score_choice *now)
+{
+    const ari_score_choice *by[] = {base, now};
+    const size_t each = s->tokens * s->k;
+    float *number = NULL;
+    AR_TRY(ARI_ALLOC(&number, 2 * each, "experts of tokens"));
+    for (size_t i = 0, n = 0; i < 2 * s->tokens; i++) {
+        ari_scored_choose(s->chosen[1], s, i % s->tokens, by[i / s->tokens], NULL);
+        for (size_t expert = 0; expert < s->n; expert++) {
+            if (s->chosen[1][expert])
+                number[n++] = (float)expert;
+        }
+    }
+    const choices o = choices_of(c, number, number + each, s->k, s->samples);
+    if (base->groups > 1 || o.rows >= LEAST_ROWS)
+        found_choice(t, &o, now, base);
+    free(number);
+    return AR_OK;
+}
+
 /* ref, val: [tokens][k]. Weights alone show a choice, too, where a dump has no numbers. */
-static ar_status look_at_weights(ari_trace *t, ari_scored *s, const float *ref, const float *val)
+static ar_status look_at_weights(ari_trace *t, ari_scored *s, const ari_case *c, const float *ref, const float *val)
 {
     ari_reading base, now;
     if (!ari_scored_search(&base, s, &(ari_reading_of){s->known ? s->chosen[0] : NULL, ref}, NULL) ||
         !ari_scored_search(&now, s, &(ari_reading_of){s->known ? s->chosen[0] : NULL, val}, &base))
         return AR_OK;
-    if (memcmp(&base.by, &now.by, sizeof base.by) == 0 || s->known) {
-        compare_readings(t, &base, &now);
-        return AR_OK;
-    }
-    uint8_t *is = NULL;
-    AR_TRY(ARI_ALLOC(&is, s->tokens * s->n, "experts of tokens"));
-    for (size_t k = 0; k < s->tokens; k++) {
-        ari_scored_choose(s->chosen[0] + k * s->n, s, k, &base.by, NULL);
-        ari_scored_choose(is + k * s->n, s, k, &now.by, NULL);
-    }
-    if (base.by.groups > 1 || say_rows(t, s, is, false) >= LEAST_ROWS) {
-        found_choice(t, &now.by, &base.by);
-        (void)say_rows(t, s, is, true);
-    }
-    free(is);
+    if (memcmp(&base.by, &now.by, sizeof base.by) != 0 && !s->known)
+        return compare_choices(t, s, c, &base.by, &now.by);
+    compare_readings(t, &base, &now);
     return AR_OK;
-}
-
-/* --- the gradient of the logits ----------------------------------------------------------------------------------- */
-
-/* Fits x by the gradient of the logits, through the sum of the scores or without. weight, g: [tokens][n]. */
-static bool is_gradient(double *factor, ari_scored *s, const float *weight, const float *g, bool sum, const float *x)
-{
-    ari_fit f = {0};
-    for (size_t t = 0; t < s->tokens; t++) {
-        const float *w = weight + t * s->n, *slope = g + t * s->n;
-        double all = 0.0, mean = 0.0;
-        ari_scored_score(s, t, &(ari_score_choice){.groups = 1}, s->bias);
-        for (size_t i = 0; i < s->n; i++) {
-            all += (double)w[i];
-            mean += (double)w[i] * (double)slope[i];
-        }
-        for (size_t i = 0; i < s->n; i++)
-            ari_fit_add(&f, (double)x[t * s->n + i],
-                        (double)w[i] * (1.0 - s->a[i]) * ((double)slope[i] - (sum ? mean / all : 0.0)), 0.0);
-    }
-    return ari_fit_one(factor, &f) <= ARI_SUMS * ARI_SUMS;
-}
-
-static ar_status look_at_gradient(ari_trace *t, ari_scored *s, const ari_case *c)
-{
-    float *w = NULL, *g = NULL;
-    double was = 0.0, is = 0.0;
-    bool held = true;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_replay_rows(&w, &held, c, c->count, ARI_ROUTES, 'f'));
-    AR_TRY_TO(done, st, ari_replay_rows(&g, &held, c, c->count, ARI_ROUTES, 'b'));
-    if (!held)
-        goto done;
-    const bool sum = is_gradient(&was, s, w, g, true, c->ref);
-    if (!sum && !is_gradient(&was, s, w, g, false, c->ref))
-        goto done;
-    if (is_gradient(&is, s, w, g, sum, c->val) && !ari_is_near(is, was, ARI_SEEN)) {
-        ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(COUNT));
-        ari_number(t, "times", is / was);
-    } else if (sum && is_gradient(&is, s, w, g, false, c->val) && ari_is_near(is, was, ARI_SEEN)) {
-        ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(CUT));
-    }
-done:
-    free(w);
-    free(g);
-    return st;
 }
 
 /* The gradient of a router's input is multiplied by the factor of its weights, or divided. */
@@ -252,7 +290,7 @@ static void look_at_factor(ari_trace *t, ari_scored *s, const ari_case *c)
     ari_number(t, "times", times);
 }
 
-/* Of a tensor of all experts' weights, those of the chosen. */
+/* Of a tensor of all experts' weights, those of the chosen; if others are chosen, these. */
 static ar_status look_at_all_weights(ari_trace *t, ari_scored *s, const ari_case *c)
 {
     float *ref = NULL, *val = NULL;
@@ -261,12 +299,33 @@ static ar_status look_at_all_weights(ari_trace *t, ari_scored *s, const ari_case
         return AR_OK;
     AR_TRY_TO(done, st, ARI_ALLOC(&ref, s->tokens * s->k, "weights of tokens"));
     AR_TRY_TO(done, st, ARI_ALLOC(&val, s->tokens * s->k, "weights of tokens"));
-    if (take_weights(ref, s->chosen[0], true, s, c->ref) && take_weights(val, s->chosen[0], true, s, c->val))
-        st = look_at_weights(t, s, ref, val);
+    if (!take_chosen(ref, true, s, c->ref) || !take_chosen(val, true, s, c->val))
+        goto done;
+    const choices o = choices_of(c, ref, val, s->k, s->samples);
+    if (o.rows > 0)
+        AR_TRY_TO(done, st, look_at_choice(t, s, &o));
+    if (o.rows > 0 && t->kind == ARI_FOUND_NOTHING)
+        found_others(t, &o, s->z, s->n);
+    if (o.rows == 0 && take_chosen(ref, false, s, c->ref) && take_chosen(val, false, s, c->val))
+        st = look_at_weights(t, s, c, ref, val);
 done:
     free(ref);
     free(val);
     return st;
+}
+
+/* A row of the case has the numbers of a token's experts. held: the logits are known, and those of both dumps. */
+static ar_status look_at_numbers(ari_trace *t, ari_scored *s, const ari_case *c, bool held)
+{
+    const choices o = choices_of(c, c->ref, c->val, c->grid.cols,
+                                 held             ? s->samples
+                                 : c->grid.nd > 2 ? c->grid.shape[0]
+                                                  : 1);
+    if (held)
+        AR_TRY(look_at_choice(t, s, &o));
+    if (t->kind == ARI_FOUND_NOTHING)
+        found_others(t, &o, held ? s->z : NULL, s->n);
+    return AR_OK;
 }
 
 ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
@@ -275,20 +334,18 @@ ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
     const bool forward = c->grid.d->pass == 'f';
     ari_scored s;
     bool held = false;
-    if (role != ARI_ROUTER && (forward ? role != ARI_CHOSEN && role != ARI_ROUTES : role != ARI_ROUTER_LOGITS))
+    if (role != ARI_ROUTER && !(forward && (role == ARI_CHOSEN || role == ARI_ROUTES)))
         return AR_OK;
     ar_status st = ari_scored_read(&s, &held, c);
     held = held && c->grid.rows == s.tokens && s.k <= ARI_MOST_CHOSEN;
-    if (st == AR_OK && held && !forward && role == ARI_ROUTER && s.weight)
-        look_at_factor(t, &s, c);
-    else if (st == AR_OK && held && !forward)
-        st = c->grid.cols == s.n ? look_at_gradient(t, &s, c) : AR_OK;
-    else if (st == AR_OK && held && role == ARI_CHOSEN)
-        st = look_at_choice(t, &s, c);
+    if (st == AR_OK && role == ARI_CHOSEN)
+        st = look_at_numbers(t, &s, c, held);
     else if (st == AR_OK && held && role == ARI_ROUTES)
         st = look_at_all_weights(t, &s, c);
+    else if (st == AR_OK && held && s.weight && !forward)
+        look_at_factor(t, &s, c);
     else if (st == AR_OK && held && s.weight && c->grid.cols == s.k)
-        st = look_at_weights(t, &s, c->ref, c->val);
+        st = look_at_weights(t, &s, c, c->ref, c->val);
     ari_scored_fini(&s);
     return st;
 }

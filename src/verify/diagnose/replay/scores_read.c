@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What dumps have of a router of sigmoids: logits, or what these are computed from, its bias, and the experts of each
+/* What dumps have of a router: logits, or what these are computed from, its bias, and the experts of each
  * token. A dump without a bias has one of zeros. */
 #include "verify/diagnose/replay/scores.h"
 
@@ -128,6 +128,7 @@ ar_status ari_scored_read(ari_scored *s, bool *held, const ari_case *c)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&s->bias, 3 * s->n, "a router's bias"));
     s->a = s->bias + s->n;
+    s->unsure = ARI_SUMS + c->relative;
     for (int i = 0; i < 2; i++)
         AR_TRY(ARI_ALLOC_ZERO(&s->chosen[i], s->tokens * s->n, "experts of tokens"));
     AR_TRY(ari_scored_bias(s->bias, NULL, NULL, c, s->n));
