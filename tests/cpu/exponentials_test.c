@@ -10,12 +10,12 @@ static void check_exps(const float *x, float m, size_t n)
     float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_exp(x[j], m);
-    for (size_t way = 0; way < ARI_EXPS_WAYS; way++) {
-        if (!ari_exps_way(way))
+    for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
+        if (!ari_row_way_at(way))
             continue;
         memcpy(in_place, x, n * sizeof *x);
-        ari_exps_way(way)(own, x, m, n);
-        ari_exps_way(way)(in_place, in_place, m, n);
+        ari_row_way_at(way)->exps(own, x, m, n);
+        ari_row_way_at(way)->exps(in_place, in_place, m, n);
         assert_bits(own, defined, n, "exponentials");
         assert_bits(in_place, defined, n, "exponentials in place");
     }
@@ -86,10 +86,15 @@ static void check_quotients(const float *x, double l, size_t n)
     float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_p(x[j], l);
-    ari_quotients(own, x, l, n);
-    ari_quotients(in_place, in_place, l, n);
-    assert_bits(own, defined, n, "quotients");
-    assert_bits(in_place, defined, n, "quotients in place");
+    for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
+        if (!ari_row_way_at(way))
+            continue;
+        memcpy(in_place, x, n * sizeof *x);
+        ari_row_way_at(way)->quotients(own, x, l, n);
+        ari_row_way_at(way)->quotients(in_place, in_place, l, n);
+        assert_bits(own, defined, n, "quotients");
+        assert_bits(in_place, defined, n, "quotients in place");
+    }
     free(defined);
     free(own);
     free(in_place);
@@ -118,4 +123,22 @@ Test(quotients, that_are_all_but_between_two_results_are_the_definitions)
         const double l = ari_float64(ari_bits64((double)x[1] / middle) + random % 3u - 1u);
         check_quotients(x, l, 3);
     }
+}
+
+/* Of numbers up to 1, with halves between two integers among them; larger ones as a row sum of them is. */
+Test(exponentials, sum_as_their_definitions)
+{
+    enum { N = 3000 };
+    static float x[N];
+    for (int32_t bits = 40; bits >= 22; bits -= 6)
+        for (int most = 0; most < 8; most++) {
+            uint64_t state = (uint64_t)bits, sum = 0;
+            for (size_t j = 0; j < N; j++) {
+                const uint64_t random = next_random(&state);
+                const float part = ldexpf((float)(random >> 41), -22 - (int)(random % 24));
+                x[j] = most == 0 && part > 1.0f ? 1.0f : (float)(1 << most) * part;
+                sum += (uint64_t)ari_rowsum_quantise((double)x[j], 1, bits);
+            }
+            cr_assert(ari_row_unit_integer(x, N, bits) == sum, "%d bits, numbers of up to %d", (int)bits, 2 << most);
+        }
 }

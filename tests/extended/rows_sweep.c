@@ -18,7 +18,7 @@ EACH(define_slopes, ari_dgelu_erf32(x[j]))
 #define BY_WAY(i)                                            \
     static void exps_##i(float *y, const float *x, size_t n) \
     {                                                        \
-        ari_exps_way(i)(y, x, 0.0f, n);                      \
+        ari_row_way_at(i)->exps(y, x, 0.0f, n);              \
     }
 BY_WAY(0)
 BY_WAY(1)
@@ -57,8 +57,8 @@ int main(void)
 {
     static row_fn *const exps[] = {exps_0, exps_1, exps_2};
     unsigned long long all = 0;
-    for (size_t i = 0; i < ARI_EXPS_WAYS; i++)
-        if (ari_exps_way(i)) {
+    for (size_t i = 0; i < ARI_ROW_WAYS; i++)
+        if (ari_row_way_at(i)) {
             const unsigned long long wrong = differing(exps[i], define_exps);
             printf("%llu of 2^32 exponentials differ in way %zu\n", wrong, i);
             all += wrong;

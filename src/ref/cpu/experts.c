@@ -66,7 +66,7 @@ static void choose(int32_t *expert, const float *c, size_t n, const ar_route_rul
 /* p may be z. Returns the logarithm of the denominator. */
 ARI_ROW_KERNEL float softmax_of(float *p, const float *z, size_t n)
 {
-    const int32_t top = ari_row_largest_key(z, n, ari_nan32()), bits = ari_rowsum_bits(n);
+    const int32_t top = ari_row_largest_key(z, n), bits = ari_rowsum_bits(n);
     const float max = ari_key32_value(top);
     const double step = ari_row_step(1, bits); /* every term is at most exp(0) = 1 */
     uint64_t sum = 0;

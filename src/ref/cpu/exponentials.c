@@ -19,6 +19,13 @@ ARI_ROW_KERNEL void define_exps(float *e, const float *x, float m, size_t n)
         e[j] = ari_softmax_exp(x[j], m);
 }
 
+ARI_ROW_KERNEL void define_quotients(float *y, const float *x, double l, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_softmax_p(x[j], l);
+}
+
 #if ARI_HAVE_X86_PATHS || ARI_HAVE_ARM_PATHS
 /* 2^(j/16), rounded to fp32, and the logarithm of what divided by that, less the error's bound. */
 static const _Alignas(64) float roots[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
@@ -35,86 +42,70 @@ static const _Alignas(64) float lost[16] = {-0x1p-33f,        0x1.8c96d4p-25f,  
 #define LANES 16
 #define TARGET __attribute__((target("avx512f,avx512dq")))
 #define EXPS exps_avx512
+#define QUOTIENTS quotients_avx512
 #define ROOTS(of, t) (vec) _mm512_permutexvar_ps((__m512i)(t), _mm512_load_ps(of))
 #define FMA(a, b, c) (vec) _mm512_fmadd_ps(a, b, c)
-#define SIGNS(v) _mm512_movepi32_mask((__m512i)(v))
+#define MASK __mmask16
+#define LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
+#define SAME(a, b) _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ)
+#define UNDER(a, b) _mm512_cmplt_epu32_mask((__m512i)(a), (__m512i)(b))
+#define PICK(mask, a, b) (vec) _mm512_mask_blend_ps(mask, b, a)
+#define SIGNS(mask) (uint32_t)(uint16_t)(mask)
 #include "ref/cpu/exps.h"
 
 #define LANES 8
 #define TARGET __attribute__((target("avx2,fma")))
 #define EXPS exps_avx2
+#define QUOTIENTS quotients_avx2
 #define HALF(of, t) _mm256_permutevar8x32_ps(_mm256_load_ps(of), (__m256i)(t))
 #define ROOTS(of, t) (vec) _mm256_blendv_ps(HALF(of, t), HALF((of) + 8, t), (__m256)((words)(t) << 28))
 #define FMA(a, b, c) (vec) _mm256_fmadd_ps(a, b, c)
-#define SIGNS(v) (uint32_t) _mm256_movemask_ps((__m256)(v))
+#define SIGNS(mask) (uint32_t) _mm256_movemask_ps((__m256)(mask))
 #include "ref/cpu/exps.h"
 #elif ARI_HAVE_ARM_PATHS
 #define LANES 4
 #define TARGET
 #define EXPS exps_neon
+#define QUOTIENTS quotients_neon
 /* The bytes of lane j's entry, 4*j + 0..3. */
 #define BYTES(t) (uint8x16_t)(((words)(t)&15) * 0x04040404 + 0x03020100)
 #define ROOTS(of, t) (vec) vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)(of)), BYTES(t))
 #define FMA(a, b, c) (vec) vfmaq_f32(c, a, b)
-#define SIGNS(v) vaddvq_u32((uint32x4_t)(v) & (uint32x4_t){1, 2, 4, 8})
+#define SIGNS(mask) vaddvq_u32((uint32x4_t)(mask) & (uint32x4_t){1, 2, 4, 8})
 #include "ref/cpu/exps.h"
 #endif
 
-ari_exps_fn *ari_exps_way(size_t i)
+const ari_row_way *ari_row_way_at(size_t i)
 {
 #if ARI_HAVE_X86_PATHS
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
-    const bool narrow = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {wide ? exps_avx512 : NULL, narrow ? exps_avx2 : NULL, define_exps};
+    static const ari_row_way widest = {exps_avx512, quotients_avx512}, wide = {exps_avx2, quotients_avx2};
+    if (i == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? &widest : NULL;
+    if (i == 1)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &wide : NULL;
 #elif ARI_HAVE_ARM_PATHS
-    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {exps_neon, NULL, define_exps};
-#else
-    ari_exps_fn *const ways[ARI_EXPS_WAYS] = {NULL, NULL, define_exps};
+    static const ari_row_way wide = {exps_neon, quotients_neon};
+    if (i == 0)
+        return &wide;
 #endif
-    return ways[i];
+    static const ari_row_way defined = {define_exps, define_quotients};
+    return i == ARI_ROW_WAYS - 1 ? &defined : NULL;
+}
+
+static const ari_row_way *fastest(void)
+{
+    size_t i = 0;
+    while (!ari_row_way_at(i))
+        i++;
+    return ari_row_way_at(i);
 }
 
 void ari_softmax_exps(float *e, const float *x, float m, size_t n)
 {
-    size_t i = 0;
-    while (!ari_exps_way(i))
-        i++;
-    ari_exps_way(i)(e, x, m, n);
-}
-
-/* --- quotients ---------------------------------------------------------------------------------------------------- */
-
-/* y = x/l, and whether one of them may differ from fl32(fl64(x/l)). 1/l is high + low within 2^-49, and so is the quotient
- * found + rest within 2^-46.4 where no product is subnormal: moved up and down by 2^-45 it rounds alike, or is unsure. */
-ARI_ROW_KERNEL bool divide_block(float *y, const float *x, double l, size_t n)
-{
-    const float high = (float)(1.0 / l), low = (float)(1.0 / l - (double)high);
-    const uint32_t least = 0x12800000u, most = 0x7f000000u; /* 2^-90, 2^127 */
-    uint32_t unsure = 0;
-    for (size_t j = 0; j < n; j++) {
-        const float found = x[j] * high, rest = fmaf(x[j], low, fmaf(x[j], high, -found));
-        const float below = found + fmaf(found, -0x1p-45f, rest), above = found + fmaf(found, 0x1p-45f, rest);
-        const uint32_t outside = ari_row_magnitude32(found) - least >= most - least;
-        unsure |= (ari_bits32(below) ^ ari_bits32(above)) | (outside & (uint32_t)(ari_bits32(x[j]) != 0));
-        y[j] = below;
-    }
-    return unsure != 0;
-}
-
-ARI_ROW_KERNEL void define_quotients(float *y, const float *x, double l, size_t n)
-{
-    for (size_t j = 0; j < n; j++)
-        y[j] = ari_softmax_p(x[j], l);
+    fastest()->exps(e, x, m, n);
 }
 
 void ari_quotients(float *y, const float *x, double l, size_t n)
 {
-    enum { BLOCK = 256 };
-    float q[BLOCK];
-    for (size_t from = 0, count; from < n; from += count) {
-        count = n - from < BLOCK ? n - from : BLOCK;
-        if (divide_block(q, x + from, l, count))
-            define_quotients(q, x + from, l, count);
-        memcpy(y + from, q, count * sizeof *q);
-    }
+    fastest()->quotients(y, x, l, n);
 }

@@ -7,7 +7,7 @@
 
 ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 {
-    return ari_row_largest_key(x, n, ari_nan32()); /* no place equals a NaN: all count */
+    return ari_row_largest_key(x, n);
 }
 
 /* The logits of row t from column `from` on, and how many of them a loop takes at a time. */
@@ -63,7 +63,7 @@ ARI_ROW_KERNEL uint64_t sum_exponentials(const float *x, size_t n, int32_t key, 
 {
     float e[ARI_BLOCK];
     ari_softmax_exps(e, x, ari_key32_value(key), n);
-    return ari_row_unbiased(ari_row_integer(e, n, 1, p), n);
+    return ari_row_unit_integer(e, n, p);
 }
 
 /** Slot ce_sum. */
@@ -130,9 +130,10 @@ typedef struct loss_row {
 ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_row *row, size_t n)
 {
     const double weight = row->weight, label = row->miss;
+    const bool plain = weight == 1.0 && label == 0.0; /* the difference is the probability itself */
     ari_softmax_exps(dlogits, x, row->m, n);
     ari_quotients(dlogits, dlogits, row->l, n);
-    for (size_t j = 0; j < n; j++)
+    for (size_t j = 0; !plain && j < n; j++)
         dlogits[j] = ari_ce_difference(dlogits[j], weight, label);
     ari_quotients(dlogits, dlogits, row->targets, n);
 }

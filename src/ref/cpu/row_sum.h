@@ -22,15 +22,18 @@
 /* --- of a row (exponentials.c) ------------------------------------------------------------------------------------ */
 
 /** e[j] = ari_softmax_exp(x[j], m). e may be x. */
-typedef void ari_exps_fn(float *e, const float *x, float m, size_t n);
-ari_exps_fn ari_softmax_exps;
-/** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
-enum { ARI_EXPS_WAYS = 3 };
-ari_exps_fn *ari_exps_way(size_t i);
-/** y[j] = ari_gelu_erf32(x[j]), or slopes: ari_dgelu_erf32(x[j]); n <= ARI_BLOCK (gelu.c). y may be x. */
-void ari_gelus(float *y, const float *x, size_t n, bool slopes);
+void ari_softmax_exps(float *e, const float *x, float m, size_t n);
 /** y[j] = ari_softmax_p(x[j], l), l and 1/l normal numbers. y may be x. */
 void ari_quotients(float *y, const float *x, double l, size_t n);
+/** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
+typedef struct ari_row_way {
+    __typeof__(ari_softmax_exps) *exps;
+    __typeof__(ari_quotients) *quotients;
+} ari_row_way;
+enum { ARI_ROW_WAYS = 3 };
+const ari_row_way *ari_row_way_at(size_t i);
+/** y[j] = ari_gelu_erf32(x[j]), or slopes: ari_dgelu_erf32(x[j]); n <= ARI_BLOCK (gelu.c). y may be x. */
+void ari_gelus(float *y, const float *x, size_t n, bool slopes);
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
@@ -65,21 +68,30 @@ ARI_ROW_LOOP uint64_t ari_row_magnitude64(double x)
     return ari_bits64(x) & 0x7fffffffffffffffull;
 }
 
-/* Largest key of a row (INT32_MIN where it is empty); places that hold `absent` do not count: -inf for a masked key,
- * NaN for none. The keys pass through a small array, since gcc turns the selections of key and maximum into a branch,
- * and then no longer vectorises, where it sees both in one loop. */
-ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n, float absent)
+/* An int32 that orders like the value but for NaNs, which are beyond the infinities, and -0, below +0; and its value. */
+ARI_ROW_LOOP int32_t ari_row_ordered(float x)
 {
-    enum { BLOCK = 256 };
-    int32_t keys[BLOCK], top = INT32_MIN;
-    for (size_t from = 0; from < n; from += BLOCK) {
-        const size_t length = n - from < BLOCK ? n - from : BLOCK;
-        for (size_t j = 0; j < length; j++)
-            keys[j] = x[from + j] == absent ? INT32_MIN : ari_key32(x[from + j]);
-        for (size_t j = 0; j < length; j++)
-            top = keys[j] > top ? keys[j] : top;
+    const int32_t bits = (int32_t)ari_bits32(x);
+    return bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
+}
+
+ARI_ROW_LOOP float ari_row_of_ordered(int32_t ordered)
+{
+    return ari_float32((uint32_t)ordered ^ ((uint32_t)(ordered >> 31) >> 1));
+}
+
+/* Largest key of a row, INT32_MAX where a number is not finite; n > 0. */
+ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n)
+{
+    int32_t top = INT32_MIN;
+    uint32_t magnitude = 0;
+    for (size_t j = 0; j < n; j++) {
+        const int32_t ordered = ari_row_ordered(x[j]);
+        const uint32_t own = ari_row_magnitude32(x[j]);
+        top = ordered > top ? ordered : top;
+        magnitude = own > magnitude ? own : magnitude;
     }
-    return top;
+    return magnitude < 0x7f800000u ? ari_key32(ari_row_of_ordered(top)) : INT32_MAX;
 }
 
 /* The row sum's value, from the sum of n biased terms. */
@@ -116,6 +128,30 @@ ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32
     uint64_t sum = 0;
     for (size_t j = 0; j < n; j++)
         sum += ari_row_biased((double)x[j], step);
+    return sum;
+}
+
+/* The integer sum, not biased, of numbers from 0 to 1, whose exponent is 1, in parts that fp32 holds: of the multiples of
+ * 2^-20 next to them, and of what is left, where halves round to even as those of the whole would. */
+ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
+{
+    enum { BLOCK = 1024 }; /* terms of which no part's sum reaches 2^31 */
+    const float magic = (float)ari_pow2(24 - p) * 1.5f;
+    uint64_t sum = 0;
+    for (size_t from = 0; from < n; from += BLOCK) {
+        const size_t count = n - from < BLOCK ? n - from : BLOCK;
+        uint32_t near = 0, rest = 0, top = 0;
+        for (size_t j = from; j < from + count; j++) {
+            const float shifted = x[j] + 12.0f, left = x[j] - (shifted - 12.0f);
+            near += ari_bits32(shifted);
+            rest += ari_bits32(left + magic);
+            top = ari_bits32(x[j]) > top ? ari_bits32(x[j]) : top;
+        }
+        near -= (uint32_t)count * ari_bits32(12.0f);
+        rest -= (uint32_t)count * ari_bits32(magic);
+        sum += top <= ari_bits32(1.0f) && p > 21 ? ((uint64_t)near << (p - 21)) + (uint64_t)(int64_t)(int32_t)rest
+                                                 : ari_row_unbiased(ari_row_integer(x + from, count, 1, p), count);
+    }
     return sum;
 }
 

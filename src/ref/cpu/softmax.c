@@ -22,26 +22,35 @@ ARI_ROW_LOOP float nan_unless_finite(float x)
 
 /* In what follows the rows begin at the first key that the row may see. */
 
-/* row = scaled scores with the additive mask, masked -inf, visible ones finite or NaN. row may be scores. */
-ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, const ari_score_row *m)
+/* row = scaled scores with the additive mask, masked -inf, visible ones finite or NaN, and its largest key: INT32_MIN
+ * without a visible one. row may be scores. */
+ARI_ROW_LOOP int32_t scale_and_mask(float *row, const float *scores, float scale, const float *additive,
+                                    const uint8_t *padding, size_t n)
 {
-    if (m->additive) {
+    int32_t top = INT32_MIN;
 #pragma GCC ivdep
-        for (size_t j = 0; j < m->keys; j++) {
-            const float scaled = scores[j] * scale;
-            const float moved = nan_unless_finite(scaled + m->additive[j]);
-            row[j] = m->additive[j] == -INFINITY ? -INFINITY : moved;
-        }
-    } else {
-#pragma GCC ivdep
-        for (size_t j = 0; j < m->keys; j++)
-            row[j] = nan_unless_finite(scores[j] * scale);
+    for (size_t j = 0; j < n; j++) {
+        const float scaled = scores[j] * scale, moved = nan_unless_finite(additive ? scaled + additive[j] : scaled);
+        const bool masked = (additive && additive[j] == -INFINITY) | (padding && !padding[j]);
+        const float visible = masked ? -INFINITY : moved;
+        const int32_t ordered = ari_row_ordered(visible);
+        row[j] = visible;
+        top = ordered > top ? ordered : top;
     }
-    if (m->padding) {
-#pragma GCC ivdep
-        for (size_t j = 0; j < m->keys; j++)
-            row[j] = m->padding[j] ? row[j] : -INFINITY;
-    }
+    const float most = ari_row_of_ordered(top);
+    return n == 0 || most == -INFINITY ? INT32_MIN : ari_key32(most);
+}
+
+/* For each kind of mask its own loop. */
+ARI_ROW_LOOP int32_t mask_row(float *row, const float *scores, float scale, const ari_score_row *m)
+{
+    if (m->additive && m->padding)
+        return scale_and_mask(row, scores, scale, m->additive, m->padding, m->keys);
+    if (m->additive)
+        return scale_and_mask(row, scores, scale, m->additive, NULL, m->keys);
+    if (m->padding)
+        return scale_and_mask(row, scores, scale, NULL, m->padding, m->keys);
+    return scale_and_mask(row, scores, scale, NULL, NULL, m->keys);
 }
 
 /* row = exp32(fl32(row - max)), +0 where it is -inf, and its row sum, exponent 1: every term is at most exp(0) = 1.
@@ -49,10 +58,10 @@ ARI_ROW_LOOP void scale_and_mask(float *row, const float *scores, float scale, c
 ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, const float *sink, int32_t p)
 {
     ari_softmax_exps(row, row, max, n);
-    uint64_t sum = ari_row_integer(row, n, 1, p);
+    uint64_t sum = ari_row_unit_integer(row, n, p);
     if (sink)
-        sum += ari_row_biased((double)ari_softmax_exp(*sink, max), ari_row_step(1, p));
-    return ari_row_value(sum, n + (sink != NULL), 1, p);
+        sum += (uint64_t)ari_rowsum_quantise((double)ari_softmax_exp(*sink, max), 1, p);
+    return ari_rowsum_value((int64_t)sum, 1, p);
 }
 
 ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
@@ -88,8 +97,8 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
 {
     const size_t n = m->keys;
     float *row = all + m->first;
-    scale_and_mask(row, all_scores + m->first, scale, m);
-    const int32_t top = sums->known ? *sums->top : ari_sink_top(ari_row_largest_key(row, n, -INFINITY), sums->sink);
+    const int32_t own = mask_row(row, all_scores + m->first, scale, m);
+    const int32_t top = sums->known ? *sums->top : ari_sink_top(own, sums->sink);
     *sums->top = top;
     if (top == INT32_MIN || top == INT32_MAX) {
         without_sum(row, n, top);
