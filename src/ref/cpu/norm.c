@@ -183,15 +183,18 @@ ARI_ROW_LOOP void backward_means(const norm_row *row, size_t h, int centred, nor
 ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
 {
     double a, b;
-    backward_means(row, h, centred, backward_terms(row, h, centred), &a, &b);
     const float *g = row->g, *xhat = row->xhat, *residual = row->residual, rstd = row->rstd;
     float *dx = row->dx, *sum = residual ? row->sum : NULL;
+    backward_means(row, h, centred, backward_terms(row, h, centred), &a, &b);
+    ari_fetch(row->x + h, h); /* the next row's, while this one's are written */
+    ari_fetch(row->dy + h, h);
 #pragma GCC ivdep
-    for (size_t j = 0; j < h; j++)
-        dx[j] = centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
-#pragma GCC ivdep
-    for (size_t j = 0; sum && j < h; j++)
-        sum[j] = ari_add32(residual[j], dx[j]);
+    for (size_t j = 0; j < h; j++) {
+        const float d = centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
+        if (sum)
+            sum[j] = ari_add32(residual[j], d);
+        dx[j] = d;
+    }
 }
 
 ARI_ROW_KERNEL void layer_backward(const norm_row *row, size_t h)

@@ -174,15 +174,19 @@ typedef struct tile_rows {
     size_t n; /* a multiple of 4 */
 } tile_rows;
 
-/* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. */
+/* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines of
+ * the next tile and those that are written come near. */
 ARI_SIMD static void quantise_tile(int32_t *restrict q, size_t ld, const float *restrict x, ptrdiff_t stride,
                                    const float *restrict scale, const tile_rows *restrict rows, int32_t limit, size_t n)
 {
     int32_t tile[TILE][TILE];
-    for (size_t k = 0; k < n; k++)
+    for (size_t k = 0; k < n; k++) {
+        ari_fetch(x + (ptrdiff_t)(k + TILE) * stride, rows->n);
+        ari_fetch(q + k * ld, k < rows->n ? n : 0);
         for (size_t i = 0; i < rows->n; i++)
             tile[k][i] =
                 quantised(x[(ptrdiff_t)k * stride + (ptrdiff_t)i], scale[k] * rows->factor[i], limit) & rows->mask[i];
+    }
     ari_transpose32((uint32_t *)(void *)q, ld, (const uint32_t *)(const void *)tile, TILE, n, rows->n);
 }
 
