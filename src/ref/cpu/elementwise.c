@@ -144,16 +144,42 @@ typedef struct act_loops {
         }                                                                                                            \
     }
 
-GATED_LOOPS(gelu_erf, AR_ACT_GELU_ERF)
 ACT_LOOPS(gelu_tanh, AR_ACT_GELU_TANH)
 ACT_LOOPS(silu, AR_ACT_SILU)
 ACT_LOOPS(relu, AR_ACT_RELU)
 ACT_LOOPS(none, AR_ACT_NONE)
 ACT_LOOPS(clamped, AR_ACT_CLAMPED)
 
+/* dgate = fl32(fl32(dy*up)*slope), dup = fl32(dy*value). */
+ARI_ROW_KERNEL void multiply_gated(float *dgate, float *dup, const float *dy, const float *values, const float *slopes,
+                                   const float *up, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++) {
+        const float product = dy[j] * up[j], by_up = ari_mul32(dy[j], values[j]);
+        dgate[j] = ari_mul32(product, slopes[j]);
+        dup[j] = by_up;
+    }
+}
+
 static void gelu_erf_act(float *z, const float *x, size_t n)
 {
     ari_gelus(z, x, n, false);
+}
+
+static void gelu_erf_gated(float *y, const float *gate, const float *up, size_t n)
+{
+    float values[ARI_BLOCK];
+    ari_gelus(values, gate, n, false);
+    mul_loop(y, values, up, n);
+}
+
+static void gelu_erf_dgated(float *dgate, float *dup, const float *dy, const float *gate, const float *up, size_t n)
+{
+    float values[ARI_BLOCK], slopes[ARI_BLOCK];
+    ari_gelus(values, gate, n, false);
+    ari_gelus(slopes, gate, n, true);
+    multiply_gated(dgate, dup, dy, values, slopes, up, n);
 }
 
 static void gelu_erf_dact(float *dx, const float *dy, const float *x, size_t n)
