@@ -265,13 +265,32 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
 }
 
 ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *left, const ar_packed *right,
-                   ar_cbuf e, ar_cbuf f)
+                   ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
+    const size_t n = a.rows * b.rows;
     AR_TRY(check_pair(a, b, "gemm_acc"));
+    if (fresh) {
+        AR_TRY(zero(d, q, t, n));
+        AR_TRY(zero(d, q, hl, 2 * n * sizeof(int64_t)));
+    }
+    for (size_t i = 0; runs && i < runs->n; i++) {
+        const size_t from = runs->first + runs->cut[i], terms = runs->cut[i + 1] - runs->cut[i];
+        const ar_part of_a = {0, 1, 0, a.rows, from, terms}, of_b = {0, 1, 0, b.rows, from, terms};
+        ar_packed *l = nullptr, *r = nullptr;
+        ar_status st = terms > 0 ? packed_part(d, q, &l, left, &of_a) : AR_OK;
+        if (l)
+            st = packed_part(d, q, &r, right, &of_b);
+        if (r)
+            st = gemm_acc(d, q, t, hl, l, r, ar_cbuf_at(e, i * a.rows * sizeof(int32_t)),
+                          ar_cbuf_at(f, i * b.rows * sizeof(int32_t)), nullptr, false);
+        packed_destroy(d, q, r);
+        packed_destroy(d, q, l);
+        AR_TRY(st);
+    }
     int64_t *h = dev<int64_t>(hl);
-    return for_each_tile(d, q, a, b,
-                         accumulate{{dev<uint8_t>(t), h, h + a.rows * b.rows, dev<int32_t>(e), dev<int32_t>(f)}});
+    const accumulator_out to = {dev<uint8_t>(t), h, h + n, dev<int32_t>(e), dev<int32_t>(f)};
+    return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{to});
 }
 
 /* A block rounds a chunk of a row of the matrix of n columns whose elements [start, start + count) are given. */

@@ -51,6 +51,12 @@ typedef struct ar_band {
     bool of_terms;
 } ar_band;
 
+/* Run i of a product's terms is [first + cut[i], first + cut[i + 1]), of the host. */
+typedef struct ar_runs {
+    size_t n, first;
+    const size_t *cut; /* [n + 1] */
+} ar_runs;
+
 /* Which keys the queries see. */
 typedef struct ar_mask {
     ar_cbuf visible;               /* int32 [b, rows, 2]: keys [first, end), of which the others may mask some */
@@ -177,10 +183,11 @@ typedef struct ar_device_ops {
     ar_status (*gemm_round)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
                             const ar_band *band);
-    /* Every matrix of the batch, rounded as by gemm_round, is added to one accumulator of [m, n]: t u8 [m*n], hl int64
-     * [2*m*n]. */
+    /* Every matrix of the batch (runs NULL), or every run of the terms of one, rounded as by gemm_round with exponents
+     * of its own, is added to one accumulator of [m, n]: t u8 [m*n], hl int64 [2*m*n]. Runs without terms add nothing;
+     * one has some. fresh: to zeros, whatever these hold. */
     ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
-                          ar_cbuf e, ar_cbuf f);
+                          ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh);
     /* y[i] (fp32, contiguous, count elements) = rounded value of elements [start, start + count) of the row-major [m,
      * n] matrix of sums; s points at the first of them. */
     ar_status (*round_i64)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,

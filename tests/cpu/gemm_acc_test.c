@@ -40,14 +40,14 @@ static ar_tensor batch_of(float *x, size_t samples, size_t rows, size_t k)
                        .data = {x}};
 }
 
-static void add_on_device(state *s, const problem *p, int threads)
+static void add_on_device(state *s, const problem *p, int threads, bool fresh)
 {
     OWNED(ar_device_destroy) ar_device *d = device(threads);
     const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
     prepared ready;
     cr_assert_ok(prepared_create(&ready, d, &a, &b, true, false));
     cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
-                                  ar_const(ready.f)));
+                                  ar_const(ready.f), NULL, fresh));
     prepared_destroy(&ready, d);
 }
 
@@ -63,6 +63,12 @@ static void add_by_definition(state *s, const problem *p)
     }
 }
 
+static void spoil(state *s)
+{
+    memset(s->t, 7, s->n);
+    memset(s->hl, 0x55, 2 * s->n * sizeof *s->hl);
+}
+
 static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, int threads)
 {
     SCOPED(problem_destroy) problem p = problem_create(samples, m, n, k, kind);
@@ -70,8 +76,9 @@ static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, 
     char what[96];
     (void)snprintf(what, sizeof what, "%zu samples, m %zu n %zu k %zu, data %d, %d threads", samples, m, n, k,
                    (int)kind, threads);
+    spoil(&got);
     for (int pass = 0; pass < 2; pass++) { /* the second into what the first has left */
-        add_on_device(&got, &p, threads);
+        add_on_device(&got, &p, threads, pass == 0);
         add_by_definition(&want, &p);
         same_state(&got, &want, what);
     }
@@ -101,6 +108,43 @@ PATH_TEST(gemm_acc, sums_longer_samples_than_one_integer_holds)
     check(1, 2, 3, 8191, DATA_LARGEST, 1);
 }
 
+PATH_TEST(gemm_acc, takes_runs_of_terms_as_products_of_their_own)
+{
+    enum { m = 9, n = 50, k = 310, runs = 4 };
+    static const size_t cut[runs + 1] = {0, 40, 40, 47, 300};
+    const ar_runs of = {runs, 6, cut};
+    SCOPED(problem_destroy) problem p = problem_create(1, m, n, k, DATA_PLAIN);
+    SCOPED(state_destroy) state got = state_create(m * n), want = state_create(m * n);
+    OWNED(ar_device_destroy) ar_device *d = device(1);
+    const ar_tensor a = batch_of(p.a, 1, m, k), b = batch_of(p.b, 1, n, k);
+    const ar_cbuf none = {NULL};
+    int32_t e[runs * m], f[runs * n];
+    float y[m * n];
+    ar_packed *left = NULL, *right = NULL;
+    cr_assert_ok(d->ops->packed_create(d, NULL, &left, 1, m, k, AR_PACKED_LEFT));
+    cr_assert_ok(d->ops->packed_create(d, NULL, &right, 1, n, k, 0));
+    for (size_t i = 0; i < runs; i++) {
+        const size_t from = of.first + cut[i], terms = cut[i + 1] - cut[i];
+        const ar_tensor x = ar_tensor_slice(&a, 2, from, terms), w = ar_tensor_slice(&b, 2, from, terms);
+        const ar_buf ei = {e + i * m}, fi = {f + i * n};
+        cr_assert_ok(d->ops->row_exponents(d, NULL, ei, &x, none, +1, false, false));
+        cr_assert_ok(d->ops->row_exponents(d, NULL, fi, &w, none, -1, false, false));
+        if (terms == 0)
+            continue;
+        cr_assert_ok(d->ops->pack(d, NULL, left, 0, from, &x, none, +1, ar_const(ei)));
+        cr_assert_ok(d->ops->pack(d, NULL, right, 0, from, &w, none, -1, ar_const(fi)));
+        cr_assert_ok(ar_contract_definition(y, m, n, terms, p.a + from, k, 1, p.b + from, k, 1, false, false));
+        for (size_t j = 0; j < m * n; j++)
+            add_one(&want, j, y[j]);
+    }
+    spoil(&got);
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, left, right, (ar_cbuf){e}, (ar_cbuf){f},
+                                  &of, true));
+    same_state(&got, &want, "runs");
+    d->ops->packed_destroy(d, NULL, left);
+    d->ops->packed_destroy(d, NULL, right);
+}
+
 PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 {
     SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
@@ -110,7 +154,8 @@ PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false));
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL}));
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL},
+                                  NULL, false));
     same_state(&got, &want, "no samples");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
@@ -124,7 +169,8 @@ PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
     const ar_cbuf none = {NULL};
     cr_assert_ok(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true));
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false));
-    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none), AR_ERR_SHAPE);
+    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none, NULL, false),
+                 AR_ERR_SHAPE);
     same_state(&got, &want, "refused");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);

@@ -312,14 +312,20 @@ void gemm_round_cases(device_pair *p)
         large_results(p, gemm_round_case);
 }
 
-/* A second batch is added to what the first one left. */
+/* A second batch is added to what the first one left, then two runs of one matrix. */
 static void gemm_acc_case(device_pair *p, product *o)
 {
     begin_product(p, o, "");
-    const pair_buf t = pair_zeros(p, "t", PAIR_W8, o->m * o->n), hl = pair_zeros(p, "hl", PAIR_W64, 2 * o->m * o->n);
+    const pair_buf t = pair_words(p, "t", PAIR_W8, o->m * o->n), hl = pair_words(p, "hl", PAIR_W64, 2 * o->m * o->n);
+    const pair_buf e = old_exponents(p, "e of runs", 2 * o->m), f = old_exponents(p, "f of runs", 2 * o->n);
+    const size_t first = o->k / 5, cut[3] = {0, o->k / 3, o->k - first};
+    const ar_runs runs = {2, first, cut};
     prepare(p, o);
     for (int twice = 0; twice < 2; twice++)
-        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]));
+        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]), NULL,
+                 twice == 0);
+    if (o->batch == 1)
+        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], o->a[s], o->b[s], ar_const(e.at[s]), ar_const(f.at[s]), &runs, false);
     pair_end(p);
     destroy_packed(p, o);
 }

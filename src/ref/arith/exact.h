@@ -58,7 +58,15 @@ struct ar_param_grad {
     size_t n;  /* elements, in the order of the layer's matrix [out, in] */
     ar_buf t;  /* u8 [n] */
     ar_buf hl; /* int64 [2n] */
+    bool none; /* of its values: whatever these hold counts as zero */
 };
+/** True if no value was added so far; from here on there is one. */
+static inline bool ari_exact_grad_begins(ar_param_grad *g)
+{
+    const bool none = g->none;
+    g->none = false;
+    return none;
+}
 
 /* Sums of a gradient's contraction whose terms are on several ranks, which share its rows: each completes, rounds and
  * adds its own ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */

@@ -28,11 +28,19 @@ void ari_exact_param_release(ar_param *p)
 
 ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
 {
-    if (!p->grad)
+    (void)ctx;
+    if (p->grad)
+        p->grad->none = true;
+    return AR_OK;
+}
+
+/* For whoever adds to what is there, or writes a part of it. */
+static ar_status begin_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
+{
+    if (!ari_exact_grad_begins(g))
         return AR_OK;
-    const ar_device_ops *dev = ctx->device->ops;
-    AR_TRY(dev->zero(ctx->device, ctx->queue, p->grad->t, p->grad->n));
-    return dev->zero(ctx->device, ctx->queue, p->grad->hl, 2 * p->grad->n * sizeof(int64_t));
+    AR_TRY(ctx->device->ops->zero(ctx->device, q, g->t, g->n));
+    return ctx->device->ops->zero(ctx->device, q, g->hl, 2 * g->n * sizeof(int64_t));
 }
 
 /* Made when first needed: a model that only runs forward has no gradients. */
@@ -44,11 +52,11 @@ ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
     AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t)));
     AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
     p->grad->n = n;
+    p->grad->none = true;
     const ar_device_ops *dev = ctx->device->ops;
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->t, n ? n : 1));
     AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->hl, bytes ? bytes : 1));
-    AR_TRY_TO(failed, st, ari_exact_grad_zero(ctx, p));
     return AR_OK;
 failed:
     ari_exact_grad_release(p, ctx->queue);
@@ -115,7 +123,7 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     if (st == AR_OK)
         st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
     if (st == AR_OK)
-        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f);
+        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f, NULL, ari_exact_grad_begins(p->grad));
     end_packed(ctx, a);
     return st;
 }
@@ -210,6 +218,7 @@ ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s
         return AR_OK;
     AR_TRY(
         ARI_KERNEL(ctx, round_i64, s->value, ar_const(own), s->limbs, s->first * s->in, s->rows * s->in, s->in, e, f));
+    AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
     return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, s->out, &value, ar_const(s->row_of));
 }
 
@@ -312,6 +321,7 @@ ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows)
     if (!p->requires_grad)
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
+    AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
     p->has_grad = true;
     *borrows = (ar_row_sum){.t = p->grad->t, .hl = p->grad->hl};
     return AR_OK;
@@ -332,7 +342,7 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
-    if (!p->grad)
+    if (!p->grad || p->grad->none)
         return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     return ctx->device->ops->acc_value(ctx->device, ctx->queue, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl),
@@ -379,7 +389,7 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     const size_t count = ar_tensor_count(&p->value), word = sizeof(int64_t);
     const runs r = runs_of(bucket, n);
     const ar_buf t = ar_buf_at(r.t, at), h = ar_buf_at(r.hl, at * word), l = ar_buf_at(r.hl, (n + at) * word);
-    if (!p->grad) {
+    if (!p->grad || p->grad->none) {
         AR_TRY(dev->zero(ctx->device, q, t, count));
         AR_TRY(dev->zero(ctx->device, q, h, count * word));
         return dev->zero(ctx->device, q, l, count * word);
@@ -468,6 +478,7 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
     if (!ari_has_peers(over))
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
+    AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
     runs r = {.hl = p->grad->hl, .t = p->grad->t};
     AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
     AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, 0, tag));
@@ -483,6 +494,7 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
     const size_t word = sizeof(int64_t), first = p->own_start, count = p->own_count, from = at + first;
     const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * word);
     const ar_buf l = ar_buf_at(p->grad->hl, p->grad->n * word);
+    AR_TRY(begin_zeros(ctx, q, p->grad));
     AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->t, first), ar_cbuf_at(t, from), count));
     AR_TRY(
         dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));

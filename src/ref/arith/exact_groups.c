@@ -217,22 +217,37 @@ static ar_cbuf run_exponents(const run_operand *o, size_t run)
     return ar_cbuf_at(ar_const(o->e), run * o->t.shape[0] * WORD);
 }
 
-/* The integers of a run: to the accumulator of p, or (s) its sums, which all ranks of the sequence complete. */
-static ar_status add_run(ar_ctx *ctx, ar_param *p, const run_operand *dy, const run_operand *x, const ar_groups *g,
-                         size_t run, const ari_shared_rows *s)
+/* A run whose sums all ranks of the sequence complete. */
+static ar_status add_shared_run(ar_ctx *ctx, ar_param *p, const run_operand *dy, const run_operand *x,
+                                const ar_groups *g, size_t run, const ari_shared_rows *s, const char *tag)
 {
     const size_t start = run_start(g, run), rows = run_rows(g, run);
     ar_packed *a = NULL, *b = NULL;
-    if (rows == 0)
-        return s ? ARI_KERNEL(ctx, zero, s->sums, dy->t.shape[0] * x->t.shape[0] * (size_t)s->limbs * sizeof(int64_t))
-                 : AR_OK;
-    AR_TRY(part_of(ctx, &a, dy->packed, 0, dy->t.shape[0], start, rows));
-    AR_TRY(part_of(ctx, &b, x->packed, 0, x->t.shape[0], start, rows));
-    const ar_status st =
-        s ? ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false)
-          : ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, run_exponents(dy, run), run_exponents(x, run));
-    end_packed(ctx, b);
-    end_packed(ctx, a);
+    ar_status st = AR_OK;
+    if (rows == 0) {
+        st = ARI_KERNEL(ctx, zero, s->sums, s->out * s->in * (size_t)s->limbs * sizeof(int64_t));
+    } else {
+        AR_TRY(part_of(ctx, &a, dy->packed, 0, s->out, start, rows));
+        AR_TRY(part_of(ctx, &b, x->packed, 0, s->in, start, rows));
+        st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
+        end_packed(ctx, b);
+        end_packed(ctx, a);
+    }
+    AR_TRY(st);
+    return ari_shared_rows_add(ctx, p, s, run_exponents(dy, run), run_exponents(x, run), tag);
+}
+
+static ar_status add_shared_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_operand *dy, const run_operand *x,
+                                 const ar_groups *g, const char *tag)
+{
+    ari_shared_rows s;
+    ar_status st = AR_OK;
+    AR_TRY(ari_shared_rows_init(&s, ctx, g->over, dy->t.shape[0], x->t.shape[0], g->longest));
+    for (size_t run = 0; run < g->n * g->samples && st == AR_OK; run++) {
+        ar_param *p = to[run / g->samples * (size_t)n];
+        st = p->requires_grad ? add_shared_run(ctx, p, dy, x, g, run, &s, tag) : AR_OK;
+    }
+    ari_shared_rows_fini(&s, ctx);
     return st;
 }
 
@@ -240,25 +255,18 @@ static ar_status add_run(ar_ctx *ctx, ar_param *p, const run_operand *dy, const 
 static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_operand *dy, const run_operand *x,
                           const ar_groups *g, const char *tag)
 {
-    const size_t out = dy->t.shape[0], in = x->t.shape[0];
-    const bool shared = ari_has_peers(g->over);
-    ari_shared_rows s;
-    ar_status st = AR_OK;
-    if (shared)
-        AR_TRY(ari_shared_rows_init(&s, ctx, g->over, out, in, g->longest));
-    for (size_t run = 0; run < g->n * g->samples && st == AR_OK; run++) {
-        ar_param *p = to[run / g->samples * (size_t)n];
-        if (!p->requires_grad)
-            continue;
-        st = add_run(ctx, p, dy, x, g, run, shared ? &s : NULL);
-        if (st == AR_OK && shared)
-            st = ari_shared_rows_add(ctx, p, &s, run_exponents(dy, run), run_exponents(x, run), tag);
+    if (ari_has_peers(g->over))
+        AR_TRY(add_shared_runs(ctx, to, n, dy, x, g, tag));
+    for (size_t i = 0; i < g->n; i++) {
+        const ar_runs runs = {g->samples, g->first[i], g->sample + i * (g->samples + 1)};
+        const size_t rows = g->first[i + 1] - g->first[i], run = i * g->samples;
+        const ar_param *p = to[i * (size_t)n];
+        ari_work_of_gradient(dy->t.shape[0], x->t.shape[0], rows);
+        if (p->requires_grad && rows > 0 && !ari_has_peers(g->over))
+            AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, dy->packed, x->packed, run_exponents(dy, run),
+                              run_exponents(x, run), &runs, ari_exact_grad_begins(p->grad)));
     }
-    if (shared)
-        ari_shared_rows_fini(&s, ctx);
-    for (size_t i = 0; i < g->n; i++)
-        ari_work_of_gradient(out, in, g->first[i + 1] - g->first[i]);
-    return st;
+    return AR_OK;
 }
 
 /* Gives the parameters that are to have one a gradient, also where there are no rows: zeros. */

@@ -14,37 +14,39 @@
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
-/* now[i] = the larger of t[i] and the top slice of v[i]; whether any is larger than t[i]. */
-ARI_SIMD static bool tops_of(uint8_t *restrict now, const uint8_t *restrict t, const float *restrict v, size_t n)
+/* now[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are added:
+ * vectors of bytes beside those of 64-bit integers would not fit the registers. */
+ARI_SIMD static bool raise_tops(int32_t *restrict now, const float *restrict v, size_t n)
 {
-    unsigned int raised = 0;
+    int32_t raised = 0;
     for (size_t i = 0; i < n; i++) {
-        const uint8_t top = (uint8_t)ari_acc_top(v[i]);
-        const uint8_t larger = top > t[i] ? top : t[i];
-        raised |= (unsigned int)(larger ^ t[i]);
+        const int32_t top = ari_acc_top(v[i]);
+        const int32_t larger = top > now[i] ? top : now[i];
+        raised |= larger ^ now[i];
         now[i] = larger;
     }
     return raised != 0;
 }
 
-/* h += slice t of v, l += slice t-1 of v, for t at least the top of v. With the significand m < 2^24 at bit p of
- * |v|*2^149, the 64 bits from bit 32(t-1) on hold both slices, and m lies below their end: they are m*2^40 shifted
- * right by 40 - (p - 32(t-1)) >= 0. For a flagged element, t = 255, that is beyond every value: nothing is added. */
-ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const uint8_t *restrict t,
-                                const float *restrict v, size_t n)
+/* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v. With the significand m < 2^24 at
+ * bit p of |v|*2^149, the 64 bits from bit 32(t-1) on hold both slices, and m lies below their end: they are m*2^40
+ * shifted right by 40 - (p - 32(t-1)) >= 0. For a flagged element, t = 255, that is beyond every value: nothing is
+ * added. */
+ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
+                                const float *restrict v, size_t n, bool add)
 {
     for (size_t i = 0; i < n; i++) {
         const uint32_t bits = ari_bits32(v[i]);
         const int32_t biased = (int32_t)((bits >> 23) & 0xffu);
         const uint32_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
         const int32_t place = biased != 0 ? biased - 1 : 0;
-        const int32_t right = 40 - place + 32 * ((int32_t)t[i] - 1);
+        const int32_t right = 40 - place + 32 * (t[i] - 1);
         const uint64_t shifted = ((uint64_t)significand << 40) >> (right & 63);
         const uint64_t window = right > 63 ? 0u : shifted;
         const uint64_t sign =
             0u - (uint64_t)(bits >> 31); /* all ones for a negative value: (x ^ sign) - sign negates */
-        h[i] = (int64_t)((uint64_t)h[i] + (((window >> 32) ^ sign) - sign));
-        l[i] = (int64_t)((uint64_t)l[i] + (((window & 0xffffffffu) ^ sign) - sign));
+        h[i] = (int64_t)((add ? (uint64_t)h[i] : 0u) + (((window >> 32) ^ sign) - sign));
+        l[i] = (int64_t)((add ? (uint64_t)l[i] : 0u) + (((window & 0xffffffffu) ^ sign) - sign));
     }
 }
 
@@ -69,14 +71,24 @@ ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, con
         y[i] = ari_acc_value(t[i], h[i], l[i]);
 }
 
-void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n)
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh)
 {
-    uint8_t now[CHUNK];
+    int32_t now[CHUNK];
+    uint8_t room[CHUNK];
     for (size_t i = 0; i < n; i += CHUNK) {
         const size_t count = n - i < CHUNK ? n - i : CHUNK;
-        if (tops_of(now, t + i, v + i, count))
-            raise_run(t + i, h + i, l + i, now, count);
-        add_slices(h + i, l + i, t + i, v + i, count);
+        uint8_t *top = fresh ? t + i : room;
+        bool raised = fresh;
+        for (size_t j = 0; j < count; j++)
+            now[j] = fresh ? 0 : t[i + j];
+        for (size_t r = 0; r < rows; r++)
+            raised |= raise_tops(now, row[r] + i, count);
+        for (size_t j = 0; j < count && raised; j++)
+            top[j] = (uint8_t)now[j];
+        if (raised && !fresh)
+            raise_run(t + i, h + i, l + i, top, count);
+        for (size_t r = 0; r < rows; r++)
+            add_slices(h + i, l + i, now, row[r] + i, count, !fresh || r > 0);
     }
 }
 
@@ -162,8 +174,10 @@ static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, 
         for (size_t j = 0; j < whole; j += LANES)
             accumulate_lanes(t + j, h + j, l + j, first + j, stride, count);
     }
-    for (size_t r = 0; r < rows && whole < n; r++)
-        ari_accumulate(t + whole, h + whole, l + whole, x + (ptrdiff_t)r * stride + whole, n - whole);
+    for (size_t r = 0; r < rows && whole < n; r++) {
+        const float *rest = x + (ptrdiff_t)r * stride + whole;
+        ari_accumulate(t + whole, h + whole, l + whole, &rest, 1, n - whole, false);
+    }
 }
 
 /* Columns of a native sum that stay in registers: several chains of additions, none of which waits for another. */
@@ -294,7 +308,7 @@ static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, siz
     const ptrdiff_t first = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * terms->stride[1];
     const float *x = ari_run_gather(terms, first, terms->stride[1], n, room);
     const size_t at = row * acc->cols + from;
-    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, x, n);
+    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, &x, 1, n, false);
 }
 
 /* The row of the accumulator that row r of the terms goes to; negative: none. */

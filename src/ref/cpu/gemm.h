@@ -61,7 +61,7 @@ typedef struct ari_tile_plan {
     size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
     size_t panels; /* of a right matrix that is packed before the tiles, of col_step rows each */
     size_t panel;  /* words of one: set by the path; 0: none */
-    size_t row;    /* words of a row of rounded values, where no result holds it */
+    size_t row;    /* words of a row of rounded values, or of two and the tile's, where no result holds them */
     bool narrow;   /* of operands of 15 bits */
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
@@ -75,7 +75,7 @@ typedef struct ari_tile {
     void *words;          /* plan->path words, 64-byte aligned */
     double *scale;        /* [cols] */
     int64_t *wide;        /* [rows, 2*cols] */
-    float *values;        /* [cols], where plan->row is not 0 */
+    float *values;        /* [cols], or [1 + rows, cols], where plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {
@@ -153,7 +153,8 @@ void ari_halves_to_limbs(int64_t *s, const double *hi, const double *lo, bool ad
 void ari_round_sums(float *y, const int64_t *s, double row, const double *scale, size_t n);
 void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
 
-/** Adds v[0..n) to n elements of the order-independent accumulator, one value each, whose state starts at t, h, l. */
-void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *v, size_t n);
+/** Adds the first n values of each row to n elements of the order-independent accumulator, whose state starts at t, h,
+ *  l; fresh: to zeros, whatever these hold. */
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh);
 
 #endif

@@ -23,10 +23,23 @@ static size_t part_extent(size_t n, size_t parts, size_t step)
 
 /* Requirements of a job over tiles on their plan. */
 typedef struct tile_request {
-    size_t matrices; /* results: a batch's, or the one that a whole batch goes into */
+    size_t matrices; /* results: a batch's, or the one that all products go into */
+    size_t products; /* of the matrices of a batch, or of runs of the terms of one */
+    size_t k;        /* terms of the longest product */
     size_t terms;    /* the longest sum between two flushes */
-    bool values;     /* a row of rounded values next to the sums */
+    size_t values;   /* products whose rounded values have room next to the sums: 0, or those with terms */
+    const ar_runs *runs;
 } tile_request;
+
+/* One product's operand. */
+static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t number)
+{
+    ar_packed one = *p;
+    one.batch = 1;
+    one.q = ari_packed_at(p, runs ? 0 : number, 0, runs ? runs->first + runs->cut[number] : 0);
+    one.k = runs ? runs->cut[number + 1] - runs->cut[number] : p->k;
+    return one;
+}
 
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
@@ -48,10 +61,10 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     p.tile_cols = part_extent(b->rows, p.across, path->col_step);
     p.down = ceil_div(a->rows, p.tile_rows);
     p.across = ceil_div(b->rows, p.tile_cols);
-    path->plan(&p, a->k);
+    path->plan(&p, r->k);
     p.panels = ceil_div(b->rows, path->col_step);
-    p.wide = r->terms < a->k ? 2 * p.tile_rows * p.tile_cols : 0;
-    p.row = r->values ? ceil_div(p.tile_cols, 2) : 0;
+    p.wide = r->terms < r->k ? 2 * p.tile_rows * p.tile_cols : 0;
+    p.row = ceil_div(p.tile_cols * (r->values > 1 ? 1 + p.tile_rows : r->values), 2);
     p.total = ari_round_up8(p.path + p.tile_cols + p.wide + p.row);
     return p;
 }
@@ -88,10 +101,10 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
-static const ari_exact_path *path_of(const ar_device *d, const ar_packed *a)
+static const ari_exact_path *path_of(const ar_device *d, size_t k)
 {
     const ari_exact_choice *exact = &((const ari_cpu_device *)d)->exact;
-    return a->k < exact->path->least_terms ? exact->brief : exact->path;
+    return k < exact->path->least_terms ? exact->brief : exact->path;
 }
 
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
@@ -99,12 +112,12 @@ static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed
                                void (*job)(const ari_exact_path *path, const void *context, const ari_tile *t),
                                const void *context)
 {
-    if (a->batch == 0 || a->rows == 0 || b->rows == 0)
+    if (r->products == 0 || a->rows == 0 || b->rows == 0)
         return AR_OK;
-    const ari_exact_path *path = path_of(d, a);
+    const ari_exact_path *path = path_of(d, r->k);
     const ari_tile_plan p = plan_tiles(path, d, a, b, r);
-    const size_t tiles = r->matrices * p.down * p.across, panels = a->batch * p.panels;
-    const int threads = ari_threads_for(d, tiles, a->batch * a->rows * b->rows * (a->k + 8) / 8);
+    const size_t tiles = r->matrices * p.down * p.across, panels = r->products * p.panels;
+    const int threads = ari_threads_for(d, tiles, r->products * a->rows * b->rows * (r->k + 8) / 8);
     ar_buf words = {NULL};
     size_t count = 0;
     AR_TRY(ari_mul_size(&count, p.panel, panels));
@@ -113,8 +126,10 @@ static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed
     AR_TRY(ari_cpu_alloc(d, NULL, &words, count));
     double *base = words.ptr, *packed = base + p.total * (size_t)threads;
 #pragma omp parallel for num_threads(threads) if (p.panel > 0)
-    for (size_t i = 0; i < (p.panel > 0 ? panels : 0); i++)
-        path->pack(packed + i * p.panel, b, i / p.panels, i % p.panels * path->col_step);
+    for (size_t i = 0; i < (p.panel > 0 ? panels : 0); i++) {
+        const ar_packed one = product_of(b, r->runs, i / p.panels);
+        path->pack(packed + i * p.panel, &one, 0, i % p.panels * path->col_step);
+    }
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
         const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total, packed);
@@ -164,7 +179,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a->k,
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};
-    const tile_request r = {.matrices = a->batch, .terms = ARI_CONTRACT_BLOCK};
+    const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = ARI_CONTRACT_BLOCK};
     return for_each_tile(d, a, b, &r, int_tile, &o);
 }
 
@@ -258,7 +273,7 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    const tile_request r = {.matrices = a->batch, .terms = path_of(d, a)->terms};
+    const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = path_of(d, a->k)->terms};
     return for_each_tile(d, a, b, &r, round_tile, &o);
 }
 
@@ -267,35 +282,64 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
 typedef struct acc_output {
     uint8_t *t;           /* [m, n] */
     int64_t *h, *l;       /* [m, n] */
-    const int32_t *e, *f; /* [batch, m], [batch, n] */
+    const int32_t *e, *f; /* [products, m], [products, n] */
+    const tile_request *r;
+    bool fresh;
 } acc_output;
 
-/* The tile of every matrix of the batch, one after the other, while the accumulator's own tile stays in the cache.
- * Smaller tiles, which would stay in the second level, were measured and are slower: they pack the operands more
+/* The tile of a product: its rounded values are kept, or added with those that are, since a state has four times the
+ * bytes. Smaller tiles, which would stay in the second level, were measured and are slower: they pack the operands more
  * often. */
-static void acc_tile(const ari_exact_path *path, const void *context, const ari_tile *first)
+static void acc_product(const ari_exact_path *path, const acc_output *o, const ari_tile *t, size_t number, bool keep,
+                        bool kept, bool fresh)
+{
+    const int32_t *e = o->e + number * t->a->rows + t->row, *f = o->f + number * t->b->rows + t->col;
+    make_sums(path, t, f);
+    for (size_t i = 0; i < t->rows; i++) {
+        const size_t at = (t->row + i) * t->b->rows + t->col;
+        float *both[2] = {t->values, t->values + (1 + i) * t->cols};
+        round_row_of(path, t, i, both[keep], e[i], f);
+        if (!keep)
+            ari_accumulate(o->t + at, o->h + at, o->l + at, (const float *const *)both, kept ? 2 : 1, t->cols, fresh);
+    }
+}
+
+static void acc_tile(const ari_exact_path *path, const void *context, const ari_tile *tile)
 {
     const acc_output *o = context;
-    ari_tile t = *first;
-    for (t.at = 0; t.at < t.a->batch; t.at++) {
-        const int32_t *e = o->e + t.at * t.a->rows + t.row, *f = o->f + t.at * t.b->rows + t.col;
-        make_sums(path, &t, f);
-        for (size_t i = 0; i < t.rows; i++) {
-            const size_t at = (t.row + i) * t.b->rows + t.col;
-            round_row_of(path, &t, i, t.values, e[i], f);
-            ari_accumulate(o->t + at, o->h + at, o->l + at, t.values, t.cols);
-        }
+    bool kept = false, fresh = o->fresh;
+    for (size_t i = 0, left = o->r->values; left > 0; i++) {
+        const ar_packed a = product_of(tile->a, o->r->runs, i), b = product_of(tile->b, o->r->runs, i);
+        ari_tile t = *tile;
+        if (o->r->runs && a.k == 0)
+            continue;
+        t.a = &a;
+        t.b = &b;
+        t.panels += i * t.plan->panels * t.plan->panel;
+        left--;
+        const bool keep = !kept && left > 0;
+        acc_product(path, o, &t, i, keep, kept, fresh);
+        fresh = fresh && keep;
+        kept = keep;
     }
 }
 
 /** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
-                           ar_cbuf e, ar_cbuf f)
+                           ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     AR_TRY(check_pair(a, b, "gemm_acc"));
     int64_t *sums = hl.ptr;
-    const acc_output o = {.t = t.ptr, .h = sums, .l = sums + a->rows * b->rows, .e = e.ptr, .f = f.ptr};
-    const tile_request r = {.matrices = 1, .terms = path_of(d, a)->terms, .values = true};
+    tile_request r = {.matrices = 1, .products = a->batch, .k = a->k, .values = a->batch};
+    if (runs)
+        r = (tile_request){.matrices = 1, .products = runs->n, .runs = runs};
+    for (size_t i = 0; runs && i < runs->n; i++) {
+        const size_t terms = runs->cut[i + 1] - runs->cut[i];
+        r.k = terms > r.k ? terms : r.k;
+        r.values += terms > 0 ? 1 : 0;
+    }
+    r.terms = path_of(d, r.k)->terms;
+    const acc_output o = {t.ptr, sums, sums + a->rows * b->rows, e.ptr, f.ptr, &r, fresh};
     return for_each_tile(d, a, b, &r, acc_tile, &o);
 }
