@@ -85,7 +85,8 @@ COPY_ELEMENTS(copy_elements2, uint16_t)
 COPY_ELEMENTS(copy_elements4, uint32_t)
 COPY_ELEMENTS(copy_elements8, uint64_t)
 
-/* As TRANSPOSE_TILE: where the tile is written it is in pieces of 4 by 4 in registers. */
+/* As TRANSPOSE_TILE: where the tile is written it is in pieces of 4 by 4 in registers. Meanwhile the lines of the next tile
+ * and those that are written come near. */
 ARI_SIMD static void transpose_tile4(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows,
                                      size_t cols)
 {
@@ -94,8 +95,11 @@ ARI_SIMD static void transpose_tile4(char *to, ptrdiff_t to_col, const char *fro
         transpose_any4(to, to_col, from, from_row, rows, cols);
         return;
     }
-    for (size_t r = 0; r < rows; r++)
+    for (size_t r = 0; r < rows; r++) {
+        ari_fetch(from + (ptrdiff_t)r * from_row + sizeof tile[r], cols);
+        ari_fetch(to + (ptrdiff_t)r * to_col, r < cols ? rows : 0);
         memcpy(tile[r], from + (ptrdiff_t)r * from_row, cols * sizeof **tile);
+    }
     ari_transpose32((uint32_t *)(void *)to, (size_t)to_col / sizeof **tile, tile[0], TILE, rows, cols);
 }
 
