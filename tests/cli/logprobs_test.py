@@ -268,6 +268,8 @@ class Logprobs(Case):
                                                  "output_token_logprobs": triples[prompt:]}},
             "vllm": {"choices": [{"prompt_token_ids": tokens[:prompt], "token_ids": tokens[prompt:],
                                   "prompt_logprobs": dicts, "logprobs": {"token_logprobs": numbers[prompt:]}}]},
+            "echo": {"choices": [{"prompt_token_ids": tokens[:prompt], "token_ids": tokens[prompt:],
+                                  "logprobs": {"token_logprobs": numbers}}]},
             "named": {"choices": [{"logprobs": {"tokens": named, "token_logprobs": numbers[prompt:]}}],
                       "prompt_token_ids": tokens[:prompt]},
             "chat": {"prompt_token_ids": tokens[:prompt], "choices": [{"logprobs": {"content": [
@@ -275,7 +277,7 @@ class Logprobs(Case):
         for name, form in forms.items():
             said = self.result(self.llama, "--rollout", self.put(f"{name}.json", form), "--within", "1e-5")
             self.assertFalse(said["rollout"]["off"], name)
-            whole = name in ("own", "list", "of_the_rest", "zero", "sglang", "vllm")
+            whole = name in ("own", "list", "of_the_rest", "zero", "sglang", "vllm", "echo")
             self.assertEqual(said["rollout"]["tokens"], len(tokens) - (1 if whole else prompt), name)
 
     def test_bad_input(self):
@@ -291,7 +293,10 @@ class Logprobs(Case):
                json.dumps({"tokens": tokens, "logprobs": [-1.0] * 13}): "13 numbers for 12 tokens",
                json.dumps({"tokens": tokens, "logprobs": [None] * 12}): "has no log-probability",
                json.dumps({"tokens": tokens, "logprobs": [None, "x", *numbers[2:]]}): "neither a number nor null",
+               json.dumps({"tokens": tokens, "logprobs": [None, float("-inf"), *numbers[2:]]}): "no Infinity: write null",
                json.dumps({"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": [-1]}}]}): "return_token_ids",
+               json.dumps({"choices": [{"prompt_token_ids": [1, 2], "token_ids": [3, 4], "logprobs": {
+                   "token_logprobs": [-1] * 3}}]}): "another number of token_ids",
                json.dumps({"choices": [{"prompt_token_ids": [1], "logprobs": {"tokens": ["a"],
                                                                              "token_logprobs": [-1]}}]}):
                    "return_tokens_as_token_ids",

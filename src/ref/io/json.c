@@ -38,9 +38,12 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
     json_t *value = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
     if (value == NULL && ari_json_no_memory(&error))
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(name));
+    const bool python = strstr(error.text, "near 'NaN'") || strstr(error.text, "near 'Infinity'") ||
+                        strstr(error.text, "token near '-'");
     if (value == NULL)
-        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: line %d, column %d: %s", ARI_SHOW(name), error.line,
-                            error.column, ARI_SHOW(error.text));
+        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: line %d, column %d: %s%s", ARI_SHOW(name), error.line,
+                            error.column, ARI_SHOW(error.text),
+                            python ? "; JSON has no NaN and no Infinity: write null" : "");
     *gives = value;
     return AR_OK;
 }

@@ -123,20 +123,21 @@ static ar_status read_token_text(int64_t *out, const json_t *value, const source
     return *end == '\0' && end > text + sizeof prefix - 1 ? AR_OK : refuse(from, "has a token_id that is no number");
 }
 
-/* The numbers of a choice's tokens: a list of numbers (completions), or one of objects (chat). */
+/* The numbers of a choice's last tokens, with echo of all: a list of numbers (completions), or one of objects (chat). */
 static ar_status read_choice(ari_sequence *q, size_t first, const json_t *ids, const json_t *list, bool objects,
                              const json_t *texts, const source *from)
 {
+    const size_t m = json_array_size(list);
     if (ids)
         AR_TRY(read_tokens(q->tokens + first, ids, "token_ids", from));
-    for (size_t i = 0; i < q->n - first; i++) {
+    for (size_t i = 0; i < m; i++) {
         const json_t *one = json_array_get(list, i);
+        const size_t at = q->n - m + i;
         if (!ids)
-            AR_TRY(read_token_text(&q->tokens[first + i],
-                                   objects ? json_object_get(one, "token") : json_array_get(texts, i), from));
-        if (q->given && list)
-            AR_TRY(read_number(&q->given[first + i], objects ? json_object_get(one, "logprob") : one, "logprobs", i,
-                               from));
+            AR_TRY(read_token_text(&q->tokens[at], objects ? json_object_get(one, "token") : json_array_get(texts, i),
+                                   from));
+        if (q->given && at > 0)
+            AR_TRY(read_number(&q->given[at], objects ? json_object_get(one, "logprob") : one, "logprobs", i, from));
     }
     return AR_OK;
 }
@@ -174,15 +175,16 @@ static ar_status add_choice(ari_sequences *s, const json_t *choice, const json_t
     const json_t *prompt = of_either(choice, response, "prompt_token_ids");
     const json_t *before = of_either(choice, response, "prompt_logprobs");
     ari_sequence *q;
+    const size_t first = json_array_size(prompt), m = json_array_size(list);
     if (!json_is_array(prompt))
-        return refuse(from, "has no prompt_token_ids: ask vLLM for return_token_ids");
+        return refuse(from, "has no prompt_token_ids: ask vLLM for return_token_ids, and for no stream");
     if (from->given && !json_is_array(list) && !json_is_array(before))
         return refuse(from, "has no log-probabilities: ask vLLM for logprobs or prompt_logprobs");
-    if (json_is_array(ids) && json_is_array(list) && json_array_size(ids) != json_array_size(list))
+    if (json_is_array(ids) && json_is_array(list) && json_array_size(ids) != m && first + json_array_size(ids) != m)
         return refuse(from, "has another number of token_ids than of logprobs");
     if (json_is_array(before) && json_array_size(before) != json_array_size(prompt))
         return refuse(from, "has another number of prompt_logprobs than of prompt_token_ids");
-    const size_t first = json_array_size(prompt), n = first + json_array_size(json_is_array(ids) ? ids : list);
+    const size_t n = first + (json_is_array(ids) ? json_array_size(ids) : m);
     if (n == 0)
         return refuse(from, "has no tokens");
     AR_TRY(ari_sequences_add(&q, s, n, from->given));
