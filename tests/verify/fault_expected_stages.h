@@ -72,6 +72,7 @@ static const expected staged_elsewhere[] = {
     {F(pp_chunks_contiguous), "gpt2-4", TURNS(2, 2, 2), "transformer.h.1.ln_1.bias:init", 2,
      "other_layer: transformer.h.2.ln_1.bias"},
     {F(pp_gradnorm_own_stage), "gpt2", PP_TP(2, 2, 2, 2), "grad_norm:clip", 0, "norm_of_own_stages", RING},
+    {F(gradnorm_counts_replicas), "gpt2", PP_TP(2, 2, 2, 2), "grad_norm:clip", 0, "norm_counts_twice"},
     {F(pp_loss_last_micro_batch), "gpt2", PP_DP(2, 2, 2, 4), "loss:fwd", 0, "one_micro_batch: the last 1 of 2 samples"},
     {F(muon_of_tied_copy), "gpt2-4", PP_MUON(4, 1, 2), "transformer.wte.weight:new", 3, "replicas_apart"},
     {F(pp_tied_not_summed), "gpt2-4", PP(4, 1, 2), "transformer.wte.weight:grad", 0, "missing_all_reduce: over pp"},

@@ -156,14 +156,17 @@ static double squares_of(const float *values, size_t n)
     return sum;
 }
 
-static ar_status add_gradient(context *b, const comparison *c, size_t tensor, int tp)
+/* Of the first stage that has the parameter. */
+static ar_status add_gradient(context *b, const comparison *c, size_t tensor, int tp, int stage)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     double *held = &b->held[b->gradients * (size_t)tp];
-    for (int r = 0; r < tp; r++) {
+    bool has = false;
+    for (int r = 0; r < c->ranks && (r % stage != 0 || !has); r++) {
         float *local = NULL;
         AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor));
-        held[r] = squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
+        held[r % tp] += squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
+        has = has || held[r % tp] > 0.0;
         free(local);
     }
     b->gradient[b->gradients++] =
@@ -172,8 +175,9 @@ static ar_status add_gradient(context *b, const comparison *c, size_t tensor, in
 }
 
 /* Call context_fini, also after a failure. */
-static ar_status context_init(context *b, const comparison *c, const ari_ref_tensor *of, int tp)
+static ar_status context_init(context *b, const comparison *c, const ari_ref_tensor *of, const ar_parallel *p)
 {
+    const int tp = ari_at_least_one(p->tp), stage = c->ranks / ari_at_least_one(p->pp);
     size_t n = 0;
     AR_TRY(list_tensors(b, c->ref, c->gathered));
     if (of->pass != 'c')
@@ -184,7 +188,7 @@ static ar_status context_init(context *b, const comparison *c, const ari_ref_ten
     AR_TRY(ari_alloc_zero((void **)&b->held, n, (size_t)tp * sizeof *b->held, "gradients"));
     for (size_t i = 0; i < c->ref->count; i++) {
         if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
-            AR_TRY(add_gradient(b, c, i, tp));
+            AR_TRY(add_gradient(b, c, i, tp, stage));
     }
     return AR_OK;
 }
@@ -226,7 +230,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     float **local = NULL;
     context b = {.name = NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, context_init(&b, c, t, ari_at_least_one(o->run.parallel.tp)));
+    AR_TRY_TO(done, st, context_init(&b, c, t, &o->run.parallel));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&copy, (size_t)c->ranks, "copies of a tensor"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&local, (size_t)c->ranks, "copies of a tensor"));
     AR_TRY_TO(done, st, copy_parts(copy, local, c, tensor, &nothing));

@@ -304,7 +304,8 @@ static const ari_cause rows[] = {
      "`clamp`, ReLU, overflow to a format's largest value; `clip_grad_value_`"},
     {"unknown", K(NORM), ARI_TRACE + 2, ANY, 0, IF(OF_GRADIENT), 0, "",
      "the norm counts {trained} parameters that have a gradient here and none in the reference: it is {low}, the root "
-     "of all squares; parameters are trained that are frozen on the other side (requires_grad)"},
+     "of all squares; parameters are trained that are frozen on the other side (requires_grad), or are one with another "
+     "there (a tied weight, of which two stages have a copy each)"},
     {"low_precision", K(NORM), ARI_TRACE + 2, ANY, 0, IF(FRACTION), 0, "",
      "the gradients are right and their norm is a number of bf16: it is {low}, {times:.6g} times the reference; its "
      "squares are added up in 16 bits, or it is cast" LOOK "`.float()` before squares are added"},

@@ -26,8 +26,8 @@ typedef struct ari_rank_copy {
                                 for [b, s, H*d] */
 } ari_rank_copy;
 
-/* One parameter's right gradient: the sum of its squares, and of those that each rank of a tensor-parallel group
- * holds. */
+/* One parameter's right gradient: the sum of its squares, and of those that all ranks of a stage with each
+ * tensor-parallel coordinate hold. */
 typedef struct ari_gradient {
     const char *name; /* models.md, without the pass */
     int ndim;

@@ -15,7 +15,8 @@ static const double limits[] = {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 
                                 0.01, 0.02, 0.05, 0.1,  0.2,  0.5,  1.0,  2.0,  5.0};
 enum { LIMITS = sizeof limits / sizeof *limits };
 
-/* One parameter's gradient: the sum of its squares in both dumps, and of those that each rank holds. */
+/* One parameter's gradient: the sum of its squares in both dumps, and of those that each rank holds, or all ranks of its
+ * place along tp, which data-parallel ranks may have as copies or share out (ZeRO, FSDP). */
 typedef struct part {
     ari_order_key key;
     int ndim;
@@ -28,6 +29,7 @@ typedef struct parts {
     size_t n;
     bool differ;   /* a gradient of the other dump is not the reference's */
     bool of_ranks; /* held is known */
+    bool of_tp;    /* for each coordinate of tensor parallelism */
     int sharers;
     double square, other, clipped[LIMITS]; /* clipped: of the reference's elements within +-limits */
     double largest, sum;                   /* of the reference's elements' sizes; 0: not known */
@@ -70,13 +72,18 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     AR_TRY(ari_rank_copies_of(&ranks, t, c->known));
     const int shares = sharers(ranks.mesh.along[ARI_AXIS_TP], ranks.mesh.along[ARI_AXIS_DP]);
     all->of_ranks = all->of_ranks && ranks.copy && shares > 1 && shares <= ARI_MOST_RANKS;
-    for (int rank = 0; all->of_ranks && rank < shares; rank++) {
+    const int stage =
+        ranks.mesh.along[ARI_AXIS_TP] > 1 ? ranks.ranks / ari_at_least_one(ranks.mesh.along[ARI_AXIS_PP]) : shares;
+    bool has = false;
+    for (int rank = 0; all->of_ranks && rank < ranks.ranks && (rank % stage != 0 || !has); rank++) {
         const ari_rank_copy *copy = &ranks.copy[rank];
         const size_t n = copy->local ? ari_volume(copy->shape, copy->ndim) : 0;
         all->sharers = shares;
         for (size_t k = 0; k < n; k++)
-            p->held[rank] += (double)copy->local[k] * (double)copy->local[k];
+            p->held[rank % shares] += (double)copy->local[k] * (double)copy->local[k];
+        has = has || n > 0;
     }
+    all->of_tp = ranks.mesh.along[ARI_AXIS_TP] > 1;
     ari_rank_copies_fini(&ranks);
     return AR_OK;
 }
@@ -85,7 +92,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
 static ar_status parts_of_run(parts *all, const ari_difference *d)
 {
     const int tp = d->mesh.along[ARI_AXIS_TP];
-    *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .sharers = tp};
+    *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .of_tp = true, .sharers = tp};
     AR_TRY(ARI_ALLOC(&all->part, d->gradients, "gradients"));
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
@@ -130,6 +137,28 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
     return AR_OK;
 }
 
+static double held_by_all(const parts *all, const part *p)
+{
+    double sum = 0.0;
+    for (int rank = 0; rank < all->sharers; rank++)
+        sum += p->held[rank];
+    return sum;
+}
+
+/* Makes held that of one rank of each coordinate of tensor parallelism, as if it shared nothing with data-parallel ranks:
+ * what is cut over tp is there the fewest times. */
+static void take_one_copy(parts *all)
+{
+    double fewest = INFINITY;
+    for (size_t i = 0; i < all->n; i++)
+        fewest =
+            all->part[i].square > 0.0 ? fmin(fewest, held_by_all(all, &all->part[i]) / all->part[i].square) : fewest;
+    for (size_t i = 0; i < all->n && all->of_ranks && all->of_tp && fewest > 1.0; i++) {
+        for (int rank = 0; rank < all->sharers; rank++)
+            all->part[i].held[rank] /= fewest;
+    }
+}
+
 /* --- sets of parameters that a fault affects together ------------------------------------------------------------- */
 
 bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t ny)
@@ -150,10 +179,7 @@ bool ari_alike_but_for_numbers(const char *x, size_t nx, const char *y, size_t n
 
 static bool is_replicated(const parts *all, const part *p)
 {
-    double sum = 0.0;
-    for (int rank = 0; rank < all->sharers; rank++)
-        sum += p->held[rank];
-    return all->of_ranks && sum > 1.5 * p->square;
+    return all->of_ranks && held_by_all(all, p) > 1.5 * p->square;
 }
 
 enum { ITSELF, EXPERTS, KIND, NORMS, DIMENSIONS, LAYER, REPLICATED, SETS };
@@ -438,6 +464,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const double ref = (double)d->reference[0];
     const ar_status st = sum_gradients(&all, c);
     if (st == AR_OK) {
+        take_one_copy(&all);
         const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, ARI_SEEN) && low == high;
         ari_trace_set(t, ARI_FOUND_NORM,
                       own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
