@@ -337,6 +337,14 @@ CLAIM(attention_of_names_that_say_nothing_is_found_by_widths)
     expect_cause(&m, "softmax_scale", NULL, 0);
 }
 
+CLAIM(the_first_layer_is_one)
+{
+    names first = {"layers.0.mix.a:fwd", "layers.0.mix.b:fwd",         "layers.0.mix.c:fwd",
+                   "layers.0.mix.s",     "layers.0.mix.d.weight:init", "layers.0.mix.d:fwd"};
+    made m = attention(&(how){.scale = 3.0}, first);
+    expect_cause(&m, "softmax_scale", NULL, 0);
+}
+
 CLAIM(a_mistake_is_named_in_bf16_noise)
 {
     made m = attention(&(how){.ahead = 1}, metas);
