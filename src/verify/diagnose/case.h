@@ -255,7 +255,6 @@ typedef struct ari_trace {
     ari_trace_kind kind;
     ari_properties flags;
     int penalty;        /* what the cause's confidence is lowered by */
-    int numbers;        /* that were fitted to what differs */
     bool weighed;       /* it is known how much is left: */
     double unexplained; /* share of the differences' squares that is left */
     size_t facts;

@@ -12,7 +12,7 @@ void ari_trace_set(ari_trace *t, ari_trace_kind kind, ari_properties flags)
 {
     t->kind = kind;
     t->flags = flags;
-    t->penalty = t->numbers = 0;
+    t->penalty = 0;
     t->weighed = false;
     t->unexplained = 0.0;
     t->facts = 0;

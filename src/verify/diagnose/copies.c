@@ -255,7 +255,7 @@ ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
             if (b.n < 2 || size % b.n != 0 || size < 2 * b.n || !ari_holds_all(&left, &h))
                 continue;
             ari_trace_set(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
-            ari_explained(t, &left, 0);
+            ari_explained(t, &left);
             ari_count(t, "tp", b.n);
             return AR_OK;
         }

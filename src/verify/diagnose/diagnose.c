@@ -30,17 +30,6 @@ static unsigned has(const ari_case *c)
            (d->step <= 1 ? ARI_NEEDS_START : 0u) | (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
 }
 
-/* The surer one; of two equally sure ones that which explains more of the differences, then that with fewer fitted
- * numbers. Residuals within a tenth differ by rounding. */
-static bool says_more(const ari_trace *a, const ari_trace *b)
-{
-    if (a->confidence != b->confidence)
-        return a->confidence > b->confidence;
-    if (fabs(a->unexplained - b->unexplained) > 0.1)
-        return a->unexplained < b->unexplained;
-    return a->confidence > 0 && a->numbers < b->numbers;
-}
-
 /* The residual of a factor alone, which the survey has counted. It says nothing for few elements, nor for values that
  * do not follow the reference, however much of the differences a small factor removes. */
 static void consider_factor(const ari_case *c)
@@ -70,7 +59,7 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         ari_match_cause(&t, c);
         if (t.weighed)
             ari_consider(c, t.kind, t.flags, t.unexplained);
-        if (says_more(&t, best))
+        if (t.confidence > best->confidence)
             *best = t;
     }
     return AR_OK;
@@ -153,9 +142,8 @@ static void enclose(size_t *from, size_t *to, size_t n)
 }
 
 /* The part of a tensor in which a map may hold that is not seen in the whole: blocks around all differences, since what
- * moved may have left the ends unchanged; all of one dimension, since values may have come from outside; or the box of
- * the differences alone, where an exchange of halves says no more than which slices of the whole are. */
-enum { IN_RANGE = -2, IN_BLOCKS = -1 }; /* else: all of this dimension */
+ * moved may have left the ends unchanged; or all of one dimension, since values may have come from outside. */
+enum { IN_BLOCKS = -1 }; /* else: all of this dimension */
 
 static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
 {
@@ -165,8 +153,7 @@ static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
     for (int dim = 0; dim < c->grid.nd; dim++) {
         const size_t n = c->grid.shape[dim];
         ari_bounding_range(c, dim, &from[dim], &to);
-        if (part != IN_RANGE)
-            enclose(&from[dim], &to, n);
+        enclose(&from[dim], &to, n);
         if (part == dim && to - from[dim] == n)
             return AR_OK; /* it was looked at */
         if (part == dim)
@@ -177,7 +164,7 @@ static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
     if (count == c->count || count < 4)
         return AR_OK;
     const ar_status st = look_at_box(&own, &v, c, from, NULL);
-    own.confidence -= part == IN_RANGE ? 2 : 1;
+    own.confidence--;
     if (st == AR_OK && own.confidence > best->confidence) {
         *best = own;
         ari_text t = ari_text_in(best->hint, sizeof best->hint);
@@ -192,8 +179,6 @@ ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
     AR_TRY(best_of(best, c, ARI_ON_WHOLE));
     if (best->confidence < ARI_IDENTITY + 7)
         AR_TRY(look_inside(best, c, IN_BLOCKS));
-    if (best->confidence < ARI_IDENTITY + 7)
-        AR_TRY(look_inside(best, c, IN_RANGE));
     for (int dim = 0; dim < c->grid.nd && best->confidence < ARI_IDENTITY; dim++)
         AR_TRY(look_inside(best, c, dim));
     return AR_OK;

@@ -207,13 +207,6 @@ static void say_extent(ari_text *where, const ari_view *v)
     }
 }
 
-/* A loss that is a little off, and the same everywhere, is off as little in 16 bits: no cause is named. */
-static bool is_slightly_off(const ari_case *c)
-{
-    return c->grid.count == 1 && c->grid.d->pass == 'f' && c->survey.disagree == 0 &&
-           c->survey.total.max_relative < 5e-3;
-}
-
 /* Judges a finding about one full copy again, now that the copies are known to be equal. A finding about a part is
  * left. */
 static void know_copies_equal(ari_trace *best, const ari_case *c)
@@ -243,13 +236,11 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
     AR_TRY(ari_survey_init(&c.survey, &c.grid));
-    d.hidden = is_slightly_off(&c);
     const bool far = c.survey.total.max_difference > rounding || c.survey.total.nan > 0;
     ar_status st = AR_OK;
     if (c.survey.different > 0 && far) {
         st = ari_look_at_ranks(&own, &c);
-        const bool of_state = best->kind == ARI_FOUND_STATE && c.survey.disagree == 0; /* in which ranks have no part */
-        if (ari_ranks_say_more(&own, best, &c) && !of_state)
+        if (ari_ranks_say_more(&own, best, &c))
             *best = own;
         else if (r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0)
             know_copies_equal(best, &v->c);

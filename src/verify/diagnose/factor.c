@@ -410,7 +410,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     char over[ARI_AXES_TEXT];
     others o;
     ari_trace_set(t, ARI_FOUND_FACTOR, 0);
-    ari_explained(t, left, 1);
+    ari_explained(t, left);
     ari_number(t, "factor", factor);
     ari_name_number(t, factor, unsure, c->facts.targets);
     const int n = (int)ari_value(t, "n");

@@ -73,10 +73,9 @@ bool ari_holds_all(ari_residual *r, const ari_hypothesis *h)
     return ari_explains_all(&own, h->c);
 }
 
-void ari_explained(ari_trace *t, const ari_residual *r, int numbers)
+void ari_explained(ari_trace *t, const ari_residual *r)
 {
     t->unexplained = r->all > 0.0 ? fmin(fmax(r->left / r->all, 0.0), 1.0) : 0.0;
-    t->numbers = numbers;
     t->weighed = true;
 }
 

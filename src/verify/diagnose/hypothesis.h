@@ -38,9 +38,8 @@ ari_residual ari_residual_of(const ari_hypothesis *h);
 bool ari_explains_all(const ari_residual *r, const ari_case *c);
 /** Both in one; *r may be NULL. */
 bool ari_holds_all(ari_residual *r, const ari_hypothesis *h);
-/** States how much of the differences the trace explains, and how many numbers were fitted to them: of two traces of
- *  equal confidence the one that explains more, then that with fewer numbers, is reported. */
-void ari_explained(ari_trace *t, const ari_residual *r, int numbers);
+/** States how much of the differences the trace explains. */
+void ari_explained(ari_trace *t, const ari_residual *r);
 
 /* --- least squares ------------------------------------------------------------------------------------------------ */
 

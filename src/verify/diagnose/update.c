@@ -65,7 +65,7 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
     if (!(fabs(m.last) > ARI_SEEN) || !ari_holds_all(&left, &h))
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_LAST, fabs(m.now) <= ARI_SEEN ? ARI_IF(ALL) : 0);
-    ari_explained(t, &left, 2);
+    ari_explained(t, &left);
     ari_number(t, "now", m.now);
     ari_number(t, "last", m.last);
     ari_count(t, "before", (size_t)c->grid.d->step - 1);

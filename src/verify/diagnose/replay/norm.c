@@ -437,7 +437,6 @@ static ar_status look_at_norm(ari_trace *t, norm *n)
         return find_dropout(t, n);
     const recipe *found = &n->list[other];
     ari_trace_set(t, ARI_FOUND_NORM_AGAIN, found->flags);
-    t->unexplained = left;
     ari_number(t, "epsilon", found->eps);
     ari_count(t, "lanes", n->near.width);
     ari_words(t, "branch", "%s", n->near.of[found->in.of[found->in.terms - 1]]->name);
