@@ -12,7 +12,8 @@ AR_BEGIN_DECLS
  * Of a sequence x_0 .. x_(n-1) with logits z_t behind token t: logprob_t = fl32(z_(t-1)[x_t] - lse(z_(t-1))), t >= 1,
  * with lse as in the cross-entropy (numerics.md, section 4), and the entropy of place t is that of softmax(z_(t-1)),
  * natural logarithms. Each sequence is computed at its own length, so that neither the batch that it stands in, nor
- * padding, packing or the layout changes a bit in exact numerics. */
+ * padding, packing or the layout changes a bit in exact numerics, and none in binary64, which rounds to fp32
+ * nowhere: within 1e-6 of other programs' binary64. */
 
 enum { AR_LOGPROBS_TRAINER, AR_LOGPROBS_ROLLOUT, AR_LOGPROBS_SIDES };
 extern const char *const ar_logprobs_side_name[AR_LOGPROBS_SIDES]; /* "trainer", "rollout" */
@@ -26,6 +27,7 @@ typedef struct ar_logprobs_options {
     const char *out;                     /* JSON Lines, a line for each sequence; NULL: none */
     size_t top;                          /* entries of the largest probabilities in `out`, for each place */
     ar_sensitivity of;                   /* in which arithmetic the sides compute */
+    bool binary64; /* the baseline's numbers in AR_MODE_F64: one rank of the CPU, exact numerics, precision f32 */
     double within; /* what a side may be off; 0: what rounding makes in `of`, by runs of the baseline */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
     void *progress_user;
@@ -35,7 +37,7 @@ typedef struct ar_logprobs_options {
 typedef struct ar_logprobs_place {
     size_t sequence, at; /* in the order of the input, from 0 */
     int64_t token;
-    float given, reference;
+    double given, reference;
 } ar_logprobs_place;
 
 enum { AR_LOGPROBS_WORST = 5 };

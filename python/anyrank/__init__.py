@@ -28,6 +28,7 @@ if typing.TYPE_CHECKING:
     from anyrank.dump import open_dump as open_dump
     from anyrank.runs import check as check
     from anyrank.runs import lint as lint
+    from anyrank.runs import logprobs as logprobs
     from anyrank.runs import plan as plan
     from anyrank.runs import train as train
     from anyrank.runs import verify as verify
@@ -41,6 +42,7 @@ _HOME = {
     "grads": "reference",
     "info": "_info",
     "lint": "runs",
+    "logprobs": "runs",
     "open_dump": "dump",
     "plan": "runs",
     "train": "runs",

@@ -411,6 +411,22 @@ class GradsReport(Report):
     notes: tuple[str, ...] = _field(make=tuple, default=())
 
 
+@dataclasses.dataclass(frozen=True)
+class LogprobsReport(Report):
+    """Log-probabilities of given tokens, and whose are off (logprobs.md)."""
+
+    numerics: str = _field(default="exact")  #: or native, binary64
+    weights: str | None = _field()
+    sequences: int = _field(default=0)
+    tokens: int = _field(default=0)
+    mean_logprob: float | None = _field()
+    mean_entropy: float | None = _field()
+    hash: str | None = _field()  #: the same for every batch, packing and layout
+    trainer: Json | None = _field(make=dict)  #: off, rms, cause, says, ..
+    rollout: Json | None = _field(make=dict)
+    seconds: float | None = _field()
+
+
 def report_of(kind: type[_T], finished: typing.Any, keeps: object = None) -> _T:
     """The report of a command that ran (anyrank._command.Finished)."""
     return _build(kind, finished.data, exit_status=finished.exit_status, text=finished.text,

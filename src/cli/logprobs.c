@@ -49,6 +49,10 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION,
+    ARI_OPTION_FLAG("binary64", o.binary64,
+                    "the numbers in binary64 throughout, by plain loops on one rank: slow, and within 1e-6 of any "
+                    "other program's binary64",
+                    .more = "They are the same for every batch and packing; there is no layout."),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     {0},
@@ -59,8 +63,8 @@ ARI_MODEL_POSITIONAL(ARI_MODEL_FOLDER, false);
 static json_t *place_json(const ar_logprobs_place *p)
 {
     return json_pack("{s:I, s:I, s:I, s:o, s:o}", "sequence", (json_int_t)p->sequence, "place", (json_int_t)p->at,
-                     "token", (json_int_t)p->token, "given", ari_json_number((double)p->given), "model",
-                     ari_json_number((double)p->reference));
+                     "token", (json_int_t)p->token, "given", ari_json_number(p->given), "model",
+                     ari_json_number(p->reference));
 }
 
 static json_t *side_json(const ar_logprobs_side *s)
@@ -87,11 +91,17 @@ static bool is_off(const ar_logprobs_result *r)
     return r->side[AR_LOGPROBS_TRAINER].off || r->side[AR_LOGPROBS_ROLLOUT].off;
 }
 
+static const char *numerics_of(const logprobs_values *v, const ar_run *run)
+{
+    return v->o.binary64 ? "binary64" : ari_numerics_names[run->numerics];
+}
+
 static json_t *as_json(const ar_logprobs_result *r, const logprobs_values *v, const ar_run *run)
 {
     json_t *o = ari_json_begin("logprobs");
     json_object_set_new(o, "result", json_string(is_off(r) ? "different" : "same"));
-    json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
+    json_object_set_new(o, "numerics", json_string(numerics_of(v, run)));
+    json_object_set_new(o, "precision", json_string(v->o.binary64 ? "f64" : ar_precision_name(run->precision)));
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, 1, ari_layout_of_run));
     json_object_set_new(o, "weights", json_string(r->fresh ? "fresh" : "folder"));
     json_object_set_new(o, "sequences", json_integer((json_int_t)r->sequences));
@@ -131,7 +141,7 @@ static ar_status print_worst(const ar_logprobs_side *s, const char *name)
     ari_table t = ARI_TABLE(columns);
     for (size_t i = 0; i < s->places; i++)
         ari_table_row(&t, "%zu\t%zu\t%lld\t%.6g\t%.6g", s->place[i].sequence, s->place[i].at,
-                      (long long)s->place[i].token, (double)s->place[i].reference, (double)s->place[i].given);
+                      (long long)s->place[i].token, s->place[i].reference, s->place[i].given);
     return ari_table_end(&t, stdout, 2);
 }
 
@@ -170,7 +180,7 @@ static ar_status print_result(const ar_logprobs_result *r, const logprobs_values
         printf("%s\n", ARI_SHOW(v->o.out));
     ari_plan_print(stdout, &run->plan);
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
-    printf("%s; hash %s\n", ARI_LAYOUT(&run->parallel, 1), r->hash);
+    printf("%s, %s; hash %s\n", numerics_of(v, run), ARI_LAYOUT(&run->parallel, 1), r->hash);
     return AR_OK;
 }
 

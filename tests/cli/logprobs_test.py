@@ -194,7 +194,7 @@ class Logprobs(Case):
                         self.assertAlmostEqual(number, logs[token], delta=2e-6)
 
     def test_they_are_transformers_in_binary64(self):
-        worst, models = 0.0, 0
+        worst, models = {"--binary64": 0.0, "--numerics=exact": 0.0}, 0
         for folder in sorted(GOLDEN.glob("*/*-tiny")) + sorted(GOLDEN.glob("*-tiny")):
             batch = tensor_files.read(folder / "batch.safetensors") if (folder / "outputs64.safetensors").exists() else {}
             if not batch or set(batch) - {"input_ids", "labels"}:
@@ -203,15 +203,44 @@ class Logprobs(Case):
             ids = struct.unpack(f"<{b * s}q", data)
             _, (_, _, v), data = tensor_files.read(folder / "outputs64.safetensors")["logits"]
             logits = struct.unpack(f"<{b * s * v}d", data)
-            self.done(folder, "--input", self.lines("ids.jsonl", [ids[i * s:(i + 1) * s] for i in range(b)]), "--out",
-                      "out.jsonl")
-            said = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
-            for i, t in itertools.product(range(b), range(1, s)):
-                row = logits[(i * s + t - 1) * v:(i * s + t) * v]
-                worst = max(worst, abs(said[i]["logprobs"][t] - log_softmax(row)[ids[i * s + t]]))
+            self.lines("ids.jsonl", [ids[i * s:(i + 1) * s] for i in range(b)])
+            right = [(i, t, log_softmax(logits[(i * s + t - 1) * v:(i * s + t) * v])[ids[i * s + t]])
+                     for i, t in itertools.product(range(b), range(1, s))]
+            for numerics in worst:
+                self.done(folder, "--input", "ids.jsonl", "--out", "out.jsonl", numerics)
+                said = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+                worst[numerics] = max([worst[numerics], *(abs(said[i]["logprobs"][t] - x) for i, t, x in right)])
             models += 1
-        self.assertGreater(models, 10)
-        self.assertLess(worst, 2e-6)
+        self.assertGreaterEqual(models, 32)
+        self.assertLess(worst["--binary64"], 1e-6)
+        self.assertLess(worst["--numerics=exact"], 2e-6)  # activations are fp32 numbers
+
+    def test_binary64_is_asked_for(self):
+        """One hash for every batch and packing; both sides are compared with it; a layout is refused."""
+        flat = [token for tokens in self.sequences for token in tokens]
+        bounds = [0, *itertools.accumulate(map(len, self.sequences))]
+        tensor_files.write(self.folder / "packed.safetensors", {"input_ids": integers([1, len(flat)], flat),
+                                                                "cu_seqlens": integers([len(bounds)], bounds)})
+        files = (self.tokens, self.lines("shuffled.jsonl", self.sequences[::-1]), "packed.safetensors")
+        said = [self.result(self.llama, "--input", file, "--binary64", "--out", "out.jsonl") for file in files]
+        self.assertEqual(len({one["hash"] for one in said}), 1)
+        self.assertEqual((said[0]["numerics"], said[0]["precision"]), ("binary64", "f64"))
+        self.assertNotEqual(self.result(self.llama, "--input", self.tokens)["hash"], said[0]["hash"])
+        lines = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+        tokens, right = [line["tokens"] for line in lines], [line["logprobs"] for line in lines]
+        wrong = [[x if x is None else x + 3e-7 * (t % 2) for t, x in enumerate(row)] for row in right]
+        sides = ("--trainer", self.lines("right.jsonl", tokens, right), "--rollout",
+                 self.lines("wrong.jsonl", tokens, wrong), "--binary64", "--json", "-", "--within")
+        said = json.loads(self.ran(self.llama, *sides, "1e-7").stdout)
+        self.assertEqual((said["trainer"]["off"], said["rollout"]["off"]), (False, True))
+        self.assertEqual(said["trainer"]["largest"], 0.0)
+        self.assertAlmostEqual(said["rollout"]["largest"], 3e-7, delta=1e-12)
+        self.assertFalse(json.loads(self.ran(self.llama, *sides, "4e-7").stdout)["rollout"]["off"])
+        padded = self.lines("padded.jsonl", self.sequences, self.given(self.padded(self.gpt2, True)))
+        said = json.loads(self.ran(self.gpt2, "--rollout", padded, "--binary64", "--json", "-").stdout)
+        self.assertEqual(said["rollout"]["cause"], "padding_attended", said)
+        for more in (["--tp", "2"], ["--dp", "2"], ["--numerics", "native"], ["--precision", "bf16"]):
+            self.refused(self.llama, "--input", self.tokens, "--binary64", *more, says="in plain loops on one rank")
 
     def test_one_hash_for_every_batch_packing_and_layout(self):
         even = [tokens for tokens in self.sequences if len(tokens) % 4 == 0]

@@ -105,14 +105,14 @@ typedef struct search {
     const ari_lp_case *c;
     double squares; /* of all differences */
     int cause;
-    double left;      /* squares that the best leaves */
-    ari_trace trace;  /* the facts of its sentence */
-    float *predicted; /* [claims] */
+    double left;       /* squares that the best leaves */
+    ari_trace trace;   /* the facts of its sentence */
+    double *predicted; /* [claims] */
 } search;
 
 static double square_of(double predicted, const ari_lp_claim *one)
 {
-    const double off = predicted - (double)one->given, plain = (double)one->given - (double)one->reference;
+    const double off = predicted - one->given, plain = one->given - one->reference;
     return isfinite(off) ? off * off : plain * plain + 1.0; /* it says that this cannot be */
 }
 
@@ -158,18 +158,18 @@ static double predict(const search *s, const ari_lp_claim *one, int cause)
 {
     const ari_sequence *q = &s->c->sequences->list[one->sequence];
     const ari_place *p = s->c->place[one->sequence];
-    const double lp = (double)one->reference;
+    const double lp = one->reference;
     switch (cause) {
     case LOGITS_BF16:
         return rounded_row(one->row, s->c->model->config->vocab, q->tokens[one->at]);
     case LOGPROBS_BF16:
-        return (double)to_bf16(one->reference);
+        return (double)to_bf16((float)lp);
     case RAW_LOGIT:
         return (double)one->row[q->tokens[one->at]];
     case LARGEST:
-        return (double)p[one->at].largest;
+        return p[one->at].largest;
     case ENTROPY:
-        return -(double)p[one->at].entropy;
+        return -p[one->at].entropy;
     case SIGN:
         return -lp;
     case PROBABILITY:
@@ -179,9 +179,9 @@ static double predict(const search *s, const ari_lp_claim *one, int cause)
     case BASE_10:
         return lp / log(10.0);
     case NEXT:
-        return one->at + 1 < q->n ? (double)p[one->at + 1].logprob : (double)one->given;
+        return one->at + 1 < q->n ? p[one->at + 1].logprob : one->given;
     default:
-        return one->at > 1 ? (double)p[one->at - 1].logprob : (double)one->given;
+        return one->at > 1 ? p[one->at - 1].logprob : one->given;
     }
 }
 
@@ -225,17 +225,13 @@ static ar_status try_samplers(search *s)
 
 /* --- other runs of the model -------------------------------------------------------------------------------------- */
 
-static ar_status note_sequence(void *user, size_t sequence, const float *logits)
+static ar_status note_row(void *user, size_t sequence, size_t at, const double *logits, const ari_place *place)
 {
     const search *s = user;
-    const size_t v = s->c->model->config->vocab;
-    size_t first, end;
-    ari_lp_claims_of(s->c->claim, s->c->claims, sequence, &first, &end);
-    for (size_t i = first; i < end; i++) {
-        const ari_lp_claim *one = &s->c->claim[i];
-        s->predicted[i] =
-            ari_place_of(logits + (one->at - 1) * v, v, s->c->sequences->list[sequence].tokens[one->at]).logprob;
-    }
+    const size_t i = ari_lp_claim_at(s->c->claim, s->c->claims, sequence, at);
+    (void)logits;
+    if (i < s->c->claims)
+        s->predicted[i] = place->logprob;
     return AR_OK;
 }
 
@@ -247,9 +243,9 @@ static ar_status try_run(search *s, int cause, ari_lp_reading reading, const cha
         return AR_OK;
     m.run.parallel = (ar_parallel){.tp = 0};
     m.replaced = replaced;
-    AR_TRY(ari_lp_forward(&m, s->c->sequences, reading, note_sequence, s));
+    AR_TRY(ari_lp_forward(&m, s->c->sequences, reading, note_row, s));
     for (size_t i = 0; i < s->c->claims; i++)
-        left += square_of((double)s->predicted[i], &s->c->claim[i]);
+        left += square_of(s->predicted[i], &s->c->claim[i]);
     note(s, cause, left, replaced ? replaced : "", "");
     return AR_OK;
 }
@@ -329,7 +325,7 @@ ar_status ari_lp_explain(ar_logprobs_side *side, const ari_lp_case *c)
     search s = {.c = c, .cause = SECTION};
     ar_status st = AR_OK;
     for (size_t i = 0; i < c->claims; i++)
-        s.squares += square_of((double)c->claim[i].reference, &c->claim[i]);
+        s.squares += square_of(c->claim[i].reference, &c->claim[i]);
     s.left = s.squares;
     if (!side->off && side->worst <= NOTHING)
         return AR_OK;

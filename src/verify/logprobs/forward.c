@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "planner/estimate.h"
+#include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "run/cluster_run.h"
 #include "verify/grads/grads.h"
@@ -17,9 +18,9 @@ enum { PACKED_MOST = 4096 };
 
 /* --- rows --------------------------------------------------------------------------------------------------------- */
 
-/* A sequence in a batch: its first token is place `start` of a row. */
+/* A sequence of n tokens in a batch: its first token is place `start` of a row. */
 typedef struct span {
-    size_t sequence, row, start;
+    size_t sequence, row, start, n;
 } span;
 
 typedef struct rows {
@@ -147,7 +148,7 @@ static ar_status take(rows *r, size_t *from, const ari_sequences *s, const ar_co
     AR_TRY(rows_init(r, c, packed ? 1 : b, n, spans, reading));
     for (size_t i = 0; i < spans; i++) {
         const size_t sequence = *from + i, own = s->list[sequence].n;
-        put(r, i, s, (span){sequence, packed ? 0 : i, packed ? start : n - own}, reading);
+        put(r, i, s, (span){sequence, packed ? 0 : i, packed ? start : n - own, own}, reading);
         start += own;
     }
     *from += spans;
@@ -165,9 +166,65 @@ static const float *find_weights(void *user, const char *name, size_t count)
     return ari_weights_find(other ? m->other : m->weights, name, count);
 }
 
-static ar_status run_rows(ari_lp_model *m, const rows *r, ari_logits_fn fn, void *user)
+/* Who wants the rows of logits of a batch. */
+typedef struct listener {
+    const rows *r;
+    size_t vocab;
+    ari_row_fn fn;
+    void *user;
+    char logits[96]; /* their name, of the baseline */
+} listener;
+
+/* Of the two, logits [b, s, V], one is there: fp32 by which the loss is computed in fp32, or binary64. */
+static ar_status give_rows(const listener *l, const float *narrow, const double *wide)
 {
-    const size_t world = (size_t)ar_parallel_world(&m->run.parallel), n = r->batch.seq, v = m->config->vocab;
+    const size_t v = l->vocab;
+    double *copy = NULL;
+    ar_status st = narrow ? ARI_ALLOC(&copy, v, "a row of logits") : AR_OK;
+    for (size_t i = 0; i < l->r->spans; i++) {
+        const span *of = &l->r->span[i];
+        for (size_t t = 1; t < of->n && st == AR_OK; t++) {
+            const size_t at = of->row * l->r->batch.seq + of->start + t;
+            const double *row = wide ? wide + (at - 1) * v : copy;
+            for (size_t j = 0; narrow && j < v; j++)
+                copy[j] = (double)narrow[(at - 1) * v + j];
+            const ari_place place = (narrow ? ari_place_of : ari_place_of_f64)(row, v, l->r->ids[at]);
+            st = l->fn(l->user, of->sequence, t, row, &place);
+        }
+    }
+    free(copy);
+    return st;
+}
+
+static ar_status hear_baseline(void *user, const char *name, char pass, int ndim, const size_t *shape,
+                               const double *values)
+{
+    const listener *l = user;
+    (void)ndim, (void)shape;
+    return pass == 'f' && strcmp(name, l->logits) == 0 ? give_rows(l, NULL, values) : AR_OK;
+}
+
+/* Binary64, with the errors of an arithmetic that rounds so where there is a seed. */
+static ar_status run_baseline(ari_lp_model *m, listener *l, ar_noise_units noise, uint64_t seed)
+{
+    const ar_baseline_options run = {.mode = AR_MODE_F64,
+                                     .seed = m->run.seed,
+                                     .weights = m->weights ? find_weights : NULL,
+                                     .weights_user = m,
+                                     .emit = hear_baseline,
+                                     .emit_user = l,
+                                     .forward_only = true,
+                                     .noise = noise,
+                                     .noise_seed = seed};
+    double loss;
+    ari_logits_name(l->logits, sizeof l->logits, m->config);
+    return ar_baseline_run(m->config, &run, &l->r->batch, &loss);
+}
+
+static ar_status run_ranks(ari_lp_model *m, const listener *l)
+{
+    const rows *r = l->r;
+    const size_t world = (size_t)ar_parallel_world(&m->run.parallel);
     ari_gatherer g = {0};
     ari_cluster_result done = {.reports = NULL};
     void **users = NULL;
@@ -186,9 +243,7 @@ static ar_status run_rows(ari_lp_model *m, const rows *r, ari_logits_fn fn, void
                                                             .tap = ari_gather_tap,
                                                             .tap_user = users}));
     AR_TRY_TO(end, st, ari_gather_check(&g));
-    m->seconds += done.seconds;
-    for (size_t i = 0; i < r->spans && st == AR_OK; i++)
-        st = fn(user, r->span[i].sequence, g.list[0].full.values + (r->span[i].row * n + r->span[i].start) * v);
+    st = give_rows(l, g.list[0].full.values, NULL);
 end:
     free(done.reports);
     free(done.loss);
@@ -197,13 +252,16 @@ end:
     return st;
 }
 
-ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading reading, ari_logits_fn fn, void *user)
+ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading reading, ari_row_fn fn, void *user)
 {
     for (size_t from = 0; from < s->count;) {
+        const uint64_t begun = ari_now_ns();
         rows r;
         AR_TRY(take(&r, &from, s, m->config, reading));
-        const ar_status st = run_rows(m, &r, fn, user);
+        listener l = {.r = &r, .vocab = m->config->vocab, .fn = fn, .user = user};
+        const ar_status st = m->binary64 ? run_baseline(m, &l, (ar_noise_units){.inner = 0.0}, 0) : run_ranks(m, &l);
         rows_fini(&r);
+        m->seconds += 1e-9 * (double)(ari_now_ns() - begun);
         AR_TRY(st);
     }
     return AR_OK;
@@ -212,8 +270,12 @@ ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading
 ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s)
 {
     ari_estimate e;
-    ari_estimate_case size = {
-        .run = m->run, .config = m->config, .parallel = &m->run.parallel, .layouts = 1, .alone = true};
+    ari_estimate_case size = {.run = m->run,
+                              .config = m->config,
+                              .parallel = &m->run.parallel,
+                              .layouts = 1,
+                              .alone = true,
+                              .noise_runs = m->binary64};
     size.run.batch = 1;
     for (size_t i = 0; i < s->count; i++) {
         if (i > 0 && s->list[i].n == s->list[i - 1].n)
@@ -235,71 +297,49 @@ ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s)
 enum { ROUNDED_TOKENS = 64 };
 
 typedef struct rounding {
-    const ar_batch *batch;
-    char name[96];
-    size_t vocab;
     double quiet[ROUNDED_TOKENS]; /* log-probabilities without rounding */
     bool noisy;
     double squares, worst;
     size_t terms;
 } rounding;
 
-static double logprob64(const double *z, size_t v, size_t token)
-{
-    double m = z[0], l = 0.0;
-    for (size_t j = 1; j < v; j++)
-        m = fmax(m, z[j]);
-    for (size_t j = 0; j < v; j++)
-        l += exp(z[j] - m);
-    return z[token] - m - log(l);
-}
-
-static ar_status note_logits(void *user, const char *name, char pass, int ndim, const size_t *shape,
-                             const double *values)
+static ar_status note_rounding(void *user, size_t sequence, size_t t, const double *logits, const ari_place *place)
 {
     rounding *r = user;
-    (void)ndim, (void)shape;
-    if (pass != 'f' || strcmp(name, r->name) != 0)
+    (void)sequence, (void)logits;
+    if (!r->noisy) {
+        r->quiet[t] = place->logprob;
         return AR_OK;
-    for (size_t t = 1; t < r->batch->seq; t++) {
-        const double x = logprob64(values + (t - 1) * r->vocab, r->vocab, (size_t)r->batch->input_ids[t]);
-        if (r->noisy) {
-            const double off = fabs(x - r->quiet[t]);
-            r->squares += off * off;
-            r->worst = fmax(r->worst, off);
-            r->terms++;
-        }
-        r->quiet[t] = r->noisy ? r->quiet[t] : x;
     }
+    const double off = fabs(place->logprob - r->quiet[t]);
+    r->squares += off * off;
+    r->worst = fmax(r->worst, off);
+    r->terms++;
     return AR_OK;
 }
 
 ar_status ari_lp_rounding(double *rms, double *worst, ari_lp_model *m, const ari_sequences *s,
                           const ar_logprobs_options *o)
 {
-    const ari_sequence *q = &s->list[0];
+    ari_sequence longest = s->list[0];
     for (size_t i = 1; i < s->count; i++)
-        q = s->list[i].n > q->n ? &s->list[i] : q;
-    const ar_batch batch = {.batch = 1, .seq = q->n < ROUNDED_TOKENS ? q->n : ROUNDED_TOKENS, .input_ids = q->tokens};
-    rounding r = {.batch = &batch, .vocab = m->config->vocab};
-    ari_logits_name(r.name, sizeof r.name, m->config);
-    ar_baseline_options run = {.mode = AR_MODE_F64,
-                               .seed = m->run.seed,
-                               .weights = m->weights ? find_weights : NULL,
-                               .weights_user = m,
-                               .emit = note_logits,
-                               .emit_user = &r,
-                               .forward_only = true,
-                               .noise = ari_sensitivity_noise(o->of)};
-    for (uint64_t seed = 0; seed <= ARI_NOISE_SEEDS; seed++) {
-        double loss;
+        longest = s->list[i].n > longest.n ? s->list[i] : longest;
+    longest.n = longest.n < ROUNDED_TOKENS ? longest.n : ROUNDED_TOKENS;
+    const ari_sequences one = {.list = &longest, .count = 1};
+    rows of;
+    size_t from = 0;
+    rounding r = {.noisy = false};
+    ar_status st = take(&of, &from, &one, m->config, ARI_ALONE);
+    AR_TRY(st);
+    listener l = {.r = &of, .vocab = m->config->vocab, .fn = note_rounding, .user = &r};
+    for (uint64_t seed = 0; seed <= ARI_NOISE_SEEDS && st == AR_OK; seed++) {
         r.noisy = seed > 0;
-        run.noise_seed = seed;
         if (o->progress)
             o->progress(o->progress_user, (double)seed / (ARI_NOISE_SEEDS + 1), "what rounding makes");
-        AR_TRY(ar_baseline_run(m->config, &run, &batch, &loss));
+        st = run_baseline(m, &l, ari_sensitivity_noise(o->of), seed);
     }
+    rows_fini(&of);
     *rms = r.terms > 0 ? sqrt(r.squares / (double)r.terms) : 0.0;
     *worst = r.worst;
-    return AR_OK;
+    return st;
 }

@@ -33,7 +33,7 @@ typedef struct side_data {
 
 typedef struct top_entry {
     size_t token;
-    float logprob;
+    double logprob;
 } top_entry;
 
 typedef struct job {
@@ -166,7 +166,7 @@ static ar_status read_all(job *j)
 /* --- the model's numbers ------------------------------------------------------------------------------------------ */
 
 /* The `top` largest, of equal ones the lower token first. */
-static void find_largest(top_entry *out, size_t top, const float *logits, size_t v, double lse)
+static void find_largest(top_entry *out, size_t top, const double *logits, size_t v, double lse, bool binary64)
 {
     size_t n = 0;
     for (size_t x = 0; x < v; x++) {
@@ -179,53 +179,46 @@ static void find_largest(top_entry *out, size_t top, const float *logits, size_t
         out[at] = (top_entry){x, logits[x]};
     }
     for (size_t i = 0; i < n; i++)
-        out[i].logprob = (float)((double)out[i].logprob - lse);
+        out[i].logprob = binary64 ? out[i].logprob - lse : (double)(float)(out[i].logprob - lse);
 }
 
-void ari_lp_claims_of(const ari_lp_claim *claim, size_t n, size_t sequence, size_t *first, size_t *end)
+size_t ari_lp_claim_at(const ari_lp_claim *claim, size_t n, size_t sequence, size_t at)
 {
     size_t low = 0, high = n;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        if (claim[middle].sequence < sequence)
+        const ari_lp_claim *one = &claim[middle];
+        if (one->sequence < sequence || (one->sequence == sequence && one->at < at))
             low = middle + 1;
         else
             high = middle;
     }
-    *first = *end = low;
-    while (*end < n && claim[*end].sequence == sequence)
-        ++*end;
+    return low < n && claim[low].sequence == sequence && claim[low].at == at ? low : n;
 }
 
-static void keep_rows(side_data *d, size_t v, size_t sequence, const float *logits, const ari_place *place)
+static void keep_row(side_data *d, size_t v, size_t sequence, size_t at, const double *logits, const ari_place *place)
 {
-    size_t first, end;
-    ari_lp_claims_of(d->claim, d->claims, sequence, &first, &end);
-    for (size_t i = first; i < end; i++) {
-        ari_lp_claim *one = &d->claim[i];
-        one->reference = place[one->at].logprob;
-        if (i % d->every != 0)
-            continue;
-        float *row = d->row + i / d->every * v;
-        memcpy(row, logits + (one->at - 1) * v, v * sizeof *row);
-        one->row = row;
-    }
+    const size_t i = ari_lp_claim_at(d->claim, d->claims, sequence, at);
+    if (i == d->claims)
+        return;
+    d->claim[i].reference = place->logprob;
+    if (i % d->every != 0)
+        return;
+    float *row = d->row + i / d->every * v;
+    for (size_t k = 0; k < v; k++)
+        row[k] = (float)logits[k];
+    d->claim[i].row = row;
 }
 
-static ar_status take_logits(void *user, size_t sequence, const float *logits)
+static ar_status take_row(void *user, size_t sequence, size_t at, const double *logits, const ari_place *place)
 {
     job *j = user;
-    const ari_sequence *q = &j->input.list[sequence];
     const size_t v = j->model.config->vocab;
-    for (size_t t = 1; t < q->n; t++) {
-        const float *row = logits + (t - 1) * v;
-        ari_place *p = &j->place[sequence][t];
-        *p = ari_place_of(row, v, q->tokens[t]);
-        if (j->largest)
-            find_largest(j->largest[sequence] + t * j->top, j->top, row, v, p->lse);
-    }
+    j->place[sequence][at] = *place;
+    if (j->largest)
+        find_largest(j->largest[sequence] + at * j->top, j->top, logits, v, place->lse, j->o->binary64);
     for (int k = 0; k < AR_LOGPROBS_SIDES; k++)
-        keep_rows(&j->side[k], v, sequence, logits, j->place[sequence]);
+        keep_row(&j->side[k], v, sequence, at, logits, place);
     return AR_OK;
 }
 
@@ -241,7 +234,7 @@ static ar_status compute(job *j)
         if (j->largest)
             AR_TRY(ARI_ALLOC_ZERO(&j->largest[i], j->input.list[i].n * j->top, "largest log-probabilities"));
     }
-    return ari_lp_forward(&j->model, &j->input, ARI_ALONE, take_logits, j);
+    return ari_lp_forward(&j->model, &j->input, ARI_ALONE, take_row, j);
 }
 
 static int compare_digests(const void *a, const void *b)
@@ -276,8 +269,8 @@ static ar_status sum_up(job *j)
     r->sequences = j->input.count;
     for (size_t i = 0; i < j->input.count; i++) {
         for (size_t t = 1; t < j->input.list[i].n; t++) {
-            sum += (double)j->place[i][t].logprob;
-            entropy += (double)j->place[i][t].entropy;
+            sum += j->place[i][t].logprob;
+            entropy += j->place[i][t].entropy;
             r->tokens++;
         }
     }
@@ -292,13 +285,13 @@ static void note_place(ar_logprobs_side *s, const ari_lp_claim *one, int64_t tok
 {
     size_t at = s->places < AR_LOGPROBS_WORST ? s->places++ : AR_LOGPROBS_WORST;
     const ar_logprobs_place p = {one->sequence, one->at, token, one->given, one->reference};
-    const float off = fabsf(p.given - p.reference);
+    const double off = fabs(p.given - p.reference);
     if (at == AR_LOGPROBS_WORST) {
         at--;
-        if (!(off > fabsf(s->place[at].given - s->place[at].reference)))
+        if (!(off > fabs(s->place[at].given - s->place[at].reference)))
             return;
     }
-    for (; at > 0 && off > fabsf(s->place[at - 1].given - s->place[at - 1].reference); at--)
+    for (; at > 0 && off > fabs(s->place[at - 1].given - s->place[at - 1].reference); at--)
         s->place[at] = s->place[at - 1];
     s->place[at] = p;
 }
@@ -314,7 +307,7 @@ static void judge(job *j, int k)
     s->tokens = d->claims;
     for (size_t i = 0; i < d->claims; i++) {
         const ari_lp_claim *one = &d->claim[i];
-        const double off = (double)one->given - (double)one->reference;
+        const double off = one->given - one->reference;
         note_place(s, one, j->input.list[one->sequence].tokens[one->at]);
         s->worst = fmax(s->worst, isnan(off) ? (double)INFINITY : fabs(off));
         beyond += fabs(off) <= bound ? 0 : 1;
@@ -369,9 +362,9 @@ static ar_status compare(job *j)
 
 /* --- the file ----------------------------------------------------------------------------------------------------- */
 
-static json_t *number(float x)
+static json_t *number(double x)
 {
-    return isfinite(x) ? json_real((double)x) : isnan(x) ? json_null() : ari_json_number((double)x);
+    return isfinite(x) ? json_real(x) : isnan(x) ? json_null() : ari_json_number(x);
 }
 
 static json_t *top_json(const top_entry *e, size_t top)
@@ -417,7 +410,7 @@ static ar_status write_lines(const job *j)
     AR_TRY(ari_atomic_file_create(&f, j->o->out));
     for (size_t i = 0; i < j->input.count && st == AR_OK; i++) {
         json_t *line = line_of(j, i);
-        char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+        char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(j->o->binary64 ? 17 : 9)) : NULL;
         json_decref(line);
         st = text ? ari_atomic_file_write(f, text, strlen(text))
                   : ar_error_set(AR_ERR_MEMORY, "%s: no memory for a line", ARI_SHOW(j->o->out));
@@ -445,6 +438,10 @@ static ar_status check_given(const ar_logprobs_options *o)
         return ar_error_set(AR_ERR_ARG, "what a side may be off is a finite number from 0, not %g", o->within);
     if ((unsigned)o->of >= AR_SENSITIVITY_COUNT)
         return ar_error_set(AR_ERR_ARG, "unknown arithmetic of the sides: %d", (int)o->of);
+    if (o->binary64 && (ar_parallel_world(&r->parallel) > 1 || r->numerics != AR_NUMERICS_EXACT ||
+                        r->precision != AR_PRECISION_F32 || r->device.kind != AR_DEVICE_CPU))
+        return ar_error_set(AR_ERR_ARG, "binary64 log-probabilities are the baseline's, in plain loops on one rank: "
+                                        "expected no layout, exact numerics, precision f32 and the CPU");
     AR_TRY(ari_run_check_numerics(r));
     return o->out && strcmp(o->out, "-") != 0 ? ari_atomic_file_check(o->out) : AR_OK;
 }
@@ -489,7 +486,7 @@ ar_status ar_logprobs(ar_logprobs_result *result, const ar_logprobs_options *o)
 {
     *result = (ar_logprobs_result){.sequences = 0};
     AR_TRY(check_given(o));
-    job j = {.o = o, .result = result, .model = {.run = o->run, .config = &result->config}};
+    job j = {.o = o, .result = result, .model = {.run = o->run, .config = &result->config, .binary64 = o->binary64}};
     const ar_status st = run_job(&j);
     job_fini(&j);
     return st;

@@ -13,7 +13,7 @@ typedef struct ari_sequence {
     size_t n;        /* tokens, at least 1 */
     size_t prompt;   /* the first of them, which were given and not sampled; 0: not known */
     int64_t *tokens; /* [n], owned */
-    float *given;    /* [n], owned: what a side says; NaN where it says nothing. NULL: it is a file of tokens */
+    double *given;   /* [n], owned: what a side says; NaN where it says nothing. NULL: it is a file of tokens */
 } ari_sequence;
 
 typedef struct ari_sequences {
@@ -36,12 +36,15 @@ AR_NODISCARD ar_status ari_records_add(ari_sequences *s, const void *json, const
 
 /* What a row of logits says of one token. */
 typedef struct ari_place {
-    float logprob, entropy;
-    float largest; /* the largest log-probability of the row */
-    double lse;    /* what is taken from a logit */
+    double logprob, entropy;
+    double largest; /* the largest log-probability of the row */
+    double lse;     /* what is taken from a logit */
 } ari_place;
 
-ari_place ari_place_of(const float *logits, size_t v, int64_t token);
+/** Of fp32 logits, as fp32 numbers. */
+ari_place ari_place_of(const double *logits, size_t v, int64_t token);
+/** In binary64 throughout, each sum from the first entry to the last. */
+ari_place ari_place_of_f64(const double *logits, size_t v, int64_t token);
 
 /* --- runs (forward.c) --------------------------------------------------------------------------------------------- */
 
@@ -62,16 +65,18 @@ typedef struct ari_lp_model {
     const ar_config *config;
     ari_weights *weights, *other; /* NULL: fresh; none */
     const char *replaced;         /* the module whose weights are `other`'s; "": all; NULL: none */
+    bool binary64;                /* by the baseline on one rank */
     double seconds;               /* of all runs so far */
 } ari_lp_model;
 
-/** Called for each sequence: logits [n, V], borrowed. */
-typedef ar_status (*ari_logits_fn)(void *user, size_t sequence, const float *logits);
+/** Called for places 1 .. n-1 of each sequence: the logits [V] that predict the token there and what they say of it,
+ *  borrowed. */
+typedef ar_status (*ari_row_fn)(void *user, size_t sequence, size_t at, const double *logits, const ari_place *place);
 /** Whether the model can read them so: positions enough, and memory. */
 bool ari_lp_reading_fits(const ari_sequences *s, const ar_config *c, ari_lp_reading r);
 /** Refuses a layout that a length of the sequences does not allow. Errors: those of ar_run_check. */
 AR_NODISCARD ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s);
-AR_NODISCARD ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading r, ari_logits_fn fn,
+AR_NODISCARD ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading r, ari_row_fn fn,
                                       void *user);
 /** What rounding in `of` makes of the log-probabilities of the longest sequence: root mean square and largest, over
  *  some runs of the baseline. */
@@ -83,12 +88,12 @@ AR_NODISCARD ar_status ari_lp_rounding(double *rms, double *worst, ari_lp_model 
 /* A number of a side's, with what the model says there. */
 typedef struct ari_lp_claim {
     size_t sequence, at;
-    float given, reference;
+    double given, reference;
     const float *row; /* [V], the logits; NULL: not kept */
 } ari_lp_claim;
 
-/** Claims [*first, *end) are a sequence's, of `n` in the order of sequences; *first = *end: it has none. */
-void ari_lp_claims_of(const ari_lp_claim *claim, size_t n, size_t sequence, size_t *first, size_t *end);
+/** The claim of that place, of `n` in the order of sequences and places; n: there is none. */
+size_t ari_lp_claim_at(const ari_lp_claim *claim, size_t n, size_t sequence, size_t at);
 
 typedef struct ari_lp_case {
     ari_lp_model *model;

@@ -46,15 +46,15 @@ static ar_status read_tokens(int64_t *out, const json_t *list, const char *name,
 }
 
 /* A log-probability, or NaN for null. */
-static ar_status read_number(float *out, const json_t *value, const char *name, size_t i, const source *from)
+static ar_status read_number(double *out, const json_t *value, const char *name, size_t i, const source *from)
 {
-    *out = NAN;
+    *out = (double)NAN;
     if (json_is_null(value))
         return AR_OK;
     const bool low = json_is_string(value) && strcmp(json_string_value(value), "-Infinity") == 0;
     if (!json_is_number(value) && !low)
         return ar_error_set(AR_ERR_FORMAT, "%s: %s[%zu] is neither a number nor null", from->where, name, i);
-    *out = low ? -INFINITY : (float)json_number_value(value);
+    *out = low ? -(double)INFINITY : json_number_value(value);
     return AR_OK;
 }
 
@@ -68,13 +68,13 @@ static ar_status place_numbers(ari_sequence *q, const json_t *list, const char *
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu numbers for %zu tokens", from->where, name, m, q->n);
     for (size_t i = 0; i < m; i++)
         AR_TRY(read_number(&q->given[q->n - m + i], json_array_get(list, i), name, i, from));
-    if (m == q->n && fabsf(q->given[0]) > 0.0f) /* 0 is what some write for none */
+    if (m == q->n && fabs(q->given[0]) > 0.0) /* 0 is what some write for none */
         return ar_error_set(AR_ERR_FORMAT,
                             "%s: %s has a number for the first token, which nothing predicts: expected null there, or "
                             "%zu numbers for the tokens after it",
                             from->where, name, m - 1);
     if (m == q->n)
-        q->given[0] = NAN;
+        q->given[0] = (double)NAN;
     return AR_OK;
 }
 

@@ -31,7 +31,7 @@ ar_status ari_sequences_add(ari_sequence **borrows, ari_sequences *s, size_t n, 
     if (given)
         AR_TRY(ARI_ALLOC(&q->given, n, "a sequence's log-probabilities"));
     for (size_t t = 0; given && t < n; t++)
-        q->given[t] = NAN;
+        q->given[t] = (double)NAN;
     *borrows = q;
     return AR_OK;
 }

@@ -74,10 +74,10 @@ static double square_left(const fit *f, const ari_lp_claim *one, ari_support sup
 {
     const float x = one->row[f->c->sequences->list[one->sequence].tokens[one->at]];
     const size_t n = kept(f, support, temperature, number);
-    const double plain = (double)one->given - (double)one->reference;
+    const double plain = one->given - one->reference;
     if (x < f->sorted[n - 1])
         return plain * plain + 1.0; /* no sampler takes a token that it has left out */
-    const double off = ((double)x - (double)f->sorted[0]) / temperature - log(f->mass[n - 1]) - (double)one->given;
+    const double off = ((double)x - (double)f->sorted[0]) / temperature - log(f->mass[n - 1]) - one->given;
     return isfinite(off) ? off * off : plain * plain + 1.0;
 }
 
