@@ -81,6 +81,20 @@ class MuonTest(Case):
         outside = 2 * 128256 * 4096 + 65 * 4096  # two tables and the norms
         self.assertAlmostEqual((adam["optimizer"] - muon["optimizer"]) / (4 * (8030261248 - outside) / 8), 1.0, delta=1e-3)
 
+    def test_a_plan_of_shards_has_the_bytes_that_check_counts_and_another_time(self):
+        layout = ["llama-demo", "--tp", "4", "--batch", "4", "--seq", "16"]
+        seconds = []
+        for shards in ((), ("--muon-shards",)):
+            done = run("check", *layout, "--steps", "1", "--optimizer", "muon", "--skip-f64", *shards, "--json", "-")
+            counted = json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["counted"]
+            planned = [json.loads(run("plan", *layout, *more, "--muon", *shards, "--json", "-").stdout)
+                       for more in (("--flow", "--backward"), ("--micro-batches", "1"))]
+            self.assertEqual(planned[0]["bytes"]["predicted"], counted, shards)
+            seconds.append(planned[1]["layouts"][0]["seconds"])
+        self.assertNotEqual(*seconds)
+        refused = run("plan", *layout, "--muon-shards")
+        self.assertEqual((refused.returncode, refused.stderr), (2, "anyrank plan: --muon-shards goes with --muon\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -70,6 +70,11 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help, \
                          .more = "The bits do not depend on it in exact numerics."),        \
         ARI_OPTION_GROUP(ari_bucket_options, r)
+#define ARI_MUON_SHARDS_OPTION(field)                                                                       \
+    ARI_OPTION_FLAG(                                                                                        \
+        "muon-shards", field,                                                                               \
+        "of muon: leave matrices cut that --tp cuts along their longer side, and sum X X^T over the ranks", \
+        .more = "Less work and memory for each rank, mostly more bytes; with exact numerics the same bits.")
 #define ARI_PRECISION_OPTION                                                                                          \
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                                \
                     "f32; bf16: of activations and matrices, in memory and between ranks; tf32: of products, with "   \

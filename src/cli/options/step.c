@@ -39,10 +39,7 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_FLAG("match-rms", run.optimizer.match_rms,
                     "of muon: --lr times 0.2*sqrt(max(rows, columns)) instead of sqrt(max(1, rows/columns))",
                     .more = "It is torch.optim.Muon's match_rms_adamw."),
-    ARI_OPTION_FLAG("muon-shards", run.optimizer.shards,
-                    "of muon: leave matrices cut that --tp cuts along their longer side, and sum X X^T over the ranks",
-                    .more =
-                        "Less work and memory for each rank, mostly more bytes; with exact numerics the same bits."),
+    ARI_MUON_SHARDS_OPTION(run.optimizer.shards),
     ARI_OPTION_DOUBLE("qk-clip", run.optimizer.qk_clip, 0, 1e30, "X",
                       "of muon: scale a head's rows of q and k after a step in which one of its logits was above X",
                       .more = "It is MuonClip's: of the heads that share keys, sqrt(X / their largest logit)."),

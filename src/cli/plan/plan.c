@@ -19,6 +19,7 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("assumptions"),
     ARI_OPTION_FLAG("no-flash", no_flash, "attention that stores its scores (default: flash attention)"),
     ARI_OPTION_FLAG("muon", r.muon, "matrices under Muon, with a momentum alone (default: all under AdamW)"),
+    ARI_MUON_SHARDS_OPTION(r.run.optimizer.shards),
     ARI_OPTION_FLAG("hierarchical", hierarchical,
                     "collectives over nodes go inside them first, then between them (default: one ring)"),
     ARI_OPTION_FLAG("shared-links", shared_links,

@@ -21,6 +21,8 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
 {
     char path[4096];
     c->run = (ar_run){0};
+    if (r->run.optimizer.shards && !r->muon)
+        return ar_error_set(AR_ERR_ARG, "--muon-shards goes with --muon");
     AR_TRY(ari_run_config(config, path, sizeof path, &r->run));
     *c = (ari_step_case){.run = ari_run_of(r, common), .config = config};
     ar_run *run = &c->run;
@@ -30,6 +32,7 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
     run->clip = isnan(run->clip) ? 1.0 : run->clip;
     run->dropout = isnan(run->dropout) ? 0.0 : run->dropout;
     run->optimizer = ar_optimizer_defaults(r->muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
+    run->optimizer.shards = r->run.optimizer.shards;
     run->steps = 1;
     return ari_layout_load(r, run);
 }
