@@ -80,6 +80,7 @@ AR_BEGIN_DECLS
     X(muon_packed_as_one, "Muon makes q, k and v orthogonal as the one matrix that they are stored in")                \
     X(muon_stale_heads, "Muon cuts q, k and v apart by the heads that one tensor-parallel rank has")                   \
     X(muon_shards_misplaced, "Muon lays each shard of the momentum where the next rank's belongs")                     \
+    X(muon_shards_gram_local, "Muon on shards: in the last iteration X X^T is each rank's own, not the sum of all")    \
     X(muon_of_biases, "Muon also updates biases, not AdamW")                                                           \
     X(muon_of_tied_copy, "Muon updates the last stage's copy of a tied embedding, and AdamW the first's")              \
     X(muon_padding_rows, "Muon scales by the shape of a matrix whose shards have rows of padding")                     \

@@ -15,7 +15,7 @@ typedef struct setting {
     double dropout;
     ar_router_losses router;
     int steps; /* 0: 1 */
-    bool muon;
+    bool muon, shards;
     double qk_clip;
     ar_ddp_options ddp;
     ar_mlp_order order;
@@ -32,6 +32,7 @@ typedef struct expected {
 } expected;
 
 #define MUON(n, s) .at = {.parallel = {.tp = (n), .sp = (s)}, .muon = true}
+#define MUON_SHARDS(n, s) .at = {.parallel = {.tp = (n), .sp = (s)}, .muon = true, .shards = true}
 #define CLIPPED(n, t) .at = {.parallel = {.dp = (n), .tp = (t)}, .muon = true, .qk_clip = 0.1}
 #define DIRECT AR_SIM_DIRECT
 #define RING AR_SIM_RING
@@ -167,6 +168,8 @@ static const expected once[] = {
      "muon_stale_heads: one of 2 ranks"},
     {F(muon_shards_misplaced), "llama", MUON(2, false), "model.layers.0.self_attn.q_proj.weight:new", 0,
      "muon_shards_misplaced: 2 parts of the matrix, cut along its rows"},
+    {F(muon_shards_gram_local), "llama", MUON_SHARDS(2, false), "model.layers.0.self_attn.o_proj.weight:new", 0,
+     "muon_shards_gram_local: each of 2 parts of the matrix, cut along its columns"},
     {F(muon_of_biases), "gpt2", MUON(2, false), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector"},
     {F(muon_padding_rows), "llama", MUON(4, false), "model.layers.0.mlp.gate_proj.weight:new", 0,
      "muon_padding_rows: 128 rows, and the matrix has 96"},
@@ -383,10 +386,13 @@ static const expected elsewhere[] = {
      "muon_stale_heads: one of 4 ranks", RING},
     {F(muon_shards_misplaced), "stack", MUON(4, true), "layers.0.attn.wq.weight:new", 0,
      "muon_shards_misplaced: 4 parts of the matrix, cut along its rows", RING},
+    {F(muon_shards_gram_local), "gpt2", MUON_SHARDS(4, true), "transformer.h.0.attn.c_proj.weight:new", 0,
+     "muon_shards_gram_local: each of 4 parts of the matrix, cut along its rows", RING},
     {F(muon_of_biases), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.bias:new", 0, "muon_of_vector", RING},
     {F(muon_padding_rows), "gpt2", MUON(4, true), "transformer.h.0.attn.c_attn.weight:new", 0,
      "muon_padding_rows: 128 rows, and the matrix has 96", RING},
-    {F(qk_clip_local), "stack", CLIPPED(2, 2), "layers.0.attn.wq.weight:new", 0, "qk_clip_local", RING},
+    /* The first samples have the largest logit of the first head. */
+    {F(qk_clip_local), "stack", CLIPPED(2, 2), "layers.0.attn.wq.weight:new", 2, "qk_clip_local", RING},
     {F(norm_fp16_store), "stack", SP(4), "layers.0.ln1:fwd", 0, "fewer_bits", RING},
     /* Queries of the first chunk, rank 0's, see its own keys alone. */
     {F(ring_backward_first_kv), "gpt2", ZIGZAG(4, 2), "transformer.h.1.attn.probs:bwd", 2,

@@ -70,6 +70,7 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     o.run.steps = (uint64_t)(e->at.steps ? e->at.steps : 1);
     o.run.optimizer = ar_optimizer_defaults(e->at.muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
     o.run.optimizer.qk_clip = e->at.qk_clip;
+    o.run.optimizer.shards = e->at.shards;
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
     o.run.loss.router = e->at.router;
@@ -232,8 +233,9 @@ static bool same_run(const expected *a, const expected *b)
     return strcmp(a->model, b->model) == 0 && strcmp(layout[0], layout[1]) == 0 && a->at.order == b->at.order &&
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents &&
            a->at.dropout == b->at.dropout && same_losses(&a->at.router, &b->at.router) && a->at.steps == b->at.steps &&
-           a->at.qk_clip == b->at.qk_clip && a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes &&
-           a->at.ddp.mode == b->at.ddp.mode && a->at.ddp.find_unused == b->at.ddp.find_unused;
+           a->at.qk_clip == b->at.qk_clip && a->at.shards == b->at.shards &&
+           a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes && a->at.ddp.mode == b->at.ddp.mode &&
+           a->at.ddp.find_unused == b->at.ddp.find_unused;
 }
 
 /* Other layouts and models show a fault that has been shown: every second of them in turn is enough. */

@@ -224,7 +224,8 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
     AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
     AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, x->shape));
     for (int i = 0; i < ARI_MUON_STEPS; i++) {
-        AR_TRY(contract(ctx, &gram, x, x, n, over, NULL));
+        const bool own = i + 1 == ARI_MUON_STEPS && ar_faulty(ctx, AR_FAULT_muon_shards_gram_local);
+        AR_TRY(contract(ctx, &gram, x, x, own ? x->shape[1] : n, own ? NULL : over, NULL));
         AR_TRY(contract(ctx, &power, &gram, &gram, x->shape[0], NULL, NULL));
         AR_TRY(combine(ctx, &gram, ARI_MUON_B, &power, ARI_MUON_C));
         AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, over));

@@ -104,6 +104,9 @@ static const ari_cause rows[] = {
     {"muon_norm_of_shards", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(SOME), IF(LONE), "",
      "Muon's norm of a shard: the matrix is whole, but each of {parts} parts along its {along} was divided by the norm "
      "of that part before Newton-Schulz" LOOK "the all-reduce of the squared norm before Newton-Schulz"},
+    {"muon_shards_gram_local", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(LAST), IF(LONE), "",
+     "Muon's X X^T of a shard: in the last iteration each of {parts} parts of the matrix, cut along its {along}, used "
+     "its own in place of the sum" LOOK "the all-reduce of X X^T in every iteration of Newton-Schulz"},
     {"muon_packed_as_one", K(MUON), ARI_IDENTITY + 8, ANY, 0, IF(PACKED), 0, "",
      "Muon of a packed weight: its {parts} matrices (q, k and v, or gate and up) were made orthogonal as one; the "
      "reference's are by themselves" LOOK "how Muon splits fused weights: sizes, heads of a rank after tp"},

@@ -48,25 +48,50 @@ static void multiply(double *c, const double *a, const double *b, size_t m, size
                 c[turned ? i * n + t : i * n + j] += turned ? a[i * k + j] * b[t * k + j] : a[i * k + t] * b[t * n + j];
 }
 
-/* Newton-Schulz of a part, divided by `norm` first (0: its own), and times the rate of its shape. */
-static void orthogonalise(const look *l, const part *p, double norm)
+/* One iteration of x [m, n]; room: [3, all], all at least m*n and m*m. */
+static void iterate(double *x, size_t m, size_t n, double *room, size_t all)
 {
-    const bool tall = p->rows > p->cols;
+    double *gram = room, *square = gram + all, *product = square + all;
+    multiply(gram, x, x, m, m, n, true);
+    multiply(square, gram, gram, m, m, m, false);
+    for (size_t i = 0; i < m * m; i++)
+        gram[i] = -4.775 * gram[i] + 2.0315 * square[i];
+    multiply(product, gram, x, m, n, m, false);
+    for (size_t i = 0; i < m * n; i++)
+        x[i] = 3.4445 * x[i] + product[i];
+}
+
+/* The same of each of `of` shards of the columns by itself: of the shard's own X X^T. */
+static void iterate_shards(double *x, size_t m, size_t n, double *room, size_t all, size_t of)
+{
+    const size_t each = n / of;
+    double *own = room + 2 * all + m * each; /* behind the shard's product */
+    for (size_t at = 0; at < of; at++) {
+        for (size_t i = 0; i < m; i++)
+            memcpy(own + i * each, x + i * n + at * each, each * sizeof *x);
+        iterate(own, m, each, room, all);
+        for (size_t i = 0; i < m; i++)
+            memcpy(x + i * n + at * each, own + i * each, each * sizeof *x);
+    }
+}
+
+/* Newton-Schulz of a part, divided by `norm` first (0: its own), and times the rate of its shape. The last iteration is
+ * that of `of` shards of the longer side, of a square those of its columns or its rows. */
+static void orthogonalise(const look *l, const part *p, double norm, size_t of, bool columns)
+{
+    const bool tall = p->rows > p->cols || (p->rows == p->cols && !columns);
     const size_t m = tall ? p->cols : p->rows, n = tall ? p->rows : p->cols, all = l->rows * l->cols;
-    double *x = l->room, *gram = x + all, *square = gram + all, *product = square + all;
+    double *x = l->room;
     const double by = norm > 0.0 ? norm : fmax(size_of(l, p), 1e-7), r = (double)(l->across ? p->cols : p->rows);
     const double c = (double)(l->across ? p->rows : p->cols);
     const double rate = l->rms ? sqrt(fmax(r, c)) : sqrt(fmax(1.0, r / c));
     for (size_t i = 0; i < m * n; i++)
         x[i] = l->u[(p->row + (tall ? i % n : i / n)) * l->cols + p->col + (tall ? i / n : i % n)] / by;
     for (int step = 0; step < 5; step++) {
-        multiply(gram, x, x, m, m, n, true);
-        multiply(square, gram, gram, m, m, m, false);
-        for (size_t i = 0; i < m * m; i++)
-            gram[i] = -4.775 * gram[i] + 2.0315 * square[i];
-        multiply(product, gram, x, m, n, m, false);
-        for (size_t i = 0; i < m * n; i++)
-            x[i] = 3.4445 * x[i] + product[i];
+        if (step == 4 && of > 1)
+            iterate_shards(x, m, n, x + all, all, of);
+        else
+            iterate(x, m, n, x + all, all);
     }
     for (size_t i = 0; i < m * n; i++)
         l->x[(p->row + (tall ? i % n : i / n)) * l->cols + p->col + (tall ? i / n : i % n)] = rate * x[i];
@@ -99,8 +124,20 @@ static void make_shards(const look *l, const form *f, size_t of, bool columns)
     for (size_t b = 0; b < f->blocks; b++)
         for (size_t at = 0; at < of; at++) {
             const part p = part_of(l, f, b, at, of, columns);
-            orthogonalise(l, &p, 0.0);
+            orthogonalise(l, &p, 0.0, 1, true);
         }
+}
+
+/* Each block as a whole, but the last X X^T of each shard of its longer side by itself. False: one is cut otherwise. */
+static bool make_by_grams(const look *l, const form *f, size_t of, bool columns)
+{
+    for (size_t b = 0; b < f->blocks; b++) {
+        const part p = part_of(l, f, b, 0, 1, columns);
+        if (columns ? p.rows > p.cols : p.cols > p.rows)
+            return false;
+        orthogonalise(l, &p, 0.0, of, columns);
+    }
+    return true;
 }
 
 /* Each block as a whole, but every shard's owner divides by the norm of its shard. `whole` keeps what others made. */
@@ -115,7 +152,7 @@ static void make_by_norms(const look *l, const form *f, size_t of, bool columns,
         }
         for (size_t b = 0; b < f->blocks; b++) {
             const part whole = part_of(l, f, b, 0, 1, columns);
-            orthogonalise(l, &whole, norm);
+            orthogonalise(l, &whole, norm, 1, true);
         }
         for (size_t b = 0; b < f->blocks; b++) {
             const part p = part_of(l, f, b, at, of, columns);
@@ -285,18 +322,21 @@ static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, 
         }
     }
     for (size_t of = 2; of <= MOST_PARTS; of++)
-        for (int k = 0; k < (f->blocks > 1 ? 8 : 4); k++) {
-            const bool columns = k % 2 == 1, norms = k / 2 % 2 == 1;
-            l->rms = k / 4 == 1;
-            if (!divides(l, f, of, columns))
-                continue;
-            if (norms)
-                make_by_norms(l, f, of, columns, kept);
-            else
+        for (int k = 0; k < (f->blocks > 1 ? 12 : 6); k++) {
+            static const ari_properties kinds[] = {ARI_IF(OF_SHARDS), ARI_IF(SOME), ARI_IF(LAST)};
+            const bool columns = k % 2 == 1;
+            const int kind = k / 2 % 3;
+            bool made = divides(l, f, of, columns);
+            l->rms = k / 6 == 1;
+            if (made && kind == 0)
                 make_shards(l, f, of, columns);
-            if (!fits(l, c, l->now))
+            else if (made && kind == 1)
+                make_by_norms(l, f, of, columns, kept);
+            else if (made)
+                made = make_by_grams(l, f, of, columns);
+            if (!made || !fits(l, c, l->now))
                 continue;
-            state(t, norms ? ARI_IF(SOME) : ARI_IF(OF_SHARDS), of, columns);
+            state(t, kinds[kind], of, columns);
             return;
         }
 }

@@ -89,6 +89,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(ADAM, kind == AR_OPTIMIZER_ADAM || kind == AR_OPTIMIZER_ADAMW,                                                \
       "is a mistake of Adam: give optimizer adam or adamw")                                                         \
     X(MUON, kind == AR_OPTIMIZER_MUON, "is a mistake of Muon: give optimizer muon")                                 \
+    X(MUON_SHARDS, r->optimizer.shards, "acts where Muon leaves matrices cut: give muon-shards")                    \
     X(QK_CLIP, r->optimizer.qk_clip > 0.0, "is a mistake of QK-Clip: give qk-clip")                                 \
     X(DECAY, r->optimizer.weight_decay > 0.0, "is a mistake of weight decay: give weight-decay")                    \
     X(SAMPLES,                                                                                                      \
@@ -142,6 +143,7 @@ _Static_assert(NEEDS_COUNT <= 64, "a need is a bit of 64");
 #define SP(n) .run.parallel = {.tp = (n), .sp = true}
 #define CHUNKS(n, k) .run.parallel = {.tp = (n), .sp = true, .overlap = (k)}
 #define MUON .run.optimizer.kind = AR_OPTIMIZER_MUON
+#define MUON_SHARDS .run.optimizer = {.kind = AR_OPTIMIZER_MUON, .shards = true}
 #define CLIPPED .run.optimizer = {.kind = AR_OPTIMIZER_MUON, .qk_clip = 0.5}
 #define DP(n) .run.parallel.dp = (n)
 #define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
@@ -237,6 +239,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(MUON)},
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(PACKED) | NEEDS(TP) | NEEDS(MUON)},
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
+    {AR_FAULT_muon_shards_gram_local, LLAMA, MUON_SHARDS,
+     .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON) | NEEDS(MUON_SHARDS)},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = NEEDS(UPDATE) | NEEDS(BIAS) | NEEDS(MUON)},
     {AR_FAULT_muon_of_tied_copy, GPT2, PP(2, 2), MUON, .needs = NEEDS(UPDATE) | NEEDS(TIED) | NEEDS(PP) | NEEDS(MUON)},
     {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = NEEDS(UPDATE) | NEEDS(TP) | NEEDS(MUON)},
@@ -369,10 +373,10 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     c.run.parallel.tp = split ? c.run.parallel.tp : 2;
     c.run.batch = c.run.batch ? c.run.batch : BATCH;
     c.run.seq = SEQ;
-    const double qk_clip = c.run.optimizer.qk_clip;
-    c.run.optimizer =
-        ar_optimizer_defaults(c.run.optimizer.kind == AR_OPTIMIZER_MUON ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
-    c.run.optimizer.qk_clip = qk_clip;
+    const ar_optimizer_options given = c.run.optimizer;
+    c.run.optimizer = ar_optimizer_defaults(given.kind == AR_OPTIMIZER_MUON ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
+    c.run.optimizer.qk_clip = given.qk_clip;
+    c.run.optimizer.shards = given.shards;
     c.run.steps = c.run.steps ? c.run.steps : 1;
     c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
     c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
@@ -400,9 +404,9 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
     const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
     ar_parallel_text(layout[0], sizeof layout[0], &a->run.parallel);
     ar_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
-    return same_base(a, b) && a->order == b->order && strcmp(layout[0], layout[1]) == 0 &&
-           d->bucket_bytes == e->bucket_bytes && d->mode == e->mode && d->find_unused == e->find_unused &&
-           d->op == e->op;
+    return same_base(a, b) && a->order == b->order && a->run.optimizer.shards == b->run.optimizer.shards &&
+           strcmp(layout[0], layout[1]) == 0 && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
+           d->find_unused == e->find_unused && d->op == e->op;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
