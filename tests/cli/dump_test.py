@@ -3,6 +3,7 @@
 """Tests of what check and grads write of each rank: the folders, their names, and what verify says of them.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -126,6 +127,23 @@ class Grads(DumpTest):
         self.refused("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / "out",
                      "--per-rank", says=[str(ranks)])
         self.assertEqual(os.listdir(self.folder / "out"), ["ranks"])
+
+    def test_what_a_killed_run_left_goes_with_the_next(self):
+        """A rank's file, and half of one where the file system has no unnamed files."""
+        self.grads("--per-rank")
+        out, golden = self.folder / "out", GOLDEN / "llama-gqa-tiny"
+        before, left = sorted(os.listdir(out)), out / "ranks.new"
+        left.mkdir()
+        (left / "rank-00003.safetensors").write_bytes((out / "ranks/rank-00000.safetensors").read_bytes())
+        (left / ".anyrank-1-0.tmp").write_text("half", encoding="utf-8")
+        held = os.open(left, os.O_RDONLY)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        self.refused("grads", golden, "--input", golden / "batch.safetensors", "--out", out, "--per-rank",
+                     says=["another process writes there"])
+        os.close(held)
+        self.grads("--per-rank")
+        self.assertEqual(sorted(os.listdir(out)), before)
+        self.assertEqual(os.listdir(out / "ranks"), ["rank-00000.safetensors"])
 
     def test_a_block_is_dumped_too_and_takes_tensor_and_context_parallel_ranks_alone(self):
         block = GOLDEN / "block-gqa"

@@ -26,10 +26,12 @@ ar_status ari_folder_make(const char *path)
 /* --- of ranks ----------------------------------------------------------------------------------------------------- */
 
 /* "rank-00003.safetensors", or "rank-00003-2.safetensors" with what does not go into the first, as ar_dump_write names
- * them. */
+ * them; or one half written (atomic_file.c). */
 static bool is_rank_file(const char *name)
 {
     static const char digits[] = "0123456789";
+    if (strncmp(name, ".anyrank-", 9) == 0 && ari_ends_in(name, ".tmp"))
+        return true;
     if (strncmp(name, "rank-", 5) != 0 || strspn(name + 5, digits) < 5)
         return false;
     const char *rest = name + 5 + strspn(name + 5, digits);
@@ -93,11 +95,16 @@ ar_status ari_dump_folder_check(const char *folder)
     return visit_folder(folder, &there, expect_rank_file);
 }
 
+ar_status ari_dump_folder_clear(bool *there, const char *folder)
+{
+    AR_TRY(ari_dump_folder_check(folder));
+    return visit_folder(folder, there, remove_file);
+}
+
 ar_status ari_dump_folder_remove(const char *folder)
 {
     bool there = false;
-    AR_TRY(ari_dump_folder_check(folder));
-    AR_TRY(visit_folder(folder, &there, remove_file));
+    AR_TRY(ari_dump_folder_clear(&there, folder));
     if (there && rmdir(folder) != 0)
         return ari_io_fail("remove the folder", folder);
     return AR_OK;

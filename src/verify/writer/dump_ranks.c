@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/writer/dump_ranks.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "dump/placement.h"
@@ -127,15 +129,21 @@ static ar_status write_all(const ari_dump_ranks *d, const char *folder, const ar
     return AR_OK;
 }
 
-/* A new folder beside the one that it is to replace, which no other process has. */
-static ar_status make_beside(char *path, size_t cap, const char *folder)
+/* An empty folder beside the one that it is to replace, of one name, so that the next run takes what a killed one left.
+ * *lock: open, and no other process has it; closed with the process. */
+static ar_status make_beside(char *path, size_t cap, int *lock, const char *folder)
 {
-    const int n = snprintf(path, cap, "%s.%ld.new", folder, (long)getpid());
+    bool there = false;
+    const int n = snprintf(path, cap, "%s.new", folder);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
-    if (mkdir(path, 0777) != 0)
-        return ari_io_fail("make the folder", path);
-    return AR_OK;
+    AR_TRY(ari_folder_make(path));
+    *lock = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (*lock < 0)
+        return ari_io_fail("open the folder", path);
+    if (flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return ar_error_set(AR_ERR_IO, "%s: another process writes there", ARI_SHOW(path));
+    return ari_dump_folder_clear(&there, path);
 }
 
 /* After a failure, whose message stays. */
@@ -148,16 +156,21 @@ static ar_status discard(const char *folder, ar_status st)
 ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f)
 {
     char beside[1024];
+    int lock = -1;
     ar_status st = AR_OK;
     AR_TRY(ari_dump_folder_check(folder));
-    AR_TRY(make_beside(beside, sizeof beside, folder));
+    AR_TRY_TO(done, st, make_beside(beside, sizeof beside, &lock, folder));
     AR_TRY_TO(failed, st, write_all(d, beside, f));
     AR_TRY_TO(failed, st, ari_dump_folder_remove(folder));
     if (rename(beside, folder) == 0)
-        return AR_OK;
+        goto done;
     st = ari_io_fail("rename the folder", beside);
 failed:
-    return discard(beside, st);
+    st = discard(beside, st);
+done:
+    if (lock >= 0)
+        close(lock);
+    return st;
 }
 
 /* --- the reference ------------------------------------------------------------------------------------------------ */

@@ -20,7 +20,9 @@ AR_NODISCARD ar_status ari_folder_make(const char *path);
 /** Refuses a folder that holds anything but the files of an earlier dump of ranks. One that is not there is fine.
  *  Errors: AR_ERR_IO (names what is in the way). */
 AR_NODISCARD ar_status ari_dump_folder_check(const char *folder);
-/** Removes a folder of an earlier dump of ranks; one that is not there is fine. Errors: as above. */
+/** Removes the files of an earlier dump of ranks. *there: whether the folder is. Errors: as above. */
+AR_NODISCARD ar_status ari_dump_folder_clear(bool *there, const char *folder);
+/** And the folder; one that is not there is fine. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 
 /* A check's folder: a file of the reference, one of what it may differ by, and a folder of ranks for each layout. */
