@@ -183,6 +183,14 @@ class Verdict(Verify):
                     found = "later ones begin with weights that Adam moved" in self.ran(a, b, *rule).stdout
                     self.assertEqual(found, noted and bool(rule))
 
+    def test_a_step_in_doubt_is_of_no_certain_optimizer(self):
+        """SGD at a rate that makes more of gradients that are right within the tolerance."""
+        sides = [{**weight("w:init", [0.0, 0.0]), **weight("w:grad", [1.0, small]),
+                  **weight("w:new", [-100.0, -100.0 * small])} for small in (1e-3, -1e-3)]
+        text = self.done(*self.pair(*sides), "--rtol", "0", "--atol", "1e-2").stdout
+        self.assertIn("note: 1 element of new weights, or of outputs of a new bias, differs by no more than the "
+                      "optimizer's step makes of the gradients' differences\n", text)
+
     def test_names_of_one_side_are_listed(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.0]), **weight("z", [1.0])})
         done = self.done(a, b, code=1)
