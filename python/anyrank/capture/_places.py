@@ -144,6 +144,7 @@ class Rule(typing.NamedTuple):
 
     dims: dict[str, int]
     blocks: tuple[int, ...]
+    unit: int  # elements of a head, which blocks then count; 0: they are relative sizes
     copies: int
     zigzag: tuple[str, ...]  # of the dimensions of the mesh
 
@@ -173,10 +174,12 @@ def check_spec(name: str, part: Part, spec: dict[str, typing.Any], partial: typi
 
 
 class Spread(typing.NamedTuple):
-    """A plain tensor's place along one dimension: what ranks before it have, and all of them."""
+    """A plain tensor's place along one dimension: what ranks before it have, and all of them; its rank of how many."""
 
     before: int
     full: int
+    at: int
+    ranks: int
 
 
 def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | None], data: typing.Sequence[str],
@@ -195,7 +198,8 @@ def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | No
         if each > 1 and (len(names) > 1 or len(line) % each):
             raise AnyrankError(f"{name}: {each} copies along {' and '.join(names)} of {len(line)} ranks")
         extents = [s[dim] for s in line if s is not None][::each]
-        out[dim] = Spread(sum(extents[:at // each]), sum(extents))
+        full = sum(rule.blocks) * rule.unit or sum(extents)
+        out[dim] = Spread(sum(extents[:at // each]), full, at, len(line))
     return out
 
 
@@ -229,21 +233,35 @@ def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -
                 (unit, *box.extent[1:])) for i in range(box.extent[0] // unit)]
 
 
-def boxes_of_blocks(name: str, blocks: typing.Sequence[int], dim: int, local: Shape, offset: Shape,
-                    place: Spread) -> list[Box]:
-    """A rank's piece of each of several tensors packed along `dim`, of these relative sizes."""
-    unit = math.gcd(*blocks)
-    blocks = [n // unit for n in blocks]
-    total = sum(blocks)
-    if local[dim] % total or place.before % total or place.full % total:
-        raise AnyrankError(f"{name}: blocks of {list(blocks)} do not divide its {local[dim]} rows")
+def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tuple[int, int, int]]:
+    """Of each block of heads: where the rank's begin, their rows, and all; more ranks than heads hold copies."""
+    for n in rule.blocks:
+        if max(n, place.ranks) % min(n, place.ranks):
+            raise AnyrankError(f"{name}: {n} heads cannot be held alike by {place.ranks} ranks")
+    runs = [(place.at * n // place.ranks * rule.unit, max(1, n // place.ranks) * rule.unit, n * rule.unit)
+            for n in rule.blocks]
+    if sum(held for _, held, _ in runs) != rows:
+        raise AnyrankError(f"{name}: of {list(rule.blocks)} heads of {rule.unit} rows one of {place.ranks} ranks has "
+                           f"{sum(held for _, held, _ in runs)} rows, not {rows}")
+    return runs
+
+
+def boxes_of_blocks(name: str, rule: Rule, dim: int, local: Shape, offset: Shape, place: Spread) -> list[Box]:
+    """A rank's piece of each of several tensors packed along `dim`."""
+    if rule.unit:
+        runs = _runs_of_heads(name, rule, local[dim], place)
+    else:
+        blocks = [n // math.gcd(*rule.blocks) for n in rule.blocks]
+        total = sum(blocks)
+        if local[dim] % total or place.before % total or place.full % total:
+            raise AnyrankError(f"{name}: blocks of {blocks} do not divide its {local[dim]} rows")
+        runs = [(place.before // total * n, local[dim] // total * n, place.full // total * n) for n in blocks]
     boxes, full, at = [], 0, 0
-    for share in blocks:
+    for before, held, whole in runs:
         first, start, extent = list(offset), [0] * len(local), list(local)
-        first[dim] = full + place.before // total * share
-        start[dim], extent[dim] = at, local[dim] // total * share
+        first[dim], start[dim], extent[dim] = full + before, at, held
         boxes.append(Box(tuple(first), tuple(start), tuple(extent)))
-        full, at = full + place.full // total * share, at + extent[dim]
+        full, at = full + whole, at + held
     return boxes
 
 

@@ -168,7 +168,7 @@ class Record:
         dims.update({n: None if dim is None else value.written(dim) for n, dim in given.items() if n not in EXTRAS})
         kept = {n: d for n, d in dims.items() if d is not None and n not in known}
         zigzag = tuple(n for n in given.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
-        return Rule(kept, tuple(given.get("blocks") or ()), given.get("copies", 1), zigzag)
+        return Rule(kept, tuple(given.get("blocks") or ()), given.get("unit", 0), given.get("copies", 1), zigzag)
 
     def _place(self, name: str, value: Value, shapes: list[Shape | None],
                rows: list[list[int] | None]) -> dict[int, Placed]:
@@ -196,7 +196,7 @@ class Record:
                          for box in boxes_of_runs(runs, name)]
             elif rule.blocks and blocks:
                 dim = rule.dims[blocks[0]]
-                boxes = boxes_of_blocks(name, rule.blocks, dim, local, tuple(offset), places[dim])
+                boxes = boxes_of_blocks(name, rule, dim, local, tuple(offset), places[dim])
             else:
                 boxes = [Box(tuple(offset), (0,) * value.ndim, local)]
             for n in rule.zigzag:
@@ -261,7 +261,8 @@ class Record:
             self.notes.append(f"{where}: no tensor of this run has a name that matches {said}")
 
     def _count_copies(self, exchange: Alone | Store, places: list[dict[str, Placed]]) -> None:
-        """Ranks that hold the same part of the same sum hold copies of it."""
+        """Ranks that hold the same part of the same sum hold copies of it. Of heads in blocks some may have copies and
+        others not: those are counted where they are read."""
         mesh = self.groups.mesh
         at = dict(zip(mesh.sizes, mesh.at(mesh.rank)))
 
@@ -276,6 +277,8 @@ class Record:
         of_all = exchange.tell(mine)
         for here in places:
             for name, placed in here.items():
+                if "unit" in self._spec_of(name):
+                    continue
                 own = key(placed)
                 holders = [rank for rank, other in enumerate(of_all) if own in other.get(name, ())]
                 here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))

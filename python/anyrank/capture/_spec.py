@@ -27,8 +27,8 @@ from anyrank._errors import AnyrankError
 KEYS = ("mesh", "shard", "partial", "mean_over", "samples", "tensors", "version", "note")
 USUAL = ("dp", "tp", "cp", "pp", "ep")  # may be said of a run that lacks them: one program serves one rank and many
 SAMPLES = ("by_micro_batch", "by_rank", "dealt")
-EXTRAS = ("blocks", "copies", "zigzag")  # what a `shard` has besides dimensions; zigzag: those that are cut so
-RULE_KEYS = ("match", "shard", "partial", "blocks", "copies", "note")
+EXTRAS = ("blocks", "unit", "copies", "zigzag")  # what a `shard` has besides dimensions; zigzag: those that are cut so
+RULE_KEYS = ("match", "shard", "partial", "blocks", "unit", "copies", "note")
 Names = typing.Union[str, typing.Sequence[str], None]
 
 
@@ -102,7 +102,9 @@ class Spec:
                 good = value is None or (isinstance(value, (list, tuple)) and len(value) > 0 and
                                          all(isinstance(n, int) and n > 0 for n in value))
                 right = "a list of relative sizes, or None"
-            elif key == "copies":
+            elif key == "unit" and not dims.get("blocks"):
+                good, right = False, "what 'blocks' are counted in, which are missing"
+            elif key in ("copies", "unit"):
                 good, right = whole and value > 0, "an integer from 1"
             else:
                 good, right = whole or value is None, "a dimension of the tensor, or None"
@@ -124,7 +126,7 @@ class Spec:
             if key not in RULE_KEYS:
                 raise _unknown(key, RULE_KEYS, where)
         shard = dict(rule.get("shard") or {})
-        shard.update({key: rule[key] for key in ("blocks", "copies") if key in rule})
+        shard.update({key: rule[key] for key in ("blocks", "unit", "copies") if key in rule})
         if shard:
             self._add_shard(glob, shard, where)
         if rule.get("partial") is not None:

@@ -275,6 +275,38 @@ class Placed(FolderCase):
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-6)
         self.assertTrue(report.ok and report.compared == 6, str(report))
 
+    def test_packed_heads_of_fewer_than_the_ranks_have_copies(self) -> None:
+        """4 heads of queries, 2 of keys and values, of 2 rows each, on 4 ranks: neighbours hold one KV head."""
+        full = torch.nn.Linear(4, 16)
+        pieces = {"tp": 0, "blocks": [4, 2, 2], "unit": 2}
+        spec = {"mesh": {"tp": 4}, "shard": {"qkv.*:*": pieces, "qkv:fwd": {**pieces, "tp": -1}}}
+        x = torch.randn(3, 4)
+
+        def run(rank: int, folder: pathlib.Path) -> None:
+            q, k = 2 * rank, 2 * (rank // 2)
+            rows = [q, q + 1, 8 + k, 9 + k, 12 + k, 13 + k] if rank >= 0 else list(range(16))
+            model = nn.Sequential()
+            model.add_module("qkv", nn.Linear(4, len(rows)))
+            model.qkv.load_state_dict({name: value[rows] for name, value in full.state_dict().items()})
+            with torch.no_grad():
+                model.qkv.bias[2] += 1.0 if folder.name == "apart" and rank == 3 else 0.0
+            with anyrank.capture(model, folder, spec=spec if rank >= 0 else {}, values=["fwd", "init"], only=["qkv*"]):
+                model(x)
+        run(-1, self.path / "one")
+        ranks.spawn(4, run, self.path / "many")
+        ranks.spawn(4, run, self.path / "apart")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-6, atol=1e-6)
+        self.assertTrue(report.ok and report.compared == 3, str(report))
+        report = anyrank.verify(self.path / "one", self.path / "apart", rtol=1e-6, atol=1e-6)
+        self.assertEqual((report.ok, report.copies_different), (False, 2), str(report))
+        for wrong, words in (({"blocks": [4, 3, 2]}, "3 heads cannot be held alike by 4 ranks"),
+                             ({"unit": 3}, "has 9 rows, not 6"), ({"blocks": None}, "which are missing")):
+            net = nn.Sequential(nn.Linear(4, 6))
+            with self.assertRaisesRegex(AnyrankError, words), anyrank.capture(
+                    net, self.path / "no", rank=3, values=["init"],
+                    spec={"mesh": {"tp": 4}, "shard": {"0.*:init": {**pieces, **wrong}}}):
+                net(x)
+
     def test_samples_behind_the_tokens_of_dtensors(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
             from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
