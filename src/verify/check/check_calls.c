@@ -91,9 +91,11 @@ static ar_status say_difference(rank_trace *t, const ari_operation *op, int lane
                             t->rank, recorded, 1 + count_alike(t, lane, recorded));
     }
     t->cause = ari_call_causes[comes_later(t, lane, listed) ? ARI_CALL_ADDED : ARI_CALL_LEFT_OUT];
-    return ar_error_set(AR_ERR_DATA, "rank %d, layer %zd, %s: the layout has %s, the run %s", t->rank,
-                        op->layer == ARI_NO_LAYER ? (ssize_t)-1 : (ssize_t)op->layer, ari_operation_name(op->kind),
-                        listed, recorded);
+    char layer[32] = "outside the blocks";
+    if (op->layer != ARI_NO_LAYER)
+        snprintf(layer, sizeof layer, "layer %zu", op->layer);
+    return ar_error_set(AR_ERR_DATA, "rank %d, %s, %s: the layout has %s, the run %s", t->rank, layer,
+                        ari_operation_name(op->kind), listed, recorded);
 }
 
 static ar_status compare_call(rank_trace *t, const ari_operation *op, const ari_op_call *call, size_t expert,
