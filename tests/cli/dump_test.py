@@ -231,6 +231,14 @@ class Check(DumpTest):
         (told,) = json.loads(done)["models"]
         return told
 
+    def test_moments_of_another_clip_factor_are_no_second_reduction(self):
+        run = ("check", GOLDEN / "gpt2-tiny", *SMALL, "--steps", 1, "--dp", 2, "--lr", "1e-7", "-q", "--clip")
+        for limit in 0.02, 0.04:  # and two ranks
+            self.passes(*run, limit, "--dump", self.folder / str(limit))
+        told = json.loads(self.passes("verify", self.folder / "0.02/reference.safetensors", self.folder / "0.04/dp2",
+                                      "--rtol", "1e-4", "--atol", "1e-9", "--json", "-", code=1))
+        self.assertEqual((told["first"]["tensor"], told["first"]["cause"]), ("transformer.wte.weight:m", "clip_factor"))
+
     def test_each_layout_has_a_folder_that_verify_calls_the_same(self):
         told = self.check("--sweep", "3")
         self.assertEqual(told["dump"], str(self.folder / "dump/reference.safetensors"))
