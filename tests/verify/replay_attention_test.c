@@ -33,6 +33,11 @@ typedef struct how {
     /* What goes by the places of a ring of two. */
     enum { RING_NONE, RING_MASKED, RING_TURNED, RING_WIDE, RING_APART, RING_BASE_TWO, RING_AT_HOME } ring;
     bool zigzag;
+    int offset;                /* of q's positions */
+    bool silent;               /* what heads give is zero, */
+    double times;              /* or a multiple; 0: 1 */
+    size_t head, heads;        /* only these do what the fields say, 0: all, */
+    const struct how *of_rest; /* and the rest this */
 } how;
 
 static double either(double x, double otherwise)
@@ -103,7 +108,7 @@ static bool sees(size_t at, size_t key, size_t head, const how *o)
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
-static void turn(double *x, const float *from, size_t token, const how *o)
+static void turn(double *x, const float *from, size_t token, int offset, const how *o)
 {
     const size_t position = o->restart               ? token % o->restart
                             : o->ring == RING_TURNED ? in_order(token, o)
@@ -115,8 +120,8 @@ static void turn(double *x, const float *from, size_t token, const how *o)
         x[i] = (double)from[i];
     for (size_t i = o->first; i < o->first + n / 2; i++) {
         const double theta = either(o->theta, either(o->base, 1e4));
-        const double angle =
-            (double)position * pow(theta, -2.0 * (double)(i - o->first) / (double)n) / either(o->slower, 1.0);
+        const double angle = ((double)position + offset) * pow(theta, -2.0 * (double)(i - o->first) / (double)n) /
+                             either(o->slower, 1.0);
         const double sine = o->backward ? -sin(angle) : sin(angle);
         x[i] = (double)from[i] * cos(angle) - (double)from[i + n / 2] * sine;
         x[i + n / 2] = (double)from[i + n / 2] * cos(angle) + (double)from[i] * sine;
@@ -134,8 +139,8 @@ static double slope_of(size_t head, const how *o)
 static double score_of(const float *q, const float *k, size_t at, size_t key, const how *o)
 {
     double x[D], y[D], sum = 0.0;
-    turn(x, q, at, o);
-    turn(y, k, key, o);
+    turn(x, q, at, o->offset, o);
+    turn(y, k, key, 0, o);
     for (size_t i = 0; i < D; i++)
         sum += x[i] * (o->plain_k ? (double)k[i] : y[i]);
     sum *= either(o->scale, 1.0) * (o->sharp ? 2.0 : 1.0) / sqrt((double)D);
@@ -170,10 +175,11 @@ static void weigh(double weight[S], const float *q, const float *k, double sink,
 }
 
 /* out = attention of one sample's token, through the weight [H, Q]. */
-static void attend(float *out, const float *const x[3], size_t row, const float *w, const float *sinks, const how *o)
+static void attend(float *out, const float *const x[3], size_t row, const float *w, const float *sinks, const how *all)
 {
     double context[Q] = {0.0}, weight[S];
     for (size_t slot = 0; slot < HEADS; slot++) {
+        const how *o = all->heads && slot - all->head >= all->heads ? all->of_rest : all;
         const size_t h = o->flat ? (row * HEADS + slot) / S : slot, at = o->flat ? (row * HEADS + slot) % S : row;
         const size_t kv = o->tiled ? h % KV : h / (HEADS / KV), part = o->dealt ? HEADS / o->dealt : HEADS;
         double *own = context + (o->dealt ? slot % part * o->dealt + slot / part : slot) * D;
@@ -183,10 +189,11 @@ static void attend(float *out, const float *const x[3], size_t row, const float 
             const double m = !o->dropout ? 1.0 : (3 * at + 5 * h + key) % 4 == 0 ? 0.0 : 4.0 / 3.0;
             const float *from = x[2] + (o->ring == RING_AT_HOME ? at_home(at, key, o) : key) * K + kv * D;
             double value[D];
-            turn(value, from, key, o);
+            turn(value, from, key, 0, o);
             for (size_t i = 0; i < D; i++)
-                *(o->by_lane ? &context[i * HEADS + slot] : &own[i]) +=
-                    m * weight[key] * (o->of_v ? value[i] : (double)from[i]);
+                *(o->by_lane ? &context[i * HEADS + slot] : &own[i]) += m * (o->silent ? 0.0 : either(o->times, 1.0)) *
+                                                                        weight[key] *
+                                                                        (o->of_v ? value[i] : (double)from[i]);
         }
     }
     multiply(out, w, context, H, Q);
@@ -211,6 +218,8 @@ static made attention(const how *o, names name)
                        .alibi = o->alibi,
                        .documents = o->documents,
                        .sharp = o->sharp};
+    how wrong = *o;
+    wrong.of_rest = &right;
     const float *const x[3] = {put(&m, name[0], 3, B, S, Q), put(&m, name[1], 3, B, S, K),
                                put(&m, name[2], 3, B, S, K)};
     const float *sinks = o->sinks ? put(&m, name[3], 1, HEADS, 0, 0) : NULL;
@@ -220,7 +229,7 @@ static made attention(const how *o, names name)
         const size_t sample = row / S * S;
         const float *const of[] = {x[0] + sample * Q, x[1] + sample * K, x[2] + sample * K};
         attend(y + row * H, of, row % S, w, sinks, &right);
-        attend(z + row * H, of, row % S, w, sinks, o);
+        attend(z + row * H, of, row % S, w, sinks, &wrong);
     }
     return m;
 }
@@ -237,6 +246,8 @@ static const struct {
     {{.backward = true}, "rope_direction"},
     {{.plain_k = true}, "rope_missing"},
     {{.restart = 5}, "rope_restarts"},
+    {{.offset = 1}, "rope_offset"},
+    {{.offset = -3}, "rope_offset"},
     {{.ahead = 1}, "causal_mask"},
     {{.ahead = S}, "causal_mask_missing"},
     {{.not_own = true}, "causal_mask"},
@@ -295,6 +306,27 @@ CLAIM(one_mistake_of_attention_is_named)
     }
 }
 
+/* Ranks have two heads each. */
+CLAIM(a_mistake_of_some_heads_is_named_with_them)
+{
+    static const struct {
+        how o;
+        const char *cause, *words;
+    } some[] = {
+        {{.offset = 1, .head = 2, .heads = 2}, "rope_offset", "in heads 2 to 3 of 4 alone, those of one rank"},
+        {{.ahead = S, .head = 0, .heads = 2}, "causal_mask_missing", "in heads 0 to 1 of 4 alone"},
+        {{.scale = 2.3, .head = 2, .heads = 2}, "softmax_scale", "in heads 2 to 3 of 4 alone"},
+        {{.alibi = true, .slope = 1.7, .head = 2, .heads = 2}, "alibi_slopes", "in heads 2 to 3 of 4 alone"},
+        {{.silent = true, .head = 2, .heads = 2}, "heads_missing", "in heads 2 to 3 of 4 alone"},
+        {{.silent = true, .head = 1, .heads = 1}, "heads_missing", "in head 1 of 4 alone"},
+        {{.times = 2.0, .head = 3, .heads = 1}, "heads_scaled", "give times 2; in head 3 of 4 alone"},
+    };
+    for (size_t k = 0; k < sizeof some / sizeof *some; k++) {
+        made m = attention(&some[k].o, metas);
+        expect_cause_on(2, &m, some[k].cause, some[k].words, k);
+    }
+}
+
 /* None of what computing attention again says. */
 static void expect_no_replay(made *m, size_t number)
 {
@@ -303,6 +335,13 @@ static void expect_no_replay(made *m, size_t number)
     const ar_verify_row row = look(m, (ari_explain_case){ONE_RANK});
     for (size_t i = 0; i < sizeof of_attention / sizeof *of_attention; i++)
         expect_row(&row, of_attention[i], NULL, number);
+}
+
+/* Three heads of four: no rank's, and no single one. */
+CLAIM(a_mistake_of_other_heads_gives_no_answer)
+{
+    made m = attention(&(how){.scale = 3.0, .head = 1, .heads = 3}, metas);
+    expect_no_replay(&m, 0);
 }
 
 CLAIM(an_input_that_no_dump_has_gives_no_answer)

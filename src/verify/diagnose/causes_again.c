@@ -54,6 +54,10 @@ static const ari_cause rows[] = {
     {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO) | IF(ALL), 0, "",
      AGAIN "RoPE of base {factor:.7g}, where the reference has none: a layer without positions" LOOK
            "`no_rope_layers`; layers without a window that have no positions"},
+    {"heads_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(TWICE) | IF(ZERO), 0, "",
+     AGAIN "zeros in place of what some heads give"},
+    {"heads_scaled", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(TWICE), 0, "",
+     AGAIN "what some heads give times {now:.4g}"},
     {"rope_missing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ZERO), 0, "",
      AGAIN "RoPE left out on q, on k or on both"},
     {"rope_direction", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "",
@@ -67,6 +71,9 @@ static const ari_cause rows[] = {
      AGAIN "RoPE turning the other end of each head: its last features in place of the first, or the other way round"},
     {"rope_pairing", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(PAIRS), 0, "",
      AGAIN "RoPE's pairs the other way: neighbours against halves (interleaved against rotate_half)"},
+    {"rope_offset", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(ONE), 0, "",
+     AGAIN "q at positions {shift:.0f} further on than k for RoPE" LOOK
+           "the position of the first token, which q and k share (`position_ids`, a cache's length, a rank's offset)"},
     {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
     {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",
@@ -148,6 +155,8 @@ static const ari_cause rows[] = {
      AGAIN "a softmax over the queries of each key: the wrong dimension" LOOK
            "`softmax(dim=...)`, the order of dimensions of the scores"},
     {"reversed", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE), 0, "", AGAIN "the heads in reverse order"},
+    ALWAYS(K(ATTENTION), ANY, IF(BLOCKS), 0, "; in head {head} of {heads} alone"),
+    ALWAYS(K(ATTENTION), ANY, IF(OF_SHARDS), 0, "; in heads {head} to {last} of {heads} alone, those of one rank"),
     {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
      "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps" LOOK
      "`eps`, `rms_norm_eps`"},

@@ -226,7 +226,7 @@ static bool is_part_of_ring(const ari_case *c, const part *p)
 }
 
 /* No rank has a second copy of its tokens to add up. But one of N contributions to a sum, unrelated to the others, is
- * about 1/N of the reference. */
+ * about 1/N of the reference: more of it on one rank's tokens is less on another's, unlike a sum that lacks a head. */
 ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
@@ -237,7 +237,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
         return AR_OK;
     const bool ring = is_part_of_ring(c, &p);
     const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;
-    if (!ring && !(d->sp && every && is_one_of(p.share, tp, ABOUT) && distance(p.over, 1.0) <= log(ABOUT)))
+    if (!ring && !(d->sp && every && is_one_of(p.share, tp, NEARLY) && distance(p.over, 1.0) <= log(ABOUT)))
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0);
     ari_number(t, "share", p.share);

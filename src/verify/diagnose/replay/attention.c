@@ -42,6 +42,8 @@ enum {
     PARTIAL = 131072, /* some of a head's features are turned, and some not */
     SUNK = 262144,    /* the dump has sinks */
     DOCUMENTED = 524288,
+    WHOLE = 1048576,   /* all heads, whose places may change */
+    PARTLY = 32,       /* some heads, of which the others are right */
     OF_WEIGHTS = 32768 /* softmax's own weights serve as scores */
 };
 
@@ -85,6 +87,9 @@ static const row table[] = {
     WITH(theta, TO, UNTURNED, IF(ZERO) | IF(ALL), "factor", pairs, ARI_HALVES, BASES),
     WITH(theta, TO, UNTURNED, IF(ZERO) | IF(ALL), "factor", pairs, ARI_NEIGHBOURS, BASES),
     ROW(restart, FIRST, TURNED, IF(SHIFT), "first", 0),
+    ROW(shift, TO, TURNED, IF(SHIFT) | IF(ONE), "shift", 1, -1, 2, -2, 3, -3, 4, -4),
+    ROW(times, TO, PARTLY, IF(TWICE) | IF(ZERO), NULL, 0),
+    ROW(times, TO, PARTLY, IF(TWICE), NULL, 2, 0.5, 4, 0.25, 8, 0.125, -1),
     ROW(slope, TO, SLOPED, IF(FEATURES) | IF(ZERO), NULL, 0),
     ROW(slope, TIMES, SLOPED, IF(FEATURES) | IF(NEGATIVE), NULL, -1),
     ROW(shards, TO, SLOPED, IF(FEATURES) | IF(OF_TP), NULL, 2, 3, 4, 6, 8, 16, 32, 64),
@@ -121,13 +126,13 @@ static const row table[] = {
     WITH(ring, TO, 0, IF(OF_CP) | IF(SAME), NULL, ringed, ARI_RING_AT_HOME, RINGS),
     ROW(heads, TO, GROUPED, IF(HEADS), NULL, ARI_DEALT_OUT),
     ROW(heads, TO, SEPARATE, IF(PACKED), NULL, ARI_FEATURES_FIRST),
-    ROW(heads, TO, 0, IF(PACKED), NULL, ARI_BY_LANE),
+    ROW(heads, TO, WHOLE, IF(PACKED), NULL, ARI_BY_LANE),
     ROW(packing, TO, TOGETHER, IF(PACKED), NULL, ARI_STRAIGHT, ARI_BY_HEADS),
     ROW(packing, TO, BY_KV_HEADS, IF(PACKED) | IF(ONE), NULL, ARI_KEYS_FIRST),
     ROW(heads, TO, EQUAL, IF(EXCHANGED), NULL, ARI_EXCHANGED),
-    ROW(heads, TO, 0, IF(INVERSE), NULL, ARI_REVERSED),
-    ROW(heads, TO, 0, IF(PACKED) | IF(ROWS), NULL, ARI_FLATTENED),
-    ROW(dealt, TO, 0, IF(HEADS) | IF(OF_CP), NULL, 2, 3, 4, 6, 8, 16),
+    ROW(heads, TO, WHOLE, IF(INVERSE), NULL, ARI_REVERSED),
+    ROW(heads, TO, WHOLE, IF(PACKED) | IF(ROWS), NULL, ARI_FLATTENED),
+    ROW(dealt, TO, WHOLE, IF(HEADS) | IF(OF_CP), NULL, 2, 3, 4, 6, 8, 16),
     ROW(softmax, TO, SHORT, IF(INVERSE) | IF(ALL), NULL, ARI_OVER_QUERIES),
     ROW(scale, BETWEEN, MAY_BE | OF_WEIGHTS, IF(ROOT), NULL, 1.0 / 128.0, 128.0),
     ROW(stretch, BETWEEN, TURNED | MAY_BE, IF(OF_THETA) | IF(FRACTION), "factor", 1.0 / 64.0, 64.0),
@@ -148,7 +153,7 @@ static double value_of(const ari_recipe *r, size_t at)
 static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 {
     const bool alone = a->in[0] != a->in[1] && a->in[1] != a->in[2];
-    return MAY_BE | OF_WEIGHTS | (r->pairs != ARI_NO_PAIRS ? TURNED : UNTURNED) |
+    return MAY_BE | OF_WEIGHTS | (a->end > 0 ? PARTLY : WHOLE) | (r->pairs != ARI_NO_PAIRS ? TURNED : UNTURNED) |
            (r->pairs != ARI_NO_PAIRS && r->turned < r->head ? PARTIAL : 0) | (a->sink ? SUNK : 0) |
            (r->documents > 0.0 ? DOCUMENTED : 0) | (r->slope != 0.0 ? SLOPED : 0) | (r->ahead == 0.0 ? CAUSAL : OPEN) |
            (r->cap > 0.0 ? CAPPED : 0) | (r->window > 0.0 ? WINDOWED : WIDE) |
@@ -386,7 +391,8 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
                                  .theta = 1.0,
                                  .stretch = 1.0,
                                  .scale = 1.0,
-                                 .shards = 1.0},
+                                 .shards = 1.0,
+                                 .times = 1.0},
                     enough);
         b = own.left < b.left ? own : b;
     }
@@ -399,6 +405,16 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
     return ari_probe_try_base(&a->p, &exact);
 }
 
+/* A mistake in one of n equal parts of the heads alone, of rows with all of `when`. */
+static void search_parts(best *b, ari_replayed *a, const ari_recipe *base, size_t n, unsigned when)
+{
+    const size_t heads = a->q / (size_t)base->head;
+    for (size_t i = 0; n > 1 && heads % n == 0 && i < n && !b->by; i++) {
+        ari_recipe_fix_others(a, base, heads / n * i, heads / n * (i + 1));
+        search(b, a, base, when, false);
+    }
+}
+
 static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, unsigned when)
 {
     best b = {.left = ARI_REPLAY_MISTAKE};
@@ -409,10 +425,20 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
             find_other_documents(a, from);
         search(&b, a, &from, when, false);
     }
+    const size_t heads = a->q / (size_t)base->head,
+                 tp = (size_t)ari_ranks_along(&a->p.c->known->mesh, ARI_CUTS_FEATURES);
+    if (!b.by)
+        search_parts(&b, a, base, tp < heads ? tp : 1, when);
+    if (!b.by)
+        search_parts(&b, a, base, heads, when | PARTLY);
     if (!b.by)
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
-    ari_trace_set(t, ARI_FOUND_ATTENTION, b.by->flags | (a->given ? IF(LOG) : 0));
+    const ari_properties part = a->end == 0 ? 0 : a->end - a->first == 1 ? IF(BLOCKS) : IF(OF_SHARDS);
+    ari_trace_set(t, ARI_FOUND_ATTENTION, b.by->flags | part | (a->given ? IF(LOG) : 0));
+    ari_count(t, "head", a->first);
+    ari_count(t, "last", a->end - (a->end > 0));
+    ari_count(t, "heads", heads);
     ari_number(t, "was", was);
     ari_number(t, "now", now);
     ari_number(t, "times", now / was);
@@ -421,43 +447,6 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
     ari_number(t, "from", b.r.from);
     ari_count(t, "ring", (size_t)fabs(b.r.ring + b.r.parts));
     ari_number(t, "left", b.left);
-}
-
-/* --- dropout ------------------------------------------------------------------------------------------------------ */
-
-enum { MOST_SHARES = 48, MOST_TOKENS = 3 };
-
-/* Fits, by least squares over the probed features, how often the other's value of a token counts each head's share of
- * each key up to the token itself; NaN if rounding hides it. Returns the number of counts, 0: unknown. */
-static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, size_t token)
-{
-    const size_t n = a->q / (size_t)r->head * (token + 1), at = a->p.sample * a->p.seq + token;
-    double share[ARI_PROBE_FEATURES][MOST_SHARES + 1], m[MOST_SHARES * (MOST_SHARES + 1)] = {0.0}, weight[MOST_SHARES];
-    if (n > MOST_SHARES || 4 * n > 3 * a->p.outs)
-        return 0;
-    for (size_t i = 0; i < n; i++) {
-        weight[i] = ari_recipe_share(a, r, i / (token + 1), token, i % (token + 1));
-        for (size_t f = 0; f < a->p.outs; f++)
-            share[f][i] = a->p.is[f] - (double)a->p.bias[f];
-    }
-    for (size_t f = 0; f < a->p.outs; f++) {
-        share[f][n] = (double)a->p.c->val[at * a->p.c->grid.cols + a->p.out[f]] - (double)a->p.bias[f];
-        ari_equations_add(m, share[f], n);
-    }
-    if (!ari_equations_solve(count, m, n))
-        return 0;
-    for (size_t i = 0; i < n; i++)
-        count[i] = weight[i] > 0.02 ? count[i] : (double)NAN;
-    return n;
-}
-
-static void find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base)
-{
-    double count[MOST_TOKENS * MOST_SHARES];
-    size_t n = 0;
-    for (size_t token = 0; a->p.w && base->ahead == 0.0 && token < MOST_TOKENS && token < a->p.seq; token++)
-        n += find_counts(count + n, a, base, token);
-    (void)ari_dropped(t, ARI_FOUND_ATTENTION, count, n);
 }
 
 /* --- q, k and v --------------------------------------------------------------------------------------------------- */
@@ -525,14 +514,14 @@ static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_
         return AR_OK;
     find_mistake(t, a, &base, 0);
     if (t->kind == ARI_FOUND_NOTHING && !a->p.heads)
-        find_dropout(t, a, &base);
+        ari_recipe_find_dropout(t, a, &base);
     return AR_OK;
 }
 
 /* Replays a softmax of the logarithms of the reference's weights, when q and k are unknown. */
 static void replay_weights(ari_trace *t, ari_replayed *a)
 {
-    const ari_recipe base = {.head = 1.0, .scale = 1.0, .stretch = 1.0, .series = 1.0, .shards = 1.0};
+    const ari_recipe base = {.head = 1.0, .scale = 1.0, .stretch = 1.0, .series = 1.0, .shards = 1.0, .times = 1.0};
     double exact = HUGE_VAL;
     a->q = a->kv = a->p.heads;
     a->given = a->p.c->ref + a->p.sample * a->out * a->p.seq;

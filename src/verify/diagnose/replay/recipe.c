@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/search.h"
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
@@ -53,6 +55,8 @@ static void take_head(double *out, const ari_replayed *a, const ari_recipe *r, s
         out[i] = (double)x[i * step];
     if (is_turned(r, which))
         turn_head(out, a, r, token);
+    if (which == 0 && r->shift != 0.0 && is_turned(r, which))
+        turn_head(out, a, r, a->p.seq);
 }
 
 /* Loads the documents of a head's tokens. */
@@ -88,6 +92,8 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
             a->cosine[token * n + i] = cos(angle);
             a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
         }
+        a->cosine[a->p.seq * n + i] = cos(r->shift * speed);
+        a->sine[a->p.seq * n + i] = sin(r->shift * speed);
     }
 }
 
@@ -225,7 +231,7 @@ static void mix_values(ari_replayed *a, const ari_recipe *r, size_t head, size_t
             chunk > 0.0 ? a->back[(size_t)(a->place[query] * chunk + fmod(a->order[k], chunk))] : (double)k;
         take_head(a->one, a, r, 2, kv_head(a, r, head), (size_t)from);
         for (size_t i = 0; i < d; i++)
-            out[i * step] += a->weight[k] * a->one[i];
+            out[i * step] += r->times * a->weight[k] * a->one[i];
     }
 }
 
@@ -240,7 +246,9 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
 {
     const size_t heads = a->q / (size_t)r->head;
     prepare(a, r);
-    for (size_t h = 0; h < heads; h++) {
+    if (a->end > 0)
+        memcpy(a->context, a->others, a->p.tokens * a->out * sizeof *a->context);
+    for (size_t h = a->first; h < (a->end > 0 ? a->end : heads); h++) {
         load_keys(a, r, kv_head(a, r, h));
         load_documents(a, r, h);
         if (r->softmax == ARI_OVER_QUERIES)
@@ -263,6 +271,15 @@ void ari_recipe_replay(ari_replayed *a, const ari_recipe *r)
         ari_probe_put(&a->p, k, a->context + k * a->out);
 }
 
+void ari_recipe_fix_others(ari_replayed *a, const ari_recipe *r, size_t first, size_t end)
+{
+    a->first = a->end = 0;
+    ari_recipe_replay(a, r);
+    memcpy(a->others, a->context, a->p.tokens * a->out * sizeof *a->others);
+    a->first = first;
+    a->end = end;
+}
+
 double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t key)
 {
     prepare(a, r);
@@ -277,17 +294,55 @@ double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_
     return a->weight[key];
 }
 
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+enum { MOST_SHARES = 48, MOST_TOKENS = 3 };
+
+/* Fits, by least squares over the probed features, how often the other's value of a token counts each head's share of
+ * each key up to the token itself; NaN if rounding hides it. Returns the number of counts, 0: unknown. */
+static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, size_t token)
+{
+    const size_t n = a->q / (size_t)r->head * (token + 1), at = a->p.sample * a->p.seq + token;
+    double share[ARI_PROBE_FEATURES][MOST_SHARES + 1], m[MOST_SHARES * (MOST_SHARES + 1)] = {0.0}, weight[MOST_SHARES];
+    if (n > MOST_SHARES || 4 * n > 3 * a->p.outs)
+        return 0;
+    for (size_t i = 0; i < n; i++) {
+        weight[i] = ari_recipe_share(a, r, i / (token + 1), token, i % (token + 1));
+        for (size_t f = 0; f < a->p.outs; f++)
+            share[f][i] = a->p.is[f] - (double)a->p.bias[f];
+    }
+    for (size_t f = 0; f < a->p.outs; f++) {
+        share[f][n] = (double)a->p.c->val[at * a->p.c->grid.cols + a->p.out[f]] - (double)a->p.bias[f];
+        ari_equations_add(m, share[f], n);
+    }
+    if (!ari_equations_solve(count, m, n))
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        count[i] = weight[i] > 0.02 ? count[i] : (double)NAN;
+    return n;
+}
+
+void ari_recipe_find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base)
+{
+    double count[MOST_TOKENS * MOST_SHARES];
+    size_t n = 0;
+    for (size_t token = 0; a->p.w && base->ahead == 0.0 && token < MOST_TOKENS && token < a->p.seq; token++)
+        n += find_counts(count + n, a, base, token);
+    (void)ari_dropped(t, ARI_FOUND_ATTENTION, count, n);
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 ar_status ari_recipe_init(ari_replayed *a)
 {
     const size_t seq = a->p.seq;
     AR_TRY(ARI_ALLOC(&a->k, (seq + 1) * ARI_MOST_HEAD, "keys"));
-    AR_TRY(ARI_ALLOC(&a->cosine, seq * ARI_MOST_HEAD, "angles"));
+    AR_TRY(ARI_ALLOC(&a->cosine, (seq + 1) * ARI_MOST_HEAD, "angles"));
     AR_TRY(ARI_ALLOC(&a->weight, 8 * seq, "scores"));
-    AR_TRY(ARI_ALLOC(&a->context, ARI_PROBE_TOKENS * a->out, "context"));
+    AR_TRY(ARI_ALLOC(&a->context, 2 * ARI_PROBE_TOKENS * a->out, "context"));
     a->one = a->k + seq * ARI_MOST_HEAD;
-    a->sine = a->cosine + seq * (ARI_MOST_HEAD / 2);
+    a->others = a->context + ARI_PROBE_TOKENS * a->out;
+    a->sine = a->cosine + (seq + 1) * (ARI_MOST_HEAD / 2);
     a->column = a->weight + seq;
     a->place = a->column + seq;
     a->order = a->place + seq;

@@ -40,10 +40,11 @@ enum {
 
 typedef struct ari_recipe {
     double head, packing, heads; /* head: features of one */
-    double pairs, turns, turned, theta, stretch,
-        restart;                             /* turned: features, the first ones; stretch divides positions;
+    double pairs, turns, turned, theta, stretch, restart,
+        shift;                               /* turned: features, the first ones; stretch divides positions;
                                                               restart: tokens after which they start again; 0: never;
-                                                              below: with each of the reference's documents */
+                                                              below: with each of the reference's documents; shift: of
+                                                              q's positions alone */
     double scale, cap;                       /* scale: of 1/sqrt(head); cap tanh(score/cap), 0: none */
     double slope, series, plain, shards;     /* ALiBi: slope times those of a series for so many heads, plain:
                                                               one geometric series for any number of them; each shard of
@@ -54,6 +55,7 @@ typedef struct ari_recipe {
     double softmax, ringed, ring;            /* ring: places, negative: in a zigzag */
     double sinks, documents, parts, dealt;   /* sinks: each head has a score more; parts: of own documents; dealt: heads
                                                               of the output from so many parts in turn */
+    double times;                            /* of what a head gives */
 } ari_recipe;
 
 typedef struct ari_replayed {
@@ -67,7 +69,9 @@ typedef struct ari_replayed {
     size_t sinks;
     const float *given; /* weights [heads][seq][seq], whose logarithms replace the scores of q and k; NULL: none */
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */
-    double *cosine, *sine;              /* [seq][head / 2] of the recipe */
+    double *others;                     /* [tokens][out]: of all heads, for those before `first` and from `end` on */
+    size_t first, end;                  /* the heads that follow a recipe; end 0: all */
+    double *cosine, *sine;              /* [seq + 1][head / 2] of the recipe; the last row of the shift */
     double *column;                     /* [seq]: of each key, the logarithm of the sum over queries */
     double *place, *order, *back;       /* [seq]: in the ring; in its order; which token has a place in its order */
     double *own, *document[2];          /* [seq]: document of a head's tokens; of the reference's, of the other's */
@@ -79,7 +83,11 @@ AR_NODISCARD ar_status ari_recipe_init(ari_replayed *a);
 void ari_recipe_fini(ari_replayed *a);
 /** Puts the outputs of the probe's tokens. */
 void ari_recipe_replay(ari_replayed *a, const ari_recipe *r);
+/** From here on, heads outside first..end - 1 follow this recipe whatever is replayed; end 0: none. */
+void ari_recipe_fix_others(ari_replayed *a, const ari_recipe *r, size_t first, size_t end);
 /** Puts what a head takes from one key as the probe's first output; returns its weight. */
 double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t key);
+/** Looks for weights of keys that dropout made 0 and larger, where the base alone is known. */
+void ari_recipe_find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base);
 
 #endif
