@@ -174,8 +174,9 @@ static ar_status print_result(const ar_logprobs_result *r, const logprobs_values
         }
         printf("\n");
     }
-    printf("%zu tokens of %zu sequences (%s): log-probability %.6g, entropy %.6g in the mean\n", r->tokens,
-           r->sequences, r->fresh ? "fresh weights" : "weights of the folder", r->mean, r->entropy);
+    printf("%zu token%s of %zu sequence%s (%s): log-probability %.6g, entropy %.6g in the mean\n", r->tokens,
+           ARI_PLURAL(r->tokens), r->sequences, ARI_PLURAL(r->sequences),
+           r->fresh ? "fresh weights" : "weights of the folder", r->mean, r->entropy);
     if (v->o.out)
         printf("%s\n", ARI_SHOW(v->o.out));
     ari_plan_print(stdout, &run->plan);
