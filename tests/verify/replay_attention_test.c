@@ -306,7 +306,7 @@ CLAIM(one_mistake_of_attention_is_named)
     }
 }
 
-/* Ranks have two heads each. */
+/* Ranks have two heads each, or one. */
 CLAIM(a_mistake_of_some_heads_is_named_with_them)
 {
     static const struct {
@@ -325,6 +325,8 @@ CLAIM(a_mistake_of_some_heads_is_named_with_them)
         made m = attention(&some[k].o, metas);
         expect_cause_on(2, &m, some[k].cause, some[k].words, k);
     }
+    made m = attention(&(how){.offset = 1, .head = 3, .heads = 1}, metas);
+    expect_cause_on(HEADS, &m, "rope_offset", "in head 3 of 4 alone", sizeof some / sizeof *some);
 }
 
 /* None of what computing attention again says. */

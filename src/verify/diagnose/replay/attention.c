@@ -405,7 +405,7 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
     return ari_probe_try_base(&a->p, &exact);
 }
 
-/* A mistake in one of n equal parts of the heads alone, of rows with all of `when`. */
+/* A mistake in one of n equal parts of the heads alone, of rows with all of `when`. Only one that is found stays chosen. */
 static void search_parts(best *b, ari_replayed *a, const ari_recipe *base, size_t n, unsigned when)
 {
     const size_t heads = a->q / (size_t)base->head;
@@ -413,6 +413,8 @@ static void search_parts(best *b, ari_replayed *a, const ari_recipe *base, size_
         ari_recipe_fix_others(a, base, heads / n * i, heads / n * (i + 1));
         search(b, a, base, when, false);
     }
+    if (!b->by)
+        a->first = a->end = 0;
 }
 
 static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, unsigned when)
@@ -428,7 +430,7 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
     const size_t heads = a->q / (size_t)base->head,
                  tp = (size_t)ari_ranks_along(&a->p.c->known->mesh, ARI_CUTS_FEATURES);
     if (!b.by)
-        search_parts(&b, a, base, tp < heads ? tp : 1, when);
+        search_parts(&b, a, base, tp, when);
     if (!b.by)
         search_parts(&b, a, base, heads, when | PARTLY);
     if (!b.by)
