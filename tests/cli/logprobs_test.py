@@ -239,7 +239,8 @@ class Logprobs(Case):
         padded = self.lines("padded.jsonl", self.sequences, self.given(self.padded(self.gpt2, True)))
         said = json.loads(self.ran(self.gpt2, "--rollout", padded, "--binary64", "--json", "-").stdout)
         self.assertEqual(said["rollout"]["cause"], "padding_attended", said)
-        for more in (["--tp", "2"], ["--dp", "2"], ["--numerics", "native"], ["--precision", "bf16"]):
+        for more in (["--tp", "2"], ["--dp", "2"], ["--numerics", "native"], ["--precision", "bf16"],
+                     ["--recompute", "full"]):
             self.refused(self.llama, "--input", self.tokens, "--binary64", *more, says="in plain loops on one rank")
 
     def test_one_hash_for_every_batch_packing_and_layout(self):

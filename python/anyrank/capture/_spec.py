@@ -104,6 +104,8 @@ class Spec:
                 right = "a list of relative sizes, or None"
             elif key == "unit" and not dims.get("blocks"):
                 good, right = False, "what 'blocks' are counted in, which are missing"
+            elif key == "copies" and dims.get("unit"):
+                good, right = False, "left out beside 'unit', which says how many heads there are copies of"
             elif key in ("copies", "unit"):
                 good, right = whole and value > 0, "an integer from 1"
             else:

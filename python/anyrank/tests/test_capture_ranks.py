@@ -300,7 +300,8 @@ class Placed(FolderCase):
         report = anyrank.verify(self.path / "one", self.path / "apart", rtol=1e-6, atol=1e-6)
         self.assertEqual((report.ok, report.copies_different), (False, 2), str(report))
         for wrong, words in (({"blocks": [4, 3, 2]}, "3 heads cannot be held alike by 4 ranks"),
-                             ({"unit": 3}, "has 9 rows, not 6"), ({"blocks": None}, "which are missing")):
+                             ({"unit": 3}, "has 9 rows, not 6"), ({"blocks": None}, "which are missing"),
+                             ({"copies": 2}, "left out beside 'unit'")):
             net = nn.Sequential(nn.Linear(4, 6))
             with self.assertRaisesRegex(AnyrankError, words), anyrank.capture(
                     net, self.path / "no", rank=3, values=["init"],

@@ -438,8 +438,9 @@ static ar_status check_given(const ar_logprobs_options *o)
         return ar_error_set(AR_ERR_ARG, "what a side may be off is a finite number from 0, not %g", o->within);
     if ((unsigned)o->of >= AR_SENSITIVITY_COUNT)
         return ar_error_set(AR_ERR_ARG, "unknown arithmetic of the sides: %d", (int)o->of);
-    if (o->binary64 && (ar_parallel_world(&r->parallel) > 1 || r->numerics != AR_NUMERICS_EXACT ||
-                        r->precision != AR_PRECISION_F32 || r->device.kind != AR_DEVICE_CPU))
+    if (o->binary64 &&
+        (ar_parallel_world(&r->parallel) > 1 || r->parallel.recompute.what != AR_RECOMPUTE_NONE ||
+         r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->device.kind != AR_DEVICE_CPU))
         return ar_error_set(AR_ERR_ARG, "binary64 log-probabilities are the baseline's, in plain loops on one rank: "
                                         "expected no layout, exact numerics, precision f32 and the CPU");
     AR_TRY(ari_run_check_numerics(r));
