@@ -222,12 +222,16 @@ class Logprobs(Case):
         tensor_files.write(self.folder / "packed.safetensors", {"input_ids": integers([1, len(flat)], flat),
                                                                 "cu_seqlens": integers([len(bounds)], bounds)})
         files = (self.tokens, self.lines("shuffled.jsonl", self.sequences[::-1]), "packed.safetensors")
-        said = [self.result(self.llama, "--input", file, "--binary64", "--out", "out.jsonl") for file in files]
+        said = [self.result(self.llama, "--input", file, "--binary64", "--out", "out.jsonl", "--top", 256)
+                for file in files]
         self.assertEqual(len({one["hash"] for one in said}), 1)
         self.assertEqual((said[0]["numerics"], said[0]["precision"]), ("binary64", "f64"))
         self.assertNotEqual(self.result(self.llama, "--input", self.tokens)["hash"], said[0]["hash"])
         lines = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
         tokens, right = [line["tokens"] for line in lines], [line["logprobs"] for line in lines]
+        for line in lines:  # the token's own entry of the largest is its number in every bit
+            for token, x, top in zip(line["tokens"][1:], line["logprobs"][1:], line["top"][1:]):
+                self.assertEqual(dict(top)[token], x)
         wrong = [[x if x is None else x + 3e-7 * (t % 2) for t, x in enumerate(row)] for row in right]
         sides = ("--trainer", self.lines("right.jsonl", tokens, right), "--rollout",
                  self.lines("wrong.jsonl", tokens, wrong), "--binary64", "--json", "-", "--within")
