@@ -132,12 +132,9 @@ static ar_status read_rules(ari_map *m, const json_t *rules)
     return AR_OK;
 }
 
-/* In SGLang's notation every tensor has its dims: one without is a name that was misspelt. */
 static ar_status read_unmatched(ari_map *m, const json_t *unmatched)
 {
     const char *text = json_string_value(unmatched);
-    for (size_t i = 0; i < m->rules && unmatched == NULL; i++)
-        m->all_ruled = m->all_ruled || m->rule[i].worded > 0;
     if (unmatched == NULL)
         return AR_OK;
     if (text == NULL || (strcmp(text, "error") != 0 && strcmp(text, "whole") != 0))

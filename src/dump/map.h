@@ -57,7 +57,7 @@ void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsign
 /** The same of a tensor that is whole already: the rule's `shard` and `partial` are left out, the rest is applied. */
 AR_NODISCARD ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
                                               size_t *n);
-/** True if the rule for this name on this rank places the tensor: `shard`, `partial` or `dims` that divides. *rule: it,
+/** True if the rule for this name on this rank places the tensor: `shard` or `partial`. *rule: it,
  *  for messages; NULL: there is none. */
 bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_rule **rule);
 /** Sorts names. Returns one that is there twice; NULL where all differ. */
@@ -119,10 +119,8 @@ struct ari_map_rule {
     const json_t *at_list[AR_MESH_DIMS];
     ari_map_split split[AR_MESH_DIMS];
     size_t splits;
-    unsigned partial;             /* dimensions of the mesh that it is to be summed over, from bit 0 */
-    int worded;                   /* dimensions that 'dims' has words for; 0: not told */
-    bool squeeze[AR_ST_MAX_DIMS]; /* of those: one element, left out of the full tensor */
-    int dim;                      /* that blocks and index are counted along; INT_MAX: not told */
+    unsigned partial; /* dimensions of the mesh that it is to be summed over, from bit 0 */
+    int dim;          /* that blocks and index are counted along; INT_MAX: not told */
     size_t block[ARI_MAP_BLOCKS];
     size_t blocks;
     bool straight;                    /* 'blocks' is null: what may look packed is cut straight across */
@@ -156,8 +154,6 @@ struct ari_map {
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...) AR_PRINTF(3, 4);
 /** Reads rule `number`, from 1. Errors: as ari_map_parse. */
 AR_NODISCARD ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object);
-/** Reads key 'dims', SGLang's notation of `shard` and `partial` (map_dims.c). Errors: as ari_map_parse. */
-AR_NODISCARD ar_status ari_map_read_dims(const ari_map *m, ari_map_rule *r, const json_t *value);
 /** Refuses keys that are none of these, with a "did you mean". */
 AR_NODISCARD ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object,
                                           const char *const *keys, size_t n);

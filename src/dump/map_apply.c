@@ -38,14 +38,7 @@ static ar_status check_fit(const ari_map_place *p)
 {
     const ari_map_rule *r = p->r;
     const int ndim = p->entry->ndim;
-    int left = ndim - (r->unstack != NULL);
-    if (r->worded > 0 && r->worded != ndim)
-        return ari_map_misfit(p, "has %d dimensions, 'dims' has words for %d", ndim, r->worded);
-    for (int d = 0; d < r->worded; d++) {
-        left -= r->squeeze[d];
-        if (r->squeeze[d] && p->entry->shape[d] != 1)
-            return ari_map_misfit(p, "has %zu elements in dimension %d, by 'dims' it has 1", p->entry->shape[d], d);
-    }
+    const int left = ndim - (r->unstack != NULL);
     if (r->shape_dims > 0 && r->shape_dims != ndim)
         return ari_map_misfit(p, "has %d dimensions, the rule's shape has %d", ndim, r->shape_dims);
     if (r->transpose && left < 2)
@@ -303,13 +296,12 @@ static ar_status check_names(const ari_map_place *p, const targets *list)
 static ar_status apply_rule(const ari_map_place *p, targets *list)
 {
     ari_map_runs runs[AR_ST_MAX_DIMS] = {{0}};
-    view v = {0};
+    view v = {.dims = p->entry->ndim};
     ar_status st = check_fit(p);
-    for (int d = 0; d < p->entry->ndim && st == AR_OK; d++) {
-        st = ari_map_runs_of(p, d, &runs[d], &v.full[v.dims]);
-        v.dim[v.dims] = d;
-        v.runs[v.dims] = &runs[d];
-        v.dims += !p->r->squeeze[d];
+    for (int d = 0; d < v.dims && st == AR_OK; d++) {
+        st = ari_map_runs_of(p, d, &runs[d], &v.full[d]);
+        v.dim[d] = d;
+        v.runs[d] = &runs[d];
     }
     ari_piece *t = NULL;
     if (st == AR_OK && p->r->intos > 0)

@@ -250,10 +250,6 @@ static ar_status check_rule(const ari_map *m, const ari_map_rule *r)
         return ari_map_bad(m, r, "key 'unit' is what 'blocks' are counted in, which are missing");
     if (r->transpose && r->permuted > 0)
         return ari_map_bad(m, r, "keys 'transpose' and 'permute': give one of them");
-    for (int d = 0; d < r->worded; d++)
-        if (r->squeeze[d] && (r->intos > 0 || r->unstack != NULL))
-            return ari_map_bad(m, r,
-                               "key 'dims': a dimension 1 is left out, which 'into' and 'unstack' cannot count on");
     for (size_t i = 0; i < r->splits; i++)
         if ((r->partial >> r->split[i].mesh & 1u) != 0)
             return ari_map_bad(m, r, "'%s' cannot both divide the tensor and be summed over",
@@ -298,15 +294,14 @@ static ar_status read_match(const ari_map *m, ari_map_rule *r, const json_t *obj
 
 ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object)
 {
-    static const char *const keys[] = {"match",   "at",      "leave", "rename",    "shard",   "blocks",
-                                       "into",    "unit",    "dim",   "note",      "groups",  "per_block",
-                                       "unstack", "partial", "shape", "transpose", "permute", "dims"};
+    static const char *const keys[] = {"match",   "at",      "leave", "rename",    "shard",  "blocks",
+                                       "into",    "unit",    "dim",   "note",      "groups", "per_block",
+                                       "unstack", "partial", "shape", "transpose", "permute"};
     static const struct {
         const char *key;
         ar_status (*read)(const ari_map *, ari_map_rule *, const json_t *);
-    } readers[] = {{"at", read_at},           {"shard", read_shard},      {"blocks", read_blocks},
-                   {"into", read_into},       {"shape", read_shape},      {"permute", read_permute},
-                   {"partial", read_partial}, {"dims", ari_map_read_dims}};
+    } readers[] = {{"at", read_at},       {"shard", read_shard},     {"blocks", read_blocks},  {"into", read_into},
+                   {"shape", read_shape}, {"permute", read_permute}, {"partial", read_partial}};
     r->number = number;
     r->dim = INT_MAX;
     r->per_block = true;
@@ -314,9 +309,6 @@ ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, c
         return ari_map_bad(m, r, "expected an object");
     AR_TRY(read_match(m, r, object));
     AR_TRY(ari_map_check_keys(m, r, object, keys, COUNT(keys)));
-    if (json_object_get(object, "dims") != NULL &&
-        (json_object_get(object, "shard") != NULL || json_object_get(object, "partial") != NULL))
-        return ari_map_bad(m, r, "key 'dims' says what 'shard' and 'partial' say: give it or them");
     for (size_t i = 0; i < COUNT(readers); i++)
         if (json_object_get(object, readers[i].key) != NULL)
             AR_TRY(readers[i].read(m, r, json_object_get(object, readers[i].key)));

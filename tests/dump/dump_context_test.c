@@ -14,21 +14,21 @@ typedef struct context_case {
     bool stream;      /* the positions lie over tp too, else the features */
 } context_case;
 
+#define ZIGZAG(axis) "[\"" axis "\",{\"dim\":1,\"zigzag\":true}]"
+
 static const context_case cases[] = {
-    {{.cp = 4}, "\"dims\":\"b s[cp] h\"", false},
     {{.cp = 4}, "\"shard\":{\"cp\":1}", false},
-    {{.cp = 4, .zigzag = true}, "\"dims\":\"b s[cp:zigzag] h\"", false},
     {{.cp = 4, .zigzag = true}, "\"shard\":{\"cp\":{\"dim\":1,\"zigzag\":true}}", false},
-    {{.cp = 2, .tp = 2}, "\"dims\":\"b s[cp] h[tp]\"", false},
-    {{.cp = 2, .zigzag = true, .tp = 2}, "\"dims\":\"b s[cp:zigzag] h[tp]\"", false},
-    {{.cp = 2, .tp = 4}, "\"dims\":\"b s[cp,tp] h\"", true},
-    {{.cp = 2, .zigzag = true, .tp = 2}, "\"dims\":\"b s[cp:zigzag,tp] h\"", true},
-    {{.cp = 4, .zigzag = true, .tp = 2}, "\"dims\":\"b s[cp:zigzag+sharded,tp:natural] h\"", true},
-    {{.cp = 2, .zigzag = true, .tp = 4}, "\"shard\":[[\"cp\",{\"dim\":1,\"zigzag\":true}],[\"tp\",1]]", true},
-    {{.cp = 4, .cp_inner = 2, .tp = 2}, "\"dims\":\"b s[ring,inner,tp] h\"", true},
-    {{.cp = 4, .cp_inner = 2, .zigzag = true}, "\"dims\":\"b s[ring:zigzag,inner] h\"", false},
+    {{.cp = 2, .tp = 2}, "\"shard\":{\"cp\":1,\"tp\":2}", false},
+    {{.cp = 2, .zigzag = true, .tp = 2}, "\"shard\":[" ZIGZAG("cp") ",[\"tp\",2]]", false},
+    {{.cp = 2, .tp = 4}, "\"shard\":[[\"cp\",1],[\"tp\",1]]", true},
+    {{.cp = 2, .zigzag = true, .tp = 2}, "\"shard\":[" ZIGZAG("cp") ",[\"tp\",1]]", true},
+    {{.cp = 4, .zigzag = true, .tp = 2}, "\"shard\":[" ZIGZAG("cp") ",[\"tp\",1]]", true},
+    {{.cp = 2, .zigzag = true, .tp = 4}, "\"shard\":[" ZIGZAG("cp") ",[\"tp\",1]]", true},
+    {{.cp = 4, .cp_inner = 2, .tp = 2}, "\"shard\":[[\"ring\",1],[\"inner\",1],[\"tp\",1]]", true},
+    {{.cp = 4, .cp_inner = 2, .zigzag = true}, "\"shard\":[" ZIGZAG("ring") ",[\"inner\",1]]", false},
     {{.cp = 4, .cp_inner = 2, .zigzag = true, .tp = 2},
-     "\"dims\":\"b s[ring:zigzag,inner] h[tp] # dp:replicated\"",
+     "\"shard\":[" ZIGZAG("ring") ",[\"inner\",1],[\"tp\",2]]",
      false},
 };
 

@@ -197,7 +197,6 @@ Test(dump_map, a_rule_that_says_the_same_is_accepted)
     expect_rows(open_mapped(folder, MAP(ROWS)), "a");
     expect_rows(open_mapped(folder, MAP("\"files\":\"rank-{tp}.safetensors\"," ROWS)), "a");
     expect_rows(open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"rename\":\"b\"}]")), "b");
-    expect_rows(open_mapped(folder, MAP("\"tensors\":[{\"match\":\"a\",\"dims\":\"s[tp] h\",\"rename\":\"b\"}]")), "b");
 }
 
 Test(dump_map, a_contradiction_names_both_sides)

@@ -288,13 +288,12 @@ static void expect_packed(const char *name, const char *rule, bool refused)
 /* As anyrank.capture refuses it: without the sizes one cut would give rank 0 all of q and a part of k. */
 Test(map, a_packed_tensor_that_is_cut_without_its_sizes_is_refused)
 {
-    static const char *const cut = "\"shard\":{\"tp\":0}", *const worded = "\"dims\":\"h[tp]\"";
+    static const char *const cut = "\"shard\":{\"tp\":0}";
     static const char *const packed[] = {
         "h.0.attn.c_attn.weight", "h.0.attn.c_attn.bias:grad", "l.0.qkv_proj.weight", "Wqkv.weight@2",
         "attn.in_proj_weight",    "mlp.gate_up_proj:fwd",      "layers.0.qkv"};
     for (size_t i = 0; i < sizeof packed / sizeof *packed; i++) {
         expect_packed(packed[i], cut, true);
-        expect_packed(packed[i], worded, true);
         expect_packed(packed[i], "\"shard\":{\"tp\":0},\"blocks\":[1,1]", false);
         expect_packed(packed[i], "\"shard\":{\"tp\":0},\"blocks\":null", false);
     }
@@ -428,4 +427,33 @@ Test(map, zigzag_pieces_that_differ_are_refused)
     size_t n = 0;
     cr_expect_refused(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n), AR_ERR_FORMAT,
                       "zigzag pieces are all of one even extent");
+}
+
+Test(map, a_name_that_no_rule_matches_is_an_error_where_the_mapping_says_so)
+{
+    static const float data[6] = {0};
+    const ar_st_entry e = {
+        .name = "y", .dtype = AR_F32, .ndim = 2, .shape = {2, 3}, .count = 6, .bytes = 24, .data = data};
+    static const struct {
+        const char *keys;
+        bool error;
+    } rules[] = {{"\"tensors\":[{\"match\":\"x\"}]", false},
+                 {"\"tensors\":[{\"match\":\"x\"}],\"unmatched\":\"error\"", true},
+                 {"\"tensors\":[{\"match\":\"x\"}],\"unmatched\":\"whole\"", false},
+                 {"\"tensors\":[{\"match\":\"x\"},{\"match\":\"*\",\"leave\":true}],\"unmatched\":\"error\"", false}};
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        char text[256];
+        ari_piece *t = NULL;
+        size_t n = 0;
+        snprintf(text, sizeof text, "{\"version\":1,\"mesh\":[[\"tp\",2]],%s}", rules[i].keys);
+        OWNED(ari_map_free) ari_map *m = parse(text);
+        cr_expect_eq(ari_map_apply(m, 1, &e, NULL, NULL, &t, &n), rules[i].error ? AR_ERR_FORMAT : AR_OK, "%s", text);
+        if (rules[i].error)
+            cr_expect_says("tensor 'y' of rank 1: no rule matches it");
+        ari_pieces_free(t, n);
+    }
+    ari_map *m = NULL;
+    const char bad[] = "{\"version\":1,\"unmatched\":true}";
+    cr_expect_refused(ari_map_parse(&m, bad, strlen(bad), "m.json"), AR_ERR_FORMAT,
+                      "key 'unmatched': expected \"error\" or \"whole\"");
 }

@@ -2,9 +2,16 @@
 """Dumps of SGLang's dumper (sglang/srt/debug_utils/dumper.py, also in Megatron-LM under miles): a folder of files
 step=0___rank=1___dump_index=7___name=attn_out___layer_id=3.pt, each with a value and what is known of it.
 
-The value's `dims` ("t h[tp]") say where it is in the full tensor. They become the rules of a mapping file,
-which `anyrank
-verify --map` reads: the notation is read in one place (pytorch.md).
+The value's `dims` ("t h[tp]", in the notation of sglang/srt/debug_utils/comparator/dims_spec) say where it is in the
+full tensor. They become `shard` and `partial` of a mapping file (pytorch.md), which `anyrank verify --map` reads:
+
+    dims      = word {" " word} ["#" remarks]
+    word      = "1" | (name | "(" name "*" name {"*" name} ")") ["[" axis {"," axis} "]"]
+    axis      = name [":" qualifier {"+" qualifier}]
+    qualifier = "zigzag" | "natural" | "partial" | "sharded"
+
+The axes of a word divide from left to right, the outermost first. A dimension "1" has one element and is left out.
+Remarks say which ranks hold copies, which needs no word.
 """
 
 from __future__ import annotations
@@ -158,29 +165,56 @@ def _mesh(values: list[_Value], folder: str) -> tuple[list[tuple[str, int]], dic
     return mesh, same, numbers
 
 
-def _dims(text: str, mesh: list[tuple[str, int]], same: dict[str, str]) -> str:
-    """The dims with the mesh's names: axes of one rank are left out, and so is what copies are, which needs no word."""
-    names = {name for name, _ in mesh}
-
-    def axes(found: re.Match[str]) -> str:
-        kept = []
-        for part in found.group(1).split(","):
-            axis, colon, how = part.strip().partition(":")
-            axis = same.get(axis) or axis
-            if axis in names:
-                kept.append(f"{axis}{colon}{how}")
-        return f"[{','.join(kept)}]" if kept else ""
-
-    shape = text.partition("#")[0]
-    return re.sub(r"\[([^]]*)\]", axes, shape).strip()
+_NAME = r"[A-Za-z_]\w*"
+_WORD = re.compile(rf"({_NAME}|\({_NAME}(?:\*{_NAME})+\))(?:\[([^]]+)\])?")
+_QUALIFIERS = {"zigzag", "natural", "partial", "sharded"}
 
 
-def _squeeze(view: View, dims: str) -> View:
-    """Without the dimensions "1", which the mapping leaves out where there is one."""
-    words = dims.partition("#")[0].split()
-    kept = [d for d, n in enumerate(view.shape) if not (len(words) == len(view.shape) and words[d] == "1" and n == 1)]
+def _words(dims: str) -> list[str]:
+    """One for each dimension of a rank's tensor."""
+    return re.sub(r"\[[^]]*\]", lambda found: found.group().replace(" ", ""), dims.partition("#")[0]).split()
+
+
+def _squeeze(value: _Value, several: bool) -> View:
+    """Without the dimensions "1". Of several ranks each dimension has a word."""
+    view, words = value.view, _words(value.dims or "")
+    fits = len(words) == len(view.shape)
+    kept = [d for d, n in enumerate(view.shape) if not (fits and words[d] == "1" and n == 1)]
+    if several and (not fits or any(words[d] == "1" for d in kept)):
+        raise AnyrankError(f"{value.path}: has the shape {list(view.shape)}, which its dims {value.dims!r} do not fit")
     return dataclasses.replace(view, shape=tuple(view.shape[d] for d in kept),
                                strides=tuple(view.strides[d] for d in kept))
+
+
+def _rule(name: str, dims: str, mesh: list[tuple[str, int]], same: dict[str, str]) -> dict[str, typing.Any]:
+    """The rule of a mapping. Axes of one rank divide nothing."""
+    shard: list[list[typing.Any]] = []
+    partial: list[str] = []
+    seen: list[str] = []
+    for dim, word in enumerate(word for word in _words(dims) if word != "1"):
+        found = _WORD.fullmatch(word)
+        if not found:
+            raise AnyrankError(f"{name}: dims {dims!r}: {word!r} is no word for a dimension, such as h, (heads*d)[tp], "
+                               "s[cp:zigzag,sp] or 1")
+        seen += re.findall(_NAME, found.group(1))
+        for part in (found.group(2) or "").split(","):
+            axis, _, how = part.partition(":")
+            axis, qualifiers = same.get(axis) or axis, how.split("+") if how else []
+            if not _QUALIFIERS.issuperset(qualifiers) or {"zigzag", "partial"} <= set(qualifiers):
+                raise AnyrankError(f"{name}: dims {dims!r}: {part!r} is qualified by {how!r}, expected zigzag or "
+                                   "natural, and sharded; or partial")
+            if axis not in dict(mesh):
+                continue
+            if "partial" in qualifiers:
+                partial.append(axis)
+            else:
+                shard.append([axis, {"dim": dim, "zigzag": True} if "zigzag" in qualifiers else dim])
+    axes = [*partial, *(axis for axis, _ in shard)]
+    again = next((one for names in (seen, axes) for one in names if names.count(one) > 1), None)
+    if again:
+        raise AnyrankError(f"{name}: dims {dims!r}: {again!r} is there twice")
+    return {"match": re.sub(r"([*?{}\\])", r"\\\1", name), **({"shard": shard} if shard else {}),
+            **({"partial": partial} if partial else {})}
 
 
 def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
@@ -206,7 +240,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
             continue
         if dims_of.setdefault(value.name, value.dims or "") != (value.dims or ""):
             raise AnyrankError(f"{value.path}: its dims are {value.dims!r}, another rank's {dims_of[value.name]!r}")
-        view = value.view if len(numbers) > 1 else _squeeze(value.view, value.dims or "")
+        view = _squeeze(value, len(numbers) > 1)
 
         def get(view: View = view) -> View:
             return view
@@ -222,8 +256,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     if len(read_values) > len(values):
         checkpoint.notes.append(f"{len(read_values) - len(values)} values that are no tensors are left out")
     if checkpoint.needs_map:
-        rules = [{"match": re.sub(r"([*?{}\\])", r"\\\1", name), "dims": _dims(dims, mesh, same)}
-                 for name, dims in sorted(dims_of.items())]
         checkpoint.mapping = {"version": 1, "mesh": [list(pair) for pair in mesh], "files": "rank-{rank}.safetensors",
-                              "tensors": rules}
+                              "unmatched": "error",
+                              "tensors": [_rule(name, dims, mesh, same) for name, dims in sorted(dims_of.items())]}
     return checkpoint

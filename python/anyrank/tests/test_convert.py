@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import pathlib
 import pickle
@@ -410,6 +411,36 @@ class SGLang(FolderCase):
                                                                                                       []))
         with self.assertRaisesRegex(anyrank.AnyrankError, "need the mapping"):
             convert.convert(self.path / "source", self.path / "full", full=True)
+
+    def test_dims_become_shards_and_summands(self) -> None:
+        import torch
+        zigzag: typing.Any = {"dim": 0, "zigzag": True}
+        rule: typing.Any
+        for i, (dims, shape, rule) in enumerate((
+                ("b h", (2, 2), {}),
+                ("b 1 h[tp] # cp:replicated", (2, 1, 2), {"shard": [["tp", 1]]}),
+                ("t[tp:sharded,cp:zigzag+sharded] h", (2, 2), {"shard": [["tp", 0], ["cp", zigzag]]}),
+                ("t[cp, ep] (heads*d_1)[tp:partial]", (2, 2), {"shard": [["cp", 0]], "partial": ["tp"]}),
+                ("h[tp", (2,), "'h\\[tp' is no word"), ("b h()", (2, 2), "is no word"),
+                ("b 2", (2, 2), "'2' is no word"),
+                ("h[tp:zigzg]", (2,), "'tp:zigzg' is qualified by 'zigzg'"),
+                ("h[tp:zigzag+partial]", (2,), "is qualified by"), ("b[tp] h[sp]", (2, 2), "'tp' is there twice"),
+                ("b[tp:partial] h[tp]", (2, 2), "'tp' is there twice"), ("b s b", (2, 2, 2), "'b' is there twice"),
+                ("(b*b)", (2,), "'b' is there twice"),
+                ("1 h", (2, 2), r"shape \[2, 2\], which its dims '1 h' do not fit"),
+                ("h", (2, 2), "do not fit"), ("", (2,), "do not fit"))):
+            for rank in range(4):
+                c, t = divmod(rank, 2)
+                self.dump(rank, "x", torch.zeros(shape), dims, f"in{i}", info={
+                    "cp_rank": c, "cp_size": 2, "tp_rank": t, "tp_size": 2, "sp_rank": t, "sp_size": 2})
+            if isinstance(rule, str):
+                with self.assertRaisesRegex(anyrank.AnyrankError, rule, msg=dims):
+                    convert.convert(self.path / f"in{i}", self.path / "out")
+                continue
+            convert.convert(self.path / f"in{i}", self.path / f"out{i}")
+            self.assertEqual(json.loads((self.path / f"out{i}" / "map.json").read_text()), {
+                "version": 1, "mesh": [["cp", 2], ["tp", 2]], "files": "rank-{rank}.safetensors", "unmatched": "error",
+                "tensors": [{"match": "x:fwd", **rule}]})
 
     def test_what_is_missing_is_named(self) -> None:
         self.ranks_of()
