@@ -52,7 +52,7 @@
 /* A slice of a tile's operands is packed at a time, and multiplied in parts of the tile whose sums and left panels of a
  * block, 180 KiB and 90 KiB, stay in the second cache level. The right panel of a block, 18 KiB at most, stays in the
  * first while the left panels stream past it, one behind the other. */
-#define TILE_ROWS ((size_t)480)
+#define TILE_ROWS ((size_t)960)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
 #define NARROW_SLICE ((size_t)512) /* as many bytes of the left panels, and two thirds more of the right ones */
@@ -182,36 +182,11 @@ K16 static void pack_right_narrow(const ari_panel_kernel *kernel, void *panel, c
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 #define BIAS (1u << 31)
+#define OVERLAPPED (K16_LANES == 16) /* of the 16 registers of AVX2 the products leave none */
 
 K16_INLINE vec dot(vec sum, vec a, vec b)
 {
     return (vec)K16_DOT((K16_WORDS)sum, (K16_WORDS)a, (K16_WORDS)b);
-}
-
-/* acc = start + the products of one plane; `vectors` is a constant where this is inlined. */
-K16_INLINE void multiply_plane(vec acc[ROWS][3], const uint32_t *left, const uint32_t *right, size_t pairs,
-                               uint32_t start, const size_t vectors)
-{
-    vec x[3];
-#pragma GCC unroll 8
-    for (size_t i = 0; i < ROWS; i++)
-#pragma GCC unroll 3
-        for (size_t v = 0; v < vectors; v++)
-            acc[i][v] = (vec){0} + start;
-    for (size_t k = 0; k < pairs; k++) {
-#pragma GCC unroll 3
-        for (size_t v = 0; v < vectors; v++)
-            memcpy(&x[v], right + v * LANES, sizeof *x);
-#pragma GCC unroll 8
-        for (size_t i = 0; i < ROWS; i++) {
-            const vec a = (vec){0} + left[i];
-#pragma GCC unroll 3
-            for (size_t v = 0; v < vectors; v++)
-                acc[i][v] = dot(acc[i][v], a, x[v]);
-        }
-        left += ROWS;
-        right += vectors * LANES;
-    }
 }
 
 /* 64-bit integers at s: start + x, or x added to them. */
@@ -239,72 +214,115 @@ K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
             __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
 }
 
-K16_INLINE void multiply(const ari_register_tile *p, const size_t vectors)
+/* Sums of a register tile by planes, until they are added to int64. That takes a tenth as long as the products, whose
+ * instructions leave half of the vector units idle: so it is done while those of the next tile are made. */
+typedef struct made {
+    vec plane[PLANES][ROWS][3];
+    int64_t *sums; /* NULL: no tile */
+} made;
+
+/* Row i of them; `vectors` and `narrow` are constants where this is inlined, here and below. */
+K16_INLINE void flush_row(const ari_register_tile *r, const made *m, size_t i, const size_t vectors, const bool narrow)
 {
-    vec h[ROWS][3], l[ROWS][3], both[ROWS][3];
-    const size_t pairs = p->terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
-    const uint32_t *a = p->left, *b = p->right;
-    const uint64_t start = 0 - p->blocks * (((uint64_t)BIAS << 2 * SPLIT) + BIAS);
-    prefetch_sums(p, vectors);
-    multiply_plane(h, a, b, pairs, BIAS, vectors);
-    multiply_plane(l, a + left, b + right, pairs, BIAS, vectors);
-    multiply_plane(both, a + 2 * left, b + 2 * right, pairs, 0, vectors);
-#pragma GCC unroll 8
-    for (size_t i = 0; i < ROWS; i++)
+    const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
+    const uint64_t start = 0 - r->blocks * (((uint64_t)BIAS << by) + BIAS);
 #pragma GCC unroll 3
-        for (size_t v = 0; v < vectors; v++) {
-            const vec m = both[i][v] - h[i][v] - l[i][v];
-            flush(p->sums + i * p->ld + v * LANES, h[i][v] + (vec)((signed_vec)m >> SPLIT),
-                  (m << (32 - SPLIT) >> (32 - 2 * SPLIT)) + l[i][v], 2 * SPLIT, start, p->add);
+    for (size_t v = 0; v < vectors; v++) {
+        vec x = m->plane[0][i][v], rest = m->plane[1][i][v];
+        if (!narrow) {
+            const vec mid = m->plane[2][i][v] - x - rest;
+            x += (vec)((signed_vec)mid >> SPLIT);
+            rest += mid << (32 - SPLIT) >> (32 - 2 * SPLIT);
         }
+        flush(m->sums + i * r->ld + v * LANES, x, rest, by, start, r->add);
+    }
 }
 
-K16_INLINE void multiply_narrow(const ari_register_tile *p, const size_t vectors)
+/* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 8
+ * terms. before NULL: not here. */
+K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint32_t *right, const ari_register_tile *r,
+                               uint32_t start, const size_t vectors, const made *before, const bool narrow)
 {
-    vec h[ROWS][3], l[ROWS][3];
-    const size_t pairs = p->terms / 2;
-    const uint32_t *right = p->right;
-    const uint64_t start = 0 - p->blocks * (((uint64_t)BIAS << NARROW_SPLIT) + BIAS);
-    prefetch_sums(p, vectors);
-    multiply_plane(h, p->left, right, pairs, BIAS, vectors);
-    multiply_plane(l, p->left, right + pairs * vectors * LANES, pairs, BIAS, vectors);
+    vec acc[ROWS][3], x[3];
+    size_t row = before && before->sums ? 0 : ROWS;
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
         for (size_t v = 0; v < vectors; v++)
-            flush(p->sums + i * p->ld + v * LANES, h[i][v], l[i][v], NARROW_SPLIT, start, p->add);
+            acc[i][v] = (vec){0} + start;
+    const size_t part = OVERLAPPED ? 8 : r->terms;
+    for (size_t k = 0; k < r->terms; k += part) {
+        for (size_t pair = 0; pair < part / 2; pair++) {
+#pragma GCC unroll 3
+            for (size_t v = 0; v < vectors; v++)
+                memcpy(&x[v], right + v * LANES, sizeof *x);
+#pragma GCC unroll 8
+            for (size_t i = 0; i < ROWS; i++) {
+                const vec a = (vec){0} + left[i];
+#pragma GCC unroll 3
+                for (size_t v = 0; v < vectors; v++)
+                    acc[i][v] = dot(acc[i][v], a, x[v]);
+            }
+            left += ROWS;
+            right += vectors * LANES;
+        }
+        if (OVERLAPPED && row < ROWS)
+            flush_row(r, before, row++, vectors, narrow);
+    }
+    for (; OVERLAPPED && row < ROWS; row++)
+        flush_row(r, before, row, vectors, narrow);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < ROWS; i++)
+#pragma GCC unroll 3
+        for (size_t v = 0; v < vectors; v++)
+            to[i][v] = acc[i][v];
 }
 
-K16_INLINE void multiply_of(const ari_register_tile *r, const size_t vectors, const bool narrow)
+/* `tiles` register tiles, one below the other. */
+K16_INLINE void multiply_column(const ari_register_tile *p, size_t tiles, const size_t vectors, const bool narrow)
 {
-    if (narrow)
-        multiply_narrow(r, vectors);
-    else
-        multiply(r, vectors);
+    ari_register_tile r = *p;
+    made m = {.sums = NULL};
+    const size_t pairs = r.terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
+    const uint32_t *a = r.left, *b = r.right;
+    for (size_t i = 0; i < tiles; i++) {
+        prefetch_sums(&r, vectors);
+        multiply_plane(m.plane[0], a, b, &r, BIAS, vectors, OVERLAPPED ? &m : NULL, narrow);
+        m.sums = r.sums;
+        multiply_plane(m.plane[1], narrow ? a : a + left, b + right, &r, BIAS, vectors, NULL, narrow);
+        if (!narrow)
+            multiply_plane(m.plane[2], a + 2 * left, b + 2 * right, &r, 0, vectors, NULL, narrow);
+        for (size_t row = 0; !OVERLAPPED && row < ROWS; row++)
+            flush_row(&r, &m, row, vectors, narrow);
+        a += left * (narrow ? 1 : PLANES);
+        r.sums += ROWS * r.ld;
+    }
+    for (size_t row = 0; OVERLAPPED && row < ROWS; row++)
+        flush_row(&r, &m, row, vectors, narrow);
 }
 
-K16_INLINE void multiply_any(const ari_register_tile *r, const bool narrow)
+K16_INLINE void multiply_any(const ari_register_tile *r, size_t tiles, const bool narrow)
 {
     if (r->cols == LANES)
-        multiply_of(r, 1, narrow);
+        multiply_column(r, tiles, 1, narrow);
     else if (r->cols == 2 * LANES)
-        multiply_of(r, 2, narrow);
+        multiply_column(r, tiles, 2, narrow);
 #if K16_VECTORS == 3
     else
-        multiply_of(r, 3, narrow);
+        multiply_column(r, tiles, 3, narrow);
 #endif
 }
 
-K16 static void multiply_tile(const ari_panel_kernel *kernel, const ari_register_tile *r)
+K16 static void multiply_tiles(const ari_panel_kernel *kernel, const ari_register_tile *r, size_t tiles)
 {
     (void)kernel;
-    multiply_any(r, false);
+    multiply_any(r, tiles, false);
 }
 
-K16 static void multiply_narrow_tile(const ari_panel_kernel *kernel, const ari_register_tile *r)
+K16 static void multiply_narrow_tiles(const ari_panel_kernel *kernel, const ari_register_tile *r, size_t tiles)
 {
     (void)kernel;
-    multiply_any(r, true);
+    multiply_any(r, tiles, true);
 }
 
 static const ari_panel_kernel kernel = {.rows = ROWS,
@@ -319,7 +337,7 @@ static const ari_panel_kernel kernel = {.rows = ROWS,
                                         .near_cols = NEAR_COLS,
                                         .pack_left = pack_left,
                                         .pack_right = pack_right,
-                                        .multiply = multiply_tile};
+                                        .multiply_column = multiply_tiles};
 
 static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .cols = WIDTH,
@@ -333,7 +351,7 @@ static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .near_cols = NEAR_COLS,
                                                .pack_left = pack_left_narrow,
                                                .pack_right = pack_right_narrow,
-                                               .multiply = multiply_narrow_tile};
+                                               .multiply_column = multiply_narrow_tiles};
 
 static void plan_tile(ari_tile_plan *p, size_t k)
 {

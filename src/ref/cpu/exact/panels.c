@@ -87,6 +87,18 @@ static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t t
     pack_panels(kernel, &w->right, kernel->pack_right, kernel->cols, &right, terms);
 }
 
+static void multiply_column(const ari_panel_kernel *kernel, ari_register_tile r, size_t tiles)
+{
+    if (kernel->multiply_column) {
+        kernel->multiply_column(kernel, &r, tiles);
+        return;
+    }
+    for (size_t i = 0; i < tiles; i++, r.sums += kernel->rows * r.ld) {
+        kernel->multiply(kernel, &r);
+        r.left = (const char *)r.left + (kernel->head + r.terms) * kernel->rows * kernel->left;
+    }
+}
+
 /* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there. */
 static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
                           ari_register_tile r)
@@ -96,14 +108,13 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
     for (size_t k = 0; k < terms; k += kernel->block, r.add = true) {
         const size_t n = least(terms - k, kernel->block);
         r.terms = round_up(n, kernel->step);
-        for (size_t j = j0; j < cols; j += kernel->cols)
-            for (size_t i = i0; i < rows; i += kernel->rows) {
-                r.left = panel_at(kernel, &w->left, i, k, n);
-                r.right = panel_at(kernel, &w->right, j, k, n);
-                r.cols = least(w->right.rows - j, kernel->cols);
-                r.sums = w->sums + i * r.ld + j;
-                kernel->multiply(kernel, &r);
-            }
+        r.left = panel_at(kernel, &w->left, i0, k, n);
+        for (size_t j = j0; j < cols; j += kernel->cols) {
+            r.right = panel_at(kernel, &w->right, j, k, n);
+            r.cols = least(w->right.rows - j, kernel->cols);
+            r.sums = w->sums + i0 * r.ld + j;
+            multiply_column(kernel, r, (rows - i0 + kernel->rows - 1) / kernel->rows);
+        }
     }
 }
 

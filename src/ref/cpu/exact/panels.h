@@ -44,6 +44,8 @@ struct ari_panel_kernel {
     size_t near_rows, near_cols; /* of the part of a tile that takes a block after the other */
     ari_panel_pack *pack_left, *pack_right;
     void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
+    /* Instead of it: `tiles` register tiles with the same right panel, from r downwards. */
+    void (*multiply_column)(const ari_panel_kernel *kernel, const ari_register_tile *r, size_t tiles);
     size_t left_group, right_group; /* of a kernel of digits: terms of one row side by side */
     ari_panel_product *product;     /* of a kernel of digits */
 };
