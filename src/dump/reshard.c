@@ -37,7 +37,7 @@ static void copy_common(char *buffer, const ar_dump_box *to, const char *data, c
     }
     ari_dump_copy_box(buffer, &target, data, &both, 0, target.count);
     if (mapped)
-        ari_rs_drop(data + both.at * width, (last + 1) * width);
+        ari_pages_drop(data + both.at * width, (last + 1) * width);
 }
 
 /* sum: of partial parts, row-major; NULL: the parts are copied. */
@@ -118,7 +118,7 @@ static ar_status copy_bytes(sink *s, const ari_rs_item *item)
     for (size_t at = 0; at < item->bytes; at += CHUNK_BYTES) {
         const size_t n = item->bytes - at < CHUNK_BYTES ? item->bytes - at : CHUNK_BYTES;
         AR_TRY(put(s, (const char *)from->whole + at, n));
-        ari_rs_drop((const char *)from->whole + at, n);
+        ari_pages_drop((const char *)from->whole + at, n);
         ari_rs_progress(s->r, n, from->name);
     }
     return AR_OK;
@@ -235,7 +235,7 @@ static ar_status compare_copies(ari_rs *r)
         ari_rs_progress(r, 0, t->name);
         AR_TRY(ar_dump_replicas(t, &found, &x));
         for (size_t k = 0; k < t->parts; k++)
-            ari_rs_drop(t->part[k].entry->data, t->part[k].entry->bytes);
+            ari_pages_drop(t->part[k].entry->data, t->part[k].entry->bytes);
         if (found)
             return refuse_copies(&x);
     }

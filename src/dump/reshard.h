@@ -68,8 +68,6 @@ ar_status ari_rs_note(const ari_rs *r, bool refused, const char *format, ...) AR
 /** AR_ERR_SHAPE: the config makes the tensor of another shape. */
 ar_status ari_rs_wrong_shape(const ar_dump_tensor *t, int ndim, const size_t *shape);
 void ari_rs_progress(ari_rs *r, size_t bytes, const char *what);
-/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
-void ari_rs_drop(const void *data, size_t bytes);
 /** A tensor of the output, or a part of this shape, without its data. */
 ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape);
 

@@ -151,20 +151,6 @@ static ar_status take_up_journal(ari_rs_folder *d, json_t *request, const char *
 
 /* --- the folder --------------------------------------------------------------------------------------------------- */
 
-static ar_status make_folder(const char *path)
-{
-    char *copy = strdup(path);
-    bool failed = copy == NULL;
-    for (char *slash = copy; !failed && slash && (slash = strchr(slash + 1, '/')) != NULL;) {
-        *slash = '\0';
-        failed = mkdir(copy, 0777) != 0 && errno != EEXIST;
-        *slash = '/';
-    }
-    failed = failed || (mkdir(path, 0777) != 0 && errno != EEXIST);
-    free(copy);
-    return failed ? ari_io_fail("make the folder", path) : AR_OK;
-}
-
 static ar_status lock_folder(ari_rs_folder *d)
 {
     d->fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -216,7 +202,7 @@ static ar_status refuse_input(const char *out, const ari_rs *r)
 static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
 {
     char other[256], link[256];
-    AR_TRY(make_folder(d->path));
+    AR_TRY(ari_folder_make(d->path));
     AR_TRY(refuse_input(d->path, r));
     AR_TRY(lock_folder(d));
     AR_TRY(look_around(d, other, link, sizeof other));
@@ -282,7 +268,7 @@ static void hash_data(char hex[65], ari_rs *r, const ar_st_file *st, const ari_r
         for (size_t at = 0; at < e->bytes; at += step) {
             const size_t bytes = e->bytes - at < step ? e->bytes - at : step;
             ari_sha256_update(&h, (const char *)e->data + at, bytes);
-            ari_rs_drop((const char *)e->data + at, bytes);
+            ari_pages_drop((const char *)e->data + at, bytes);
             ari_rs_progress(r, 0, e->name);
         }
     }

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "dump/reshard.h"
 #include "ref/core/atomic_file.h"
@@ -34,13 +32,6 @@ void ari_rs_progress(ari_rs *r, size_t bytes, const char *what)
     r->done += bytes;
     if (r->o->progress)
         r->o->progress(r->o->user, r->bytes > 0 ? (double)r->done / (double)r->bytes : 1.0, what);
-}
-
-void ari_rs_drop(const void *data, size_t bytes)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
-    if (bytes > 0) /* advice: where it is not taken, nothing is wrong */
-        (void)madvise((void *)from, (uintptr_t)data - from + bytes, MADV_DONTNEED);
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */

@@ -194,3 +194,16 @@ Test(file, files_that_belong_together_come_together)
         expect_files(2, 0);
     }
 }
+
+Test(file, a_folder_comes_with_those_it_is_in)
+{
+    const char *const path = in_folder("a/b/c"), *const file = in_folder("a/file");
+    for (int again = 0; again < 2; again++)
+        cr_assert_ok(ari_folder_make(path));
+    cr_expect(ari_is_folder(path));
+    cr_assert_ok(ari_file_write(file, "text", 4));
+    cr_expect_eq(ari_folder_make(file), AR_ERR_IO);
+    cr_expect_eq(ari_folder_make(in_folder("a/file/b")), AR_ERR_IO);
+    cr_expect_eq(ari_folder_make(""), AR_ERR_IO);
+    expect_text(file, "text");
+}

@@ -15,6 +15,7 @@
 #include "cli/shared/table.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "run/run.h"
 #include "verify/check/check_run.h"

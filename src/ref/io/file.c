@@ -32,6 +32,23 @@ bool ari_is_folder(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+ar_status ari_folder_make(const char *path)
+{
+    char *copy = NULL;
+    bool failed = false;
+    AR_TRY(ari_text_copy(&copy, path, SIZE_MAX, "a file name"));
+    for (char *slash = copy; !failed && *slash && (slash = strchr(slash + 1, '/')) != NULL;) {
+        *slash = '\0';
+        failed = !ari_is_folder(copy) && mkdir(copy, 0777) != 0 && errno != EEXIST;
+        *slash = '/';
+    }
+    failed = failed || (mkdir(path, 0777) != 0 && errno != EEXIST);
+    free(copy);
+    if (failed)
+        return ari_io_fail("make the folder", path);
+    return ari_is_folder(path) ? AR_OK : ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
+}
+
 ar_status ari_file_is_in(bool *is, const char *folder, const char *name)
 {
     char *path = NULL;
@@ -98,6 +115,13 @@ ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path)
     }
     *map = at;
     return AR_OK;
+}
+
+void ari_pages_drop(const void *data, size_t bytes)
+{
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    if (bytes > 0) /* advice: where it is not taken, nothing is wrong */
+        (void)madvise((void *)from, (uintptr_t)data - from + bytes, MADV_DONTNEED);
 }
 
 ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit)

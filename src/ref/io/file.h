@@ -17,6 +17,8 @@ AR_NODISCARD ar_status ari_config_path(char **gives, const char *path);
 
 /** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
+/** A folder, and those that it is in, where they are not there yet. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_folder_make(const char *path);
 /** *is: whether a folder has this file. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_is_in(bool *is, const char *folder, const char *name);
 
@@ -30,6 +32,8 @@ AR_NODISCARD ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t of
 /** Maps all `bytes` bytes for reading. Errors: AR_ERR_IO, also where the file has another size by now;
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path);
+/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
+void ari_pages_drop(const void *data, size_t bytes);
 
 /** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Errors: AR_ERR_IO,
  *  AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. Gives; free with free(). */

@@ -86,26 +86,12 @@ static ar_layout nothing_of(const comparison *c, size_t tensor)
     return (ar_layout){0};
 }
 
-/* A gradient's values of the step before. */
-static const float *last_of(const ari_reference *ref, const ari_ref_tensor *t)
-{
-    const size_t i = t->step > 1 ? ari_reference_find_in(ref, t->name, 'g', t->step - 1) : ref->count;
-    return t->pass == 'g' && i < ref->count ? ref->tensor[i].values : NULL;
-}
-
-/* A weight's values before the step that made it. */
-static const float *before_of(const ari_reference *ref, const ari_ref_tensor *t)
-{
-    const bool first = t->step == 1;
-    const size_t i = ari_reference_find_in(ref, t->name, first ? 'i' : 'n', first ? 1 : t->step - 1);
-    return t->pass == 'n' && i < ref->count ? ref->tensor[i].values : NULL;
-}
-
 /* Context of a tensor that differs: the reference's tensors as a dump would hold them and, for a wrong norm, the
  * gradients that it is the norm of. */
 typedef struct context {
     char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
     ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
+    const float *was;                 /* the values of the step before */
     ari_gradient *gradient;
     double *held; /* [gradients, tp] */
     size_t gradients;
@@ -180,6 +166,8 @@ static ar_status context_init(context *b, const comparison *c, const ari_ref_ten
     const int tp = ari_at_least_one(p->tp), stage = c->ranks / ari_at_least_one(p->pp);
     size_t n = 0;
     AR_TRY(list_tensors(b, c->ref, c->gathered));
+    const ar_dump_tensor *before = ari_tensor_before(b->dump, of->name, of->pass, of->step);
+    b->was = before ? before->whole : NULL;
     if (of->pass != 'c')
         return AR_OK;
     for (size_t i = 0; i < c->ref->count; i++)
@@ -254,8 +242,8 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .ids = o->batch[t->step - 1].input_ids,
                               .documents = o->batch[t->step - 1].documents,
                               .head_dim = o->config ? o->config->head_dim : 0,
-                              .before = before_of(c->ref, t),
-                              .last = last_of(c->ref, t),
+                              .before = t->pass == 'n' ? b.was : NULL,
+                              .last = t->pass == 'g' ? b.was : NULL,
                               .gradient = b.gradient,
                               .gradients = b.gradients,
                               .dump = b.dump,

@@ -108,6 +108,8 @@ const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, siz
 AR_NODISCARD ar_status ari_read_values(float **gives, const ar_dump_tensor *t);
 /** A parameter before the step; NULL. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
+/** Of new weights what they were, of a gradient that of the step before; NULL. */
+const ar_dump_tensor *ari_tensor_before(const ar_dump *d, const char *stem, char pass, int step);
 
 /** For qsort: of doubles, the smallest first. */
 int ari_by_value(const void *a, const void *b);

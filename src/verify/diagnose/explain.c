@@ -47,22 +47,10 @@ static ar_status read_values(float **gives, const ari_view *v, const ar_dump_ten
     return ar_dump_read_f32(t, v->c.start, v->c.count, *gives);
 }
 
-/* The reference's tensor of the step before: of new weights what they were, of a gradient the last one. */
-static const ar_dump_tensor *find_earlier(const ari_view *v, const ari_explain_case *known)
-{
-    const size_t n = strlen(v->name);
-    const ar_dump_tensor *t = NULL;
-    if (v->d.pass == 'n')
-        t = ari_weight_before(known->reference, v->name, n, v->d.step);
-    else if (v->d.pass == 'g' && v->d.step > 1)
-        t = ari_tensor_of_step(known->reference, v->name, n, "grad", v->d.step - 1);
-    return t && t->count == v->c.full->count && (!v->c.step || t->parts > 0) ? t : NULL;
-}
-
 static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
 {
-    const ar_dump_tensor *t = find_earlier(v, known);
-    if (!t || v->rows > 0)
+    const ar_dump_tensor *t = ari_tensor_before(known->reference, v->name, v->d.pass, v->d.step);
+    if (!t || t->count != v->c.full->count || (v->c.step && t->parts == 0) || v->rows > 0)
         return AR_OK;
     ari_sample thin = {.tensor = *t};
     if (v->c.step)

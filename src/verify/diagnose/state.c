@@ -29,6 +29,13 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
     return step > 1 ? ari_tensor_of_step(d, stem, n, "new", step - 1) : ari_tensor_of_step(d, stem, n, "init", 1);
 }
 
+const ar_dump_tensor *ari_tensor_before(const ar_dump *d, const char *stem, char pass, int step)
+{
+    if (pass == 'n')
+        return ari_weight_before(d, stem, strlen(stem), step);
+    return pass == 'g' && step > 1 ? ari_tensor_of_step(d, stem, strlen(stem), "grad", step - 1) : NULL;
+}
+
 /* --- what gradients explain --------------------------------------------------------------------------------------- */
 
 static void see_reach(void *user, const double *x)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/io/file.h"
 #include "verify/dumps/verify_impl.h"
 
 ari_format ari_format_of(ar_dtype t)
@@ -100,28 +99,19 @@ ar_status ari_chunk_values(ari_chunk *c, const ari_format *f, size_t n)
     return AR_OK;
 }
 
-static void release(const void *data, size_t bytes)
-{
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    const uintptr_t from = (uintptr_t)data / page * page, to = ((uintptr_t)data + bytes) / page * page;
-    /* A failure matters to the size of the process alone: the next reader of a page maps it again. */
-    if (to > from)
-        (void)madvise((void *)from, to - from, MADV_DONTNEED);
-}
-
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n)
 {
     if (t->whole) {
         const ar_st_entry *e = t->parts > 0 ? t->part[0].entry : NULL;
         const size_t from = start * f->bits / 8;
         if (e && e->mapped && e->data == t->whole)
-            release((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
+            ari_pages_drop((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
         return;
     }
     /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
     for (size_t i = 0; i < t->parts && start + n == t->count * f->parts; i++) {
         if (t->part[i].entry && t->part[i].entry->mapped)
-            release(t->part[i].entry->data, t->part[i].entry->bytes);
+            ari_pages_drop(t->part[i].entry->data, t->part[i].entry->bytes);
     }
 }
 

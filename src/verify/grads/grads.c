@@ -8,6 +8,7 @@
 #include "planner/estimate.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
+#include "ref/io/file.h"
 #include "ref/models/family.h"
 #include "run/run.h"
 #include "verify/faults/fault_case.h"

@@ -12,16 +12,7 @@
 #include <unistd.h>
 
 #include "ref/core/atomic_file.h"
-
-ar_status ari_folder_make(const char *path)
-{
-    struct stat s;
-    if (mkdir(path, 0777) != 0 && errno != EEXIST)
-        return ari_io_fail("make the folder", path);
-    if (stat(path, &s) != 0 || !S_ISDIR(s.st_mode))
-        return ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
-    return AR_OK;
-}
+#include "ref/io/file.h"
 
 /* --- of ranks ----------------------------------------------------------------------------------------------------- */
 

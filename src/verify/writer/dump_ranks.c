@@ -14,6 +14,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/io/file.h"
 #include "ref/models/plan.h"
 
 ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)

@@ -14,8 +14,6 @@
 
 /** "FOLDER/NAME". Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name);
-/** The folder itself, if it is not there yet; its parent is. Errors: AR_ERR_IO. */
-AR_NODISCARD ar_status ari_folder_make(const char *path);
 
 /** Refuses a folder that holds anything but the files of an earlier dump of ranks. One that is not there is fine.
  *  Errors: AR_ERR_IO (names what is in the way). */
