@@ -660,7 +660,8 @@ class Configs(CommandTest):
                         {"num_hidden_layers": 1 << 31}, {"hidden_size": 1 << 31, "num_attention_heads": 1 << 31,
                                                          "num_key_value_heads": 1 << 31},
                         {"hidden_size": 1 << 40, "vocab_size": 1 << 40}, {"max_position_embeddings": 1 << 31},
-                        {"head_dim": 1 << 31}, {"hidden_size": 1 << 20, "intermediate_size": 1 << 22,
+                        {"head_dim": 1 << 31}, {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 1 << 30},
+                        {"hidden_size": 1 << 20, "intermediate_size": 1 << 22,
                                                 "num_hidden_layers": 100}):
             with self.subTest(changes=changes):
                 folder = self.config(**changes)
@@ -684,6 +685,17 @@ class Files(CommandTest):
         out = self.folder / "out"
         self.refused("grads", self.golden(), "--input", path, "--out", out, says=says)
         self.assertFalse(out.exists(), "a refused input leaves a folder behind")
+
+    def test_no_result_replaces_what_is_read(self):
+        config, batch = self.config() / "config.json", self.batch()
+        tokens = self.put("tokens.jsonl", '{"tokens": [1, 2]}\n')
+        for command in (("plan", config, "--gpus", "2", "--csv", config), ("check", config, *SMALL, "--json", config),
+                        ("grads", self.golden(), "--input", batch, "--out", self.folder / "out", "--json", batch),
+                        ("logprobs", self.golden(), "--input", tokens, "--out", tokens)):
+            with self.subTest(command=command):
+                before = pathlib.Path(command[-1]).read_bytes()
+                self.refused(*command, says=[f"{command[-2]} {command[-1]}: that is", "give the name of another file"])
+                self.assertEqual(pathlib.Path(command[-1]).read_bytes(), before)
 
     def test_weights_that_are_not_read_are_named_by_every_command(self):
         folder = self.config()

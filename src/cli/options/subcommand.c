@@ -5,10 +5,40 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "cli/options/transport.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+
+static const char *text_at(const void *values, size_t at)
+{
+    return *(const char *const *)(const void *)((const char *)values + at);
+}
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return a && stat(a, &x) == 0 && S_ISREG(x.st_mode) && stat(b, &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
+/* Inputs are not overwritten: of two names the one meant for a result is easily put in the other's place. */
+static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l, const void *values,
+                             const ari_option *written, const char *path)
+{
+    const char *input = NULL;
+    for (const ari_positional *p = spec->positionals; p && p->name && !input; p++)
+        input = same_file(text_at(values, p->at), path) ? text_at(values, p->at) : NULL;
+    for (size_t i = 0; i < l->n && !input; i++) {
+        const ari_option *o = l->option[i];
+        if (!o->written && (o->kind == ARI_OPT_STRING || o->kind == ARI_OPT_FILE))
+            input = same_file(text_at(values, l->at[i]), path) ? text_at(values, l->at[i]) : NULL;
+    }
+    return input ? ar_error_set(AR_ERR_ARG, "--%s %s: that is %s, which is read; give the name of another file",
+                                written->name, ARI_SHOW(path), ARI_SHOW(input))
+                 : AR_OK;
+}
 
 /* Tries the files that the command will write, so that long work does not end in vain. */
 static ar_status check_written(const ari_args_spec *spec, const void *values)
@@ -17,7 +47,7 @@ static ar_status check_written(const ari_args_spec *spec, const void *values)
     const char *paths[ARI_OPT_MOST] = {NULL};
     for (size_t i = 0; i < l.n; i++) {
         const ari_option *o = l.option[i];
-        paths[i] = o->written ? *(const char *const *)(const void *)((const char *)values + l.at[i]) : NULL;
+        paths[i] = o->written ? text_at(values, l.at[i]) : NULL;
         const bool dash = paths[i] && strcmp(paths[i], "-") == 0;
         if (dash && i < l.own)
             return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", o->name);
@@ -25,6 +55,8 @@ static ar_status check_written(const ari_args_spec *spec, const void *values)
             if (paths[k] && strcmp(paths[k], paths[i]) == 0)
                 return ar_error_set(AR_ERR_ARG, "--%s and --%s both name %s: one would replace the other",
                                     l.option[k]->name, o->name, ARI_SHOW(paths[i]));
+        if (paths[i] && !dash)
+            AR_TRY(keep_inputs(spec, &l, values, o, paths[i]));
         if (paths[i] && !dash && !ari_transport_is_silent())
             AR_TRY(ari_atomic_file_check(paths[i]));
     }

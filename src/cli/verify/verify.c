@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli/options/subcommand.h"
 #include "cli/shared/progress.h"
@@ -96,24 +95,6 @@ static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
     o->ulp = by_ulp ? v->ulp : 0;
     o->rtol = v->rtol > 0.0 ? v->rtol : 0.0;
     o->atol = v->atol > 0.0 ? v->atol : 0.0;
-    return AR_OK;
-}
-
-static bool same_file(const char *a, const char *b)
-{
-    struct stat x, y;
-    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
-/* Inputs are not overwritten: of two names the one meant for a dump is easily put in the other's place. */
-static ar_status keep_inputs(const verify_values *v, const char *option, const char *path)
-{
-    const char *const inputs[] = {v->o.reference, v->o.other, v->o.map, v->o.reference_map, v->o.allowed};
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-        if (same_file(inputs[i], path))
-            return ar_error_set(AR_ERR_ARG, "%s %s: that is %s, which is read; give the name of another file", option,
-                                ARI_SHOW(path), ARI_SHOW(inputs[i]));
-    }
     return AR_OK;
 }
 
@@ -213,8 +194,6 @@ static ar_status run_verify(void *values, int *exit_code)
     if (v->normal && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
         o.allowed = draws;
     AR_TRY(choose_rule(&o, v));
-    AR_TRY(keep_inputs(v, "--json", v->common.json));
-    AR_TRY(keep_inputs(v, "--html", v->html));
     AR_TRY_TO(done, st, globs_init(&only, &v->only, "only"));
     AR_TRY_TO(done, st, globs_init(&leave, &v->leave, "ignore"));
     o.only = only.glob;
