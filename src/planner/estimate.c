@@ -300,15 +300,15 @@ static ar_status as_bytes(size_t *bytes, double count)
     return AR_OK;
 }
 
-/* Going through so many layers takes no time that anybody would notice. */
-enum { FEW_LAYERS = 1 << 14 };
+/* Going through so many layers, or features of a head, takes no time that anybody would notice. */
+enum { FEW = 1 << 14 };
 
 ar_status ari_estimate_layers(const ar_config *c)
 {
     ari_estimate e = {.available = ari_available_memory(""), .available_space = SIZE_MAX};
     const double q = (double)c->heads * (double)c->head_dim;
     const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
-    if (c->layers <= FEW_LAYERS)
+    if (c->layers <= FEW && c->head_dim <= FEW)
         return AR_OK;
     AR_TRY(as_bytes(&e.bytes, matrices * WEIGHT));
     return ari_estimate_fits(&e);

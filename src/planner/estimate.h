@@ -37,9 +37,9 @@ typedef struct ari_estimate {
     size_t available, available_space; /* bytes of memory, and of address space, that this process can still take */
 } ari_estimate;
 
-/** Refuses a config of more than 2^14 layers that alone do not fit, without a look at one after the other: to be called
- *  before anything that goes through them, which takes minutes where there are 2^31. Errors: AR_ERR_ARG,
- *  AR_ERR_OVERFLOW. */
+/** Refuses a config of more than 2^14 layers, or features of a head, that alone do not fit, without a look at one after
+ *  the other: to be called before anything that goes through them, which takes minutes where there are 2^31. Errors:
+ *  AR_ERR_ARG, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
 /** Estimates the memory of a run; its layouts are legal (ar_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
  *  AR_ERR_UNSUPPORTED (the plan of an MLP). */

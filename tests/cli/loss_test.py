@@ -57,7 +57,7 @@ class LossTest(Case):
         for options, says in ((("check", "stack-demo"), "a loss that is the sum of all outputs"),
                               (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
                               (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
-            self.refused(*options, "--padding", "2", "--dp", "2", says="rows of padding, and " + says)
+            self.refused(*options, "--padding", "2", "--dp", "2", says="rows of padding would count in " + says)
     def test_native_numerics_stay_within_the_allowance(self):
         for precision in ("f32", "bf16"):
             (one,) = self.checked(*BOTH, "--tp", "4", "--numerics", "native", "--precision", precision)["runs"]

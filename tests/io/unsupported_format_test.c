@@ -129,6 +129,7 @@ CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
     } cases[] = {{"other.safetensors", "a.weight", 0, "model.safetensors.index.json"},
                  {"rank-0.safetensors", "a.weight", 1, "reshard"},
                  {"batch.safetensors", "input_ids", 0, NULL},
+                 {"model.safetensors", "a.weight", 0, NULL},
                  {"grads.safetensors", "a.weight", 0, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char folder[] = "/tmp/anyrank-format-XXXXXX", path[256];

@@ -70,7 +70,7 @@ AR_NODISCARD ar_status ari_file_read_text(unsigned char **gives, size_t *length,
 
 /** Refuses a folder that holds a model's tensors in files that are not read: of PyTorch, of an adapter, shards without
  *  their index, torch.distributed.checkpoint, DeepSpeed, Megatron, GGUF, TensorFlow, Flax. Files beside
- *  model.safetensors are no matter: ask where there is neither it nor its index. AR_OK: there is none of these.
+ *  model.safetensors or its index are no matter. AR_OK: there is none of these.
  *  Errors: AR_ERR_FORMAT, with the file, what it is and how to convert it; AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_unsupported_format_check_folder(const char *folder);
 

@@ -157,13 +157,16 @@ ar_status ari_unsupported_format_check_folder(const char *folder)
     const named *found = NULL;
     const char *name = NULL; /* the first that is found */
     size_t more = 0;
+    bool reads = false;
     for (int i = 0; i < n; i++) {
+        reads = reads || strcmp(list[i]->d_name, "model.safetensors") == 0 ||
+                strcmp(list[i]->d_name, "model.safetensors.index.json") == 0;
         const named *one = named_of(folder, list[i]->d_name);
         more += found && one == found;
         name = found ? name : list[i]->d_name;
         found = found ? found : one;
     }
-    if (found)
+    if (found && !reads)
         st = refuse_named(folder, name, more, found);
     for (int i = 0; i < n; i++)
         free(list[i]);

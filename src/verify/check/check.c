@@ -78,7 +78,7 @@ static ar_status check_padding(const ar_check_options *o, const ar_config *c)
                                                                             : NULL;
     if (o->padding == 0 || !why)
         return AR_OK;
-    return ar_error_set(AR_ERR_UNSUPPORTED, "rows of padding, and %s: they would count in that", why);
+    return ar_error_set(AR_ERR_UNSUPPORTED, "rows of padding would count in %s: give no padding", why);
 }
 
 /* Ranks that are processes: every layout is run by all of them. */
