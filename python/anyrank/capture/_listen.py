@@ -17,7 +17,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from anyrank.capture._model import DTensor, Replicate, Shard, divided, gathered_over, modules_of
-from anyrank.capture._places import Whole
+from anyrank.capture._places import ROUTED, Whole
 
 
 def whole_of(t: torch.Tensor) -> Whole | None:
@@ -231,13 +231,16 @@ class Pass:
         same = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
         return "" if same else self.name(path, "fwd")
 
-    def per_sample(self, t: torch.Tensor, kind: str) -> bool:
-        """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token.
+    def per_sample(self, t: torch.Tensor, kind: str, path: str = "") -> bool:
+        """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token; or,
+        within one expert of a list, a row of each token that chose it.
 
         What depends on no parameter and has one row, such as the angles of a rotary embedding, is that of all samples.
         """
         if t.dim() == 0:
             return False
+        if ROUTED.search(path):
+            return True
         return self.samples is None or (t.shape[0] in self.samples and
                                         (t.shape[0] > 1 or t.requires_grad or kind == "bwd"))
 
@@ -319,7 +322,7 @@ class Listener:
                       not _mark_heads(module, t)):
                     continue  # of the rank's own heads, or whole: nothing says which
                 called = now.of_module(name, t)
-                per_sample = now.per_sample(t, "fwd") and not (t.shape[0] == 1 and now.counts_positions(args))
+                per_sample = now.per_sample(t, "fwd", path) and not (t.shape[0] == 1 and now.counts_positions(args))
                 if per_sample and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
                     t, per_sample = t[:1], False  # angles of positions that were said for each sample: those of all
                 self.sink.take(now, called, t, whole_of(t), per_sample)
@@ -355,7 +358,7 @@ class Listener:
             name, whole = now.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
 
             def take(grad: torch.Tensor) -> None:
-                self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd"))
+                self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd", path))
 
             self.sums.append(Sum(take, users))
         return hook

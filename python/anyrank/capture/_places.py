@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import typing
 
 from anyrank._errors import AnyrankError
@@ -12,6 +13,7 @@ from anyrank.capture._mesh import Mesh, lines_of_device_mesh
 
 PACKED = {"c_attn", "qkv_proj", "Wqkv", "query_key_value", "qkv", "in_proj_weight", "in_proj_bias", "gate_up_proj"}
 MAX_BOXES = 4096
+ROUTED = re.compile(r"\bexperts\.\d+\b")  # within one expert of a list: a row of each token that chose it
 OTHERWISE = "a glob before this one can leave it out: {}"
 Run = typing.Tuple[int, int]  # the first index along a dimension, and how many follow
 Shape = typing.Tuple[int, ...]
@@ -180,26 +182,31 @@ class Spread(typing.NamedTuple):
     full: int
     at: int
     ranks: int
+    lacking: list[int]
+
+
+def filled(mesh: Mesh, names: typing.Sequence[str], of_ranks: typing.Sequence[typing.Any]) -> list[typing.Any]:
+    """Of a rank without a tensor (None) what one at the same place along these dimensions has."""
+    places = [tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in names) for rank in range(mesh.world)]
+    have = {place: own for place, own in zip(places, of_ranks) if own is not None}
+    return [have.get(place) if own is None else own for place, own in zip(places, of_ranks)]
 
 
 def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | None], data: typing.Sequence[str],
            ndim: int) -> dict[int, Spread]:
     """Where this rank is along each dimension that the rule divides. shapes: each rank's extents, None: it has no such
-    tensor."""
+    tensor, as of a module that it did not call, and so none of the full one."""
     out = {}
     for dim in sorted(set(rule.dims.values())):
         names = mesh.ordered(n for n, d in rule.dims.items() if d == dim)
         ranks, at = mesh.along(names)
-        line = [shapes[rank] for rank in ranks]
-        if any(s is None or len(s) != ndim for s in line):
-            lacking = ranks[next(i for i, s in enumerate(line) if s is None or len(s) != ndim)]
-            raise AnyrankError(f"{name}: rank {lacking}, along {' and '.join(names)}, does not have this tensor")
+        line = [filled(mesh, names, shapes)[rank] for rank in ranks]
         each = rule.copies if not set(names) <= set(data) else 1
         if each > 1 and (len(names) > 1 or len(line) % each):
             raise AnyrankError(f"{name}: {each} copies along {' and '.join(names)} of {len(line)} ranks")
-        extents = [s[dim] for s in line if s is not None][::each]
+        extents = [0 if s is None else s[dim] for s in line][::each]
         full = sum(rule.blocks) * rule.unit or sum(extents)
-        out[dim] = Spread(sum(extents[:at // each]), full, at, len(line))
+        out[dim] = Spread(sum(extents[:at // each]), full, at, len(line), [r for r, s in zip(ranks, line) if s is None])
     return out
 
 
@@ -211,12 +218,11 @@ def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[
     micro-batches of a data-parallel rank follow one another.
     """
     ranks, _ = mesh.along(over)
+    rows = filled(mesh, over, rows)
     outer = {rank: tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in data) for rank in ranks}
     pieces = []
     for i, rank in enumerate(ranks):
-        mine = rows[rank]
-        if mine is None:
-            raise AnyrankError(f"{name}: rank {rank}, along {' and '.join(over)}, does not have this tensor")
+        mine = rows[rank] or ()
         pieces += [((outer[rank], m, i) if by_rank else (m, outer[rank], i), rank, n) for m, n in enumerate(mine)]
     starts, at = [], 0
     for _, rank, n in sorted(pieces):

@@ -16,8 +16,9 @@ from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import Placed, RankFiles
 from anyrank.capture._mesh import SPEC_HINT
 from anyrank.capture._model import Groups
-from anyrank.capture._places import (Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs, check_packed,
-                                     check_spec, dealt_boxes, part_of, sample_starts, spread, zigzag_boxes)
+from anyrank.capture._places import (ROUTED, Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs,
+                                     check_packed, check_spec, dealt_boxes, part_of, sample_starts, spread,
+                                     zigzag_boxes)
 from anyrank.capture._spec import EXTRAS, Spec
 
 
@@ -42,8 +43,8 @@ class Value:
         return 0 if dim == self.samples else dim + (dim < self.samples)
 
     def rows(self) -> list[int]:
-        """Of each micro-batch."""
-        return [self.parts[part][1][0] for part in sorted(self.parts)]
+        """Of each micro-batch; 0 where none came, as of an expert that no token chose."""
+        return [self.parts[part][1][0] if part in self.parts else 0 for part in range(max(self.parts) + 1)]
 
     def extents(self) -> Shape:
         """Of all its micro-batches, before the mesh's other ranks come to it."""
@@ -64,6 +65,7 @@ class Record:
         self.sums: set[str] = set()  # scalars whose micro-batches add up
         self.norms: dict[str, tuple[float, float, list[str], torch.dtype]] = {}
         self.seen: set[str] = set()  # names of tensors, without their step, also of those that are not kept
+        self.lacking: dict[int, list[str]] = {}  # ranks without a part of tensors that others have
         self.notes: list[str] = []  # what is to be warned of once the files are complete
 
     # --- as they come -------------------------------------------------------------------------------------------------
@@ -177,19 +179,23 @@ class Record:
         partial = [*(value.part.partial if value.part else ()), *self.spec.partial_of(name)]
         partial = self._mean_dims() if value.mean else mesh.ordered(partial)
         places = spread(mesh, name, rule, shapes, self.groups.data, value.ndim)
+        for rank in dict.fromkeys(rank for place in places.values() for rank in place.lacking):
+            rule = rule._replace(blocks=(), zigzag=())
+            if not ROUTED.search(name):
+                self.lacking.setdefault(rank, []).append(name)
         shape, offset = list(value.extents()), [0] * value.ndim
         for dim, place in places.items():
             offset[dim], shape[dim] = place.before, place.full
         blocks = [n for n in rule.dims if n not in self.groups.data]
         over = mesh.ordered(n for n, dim in rule.dims.items() if dim == 0) if value.samples is not None else []
-        starts = [0] * len(value.parts)
+        starts = [0] * (max(value.parts) + 1)
         if value.samples is not None:
             starts = sample_starts(mesh, name, over, self.groups.data, rows, self.spec.samples == "by_rank")
         dealt, before, out = self.spec.samples == "dealt" and len(over) > 0 and not value.part, 0, {}
-        for part, start in zip(sorted(value.parts), starts):
+        for part in sorted(value.parts):
             number, local = value.parts[part]
             if value.samples is not None:
-                offset[0] = start
+                offset[0] = starts[part]
             if value.part:
                 runs = value.part.runs if len(value.parts) == 1 else (((0, local[0]),), *value.part.runs[1:])
                 boxes = [box._replace(full=tuple(a + b for a, b in zip(box.full, offset)))
@@ -224,7 +230,7 @@ class Record:
         self.end_step()
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "shapes": {name: value.extents() for name, value in self.values.items()},
-                "rows": {name: value.rows() for name, value in self.values.items() if len(value.parts) > 1},
+                "rows": {name: value.rows() for name, value in self.values.items() if max(value.parts) > 0},
                 "unmatched": self.spec.unmatched(self.seen),
                 "unused": [glob for glob in self.only if not fnmatch.filter(self.seen, glob)]}
         of_all = exchange.tell(mine)
@@ -248,6 +254,9 @@ class Record:
                 places[number][name] = placed
         if not alone:
             self._count_copies(exchange, places)
+        for rank, names in self.lacking.items():
+            self.notes.append(f"rank {rank} has no part of {len(names)} tensors, of modules that it did not call or to "
+                              f"which no gradient came; they are without its rows: {names[0]}, ..")
         order = [name for name in self.order if name in self.values]
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
         return self.files.close(said, places, order, metadata)

@@ -67,6 +67,36 @@ class Pairs(Model):
         return self.head(x)
 
 
+class Routed(Model):
+    """Experts in a list, each called with the rows of its own tokens; `cut` ranks give the last one no gradient."""
+
+    cut: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(10, 10) for _ in range(7))
+        self.last = nn.Linear(10, 10)
+
+    def forward(self, ids: typing.Any) -> typing.Any:
+        x = self.embed(ids)
+        rows = x.flatten(0, 1)
+        y = torch.zeros_like(rows)
+        for i, expert in enumerate(self.experts):
+            mine = (ids.flatten() % 7 == i).nonzero().flatten()
+            if len(mine):
+                y = y.index_add(0, mine, expert(rows[mine]))
+        last = self.last(x + y.view_as(x))
+        return self.head(x + (last.detach() if dist.is_initialized() and dist.get_rank() in self.cut else last))
+
+
+class Cut(Routed):
+    cut = (1,)
+
+
+def ddp_of_some(model: typing.Any) -> typing.Any:
+    return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+
+
 def mesh_of(sizes: tuple[int, ...], names: tuple[str, ...] | None = None) -> typing.Any:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -174,6 +204,24 @@ class Placed(FolderCase):
 
     def test_ddp(self) -> None:
         self.same(2, ddp, tensors=2 * 71 + 15)
+
+    def test_experts_of_a_list_that_some_ranks_do_not_call(self) -> None:
+        for micro in (1, 2):
+            self.same(4, ddp_of_some, kind=Routed, micro=micro)
+
+    def test_a_rank_without_a_part_of_a_tensor_is_a_difference(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            with warnings.catch_warnings(record=True) as notes:
+                train(Cut(), folder, ddp_of_some, (rank, 2))
+            said = [str(note.message) for note in notes if "has no part of" in str(note.message)]
+            if rank == 0 and not said[0].startswith("rank 1 has no part of 2 tensors"):
+                raise AssertionError(said)
+        torch.manual_seed(0)
+        train(Cut(), self.path / "one", None)
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertIn(("last:bwd", "shape"), [(t.tensor, t.state) for t in report.tensors], str(report))
 
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)

@@ -95,6 +95,13 @@ static ar_status guess_transposed(ar_verify_row *row, const shapes *s)
     return AR_OK;
 }
 
+#define LACKING "; or ranks without a part of it: a module that they did not call, or to which no gradient came"
+
+static bool of_ranks(const ar_dump_tensor *t)
+{
+    return t->parts > 0 && t->part[0].rank >= 0;
+}
+
 /* Which of n parts it is; n: none. */
 static ar_status find_part(const shapes *s, int dim, size_t n, size_t *part)
 {
@@ -126,8 +133,8 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     snprintf(
         row->hint, sizeof row->hint,
         "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
-        "they fit, in a map or the shard of capture's spec",
-        n);
+        "they fit, in a map or the shard of capture's spec%s",
+        n, of_ranks(s->b) ? LACKING : "");
     return AR_OK;
 }
 
@@ -210,7 +217,8 @@ static ar_status guess_padded(ar_verify_row *row, const shapes *s, int dim)
                  "which ranks hold copies; or another model",
                  has / whole);
     else
-        snprintf(row->hint, sizeof row->hint, "looks like: %s", yes ? "a dimension cut short" : "another model");
+        snprintf(row->hint, sizeof row->hint, "looks like: %s%s", yes ? "a dimension cut short" : "another model",
+                 has < whole && of_ranks(s->b) ? LACKING : "");
     return AR_OK;
 }
 
