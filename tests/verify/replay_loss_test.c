@@ -285,8 +285,13 @@ Test(replay_loss, other_labels_are_known_by_the_gradient)
     static const struct {
         size_t samples; /* on */
         bool inverse;   /* tokens that are no targets count, and no others */
+        size_t by;      /* of the second sample: its labels are so many ids on */
+        float times;    /* and count so often */
         const char *cause, *words;
-    } cases[] = {{1, false, "labels_of_other_samples", NULL}, {0, true, "ignored_labels", "inverted"}};
+    } cases[] = {{1, false, 0, 1.0f, "labels_of_other_samples", NULL},
+                 {0, true, 0, 1.0f, "ignored_labels", "inverted"},
+                 {0, false, 1, 1.0f, "other_labels", " 6 of 17 targets"},
+                 {0, false, 0, 2.0f, "samples_weighted", "times 1, 2,"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         made m = {.n = 0};
         const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
@@ -300,7 +305,10 @@ Test(replay_loss, other_labels_are_known_by_the_gradient)
             if (is_target(row))
                 gradient_of(d + row * H, logits + row * IDS, w, id_at(row + 1), 1.0, 1);
             if (cases[i].inverse ? row % S + 1 < S && !is_target(row) : is_target(there))
-                gradient_of(e + row * H, logits + row * IDS, w, id_at(there + 1), 1.0, 1);
+                gradient_of(e + row * H, logits + row * IDS, w,
+                            (id_at(there + 1) + (row / S == 1 ? cases[i].by : 0)) % IDS, 1.0, 1);
+            for (size_t k = row * H; row / S == 1 && k < (row + 1) * H; k++)
+                e[k] *= cases[i].times;
         }
         expect_cause(&m, cases[i].cause, cases[i].words, i);
     }

@@ -563,12 +563,13 @@ void ari_view_fini(ari_view *v);
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
 /* The ranks' finding is reported if it is about as sure, since it names ranks; not for zeros that all ranks share, nor
- * for a factor already known as another tensor's multiple, or as that of all gradients. */
+ * for a factor already known as another tensor's multiple, as that of all gradients, or as that of some samples. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;
     const bool known =
-        ranks->kind == ARI_FOUND_FACTOR && (whole->kind == ARI_FOUND_CURVE || whole->kind == ARI_FOUND_STATE);
+        ranks->kind == ARI_FOUND_FACTOR &&
+        (whole->kind == ARI_FOUND_CURVE || whole->kind == ARI_FOUND_STATE || whole->kind == ARI_FOUND_TARGETS);
     return ranks->confidence > 0 && ranks->confidence + (alike || known ? 0 : 10) >= whole->confidence;
 }
 

@@ -207,8 +207,14 @@ static const ari_cause rows[] = {
      "{more} tokens count in the loss, none of which is one of the reference's {targets} targets: the mask of labels "
      "is inverted, what is to be ignored (padding, the prompt, -100) is learnt and the rest is not"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
-     "{more} tokens that are none of the reference's {targets} targets count in the loss: labels to be ignored "
+     "{more} tokens that are none of the reference's {targets} targets count in the loss{where}: labels to be ignored "
      "(padding, the prompt, -100) are not" LOOK "`ignore_index`, masks of padding and prompts"},
+    {"other_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
+     "by the gradients of the logits {n} of {targets} targets have other labels, or are none in one of the runs"
+     "{where}{which}" LOOK "labels that a rank's loader, roll or cut makes of its own part; those of another step"},
+    {"samples_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
+     "samples with weights of their own: their gradients are the reference's times {weights}, sample by sample (weights "
+     "of sequences, of ranks or of micro-batches that are others, or normalised by another count)"},
     {"ignored_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(OF_CP), IF(LONE), "",
      "the loss computed again from the logits: the labels are the next ids, and which of them count each of {ranks} "
      "ranks takes from the first part of the sequence: the mask of labels is not cut as the tokens are" LOOK

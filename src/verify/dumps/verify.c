@@ -313,9 +313,10 @@ static bool is_unknown(const ar_verify_row *row)
  * from the output's gradient, where a part of a sum is harder to see in a sum over tokens. */
 static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
 {
-    static const char *const divisors[] = {"mean_of_means",   "sum_of_local_means",     "sum_for_mean", "reduced_again",
-                                           "averaged_again",  "divisor_of_other_count", "wrong_scalar", "counted_twice",
-                                           "sum_over_tokens", "mean_over_tokens"};
+    static const char *const divisors[] = {"mean_of_means",    "sum_of_local_means", "sum_for_mean",
+                                           "reduced_again",    "averaged_again",     "divisor_of_other_count",
+                                           "wrong_scalar",     "counted_twice",      "sum_over_tokens",
+                                           "mean_over_tokens", "samples_weighted"};
     static const char *const sums[] = {"missing_reduce_scatter", "missing_all_reduce", "missing_average"};
     ar_verify_report *r = v->report;
     ar_verify_row *first = &r->row[r->first], back = {.name = NULL};

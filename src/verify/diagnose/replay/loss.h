@@ -48,6 +48,12 @@ AR_NODISCARD ar_status ari_loss_shards_find(ari_losses *l);
  *  nothing. Overwrites its logits. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_loss_scale_find(double *times, ari_losses *l);
 
+/** Compares labels, and which tokens count, by the gradients of both dumps; names the ranks whose are others. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_labels_compare(ari_trace *t, const ari_losses *l);
+/** Finds samples that count more or less than in the reference. */
+void ari_loss_weights_compare(ari_trace *t, const ari_losses *l);
+
 static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *s, size_t token, size_t id)
 {
     return s->lse[token] - (double)s->logits[token * l->vocabulary + id];

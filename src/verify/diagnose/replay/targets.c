@@ -234,8 +234,8 @@ static void look_at(ari_trace *t, const ari_losses *l)
     const bool told = other->of_dump && ref->of_dump;
     const double same = sum_of(l, other, &right, &n);
     find_reading(t, l, other);
-    if (t->kind == ARI_FOUND_NOTHING && told && more > 0 && (less == 0 || less == ref->targets)) {
-        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | (less > 0 ? ARI_IF(EXCHANGED) : 0));
+    if (t->kind == ARI_FOUND_NOTHING && told && more > 0 && less == ref->targets) {
+        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | ARI_IF(EXCHANGED));
         ari_count(t, "more", more);
     }
     if (t->kind == ARI_FOUND_NOTHING && more == 0 && less == 0) {
@@ -269,6 +269,8 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
         ari_loss_extra_of_all(t, l);
     if (t->kind == ARI_FOUND_NOTHING)
         look_at(t, l);
+    if (t->kind == ARI_FOUND_NOTHING)
+        AR_TRY(ari_loss_labels_compare(t, l));
     if (t->kind == ARI_FOUND_NOTHING) {
         double times;
         AR_TRY(ari_loss_scale_find(&times, l));
@@ -294,7 +296,11 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
     if (l->of[1].shards > 0) {
         ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(OF_SHARDS));
         ari_count(t, "ranks", l->of[1].shards);
+        return AR_OK;
     }
+    AR_TRY(ari_loss_labels_compare(t, l));
+    if (t->kind == ARI_FOUND_NOTHING)
+        ari_loss_weights_compare(t, l);
     return AR_OK;
 }
 
