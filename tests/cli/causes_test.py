@@ -70,6 +70,27 @@ class Causes(Case):
         self.assertGreater(len(causes), 100)
         self.assertEqual(sorted(causes - said), [])
 
+    def test_layouts_and_models_beside_those_of_the_faults_own_cases(self):
+        llama = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+        qwen = {**llama, "model_type": "qwen2"}
+        gpt2 = {"model_type": "gpt2", "vocab_size": 128, "n_embd": 48, "n_layer": 2, "n_head": 12, "n_positions": 64}
+        groups = {**llama, "model_type": "dots1", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+                  "topk_group": 1, "moe_intermediate_size": 24, "n_shared_experts": 1}
+        for fault, config, layout, cause, says in (
+                ("row_input_grad_not_gathered", gpt2, "--tp 2 --dp 2 --cp 2 --mlp-order row-column --batch 4",
+                 "missing_all_gather", "has its own 1/2 of them"),
+                ("gather_batch_order", qwen, "--tp 2 --sp --dp 2 --micro-batches 2 --batch 12", "gathered_in_rank_order",
+                 "over 2 ranks"),
+                ("zero_backward_not_gathered", qwen, "--tp 2 --dp 2 --zero 3 --batch 2", "zeros_of_ranks", "2..3"),
+                ("qk_clip_local", qwen, "--dp 2 --zero 1 --batch 4 --optimizer muon --qk-clip 0.2", "qk_clip_local", ""),
+                ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups")):
+            with self.subTest(fault):
+                first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(), "--seq",
+                                    "24", "--steps", "1", "--skip-f64", code=1)["models"][0]["runs"][0]["first_difference"]
+                self.assertEqual(first["cause"], cause, first)
+                self.assertIn(says, first["hint"])
+
 
 if __name__ == "__main__":
     unittest.main()

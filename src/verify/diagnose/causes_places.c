@@ -90,9 +90,9 @@ static const ari_cause rows[] = {
          "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
          "(detached, frozen, not used), for which DDP waits"),
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), IF(LONE), "",
-     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right and zeros elsewhere"},
+     "a missing all-gather along {axis}: every rank has its own 1/{n} of them right and zeros elsewhere"},
     {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, IF(LONE), "",
-     "a missing all-gather along {axis}: every rank has its own 1/{ranks} of them right and is wrong elsewhere: "
+     "a missing all-gather along {axis}: every rank has its own 1/{n} of them right and is wrong elsewhere: "
      "the other ranks' parts never arrived"},
     ALWAYS(K(OWN_BLOCK), "b", 0, IF(TOKENS),
            "; a layer that slices a replicated input must gather that input's gradient"),

@@ -94,12 +94,13 @@ static void look_for_orders(ari_trace *t, const ari_case *c)
     }
 }
 
-/* A dimension of [b, s, h] cut in two and moved: the parts of n ranks, [b, s/n, h] each, one after the other; or each
- * sample's heads [s, H, d] written as [H, s, d] under the same shape. Or the inverse. */
+/* A dimension of [b, s, h] cut in two and moved: the parts of n ranks, [b, s/n, h] each, one after the other, of all
+ * samples or of those that go through the model together; or each sample's heads [s, H, d] written as [H, s, d] under the
+ * same shape. Or the inverse. */
 static const struct {
     ari_trace_kind kind;
-    int dim, order[4];
-} cuts[] = {{ARI_FOUND_RANK_MAJOR, 1, {1, 0, 2, 3}}, {ARI_FOUND_HEADS_MOVED, 2, {0, 2, 1, 3}}};
+    int dim, order[5]; /* of [groups of samples, samples, ..] */
+} cuts[] = {{ARI_FOUND_RANK_MAJOR, 1, {0, 2, 1, 3, 4}}, {ARI_FOUND_HEADS_MOVED, 2, {0, 1, 3, 2, 4}}};
 
 /* True if a dimension of a three-dimensional tensor may be cut into so many parts. */
 static bool may_be_cut(const ari_case *c, int dim, size_t parts)
@@ -120,10 +121,14 @@ static void look_for_cuts(ari_trace *t, const ari_case *c)
     ari_residual left;
     for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
         const int dim = cuts[k].dim;
-        for (size_t n = 2; n <= shape[dim] && n <= MOST_PARTS && t->kind == ARI_FOUND_NOTHING; n++) {
-            const size_t parts[][4] = {{shape[0], n, shape[1] / n, shape[2]}, {shape[0], shape[1], n, shape[2] / n}};
-            permuted p = permute(parts[dim - 1], 4, cuts[k].order);
-            if (!may_be_cut(c, dim, n) || !is_permuted(&left, c, &p, 8))
+        for (size_t i = 0; i < shape[dim] * shape[0] && t->kind == ARI_FOUND_NOTHING; i++) {
+            const size_t n = i / shape[0] + 1, groups = i % shape[0] + 1, b = shape[0] / groups;
+            const size_t parts[][5] = {{groups, b, n, shape[1] / n, shape[2]}, {groups, b, shape[1], n, shape[2] / n}};
+            if (n < 2 || n > MOST_PARTS || shape[0] % groups != 0 || (dim == 2 ? groups > 1 : b == 1 && groups > 1) ||
+                !may_be_cut(c, dim, n))
+                continue;
+            permuted p = permute(parts[dim - 1], 5, cuts[k].order);
+            if (!is_permuted(&left, c, &p, 8))
                 continue;
             ari_trace_set(t, cuts[k].kind, 0);
             ari_count(t, "n", n);

@@ -343,14 +343,15 @@ static void find_other(ari_trace *t, look *l, const form *f, const ari_case *c, 
 
 /* --- QK-Clip ------------------------------------------------------------------------------------------------------ */
 
-/* Each row of queries or keys is the reference's times a number, and these are the ranks' own. */
+/* Each row of queries or keys is the reference's times a number, and these are the ranks' own; where ranks update shares
+ * of the weights and gather them, the heads'. */
 static bool find_clipped(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_role role = ari_module_of(g->d->name, ari_order_of(g->d->name, NULL).stem).role;
     size_t scaled = 0, row = SIZE_MAX;
-    double factor = 1.0;
-    if (g->nd != 2 || (role != ARI_Q && role != ARI_K) || c->survey.disagree == 0)
+    double factor = 1.0, least = HUGE_VAL, most = 0.0;
+    if (g->nd != 2 || (role != ARI_Q && role != ARI_K))
         return false;
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run);)
         for (size_t i = 0; i < run.count; i++) {
@@ -359,12 +360,15 @@ static bool find_clipped(ari_trace *t, const ari_case *c)
                 factor = value / ref;
             row = (run.index + i) / g->cols;
             scaled += fabs(factor - 1.0) > ARI_FIT;
+            least = fmin(least, factor);
+            most = fmax(most, factor);
             if (!(fabs(value - factor * ref) <= ARI_FIT * fabs(value)))
                 return false;
         }
-    if (scaled > 0)
+    const bool found = scaled > 0 && (c->survey.disagree > 0 || most - least > ARI_FIT);
+    if (found)
         ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(ROWS));
-    return scaled > 0;
+    return found;
 }
 
 ar_status ari_measure_muon(ari_trace *t, const ari_case *c)

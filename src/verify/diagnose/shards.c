@@ -44,12 +44,15 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const sharing tokens = {.dim = d->ndim - 2, .neighbours = ari_along(d, ARI_CUTS_FEATURES), .zero = true};
-    const bool all = c->survey.whole && c->survey.wrong_ranks == d->ranks;
+    /* Of all ranks, or where each data-parallel rank has its own samples of a value, of the ranks that have copies. */
+    const int copies = c->survey.whole ? d->ranks : ari_is_activation(d) ? tokens.neighbours : 1;
+    const bool all = copies > 1 && d->copy[0].layout->replicas == copies && c->survey.wrong_ranks == d->ranks;
     for (int i = 2 * c->grid.nd - 1; all && i >= 0 && t->kind == ARI_FOUND_NOTHING; i--) {
-        const sharing s = {.dim = i / 2, .neighbours = d->ranks, .zero = i % 2};
+        const sharing s = {.dim = i / 2, .neighbours = copies, .zero = i % 2};
         if (!own_is_right(c, s))
             continue;
         ari_trace_set(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
+        ari_count(t, "n", (size_t)copies);
         ari_words(t, "axis", "%s", ari_dim_name(&c->grid, s.dim, true));
     }
     if (t->kind == ARI_FOUND_NOTHING && d->sp && ari_is_activation(d) && d->ndim >= 3 &&
@@ -315,8 +318,9 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
-    /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. */
-    if (dp < 2 || tp < 2 || (d->pass == 'i' && s->total.zero < s->total.different))
+    /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. With ZeRO-3 the
+     * first group is also the one whose share of a weight is the whole. */
+    if (dp < 2 || tp < 2 || d->gathers || (d->pass == 'i' && s->total.zero < s->total.different))
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *own = &s->rank[r];

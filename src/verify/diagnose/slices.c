@@ -4,6 +4,7 @@
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/replay.h"
 
 enum { ROWS = -1 }; /* all dimensions but the last as one */
 
@@ -332,7 +333,7 @@ static bool is_within_samples(const ari_case *c, const axis *a, const rule *r)
 static bool few_values(const ari_case *c)
 {
     const ar_dtype t = c->reference ? c->reference->dtype : AR_F32;
-    return t == AR_BOOL || t == AR_U8 || t == AR_I8;
+    return t == AR_BOOL || t == AR_U8 || t == AR_I8 || ari_replay_role(c) == ARI_CHOSEN;
 }
 
 static bool is_few(const rule *r)
@@ -350,7 +351,7 @@ static int confidence_of(const ari_case *c, const axis *a, const rule *r, bool p
         return ARI_IDENTITY + 1;
     if (ruled)
         return ARI_IDENTITY + 6 + (a->unit > 1) - (r->right > 0 && !pairs ? 2 : 0);
-    if (few_values(c) && a->size < 64) /* slices of a mask are equal by chance */
+    if (few_values(c) && a->size < 64) /* slices of a mask, or of experts' numbers, are equal by chance */
         return ARI_SILENT;
     if (a->moved < 2 && a->size < 8)
         return ARI_SILENT;
