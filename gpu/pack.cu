@@ -322,7 +322,8 @@ void packed_destroy(ar_device *d, ar_queue *q, ar_packed *p)
     ::free(p);
 }
 
-ar_status packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, const ar_part *part)
+ar_status packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, unsigned,
+                      const ar_part *part)
 {
     packed form = {};
     form.batch = part ? part->matrices : batch;

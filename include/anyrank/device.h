@@ -163,7 +163,7 @@ typedef struct ar_device_ops {
     size_t (*packed_bytes)(const ar_packed *p); /* of the device's memory that it takes for itself */
     /* The same before it is made: of packed_create, or (part not NULL, inside of it) of packed_part of that. Errors:
      * AR_ERR_OVERFLOW. */
-    ar_status (*packed_room)(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+    ar_status (*packed_room)(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, unsigned form,
                              const ar_part *part);
     /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1), of a narrow operand +-32639), 0 where
      * e or c says all zero or e says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:

@@ -438,11 +438,11 @@ void packed_destroy_cases(device_pair *p)
 
 /* What packed_room said before is what packed_bytes says now. part NULL: of all of it. */
 static void expect_room(device_pair *p, int s, const ar_packed *made, size_t batch, size_t rows, size_t k,
-                        const ar_part *part)
+                        unsigned form, const ar_part *part)
 {
     const ar_device_ops *ops = p->side[s]->ops;
     size_t room = 0;
-    pair_ran(p, s, ops->packed_room(p->side[s], &room, batch, rows, k, part));
+    pair_ran(p, s, ops->packed_room(p->side[s], &room, batch, rows, k, form, part));
     if (p->status == AR_OK && room != ops->packed_bytes(made))
         pair_ran(p, s,
                  ar_error_set(AR_ERR_INTERNAL, "%s of [%zu, %zu, %zu] takes %zu bytes, expected %zu",
@@ -460,11 +460,12 @@ void packed_room_cases(device_pair *p)
         at.rows = 1 + pair_below(p, rows - at.row);
         at.col = i % 2 ? 0 : at.col;
         at.cols = i % 2 ? k : 1 + pair_below(p, k - at.col);
-        PAIR_RUN(p, packed_create, &whole.a[s], 2, rows, k, i % 3 > 0);
+        const unsigned form = (unsigned)i % 4;
+        PAIR_RUN(p, packed_create, &whole.a[s], 2, rows, k, form);
         PAIR_RUN(p, packed_part, &part.a[s], whole.a[s], &at);
         for (int s = 0; s < 2 && p->status == AR_OK; s++) {
-            expect_room(p, s, whole.a[s], 2, rows, k, NULL);
-            expect_room(p, s, part.a[s], 2, rows, k, &at);
+            expect_room(p, s, whole.a[s], 2, rows, k, form, NULL);
+            expect_room(p, s, part.a[s], 2, rows, k, form, &at);
         }
         destroy_packed(p, &part);
         destroy_packed(p, &whole);

@@ -11,21 +11,27 @@
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* Quantised rows: [batch, rows, k] integers of at most ARI_QUANTISED_BITS bits and a sign, row-major. Four bytes an
- * element for either operand: the left one is split into halves, and both are widened to binary64, tile by tile while
- * the integers are in the cache (gemm_exact.c), so that a cached weight costs what the weight costs. */
+/* Quantised rows: [batch, rows, k] integers of at most ARI_QUANTISED_BITS bits and a sign, row-major: int32, narrow ones
+ * int16. A path brings either operand into its own form tile by tile while the integers are in the cache
+ * (gemm_exact.c), so that a cached weight costs what the weight costs. */
 struct ar_packed {
     size_t batch, rows, k;
     size_t ld, step; /* integers from one row to the next, from one matrix to the next */
-    int32_t *q;
-    bool part;     /* of another's memory */
-    int32_t limit; /* of the integers' magnitudes */
+    void *q;
+    bool part; /* of another's memory */
+    bool narrow;
 };
 
-/** The integers of row `row` of matrix `at` from term k on. */
-static inline int32_t *ari_packed_at(const ar_packed *p, size_t at, size_t row, size_t k)
+/** Bytes of an integer. */
+static inline size_t ari_packed_width(bool narrow)
 {
-    return p->q + at * p->step + row * p->ld + k;
+    return narrow ? sizeof(int16_t) : sizeof(int32_t);
+}
+
+/** The integers of row `row` of matrix `at` from term k on. */
+static inline void *ari_packed_at(const ar_packed *p, size_t at, size_t row, size_t k)
+{
+    return (char *)p->q + (at * p->step + row * p->ld + k) * ari_packed_width(p->narrow);
 }
 
 #define ARI_QUANTISED_BITS 25

@@ -44,9 +44,8 @@ static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t numb
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
 {
-    ari_tile_plan p = {.down = ceil_div(a->rows, path->rows),
-                       .across = ceil_div(b->rows, path->cols),
-                       .narrow = a->limit == ARI_CONTRACT_NARROW_LIMIT};
+    ari_tile_plan p = {
+        .down = ceil_div(a->rows, path->rows), .across = ceil_div(b->rows, path->cols), .narrow = a->narrow};
     /* A single product is cut further until every thread has a tile, though never below 32 rows or columns. */
     while (r->matrices * p.down * p.across < (size_t)d->threads) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;
@@ -86,7 +85,7 @@ static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_pac
 /* Refuses operands that do not belong together. */
 static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *what)
 {
-    if (a->limit != b->limit)
+    if (a->narrow != b->narrow)
         return ar_error_set(AR_ERR_ARG, "%s: one operand is narrow, the other is not", what);
     if (a->batch != b->batch || a->k != b->k)
         return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", what,
@@ -175,7 +174,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
     AR_TRY(check_pair(a, b, "gemm_i64"));
     if (limbs != 1 && limbs != 2)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: %d limbs, expected 1 or 2", limbs);
-    if (limbs == 1 && a->k > ARI_CONTRACT_BLOCK && a->limit > ARI_CONTRACT_NARROW_LIMIT)
+    if (limbs == 1 && a->k > ARI_CONTRACT_BLOCK && !a->narrow)
         return ar_error_set(AR_ERR_ARG, "gemm_i64: k %zu needs two limbs, one holds up to %d terms", a->k,
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};

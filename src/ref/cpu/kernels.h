@@ -159,6 +159,33 @@ static inline ari_words4 ari_words4_at(const uint32_t *p)
     return v;
 }
 
+/* The upper or lower halves of two vectors, their lanes by turns. */
+typedef uint16_t ari_halves8 __attribute__((vector_size(16)));
+#define ARI_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define ARI_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+
+/* As ari_transpose32, in multiples of 8. Rows i and i + 4 by turns, three times, are the columns. */
+static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *restrict to, size_t to_ld,
+                                                                  const uint16_t *restrict from, size_t from_ld,
+                                                                  size_t rows, size_t cols)
+{
+    for (size_t c = 0; c < cols; c += 8)
+        for (size_t r = 0; r < rows; r += 8) {
+            ari_halves8 x[8], y[8];
+            for (size_t i = 0; i < 8; i++)
+                memcpy(&x[i], from + (r + i) * from_ld + c, sizeof x[i]);
+            for (size_t turn = 0; turn < 3; turn++) {
+                for (size_t i = 0; i < 4; i++) {
+                    y[2 * i] = ARI_LOW(x[i], x[i + 4]);
+                    y[2 * i + 1] = ARI_HIGH(x[i], x[i + 4]);
+                }
+                memcpy(x, y, sizeof x);
+            }
+            for (size_t i = 0; i < 8; i++)
+                memcpy(to + (c + i) * to_ld + r, &x[i], sizeof x[i]);
+        }
+}
+
 /* to[c*to_ld + r] = from[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be
  * inlined, so that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
 static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict to, size_t to_ld,

@@ -9,7 +9,7 @@
 #include "ref/cpu/storage.h"
 #include "ref/numerics/integer_sum.h"
 
-/** Slot packed_create. AR_PACKED_LEFT asks for nothing here: either operand is kept as int32. Errors: AR_ERR_OVERFLOW,
+/** Slot packed_create. AR_PACKED_LEFT asks for nothing here: either operand has the same form. Errors: AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. */
 ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, size_t batch, size_t rows, size_t k,
                                 unsigned form)
@@ -18,7 +18,7 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
     void *memory = NULL;
     ar_buf integers = {NULL};
     size_t n = 0;
-    AR_TRY_TO(done, st, ari_cpu_packed_room(d, &n, batch, rows, k, NULL));
+    AR_TRY_TO(done, st, ari_cpu_packed_room(d, &n, batch, rows, k, form, NULL));
     AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
     AR_TRY_TO(done, st, ari_cpu_alloc(d, q, &integers, n));
     ar_packed *p = memory;
@@ -28,7 +28,7 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
                      .ld = k,
                      .step = rows * k,
                      .q = integers.ptr,
-                     .limit = form & AR_PACKED_NARROW ? ARI_CONTRACT_NARROW_LIMIT : ARI_QUANTISED_MAX};
+                     .narrow = form & AR_PACKED_NARROW};
     *gives = p;
     memory = NULL;
 done:
@@ -51,7 +51,7 @@ ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, cons
                      .step = whole->step,
                      .q = ari_packed_at(whole, part->matrix, part->row, part->col),
                      .part = true,
-                     .limit = whole->limit};
+                     .narrow = whole->narrow};
     *gives = p;
     return AR_OK;
 }
@@ -69,11 +69,11 @@ void ari_cpu_packed_destroy(ar_device *d, ARI_AT_ONCE, ar_packed *p)
 /** Slot packed_bytes. */
 size_t ari_cpu_packed_bytes(const ar_packed *p)
 {
-    return p->part ? 0 : p->batch * p->rows * p->k * sizeof(int32_t);
+    return p->part ? 0 : p->batch * p->rows * p->k * ari_packed_width(p->narrow);
 }
 
 /** Slot packed_room. */
-ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, unsigned form,
                               const ar_part *part)
 {
     (void)d;
@@ -82,7 +82,20 @@ ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, s
         return AR_OK;
     AR_TRY(ari_mul_size(bytes, batch, rows));
     AR_TRY(ari_mul_size(bytes, *bytes, k));
-    return ari_mul_size(bytes, *bytes, sizeof(int32_t));
+    return ari_mul_size(bytes, *bytes, ari_packed_width(form & AR_PACKED_NARROW));
+}
+
+static inline int32_t limit_of(bool narrow)
+{
+    return narrow ? ARI_CONTRACT_NARROW_LIMIT : ARI_QUANTISED_MAX;
+}
+
+static inline void put(void *q, size_t k, int32_t value, bool narrow)
+{
+    if (narrow)
+        ((int16_t *)q)[k] = (int16_t)value;
+    else
+        ((int32_t *)q)[k] = value;
 }
 
 /* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two taken out of the loop.
@@ -91,14 +104,15 @@ ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, s
  * exponent leaves -1022..1023. Adding 1.5*2^52 rounds |v| <= 2^51 to an integer, half to even, and leaves it in the low
  * bits. The clamp also stops what is not finite (an exponent that does not belong to these values), so that nothing is
  * undefined. */
-ARI_SIMD static void quantise_wide(int32_t *restrict q, const float *restrict x, const double *restrict scale,
-                                   double row, double limit, size_t n)
+ARI_SIMD static void quantise_wide(void *restrict q, const float *restrict x, const double *restrict scale, double row,
+                                   bool narrow, size_t n)
 {
+    const double limit = limit_of(narrow);
     for (size_t k = 0; k < n; k++) {
         double v = (double)x[k] * scale[k] * row;
         v = v < limit ? v : limit;
         v = v > -limit ? v : -limit;
-        q[k] = (int32_t)(uint32_t)(ari_bits64(v + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS);
+        put(q, k, (int32_t)(uint32_t)(ari_bits64(v + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS), narrow);
     }
 }
 
@@ -117,21 +131,21 @@ static inline int32_t quantised(float x, float factor, int32_t most)
     return ari_clamp32(q, -most, most);
 }
 
-ARI_SIMD static void quantise_narrow(int32_t *restrict q, const float *restrict x, const float *restrict scale,
-                                     float row, int32_t limit, size_t n)
+ARI_SIMD static void quantise_narrow(void *restrict q, const float *restrict x, const float *restrict scale, float row,
+                                     bool narrow, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        q[k] = quantised(x[k], scale[k] * row, limit);
+        put(q, k, quantised(x[k], scale[k] * row, limit_of(narrow)), narrow);
 }
 
 /* The common part of the rows of one matrix. */
 typedef struct pack_job {
-    int32_t *q; /* first element of the destination */
-    size_t ld;  /* its row length */
+    char *q;   /* first element of the destination */
+    size_t ld; /* its row length */
     const ar_tensor *a;
     ptrdiff_t first; /* its element that is the matrix's first */
     ptrdiff_t row_stride, col_stride;
-    int32_t limit;
+    bool narrow;      /* the destination */
     ari_shifts scale; /* of [cols] */
     const int32_t *e; /* [rows] */
 } pack_job;
@@ -148,16 +162,21 @@ static bool row_is_narrow(const pack_job *j, size_t row)
     return j->scale.narrow && power + j->scale.least >= -126 && power + j->scale.most <= 127;
 }
 
+static void *destination(const pack_job *j, size_t row, size_t k)
+{
+    return j->q + (row * j->ld + k) * ari_packed_width(j->narrow);
+}
+
 static void quantise_row(const pack_job *j, size_t row, size_t from, const float *x, size_t n)
 {
-    int32_t *out = j->q + row * j->ld + from;
+    void *out = destination(j, row, from);
     const double factor = row_is_zero(j->e[row]) ? 0.0 : ari_scale2(1.0, ARI_QUANTISED_BITS - j->e[row]);
     if (row_is_zero(j->e[row]))
-        memset(out, 0, n * sizeof *out);
+        memset(out, 0, n * ari_packed_width(j->narrow));
     else if (row_is_narrow(j, row))
-        quantise_narrow(out, x, j->scale.narrow + from, (float)factor, j->limit, n);
+        quantise_narrow(out, x, j->scale.narrow + from, (float)factor, j->narrow, n);
     else
-        quantise_wide(out, x, j->scale.wide + from, factor, j->limit, n);
+        quantise_wide(out, x, j->scale.wide + from, factor, j->narrow, n);
 }
 
 /* --- rows that lie side by side: a transposed view ---------------------------------------------------------------- */
@@ -166,28 +185,35 @@ static void quantise_row(const pack_job *j, size_t row, size_t from, const float
  * tiles of 16 terms take three times as long where rows are a multiple of 4096 bytes apart. */
 #define TILE ((size_t)64)
 #define CHUNK ((size_t)1024) /* terms that a thread takes at a time */
+#define GROUP ((size_t)8)    /* rows, and terms, that a transposition takes */
 
 /* The factors of TILE rows or less; mask: 0 for rows that are zero. */
 typedef struct tile_rows {
     float factor[TILE];
     int32_t mask[TILE];
-    size_t n; /* a multiple of 4 */
+    size_t n; /* a multiple of GROUP */
 } tile_rows;
 
 /* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines of
  * the next tile and those that are written come near. */
-ARI_SIMD static void quantise_tile(int32_t *restrict q, size_t ld, const float *restrict x, ptrdiff_t stride,
-                                   const float *restrict scale, const tile_rows *restrict rows, int32_t limit, size_t n)
+ARI_SIMD static void quantise_tile(void *restrict q, size_t ld, const float *restrict x, ptrdiff_t stride,
+                                   const float *restrict scale, const tile_rows *restrict rows, bool narrow, size_t n)
 {
-    int32_t tile[TILE][TILE];
+    const size_t width = ari_packed_width(narrow);
+    _Alignas(64) char tile[TILE * TILE * sizeof(int32_t)];
     for (size_t k = 0; k < n; k++) {
         ari_fetch(x + (ptrdiff_t)(k + TILE) * stride, rows->n);
-        ari_fetch(q + k * ld, k < rows->n ? n : 0);
-        for (size_t i = 0; i < rows->n; i++)
-            tile[k][i] =
-                quantised(x[(ptrdiff_t)k * stride + (ptrdiff_t)i], scale[k] * rows->factor[i], limit) & rows->mask[i];
+        ari_fetch((const char *)q + k * ld * width, k < rows->n ? n * width / sizeof(float) : 0);
+        for (size_t i = 0; i < rows->n; i++) {
+            const float value = x[(ptrdiff_t)k * stride + (ptrdiff_t)i];
+            put(tile, k * TILE + i, quantised(value, scale[k] * rows->factor[i], limit_of(narrow)) & rows->mask[i],
+                narrow);
+        }
     }
-    ari_transpose32((uint32_t *)(void *)q, ld, (const uint32_t *)(const void *)tile, TILE, n, rows->n);
+    if (narrow)
+        ari_transpose16(q, ld, (const uint16_t *)(const void *)tile, TILE, n, rows->n);
+    else
+        ari_transpose32(q, ld, (const uint32_t *)(const void *)tile, TILE, n, rows->n);
 }
 
 /* The rows' factors. False: one of them is not narrow. */
@@ -205,7 +231,7 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first, size_t
     return true;
 }
 
-/* Terms [from, to) of rows [first, first + n), both in multiples of 4. False, nothing written: not by way of fp32. */
+/* Terms [from, to) of rows [first, first + n), both in multiples of GROUP. False, nothing written: not by way of fp32. */
 static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
 {
     tile_rows rows;
@@ -218,8 +244,8 @@ static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, s
         float room[TILE * TILE];
         for (size_t t = 0; half && t < terms; t++)
             ari_run_load(j->a, begin + (ptrdiff_t)t * j->col_stride, n, room + t * TILE);
-        quantise_tile(j->q + first * j->ld + k, j->ld, half ? room : (const float *)j->a->data.ptr + begin,
-                      half ? (ptrdiff_t)TILE : j->col_stride, j->scale.narrow + k, &rows, j->limit, terms);
+        quantise_tile(destination(j, first, k), j->ld, half ? room : (const float *)j->a->data.ptr + begin,
+                      half ? (ptrdiff_t)TILE : j->col_stride, j->scale.narrow + k, &rows, j->narrow, terms);
     }
     return true;
 }
@@ -244,7 +270,7 @@ static void pack_rows(const pack_job *j, size_t first, size_t n, size_t from, si
 
 static void pack_block(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
 {
-    const size_t rows = n / 4 * 4, whole = from + (to - from) / 4 * 4;
+    const size_t rows = n / GROUP * GROUP, whole = from + (to - from) / GROUP * GROUP;
     if (j->row_stride == 1 && j->col_stride != 1 && pack_tiles(j, first, rows, from, whole)) {
         pack_rows(j, first, rows, whole, to);
         pack_rows(j, first + rows, n - rows, from, to);
@@ -281,7 +307,7 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
                                         .least = scale.least,
                                         .most = scale.most},
                               .e = exponents + at * p->rows + row_at,
-                              .limit = p->limit};
+                              .narrow = p->narrow};
         pack_block(&job, first, m.rows - first < height ? m.rows - first : height, from,
                    m.cols - from < length ? m.cols : from + length);
     }

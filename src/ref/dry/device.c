@@ -137,8 +137,8 @@ static ar_status dry_packed_create(ar_device *d, ar_queue *q, ar_packed **gives,
 {
     const ar_device *like = ((const dry_device *)d)->like;
     packed form = {.batch = batch, .rows = rows, .k = k};
-    (void)q, (void)form_of;
-    AR_TRY(like->ops->packed_room(like, &form.bytes, batch, rows, k, NULL));
+    (void)q;
+    AR_TRY(like->ops->packed_room(like, &form.bytes, batch, rows, k, form_of, NULL));
     return give_packed(gives, form);
 }
 
@@ -150,7 +150,7 @@ static ar_status dry_packed_part(ar_device *d, ar_queue *q, ar_packed **gives, c
     packed form = {.batch = part->matrices, .rows = part->rows, .k = part->cols};
     (void)q;
     AR_TRY(ar_part_check(part, of->batch, of->rows, of->k, "packed_part"));
-    AR_TRY(like->ops->packed_room(like, &form.bytes, of->batch, of->rows, of->k, part));
+    AR_TRY(like->ops->packed_room(like, &form.bytes, of->batch, of->rows, of->k, 0, part));
     return give_packed(gives, form);
 }
 
@@ -165,11 +165,11 @@ static size_t dry_packed_bytes(const ar_packed *p)
     return packed_of(p)->bytes;
 }
 
-static ar_status dry_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k,
+static ar_status dry_packed_room(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, unsigned form,
                                  const ar_part *part)
 {
     const ar_device *like = ((const dry_device *)d)->like;
-    return like->ops->packed_room(like, bytes, batch, rows, k, part);
+    return like->ops->packed_room(like, bytes, batch, rows, k, form, part);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------------ */

@@ -119,16 +119,24 @@ AMX_INLINE void digits_of(bytes *digits, const int32_t *q, const size_t count)
 /* Terms from k on of a row, zeros where there are none; those that follow are brought into the cache. */
 AMX_INLINE void digits_at(bytes *digits, const ar_packed *p, size_t at, size_t row, size_t k, const size_t count)
 {
+    const size_t width = ari_packed_width(count == NARROW);
     int32_t part[DEPTH] = {0};
-    const int32_t *q = part;
+    int16_t narrow[DEPTH];
+    const void *q = part;
     if (row < p->rows) {
         q = ari_packed_at(p, at, row, k);
-        for (size_t i = 0; i < 4; i++)
-            __builtin_prefetch((const void *)((uintptr_t)(q + DEPTH) + 64 * i), 0, 3);
+        for (size_t i = 0; i < width; i++)
+            __builtin_prefetch((const void *)((uintptr_t)q + DEPTH * (width + i)), 0, 3);
         if (p->k - k < DEPTH) {
-            memcpy(part, q, (p->k - k) * sizeof *q);
+            memcpy(part, q, (p->k - k) * width);
             q = part;
         }
+    }
+    if (count == NARROW) {
+        memcpy(narrow, q, sizeof narrow);
+        for (size_t i = 0; i < DEPTH; i++)
+            part[i] = narrow[i];
+        q = part;
     }
     digits_of(digits, q, count);
 }
@@ -219,7 +227,7 @@ AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t at, size_t
 
 AMX static void pack_right(void *panel, const ar_packed *b, size_t at, size_t row)
 {
-    if (b->limit == ARI_CONTRACT_NARROW_LIMIT)
+    if (b->narrow)
         pack_right_as(panel, b, at, row, NARROW);
     else
         pack_right_as(panel, b, at, row, DIGITS);

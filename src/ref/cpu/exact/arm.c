@@ -145,11 +145,17 @@ const ari_exact_path ari_exact_sdot = {
 #define NEON_ROWS ((size_t)4)
 #define NEON_COLS ((size_t)12)
 
+static inline int32_t integer_at(const ari_panel_rows *s, size_t row, size_t k)
+{
+    const void *q = ari_panel_rows_at(s, row, k);
+    return s->width == sizeof(int16_t) ? *(const int16_t *)q : *(const int32_t *)q;
+}
+
 static inline void pack_words(int32_t *panel, const ari_panel_rows *s, size_t terms, const size_t rows)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < terms; k++)
-            panel[k * rows + i] = i < s->rows ? s->q[i * s->ld + k] : 0;
+            panel[k * rows + i] = i < s->rows ? integer_at(s, i, k) : 0;
 }
 
 static void pack_left_neon(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)

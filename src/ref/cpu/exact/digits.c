@@ -28,7 +28,7 @@ typedef uint16_t halves __attribute__((vector_size(CHUNK * sizeof(uint16_t))));
 typedef uint8_t bytes __attribute__((vector_size(CHUNK)));
 
 /* The planes of CHUNK terms: ari_digit, its offsets taken off modulo 2^8. */
-static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const int32_t *q)
+static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const void *q)
 {
     words u;
     memcpy(&u, q, sizeof u);
@@ -45,9 +45,9 @@ static inline void planes_of(bytes planes[ARI_DIGIT_PLANES], const int32_t *q)
 }
 
 /* q = high*2^8 + low, -128 <= low <= 127. */
-static inline void narrow_planes_of(bytes planes[ARI_DIGIT_PLANES_NARROW], const int32_t *q)
+static inline void narrow_planes_of(bytes planes[ARI_DIGIT_PLANES_NARROW], const void *q)
 {
-    words u;
+    halves u;
     memcpy(&u, q, sizeof u);
     planes[LOW] = __builtin_convertvector(u, bytes);
     planes[HIGH] = __builtin_convertvector((u + 128) >> 8, bytes);
@@ -71,11 +71,11 @@ static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t term
     int32_t q[CHUNK];
     for (size_t row = 0; row < rows; row++)
         for (size_t k = 0; k < whole; k += CHUNK) {
-            const int32_t *from = s->q + row * s->ld + k;
+            const void *from = ari_panel_rows_at(s, row, k);
             if (row >= s->rows || k + CHUNK > terms) {
                 memset(q, 0, sizeof q);
                 if (row < s->rows && k < terms)
-                    memcpy(q, from, (terms - k) * sizeof *q);
+                    memcpy(q, from, (terms - k) * s->width);
                 from = q;
             }
             if (count == ARI_DIGIT_PLANES)

@@ -45,9 +45,9 @@
 /* 8 rows of a panel from row `row` on. */
 static ari_strip strip_of(const ari_panel_rows *s, size_t row)
 {
-    ari_strip strip = {.ahead = GROUP * s->ld};
+    ari_strip strip = {.ahead = GROUP * s->ld * s->width};
     for (size_t i = 0; i < GROUP && row + i < s->rows; i++)
-        strip.row[i] = s->q + (row + i) * s->ld;
+        strip.row[i] = ari_panel_rows_at(s, row + i, 0);
     return strip;
 }
 
@@ -161,12 +161,15 @@ static const ari_panel_kernel kernel = {.rows = GROUP,
 
 static void plan_tile(ari_tile_plan *p, size_t k)
 {
-    ari_panels_plan(&kernel, p, k);
+    if (p->narrow) /* 52 bits would be wasted */
+        ari_exact_avx2.plan(p, k);
+    else
+        ari_panels_plan(&kernel, p, k);
 }
 
 static bool is_supported(void)
 {
-    return ari_cpu_has("avx512f avx512dq avx512vl avx512ifma");
+    return ari_cpu_has("avx2 avx512f avx512dq avx512vl avx512ifma");
 }
 
 const ari_exact_path ari_exact_ifma = {

@@ -67,6 +67,7 @@ typedef uint64_t wide_vec __attribute__((vector_size(4 * K16_LANES)));
 
 typedef uint32_t vec8 __attribute__((vector_size(32)));
 typedef uint16_t halves8 __attribute__((vector_size(32)));
+typedef int16_t signed_halves8 __attribute__((vector_size(32)));
 
 /* The three planes of terms k (even) and k + 1 (odd) of 8 rows; `rows` of them are stored. With q + 2^12 = u, h is
  * u >> 13 and l is (u mod 2^13) - 2^12. */
@@ -83,27 +84,6 @@ K16_INLINE void store_pair(uint32_t *to, size_t plane, vec8 even, vec8 odd, cons
     memcpy(to + 2 * plane, &both, rows * sizeof *to);
 }
 
-/* The same of narrow integers: as they are, or in their two digits. */
-K16_INLINE void store_whole(uint32_t *to, vec8 even, vec8 odd, const size_t rows)
-{
-    const vec8 q = (even & 0xffffu) | odd << 16;
-    memcpy(to, &q, rows * sizeof *to);
-}
-
-K16_INLINE void store_digits(uint32_t *to, size_t plane, vec8 even, vec8 odd, const size_t rows)
-{
-    const uint32_t round = 1u << (NARROW_SPLIT - 1), low = (1u << NARROW_SPLIT) - 1;
-    even += round;
-    odd += round;
-    const vec8 h = (even >> NARROW_SPLIT & 0xffffu) | (odd << (16 - NARROW_SPLIT) & 0xffff0000u);
-    const halves8 l = (halves8)((even & low) | (odd & low) << 16) - (uint16_t)round;
-    memcpy(to, &h, rows * sizeof *to);
-    memcpy(to + plane, &l, rows * sizeof *to);
-}
-
-/* What a panel's terms are stored as. */
-enum { KARATSUBA, WHOLE, DIGITS };
-
 /* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
  * so these are of neighbouring columns. */
 static size_t column_of(size_t lane)
@@ -111,33 +91,58 @@ static size_t column_of(size_t lane)
     return lane % 2 * (LANES / 2) + lane / 2;
 }
 
+/* What a panel's terms are stored as: three planes; narrow ones as they are, or in their two digits. */
+enum { KARATSUBA, WHOLE, DIGITS };
+
 /* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair of
  * terms each; 8 terms are packed at a time. */
-K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms, const size_t rows,
-                     const int form)
+K16_INLINE void pack_wide(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms,
+                          const size_t rows)
 {
     const size_t plane = ari_round_up8(terms) / 2 * width;
     uint32_t *to = panel + row;
     for (size_t k = 0; k < terms; k += 8) {
         __m256i t[8];
         ari_transpose8(t, s, k, terms - k);
-        for (size_t i = 0; i < 8; i += 2, to += width) {
-            const vec8 even = (vec8)t[i], odd = (vec8)t[i + 1];
-            if (form == KARATSUBA)
-                store_pair(to, plane, even, odd, rows);
-            else if (form == WHOLE)
-                store_whole(to, even, odd, rows);
-            else
-                store_digits(to, plane, even, odd, rows);
+        for (size_t i = 0; i < 8; i += 2, to += width)
+            store_pair(to, plane, (vec8)t[i], (vec8)t[i + 1], rows);
+    }
+}
+
+/* The same of narrow integers, 16 terms at a time. */
+K16_INLINE void pack_narrow(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms,
+                            const size_t rows, const bool digits)
+{
+    const size_t plane = (terms + 15) / 16 * 8 * width;
+    uint32_t *to = panel + row;
+    for (size_t k = 0; k < terms; k += 16) {
+        __m256i t[8];
+        ari_transpose_pairs(t, s, k, terms - k);
+        for (size_t i = 0; i < 8; i++, to += width) {
+            const halves8 q = (halves8)t[i];
+            const halves8 h = (halves8)((signed_halves8)(q + (1u << (NARROW_SPLIT - 1))) >> NARROW_SPLIT);
+            const halves8 upper = digits ? h : q, l = q - (h << NARROW_SPLIT);
+            memcpy(to, &upper, rows * sizeof *to);
+            if (digits)
+                memcpy(to + plane, &l, rows * sizeof *to);
         }
     }
 }
 
+K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms, const size_t rows,
+                     const int form)
+{
+    if (form == KARATSUBA)
+        pack_wide(panel, width, row, s, terms, rows);
+    else
+        pack_narrow(panel, width, row, s, terms, rows, form == DIGITS);
+}
+
 K16_INLINE void pack_left_as(void *panel, const ari_panel_rows *rows, size_t terms, const int form)
 {
-    ari_strip s = {.ahead = ROWS * rows->ld};
+    ari_strip s = {.ahead = ROWS * rows->ld * rows->width};
     for (size_t r = 0; r < ROWS && r < rows->rows; r++)
-        s.row[r] = rows->q + r * rows->ld;
+        s.row[r] = ari_panel_rows_at(rows, r, 0);
     pack(panel, ROWS, 0, &s, terms, ROWS, form);
 }
 
@@ -146,10 +151,10 @@ K16_INLINE void pack_right_as(void *panel, const ari_panel_rows *rows, size_t te
     const size_t width = (rows->rows + LANES - 1) / LANES * LANES;
     for (size_t j = 0; j < width; j += 8) {
         const size_t vector = j / LANES * LANES;
-        ari_strip s = {.ahead = LANES * rows->ld};
+        ari_strip s = {.ahead = LANES * rows->ld * rows->width};
         for (size_t c = 0; c < 8; c++) {
             const size_t col = vector + column_of(j - vector + c);
-            s.row[c] = col < rows->rows ? rows->q + col * rows->ld : NULL;
+            s.row[c] = col < rows->rows ? ari_panel_rows_at(rows, col, 0) : NULL;
         }
         pack(panel, width, j, &s, terms, 8, form);
     }
@@ -344,7 +349,7 @@ static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .lanes = LANES,
                                                .left = sizeof(int16_t),
                                                .right = 2 * sizeof(int16_t),
-                                               .step = 8,
+                                               .step = 16,
                                                .slice = NARROW_SLICE,
                                                .block = NARROW_BLOCK,
                                                .near_rows = NEAR_ROWS,

@@ -73,7 +73,8 @@ static void pack_panels(const ari_panel_kernel *kernel, const panels *to, ari_pa
     for (size_t i = 0; i < all->rows; i += rows_each)
         for (size_t k = 0; k < terms; k += kernel->block) {
             const size_t n = least(terms - k, kernel->block);
-            const ari_panel_rows s = {all->q + i * all->ld + k, all->ld, least(all->rows - i, rows_each)};
+            const ari_panel_rows s = {ari_panel_rows_at(all, i, k), all->width, all->ld,
+                                      least(all->rows - i, rows_each)};
             pack(kernel, panel_at(kernel, to, i, k, n), &s, n);
         }
 }
@@ -81,8 +82,9 @@ static void pack_panels(const ari_panel_kernel *kernel, const panels *to, ari_pa
 static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
-    const ari_panel_rows left = {ari_packed_at(t->a, t->at, t->row, k), t->a->ld, t->rows};
-    const ari_panel_rows right = {ari_packed_at(t->b, t->at, t->col, k), t->b->ld, t->cols};
+    const size_t width = ari_packed_width(t->plan->narrow);
+    const ari_panel_rows left = {ari_packed_at(t->a, t->at, t->row, k), width, t->a->ld, t->rows};
+    const ari_panel_rows right = {ari_packed_at(t->b, t->at, t->col, k), width, t->b->ld, t->cols};
     pack_panels(kernel, &w->left, kernel->pack_left, kernel->rows, &left, terms);
     pack_panels(kernel, &w->right, kernel->pack_right, kernel->cols, &right, terms);
 }

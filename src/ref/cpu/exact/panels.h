@@ -11,9 +11,16 @@
 
 /* Up to a panel's rows of integers with a common row length. */
 typedef struct ari_panel_rows {
-    const int32_t *q;
+    const char *q;
+    size_t width; /* bytes of an integer */
     size_t ld, rows;
 } ari_panel_rows;
+
+/** Term k of row `row`. */
+static inline const void *ari_panel_rows_at(const ari_panel_rows *s, size_t row, size_t k)
+{
+    return s->q + (row * s->ld + k) * s->width;
+}
 
 /* A register tile: its operands, its sums, and whether it adds to them. */
 typedef struct ari_register_tile {

@@ -62,10 +62,10 @@ ARI_SIMD static void widen_split(double *restrict hi, double *restrict lo, const
     }
 }
 
-ARI_SIMD static void widen(double *restrict x, const int32_t *restrict q, size_t n)
+ARI_SIMD static void widen(double *restrict x, const void *restrict q, bool narrow, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        x[k] = (double)q[k];
+        x[k] = (double)(narrow ? ((const int16_t *)q)[k] : ((const int32_t *)q)[k]);
 }
 
 /* w.products = the two halves of the tile's sums over k in [from, to). */
@@ -80,15 +80,16 @@ static void sum_tile(const ari_tile *t, size_t from, size_t to)
         memset(w.products, 0, 2 * t->rows * w.product_ld * sizeof(double));
     for (size_t k = from; k < to; k += slice) {
         const size_t n = to - k < slice ? to - k : slice;
-        const int32_t *qa = ari_packed_at(t->a, t->at, t->row, k);
-        const int32_t *qb = ari_packed_at(t->b, t->at, t->col, k);
-        for (size_t i = 0; i < t->rows; i++)
+        for (size_t i = 0; i < t->rows; i++) {
+            const void *q = ari_packed_at(t->a, t->at, t->row + i, k);
+            double *lo = w.left + (t->rows + i) * w.slice_ld;
             if (upper > 0)
-                widen(w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
+                widen(lo, q, true, n);
             else
-                widen_split(w.left + i * w.slice_ld, w.left + (t->rows + i) * w.slice_ld, qa + i * t->a->ld, n);
+                widen_split(w.left + i * w.slice_ld, lo, q, n);
+        }
         for (size_t j = 0; j < t->cols; j++)
-            widen(w.right + j * w.slice_ld, qb + j * t->b->ld, n);
+            widen(w.right + j * w.slice_ld, ari_packed_at(t->b, t->at, t->col + j, k), upper > 0, n);
         ari_blas_dgemm(w.products + upper * w.product_ld, cv, w.left + upper * w.slice_ld,
                        (ari_blas_view){cv.rows, n, ld, 1}, w.right, (ari_blas_view){n, t->cols, 1, ld}, k > from);
     }
