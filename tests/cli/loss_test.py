@@ -58,6 +58,16 @@ class LossTest(Case):
                               (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
                               (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
             self.refused(*options, "--padding", "2", "--dp", "2", says="rows of padding would count in " + says)
+
+    def test_a_balance_has_its_default_weight_in_grads_too(self):
+        folder = GOLDEN / "experts/qwen2moe-tiny"
+        grads = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out")
+        hashes = [self.result(*grads, *more)["outputs_hash"]
+                  for more in ((), ("--balance", "batch"), ("--balance", "batch", "--balance-weight", "0.01"))]
+        self.assertEqual(hashes[1], hashes[2])
+        self.assertNotEqual(hashes[0], hashes[1])
+        self.refused(*grads, "--balance-weight", "1", says="--balance-weight 1 is that of --balance")
+
     def test_native_numerics_stay_within_the_allowance(self):
         for precision in ("f32", "bf16"):
             (one,) = self.checked(*BOTH, "--tp", "4", "--numerics", "native", "--precision", precision)["runs"]

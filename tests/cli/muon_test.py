@@ -41,7 +41,8 @@ class MuonTest(Case):
 
     def test_options_of_other_optimizers_are_refused(self):
         self.refused("--optimizer", "muon", "--nesterov",
-                     says="--momentum and --nesterov go with --optimizer sgd; muon has Nesterov's variant always")
+                     says="--nesterov goes with --optimizer sgd; muon has Nesterov's variant always")
+        self.refused("--momentum", "0.5", says="--momentum goes with --optimizer sgd or muon; adamw has --betas")
         self.refused("--match-rms", says="--match-rms goes with --optimizer muon")
         self.refused("--muon-shards", says="--muon-shards goes with --optimizer muon")
         self.refused("--qk-clip", "1", says="--qk-clip goes with --optimizer muon")

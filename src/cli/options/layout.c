@@ -297,8 +297,19 @@ static ar_status load_plan(const ari_run_values *v, ar_run *run)
     return AR_OK;
 }
 
+static ar_status settle_balance(ar_router_losses *r)
+{
+    if (r->balance == AR_BALANCE_NONE && r->balance_weight > 0.0)
+        return ar_error_set(AR_ERR_ARG, "--balance-weight %g is that of --balance: give sequence, batch or layers too",
+                            r->balance_weight);
+    if (r->balance != AR_BALANCE_NONE && !(r->balance_weight > 0.0))
+        r->balance_weight = 0.01;
+    return AR_OK;
+}
+
 ar_status ari_layout_load(const ari_run_values *v, ar_run *run)
 {
+    AR_TRY(settle_balance(&run->loss.router));
     AR_TRY(load_plan(v, run));
     return ari_pipeline_load(&run->parallel, v);
 }

@@ -95,7 +95,8 @@ static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar
     const bool sgd = kind == AR_OPTIMIZER_SGD;
     const bool muon = kind == AR_OPTIMIZER_MUON;
     if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
-        return ar_error_set(AR_ERR_ARG, "--momentum and --nesterov go with --optimizer sgd; %s has %s",
+        return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer sgd%s; %s has %s",
+                            given->nesterov ? "nesterov" : "momentum", given->nesterov ? "" : " or muon",
                             optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
     if (!muon && (given->match_rms || given->shards || given->qk_clip > 0.0))
         return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon",
@@ -162,16 +163,6 @@ static ar_status parse_group(ar_param_group *group, const char *text)
     return AR_OK;
 }
 
-static ar_status settle_balance(ar_router_losses *r)
-{
-    if (r->balance == AR_BALANCE_NONE && r->balance_weight > 0.0)
-        return ar_error_set(AR_ERR_ARG, "--balance-weight %g is that of --balance: give sequence, batch or layers too",
-                            r->balance_weight);
-    if (r->balance != AR_BALANCE_NONE && !(r->balance_weight > 0.0))
-        r->balance_weight = 0.01;
-    return AR_OK;
-}
-
 ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
 {
     const ari_run_values first = *v;
@@ -182,7 +173,6 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
         *o = ar_optimizer_defaults(kind);
     AR_TRY(ari_args_again(spec, values));
     AR_TRY(check_given(&first, o->kind, o->schedule));
-    AR_TRY(settle_balance(&v->run.loss.router));
     o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* none is taken, and they are still to be right ones */
     o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;
     if (v->betas)

@@ -114,9 +114,9 @@ static const ari_cause rows[] = {
     SECTION("Shards that are another rank's"),
     {"world_rank_in_group", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(HEADS) | IF(SAMPLES), IF(LONE), "",
      "samples by the rank in the world: rank r has the {heads} parts' r mod {heads}-th, not floor(r * {heads} / "
-     "{ranks}): {pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
+     "{n}): {pairs}; the ranks that share a layer need the samples of their data-parallel rank"},
     {"wrong_kv_head", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(HEADS), IF(SAMPLES), "",
-     "the wrong KV head: rank r holds head r mod {heads}, not floor(r * {heads} / {ranks}): {pairs}" LOOK
+     "the wrong KV head: rank r holds head r mod {heads}, not floor(r * {heads} / {n}): {pairs}" LOOK
      "KV head of rank r is floor(r * n_kv / N); Megatron: `num_query_groups`"},
     {"zigzag_order", K(SHARDS), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, "",
      "chunks of a zigzag in another order: {pairs}; of {places} context-parallel ranks the r-th has the chunks r and "

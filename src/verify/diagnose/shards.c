@@ -246,13 +246,13 @@ static bool is_zigzag(const shards *s)
     return follow || swapped;
 }
 
-/* True if parts that this many consecutive ranks share, KV heads or samples, are dealt out in turn: part r mod parts
- * instead of floor(r / copies). */
-static bool is_by_rank(const shards *s, int copies, int parts)
+/* True if parts that consecutive ones of each n ranks share, KV heads or samples, are dealt out in turn: part r mod parts
+ * instead of floor(r * parts / n). */
+static bool is_by_rank(const shards *s, int n, int parts)
 {
-    bool holds = copies > 1 && parts > 1 && parts * copies == s->g->d->ranks;
+    bool holds = parts > 1 && n > parts && n % parts == 0;
     for (size_t i = 0; i < s->n && holds; i++)
-        holds = s->of[i].mine.k > 0 || s->of[i].from.rank / copies == s->of[i].mine.rank % parts;
+        holds = s->of[i].mine.k > 0 || s->of[i].from.rank % n / (n / parts) == s->of[i].mine.rank % n % parts;
     return holds;
 }
 
@@ -286,7 +286,9 @@ static void found_shards(ari_trace *t, const ari_case *c, const shards *s)
     const bool same = say_pairs(t, s);
     ari_count(t, "heads", (size_t)parts);
     ari_count(t, "places", (size_t)ari_along(d, ARI_CUTS_POSITIONS));
-    if (is_by_rank(s, copies, parts))
+    const int tp = ari_along(d, ARI_CUTS_FEATURES), n = is_by_rank(s, d->ranks, parts) ? d->ranks : tp;
+    ari_count(t, "n", (size_t)n);
+    if (is_by_rank(s, n, parts))
         t->flags |= ARI_IF(HEADS);
     else if (chunks && is_zigzag(s))
         t->flags |= ARI_IF(TOKENS);
