@@ -54,8 +54,7 @@ AR_NODISCARD ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, in
  * and of the ranks. */
 
 /** The price of an exact product: Y[m,n] = X[m,k] W[n,k]^T on one device, exact against native (fp32), in one process
- *  and, on the CPU, on the same number of threads. On a GPU it sets ANYRANK_SGEMM for a while: no other thread may use
- *  the environment. */
+ *  and, on the CPU, on the same number of threads. */
 AR_NODISCARD ar_status ari_bench_gemm(ari_bench_session *s);
 /** Time of a memory-bound kernel, next to a copy of as many bytes by the same device and threads. Errors: also
  *  AR_ERR_ARG (one column). */

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exact products beside native ones. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/arith.h"
 #include "bench/bench.h"
 #include "bench/harness.h"
-#include "gpu/native.h"
 #include "gpu/profile/profile.h"
 #include "ref/arith/exact.h"
 
@@ -17,8 +15,7 @@ typedef struct gemm_row {
     double exact_over_native;          /* median ratio of times, everything included: c, e, f, both operands packed */
     double exact_over_native_prepared; /* the same with W's c, f and integers made before, as weights are */
     double spread;                     /* of the first ratio */
-    double bf16_over_native;     /* the first ratio of bf16 numbers, whose integers are narrow, over the same sgemm */
-    double pedantic_over_native; /* median of sgemm's time as ANYRANK_SGEMM=pedantic has it; NaN: not on a GPU */
+    double bf16_over_native; /* the first ratio of bf16 numbers, whose integers are narrow, over the same sgemm */
     /* Parts of one more prepared product: X's exponents and integers; the products; the pass that combines their sums,
      * NaN if the device does both at once. */
     double pack_seconds, products_seconds, sums_seconds;
@@ -53,9 +50,8 @@ typedef struct operand {
 
 typedef struct gemm_bench {
     ari_bench_device on;
-    ari_bench_device pedantic; /* the same GPU, with another sgemm; all NULL elsewhere */
-    operand x, w, x16, w16;    /* the latter of bf16 numbers */
-    ar_buf c;                  /* [batch, k] */
+    operand x, w, x16, w16; /* the latter of bf16 numbers */
+    ar_buf c;               /* [batch, k] */
     ar_tensor y;
 } gemm_bench;
 
@@ -117,12 +113,7 @@ static ar_status run_prepared(gemm_bench *b)
     return run_product(b, &b->x, &b->w);
 }
 
-static ar_status sgemm(gemm_bench *b, const ari_bench_device *on)
-{
-    return on->d->ops->gemm_f32(on->d, on->q, &b->y, &b->x.values, &b->w.values, false, AR_PRECISION_F32);
-}
-
-enum { NATIVE, NARROW, EXACT, PREPARED, PEDANTIC, GEMMS };
+enum { NATIVE, NARROW, EXACT, PREPARED, GEMMS };
 
 static ar_status time_gemms(void *user, double times[GEMMS])
 {
@@ -130,7 +121,7 @@ static ar_status time_gemms(void *user, double times[GEMMS])
     const ari_bench_device *on = &b->on;
     double at[GEMMS + 1];
     AR_TRY(ari_bench_clock(on, &at[0]));
-    AR_TRY(sgemm(b, on));
+    AR_TRY(on->d->ops->gemm_f32(on->d, on->q, &b->y, &b->x.values, &b->w.values, false, AR_PRECISION_F32));
     AR_TRY(ari_bench_clock(on, &at[1]));
     AR_TRY(prepare_weight(b, &b->w16));
     AR_TRY(run_product(b, &b->x16, &b->w16));
@@ -140,31 +131,9 @@ static ar_status time_gemms(void *user, double times[GEMMS])
     AR_TRY(ari_bench_clock(on, &at[3]));
     AR_TRY(run_prepared(b));
     AR_TRY(ari_bench_clock(on, &at[4]));
-    if (b->pedantic.d) {
-        AR_TRY(sgemm(b, &b->pedantic));
-        AR_TRY(ari_bench_clock(&b->pedantic, &at[5]));
-    }
     for (int i = 0; i < GEMMS; i++)
-        times[i] = i < PEDANTIC || b->pedantic.d ? at[i + 1] - at[i] : (double)NAN;
+        times[i] = at[i + 1] - at[i];
     return AR_OK;
-}
-
-/* A second device of a GPU, made while the environment asks for the other sgemm. */
-static ar_status create_pedantic(ari_bench_device *on, const ar_device_choice *which, int threads)
-{
-    if (which->kind != AR_DEVICE_CUDA)
-        return AR_OK;
-    const char *set = getenv(ARI_SGEMM_VARIABLE);
-    char *before = set ? strdup(set) : NULL;
-    if ((set && !before) || setenv(ARI_SGEMM_VARIABLE, "pedantic", 1) != 0)
-        return ar_error_set(AR_ERR_MEMORY, "no memory to set %s", ARI_SGEMM_VARIABLE);
-    const ar_status st = ari_bench_device_create(on, which, threads);
-    if (!before)
-        (void)unsetenv(ARI_SGEMM_VARIABLE);
-    else if (setenv(ARI_SGEMM_VARIABLE, before, 1) != 0)
-        abort(); /* it was there */
-    free(before);
-    return st;
 }
 
 /* Splits the time of a prepared product into its parts. */
@@ -210,7 +179,6 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     ar_status st = AR_OK;
     AR_TRY(ari_bench_device_create(&b.on, &session->device, session->threads));
     ar_device *d = b.on.d;
-    AR_TRY_TO(done, st, create_pedantic(&b.pedantic, &session->device, session->threads));
     AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row, true));
     AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row, false));
     AR_TRY_TO(done, st, narrow_create(&b.on, &b.x16, &b.x, true));
@@ -225,12 +193,10 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     row->exact_over_native_prepared = ari_bench_ratio_of(&s, PREPARED, NATIVE).median;
     row->spread = ratio.spread;
     row->bf16_over_native = ari_bench_ratio_of(&s, NARROW, NATIVE).median;
-    row->pedantic_over_native = ari_bench_ratio_of(&s, PEDANTIC, NATIVE).median;
     AR_TRY_TO(done, st, hash_product(&b, row->bits));
     st = split_prepared(&b, row);
 done:
     ari_bench_series_destroy(&s);
-    ari_bench_device_destroy(&b.pedantic);
     d->ops->free(d, b.on.q, b.c);
     d->ops->free(d, b.on.q, b.y.data);
     operand_destroy(d, &b.w16);
@@ -252,7 +218,6 @@ static const ari_field gemm_fields[] = {
     ARI_FIELD("exact_over_native_prepared", "weights prepared", RATIO, exact_over_native_prepared),
     ARI_FIELD("spread", "spread", SHARE, spread),
     ARI_FIELD("bf16_over_native", "in bf16", RATIO, bf16_over_native),
-    ARI_FIELD("pedantic_over_native", "pedantic", RATIO, pedantic_over_native),
     ARI_FIELD("pack_seconds", "pack", MILLISECONDS, pack_seconds),
     ARI_FIELD("products_seconds", "products", MILLISECONDS, products_seconds),
     ARI_FIELD("sums_seconds", "sums", MILLISECONDS, sums_seconds),
@@ -288,7 +253,7 @@ ar_status ari_bench_gemm(ari_bench_session *s)
         s, ARI_ROWS(gemm_fields, rows, n), s->threads,
         "\nY[m,n] = X[m,k] W[n,k]^T, %d thread%s; time of the exact product over that of sgemm, medians. 'weights\n"
         "prepared': W's exponents and integers were made before, as in a training step. 'spread': of the repetitions'\n"
-        "exact/native, (largest - smallest)/median. 'in bf16': exact/native, of bf16 numbers. 'pedantic': sgemm in\n"
-        "cuBLAS's pedantic mode over sgemm. 'pack', 'products', 'sums': the parts of one prepared product.\n",
+        "exact/native, (largest - smallest)/median. 'in bf16': exact/native, of bf16 numbers. 'pack', 'products',\n"
+        "'sums': the parts of one prepared product.\n",
         s->threads, ARI_PLURAL(s->threads));
 }
