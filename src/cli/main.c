@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/info.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -11,6 +9,7 @@
 #include <unistd.h>
 
 #include "anyrank/device.h"
+#include "cli/options/subcommand.h"
 #include "cli/options/transport.h"
 #include "ref/core/os/os.h"
 #include "ref/core/text.h"
@@ -30,7 +29,6 @@ static const ari_subcommand subcommands[] = {
     {"causes", "list the causes that differences are explained by", &ari_causes_spec, NULL},
     {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},
     {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
-    {"probe-gemm", NULL, NULL, ari_command_probe_gemm},
     {"describe", NULL, NULL, ari_command_describe},
     {0},
 };

@@ -240,7 +240,7 @@ class Manual(unittest.TestCase):
 
     def test_a_page_that_lacks_an_option_is_an_error(self):
         template, out = scratch / "page.in", scratch / "page"
-        for lines, wrong in [("manual info probe json", "the page lacks --quiet of info"),
+        for lines, wrong in [("manual info json", "the page lacks --quiet of info"),
                              ("manual info prob", "anyrank info has no option --prob"),
                              ("manual inf", "there is no subcommand 'inf' with options"),
                              ("manul", "there is nothing 'manul' to describe")]:
