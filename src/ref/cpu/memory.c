@@ -77,7 +77,7 @@ typedef struct plane {
     }
 
 TRANSPOSE_TILE(transpose_tile1, uint8_t)
-TRANSPOSE_TILE(transpose_tile2, uint16_t)
+TRANSPOSE_TILE(transpose_any2, uint16_t)
 TRANSPOSE_TILE(transpose_any4, uint32_t)
 TRANSPOSE_TILE(transpose_tile8, uint64_t)
 COPY_ELEMENTS(copy_elements1, uint8_t)
@@ -85,23 +85,27 @@ COPY_ELEMENTS(copy_elements2, uint16_t)
 COPY_ELEMENTS(copy_elements4, uint32_t)
 COPY_ELEMENTS(copy_elements8, uint64_t)
 
-/* As TRANSPOSE_TILE: where the tile is written it is in pieces of 4 by 4 in registers. Meanwhile the lines of the next tile
- * and those that are written come near. */
-ARI_SIMD static void transpose_tile4(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows,
-                                     size_t cols)
-{
-    uint32_t tile[TILE][TILE];
-    if (rows % 4 != 0 || cols % 4 != 0 || to_col < 0) {
-        transpose_any4(to, to_col, from, from_row, rows, cols);
-        return;
+/* As TRANSPOSE_TILE: where the tile is written it is in pieces of step by step in registers. Meanwhile the lines of the
+ * next tile and those that are written come near. */
+#define TRANSPOSE_IN_REGISTERS(name, any, type, step, transpose)                                             \
+    ARI_SIMD static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, \
+                              size_t cols)                                                                   \
+    {                                                                                                        \
+        type tile[TILE][TILE];                                                                               \
+        if (rows % (step) != 0 || cols % (step) != 0 || to_col < 0) {                                        \
+            any(to, to_col, from, from_row, rows, cols);                                                     \
+            return;                                                                                          \
+        }                                                                                                    \
+        for (size_t r = 0; r < rows; r++) {                                                                  \
+            ari_fetch(from + (ptrdiff_t)r * from_row + sizeof tile[r], cols * sizeof(type) / sizeof(float)); \
+            ari_fetch(to + (ptrdiff_t)r * to_col, r < cols ? rows * sizeof(type) / sizeof(float) : 0);       \
+            memcpy(tile[r], from + (ptrdiff_t)r * from_row, cols * sizeof(type));                            \
+        }                                                                                                    \
+        transpose((type *)(void *)to, (size_t)to_col / sizeof(type), tile[0], TILE, rows, cols);             \
     }
-    for (size_t r = 0; r < rows; r++) {
-        ari_fetch(from + (ptrdiff_t)r * from_row + sizeof tile[r], cols);
-        ari_fetch(to + (ptrdiff_t)r * to_col, r < cols ? rows : 0);
-        memcpy(tile[r], from + (ptrdiff_t)r * from_row, cols * sizeof **tile);
-    }
-    ari_transpose32((uint32_t *)(void *)to, (size_t)to_col / sizeof **tile, tile[0], TILE, rows, cols);
-}
+
+TRANSPOSE_IN_REGISTERS(transpose_tile2, transpose_any2, uint16_t, 8, ari_transpose16)
+TRANSPOSE_IN_REGISTERS(transpose_tile4, transpose_any4, uint32_t, 4, ari_transpose32)
 
 /* The two by the width of an element in bytes. */
 static const struct {
