@@ -117,7 +117,9 @@ typedef struct norm_row {
     const float *residual;            /* [h]; NULL: none */
     double mean;                      /* LayerNorm's; unused for RMSNorm */
     float rstd;
-    float *g, *xhat; /* [h] scratch, kept between the passes over the row */
+    float *g, *xhat;     /* [h] scratch, kept between the passes over the row */
+    const char *next[2]; /* the next row's x and dy in memory */
+    size_t next_words;
 } norm_row;
 
 /* The magnitudes' bits of the largest g, and of the largest g*xhat as fp32 rounds it. */
@@ -186,8 +188,8 @@ ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
     const float *g = row->g, *xhat = row->xhat, *residual = row->residual, rstd = row->rstd;
     float *dx = row->dx, *sum = residual ? row->sum : NULL;
     backward_means(row, h, centred, backward_terms(row, h, centred), &a, &b);
-    ari_fetch(row->x + h, h); /* the next row's, while this one's are written */
-    ari_fetch(row->dy + h, h);
+    for (size_t i = 0; i < 2; i++) /* while this row's are written */
+        ari_fetch(row->next[i], row->next_words);
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
         const float d = centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
@@ -234,6 +236,7 @@ static void make_row(const void *user, size_t i, size_t in_block)
     const size_t h = n->h;
     const ptrdiff_t at = (ptrdiff_t)(i * h);
     const ar_tensor *residual = n->residual;
+    const size_t width = ar_dtype_bytes(n->x->dtype), next = ((size_t)at + h) * width;
     const norm_row row = {.dx = ari_run_at(n->dx, at, scratch_row(n, X_ROOM)),
                           .sum = residual ? ari_run_at(n->sum, at, scratch_row(n, RESIDUAL_ROOM)) : NULL,
                           .dgamma = n->dgamma ? n->dgamma + in_block * h : NULL,
@@ -245,7 +248,9 @@ static void make_row(const void *user, size_t i, size_t in_block)
                           .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
                           .rstd = n->rstd[i],
                           .g = scratch_row(n, G),
-                          .xhat = scratch_row(n, XHAT)};
+                          .xhat = scratch_row(n, XHAT),
+                          .next = {(const char *)n->x->data.ptr + next, (const char *)n->dy->data.ptr + next},
+                          .next_words = h * width / sizeof(float)};
     if (n->kind == AR_NORM_LAYER)
         layer_backward(&row, h);
     else
