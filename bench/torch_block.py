@@ -110,6 +110,13 @@ SIZES = {"small": (("gpt2", Gpt, 768, 12, 12, 3072), ("llama", Llama, 768, 12, 1
          "large": (("gpt", Gpt, 4096, 32, 8, 11008), ("llama", Llama, 4096, 32, 8, 11008))}
 
 
+# The small ones as models, of which anyrank times the block: by itself it would time blocks of experts too.
+CONFIGS = {"gpt2": {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "n_positions": 4096,
+                    "vocab_size": 256},
+           "llama": {"model_type": "llama", "hidden_size": 768, "num_hidden_layers": 1, "num_attention_heads": 12,
+                     "intermediate_size": 2048, "max_position_embeddings": 4096, "vocab_size": 256}}
+
+
 class Side:
     """One block in one variant and precision, with its input and the gradient of its output."""
 
@@ -159,7 +166,8 @@ class Anyrank:
     """`bench block` of a binary: one turn has both blocks, native and exact."""
 
     def __init__(self, binary, precision, o):
-        self.command = [binary, "bench", "block", "--size", o.size, "--device", o.device, "--batch", str(o.batch),
+        self.models = CONFIGS if o.size == "small" else {}
+        self.command = [binary, "bench", "block", "--device", o.device, "--batch", str(o.batch),
                         "--seq", str(o.seq), "--precision", precision, "--repetitions", str(o.repetitions), "-q"]
         if o.device == "cpu":
             self.command += ["--threads", str(o.threads)]
@@ -168,10 +176,15 @@ class Anyrank:
     def measure(self):
         with tempfile.TemporaryDirectory(prefix="anyrank-block-") as folder:
             path = pathlib.Path(folder) / "rows.json"
-            subprocess.run([*self.command, "--json", str(path)], check=True, timeout=600)
-            for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-                self.times.setdefault((row["block"], row["numerics"]), []).append(row["seconds"])
-                self.parameters[row["block"]] = row["parameters"]
+            for name in self.models or [None]:
+                model = pathlib.Path(folder) / name if name else None
+                if model:
+                    model.mkdir()
+                    (model / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+                subprocess.run([*self.command, *([str(model)] if model else ["--size", "large"]), "--json", str(path)], check=True, timeout=600)
+                for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+                    self.times.setdefault((row["block"], row["numerics"]), []).append(row["seconds"])
+                    self.parameters[row["block"]] = row["parameters"]
 
 
 def row_of(block, side, precision, times, parameters, o, failed=None):
@@ -184,11 +197,12 @@ def measure(precision, o):
     """The rows of both blocks in one precision, the sides in turns, so that a GPU that slows down slows all of them."""
     sides = [Side(block, variant, precision, o) for block in SIZES[o.size] for variant in o.variants]
     ours = Anyrank(o.beside, precision, o) if o.beside else None
-    for _ in range(o.turns):
-        if ours:
-            ours.measure()
-        for side in sides:
-            side.measure(o.repetitions)
+    for turn in range(o.turns):
+        for name, step in [("anyrank", ours.measure)] * bool(ours) + [
+                (f"{side.name}, {side.variant}", lambda side=side: side.measure(o.repetitions)) for side in sides]:
+            print(f"\r\033[Kturn {turn + 1} of {o.turns}: {name}", end="", file=sys.stderr, flush=True)
+            step()
+    print("\r\033[K", end="", file=sys.stderr)
     rows = []
     for (block, numerics), times in (ours.times if ours else {}).items():
         rows.append(row_of(block, f"anyrank {numerics}", precision, times, ours.parameters[block], o))
@@ -222,10 +236,10 @@ def arguments():
     parser.add_argument("--precision", help="of f32, tf32 and bf16, with commas between; default: cpu f32, cuda all")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="of eager, fused and compiled; default all")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--repetitions", type=int, default=5, help="in a turn (default 5)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--beside", metavar="BINARY", help="anyrank, in turns with PyTorch")
-    parser.add_argument("--turns", type=int, default=2, help="of each side (default 2)")
+    parser.add_argument("--turns", type=int, default=3, help="of each side (default 3)")
     parser.add_argument("--json", metavar="FILE", help="the rows; '-': standard output")
     o = parser.parse_args()
     o.seq = o.seq or (1024 if o.size == "large" else 512)
