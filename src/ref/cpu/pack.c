@@ -200,7 +200,7 @@ ARI_SIMD static void quantise_tile(void *restrict q, size_t ld, const float *res
                                    const float *restrict scale, const tile_rows *restrict rows, bool narrow, size_t n)
 {
     const size_t width = ari_packed_width(narrow);
-    _Alignas(64) char tile[TILE * TILE * sizeof(int32_t)];
+    _Alignas(int32_t) char tile[TILE * TILE * sizeof(int32_t)];
     for (size_t k = 0; k < n; k++) {
         ari_fetch(x + (ptrdiff_t)(k + TILE) * stride, rows->n);
         ari_fetch((const char *)q + k * ld * width, k < rows->n ? n * width / sizeof(float) : 0);
