@@ -93,7 +93,20 @@ VALUE(over_other_lanes, stretched(i, x, 1.5f + 0.1f * (float)(i / 12)))
 #define REDUCED CAUSE("missing_all_reduce")
 #define OVER_DP REDUCED, HINT("missing all-reduce over dp"), NO("over tp")
 
+static double of_expert(size_t expert, size_t i)
+{
+    return (double)((i * 37 % 101 + 1) * (expert * expert + 1) + (i * 13 + expert * 29) % 17);
+}
+VALUE(each_expert, of_expert(i / 48, i % 48))
+VALUE(mean_of_experts,
+      (of_expert(0, i % 48) + of_expert(1, i % 48) + of_expert(2, i % 48) + of_expert(3, i % 48)) / 4.0)
+VALUE(twice_on_rank_1, r == 1 ? 2.0f * x : x)
+
 static const trace traces[] = {
+    {"the mean of shards of one index each", "layers.0.ffn.w1", 'g', SHARDED(4, 0, 4, 6, 8), mean_of_experts,
+     OF(each_expert), CAUSE("wrong_group"), HINT("the mean of all 4 shards"), KNOWN(RANKS(0, 0, 4))},
+    {"a moment of one rank's decay rate", "model.norm.weight", 'v', WHOLE(2, 96), twice_on_rank_1, CAUSE("other_betas"),
+     HINT("as large on rank 1")},
     {"gradients not added over dp", UP, 'g', MESH(2, 2, -1, 8, 12), part_of_dp, OVER_DP},
     {"a part of a sum on one rank", UP, 'g', MESH(2, 1, -1, 8, 12), part_on_rank_1, REDUCED, HINT("on rank 1 alone")},
     {"what rounding hides is no zero", UP, 'g', MESH(2, 1, -1, 8, 12), smaller_on_rank_1, NO("zeros from"),

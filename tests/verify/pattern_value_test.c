@@ -180,6 +180,7 @@ VALUE(one_sample, sum_of_samples(i, 1))
 VALUE(foreign, noise(i + 123456))
 VALUE(partly_foreign, w->by[0] * x + w->by[1] * noise(i + 5000))
 
+VALUE(tokens_of_later_samples_wrong, i >= 32 && i / 4 % 8 == 3 ? noise(i + 5000) : x)
 VALUE(later_samples_wrong, i >= 32 ? noise(i + 5000) : x)
 VALUE(third_block_wrong, i % 16 / 4 == 2 ? noise(i + 5000) : x)
 VALUE(two_exchanged, i == 7 ? w->reference[70] : i == 70 ? w->reference[7] : x)
@@ -231,6 +232,8 @@ static const trace of_parts[] = {
      HINT("something foreign"), NO("1 - 24/48"), KNOWN(.batch = 8)},
     {"of two readings the nearer one leads", OVERWRITTEN, CAUSE("one_sample"), BY(0.5f, 0.4f),
      HINT("about 1/2: as if one of 2 samples counted", "also about 1 - 24/48"), KNOWN(.batch = 2)},
+    {"a token of each later sample", "model.layers.0.mlp.act", 'f', WHOLE(2, 3, 8, 4), tokens_of_later_samples_wrong,
+     NO("only the first of 3 samples is right")},
     {"the first sample alone is right", "model.layers.0.mlp.act", 'f', WHOLE(2, 3, 8, 4), later_samples_wrong,
      CAUSE("first_sample_alone"), HINT("only the first of 3 samples is right"),
      PATTERN("64 of 96 elements (67%): samples 1 onward; on both ranks, whose copies are equal")},

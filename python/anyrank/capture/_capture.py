@@ -252,7 +252,11 @@ class Capture:
         ddp = ddp or getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
         rank, world = self._ranks()
         self._check_optimizers()
-        self._parameters = parameters_of(self._model)
+        self._parameters = [(self._spec.tied.get(name, name), p) for name, p in parameters_of(self._model)]
+        names = [name for name, _ in self._parameters]
+        twice = sorted(name for name in set(names) if names.count(name) > 1)
+        if twice:
+            raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
         groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
         self._spec.check(groups.mesh.sizes)
         several = world > 1 and dist.is_initialized()

@@ -11,6 +11,9 @@
 give every rank its next samples), "by_rank": each rank's micro-batches are neighbours, "dealt": sample after sample to
 rank after rank, as DistributedSampler does.
 
+"tied": {"head.weight": "embed.weight"}: the last stage of a pipeline has the first one's table under a name of its own,
+and it is written as a copy of that.
+
 A mapping file's spelling ("tensors": a list of rules with "match", "shard", "blocks" and "partial") means the same.
 """
 
@@ -24,7 +27,7 @@ import typing
 
 from anyrank._errors import AnyrankError
 
-KEYS = ("mesh", "shard", "partial", "mean_over", "samples", "tensors", "version", "note")
+KEYS = ("mesh", "shard", "partial", "mean_over", "samples", "tied", "tensors", "version", "note")
 USUAL = ("dp", "tp", "cp", "pp", "ep")  # may be said of a run that lacks them: one program serves one rank and many
 SAMPLES = ("by_micro_batch", "by_rank", "dealt")
 EXTRAS = ("blocks", "unit", "copies", "zigzag")  # what a `shard` has besides dimensions; zigzag: those that are cut so
@@ -69,6 +72,9 @@ class Spec:
         self.samples = given.get("samples", SAMPLES[0])
         if self.samples not in SAMPLES:
             raise AnyrankError(f"{self.where}: samples: {self.samples!r} is none of {list(SAMPLES)}")
+        self.tied: dict[str, str] = given.get("tied") or {}
+        if not isinstance(self.tied, dict) or not all(isinstance(name, str) for name in self.tied.values()):
+            raise AnyrankError(f"{self.where}: tied has to be a dictionary from a parameter's name to another's")
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
         for glob, dims in self._globs(given, "shard"):

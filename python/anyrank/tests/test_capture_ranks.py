@@ -68,9 +68,9 @@ class Pairs(Model):
 
 
 class Routed(Model):
-    """Experts in a list, each called with the rows of its own tokens; `cut` ranks give the last one no gradient."""
+    """Experts in a list, each called with the rows of its own tokens."""
 
-    cut: tuple[int, ...] = ()
+    cut = -1  # the rank that gives the last module no gradient
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,14 +83,9 @@ class Routed(Model):
         y = torch.zeros_like(rows)
         for i, expert in enumerate(self.experts):
             mine = (ids.flatten() % 7 == i).nonzero().flatten()
-            if len(mine):
-                y = y.index_add(0, mine, expert(rows[mine]))
+            y = y.index_add(0, mine, expert(rows[mine])) if len(mine) else y
         last = self.last(x + y.view_as(x))
-        return self.head(x + (last.detach() if dist.is_initialized() and dist.get_rank() in self.cut else last))
-
-
-class Cut(Routed):
-    cut = (1,)
+        return self.head(x + (last.detach() if dist.is_initialized() and dist.get_rank() == self.cut else last))
 
 
 def ddp_of_some(model: typing.Any) -> typing.Any:
@@ -210,15 +205,16 @@ class Placed(FolderCase):
             self.same(4, ddp_of_some, kind=Routed, micro=micro)
 
     def test_a_rank_without_a_part_of_a_tensor_is_a_difference(self) -> None:
+        cut = type("Cut", (Routed,), {"cut": 1})
+
         def run(rank: int, folder: pathlib.Path) -> None:
             torch.manual_seed(0)
             with warnings.catch_warnings(record=True) as notes:
-                train(Cut(), folder, ddp_of_some, (rank, 2))
-            said = [str(note.message) for note in notes if "has no part of" in str(note.message)]
-            if rank == 0 and not said[0].startswith("rank 1 has no part of 2 tensors"):
-                raise AssertionError(said)
+                train(cut(), folder, ddp_of_some, (rank, 2))
+            if rank == 0 and not any("rank 1 has no part of 2 tensors" in str(note.message) for note in notes):
+                raise AssertionError(notes)
         torch.manual_seed(0)
-        train(Cut(), self.path / "one", None)
+        train(cut(), self.path / "one", None)
         ranks.spawn(2, run, self.path / "many")
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
         self.assertIn(("last:bwd", "shape"), [(t.tensor, t.state) for t in report.tensors], str(report))
@@ -305,6 +301,42 @@ class Placed(FolderCase):
         for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
             ranks.spawn(2, run, self.path / "many", schedule)
             self.verify(adam=False, tensors=27)
+
+    def test_a_tied_table_of_the_last_stage_is_a_copy_of_the_first_one_s(self) -> None:
+        def run(rank: int, folder: pathlib.Path, stages: int, summed: bool) -> None:
+            torch.manual_seed(0)
+            parts: typing.Any = {"embed": nn.Embedding(13, 10), "head": nn.Linear(10, 13, bias=False)}
+            parts["head"].weight = parts["embed"].weight
+            model = nn.Sequential()
+            for name in list(parts)[rank:][:3 - stages]:
+                model.add_module(name, parts[name])
+            x, d = torch.arange(13) // 2, torch.empty(13, 10)
+            with anyrank.capture(model, folder, spec=tied if stages > 1 else None) as c:
+                if rank:
+                    dist.recv(d, 0)
+                    x = d.requires_grad_()
+                y = model(x)
+                if rank < stages - 1:
+                    dist.send(y.detach(), 1)
+                    dist.recv(d, 1)
+                y.backward(d if rank < stages - 1 else 2 * y)
+                if rank:
+                    dist.send(x.grad, 0)
+                if summed and stages > 1:
+                    dist.all_reduce(parts["head"].weight.grad)
+                c.gradients()
+
+        tied = {"mesh": {"pp": 2}, "tied": {"head.weight": "embed.weight"}}
+        ranks.spawn(1, run, self.path / "one", 1, True)
+        ranks.spawn(2, run, self.path / "many", 2, True)
+        self.verify(adam=False, tensors=0)
+        ranks.spawn(2, run, self.path / "wrong", 2, False)
+        first = anyrank.verify(self.path / "one", self.path / "wrong", rtol=1e-4, atol=1e-6).first
+        self.assertEqual(first and (first.tensor, first.cause), ("embed.weight:grad", "missing_all_reduce"))
+        for name, words in (("embed.weight", "has embed.weight and what is tied"), (1, "tied has to be a dictionary")):
+            with self.assertRaisesRegex(AnyrankError, words), anyrank.capture(
+                    Model(), self.path / "no", spec={"tied": {"head.weight": name}}) as c:
+                c._given(torch.zeros(2, 3, dtype=int))
 
     def test_a_rank_has_a_piece_of_each_of_packed_tensors(self) -> None:
         full = torch.nn.Linear(4, 8)

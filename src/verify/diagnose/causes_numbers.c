@@ -47,9 +47,16 @@ static const ari_cause rows[] = {
     {"bias_gradient_wrong_axis", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FEATURES), 0, TIMES,
      "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
      "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
+    {"other_betas", K(FACTOR), ARI_IDENTITY + 5, "mv", 0, IF(APART), 0, TIMES,
+     FACTOR ", and its copies differ: 1 less the decay rate of this moment is so many times as large on {wrong}, or "
+            "their gradients were scaled on their way to the optimizer" LOOK "`betas` of all ranks and groups"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP) | IF(INVERSE), 0, TIMES,
      FACTOR " ({data} = {dp} ranks): averaged over {data} where the sum was wanted{as_many}" LOOK
             "DDP's mean and a loss divided by the world size; `ReduceOp.AVG` for a sum"},
+    {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(OF_DP) | IF(SEEN), IF(EQUAL) | IF(APART), TIMES,
+     FACTOR
+     " ({data} = {dp} ranks), of which each holds a part of its own (a shard, its experts): reduced over {data} a second "
+     "time, or summed where the mean was wanted{as_many}" LOOK "the divisor after a reduce-scatter, or of experts"},
     {"reduced_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_DP), 0, TIMES,
      FACTOR
      " ({data} = {dp} ranks): a value that was complete on every data-parallel rank was added over {data} (a bucket "

@@ -424,6 +424,8 @@ static const ari_cause rows[] = {
      OTHER "; a branch alone: what goes round it, the residual, is not added"},
     {"norm_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, "f", 0, IF(OF_INPUT), 0, OTHER_LOOKS,
      OTHER ", which is no norm's: what the norm reads passes through it, the norm itself is left out"},
+    {"residual", K(OTHER_TENSOR), ARI_IDENTITY + 9, "f", 0, IF(BLOCKS), 0, OTHER_LOOKS,
+     OTHER "; a part of this module alone: what its others make is not added (an adapter that is off, or of scale 0)"},
     {"other_module", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_MODULE), 0, OTHER_LOOKS,
      OTHER "; another module of the same layer: two were exchanged, or one name stands for the other" LOOK
            "names in a mapping; k and v exchanged"},
@@ -442,7 +444,7 @@ static const ari_cause rows[] = {
     {"residual_scale", K(TENSOR_ADDED), ARI_IDENTITY + 1, "f", 0, 0, IF(ONE), "",
      "{what}: a term of this sum has another factor (a branch's scale, an adapter's alpha over its rank)"},
     {"residual", K(TENSOR_ADDED), ARI_IDENTITY + 1, "fb", 0, 0, 0, "",
-     "{what}: a residual or a second use of a value counted twice, or left out"},
+     "{what}: a residual, a second use of a value or a branch counted twice or left out, or with another factor"},
     {"tensor_added", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, 0, 0, "", "{what}" LOOK "residuals and hooks"},
     SECTION("Whole rows, ids and rotary positions"),
     {"stale_weights", K(LOOKUP), ARI_IDENTITY + 8, "f", 0, IF(OF_BEFORE), 0, "each an older weight",

@@ -237,6 +237,17 @@ static double of_blocks(const ari_hypothesis *h, const ari_run *run, size_t i)
     return b->factor * sum;
 }
 
+/* True if so many ranks lie along a dimension of the mesh, so that a shard may be a single index. */
+static bool has_ranks(const ari_case *c, size_t n)
+{
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++) {
+        const ari_axes axes = ari_layout_axes[i].axes;
+        if ((size_t)ari_ranks_along(&c->known->mesh, axes) == n || (size_t)ari_along(c->grid.d, axes) == n)
+            return true;
+    }
+    return false;
+}
+
 /* Every tensor-parallel rank's shard is the sum or the mean of all shards: a reduction over tp or the world of values
  * that are not replicated there. */
 ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
@@ -252,7 +263,7 @@ ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
             b.n = i / 2;
             h.factor = i % 2 ? 1.0 : (double)b.n;
             b.factor = h.factor / (double)b.n;
-            if (b.n < 2 || size % b.n != 0 || size < 2 * b.n || !ari_holds_all(&left, &h))
+            if (b.n < 2 || size % b.n != 0 || (size < 2 * b.n && !has_ranks(c, b.n)) || !ari_holds_all(&left, &h))
                 continue;
             ari_trace_set(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
             ari_explained(t, &left);

@@ -400,8 +400,11 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     }
     if (g->d->hidden ? c->val != NULL : s->whole && s->wrong_ranks == s->holding_ranks && beyond)
         place_of_shard(t, c);
-    if (t->kind == ARI_FOUND_NOTHING && activation && g->shape[0] > 1 && s->hits[0][0] == 0 &&
-        s->hit[0] + 1 == g->shape[0])
+    /* Tokens of some later samples are a few tokens; a mask or an offset changes most of each. */
+    bool later_samples = activation && g->shape[0] > 1 && s->hits[0][0] == 0;
+    for (size_t i = 1; later_samples && i < g->shape[0]; i++)
+        later_samples = 2 * s->hits[0][i] >= g->count / g->shape[0];
+    if (t->kind == ARI_FOUND_NOTHING && later_samples)
         ari_trace_set(t, ARI_FOUND_FIRST_SAMPLE, 0);
     /* The later context-parallel ranks hold the later tokens. */
     const bool later = activation && g->d->pass == 'f' && begins_later(c),
