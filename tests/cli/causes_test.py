@@ -83,6 +83,8 @@ class Causes(Case):
                 ("gather_batch_order", qwen, "--tp 2 --sp --dp 2 --micro-batches 2 --batch 12", "gathered_in_rank_order",
                  "over 2 ranks"),
                 ("kv_replica_wrong_head", qwen, "--tp 4 --cp 2 --batch 1", "wrong_kv_head", "floor(r * 2 / 4)"),
+                ("silent_truncation", {**qwen, "vocab_size": 101}, "--tp 2 --sp --batch 1 --seed 9",
+                 "ids_at_shard_edge", "the 1 wrong token"),
                 ("zero_backward_not_gathered", qwen, "--tp 2 --dp 2 --zero 3 --batch 2", "zeros_of_ranks", "2..3"),
                 ("qk_clip_local", qwen, "--dp 2 --zero 1 --batch 4 --optimizer muon --qk-clip 0.2", "qk_clip_local", ""),
                 ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups")):
