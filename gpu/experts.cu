@@ -279,7 +279,8 @@ ar_status spread_slots(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf va
     return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         float *out = to + b.index * n;
         b.each(n, [&](size_t i) { out[i] = 0.0f; });
-        b.each(k, [&](size_t j) { out[experts[b.index * k + j]] = values[b.index * k + j]; });
+        b.each(experts[b.index * k] < 0 ? 0 : k,
+               [&](size_t j) { out[experts[b.index * k + j]] = values[b.index * k + j]; });
     });
 }
 

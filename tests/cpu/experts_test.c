@@ -171,6 +171,9 @@ Test(experts, a_row_with_a_nan_says_which_and_the_others_are_routed)
     cr_assert(p[3] == weight[1]);
     for (size_t i = 4; i < 12; i++)
         assert_bits(p + i, &(uint32_t){0x7fc00000u}, 1, "p of a row with a NaN");
+    float y[12];
+    assert_ok(ari_cpu_spread_slots(&d, NULL, rows_of(y, 3, 4), cbuf(weight), cbuf(expert), 2));
+    assert_bits(y, ((const float[12]){0, 0, weight[0], weight[1]}), 12, "values of slots");
     assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), &rule));
 }
 

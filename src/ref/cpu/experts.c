@@ -280,7 +280,7 @@ ar_status ari_cpu_spread_slots(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
         float *out = (float *)rows.data.ptr + t * experts;
         memset(out, 0, experts * sizeof *out);
-        for (size_t j = 0; j < k; j++)
+        for (size_t j = 0; j < k && chosen[t * k] >= 0; j++) /* else its router has lost it */
             out[chosen[t * k + j]] = values[t * k + j];
     }
     return AR_OK;
