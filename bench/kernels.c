@@ -144,7 +144,7 @@ static ar_status run_softmax_backward(const kernel_bench *b, const operands *o)
                &mask);
 }
 
-KERNEL(gather, gather_rows, &o->y, &o->x, ar_const(b->row_of))
+KERNEL(gather, gather_rows, &o->y, &o->x, ar_const(b->row_of), (ar_cbuf){NULL}, 1)
 KERNEL(loss_max, ce_max, b->key, &o->x)
 KERNEL(loss_sum, ce_sum, b->key_sum, &o->x, ar_const(b->key), b->cols)
 KERNEL(loss_backward, ce_backward, &o->y, &o->x, ar_const(b->key), ar_const(b->key_sum), ar_const(b->row_of),

@@ -269,56 +269,42 @@ ar_status route_losses(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p
     return ARI_BY_DTYPE(dz, route_losses_of)(d, q, dz, p, balance, each, lse, z, valid);
 }
 
-ar_status spread_slots(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k)
-{
-    const ar_tensor all = ar_tensor_rows(y);
-    const size_t n = all.shape[1];
-    float *to = dev<float>(y->data);
-    const float *values = dev<float>(value);
-    const int32_t *experts = dev<int32_t>(expert);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
-        float *out = to + b.index * n;
-        b.each(n, [&](size_t i) { out[i] = 0.0f; });
-        b.each(experts[b.index * k] < 0 ? 0 : k,
-               [&](size_t j) { out[experts[b.index * k + j]] = values[b.index * k + j]; });
-    });
-}
-
 /* --- rows of slots ------------------------------------------------------------------------------------------------ */
 
 template <class T>
-ar_status dispatch_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
-                           ar_cbuf slot_of, size_t k)
+ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
+                         ar_cbuf weight, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const ar_tensor all = ar_tensor_rows(y);
-    const size_t cols = all.shape[1];
+    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
+    const ptrdiff_t stride = w->stride[0];
     const ari_divisor by_k = ari_divisor_of(k);
     T *to = dev<T>(y->data);
-    const T *from = dev<T>(ar_const(x->data));
+    const T *from = dev<T>(ar_const(w->data));
     const float *weights = dev<float>(weight);
-    const int64_t *slots = dev<int64_t>(slot_of);
-    const bool wide = cols % W == 0 && aligned<W>(to, from);
-    return launch_row_vectors<W>(d, q, all.shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
+    const int64_t *rows = dev<int64_t>(row_of);
+    const bool wide = cols % W == 0 && stride % static_cast<ptrdiff_t>(W) == 0 && aligned<W>(to, from);
+    return launch_row_vectors<W>(d, q, n, cols, wide, [=] ARI_ON_GPU(auto lanes, size_t t, size_t col) {
         constexpr size_t N = lanes;
-        const size_t slot = static_cast<size_t>(slots[row]);
-        size_t rest = slot;
-        const size_t token = ari_divide(&by_k, &rest);
-        const vector<T, N> in = read_vector<N>(from + token * cols + col);
-        if (!weights) {
-            write_vector(to + row * cols + col, in);
+        const int64_t row = rows[t];
+        vector<T, N> in = {}; /* without weights elements are bits */
+        if (row >= 0)
+            in = read_vector<N>(from + static_cast<ptrdiff_t>(ari_quotient(&by_k, static_cast<size_t>(row))) * stride +
+                                col);
+        if (row < 0 || !weights) {
+            write_vector(to + t * cols + col, in);
             return;
         }
-        const float w = weights[slot];
-        write_vector(to + row * cols + col,
-                     vector_of<N>([&](size_t i) { return stored<T>(ari_mul32(w, load(in.at[i]))); }));
+        const float factor = weights[row];
+        write_vector(to + t * cols + col,
+                     vector_of<N>([&](size_t i) { return stored<T>(ari_mul32(factor, load(in.at[i]))); }));
     });
 }
 
-ar_status dispatch_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
-                        ar_cbuf slot_of, size_t k)
+ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of, ar_cbuf weight,
+                      size_t k)
 {
-    return ARI_BY_DTYPE(y, dispatch_rows_of)(d, q, y, x, weight, slot_of, k);
+    return ARI_BY_DTYPE(y, gather_rows_of)(d, q, y, w, row_of, weight, k);
 }
 
 template <class T>

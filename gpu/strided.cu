@@ -134,25 +134,4 @@ ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, s
     });
 }
 
-/* Elements are bits here. */
-template <class T>
-ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
-{
-    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
-    const ptrdiff_t stride = w->stride[0];
-    T *rows = dev<T>(y->data);
-    const T *all = dev<T>(ar_const(w->data));
-    return launch_blocks(d, q, n, cols, [=, row_of = dev<int64_t>(row_of)] ARI_ON_GPU(const block &b) {
-        const int64_t row = row_of[b.index];
-        const T *from = all + static_cast<ptrdiff_t>(row) * stride;
-        T *to = rows + b.index * cols;
-        b.each(cols, [&](size_t j) { to[j] = row >= 0 ? from[j] : T{}; });
-    });
-}
-
-ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
-{
-    return ARI_BY_DTYPE(y, gather_rows_of)(d, q, y, w, row_of);
-}
-
 } // namespace ARI_GPU

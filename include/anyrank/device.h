@@ -324,12 +324,6 @@ typedef struct ar_device_ops {
      * left to right; +0 of rows that are not valid. */
     ar_status (*route_terms)(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
                              ar_cbuf lse, double z, ar_cbuf valid);
-    /* y [.., E], f32, = value [n, k] at each row's experts, else +0 */
-    ar_status (*spread_slots)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k);
-    /* y[r, :] = x[slot_of[r] / k, :], or (weight not NULL) fl32(weight[slot_of[r]] * that), for each row of y. Without
-     * weights it copies bits. */
-    ar_status (*dispatch_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
-                               ar_cbuf slot_of, size_t k);
     /* y[t, :] = the sum over j, ascending, of rows[place[t*k + j], :], or (weight not NULL) of fl32(weight[t*k + j] *
      * that), in fp32 from the first term on, each step rounded. */
     ar_status (*combine_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
@@ -348,9 +342,11 @@ typedef struct ar_device_ops {
     /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                int64_t count);
-    /* y[t, :] ([.., cols] contiguous, row t of n) = w[row_of[t], :] or all zero bits; w: 2-D view with contiguous
-     * columns, of y's dtype. */
-    ar_status (*gather_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of);
+    /* y[t, :] ([.., cols] contiguous, row t of n) = w[i / k, :], i = row_of[t], or (weight not NULL) fl32(weight[i] *
+     * that); all zero bits where i < 0. Without weights it copies bits. w: 2-D view with contiguous columns, of y's
+     * dtype. */
+    ar_status (*gather_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
+                             ar_cbuf weight, size_t k);
     /* Vocab-parallel cross-entropy. logits: [.., v_local] contiguous, row t of n. v: the whole vocabulary's size.
      * key[t] int32 = order-preserving key of the largest local logit (INT32_MIN where v_local = 0). */
     ar_status (*ce_max)(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits);
@@ -397,7 +393,7 @@ typedef struct ar_device_ops {
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
     X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward)           \
     X(route_losses) X(route_terms)                                                                       \
-    X(spread_slots) X(dispatch_rows) X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
+    X(combine_rows) X(dot_rows) X(add_gated) X(add_gated_backward)      \
     X(rows_in_range) X(gather_rows)                                                                      \
     X(ce_max) X(ce_sum) X(ce_logits) X(ce_target) X(ce_terms) X(ce_backward) X(sum_squares) X(scale) \
     X(round_bits) X(optimizer_step)

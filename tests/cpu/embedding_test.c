@@ -30,7 +30,7 @@ static void check_gather(size_t cols, int threads)
             memcpy(expected + t * cols, w + (size_t)row_of[t] * ld, cols * sizeof *w);
     }
     const ar_tensor table = view2(w, rows, cols, ld);
-    assert_ok(ari_cpu_gather_rows(&d, NULL, rows_of(y, n, cols), &table, cbuf(row_of)));
+    assert_ok(ari_cpu_gather_rows(&d, NULL, rows_of(y, n, cols), &table, cbuf(row_of), cbuf(NULL), 1));
     assert_bits(y, expected, n * cols, "gathered");
     free(w), free(y), free(expected);
 }

@@ -171,9 +171,6 @@ Test(experts, a_row_with_a_nan_says_which_and_the_others_are_routed)
     cr_assert(p[3] == weight[1]);
     for (size_t i = 4; i < 12; i++)
         assert_bits(p + i, &(uint32_t){0x7fc00000u}, 1, "p of a row with a NaN");
-    float y[12];
-    assert_ok(ari_cpu_spread_slots(&d, NULL, rows_of(y, 3, 4), cbuf(weight), cbuf(expert), 2));
-    assert_bits(y, ((const float[12]){0, 0, weight[0], weight[1]}), 12, "values of slots");
     assert_ok(ari_cpu_route(&d, NULL, buf(NULL), buf(NULL), buf(NULL), buf(NULL), rows_of(NULL, 0, 4), &rule));
 }
 
@@ -196,9 +193,8 @@ static void gradient_one(const choice *c, uint64_t seed)
     const size_t all = c->n * c->experts, slots = c->n * c->k;
     int32_t *expert = new_experts(c, seed);
     float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, SPECIAL, seed + 20);
-    float *weight = new_values(slots, ORDINARY, seed + 30), *value = new_values(slots, SPECIAL, seed + 40);
-    float *dz = new_values(all, SPECIAL, 3), *expected = new_copy(dz, all), *y = new_copy(dz, all);
-    float *expected_y = calloc(all + 1, sizeof *expected_y);
+    float *weight = new_values(slots, ORDINARY, seed + 30);
+    float *dz = new_values(all, SPECIAL, 3), *expected = new_copy(dz, all);
     ar_route_rule rule = of_softmax(c->k, c->normalised);
     rule.scale = c->normalised ? 1.0f : 2.5f;
     for (size_t t = 0; t < c->n; t++) {
@@ -209,20 +205,16 @@ static void gradient_one(const choice *c, uint64_t seed)
         }
         for (size_t i = t * c->experts; i < (t + 1) * c->experts; i++)
             expected[i] = c->normalised ? 0.0f : stored(p[i] * -r);
-        for (size_t i = t * c->k; i < (t + 1) * c->k; i++) {
+        for (size_t i = t * c->k; i < (t + 1) * c->k; i++)
             expected[t * c->experts + (size_t)expert[i]] = stored(weight[i] * stored(stored(g[i] * rule.scale) - r));
-            memcpy(&expected_y[t * c->experts + (size_t)expert[i]], &value[i], sizeof *value);
-        }
     }
     assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
                                      cbuf(weight), &rule));
-    assert_ok(ari_cpu_spread_slots(&d, NULL, rows_of(y, c->n, c->experts), cbuf(value), cbuf(expert), c->k));
     assert_bits(dz, expected, all, "gradients of logits");
-    assert_bits(y, expected_y, all, "values of slots");
-    free(expert), free(g), free(p), free(weight), free(value), free(dz), free(expected), free(y), free(expected_y);
+    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
 }
 
-Test(experts, gradients_and_values_of_slots_stand_where_the_row_goes)
+Test(experts, gradients_stand_where_the_row_goes)
 {
     every_choice(gradient_one);
 }
@@ -516,8 +508,8 @@ static void check_rows(const slots *s, size_t cols, bool weighed, int threads)
             *sum = i % s->k == 0 ? term : stored(*sum + term);
         }
     const ar_cbuf weights = cbuf(weighed ? weight : NULL);
-    assert_ok(ari_cpu_dispatch_rows(&d, NULL, rows_of(rows, count, cols), rows_of(x, n, cols), weights,
-                                    cbuf(s->slot_of), s->k));
+    assert_ok(ari_cpu_gather_rows(&d, NULL, rows_of(rows, count, cols), rows_of(x, n, cols), cbuf(s->slot_of), weights,
+                                  s->k));
     assert_bits(rows, expected, count * cols, "dispatched");
     assert_ok(ari_cpu_combine_rows(&d, NULL, rows_of(back, n, cols), rows_of(rows, count, cols), weights,
                                    cbuf(s->place), s->k));

@@ -291,7 +291,8 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
     for (int half = 0; half < 2; half++) {
         const ar_tensor *from = half ? of_half(w, rows) : of_wide(w, rows);
         const ar_tensor *added = half ? of_half(terms, ROWS) : of_wide(terms, ROWS);
-        assert_ok(ari_cpu_gather_rows(&d, NULL, half ? of_half(y, ROWS) : of_wide(y, ROWS), from, cbuf(row_of)));
+        assert_ok(ari_cpu_gather_rows(&d, NULL, half ? of_half(y, ROWS) : of_wide(y, ROWS), from, cbuf(row_of),
+                                      cbuf(NULL), 1));
         assert_ok(ari_cpu_sum_rows_f32(&d, NULL, buf(acc[half]), rows, added, cbuf(row_of)));
         assert_ok(ari_cpu_acc_add(&d, NULL, buf(t[half]), buf(hl[half]), rows, added, cbuf(row_of)));
     }
@@ -328,7 +329,7 @@ static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
         const ar_cbuf weights = cbuf(weighed ? weight[half] : NULL);
         assert_ok(
             ari_cpu_route(&d, NULL, buf(p[half]), buf(expert[half]), buf(weight[half]), buf(NULL), OF(z, N), &rule));
-        assert_ok(ari_cpu_dispatch_rows(&d, NULL, OF(xs, N * k), OF(x, N), weights, cbuf(order), k));
+        assert_ok(ari_cpu_gather_rows(&d, NULL, OF(xs, N * k), OF(x, N), cbuf(order), weights, k));
         assert_ok(ari_cpu_combine_rows(&d, NULL, OF(y, N), OF(ys, N * k), weights, cbuf(order), k));
         assert_ok(ari_cpu_dot_rows(&d, NULL, buf(g[half]), OF(x, N), OF(ys, N * k), cbuf(order), k));
         assert_ok(ari_cpu_route_backward(&d, NULL, OF(dz, N), cbuf(g[half]), cbuf(p[half]), cbuf(expert[half]),
@@ -341,7 +342,7 @@ static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
     assert_bits(expert[1], expert[0], N * k, "experts");
     assert_bits(weight[1], weight[0], N * k, "weights");
     assert_bits(g[1], g[0], N * k, "gradients of weights");
-    expect_rounded(xs, "dispatch_rows"), expect_rounded(y, "combine_rows"), expect_rounded(dz, "route_backward");
+    expect_rounded(xs, "gather_rows"), expect_rounded(y, "combine_rows"), expect_rounded(dz, "route_backward");
     expect_rounded(dx, "add_gated_backward"), expect_rounded(dlogit, "add_gated_backward of the logit");
     free_stored(z), free_stored(dz), free_stored(x), free_stored(xs), free_stored(ys), free_stored(y);
     expect_rounded(sum, "add_gated");

@@ -162,23 +162,6 @@ void route_terms_cases(device_pair *p)
     every_choice(p, route_terms_case);
 }
 
-static void spread_slots_case(device_pair *p, size_t n, size_t experts, size_t k)
-{
-    pair_begin(p, "%zu rows to %zu of %zu experts", n, k, experts);
-    const routing r = new_routing(p, n, experts, k);
-    const pair_buf value = pair_floats(p, "value", n * k, PAIR_ANY);
-    for (size_t t = 2; t < n && r.expert.host; t += 5) /* rows that the router has lost */
-        ((int32_t *)r.expert.host)[t * k] = -1;
-    const pair_tensor y = pair_output(p, "y", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR);
-    PAIR_RUN(p, spread_slots, &y.at[s], ar_const(value.at[s]), ar_const(r.expert.at[s]), k);
-    pair_end(p);
-}
-
-void spread_slots_cases(device_pair *p)
-{
-    every_choice(p, spread_slots_case);
-}
-
 /* --- rows of slots ------------------------------------------------------------------------------------------------ */
 
 /* Widths, and tokens of which each has k slots. */
@@ -191,22 +174,24 @@ static void every_width(device_pair *p, void (*one)(device_pair *, size_t n, siz
     one(p, 0, 2, 33);
 }
 
-static void dispatch_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
+/* With weights each slot has one; without, some rows are nobody's, and the table's are apart. */
+static void gather_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
-    const bool weighed = pair_below(p, 2);
-    pair_begin(p, "%zu rows of %zu, %zu slots each%s", n, cols, k, weighed ? ", weights" : "");
+    const bool weighed = pair_below(p, 2), padded = pair_below(p, 2);
+    pair_begin(p, "%zu rows of %zu, %zu slots each, layout %d%s", n, cols, k, padded, weighed ? ", weights" : "");
     const routing r = new_routing(p, n, k, k);
-    const pair_buf values = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
-    const pair_tensor x = pair_stored(p, pair_view(values, 2, (const size_t[]){n, cols}));
+    const pair_tensor w = pair_stored(
+        p, pair_input(p, "w", 2, (const size_t[]){n, cols}, padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY));
+    const pair_buf row_of = weighed ? r.slot_of : pair_integers(p, "row_of", PAIR_W64, n * k, -2, n * k + 2);
     const pair_buf weight = weighed ? pair_floats(p, "weight", n * k, PAIR_SPECIAL) : pair_none();
     const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n * k, cols}, PAIR_ROW_MAJOR));
-    PAIR_RUN(p, dispatch_rows, &y.at[s], &x.at[s], ar_const(weight.at[s]), ar_const(r.slot_of.at[s]), k);
+    PAIR_RUN(p, gather_rows, &y.at[s], &w.at[s], ar_const(row_of.at[s]), ar_const(weight.at[s]), k);
     pair_end(p);
 }
 
-void dispatch_rows_cases(device_pair *p)
+void gather_rows_cases(device_pair *p)
 {
-    every_width(p, dispatch_rows_case);
+    every_width(p, gather_rows_case);
 }
 
 static void combine_rows_case(device_pair *p, size_t n, size_t k, size_t cols)

@@ -23,22 +23,6 @@ void rows_in_range_cases(device_pair *p)
     }
 }
 
-void gather_rows_cases(device_pair *p)
-{
-    size_t n;
-    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int padded = 0; padded < 2 && pair_goes_on(p); padded++) {
-            const size_t rows = 1 + pair_below(p, 20), cols = n > 1000 ? 3 : pair_below(p, 70);
-            pair_begin(p, "%zu rows of [%zu, %zu], layout %d", n, rows, cols, padded);
-            const pair_tensor w = pair_stored(p, pair_input(p, "w", 2, (const size_t[]){rows, cols},
-                                                            padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY));
-            const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -2, rows + 2);
-            const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR));
-            PAIR_RUN(p, gather_rows, &y.at[s], &w.at[s], ar_const(row_of.at[s]));
-            pair_end(p);
-        }
-}
-
 static pair_tensor logits_of(device_pair *p, pair_buf b, size_t n, size_t v_local)
 {
     return pair_stored(p, pair_view(b, 2, (const size_t[]){n, v_local}));

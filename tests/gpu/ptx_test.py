@@ -22,8 +22,8 @@ DIVIDE = {"accumulate", "combine_each", "contract", "copy_digits", "give_to", "m
 # Those that move several elements at once.
 MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_gated_backward_of", "add_gated_of", "add_of",
                 "along_lines", "bias_act_of", "ce_backward_of", "ce_logits_of", "ce_max_of", "ce_sum_of",
-                "combine_rows_of", "dispatch_rows_of", "dot_rows_of", "dropout_block", "fill_of", "forward_of",
-                "gated_backward_of", "gated_forward_of", "input_gradient", "mul_of", "optimizer_element", "scale_of",
+                "combine_rows_of", "dot_rows_of", "dropout_block", "fill_of", "forward_of",
+                "gated_backward_of", "gated_forward_of", "gather_rows_of", "input_gradient", "mul_of", "optimizer_element", "scale_of",
                 "softmax_backward", "softmax_forward"}
 VECTOR = re.compile(r"\b(?:ld|st)\.global(?:\.\w+)*\.v[24]\.")
 

@@ -444,7 +444,6 @@ static void agree_record(ari_member *m)
     m->record.last = g->last;
     m->record.virtual_last = g->virtual_last;
     m->record.virtual_from = g->slot[m->index].virtual_from;
-    m->record.virtual_agreed_ns = g->virtual_begin_ns;
 }
 
 /* A collective that an error ended is recorded too: a trace of a failing run shows who was in what. */
@@ -465,7 +464,6 @@ static void end_record(ari_member *m, bool finished)
     r->virtual_end_ns = lane->virtual_ns;
     if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
         r->agreed_ns = r->end_ns;
-        r->virtual_agreed_ns = r->virtual_end_ns;
         r->last = r->virtual_last = m->rank;
     }
     r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;

@@ -31,14 +31,14 @@ typedef struct ari_record {
     ar_dtype dtype;
     ar_op op;
     int root;
-    size_t count;                          /* elements of the call: of a v-form, of all ranks together */
-    uint64_t group, seq;                   /* the group's number in the world; the collective's in the group */
-    int ranks;                             /* of the group */
-    int last;                              /* world rank of the member that came last, by the real clock */
-    int virtual_last;                      /* and by the virtual one */
-    int virtual_from;                      /* world rank of the member whose coming decided virtual_end_ns */
-    uint64_t agreed_ns, virtual_agreed_ns; /* when all had come */
-    uint64_t bytes_read, bytes_written;    /* by this rank, of other ranks' memory */
+    size_t count;                       /* elements of the call: of a v-form, of all ranks together */
+    uint64_t group, seq;                /* the group's number in the world; the collective's in the group */
+    int ranks;                          /* of the group */
+    int last;                           /* world rank of the member that came last, by the real clock */
+    int virtual_last;                   /* and by the virtual one */
+    int virtual_from;                   /* world rank of the member whose coming decided virtual_end_ns */
+    uint64_t agreed_ns;                 /* when all had come */
+    uint64_t bytes_read, bytes_written; /* by this rank, of other ranks' memory */
     /* transfer; wait */
     int peer;       /* world rank it came from; the rank's own for a wait */
     int peer_track; /* wait: the lane that was waited for; -1: not known */

@@ -19,20 +19,3 @@ ar_status ari_cpu_rows_in_range(ar_device *d, ARI_AT_ONCE, ar_buf row_of, ar_cbu
     }
     return AR_OK;
 }
-
-/** Slot gather_rows. */
-ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of)
-{
-    const size_t n = ar_tensor_rows(y).shape[0], width = ar_dtype_bytes(w->dtype), bytes = w->shape[1] * width;
-    const ptrdiff_t step = w->stride[0] * (ptrdiff_t)width;
-    char *out = y->data.ptr;
-    const char *rows = w->data.ptr;
-    const int64_t *at = row_of.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * w->shape[1]) {
-        if (at[t] >= 0)
-            memcpy(out + t * bytes, rows + (ptrdiff_t)at[t] * step, bytes);
-        else
-            memset(out + t * bytes, 0, bytes);
-    }
-    return AR_OK;
-}

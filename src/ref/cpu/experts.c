@@ -270,23 +270,7 @@ ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, a
     return AR_OK;
 }
 
-/** Slot spread_slots. */
-ar_status ari_cpu_spread_slots(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf value, ar_cbuf expert, size_t k)
-{
-    const ar_tensor rows = ar_tensor_rows(y);
-    const size_t n = rows.shape[0], experts = rows.shape[1];
-    const float *values = value.ptr;
-    const int32_t *chosen = expert.ptr;
-    ARI_PARALLEL_FOR (t, n, d, n * experts) {
-        float *out = (float *)rows.data.ptr + t * experts;
-        memset(out, 0, experts * sizeof *out);
-        for (size_t j = 0; j < k && chosen[t * k] >= 0; j++) /* else its router has lost it */
-            out[chosen[t * k + j]] = values[t * k + j];
-    }
-    return AR_OK;
-}
-
-/* --- rows of slots ------------------------------------------------------------------------------------------------ */
+/* --- rows -------------------------------------------------------------------------------------------------------- */
 
 ARI_ROW_KERNEL void scale_loop(float *y, float s, const float *x, size_t n)
 {
@@ -309,23 +293,26 @@ ARI_ROW_KERNEL void add_scaled_loop(float *y, float s, const float *x, size_t n)
         y[j] = ari_add_gated32(y[j], s, x[j]);
 }
 
-/** Slot dispatch_rows. */
-ar_status ari_cpu_dispatch_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, ar_cbuf weight,
-                                ar_cbuf slot_of, size_t k)
+/** Slot gather_rows. */
+ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
+                              ar_cbuf weight, size_t k)
 {
-    const ar_tensor rows = ar_tensor_rows(y);
-    const size_t n = rows.shape[0], cols = rows.shape[1], width = ar_dtype_bytes(y->dtype);
-    const int64_t *slots = slot_of.ptr;
+    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1], width = ar_dtype_bytes(w->dtype);
+    const int64_t *rows = row_of.ptr;
     const float *weights = weight.ptr;
-    ARI_PARALLEL_FOR (r, n, d, n * cols) {
-        const size_t slot = (size_t)slots[r], to = r * cols, of = slot / k * cols;
-        if (!weights)
-            memcpy((char *)y->data.ptr + to * width, (const char *)x->data.ptr + of * width, cols * width);
-        for (size_t from = 0, count; from < cols && weights; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(to + from);
+    ARI_PARALLEL_FOR (t, n, d, n * cols) {
+        const int64_t row = rows[t];
+        const ptrdiff_t of = row < 0 ? 0 : row / (int64_t)k * w->stride[0];
+        if (row < 0)
+            memset((char *)y->data.ptr + t * cols * width, 0, cols * width);
+        else if (!weights)
+            memcpy((char *)y->data.ptr + t * cols * width, (const char *)w->data.ptr + of * (ptrdiff_t)width,
+                   cols * width);
+        for (size_t from = 0, count; from < cols && weights && row >= 0; from += count) {
+            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
             float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
             count = ari_block_length(cols, from / ARI_BLOCK);
-            scale_loop(out, weights[slot], ari_run_load(x, (ptrdiff_t)(of + from), count, room[1]), count);
+            scale_loop(out, weights[row], ari_run_load(w, of + (ptrdiff_t)from, count, room[1]), count);
             ari_run_store(y, at, count, out);
         }
     }

@@ -179,7 +179,7 @@ static ar_status take_rows(ar_ctx *ctx, ar_tensor *y, const ar_param *table, con
                            const ar_tensor *row_of)
 {
     AR_TRY(ar_ctx_tensor(ctx, y, table->value.dtype, 3, shape));
-    return ARI_KERNEL(ctx, gather_rows, y, &table->value, ar_const(row_of->data));
+    return ARI_KERNEL(ctx, gather_rows, y, &table->value, ar_const(row_of->data), (ar_cbuf){NULL}, 1);
 }
 
 /* The same value in the dtype of activations: of 16-bit weights alone a copy. Ends x. */

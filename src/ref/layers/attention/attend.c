@@ -77,8 +77,8 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
         AR_TRY(ar_tensor_view(&sin, AR_F32, 2, whole, m->sin));
         AR_TRY(ar_ctx_tensor(ctx, &r->cos, AR_F32, 2, rows));
         AR_TRY(ar_ctx_tensor(ctx, &r->sin, AR_F32, 2, rows));
-        AR_TRY(ARI_KERNEL(ctx, gather_rows, &r->cos, &cos, ar_const(at.data)));
-        AR_TRY(ARI_KERNEL(ctx, gather_rows, &r->sin, &sin, ar_const(at.data)));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, &r->cos, &cos, ar_const(at.data), (ar_cbuf){NULL}, 1));
+        AR_TRY(ARI_KERNEL(ctx, gather_rows, &r->sin, &sin, ar_const(at.data), (ar_cbuf){NULL}, 1));
         ar_ctx_release(ctx, &at);
     }
     AR_TRY(ar_saved_push(saved, m, SAVED_COS, &r->cos));

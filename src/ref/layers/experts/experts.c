@@ -77,32 +77,15 @@ static ari_own_experts own_experts(const experts_module *m)
     return (ari_own_experts){m->o.n, m->from, m->own};
 }
 
-/* Values of the slots, [tokens, k], as all experts': for who listens. */
+/* The experts of the slots, [tokens, k], or (value not NULL) values of the slots, as all experts': for who listens. */
 static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
                            const ar_tensor *expert, const ar_tensor *x)
 {
     ar_tensor all;
     if (!ar_tapped(ctx))
         return AR_OK;
-    AR_TRY(ari_like(ctx, &all, x, m->o.n));
-    if (all.dtype != AR_F32) {
-        ar_ctx_release(ctx, &all);
-        AR_TRY(ar_ctx_tensor(ctx, &all, AR_F32, all.ndim, all.shape));
-    }
-    AR_TRY(ARI_KERNEL(ctx, spread_slots, &all, ar_const(value->data), ar_const(expert->data), m->o.per_token));
-    AR_TRY(tap_own(m, ctx, "weights", pass, &all));
-    ar_ctx_release(ctx, &all);
-    return AR_OK;
-}
-
-/* The experts of the slots, [tokens, k], as numbers: for who listens. */
-static ar_status tap_chosen(const experts_module *m, ar_ctx *ctx, const ar_tensor *expert, const ar_tensor *x)
-{
-    ar_tensor all;
-    if (!ar_tapped(ctx))
-        return AR_OK;
-    AR_TRY(ari_routes_as_numbers(ctx, &all, expert, x));
-    AR_TRY(tap_own(m, ctx, "routes", 'f', &all));
+    AR_TRY(ari_routes_as_numbers(ctx, &all, expert, value, m->o.n, x));
+    AR_TRY(tap_own(m, ctx, value ? "weights" : "routes", pass, &all));
     ar_ctx_release(ctx, &all);
     return AR_OK;
 }
@@ -126,7 +109,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_scores_route(&m->scores, ctx, &made, &lse, &z));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, false, ar_tensor_count(weight));
     ar_ctx_release(ctx, &z);
-    AR_TRY(tap_chosen(m, ctx, &expert, x));
+    AR_TRY(tap_slots(m, ctx, 'f', NULL, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));

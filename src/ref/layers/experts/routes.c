@@ -179,25 +179,33 @@ ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
     return ar_tensor_rows(&own);
 }
 
-ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *x)
+ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
+                                size_t experts, const ar_tensor *x)
 {
-    const size_t n = ar_tensor_count(expert);
+    const size_t n = ar_tensor_count(expert), k = expert->shape[1], width = value ? experts : k;
     ar_tensor like = *x;
-    int32_t *host = NULL;
-    float *numbers = NULL;
-    like.shape[x->ndim - 1] = expert->shape[1];
+    int32_t *chosen = NULL;
+    float *numbers = NULL, *values = NULL;
+    ar_status st = AR_OK;
+    like.shape[x->ndim - 1] = width;
     AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, like.ndim, like.shape));
-    ar_status st = ARI_ALLOC(&host, n, "the experts of tokens");
-    if (st == AR_OK)
-        st = ARI_ALLOC(&numbers, n, "the experts of tokens");
-    if (st == AR_OK)
-        st = ar_ctx_download(ctx, host, expert);
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        numbers[i] = (float)host[i];
-    if (st == AR_OK)
-        st = ar_ctx_upload_floats(ctx, y, numbers);
+    AR_TRY_TO(done, st, ARI_ALLOC(&chosen, n, "the experts of tokens"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&values, n, "the experts of tokens"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&numbers, ar_tensor_count(y), "the experts of tokens"));
+    AR_TRY_TO(done, st, ar_ctx_download(ctx, chosen, expert));
+    if (value)
+        AR_TRY_TO(done, st, ar_ctx_download(ctx, values, value));
+    for (size_t i = 0; i < n; i++) {
+        if (!value)
+            numbers[i] = (float)chosen[i];
+        else if (chosen[i] >= 0) /* check_experts tells of the others */
+            numbers[i / k * width + (size_t)chosen[i]] = values[i];
+    }
+    st = ar_ctx_upload_floats(ctx, y, numbers);
+done:
     free(numbers);
-    free(host);
+    free(values);
+    free(chosen);
     return st;
 }
 
@@ -287,7 +295,7 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx)
 static ar_status reorder(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_tensor *row_of)
 {
     AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){row_of->shape[0], x->shape[1]}));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data)));
+    AR_TRY(ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data), (ar_cbuf){NULL}, 1));
     ar_ctx_release(ctx, x);
     return AR_OK;
 }
@@ -317,7 +325,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
 static ar_status rows_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_cbuf w, const ar_tensor *slot_of, size_t k)
 {
     AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){slot_of->shape[0], x->shape[1]}));
-    return ARI_KERNEL(ctx, dispatch_rows, y, x, w, ar_const(slot_of->data), k);
+    return ARI_KERNEL(ctx, gather_rows, y, x, ar_const(slot_of->data), w, k);
 }
 
 /* Every token comes here, with its weights, whether or not an expert here takes it. */

@@ -34,8 +34,10 @@ typedef struct ari_routing {
 AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag);
 /** This rank's part of that, [tokens, k], as a view. */
 ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all);
-/** y, f32, like x: the experts [tokens, k] as numbers, for who listens. */
-AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *x);
+/** y, f32, for who listens. value NULL: [.., k], the experts [tokens, k] as numbers; else [.., experts], of each token
+ *  +0 but for the values [tokens, k] of its experts. x: what y is like but for its last extent. */
+AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
+                                             size_t experts, const ar_tensor *x);
 /** Gives; ari_routes_end, also where it fails. Errors: AR_ERR_DATA (a logit of a token is not a number: names it),
  *  AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *of);
