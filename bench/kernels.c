@@ -187,11 +187,11 @@ BOTH(pack)
 
 KERNEL(round, round_i64, o->y.data, ar_const(b->sums), 1, 0, b->rows * b->cols, b->cols, ar_const(b->plain.e),
        ar_const(b->transposed.e))
-KERNEL(acc_rows, acc_add, b->t, b->hl, 1, &o->x, (ar_cbuf){NULL})
-KERNEL(acc_each, acc_add, b->t, b->hl, b->rows, &o->x, (ar_cbuf){NULL})
-KERNEL(acc_scatter, acc_add, b->t, b->hl, b->rows, &o->x, ar_const(b->row_of))
+KERNEL(acc_rows, acc_add, b->t, b->hl, false, 1, &o->x, (ar_cbuf){NULL})
+KERNEL(acc_each, acc_add, b->t, b->hl, false, b->rows, &o->x, (ar_cbuf){NULL})
+KERNEL(acc_scatter, acc_add, b->t, b->hl, false, b->rows, &o->x, ar_const(b->row_of))
 KERNEL(acc_raise, acc_raise, b->t, b->hl, ar_const(b->t), b->rows * b->cols)
-KERNEL(acc_value, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols)
+KERNEL(acc_value, acc_value, &o->y, ar_const(b->t), ar_const(b->hl), b->rows * b->cols, false)
 
 enum { STATE = 17 }; /* bytes of an accumulator */
 

@@ -116,21 +116,21 @@ static ar_status check_rows(const ar_tensor *terms, size_t rows_in_acc)
 }
 
 template <class T>
-ar_status acc_add_of(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                     ar_cbuf row_of)
+ar_status acc_add_of(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
+                     const ar_tensor *terms, ar_cbuf row_of)
 {
     const term_rows<T> in = terms_of<T>(terms);
-    const exact_sums sums = exact_sums_of(t, hl, rows_in_acc * in.cols);
+    const exact_sums sums = exact_sums_of(t, hl, rows_in_acc * in.cols, narrow);
     if (row_of.ptr)
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     AR_TRY(check_rows(terms, rows_in_acc));
-    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {t, hl, {nullptr}}, in);
+    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {t, hl, narrow, {nullptr}}, in);
 }
 
-ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                  ar_cbuf row_of)
+ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
+                  const ar_tensor *terms, ar_cbuf row_of)
 {
-    return ARI_BY_DTYPE(terms, acc_add_of)(d, q, t, hl, rows_in_acc, terms, row_of);
+    return ARI_BY_DTYPE(terms, acc_add_of)(d, q, t, hl, narrow, rows_in_acc, terms, row_of);
 }
 
 template <class T>
@@ -140,7 +140,7 @@ ar_status sum_rows_of(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc,
     const native_sums sums = {dev<float>(acc)};
     if (row_of.ptr)
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
-    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {{nullptr}, {nullptr}, acc}, in);
+    return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {{nullptr}, {nullptr}, false, acc}, in);
 }
 
 ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
@@ -151,7 +151,7 @@ ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc
 
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
 {
-    const exact_sums sums = exact_sums_of(t, hl, n);
+    const exact_sums sums = exact_sums_of(t, hl, n, false);
     const uint8_t *to = dev<uint8_t>(t_new);
     const bool wide = aligned<ROW_LANES>(sums.t, to) && aligned<ROW_LANES>(sums.h, sums.l);
     return launch_vectors<ROW_LANES>(d, q, n, wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
@@ -167,29 +167,30 @@ ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_ne
     });
 }
 
-ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
+ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 {
     const view<float> to = view_of<float>(y);
     const int64_t *h = dev<int64_t>(hl), *l = h + n;
     const uint8_t *slices = dev<uint8_t>(t);
     if (!ar_tensor_is_contiguous(y))
         return launch_each(d, q, to.count(),
-                           [=] ARI_ON_GPU(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i]); });
+                           [=] ARI_ON_GPU(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i], narrow); });
     float *values = to.data;
     const bool wide = aligned<ROW_LANES>(values) && aligned<ROW_LANES>(slices) && aligned<ROW_LANES>(h, l);
     return launch_vectors<ROW_LANES>(d, q, to.count(), wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
         const auto slice = read_vector<lanes>(slices + i);
         const auto high = read_vector<lanes>(h + i), low = read_vector<lanes>(l + i);
-        write_vector(values + i,
-                     vector_of<lanes>([&](size_t k) { return ari_acc_value(slice.at[k], high.at[k], low.at[k]); }));
+        write_vector(values + i, vector_of<lanes>([&](size_t k) {
+                         return ari_acc_value(slice.at[k], high.at[k], low.at[k], narrow);
+                     }));
     });
 }
 
-ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n)
+ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
 {
-    const exact_sums to = exact_sums_of(t, hl, n);
+    const exact_sums to = exact_sums_of(t, hl, n, narrow);
     const float *v = dev<float>(x);
-    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i]); });
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i], narrow); });
 }
 
 ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width)
@@ -211,25 +212,26 @@ ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t r
     });
 }
 
-ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width,
+                        bool narrow)
 {
     uint8_t *sent = dev<uint8_t>(to);
     const uint8_t *slices = dev<uint8_t>(t);
     const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width);
+        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width, narrow);
     });
 }
 
 ar_status states_merge(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
-                       size_t width)
+                       size_t width, bool narrow)
 {
     const uint8_t *sent = dev<uint8_t>(from);
     uint8_t *slices = dev<uint8_t>(t);
     int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width);
+            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
     });
 }
 

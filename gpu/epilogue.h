@@ -133,6 +133,7 @@ struct accumulator_out {
     uint8_t *tops; /* [m, n], and the two others */
     int64_t *highs, *lows;
     const int32_t *of_row, *of_col; /* exponents, [.., m] and [.., n] */
+    bool narrow;                    /* of its slices */
 
     ARI_ON_GPU accumulator_state load(const result &x, size_t row, size_t col) const
     {
@@ -143,7 +144,8 @@ struct accumulator_out {
                         const wide_sum &sum) const
     {
         ari_acc_add(&to->top, &to->high, &to->low,
-                    ari_contract_value2(sum.high, sum.low, of_row[matrix * x.m + row], of_col[matrix * x.n + col]));
+                    ari_contract_value2(sum.high, sum.low, of_row[matrix * x.m + row], of_col[matrix * x.n + col]),
+                    narrow);
     }
     ARI_ON_GPU void store(const result &x, size_t row, size_t col, const accumulator_state &state) const
     {
@@ -170,7 +172,7 @@ struct accumulator_out {
         const four<int32_t> f = load_four(of_col + matrix * x.n + col, n);
         for (size_t i = 0; i < 4; i++)
             ari_acc_add(&to->top.at[i], &to->high.at[i], &to->low.at[i],
-                        ari_contract_value2(sum[i].high, sum[i].low, e, f.at[i]));
+                        ari_contract_value2(sum[i].high, sum[i].low, e, f.at[i]), narrow);
     }
     ARI_ON_GPU void store_four_states(const result &x, size_t row, size_t col, const states &s, size_t n) const
     {

@@ -264,8 +264,8 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
     return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}}, band);
 }
 
-ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *left, const ar_packed *right,
-                   ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
+ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, const ar_packed *left,
+                   const ar_packed *right, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
     const size_t n = a.rows * b.rows;
@@ -282,14 +282,14 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_pack
         if (l)
             st = packed_part(d, q, &r, right, &of_b);
         if (r)
-            st = gemm_acc(d, q, t, hl, l, r, ar_cbuf_at(e, i * a.rows * sizeof(int32_t)),
+            st = gemm_acc(d, q, t, hl, narrow, l, r, ar_cbuf_at(e, i * a.rows * sizeof(int32_t)),
                           ar_cbuf_at(f, i * b.rows * sizeof(int32_t)), nullptr, false);
         packed_destroy(d, q, r);
         packed_destroy(d, q, l);
         AR_TRY(st);
     }
     int64_t *h = dev<int64_t>(hl);
-    const accumulator_out to = {dev<uint8_t>(t), h, h + n, dev<int32_t>(e), dev<int32_t>(f)};
+    const accumulator_out to = {dev<uint8_t>(t), h, h + n, dev<int32_t>(e), dev<int32_t>(f), narrow};
     return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{to});
 }
 

@@ -16,17 +16,23 @@ namespace ARI_GPU
 struct exact_sums {
     uint8_t *t;
     int64_t *h, *l;
+    bool narrow;
     struct element {
         uint8_t t;
         int64_t h, l;
+        bool narrow;
         ARI_ON_GPU void add(float v)
         {
-            ari_acc_add(&t, &h, &l, v);
+            ari_acc_add(&t, &h, &l, v, narrow);
         }
     };
+    ARI_ON_GPU element none() const
+    {
+        return element{0, 0, 0, narrow};
+    }
     ARI_ON_GPU element load(size_t i) const
     {
-        return element{t[i], h[i], l[i]};
+        return element{t[i], h[i], l[i], narrow};
     }
     ARI_ON_GPU void store(size_t i, const element &e) const
     {
@@ -37,10 +43,10 @@ struct exact_sums {
 };
 
 /* Exact sums of n elements. */
-inline exact_sums exact_sums_of(ar_buf t, ar_buf hl, size_t n)
+inline exact_sums exact_sums_of(ar_buf t, ar_buf hl, size_t n, bool narrow)
 {
     int64_t *sums = dev<int64_t>(hl);
-    return exact_sums{dev<uint8_t>(t), sums, sums + n};
+    return exact_sums{dev<uint8_t>(t), sums, sums + n, narrow};
 }
 
 struct native_sums {
@@ -108,12 +114,14 @@ ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to,
     AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
     scratch memory(d, q);
     AR_TRY(memory.take(bytes));
-    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n);
+    const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n, false);
     const ari_divisor by_cols = ari_divisor_of(cols);
     AR_TRY(launch_each(d, q, each, [=] ARI_ON_GPU(size_t i) {
         size_t col = i;
         const size_t from = ari_divide(&by_cols, &col) * rows_of_part, left = rows - from;
-        exact_sums::element e[N] = {};
+        exact_sums::element e[N];
+        for (size_t s = 0; s < N; s++)
+            e[s] = to.sum(s).none();
         for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++) {
             float v[N];
             terms(from + r, col, v);
@@ -183,7 +191,7 @@ ar_status add_to_sums(ar_device *d, ar_queue *q, const ar_row_sum *const (&sum)[
     if (rows == 0 || cols == 0)
         return AR_OK;
     for (size_t s = 0; s < N; s++) {
-        exact.at[s] = exact_sums_of(sum[s]->t, sum[s]->hl, sum[s]->t.ptr ? cols : 0);
+        exact.at[s] = exact_sums_of(sum[s]->t, sum[s]->hl, sum[s]->t.ptr ? cols : 0, sum[s]->narrow);
         native.at[s].sum = dev<float>(sum[s]->f32);
         exact.wanted[s] = native.wanted[s] = wanted(sum[s]);
         is_exact = is_exact || sum[s]->t.ptr;

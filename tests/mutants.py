@@ -119,7 +119,7 @@ MUTANTS = [
     ("a flagged element of the accumulator takes what else is added", "src/ref/cpu/accumulator.c",
      "const bool flagged = t[j] == ARI_ACC_NONFINITE;", "const bool flagged = false;", "cpu/elementwise_test"),
     ("slices below the accumulator's window are rounded to it", "src/ref/cpu/accumulator.c",
-     "low[j] += trunc((v - above) * 0x1p32);", "low[j] += rint((v - above) * 0x1p32);",
+     "low[j] += trunc((v - above) * slice);", "low[j] += rint((v - above) * slice);",
      "cpu/accumulator_kernels_test cpu/elementwise_test"),
     ("exponents of a second part replace those of the first", "src/ref/cpu/exponents.c",
      "*e = max_into && *e > own ? *e : own;", "(void)max_into;\n    *e = own;",

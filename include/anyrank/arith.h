@@ -157,7 +157,7 @@ struct ar_arith_ops {
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
     /* A bucket: the gradients of several parameters, n elements together, in one piece of device memory, in the form
      * that is summed. These take a queue, for they also run on a communication queue, and take no memory of the step.
-     * storage: AR_F32, or AR_BF16 (native: sums in bf16). */
+     * storage: AR_F32, or AR_BF16: the values are rounded to it (native: the sums). */
     size_t (*bucket_bytes)(size_t n, ar_dtype storage);
     /* bucket[at, at + elements of p) = the gradient of p, or zero where it has none. */
     ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
@@ -178,7 +178,7 @@ struct ar_arith_ops {
     int bucket_arrays;
     ar_bucket_array bucket_array[AR_BUCKET_ARRAYS];
     /* bucket = x; x fp32 [n] contiguous. */
-    ar_status (*bucket_put)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n);
+    ar_status (*bucket_put)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage);
     /* y = bucket[at, at + count), also where there are no arrays; y fp32 [count] contiguous. */
     ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
                              ar_dtype storage);

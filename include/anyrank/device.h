@@ -76,10 +76,11 @@ typedef struct ar_dropout {
 } ar_dropout;
 
 /* The sum over rows of a parameter of one row, [n], to which a kernel adds the terms that it makes: an
- * order-independent accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), or f32 [n], to which it adds in the
- * order of the rows. The other has ptr NULL; if both do, no sum is wanted. */
+ * order-independent accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), narrow or not, or f32 [n], to which it
+ * adds in the order of the rows. The other has ptr NULL; if both do, no sum is wanted. */
 typedef struct ar_row_sum {
     ar_buf t, hl;
+    bool narrow;
     ar_buf f32;
 } ar_row_sum;
 
@@ -186,36 +187,38 @@ typedef struct ar_device_ops {
     /* Every matrix of the batch (runs NULL), or every run of the terms of one, rounded as by gemm_round with exponents
      * of its own, is added to one accumulator of [m, n]: t u8 [m*n], hl int64 [2*m*n]. Runs without terms add nothing;
      * one has some. fresh: to zeros, whatever these hold. */
-    ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
-                          ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh);
+    ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, const ar_packed *a,
+                          const ar_packed *b, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh);
     /* y[i] (fp32, contiguous, count elements) = rounded value of elements [start, start + count) of the row-major [m,
      * n] matrix of sums; s points at the first of them. */
     ar_status (*round_i64)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                            size_t n, ar_cbuf e, ar_cbuf f);
 
     /* --- the order-independent accumulator: t u8 [n], hl int64 [2n] (all H, then all L) --------------------------- */
+    /* narrow: of slices of 13 bits, and the value is rounded to bf16. */
     /* Adds terms[r, 0..cols) to row row_of[r] (int64, negative: skip; ptr NULL: r itself if rows_in_acc > 1, else row
      * 0) of an accumulator of [rows_in_acc, cols]. terms: 2-D fp32 view, any strides. */
-    ar_status (*acc_add)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                         ar_cbuf row_of);
+    ar_status (*acc_add)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
+                         const ar_tensor *terms, ar_cbuf row_of);
     /* Raises each element to t_new[i] >= t[i]. */
     ar_status (*acc_raise)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n);
     /* y = value of as many elements as it has, at most n, the first ones; y: fp32 view in row-major order of its shape,
      * any strides. n: where L begins. */
-    ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n);
-    /* t, hl: states whose values are x, fp32 [n], contiguous; -0 becomes +0, an infinity stays one. */
-    ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n);
+    ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow);
+    /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
+     * one. */
+    ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
     /* to [n, width] = the `width` lowest bytes, the lowest first, of s, int64 [n]. 0 < width <= 8. */
     ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width);
     /* s = the sums over the ranks of from [ranks, n, width], whose highest bits are signs. */
     ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width);
-    /* to [n, width] = states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 4: the
-     * state's value, fp32. */
+    /* to [n, width] = states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
+     * h and l of as many bits each above five bits of t; width 4: the sum, fp32. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                               size_t width);
+                               size_t width, bool narrow);
     /* t, h, l [n] are merged with the states of from [ranks, n, width]. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
-                              size_t n, size_t width);
+                              size_t n, size_t width, bool narrow);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);

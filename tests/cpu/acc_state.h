@@ -11,11 +11,12 @@ typedef struct state {
     size_t n;
     uint8_t *t;
     int64_t *hl;
+    bool narrow;
 } state;
 
-static inline state state_create(size_t n)
+static inline state state_create(size_t n, bool narrow)
 {
-    return (state){.n = n, .t = case_alloc(n, 1), .hl = case_alloc(2 * n, sizeof(int64_t))};
+    return (state){.n = n, .t = case_alloc(n, 1), .hl = case_alloc(2 * n, sizeof(int64_t)), .narrow = narrow};
 }
 
 static inline void state_destroy(state *s)
@@ -26,7 +27,7 @@ static inline void state_destroy(state *s)
 
 static inline void add_one(state *s, size_t at, float v)
 {
-    ari_acc_add(&s->t[at], &s->hl[at], &s->hl[s->n + at], v);
+    ari_acc_add(&s->t[at], &s->hl[at], &s->hl[s->n + at], v, s->narrow);
 }
 
 static inline void same_state(const state *got, const state *want, const char *what)

@@ -27,7 +27,7 @@ static ar_status run_rank(rank_job *j, ar_device *d, float *a, float *b)
     for (int i = 0; i < rounds; i++) {
         AR_TRY(case_product(d, &yv, &av, &bv, true, false));
         AR_TRY(d->ops->gemm_f32(d, NULL, &fv, &av, &bv, false, AR_PRECISION_F32));
-        AR_TRY(d->ops->acc_add(d, NULL, (ar_buf){j->t}, (ar_buf){j->hl}, 1, &yv, (ar_cbuf){NULL}));
+        AR_TRY(d->ops->acc_add(d, NULL, (ar_buf){j->t}, (ar_buf){j->hl}, false, 1, &yv, (ar_cbuf){NULL}));
     }
     return AR_OK;
 }

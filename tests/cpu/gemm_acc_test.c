@@ -46,8 +46,8 @@ static void add_on_device(state *s, const problem *p, int threads, bool fresh)
     const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
     prepared ready;
     cr_assert_ok(prepared_create(&ready, d, &a, &b, true, false));
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, ready.a, ready.b, ar_const(ready.e),
-                                  ar_const(ready.f), NULL, fresh));
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, s->narrow, ready.a, ready.b,
+                                  ar_const(ready.e), ar_const(ready.f), NULL, fresh));
     prepared_destroy(&ready, d);
 }
 
@@ -72,7 +72,7 @@ static void spoil(state *s)
 static void check(size_t samples, size_t m, size_t n, size_t k, data_kind kind, int threads)
 {
     SCOPED(problem_destroy) problem p = problem_create(samples, m, n, k, kind);
-    SCOPED(state_destroy) state got = state_create(m * n), want = state_create(m * n);
+    SCOPED(state_destroy) state got = state_create(m * n, kind % 2 != 0), want = state_create(m * n, kind % 2 != 0);
     char what[96];
     (void)snprintf(what, sizeof what, "%zu samples, m %zu n %zu k %zu, data %d, %d threads", samples, m, n, k,
                    (int)kind, threads);
@@ -114,7 +114,7 @@ PATH_TEST(gemm_acc, takes_runs_of_terms_as_products_of_their_own)
     static const size_t cut[runs + 1] = {0, 40, 40, 47, 300};
     const ar_runs of = {runs, 6, cut};
     SCOPED(problem_destroy) problem p = problem_create(1, m, n, k, DATA_PLAIN);
-    SCOPED(state_destroy) state got = state_create(m * n), want = state_create(m * n);
+    SCOPED(state_destroy) state got = state_create(m * n, false), want = state_create(m * n, false);
     OWNED(ar_device_destroy) ar_device *d = device(1);
     const ar_tensor a = batch_of(p.a, 1, m, k), b = batch_of(p.b, 1, n, k);
     const ar_cbuf none = {NULL};
@@ -138,8 +138,8 @@ PATH_TEST(gemm_acc, takes_runs_of_terms_as_products_of_their_own)
             add_one(&want, j, y[j]);
     }
     spoil(&got);
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, left, right, (ar_cbuf){e}, (ar_cbuf){f},
-                                  &of, true));
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, left, right, (ar_cbuf){e},
+                                  (ar_cbuf){f}, &of, true));
     same_state(&got, &want, "runs");
     d->ops->packed_destroy(d, NULL, left);
     d->ops->packed_destroy(d, NULL, right);
@@ -147,15 +147,15 @@ PATH_TEST(gemm_acc, takes_runs_of_terms_as_products_of_their_own)
 
 PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 {
-    SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
+    SCOPED(state_destroy) state got = state_create(6, false), want = state_create(6, false);
     OWNED(ar_device_destroy) ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
     cr_assert_ok(d->ops->packed_create(d, NULL, &a, 0, 2, 4, true));
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false));
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, (ar_cbuf){NULL}, (ar_cbuf){NULL},
-                                  NULL, false));
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, a, b, (ar_cbuf){NULL},
+                                  (ar_cbuf){NULL}, NULL, false));
     same_state(&got, &want, "no samples");
     d->ops->packed_destroy(d, NULL, a);
     d->ops->packed_destroy(d, NULL, b);
@@ -163,13 +163,13 @@ PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
 
 PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
 {
-    SCOPED(state_destroy) state got = state_create(6), want = state_create(6);
+    SCOPED(state_destroy) state got = state_create(6, false), want = state_create(6, false);
     OWNED(ar_device_destroy) ar_device *d = device(1);
     ar_packed *a = NULL, *b = NULL;
     const ar_cbuf none = {NULL};
     cr_assert_ok(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true));
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false));
-    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, a, b, none, none, NULL, false),
+    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, a, b, none, none, NULL, false),
                  AR_ERR_SHAPE);
     same_state(&got, &want, "refused");
     d->ops->packed_destroy(d, NULL, a);

@@ -161,7 +161,7 @@ static inline void plain_add(const plain_sum *s, size_t j, float term)
     int64_t *h = s->at.hl.ptr;
     float *f = s->at.f32.ptr;
     if (s->at.t.ptr)
-        ari_acc_add((uint8_t *)s->at.t.ptr + j, h + j, h + s->n + j, term);
+        ari_acc_add((uint8_t *)s->at.t.ptr + j, h + j, h + s->n + j, term, s->at.narrow);
     else if (f)
         f[j] = stored(f[j] + term);
 }

@@ -294,7 +294,7 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
         assert_ok(ari_cpu_gather_rows(&d, NULL, half ? of_half(y, ROWS) : of_wide(y, ROWS), from, cbuf(row_of),
                                       cbuf(NULL), 1));
         assert_ok(ari_cpu_sum_rows_f32(&d, NULL, buf(acc[half]), rows, added, cbuf(row_of)));
-        assert_ok(ari_cpu_acc_add(&d, NULL, buf(t[half]), buf(hl[half]), rows, added, cbuf(row_of)));
+        assert_ok(ari_cpu_acc_add(&d, NULL, buf(t[half]), buf(hl[half]), false, rows, added, cbuf(row_of)));
     }
     for (size_t i = 0; i < y.n; i++)
         cr_assert_eq((uint32_t)y.half[i] << 16, ari_bits32(y.wide[i]));

@@ -6,13 +6,13 @@
 #include "ref/numerics/accumulator.h"
 
 /* A state that earlier additions left: of a few values of each kind. */
-static void fill_state(device_pair *p, pair_buf t, pair_buf hl, size_t n, pair_values v)
+static void fill_state(device_pair *p, pair_buf t, pair_buf hl, size_t n, pair_values v, bool narrow)
 {
     for (size_t i = 0; i < n && t.host && hl.host; i++) {
         uint8_t top = 0;
         int64_t h = 0, l = 0;
         for (size_t k = pair_below(p, 4); k > 0; k--)
-            ari_acc_add(&top, &h, &l, pair_value(p, v));
+            ari_acc_add(&top, &h, &l, pair_value(p, v), narrow);
         ((uint8_t *)t.host)[i] = top;
         ((int64_t *)hl.host)[i] = h;
         ((int64_t *)hl.host)[n + i] = l;
@@ -21,12 +21,14 @@ static void fill_state(device_pair *p, pair_buf t, pair_buf hl, size_t n, pair_v
 
 typedef struct acc {
     pair_buf t, hl;
+    bool narrow;
 } acc;
 
+/* Of either width of slices. */
 static acc new_acc(device_pair *p, size_t n, pair_values v)
 {
-    const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n)};
-    fill_state(p, a.t, a.hl, n, v);
+    const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n), pair_below(p, 2) != 0};
+    fill_state(p, a.t, a.hl, n, v, a.narrow);
     return a;
 }
 
@@ -35,10 +37,10 @@ typedef enum rows { ITSELF, LISTED, RARE, ROWS } rows;
 pair_sum pair_new_sum(device_pair *p, const char *name, size_t n, bool exact)
 {
     pair_sum sum = pair_no_sum();
-    const acc a = exact ? new_acc(p, n, PAIR_ORDINARY) : (acc){pair_none(), pair_none()};
+    const acc a = exact ? new_acc(p, n, PAIR_ORDINARY) : (acc){pair_none(), pair_none(), false};
     const pair_buf plain = exact ? pair_none() : pair_floats(p, name, n, PAIR_ORDINARY);
     for (int s = 0; s < 2; s++)
-        sum.at[s] = (ar_row_sum){.t = a.t.at[s], .hl = a.hl.at[s], .f32 = plain.at[s]};
+        sum.at[s] = (ar_row_sum){.t = a.t.at[s], .hl = a.hl.at[s], .narrow = a.narrow, .f32 = plain.at[s]};
     return sum;
 }
 
@@ -61,7 +63,7 @@ static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, p
     else if (which == RARE)
         row_of = pair_integers(p, "row_of", PAIR_W64, n, -3, in_acc < 2 ? 4 : 5);
     for (int twice = 0; twice < 2; twice++)
-        PAIR_RUN(p, acc_add, a.t.at[s], a.hl.at[s], in_acc, &terms.at[s], ar_const(row_of.at[s]));
+        PAIR_RUN(p, acc_add, a.t.at[s], a.hl.at[s], a.narrow, in_acc, &terms.at[s], ar_const(row_of.at[s]));
     pair_end(p);
 }
 
@@ -119,7 +121,7 @@ void acc_value_cases(device_pair *p)
                     if (((uint8_t *)a.t.host)[k % n] != ARI_ACC_NONFINITE && pair_below(p, 2))
                         ((int64_t *)a.hl.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 40);
                 const pair_tensor y = pair_output(p, "y", ndim, &shapes[i][1], (pair_layout)layout);
-                PAIR_RUN(p, acc_value, &y.at[s], ar_const(a.t.at[s]), ar_const(a.hl.at[s]), n);
+                PAIR_RUN(p, acc_value, &y.at[s], ar_const(a.t.at[s]), ar_const(a.hl.at[s]), n, a.narrow);
                 pair_end(p);
             }
 }
@@ -131,8 +133,8 @@ void acc_put_cases(device_pair *p)
         for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v++) {
             pair_begin(p, "n %zu, %s", n, pair_values_name((pair_values)v));
             const pair_buf x = pair_floats(p, "x", n, (pair_values)v);
-            const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n)};
-            PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_const(x.at[s]), n);
+            const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n), pair_below(p, 2) != 0};
+            PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_const(x.at[s]), n, a.narrow);
             pair_end(p);
         }
 }
@@ -184,24 +186,26 @@ void sums_widen_cases(device_pair *p)
 static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 {
     const size_t ranks = 1 + pair_below(p, 5);
+    const bool narrow = width == 4 ? pair_below(p, 2) != 0 : width < 11;
     pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
     const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
     for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
-        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width > 4 ? 9 : 256);
+        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width % 2 != 0 ? 9 : 256);
     for (size_t k = 0; k < n && t.host; k++)
         ((uint8_t *)t.host)[k] = (uint8_t)pair_below(p, 9);
     if (merge) {
-        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
+        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width, narrow);
     } else {
-        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width);
+        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width,
+                 narrow);
     }
     pair_end(p);
 }
 
 static void states_cases(device_pair *p, bool merge)
 {
-    static const size_t widths[] = {4, 11, 13, 15, 17};
+    static const size_t widths[] = {4, 6, 8, 11, 13, 15, 17};
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)

@@ -42,8 +42,8 @@ static inline void plain_accumulate(float *sum, const float *values, size_t term
         uint8_t t = 0;
         int64_t h = 0, l = 0;
         for (size_t k = 0; k < terms; k++)
-            ari_acc_add(&t, &h, &l, values[k * n + i]);
-        sum[i] = ari_acc_value(t, h, l);
+            ari_acc_add(&t, &h, &l, values[k * n + i], false);
+        sum[i] = ari_acc_value(t, h, l, false);
     }
 }
 

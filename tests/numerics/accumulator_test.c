@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The accumulator against its plain definition: nine exact slice sums of all values, of which slices t and t-1 count, t
+/* The accumulator against its plain definition: exact sums of nine slices of all values, or of 22 narrow ones, of which slices t and t-1 count, t
  * the highest slice that any value reaches. design/numerics.md, section 3. */
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/philox.h"
@@ -12,9 +12,23 @@ typedef struct state {
     int64_t h, l;
 } state;
 
+/* A claim of slices of both widths. */
+static bool narrow = false;
+#define CLAIM_OF_BOTH(name)          \
+    static void name##_of_one(void); \
+    CLAIM(name)                      \
+    {                                \
+        narrow = false;              \
+        name##_of_one();             \
+        narrow = true;               \
+        name##_of_one();             \
+        narrow = false;              \
+    }                                \
+    static void name##_of_one(void)
+
 static void add(state *s, float v)
 {
-    ari_acc_add(&s->t, &s->h, &s->l, v);
+    ari_acc_add(&s->t, &s->h, &s->l, v, narrow);
 }
 
 static void merge(state *s, const state *other)
@@ -24,15 +38,16 @@ static void merge(state *s, const state *other)
 
 static uint32_t value_bits(const state *s)
 {
-    return ari_bits32(ari_acc_value(s->t, s->h, s->l));
+    return ari_bits32(ari_acc_value(s->t, s->h, s->l, narrow));
 }
 
 /* |v|*2^149 bit by bit: no shift arithmetic in common with the header. */
 static int plain_slice(float v, int b, int64_t *slice)
 {
-    const double scaled = ldexp(fabs((double)v), 149 - 32 * b); /* slice b's bits are [0, 32) of its integer part */
-    const double above = floor(ldexp(scaled, -32));
-    const double bits = floor(scaled - ldexp(above, 32));
+    const int width = narrow ? 13 : 32;
+    const double scaled = ldexp(fabs((double)v), 149 - width * b); /* slice b is the end of its integer part */
+    const double above = floor(ldexp(scaled, -width));
+    const double bits = floor(scaled - ldexp(above, width));
     *slice = v < 0.0f ? -(int64_t)bits : (int64_t)bits;
     return scaled >= 1.0;
 }
@@ -40,12 +55,13 @@ static int plain_slice(float v, int b, int64_t *slice)
 /* The value by definition, of all n values at once. */
 static uint32_t plain_sum(const float *v, size_t n)
 {
-    wide_int sums[9] = {0};
+    wide_int sums[22] = {0};
     int t = 0;
+    const int width = narrow ? 13 : 32, slices = narrow ? 22 : 9;
     for (size_t i = 0; i < n; i++) {
         if (!isfinite(v[i]))
             return ARI_NAN_BITS;
-        for (int b = 0; b < 9; b++) {
+        for (int b = 0; b < slices; b++) {
             int64_t slice;
             if (plain_slice(v[i], b, &slice) != 0)
                 t = b > t ? b : t;
@@ -53,7 +69,8 @@ static uint32_t plain_sum(const float *v, size_t n)
         }
     }
     const double high = (double)(int64_t)sums[t], low = t > 0 ? (double)(int64_t)sums[t - 1] : 0.0;
-    return ari_bits32((float)ldexp(ldexp(high, 32) + low, 32 * (t - 1) - 149));
+    const float sum = (float)ldexp(ldexp(high, width) + low, width * (t - 1) - 149);
+    return ari_bits32(narrow ? ari_f32_of_bf16(ari_bf16_of_f32(sum)) : sum);
 }
 
 static uint32_t sum_in_order(const float *v, size_t n)
@@ -102,7 +119,7 @@ static uint32_t sum_in_shards(dice *d, float *v, size_t n)
     return value_bits(&shards[0]);
 }
 
-CLAIM(random_multisets_in_any_order_and_grouping_match_the_definition)
+CLAIM_OF_BOTH(random_multisets_in_any_order_and_grouping_match_the_definition)
 {
     dice d = {0x5eed, 0};
     float v[200];
@@ -134,7 +151,20 @@ CLAIM(a_single_value_comes_back_unchanged)
     }
 }
 
-CLAIM(minus_zero_and_cancellation_give_plus_zero)
+/* Narrow slices keep its first 14 bits or more, and bf16 has 8. */
+CLAIM(a_single_narrow_value_comes_back_as_bf16)
+{
+    narrow = true;
+    for (uint64_t u = 0; u <= UINT32_MAX; u += 10007) {
+        const float v = ari_float32((uint32_t)u), got = ari_float32(sum_in_order(&v, 1));
+        if (isfinite(v) && isfinite(got))
+            cr_assert(fabs((double)got - (double)v) <= fabs((double)v) * 0x1.08p-8 + 0x1p-134, "%a as %a", (double)v,
+                      (double)got);
+    }
+    narrow = false;
+}
+
+CLAIM_OF_BOTH(minus_zero_and_cancellation_give_plus_zero)
 {
     const float zeros[] = {-0.0f, -0.0f}, cancelled[] = {0x1p100f, 0x1.8p-149f, -0x1p100f};
     cr_assert(sum_in_order(zeros, 2) == 0u);
@@ -150,7 +180,7 @@ CLAIM(overflow_of_fp32_is_infinity_and_can_be_taken_back)
     cr_assert(sum_in_order(back, 5) == 0x7f7fffffu, "the sum itself is finite, whatever its prefixes are");
 }
 
-CLAIM(a_non_finite_value_absorbs_everything)
+CLAIM_OF_BOTH(a_non_finite_value_absorbs_everything)
 {
     static const uint32_t bad[] = {0x7f800000u, 0xff800000u, 0x7fc00000u, 0xff800001u};
     for (size_t i = 0; i < 4; i++) {
@@ -169,7 +199,7 @@ CLAIM(a_non_finite_value_absorbs_everything)
     }
 }
 
-CLAIM(empty_shards_change_nothing)
+CLAIM_OF_BOTH(empty_shards_change_nothing)
 {
     state s = {0};
     const state empty = {0};
@@ -183,7 +213,7 @@ CLAIM(empty_shards_change_nothing)
     cr_assert(other.t == before.t && other.h == before.h && other.l == before.l);
 }
 
-CLAIM(two_phases_give_the_same_state)
+CLAIM_OF_BOTH(two_phases_give_the_same_state)
 {
     dice d = {0x2f, 0};
     for (int trial = 0; trial < 3000; trial++) {
@@ -193,12 +223,12 @@ CLAIM(two_phases_give_the_same_state)
         for (size_t i = 0; i < 16; i++) {
             v[i] = random_value(&d, roll(&d, 200), 60);
             add(&one, v[i]);
-            top = ari_acc_top(v[i]) > top ? ari_acc_top(v[i]) : top;
+            top = ari_acc_top(v[i], narrow) > top ? ari_acc_top(v[i], narrow) : top;
         }
         ari_acc_raise(&two.t, &two.h, &two.l, (uint8_t)top);
         for (size_t i = 16; i-- > 0;) {
-            two.h += ari_acc_slice(v[i], two.t);
-            two.l += ari_acc_slice(v[i], two.t - 1);
+            two.h += ari_acc_slice(v[i], two.t, narrow);
+            two.l += ari_acc_slice(v[i], two.t - 1, narrow);
         }
         cr_assert(one.t == two.t && one.h == two.h && one.l == two.l, "trial %d", trial);
     }
@@ -215,20 +245,20 @@ CLAIM(raising_by_one_keeps_a_slice_and_by_two_keeps_none)
     cr_assert(s.t == 5 && s.h == 0 && s.l == 0);
 }
 
-CLAIM(slices_cut_the_value_at_every_exponent)
+CLAIM_OF_BOTH(slices_cut_the_value_at_every_exponent)
 {
     for (uint32_t exponent = 0; exponent < 255; exponent++)
         for (uint32_t fraction = 1; fraction < 0x800000u; fraction = fraction * 3 + 1) {
             const float v = ari_float32(0x80000000u | (exponent << 23) | fraction);
             int top = 0;
-            for (int b = 0; b < 9; b++) {
+            for (int b = 0; b < (narrow ? 22 : 9); b++) {
                 int64_t want;
                 if (plain_slice(v, b, &want) != 0)
                     top = b;
-                cr_assert(ari_acc_slice(v, b) == want, "%a slice %d", (double)v, b);
+                cr_assert(ari_acc_slice(v, b, narrow) == want, "%a slice %d", (double)v, b);
             }
-            cr_assert(ari_acc_top(v) == top, "%a top %d", (double)v, top);
-            cr_assert(ari_acc_slice(v, -1) == 0 && ari_acc_slice(v, ARI_ACC_NONFINITE) == 0);
+            cr_assert(ari_acc_top(v, narrow) == top, "%a top %d", (double)v, top);
+            cr_assert(ari_acc_slice(v, -1, narrow) == 0 && ari_acc_slice(v, ARI_ACC_NONFINITE, narrow) == 0);
         }
 }
 

@@ -55,10 +55,11 @@ AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, c
                                               const char *tag);
 
 struct ar_param_grad {
-    size_t n;  /* elements, in the order of the layer's matrix [out, in] */
-    ar_buf t;  /* u8 [n] */
-    ar_buf hl; /* int64 [2n] */
-    bool none; /* of its values: whatever these hold counts as zero */
+    size_t n;    /* elements, in the order of the layer's matrix [out, in] */
+    ar_buf t;    /* u8 [n] */
+    ar_buf hl;   /* int64 [2n] */
+    bool none;   /* of its values: whatever these hold counts as zero */
+    bool narrow; /* stored as bf16 */
 };
 /** True if no value was added so far; from here on there is one. */
 static inline bool ari_exact_grad_begins(ar_param_grad *g)

@@ -53,6 +53,7 @@ ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
     AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
     p->grad->n = n;
     p->grad->none = true;
+    p->grad->narrow = p->value.dtype == AR_BF16;
     const ar_device_ops *dev = ctx->device->ops;
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->t, n ? n : 1));
@@ -123,7 +124,8 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     if (st == AR_OK)
         st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
     if (st == AR_OK)
-        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, a, b, k->e, k->f, NULL, ari_exact_grad_begins(p->grad));
+        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->narrow, a, b, k->e, k->f, NULL,
+                        ari_exact_grad_begins(p->grad));
     end_packed(ctx, a);
     return st;
 }
@@ -219,7 +221,7 @@ ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s
     AR_TRY(
         ARI_KERNEL(ctx, round_i64, s->value, ar_const(own), s->limbs, s->first * s->in, s->rows * s->in, s->in, e, f));
     AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
-    return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, s->out, &value, ar_const(s->row_of));
+    return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, p->grad->narrow, s->out, &value, ar_const(s->row_of));
 }
 
 /* One sample. */
@@ -323,7 +325,7 @@ ar_status ari_exact_grad_sum(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows)
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
     p->has_grad = true;
-    *borrows = (ar_row_sum){.t = p->grad->t, .hl = p->grad->hl};
+    *borrows = (ar_row_sum){.t = p->grad->t, .hl = p->grad->hl, .narrow = p->grad->narrow};
     return AR_OK;
 }
 
@@ -337,7 +339,7 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
                             terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
-    return ctx->device->ops->acc_add(ctx->device, ctx->queue, sum.t, sum.hl, rows, terms, row_of);
+    return ctx->device->ops->acc_add(ctx->device, ctx->queue, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
 }
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
@@ -346,7 +348,7 @@ ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *
         return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     return ctx->device->ops->acc_value(ctx->device, ctx->queue, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl),
-                                       p->grad->n);
+                                       p->grad->n, p->grad->narrow);
 }
 
 size_t ari_exact_grad_bytes(const ar_param *p)
@@ -361,12 +363,13 @@ size_t ari_exact_grad_bytes(const ar_param *p)
  * everything is aligned. */
 typedef struct runs {
     ar_buf hl, t, most; /* t, most: u8 [n] */
+    bool narrow;
 } runs;
 
-static runs runs_of(ar_buf bucket, size_t n)
+static runs runs_of(ar_buf bucket, size_t n, ar_dtype storage)
 {
     const size_t hl = 2 * n * sizeof(int64_t);
-    return (runs){bucket, ar_buf_at(bucket, hl), ar_buf_at(bucket, hl + n)};
+    return (runs){bucket, ar_buf_at(bucket, hl), ar_buf_at(bucket, hl + n), storage == AR_BF16};
 }
 
 size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage)
@@ -384,10 +387,9 @@ ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
 ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
                                 const ar_param *p)
 {
-    (void)storage;
     const ar_device_ops *dev = ctx->device->ops;
     const size_t count = ar_tensor_count(&p->value), word = sizeof(int64_t);
-    const runs r = runs_of(bucket, n);
+    const runs r = runs_of(bucket, n, storage);
     const ar_buf t = ar_buf_at(r.t, at), h = ar_buf_at(r.hl, at * word), l = ar_buf_at(r.hl, (n + at) * word);
     if (!p->grad || p->grad->none) {
         AR_TRY(dev->zero(ctx->device, q, t, count));
@@ -401,16 +403,39 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
 }
 
 /* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
-static ar_tensor one_row(ar_buf data, size_t n)
+static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
 {
-    return (ar_tensor){.dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
+    return (ar_tensor){.dtype = dtype, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
 }
 
 static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *r, size_t n, size_t from, size_t count,
                                size_t width)
 {
     const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
-    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
+    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width,
+                                           r->narrow);
+}
+
+/* The values of all elements, of which every rank has its slice, in the form that they are stored in. room: 6n bytes. */
+static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                               ar_buf room, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t start = ari_share_start(over, counts), own = counts[ar_comm_rank(over)];
+    const ar_dtype stored = r->narrow ? AR_BF16 : AR_F32;
+    const ar_cbuf t = ar_cbuf_at(ar_const(r->t), start), h = ar_cbuf_at(ar_const(r->hl), start * sizeof(int64_t));
+    const ar_buf sent = r->narrow ? ar_buf_at(room, n * sizeof(float)) : room;
+    const ar_buf mine = ar_buf_at(sent, start * ar_dtype_bytes(stored));
+    const ar_tensor values = one_row(AR_F32, ar_buf_at(room, start * sizeof(float)), own);
+    const ar_tensor kept = one_row(stored, mine, own);
+    const ar_tensor came = one_row(stored, sent, n), wide = one_row(AR_F32, room, n);
+    AR_TRY(dev->acc_value(ctx->device, q, &values, t, h, n, r->narrow));
+    if (r->narrow)
+        AR_TRY(dev->copy_strided(ctx->device, q, &kept, &values));
+    AR_TRY(ar_comm_all_gather(over, q, sent, ar_const(mine), counts, stored, tag));
+    if (r->narrow)
+        AR_TRY(dev->copy_strided(ctx->device, q, &wide, &came));
+    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, r->narrow);
 }
 
 /* The own slice is merged with the other ranks' states, which come in the bytes that so many values need; unless that is
@@ -420,26 +445,22 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
-    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most);
+    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most, r->narrow);
+    const size_t states = (n + ranks * own) * width, values = n * (sizeof(float) + sizeof(uint16_t));
     const ar_buf t = ar_buf_at(r->t, start), h = ar_buf_at(r->hl, start * sizeof(int64_t));
     ar_buf sent = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, (n + ranks * own) * width));
-    const ar_buf came = ar_buf_at(sent, n * width), values = sent; /* fp32 [n], once that has gone */
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, states > values ? states : values));
+    const ar_buf came = ar_buf_at(sent, n * width);
     AR_TRY_TO(done, st, states_narrow(ctx, q, sent, r, n, 0, start, width));
     AR_TRY_TO(done, st,
               states_narrow(ctx, q, ar_buf_at(sent, start * width), r, n, start + own, n - start - own, width));
     AR_TRY_TO(done, st, ari_exact_send(q, came, sent, counts, width, over, true, tag));
     AR_TRY_TO(done, st,
               dev->states_merge(ctx->device, q, t, h, ar_buf_at(h, n * sizeof(int64_t)), ar_const(came), ranks - 1, own,
-                                width));
-    if (gathers) {
-        const ar_buf mine = ar_buf_at(values, start * sizeof(float));
-        const ar_tensor y = one_row(mine, own);
-        AR_TRY_TO(done, st, dev->acc_value(ctx->device, q, &y, ar_const(t), ar_const(h), n));
-        AR_TRY_TO(done, st, ar_comm_all_gather(over, q, values, ar_const(mine), counts, AR_F32, tag));
-        st = dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(values), n);
-    }
+                                width, r->narrow));
+    if (gathers)
+        st = gather_values(ctx, q, r, n, over, counts, sent, tag);
 done:
     dev->free(ctx->device, q, sent);
     return st;
@@ -469,7 +490,7 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
                                   const size_t *counts, size_t most, const char *tag)
 {
-    const runs r = runs_of(bucket, n);
+    const runs r = runs_of(bucket, n, storage);
     return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, storage == AR_BF16 ? most : 0, tag) : AR_OK;
 }
 
@@ -479,7 +500,7 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
-    runs r = {.hl = p->grad->hl, .t = p->grad->t};
+    runs r = {.hl = p->grad->hl, .t = p->grad->t, .narrow = p->grad->narrow};
     AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
     AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, 0, tag));
     ari_step_free(ctx, r.most);
@@ -501,19 +522,17 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
     return dev->copy(ctx->device, q, ar_buf_at(l, first * word), ar_cbuf_at(bucket, (n + from) * word), count * word);
 }
 
-ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n)
+ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage)
 {
-    const runs r = runs_of(bucket, n);
-    const ar_tensor terms = one_row((ar_buf){(void *)(uintptr_t)x.ptr}, n);
-    AR_TRY(ari_exact_bucket_zero(ctx, q, bucket, n, AR_F32));
-    return ctx->device->ops->acc_add(ctx->device, q, r.t, r.hl, 1, &terms, (ar_cbuf){NULL});
+    const runs r = runs_of(bucket, n, storage);
+    return ctx->device->ops->acc_put(ctx->device, q, r.t, r.hl, x, n, r.narrow);
 }
 
 ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
                                 ar_dtype storage)
 {
-    (void)storage;
-    const ar_tensor values = one_row(y, count);
+    const ar_device_ops *dev = ctx->device->ops;
+    const ar_tensor values = one_row(AR_F32, y, count);
     const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * sizeof(int64_t) + at), hl = ar_cbuf_at(bucket, at * sizeof(int64_t));
-    return ctx->device->ops->acc_value(ctx->device, q, &values, t, hl, n);
+    return dev->acc_value(ctx->device, q, &values, t, hl, n, storage == AR_BF16);
 }

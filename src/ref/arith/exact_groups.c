@@ -263,8 +263,8 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
         const ar_param *p = to[i * (size_t)n];
         ari_work_of_gradient(dy->t.shape[0], x->t.shape[0], rows);
         if (p->requires_grad && rows > 0 && !ari_has_peers(g->over))
-            AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, dy->packed, x->packed, run_exponents(dy, run),
-                              run_exponents(x, run), &runs, ari_exact_grad_begins(p->grad)));
+            AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->narrow, dy->packed, x->packed,
+                              run_exponents(dy, run), run_exponents(x, run), &runs, ari_exact_grad_begins(p->grad)));
     }
     return AR_OK;
 }

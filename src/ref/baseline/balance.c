@@ -136,7 +136,7 @@ static ar_status losses_of(ari_bl_run *run, double *value, const ari_bl_routed *
     const ari_bl_memory *mark = run->top;
     const size_t each = run->tokens / parts_of(run);
     ari_bl_sums sums;
-    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t part = 0; part < parts_of(run); part++)
         AR_TRY(add_terms(run, &sums, r, part * each, each));
     *value = ari_bl_sums_value(&sums, 0);

@@ -108,7 +108,7 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
     ari_bl_sums sums;
     if (p == NULL)
         return run->memory;
-    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     const double share = run->share > 0.0 ? run->share : 1.0;
     size_t targets = 0;
     for (size_t t = 0; t < run->tokens; t++)
@@ -161,7 +161,7 @@ static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss
 {
     const ari_bl_memory *mark = run->top;
     ari_bl_sums sums;
-    AR_TRY(ari_bl_sums_open(run, &sums, 1));
+    AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
         ari_bl_sums_add(&sums, 0, m->head_x[i]);
     *loss = ari_bl_sums_value(&sums, 0);

@@ -160,12 +160,15 @@ double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, in
 /* Sums over samples and tokens, whose length nobody knows in advance: one per element of a gradient. */
 typedef struct ari_bl_sums {
     const ari_bl_run *run;
-    int64_t (*slice)[9]; /* exact: the sums of the nine 32-bit slices of |v|*2^149, with v's sign */
-    int place;           /* of the additions' roundings */
-    int8_t *top;   /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
-    double *plain; /* the other modes */
+    int bits;       /* exact: of a slice of |v|*2^149 */
+    size_t slices;  /* and their number */
+    int64_t *slice; /* [n, slices]: the sums of each, with v's sign */
+    int place;      /* of the additions' roundings */
+    int8_t *top;    /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
+    double *plain;  /* the other modes */
 } ari_bl_sums;
-AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n);
+/** matrix: the sums are a matrix's gradient, which may be stored as bf16. */
+AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix);
 void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v);
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
 

@@ -4,7 +4,7 @@
 
 #include "ref/numerics/scalar.h"
 
-enum { SLICES = 9, NONFINITE_TOP = SLICES, BAND = 256 };
+enum { SLICES = 9, NARROW_SLICES = 22, NONFINITE_TOP = NARROW_SLICES, BAND = 256 };
 
 /* --- a row -------------------------------------------------------------------------------------------------------- */
 
@@ -44,11 +44,15 @@ double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n)
 
 /* --- samples and tokens ------------------------------------------------------------------------------------------- */
 
-ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
+ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix)
 {
-    *sums = (ari_bl_sums){.run = run, .place = ARI_BL_INNER};
+    *sums = (ari_bl_sums){.run = run, .place = ARI_BL_INNER, .bits = 32, .slices = SLICES};
     if (run->o->mode == AR_MODE_EXACT) {
-        sums->slice = ari_bl_take(run, n, 1, sizeof *sums->slice);
+        if (matrix && run->o->bf16) {
+            sums->bits = 13;
+            sums->slices = NARROW_SLICES;
+        }
+        sums->slice = ari_bl_take(run, n, sums->slices, sizeof *sums->slice);
         sums->top = ari_bl_take(run, n, 1, sizeof *sums->top);
         return sums->slice == NULL || sums->top == NULL ? run->memory : AR_OK;
     }
@@ -56,7 +60,8 @@ ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n)
     return sums->plain == NULL ? run->memory : AR_OK;
 }
 
-/* I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two slices at most. */
+/* I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two slices at most, or
+ * three of 13 bits. */
 void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v)
 {
     if (sums->plain != NULL) {
@@ -71,16 +76,17 @@ void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v)
         return;
     const uint64_t significand = (bits & 0x7fffffU) | (biased != 0 ? 0x800000U : 0U);
     const uint32_t shift = biased != 0 ? biased - 1U : 0U;
-    const uint64_t low = significand << (shift % 32U);
-    const int b = (int)(shift / 32U);
+    const int bits_of_slice = sums->bits;
+    uint64_t rest = significand << (shift % (uint32_t)bits_of_slice);
     const int64_t sign = (bits >> 31) != 0 ? -1 : 1;
-    const int64_t part[2] = {(int64_t)(low & 0xffffffffU), (int64_t)(low >> 32)};
-    for (int r = 0; r < 2; r++)
-        if (part[r] != 0) { /* slice 9 is never touched: I < 2^277 */
-            sums->slice[i][b + r] += sign * part[r];
-            if (sums->top[i] < b + r)
-                sums->top[i] = (int8_t)(b + r);
-        }
+    for (int b = (int)shift / bits_of_slice; rest != 0; b++, rest >>= bits_of_slice) { /* I < 2^277: the slice exists */
+        const int64_t part = (int64_t)(rest & (((uint64_t)1 << bits_of_slice) - 1));
+        if (part == 0)
+            continue;
+        sums->slice[i * sums->slices + (size_t)b] += sign * part;
+        if (sums->top[i] < b)
+            sums->top[i] = (int8_t)b;
+    }
 }
 
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
@@ -90,9 +96,11 @@ double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
     const int t = sums->top[i];
     if (t == NONFINITE_TOP)
         return (double)ari_nan32();
-    const double high = (double)sums->slice[i][t];
-    const double low = t > 0 ? (double)sums->slice[i][t - 1] : 0.0;
-    return (double)(float)ari_scale2(high * 0x1p32 + low, 32 * (t - 1) - 149);
+    const int64_t *slice = sums->slice + i * sums->slices;
+    const double high = (double)slice[t];
+    const double low = t > 0 ? (double)slice[t - 1] : 0.0;
+    const double value = ari_scale2(ari_scale2(high, sums->bits) + low, sums->bits * (t - 1) - 149);
+    return sums->bits == 32 ? (double)(float)value : ari_bl_keep(sums->run, (double)(float)value);
 }
 
 /* One contraction over the tokens of each sample, for rows [first, first + rows) of the gradient; one rounding each. */
@@ -141,6 +149,12 @@ static double round_sum(const ari_bl_run *run, double sum, const ari_bl_terms *t
     return unit > run->noise->unit.inner ? ari_bl_round(run, sum, place) : sum;
 }
 
+/* A matrix has terms of products, or of rows that are chosen. */
+static bool is_matrix(const ari_bl_terms *terms)
+{
+    return terms->dy != NULL || terms->row_of != NULL;
+}
+
 /* Bands of rows, since nine slices take 72 bytes an element. */
 ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols, const ari_bl_terms *terms)
 {
@@ -148,7 +162,7 @@ ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t
         const ari_bl_memory *mark = run->top;
         const size_t band = rows - first < BAND ? rows - first : BAND;
         ari_bl_sums sums;
-        AR_TRY(ari_bl_sums_open(run, &sums, band * cols));
+        AR_TRY(ari_bl_sums_open(run, &sums, band * cols, is_matrix(terms)));
         for (const ari_bl_terms *t = terms; t != NULL; t = t->next) {
             if (t->dy != NULL)
                 AR_TRY(add_samples(run, &sums, first, band, cols, t));

@@ -16,16 +16,21 @@
 
 /* now[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are added:
  * vectors of bytes beside those of 64-bit integers would not fit the registers. */
-ARI_SIMD static bool raise_tops(int32_t *restrict now, const float *restrict v, size_t n)
+ARI_ROW_LOOP bool raise_tops_of(int32_t *restrict now, const float *restrict v, size_t n, bool narrow)
 {
     int32_t raised = 0;
     for (size_t i = 0; i < n; i++) {
-        const int32_t top = ari_acc_top(v[i]);
+        const int32_t top = ari_acc_top(v[i], narrow);
         const int32_t larger = top > now[i] ? top : now[i];
         raised |= larger ^ now[i];
         now[i] = larger;
     }
     return raised != 0;
+}
+
+ARI_SIMD static bool raise_tops(int32_t *restrict now, const float *restrict v, size_t n, bool narrow)
+{
+    return narrow ? raise_tops_of(now, v, n, true) : raise_tops_of(now, v, n, false);
 }
 
 /* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v. With the significand m < 2^24 at
@@ -50,6 +55,24 @@ ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const 
     }
 }
 
+/* The same of slices of 13 bits: 26 bits hold both, and m*2^2 is at least their m*2^(p - 13(t-1)), but in slice 0. */
+ARI_SIMD static void add_narrow_slices(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
+                                       const float *restrict v, size_t n, bool add)
+{
+    for (size_t i = 0; i < n; i++) {
+        const uint32_t bits = ari_bits32(v[i]);
+        const int32_t biased = (int32_t)((bits >> 23) & 0xffu);
+        const uint32_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
+        const int32_t place = biased != 0 ? biased - 1 : 0;
+        const int32_t right = 2 - place + 13 * (t[i] - 1);
+        const uint32_t left = 2u + (uint32_t)(right < 0 ? -right : 0), shifted = significand << left;
+        const uint32_t window = right > 31 ? 0u : shifted >> (uint32_t)(right < 0 ? 0 : right);
+        const uint32_t sign = 0u - (bits >> 31);
+        h[i] = (add ? h[i] : 0) + (int32_t)(((window >> 13) ^ sign) - sign);
+        l[i] = (add ? l[i] : 0) + (int32_t)(((window & 0x1fffu) ^ sign) - sign);
+    }
+}
+
 /* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
 ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t *restrict l,
                                const uint8_t *restrict t_new, size_t n)
@@ -65,14 +88,17 @@ ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t
 }
 
 ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
-                               const int64_t *restrict l, size_t n)
+                               const int64_t *restrict l, size_t n, bool narrow)
 {
     for (size_t i = 0; i < n; i++)
-        y[i] = ari_acc_value(t[i], h[i], l[i]);
+        y[i] = ari_acc_value(t[i], h[i], l[i], narrow);
 }
 
-void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh)
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
+                    bool narrow)
 {
+    void (*const add)(int64_t *, int64_t *, const int32_t *, const float *, size_t, bool) =
+        narrow ? add_narrow_slices : add_slices;
     int32_t now[CHUNK];
     uint8_t room[CHUNK];
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -82,13 +108,13 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row,
         for (size_t j = 0; j < count; j++)
             now[j] = fresh ? 0 : t[i + j];
         for (size_t r = 0; r < rows; r++)
-            raised |= raise_tops(now, row[r] + i, count);
+            raised |= raise_tops(now, row[r] + i, count, narrow);
         for (size_t j = 0; j < count && raised; j++)
             top[j] = (uint8_t)now[j];
         if (raised && !fresh)
             raise_run(t + i, h + i, l + i, top, count);
         for (size_t r = 0; r < rows; r++)
-            add_slices(h + i, l + i, now, row[r] + i, count, !fresh || r > 0);
+            add(h + i, l + i, now, row[r] + i, count, !fresh || r > 0);
     }
 }
 
@@ -106,14 +132,16 @@ typedef struct column_sums {
     uint32_t top[LANES];
 } column_sums;
 
-/* |v|*2^(149-32t) has slice t above the point and slice t-1 in the 32 bits below it, and no operation here rounds: v
- * has 24 bits. */
-ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows)
+/* |v|*2^(149-wt), for slices of w bits, has slice t above the point and slice t-1 in the w bits below it, and no
+ * operation here rounds: v has 24 bits. */
+ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, ptrdiff_t stride, size_t rows,
+                              bool narrow)
 {
+    const double slice = narrow ? 0x1p13 : 0x1p32;
     double unit[LANES], high[LANES] = {0.0}, low[LANES] = {0.0};
     uint32_t top[LANES] = {0};
     for (size_t j = 0; j < LANES; j++)
-        unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - 32 * (int32_t)t[j]);
+        unit[j] = t[j] == ARI_ACC_NONFINITE ? 0.0 : ari_pow2(149 - ari_acc_bits(narrow) * (int32_t)t[j]);
     for (size_t r = 0; r < rows; r++) {
         __builtin_prefetch(x + (ptrdiff_t)r * stride + LANES); /* the next columns': no prefetcher sees such strides */
         for (size_t j = 0; j < LANES; j++) {
@@ -121,7 +149,7 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
             const double v = (double)value * unit[j], above = trunc(v);
             const uint32_t bits = ari_row_magnitude32(value);
             high[j] += above;
-            low[j] += trunc((v - above) * 0x1p32);
+            low[j] += trunc((v - above) * slice);
             top[j] = bits > top[j] ? bits : top[j];
         }
     }
@@ -133,11 +161,11 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
 }
 
 /* now[j] = the larger of t[j] and the top slice of the magnitude; whether any is larger than t[j]. */
-ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *top)
+ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *top, bool narrow)
 {
     unsigned int raised = 0;
     for (size_t j = 0; j < LANES; j++) {
-        const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]));
+        const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]), narrow);
         now[j] = slice > t[j] ? slice : t[j];
         raised |= (unsigned int)(now[j] ^ t[j]);
     }
@@ -146,14 +174,15 @@ ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *to
 
 /* rows <= ROWS_AT_ONCE rows into LANES elements. Where a value reaches above t, which is rare after the first rows, the
  * sums are made again. A flagged element takes nothing. */
-ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows)
+ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows,
+                                     bool narrow)
 {
     uint8_t now[LANES];
     column_sums s;
-    sum_columns(&s, t, x, stride, rows);
-    if (raised_tops(now, t, s.top)) {
+    sum_columns(&s, t, x, stride, rows, narrow);
+    if (raised_tops(now, t, s.top, narrow)) {
         raise_run(t, h, l, now, LANES);
-        sum_columns(&s, t, x, stride, rows);
+        sum_columns(&s, t, x, stride, rows, narrow);
     }
     for (size_t j = 0; j < LANES; j++) {
         const bool flagged = t[j] == ARI_ACC_NONFINITE;
@@ -165,18 +194,19 @@ ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const f
 }
 
 /* The rows x[r * stride, + n) into elements [0, n). */
-static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows, size_t n)
+static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows, size_t n,
+                            bool narrow)
 {
     const size_t whole = n - n % LANES;
     for (size_t from = 0; from < rows; from += ROWS_AT_ONCE) {
         const size_t count = rows - from < ROWS_AT_ONCE ? rows - from : ROWS_AT_ONCE;
         const float *first = x + (ptrdiff_t)from * stride;
         for (size_t j = 0; j < whole; j += LANES)
-            accumulate_lanes(t + j, h + j, l + j, first + j, stride, count);
+            accumulate_lanes(t + j, h + j, l + j, first + j, stride, count, narrow);
     }
     for (size_t r = 0; r < rows && whole < n; r++) {
         const float *rest = x + (ptrdiff_t)r * stride + whole;
-        ari_accumulate(t + whole, h + whole, l + whole, &rest, 1, n - whole, false);
+        ari_accumulate(t + whole, h + whole, l + whole, &rest, 1, n - whole, false, narrow);
     }
 }
 
@@ -231,7 +261,7 @@ static void add_piece(const ar_row_sum *to, size_t cols, size_t from, const floa
 {
     if (to->t.ptr) {
         int64_t *h = (int64_t *)to->hl.ptr + from;
-        accumulate_rows((uint8_t *)to->t.ptr + from, h, h + cols, x, stride, rows, n);
+        accumulate_rows((uint8_t *)to->t.ptr + from, h, h + cols, x, stride, rows, n, to->narrow);
     } else if (to->f32.ptr) {
         add_rows_f32((float *)to->f32.ptr + from, x, stride, rows, n);
     }
@@ -299,6 +329,7 @@ typedef struct acc_view {
     uint8_t *t;
     int64_t *h, *l;
     size_t cols;
+    bool narrow;
 } acc_view;
 
 /* Adds terms of row r, columns [from, from + n), to row `row` of the accumulator. */
@@ -308,7 +339,7 @@ static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, siz
     const ptrdiff_t first = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * terms->stride[1];
     const float *x = ari_run_gather(terms, first, terms->stride[1], n, room);
     const size_t at = row * acc->cols + from;
-    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, &x, 1, n, false);
+    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, &x, 1, n, false, acc->narrow);
 }
 
 /* The row of the accumulator that row r of the terms goes to; negative: none. */
@@ -321,19 +352,19 @@ static int64_t target_row(const int64_t *row_of, size_t rows_in_acc, size_t r)
 
 /** Slot acc_add. Rows of the terms may meet in a row of the accumulator, so threads share out its columns; without
  *  row_of and with one row each they share out rows too. Errors: AR_ERR_SHAPE (a row outside the accumulator). */
-ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t rows_in_acc, const ar_tensor *terms,
-                          ar_cbuf row_of)
+ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
+                          const ar_tensor *terms, ar_cbuf row_of)
 {
     const size_t rows = terms->shape[0], cols = terms->shape[1];
     const int64_t *targets = row_of.ptr;
     int64_t *sums = hl.ptr;
-    const acc_view acc = {.t = t.ptr, .h = sums, .l = sums + rows_in_acc * cols, .cols = cols};
+    const acc_view acc = {.t = t.ptr, .h = sums, .l = sums + rows_in_acc * cols, .cols = cols, .narrow = narrow};
     for (size_t r = 0; r < rows; r++)
         if (target_row(targets, rows_in_acc, r) >= (int64_t)rows_in_acc)
             return ar_error_set(AR_ERR_SHAPE, "acc_add: row %zu goes to row %lld of %zu", r,
                                 (long long)target_row(targets, rows_in_acc, r), rows_in_acc);
     if (all_into_one(terms, rows_in_acc, row_of))
-        return add_all_rows(d, &(ar_row_sum){.t = t, .hl = hl}, terms);
+        return add_all_rows(d, &(ar_row_sum){.t = t, .hl = hl, .narrow = narrow}, terms);
     const bool disjoint = !targets && rows_in_acc > 1;
     const size_t chunks = (cols + CHUNK - 1) / CHUNK, groups = disjoint ? rows : 1;
     ARI_PARALLEL_FOR (i, chunks * groups, d, rows * cols) {
@@ -410,7 +441,7 @@ static void scatter(const ar_tensor *y, size_t from, const float *values, size_t
 }
 
 /** Slot acc_value. Errors: none. */
-ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n)
+ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 {
     const uint8_t *top = t.ptr;
     const int64_t *h = hl.ptr, *l = h + n;
@@ -419,24 +450,24 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
     ARI_PARALLEL_FOR (i, chunks, d, all) {
         const size_t from = i * CHUNK, count = all - from < CHUNK ? all - from : CHUNK;
         if (contiguous) {
-            value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count);
+            value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count, narrow);
             continue;
         }
         float values[CHUNK] = {0};
-        value_run(values, top + from, h + from, l + from, count);
+        value_run(values, top + from, h + from, l + from, count, narrow);
         scatter(y, from, values, count);
     }
     return AR_OK;
 }
 
 /** Slot acc_put. Errors: none. */
-ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf x, size_t n)
+ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
 {
     uint8_t *top = t.ptr;
     int64_t *h = hl.ptr, *l = h + n;
     const float *v = x.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_acc_put(&top[i], &h[i], &l[i], v[i]);
+        ari_acc_put(&top[i], &h[i], &l[i], v[i], narrow);
     return AR_OK;
 }
 
@@ -466,25 +497,25 @@ ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, 
 
 /** Slot states_narrow. Errors: none. */
 ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                                size_t width)
+                                size_t width, bool narrow)
 {
     uint8_t *sent = to.ptr;
     const uint8_t *top = t.ptr;
     const int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width);
+        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width, narrow);
     return AR_OK;
 }
 
 /** Slot states_merge. Errors: none. */
 ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
-                               size_t n, size_t width)
+                               size_t n, size_t width, bool narrow)
 {
     const uint8_t *sent = from.ptr;
     uint8_t *top = t.ptr;
     int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n * ranks)
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width);
+            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
     return AR_OK;
 }

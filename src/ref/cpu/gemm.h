@@ -160,7 +160,8 @@ void ari_round_sums(float *y, const int64_t *s, double row, const double *scale,
 void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
 
 /** Adds the first n values of each row to n elements of the order-independent accumulator, whose state starts at t, h,
- *  l; fresh: to zeros, whatever these hold. */
-void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh);
+ *  l; fresh: to zeros, whatever these hold. narrow: its slices are. */
+void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
+                    bool narrow);
 
 #endif

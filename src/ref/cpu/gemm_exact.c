@@ -283,7 +283,7 @@ typedef struct acc_output {
     int64_t *h, *l;       /* [m, n] */
     const int32_t *e, *f; /* [products, m], [products, n] */
     const tile_request *r;
-    bool fresh;
+    bool fresh, narrow;
 } acc_output;
 
 /* The tile of a product: its rounded values are kept, or added with those that are, since a state has four times the
@@ -299,7 +299,8 @@ static void acc_product(const ari_exact_path *path, const acc_output *o, const a
         float *both[2] = {t->values, t->values + (1 + i) * t->cols};
         round_row_of(path, t, i, both[keep], e[i], f);
         if (!keep)
-            ari_accumulate(o->t + at, o->h + at, o->l + at, (const float *const *)both, kept ? 2 : 1, t->cols, fresh);
+            ari_accumulate(o->t + at, o->h + at, o->l + at, (const float *const *)both, kept ? 2 : 1, t->cols, fresh,
+                           o->narrow);
     }
 }
 
@@ -325,8 +326,8 @@ static void acc_tile(const ari_exact_path *path, const void *context, const ari_
 
 /** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, const ar_packed *a, const ar_packed *b,
-                           ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
+ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool narrow, const ar_packed *a,
+                           const ar_packed *b, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     AR_TRY(check_pair(a, b, "gemm_acc"));
     int64_t *sums = hl.ptr;
@@ -339,6 +340,6 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, const
         r.values += terms > 0 ? 1 : 0;
     }
     r.terms = path_of(d, r.k)->terms;
-    const acc_output o = {t.ptr, sums, sums + a->rows * b->rows, e.ptr, f.ptr, &r, fresh};
+    const acc_output o = {t.ptr, sums, sums + a->rows * b->rows, e.ptr, f.ptr, &r, fresh, narrow};
     return for_each_tile(d, a, b, &r, acc_tile, &o);
 }

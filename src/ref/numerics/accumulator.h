@@ -3,45 +3,56 @@
 #define ARI_NUMERICS_ACCUMULATOR_H
 
 /* The order-independent accumulator (numerics.md, section 3): a sum of fp32 values whose result depends only on
- * the multiset of values. |v|*2^149 is an integer below 2^277, cut into nine 32-bit slices; the state keeps the sums of
- * slice t and slice t-1 of every value so far, t the highest slice that any of them reaches. The identity is t = h = l
- * = 0. It holds 2^31 values. */
+ * the multiset of values. |v|*2^149 is an integer below 2^277, cut into slices of 32 bits, or of 13 where the sum is
+ * stored as bf16 (narrow); the state keeps the sums of slice t and slice t-1 of every value so far, t the highest slice
+ * that any of them reaches. The identity is t = h = l = 0. It holds 2^31 values. */
+#include <stdbool.h>
+
 #include "ref/numerics/bits.h"
 
 #define ARI_ACC_NONFINITE 255
 
-/** The highest non-zero slice of v, 0..8; 0 for zeros; ARI_ACC_NONFINITE for NaN and infinities. */
-ARI_FN int ari_acc_top(float v)
+/** Bits of a slice. */
+ARI_FN int32_t ari_acc_bits(bool narrow)
+{
+    return narrow ? 13 : 32;
+}
+
+/** The highest non-zero slice of v, 0..8 or 0..21; 0 for zeros; ARI_ACC_NONFINITE for NaN and infinities. */
+ARI_FN int ari_acc_top(float v, bool narrow)
 {
     const uint32_t magnitude = ari_bits32(v) & 0x7fffffffu;
     const int biased = (int)(magnitude >> 23);
-    /* The leading bit of a normal value stands at biased + 22; a subnormal lies in slice 0. */
-    const int top = biased == 0 ? 0 : (biased + 22) >> 5;
-    return biased == 255 ? ARI_ACC_NONFINITE : top;
+    /* The leading bit of a normal value stands at biased + 22, below 277, where *79 >> 10 divides by 13; that of a
+     * subnormal below 23. */
+    const int wide = biased == 0 ? 0 : (biased + 22) >> 5;
+    const int short_ = biased == 0 ? magnitude >> 13 != 0 : (biased + 22) * 79 >> 10;
+    return biased == 255 ? ARI_ACC_NONFINITE : narrow ? short_ : wide;
 }
 
-/** Slice b of v, bits [32b, 32b + 32) of |v|*2^149, with v's sign; 0 outside 0..8 and for non-finite v. */
-ARI_FN int64_t ari_acc_slice(float v, int32_t b)
+/** Slice b of v, bits [w*b, w*b + w) of |v|*2^149 for slices of w bits, with v's sign; 0 where there is none, and for
+ *  non-finite v. */
+ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
 {
     const uint32_t u = ari_bits32(v);
-    const int32_t biased = (int32_t)((u >> 23) & 0xffu);
+    const int32_t biased = (int32_t)((u >> 23) & 0xffu), bits = ari_acc_bits(narrow);
     const uint32_t implicit = biased != 0 ? 0x800000u : 0u;
     const uint32_t significand = biased == 255 ? 0u : (u & 0x7fffffu) | implicit;
     const int32_t up =
-        (biased != 0 ? biased - 1 : 0) - 32 * b; /* the significand's lowest bit, seen from the slice's */
-    /* From 32 places up and from 24 down nothing is left of the 24 bits in the slice: 63 stands for all such. */
+        (biased != 0 ? biased - 1 : 0) - bits * b; /* the significand's lowest bit, seen from the slice's */
+    /* From a slice's width of places up and from 24 down nothing is left of the 24 bits in it: 63 stands for all such. */
     const uint32_t left = (uint32_t)ari_clamp32(up, 0, 63);
     const uint32_t right = (uint32_t)ari_clamp32(-up, 0, 63);
-    const uint64_t bits = (((uint64_t)significand << left) >> right) & 0xffffffffu;
+    const uint64_t slice = (((uint64_t)significand << left) >> right) & (((uint64_t)1 << bits) - 1);
     const uint64_t negative = (uint64_t)0 - (u >> 31); /* all ones for a negative v: ~x + 1 = -x */
-    return (int64_t)((bits ^ negative) - negative);
+    return (int64_t)((slice ^ negative) - negative);
 }
 
 /** Raises the state to slice t_new; nothing where it is there already. */
 ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
 {
     const int from = *t, to = t_new;
-    const int64_t shifted = to == from + 1 ? *h : 0; /* from is 8 at most when to is ARI_ACC_NONFINITE */
+    const int64_t shifted = to == from + 1 ? *h : 0; /* from is 21 at most when to is ARI_ACC_NONFINITE */
     *l = to > from ? shifted : *l;
     *h = to > from ? 0 : *h;
     *t = (uint8_t)(to > from ? to : from);
@@ -49,11 +60,11 @@ ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
 
 /** Adds one value. A non-finite one absorbs everything: t = ARI_ACC_NONFINITE, h = l = 0, and every slice is 0
  *  there. */
-ARI_FN void ari_acc_add(uint8_t *t, int64_t *h, int64_t *l, float v)
+ARI_FN void ari_acc_add(uint8_t *t, int64_t *h, int64_t *l, float v, bool narrow)
 {
-    ari_acc_raise(t, h, l, (uint8_t)ari_acc_top(v));
-    *h = ari_add64(*h, ari_acc_slice(v, *t));
-    *l = ari_add64(*l, ari_acc_slice(v, *t - 1));
+    ari_acc_raise(t, h, l, (uint8_t)ari_acc_top(v, narrow));
+    *h = ari_add64(*h, ari_acc_slice(v, *t, narrow));
+    *l = ari_add64(*l, ari_acc_slice(v, *t - 1, narrow));
 }
 
 /** Adds the state (t2, h2, l2) to (t, h, l): as if every value of both had been added to one. */
@@ -65,12 +76,20 @@ ARI_FN void ari_acc_merge(uint8_t *t, int64_t *h, int64_t *l, uint8_t t2, int64_
     *l = ari_add64(*l, l2);
 }
 
-/** fl32((fl64(h)*2^32 + fl64(l))*2^(32(t-1)-149)); NaN for a non-finite state. */
-ARI_FN float ari_acc_value(uint8_t t, int64_t h, int64_t l)
+/** fl32((fl64(h)*2^w + fl64(l))*2^(w(t-1)-149) for slices of w bits; NaN for a non-finite state. */
+ARI_FN float ari_acc_sum(uint8_t t, int64_t h, int64_t l, bool narrow)
 {
-    const int32_t exponent = 32 * ((t == ARI_ACC_NONFINITE ? 0 : (int32_t)t) - 1) - 149;
-    const float value = (float)((ari_double64(h) * 0x1p32 + ari_double64(l)) * ari_pow2(exponent));
+    const int32_t exponent = ari_acc_bits(narrow) * ((t == ARI_ACC_NONFINITE ? 0 : (int32_t)t) - 1) - 149;
+    const double scale = narrow ? 0x1p13 : 0x1p32;
+    const float value = (float)((ari_double64(h) * scale + ari_double64(l)) * ari_pow2(exponent));
     return t == ARI_ACC_NONFINITE ? ari_nan32() : value;
+}
+
+/** That, rounded once more to bf16 where sums are stored so. */
+ARI_FN float ari_acc_value(uint8_t t, int64_t h, int64_t l, bool narrow)
+{
+    const float sum = ari_acc_sum(t, h, l, narrow);
+    return narrow ? ari_f32_of_bf16(ari_bf16_of_f32(sum)) : sum;
 }
 
 #endif

@@ -23,45 +23,66 @@ ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
     return (int64_t)v;
 }
 
-/** Bytes of a state that is the sum of at most so many values, each slice of which is below 2^32: t, then H and L; of
- *  one value that value. */
-ARI_FN size_t ari_sent_state_bytes(size_t values)
+/** Bytes of a state that is the sum of at most so many values: of one value that value, fp32; then t, H and L, which
+ *  are t in 5 bits and both sums in 21 or 29 where slices are narrow and the values few. */
+ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
 {
-    const size_t more = (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 2u : 0u) +
-                        (values > (size_t)1 << 23 ? 2u : 0u);
-    return values == 1 ? sizeof(float) : 11 + more;
+    const size_t most = narrow ? (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 3u : 0u) +
+                                     (values > (size_t)1 << 26 ? 2u : 0u)
+                               : (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 2u : 0u) +
+                                     (values > (size_t)1 << 23 ? 2u : 0u);
+    return values == 1 ? sizeof(float) : (narrow ? 6u : 11u) + most;
 }
 
-/** The state in so many bytes, and one that is merged with it. */
-ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
+#define ARI_SENT_TOP 5u        /* bits of t in one word with both sums */
+#define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
+
+/** The state in so many bytes, and one that is merged with it. An even number is one word. */
+ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
-        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_value(t, h, l)), width);
-        return;
+        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, narrow)), width);
+    } else if (width % 2 == 0) {
+        const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
+        const uint64_t top = t == ARI_ACC_NONFINITE ? ARI_SENT_NONFINITE : t;
+        const uint64_t low = (uint64_t)l & (((uint64_t)1 << bits) - 1);
+        ari_sent_write(to, (int64_t)((uint64_t)h << (ARI_SENT_TOP + bits) | low << ARI_SENT_TOP | top), width);
+    } else {
+        to[0] = t;
+        ari_sent_write(to + 1, h, each);
+        ari_sent_write(to + 1 + each, l, each);
     }
-    to[0] = t;
-    ari_sent_write(to + 1, h, each);
-    ari_sent_write(to + 1 + each, l, each);
 }
 
-ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
+ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width, bool narrow)
 {
     const size_t each = width / 2;
-    if (width == sizeof(float))
-        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)));
-    else
+    if (width == sizeof(float)) {
+        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), narrow);
+    } else if (width % 2 == 0) {
+        const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
+        const int64_t word = ari_sent_read(from, width);
+        const uint32_t top = (uint32_t)word & ((1u << ARI_SENT_TOP) - 1);
+        const int64_t low = (int64_t)((uint64_t)word << (above - ARI_SENT_TOP)) >> above;
+        ari_acc_merge(t, h, l, (uint8_t)(top == ARI_SENT_NONFINITE ? ARI_ACC_NONFINITE : top),
+                      word >> (ARI_SENT_TOP + bits), low);
+    } else {
         ari_acc_merge(t, h, l, from[0], ari_sent_read(from + 1, each), ari_sent_read(from + 1 + each, each));
+    }
 }
 
-/** A state of the accumulator whose value is v: +0 for -0, and an infinity, which a sum overflowed to, for itself. */
-ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float v)
+/** A state of the accumulator whose value is v, rounded to bf16 where such are: +0 for -0, and an infinity, which a sum
+ *  overflowed to, for itself. */
+ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow)
 {
+    const float v = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x)) : x;
     const uint32_t bits = ari_bits32(v);
-    const int infinite = (bits & 0x7fffffffu) == 0x7f800000u;
-    *t = infinite ? 8 : (uint8_t)ari_acc_top(v);
-    *h = infinite ? (bits >> 31 ? -((int64_t)1 << 22) : (int64_t)1 << 22) : ari_acc_slice(v, *t);
-    *l = ari_acc_slice(v, *t - 1);
+    const int infinite = (bits & 0x7fffffffu) == 0x7f800000u, highest = narrow ? 21 : 8;
+    const int64_t beyond = (int64_t)1 << (278 - highest * ari_acc_bits(narrow)); /* 2^129 */
+    *t = (uint8_t)(infinite ? highest : ari_acc_top(v, narrow));
+    *h = infinite ? (bits >> 31 ? -beyond : beyond) : ari_acc_slice(v, *t, narrow);
+    *l = ari_acc_slice(v, *t - 1, narrow);
 }
 
 #endif

@@ -83,7 +83,7 @@ static ar_status open_sum(const walk *w, value *out, const value *in)
     value form = {.arrays = w->sums->bucket_arrays};
     memcpy(form.array, w->sums->bucket_array, sizeof form.array);
     AR_TRY(new_value(w, out, &form, in->extent));
-    return w->sums->bucket_put(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count);
+    return w->sums->bucket_put(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count, AR_F32);
 }
 
 static ar_status close_sum(const walk *w, value *out, const value *in)

@@ -96,7 +96,7 @@ static ar_status through_hook(const ari_bucket *b, const ari_ddp_slot *s, const 
     AR_TRY(ar_ctx_download(ctx, h->host, &h->g));
     AR_TRY(p ? call_hook(b, s, h, p->own_start, p->own_start, p->own_count) : call_shares(b, h));
     AR_TRY(ar_ctx_upload(ctx, &h->g, h->host));
-    AR_TRY(arith->bucket_put ? arith->bucket_put(ctx, ctx->queue, h->form, ar_const(h->g.data), n)
+    AR_TRY(arith->bucket_put ? arith->bucket_put(ctx, ctx->queue, h->form, ar_const(h->g.data), n, storage)
                              : ctx->device->ops->copy_strided(ctx->device, ctx->queue, &numbers, &h->g));
     return p ? arith->bucket_unpack(ctx, ctx->queue, p, ar_const(h->form), n, 0, storage) : AR_OK;
 }

@@ -49,7 +49,7 @@ static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype,
     if (bytes > 0 && dtype == AR_BF16) {
         ari_op_builder_send_sums(w, over, n, bytes, often, role, tag);
         if (!shares)
-            ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, AR_F32, often, role, tag);
+            ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, dtype, often, role, tag);
         return;
     }
     ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
