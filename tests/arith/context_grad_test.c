@@ -153,8 +153,8 @@ Test(context_grad, tokens_dealt_out_over_ranks_have_one_contractions_bits)
 
 Test(context_grad, sums_too_long_for_one_int64_are_added_as_two)
 {
-    /* 8,196 tokens, of which no rank has more than one int64 can hold. */
-    const gradient_case c = {.dp = 1, .cp = 3, .tp = 1, .samples = 1, .each = 8196, .out = 2, .in = 2};
+    /* 8,199 tokens, an odd number and so one part, of which no rank has more than one int64 can hold. */
+    const gradient_case c = {.dp = 1, .cp = 3, .tp = 1, .samples = 1, .each = 8199, .out = 2, .in = 2};
     gradient_case largest = c;
     largest.largest = true;
     expect_the_definition(&c);

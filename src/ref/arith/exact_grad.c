@@ -98,23 +98,13 @@ static void end_packed(ar_ctx *ctx, ar_packed *p)
 }
 
 /* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
- * exponents c [samples, tokens]; and the exponents of their rows, e [samples, out] and f [samples, in]. */
+ * exponents c [samples, tokens]; and the exponents of their rows, e [samples, out] and f [samples, in]. A part of a
+ * sample (ar_gradient_parts) counts as one. */
 typedef struct contractions {
     ar_tensor a, b;
     ar_cbuf c, e, f;
     bool narrow;
 } contractions;
-
-static contractions sample_of(const contractions *all, size_t i)
-{
-    const size_t word = sizeof(int32_t), out = all->a.shape[1], in = all->b.shape[1], tokens = all->a.shape[2];
-    return (contractions){.a = ar_tensor_slice(&all->a, 0, i, 1),
-                          .b = ar_tensor_slice(&all->b, 0, i, 1),
-                          .c = ar_cbuf_at(all->c, i * tokens * word),
-                          .e = ar_cbuf_at(all->e, i * out * word),
-                          .f = ar_cbuf_at(all->f, i * in * word),
-                          .narrow = all->narrow};
-}
 
 /* Every sample's tokens are all here: rounded and added tile by tile. b: the integers of x. */
 static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, const ar_packed *b, ar_buf e)
@@ -224,43 +214,96 @@ ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s
     return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, p->grad->narrow, s->out, &value, ar_const(s->row_of));
 }
 
-/* One sample. */
-static ar_status add_shared_sample(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, const contractions *k,
-                                   const char *tag)
+/* The rank's tokens of a sample, in the order of their positions, of parts that others have some of too. */
+typedef struct shared_parts {
+    size_t parts, seq, tokens; /* of a sample; its positions, and the rank's own */
+    ar_positions own;
+} shared_parts;
+
+static shared_parts shared_parts_of(const ar_ctx *ctx, size_t tokens)
+{
+    const size_t seq = tokens * (size_t)ar_comm_size(ctx->sequence);
+    return (shared_parts){.parts = ar_gradient_parts(seq),
+                          .seq = seq,
+                          .tokens = tokens,
+                          .own = ar_parallel_positions(&ctx->layout, seq, ar_comm_rank(ctx->sequence))};
+}
+
+/* Those that come before a part. */
+static size_t tokens_before(const shared_parts *s, size_t part)
+{
+    const size_t position = s->seq / s->parts * part;
+    size_t n = 0;
+    if (part == s->parts)
+        return s->tokens;
+    for (int run = 0; run < 2; run++) {
+        const size_t past = position > s->own.first[run] ? position - s->own.first[run] : 0;
+        n += past < s->own.count[run] ? past : s->own.count[run];
+    }
+    return n;
+}
+
+/* Part number i of all samples' parts; e and f: where the exponents of all are. */
+static contractions part_of(const contractions *all, const shared_parts *s, size_t i)
+{
+    const size_t word = sizeof(int32_t), sample = i / s->parts, from = tokens_before(s, i % s->parts);
+    const size_t n = tokens_before(s, i % s->parts + 1) - from;
+    const ar_tensor a = ar_tensor_slice(&all->a, 0, sample, 1), b = ar_tensor_slice(&all->b, 0, sample, 1);
+    return (contractions){.a = ar_tensor_slice(&a, 2, from, n),
+                          .b = ar_tensor_slice(&b, 2, from, n),
+                          .c = ar_cbuf_at(all->c, (sample * s->tokens + from) * word),
+                          .e = ar_cbuf_at(all->e, i * a.shape[1] * word),
+                          .f = ar_cbuf_at(all->f, i * b.shape[1] * word),
+                          .narrow = all->narrow};
+}
+
+/* One part, of which this rank may have nothing. */
+static ar_status add_shared_part(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, const contractions *k,
+                                 const char *tag)
 {
     ar_packed *a = NULL, *b = NULL;
-    ar_status st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
-    if (st == AR_OK)
-        st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
-    if (st == AR_OK)
-        st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
-    end_packed(ctx, a);
-    end_packed(ctx, b);
+    ar_status st = AR_OK;
+    if (k->a.shape[2] == 0) {
+        st = ARI_KERNEL(ctx, zero, s->sums, s->out * s->in * (size_t)s->limbs * sizeof(int64_t));
+    } else {
+        st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
+        if (st == AR_OK)
+            st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
+        if (st == AR_OK)
+            st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
+        end_packed(ctx, a);
+        end_packed(ctx, b);
+    }
     AR_TRY(st);
     return ari_shared_rows_add(ctx, p, s, k->e, k->f, tag);
 }
 
-/* Exponents of the rows of both, over all ranks that share the tokens, then one sample after the other: x is quantised
- * again for each parameter, since the integers of all its samples would take more memory. */
+/* Exponents of the rows of both, over all ranks that share the tokens, then one part after the other: x is quantised
+ * again for each parameter, since the integers of all samples would take more memory. */
 static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contractions *k)
 {
     ar_comm *over = ctx->sequence;
     const char *tag = terms->to->name;
-    const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1];
+    const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1], word = sizeof(int32_t);
+    const shared_parts of = shared_parts_of(ctx, k->b.shape[2]);
+    const size_t n = samples * of.parts;
     ar_buf e = {NULL}; /* e, then f */
     ari_shared_rows s;
-    AR_TRY(ari_step_alloc(ctx, &e, samples * (out + in) * sizeof(int32_t)));
-    const ar_buf f = ar_buf_at(e, samples * out * sizeof(int32_t));
+    AR_TRY(ari_step_alloc(ctx, &e, n * (out + in) * word));
+    const ar_buf f = ar_buf_at(e, n * out * word);
     k->a = by_sample(&terms->dy, samples);
     k->e = ar_const(e);
     k->f = ar_const(f);
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false, k->narrow));
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false, k->narrow));
-    AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, samples * (out + in), AR_I32, AR_MAX, tag));
-    ar_status st = ari_shared_rows_init(&s, ctx, over, out, in, k->a.shape[2] * (size_t)ar_comm_size(over));
-    for (size_t i = 0; i < samples && st == AR_OK; i++) {
-        const contractions one = sample_of(k, i);
-        st = add_shared_sample(ctx, terms->to, &s, &one, tag);
+    for (size_t i = 0; i < n; i++) {
+        const contractions one = part_of(k, &of, i);
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(e, i * out * word), &one.a, one.c, +1, false, k->narrow));
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(f, i * in * word), &one.b, one.c, -1, false, k->narrow));
+    }
+    AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, n * (out + in), AR_I32, AR_MAX, tag));
+    ar_status st = ari_shared_rows_init(&s, ctx, over, out, in, of.seq / of.parts);
+    for (size_t i = 0; i < n && st == AR_OK; i++) {
+        const contractions one = part_of(k, &of, i);
+        st = add_shared_part(ctx, terms->to, &s, &one, tag);
     }
     ari_shared_rows_fini(&s, ctx);
     ari_step_free(ctx, e);
@@ -301,15 +344,16 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
-    const size_t terms_of_sample = tokens / samples * (size_t)ar_comm_size(ctx->sequence);
-    contractions k = {
-        .b = by_sample(x, samples), .c = ar_const(c), .narrow = ari_exact_is_narrow(ctx, terms_of_sample)};
-    if (!ari_has_peers(ctx->sequence))
+    const size_t cp = (size_t)ar_comm_size(ctx->sequence), seq = tokens / samples * cp;
+    const size_t own_parts = ar_gradient_parts_own(seq, cp);
+    const bool narrow = ari_exact_is_narrow(ctx, seq / ar_gradient_parts(seq));
+    contractions k = {.b = by_sample(x, samples * (own_parts > 0 ? own_parts : 1)), .c = ar_const(c), .narrow = narrow};
+    if (own_parts > 0)
         AR_TRY(add_whole(ctx, terms, n, &k));
     for (int i = 0; i < n; i++) {
         if (!terms[i].to->requires_grad)
             continue;
-        if (ari_has_peers(ctx->sequence))
+        if (own_parts == 0)
             AR_TRY(add_shared(ctx, &terms[i], &k));
         ari_work_of_gradient(terms[i].dy.shape[1], x->shape[1], tokens);
     }

@@ -103,21 +103,31 @@ double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
     return sums->bits == 32 ? (double)(float)value : ari_bl_keep(sums->run, (double)(float)value);
 }
 
-/* One contraction over the tokens of each sample, for rows [first, first + rows) of the gradient; one rounding each. */
+/* Halves of halves of a sample while they have 1,024 positions; an expert's rows of it are in one piece. */
+static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
+{
+    size_t length = run->s;
+    while (terms->of == NULL && run->o->mode == AR_MODE_EXACT && length % 2 == 0 && length >= 2048)
+        length /= 2;
+    return run->s / length;
+}
+
+/* One contraction over the tokens of each part of a sample, for rows [first, first + rows) of the gradient; one rounding each. */
 static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
                              const ari_bl_terms *terms)
 {
     double *dw = ari_bl_doubles(run, rows, cols);
     if (dw == NULL)
         return run->memory;
-    for (size_t sample = 0; sample < run->b; sample++) {
-        const size_t begin = terms->of != NULL ? terms->of[sample] : sample * run->s;
-        const size_t end = terms->of != NULL ? terms->of[sample + 1] : begin + run->s;
+    const size_t parts = parts_of_sample(run, terms), length = run->s / parts;
+    for (size_t i = 0; i < run->b * parts; i++) {
+        const size_t begin = terms->of != NULL ? terms->of[i] : i * length;
+        const size_t end = terms->of != NULL ? terms->of[i + 1] : begin + length;
         const ari_bl_matrix a = {terms->dy + begin * terms->ld + first, 1, terms->ld};
         const ari_bl_matrix b = {terms->x + begin * cols, 1, cols};
         AR_TRY(ari_bl_contract(run, dw, rows, cols, end - begin, a, b, ARI_BL_SCALED));
-        for (size_t i = 0; i < rows * cols; i++)
-            ari_bl_sums_add(sums, i, dw[i]);
+        for (size_t k = 0; k < rows * cols; k++)
+            ari_bl_sums_add(sums, k, dw[k]);
     }
     return AR_OK;
 }

@@ -49,6 +49,22 @@ ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank
     return ar_positions_part(&own, (size_t)cp_rank % inner, inner);
 }
 
+size_t ar_gradient_parts(size_t seq)
+{
+    enum { LEAST = 1024 };
+    size_t parts = 1;
+    while (seq / parts % 2 == 0 && seq / parts / 2 >= LEAST)
+        parts *= 2;
+    return parts;
+}
+
+/* A zigzag gives each rank two chunks of 1/(2*cp). */
+size_t ar_gradient_parts_own(size_t seq, size_t cp)
+{
+    const size_t parts = ar_gradient_parts(seq);
+    return cp == 1 || parts % (2 * cp) == 0 ? parts / cp : 0;
+}
+
 /* Into how many chunks the places of the ring cut a sequence. */
 static size_t chunks_of(const ar_parallel *p)
 {

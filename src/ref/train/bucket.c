@@ -159,8 +159,8 @@ static bool is_alone(ar_comm *group)
     return !group || ar_comm_size(group) == 1;
 }
 
-/* Of how many values an element of the bucket can be the sum on a rank that sums it over a group: those of its own
- * samples, and of the ranks whose terms it has already, or whose samples its experts have. */
+/* Of how many values an element of the bucket can be the sum on a rank that sums it over a group: those of the parts of
+ * its own samples, and of the ranks whose terms it has already, or whose samples its experts have. */
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
@@ -168,13 +168,15 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     if (is_alone(group))
         return 0;
     const size_t others = is_alone(data) ? 1 : (size_t)ar_comm_size(data) / (size_t)ar_comm_size(group);
-    size_t each = d->step.depths * (others > 0 ? others : 1);
-    for (size_t i = 0, tables = 0; i < b->info.params; i++) {
+    const size_t cp = (size_t)ar_comm_size(d->ctx->sequence), own_parts = ar_gradient_parts_own(d->step.tokens, cp);
+    size_t of_sample = own_parts > 0 ? own_parts : ar_gradient_parts(d->step.tokens);
+    for (size_t i = 0; i < b->info.params; i++) {
         if (b->info.param[i]->adds == AR_ADDS_ANY)
             return SIZE_MAX;
-        if (b->info.param[i]->adds == AR_ADDS_BY_TOKEN && tables++ == 0)
-            each *= 2 * d->step.tokens;
+        if (b->info.param[i]->adds == AR_ADDS_BY_TOKEN)
+            of_sample = 2 * d->step.tokens;
     }
+    const size_t each = d->step.depths * (others > 0 ? others : 1) * of_sample;
     return samples > 0 && samples <= SIZE_MAX / each ? samples * each : SIZE_MAX;
 }
 

@@ -325,14 +325,16 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     each_of(w, all, k, first_of(w, all, k), f);
 }
 
-/* The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each of
- * the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose tokens
+/* The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each part
+ * of the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose tokens
  * its experts have; of tables two for each token. */
 static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, ari_call_often often)
 {
     const ar_parallel *p = &w->c->run.parallel;
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
-    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * w->c->run.seq : 1);
+    const size_t seq = w->c->run.seq, own = ar_gradient_parts_own(seq, ari_op_builder_ranks(w, ARI_OVER_CP));
+    const size_t parts = own > 0 ? own : ar_gradient_parts(seq);
+    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * seq : parts);
     size_t start = 0, samples = 0;
     ar_parallel_rows(often == ARI_EACH_MICRO ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start,
                      &samples);

@@ -372,23 +372,25 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     return leaves;
 }
 
-/* Within a sample dW is one sum over all positions: of those that share them each rank rounds a part of it. Their sum
- * over dp adds the parts up, as it does the terms of native numerics. Exponents of all experts move together, those of
+/* Within a part of a sample dW is one sum over all positions: of those that share them each rank rounds some rows of it.
+ * Their sum over dp adds the rows up, as it does the terms of native numerics. Exponents of all experts move together, those of
  * what their weights share once. */
 static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ari_role role)
 {
     const size_t out = weight->local[0], in = weight->local[1], experts = w->in_experts ? weight->experts : 1;
     const ari_over over = w->in_experts && w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
-    const size_t times = ari_op_builder_mul(w, w->own, experts), both = ari_op_builder_add(w, out, in);
-    const size_t sums = ari_op_builder_mul(w, out, in), seq = w->c->run.seq;
-    if (!w->form.exact || ari_op_builder_ranks(w, over) == 1)
+    const size_t ranks = ari_op_builder_ranks(w, over), seq = w->c->run.seq;
+    const size_t parts = w->in_experts ? 1 : ar_gradient_parts(seq), terms = seq / parts;
+    const size_t times = ari_op_builder_mul(w, w->own, ari_op_builder_mul(w, experts, parts));
+    const size_t sums = ari_op_builder_mul(w, out, in), both = ari_op_builder_add(w, out, in);
+    if (!w->form.exact || ranks == 1 || (!w->in_experts && ar_gradient_parts_own(seq, ranks) > 0))
         return;
     if (w->in_experts && !w->x_scaled)
         call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
     call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
-    ari_op_builder_scatter_sums(w, over, sums, seq, ari_op_builder_is_narrow(w, seq),
+    ari_op_builder_scatter_sums(w, over, sums, terms, ari_op_builder_is_narrow(w, terms),
                                 w->in_experts ? ARI_EXPERTS : role, w->in_experts ? "" : weight_tag);
-    ari_op_builder_repeat(w, times); /* a sample at a time */
+    ari_op_builder_repeat(w, times); /* a part at a time */
     ari_op_call *call = &w->op.call[w->op.calls - 1];
     call->row = out > 0 ? call->elements / out : 0;
 }

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Samples of several parts, of each of which a matrix's gradient is rounded (ar_gradient_parts): bits, calls, bytes and
+ * memory where every part is one rank's, where ranks share parts, and where a rank has nothing of some. */
+#include "tests/verify/support.h"
+
+#define MIXTRAL_OF_ONE_LAYER                                                                               \
+    "{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", \"vocab_size\": 11, "      \
+    "\"hidden_size\": 8, \"intermediate_size\": 6, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, " \
+    "\"num_key_value_heads\": 2, \"num_local_experts\": 3, \"num_experts_per_tok\": 2, "                   \
+    "\"max_position_embeddings\": 8192, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\"}"
+
+static void check_parts(const ar_parallel *layout, size_t layouts, size_t batch, size_t seq, ar_precision precision)
+{
+    OWNED(end_folder) char *folder = new_model(MIXTRAL_OF_ONE_LAYER);
+    ar_check_options o = check_layouts(folder, layout, layouts, batch, seq);
+    o.run.precision = precision;
+    OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
+    expect_same(r, precision == AR_PRECISION_BF16 ? "bf16" : "f32");
+}
+
+static const ar_parallel of_two[] = {
+    {.dp = 2, .tp = 2, .sp = true, .zero = 1},
+    {.cp = 2},
+    {.cp = 2, .zigzag = true},
+    {.cp = 4}, /* half of the ranks have nothing of a part */
+    {.cp = 4, .cp_inner = 2},
+};
+
+Test(long_samples, of_two_parts)
+{
+    check_parts(of_two, sizeof of_two / sizeof *of_two, 1, 2048, AR_PRECISION_F32);
+    check_parts(of_two, sizeof of_two / sizeof *of_two, 2, 2048, AR_PRECISION_BF16);
+}
+
+static const ar_parallel of_four[] = {
+    {.cp = 2}, /* two parts are a rank's own */
+    {.cp = 2, .zigzag = true, .dp = 2, .zero = 2},
+};
+
+Test(long_samples, whose_parts_are_the_ranks_own)
+{
+    check_parts(of_four, sizeof of_four / sizeof *of_four, 1, 4096, AR_PRECISION_BF16);
+}
+
+Test(long_samples, are_halved_while_the_halves_are_long)
+{
+    static const size_t of[][2] = {{1, 1},    {2047, 1}, {2048, 2}, {2050, 2}, {3072, 2},
+                                   {4096, 4}, {4098, 2}, {6144, 4}, {8192, 8}, {131072, 128}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        cr_expect_eq(ar_gradient_parts(of[i][0]), of[i][1], "%zu positions", of[i][0]);
+    cr_expect_eq(ar_gradient_parts_own(4096, 2), 2);
+    cr_expect_eq(ar_gradient_parts_own(4096, 4), 0, "a zigzag's chunks are half a part");
+    cr_expect_eq(ar_gradient_parts_own(2048, 1), 2);
+}
