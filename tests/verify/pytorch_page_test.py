@@ -110,6 +110,7 @@ def one_of_many(rank, function, world, port, arguments):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     function(rank, world, *arguments)
+    dist.barrier()  # the first rank, which has the store, waits until the others have met
     dist.destroy_process_group()
 
 
