@@ -847,7 +847,7 @@ class Files(CommandTest):
         folder, file = self.golden(), self.folder / "file"
         file.write_text("mine", encoding="utf-8")
         batch = folder / "batch.safetensors"
-        for out in (file, file / "below", self.folder / "no" / "deeper", "/proc/nothing", ""):
+        for out in (file, file / "below", file / "below" / "deeper", "/proc/nothing", ""):
             with self.subTest(out=out):
                 self.refused("grads", folder, "--input", batch, "--out", out, says=str(out), fast=False)
         for path in (file / "x.json", self.folder / "no" / "x.json", self.folder, "/proc/x.json"):
