@@ -212,26 +212,25 @@ ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t r
     });
 }
 
-ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width,
-                        bool narrow)
+ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
 {
     uint8_t *sent = dev<uint8_t>(to);
     const uint8_t *slices = dev<uint8_t>(t);
     const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width, narrow);
+        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width);
     });
 }
 
 ar_status states_merge(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
-                       size_t width, bool narrow)
+                       size_t width)
 {
     const uint8_t *sent = dev<uint8_t>(from);
     uint8_t *slices = dev<uint8_t>(t);
     int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
+            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width);
     });
 }
 

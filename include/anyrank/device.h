@@ -212,13 +212,13 @@ typedef struct ar_device_ops {
     ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width);
     /* s = the sums over the ranks of from [ranks, n, width], whose highest bits are signs. */
     ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width);
-    /* to [n, width] = states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
+    /* to [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
      * h and l of as many bits each above five bits of t; width 4: the sum, fp32. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                               size_t width, bool narrow);
+                               size_t width);
     /* t, h, l [n] are merged with the states of from [ranks, n, width]. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
-                              size_t n, size_t width, bool narrow);
+                              size_t n, size_t width);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);

@@ -186,7 +186,6 @@ void sums_widen_cases(device_pair *p)
 static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 {
     const size_t ranks = 1 + pair_below(p, 5);
-    const bool narrow = width == 4 ? pair_below(p, 2) != 0 : width < 11;
     pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
     const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
@@ -195,17 +194,16 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     for (size_t k = 0; k < n && t.host; k++)
         ((uint8_t *)t.host)[k] = (uint8_t)pair_below(p, 9);
     if (merge) {
-        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width, narrow);
+        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
     } else {
-        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width,
-                 narrow);
+        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width);
     }
     pair_end(p);
 }
 
 static void states_cases(device_pair *p, bool merge)
 {
-    static const size_t widths[] = {4, 6, 8, 11, 13, 15, 17};
+    static const size_t widths[] = {4, 6, 8, 11, 13};
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)

@@ -456,40 +456,35 @@ static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *
                                size_t width)
 {
     const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
-    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width,
-                                           r->narrow);
+    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
 }
 
-/* The values of all elements, of which every rank has its slice, in the form that they are stored in. room: 6n bytes. */
+/* The values of all elements, of which every rank has its slice. room: 6n bytes. */
 static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
                                ar_buf room, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t start = ari_share_start(over, counts), own = counts[ar_comm_rank(over)];
-    const ar_dtype stored = r->narrow ? AR_BF16 : AR_F32;
     const ar_cbuf t = ar_cbuf_at(ar_const(r->t), start), h = ar_cbuf_at(ar_const(r->hl), start * sizeof(int64_t));
-    const ar_buf sent = r->narrow ? ar_buf_at(room, n * sizeof(float)) : room;
-    const ar_buf mine = ar_buf_at(sent, start * ar_dtype_bytes(stored));
+    const ar_buf kept = ar_buf_at(room, n * sizeof(float)), mine = ar_buf_at(kept, start * sizeof(uint16_t));
     const ar_tensor values = one_row(AR_F32, ar_buf_at(room, start * sizeof(float)), own);
-    const ar_tensor kept = one_row(stored, mine, own);
-    const ar_tensor came = one_row(stored, sent, n), wide = one_row(AR_F32, room, n);
-    AR_TRY(dev->acc_value(ctx->device, q, &values, t, h, n, r->narrow));
-    if (r->narrow)
-        AR_TRY(dev->copy_strided(ctx->device, q, &kept, &values));
-    AR_TRY(ar_comm_all_gather(over, q, sent, ar_const(mine), counts, stored, tag));
-    if (r->narrow)
-        AR_TRY(dev->copy_strided(ctx->device, q, &wide, &came));
-    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, r->narrow);
+    const ar_tensor rounded = one_row(AR_BF16, mine, own), came = one_row(AR_BF16, kept, n);
+    const ar_tensor wide = one_row(AR_F32, room, n);
+    AR_TRY(dev->acc_value(ctx->device, q, &values, t, h, n, true));
+    AR_TRY(dev->copy_strided(ctx->device, q, &rounded, &values));
+    AR_TRY(ar_comm_all_gather(over, q, kept, ar_const(mine), counts, AR_BF16, tag));
+    AR_TRY(dev->copy_strided(ctx->device, q, &wide, &came));
+    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, true);
 }
 
-/* The own slice is merged with the other ranks' states, which come in the bytes that so many values need; unless that is
+/* Of narrow states. The own slice is merged with the other ranks' states, which come in the bytes that so many values need; unless that is
  * all that was asked for its values are gathered. No memory of the step: another queue has it. */
 static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
                                bool gathers, size_t most, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
-    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most, r->narrow);
+    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most);
     const size_t states = (n + ranks * own) * width, values = n * (sizeof(float) + sizeof(uint16_t));
     const ar_buf t = ar_buf_at(r->t, start), h = ar_buf_at(r->hl, start * sizeof(int64_t));
     ar_buf sent = {NULL};
@@ -502,7 +497,7 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     AR_TRY_TO(done, st, ari_exact_send(q, came, sent, counts, width, over, true, tag));
     AR_TRY_TO(done, st,
               dev->states_merge(ctx->device, q, t, h, ar_buf_at(h, n * sizeof(int64_t)), ar_const(came), ranks - 1, own,
-                                width, r->narrow));
+                                width));
     if (gathers)
         st = gather_values(ctx, q, r, n, over, counts, sent, tag);
 done:
@@ -514,7 +509,7 @@ done:
 static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
                              size_t most, const char *tag)
 {
-    if (most > 0) {
+    if (r->narrow && most > 0) {
         size_t *slices = NULL;
         AR_TRY(ari_slice_counts(&slices, over, n, 1));
         const ar_status st = reduce_states(ctx, q, r, n, over, counts ? counts : slices, !counts, most, tag);
@@ -535,7 +530,7 @@ ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_
                                   const size_t *counts, size_t most, const char *tag)
 {
     const runs r = runs_of(bucket, n, storage);
-    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, storage == AR_BF16 ? most : 0, tag) : AR_OK;
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, most, tag) : AR_OK;
 }
 
 ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)

@@ -497,25 +497,25 @@ ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, 
 
 /** Slot states_narrow. Errors: none. */
 ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                                size_t width, bool narrow)
+                                size_t width)
 {
     uint8_t *sent = to.ptr;
     const uint8_t *top = t.ptr;
     const int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width, narrow);
+        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width);
     return AR_OK;
 }
 
 /** Slot states_merge. Errors: none. */
 ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
-                               size_t n, size_t width, bool narrow)
+                               size_t n, size_t width)
 {
     const uint8_t *sent = from.ptr;
     uint8_t *top = t.ptr;
     int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n * ranks)
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
+            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width);
     return AR_OK;
 }

@@ -23,26 +23,24 @@ ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
     return (int64_t)v;
 }
 
-/** Bytes of a state that is the sum of at most so many values: of one value that value, fp32; then t, H and L, which
- *  are t in 5 bits and both sums in 21 or 29 where slices are narrow and the values few. */
-ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
+/** Bytes of a narrow state that is the sum of at most so many values: of one value that value, fp32; of few t in 5 bits
+ *  and both sums in 21 or 29; else t, H and L. */
+ARI_FN size_t ari_sent_state_bytes(size_t values)
 {
-    const size_t most = narrow ? (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 3u : 0u) +
-                                     (values > (size_t)1 << 26 ? 2u : 0u)
-                               : (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 2u : 0u) +
-                                     (values > (size_t)1 << 23 ? 2u : 0u);
-    return values == 1 ? sizeof(float) : (narrow ? 6u : 11u) + most;
+    const size_t more = (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 3u : 0u) +
+                        (values > (size_t)1 << 26 ? 2u : 0u);
+    return values == 1 ? sizeof(float) : 6 + more;
 }
 
 #define ARI_SENT_TOP 5u        /* bits of t in one word with both sums */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
 /** The state in so many bytes, and one that is merged with it. An even number is one word. */
-ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
+ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
-        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, narrow)), width);
+        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, true)), width);
     } else if (width % 2 == 0) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
         const uint64_t top = t == ARI_ACC_NONFINITE ? ARI_SENT_NONFINITE : t;
@@ -55,11 +53,11 @@ ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, s
     }
 }
 
-ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width, bool narrow)
+ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
-        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), narrow);
+        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), true);
     } else if (width % 2 == 0) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
         const int64_t word = ari_sent_read(from, width);
