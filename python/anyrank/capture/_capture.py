@@ -252,7 +252,9 @@ class Capture:
         ddp = ddp or getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
         rank, world = self._ranks()
         self._check_optimizers()
-        self._parameters = [(self._spec.tied.get(name, name), p) for name, p in parameters_of(self._model)]
+        own = parameters_of(self._model)
+        self._spec.parameters = {name for name, _ in own}
+        self._parameters = [(self._spec.tied.get(name, name), p) for name, p in own]
         names = [name for name, _ in self._parameters]
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:

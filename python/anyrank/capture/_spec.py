@@ -72,9 +72,10 @@ class Spec:
         self.samples = given.get("samples", SAMPLES[0])
         if self.samples not in SAMPLES:
             raise AnyrankError(f"{self.where}: samples: {self.samples!r} is none of {list(SAMPLES)}")
-        self.tied: dict[str, str] = given.get("tied") or {}
+        self.tied: dict[str, str] = given.get("tied", {})
         if not isinstance(self.tied, dict) or not all(isinstance(name, str) for name in self.tied.values()):
             raise AnyrankError(f"{self.where}: tied has to be a dictionary from a parameter's name to another's")
+        self.parameters: set[str] = set()  # names on this rank, before what is tied gets another's
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
         for glob, dims in self._globs(given, "shard"):
@@ -150,11 +151,12 @@ class Spec:
         return next((dims for glob, dims in self.partial if fnmatch.fnmatchcase(name, glob)), [])
 
     def unmatched(self, names: typing.Collection[str]) -> list[str]:
-        """The globs that match none of these names, of kinds that are among them."""
+        """The globs that match none of these names, of kinds that are among them; and what is tied and not there."""
         kinds = {name.rsplit(":", 1)[-1] for name in names}
         globs = dict.fromkeys(glob for glob, _ in [*self.shard, *self.partial])
+        untied = sorted(set(self.tied) - self.parameters)
         return [glob for glob in globs if any(fnmatch.fnmatchcase(kind, glob.rsplit(":", 1)[-1]) for kind in kinds)
-                and not any(fnmatch.fnmatchcase(name, glob) for name in names)]
+                and not any(fnmatch.fnmatchcase(name, glob) for name in names)] + untied
 
     def check(self, sizes: dict[str, int]) -> None:
         """Refuses dimensions that the mesh does not have."""

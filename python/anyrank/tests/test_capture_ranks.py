@@ -311,7 +311,9 @@ class Placed(FolderCase):
             for name in list(parts)[rank:][:3 - stages]:
                 model.add_module(name, parts[name])
             x, d = torch.arange(13) // 2, torch.empty(13, 10)
-            with anyrank.capture(model, folder, spec=tied if stages > 1 else None) as c:
+            names = {"head.weight": "embed.weight", **({} if summed else {"hed.weight": "embed.weight"})}
+            spec = {"mesh": {"pp": 2}, "tied": names}
+            with anyrank.capture(model, folder, spec=spec if stages > 1 else None) as c:
                 if rank:
                     dist.recv(d, 0)
                     x = d.requires_grad_()
@@ -325,8 +327,9 @@ class Placed(FolderCase):
                 if summed and stages > 1:
                     dist.all_reduce(parts["head"].weight.grad)
                 c.gradients()
+            told = any("matches 'hed.weight'" in note for note in c.notes)
+            assert told == (rank == 0 and not summed), c.notes
 
-        tied = {"mesh": {"pp": 2}, "tied": {"head.weight": "embed.weight"}}
         ranks.spawn(1, run, self.path / "one", 1, True)
         ranks.spawn(2, run, self.path / "many", 2, True)
         self.verify(adam=False, tensors=0)
