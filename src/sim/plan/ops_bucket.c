@@ -344,11 +344,11 @@ static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari
 size_t ari_op_builder_state_bytes(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often)
 {
-    static const int bits[] = {0, 7, 15, 26, 63};
+    static const int bits[] = {0, 7, 15, 26}; /* the last bytes hold any number */
     static const size_t bytes[] = {4, 6, 8, 11, 13};
     const size_t values = most_values(w, b, over, often);
     int i = 0;
-    while (values > (size_t)1 << bits[i])
+    while (i < 4 && values > (size_t)1 << bits[i])
         i++;
     return bytes[i];
 }
