@@ -4,14 +4,18 @@
 #include "support/rank_run.h"
 #include "support/together.h"
 
-enum { TERMS = 6, WIDTH = 5 };
+enum { TERMS = 6, WIDTH = 7 };
 
 /* Terms whose fp32 sum depends on the order. By column: 1e8 and its negative hide a 1; a sum beyond 24 bits; a negative
- * zero; a NaN; an overflow that is none, for the terms cancel. */
-static const float terms[TERMS][WIDTH] = {{1e8f, 16777216.0f, -0.0f, 1.0f, 3e38f}, {1.0f, 1.0f, -0.0f, 2.0f, 3e38f},
-                                          {-1e8f, 1.0f, -0.0f, NAN, -3e38f},       {0.5f, 1.0f, -0.0f, 3.0f, -3e38f},
-                                          {1e8f, 1.0f, -0.0f, 4.0f, 3e38f},        {-1e8f, 0.0f, -0.0f, 5.0f, -3e38f}};
-static const uint32_t sum_bits[WIDTH] = {0x3fc00000, 0x4b800002, 0, 0x7fc00000, 0}; /* 1.5, 16777220, 0, NaN, 0 */
+ * zero; a NaN; an overflow that is none, for the terms cancel; infinities, which do not; one alone. */
+static const float terms[TERMS][WIDTH] = {{1e8f, 16777216.0f, -0.0f, 1.0f, 3e38f, INFINITY, 1.0f},
+                                          {1.0f, 1.0f, -0.0f, 2.0f, 3e38f, 2.0f, 2.0f},
+                                          {-1e8f, 1.0f, -0.0f, NAN, -3e38f, -INFINITY, INFINITY},
+                                          {0.5f, 1.0f, -0.0f, 3.0f, -3e38f, 3.0f, 3.0f},
+                                          {1e8f, 1.0f, -0.0f, 4.0f, 3e38f, 4.0f, 4.0f},
+                                          {-1e8f, 0.0f, -0.0f, 5.0f, -3e38f, 5.0f, 5.0f}};
+/* 1.5, 16777220, 0, NaN, 0, NaN, NaN */
+static const uint32_t sum_bits[WIDTH] = {0x3fc00000, 0x4b800002, 0, 0x7fc00000, 0, 0x7fc00000, 0x7fc00000};
 
 typedef struct sum_job {
     ar_mesh mesh;

@@ -477,8 +477,8 @@ static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, true);
 }
 
-/* Of narrow states. The own slice is merged with the other ranks' states, which come in the bytes that so many values need; unless that is
- * all that was asked for its values are gathered. No memory of the step: another queue has it. */
+/* Of narrow states. The own slice is merged with the other ranks' states, which come in the bytes that so many values
+ * need; unless that is all that was asked for its values are gathered. No memory of the step: another queue has it. */
 static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
                                bool gathers, size_t most, const char *tag)
 {
@@ -563,8 +563,22 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
 
 ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage)
 {
+    const ar_device_ops *dev = ctx->device->ops;
     const runs r = runs_of(bucket, n, storage);
-    return ctx->device->ops->acc_put(ctx->device, q, r.t, r.hl, x, n, r.narrow);
+    ar_tensor terms = one_row(AR_F32, (ar_buf){(void *)(uintptr_t)x.ptr}, n);
+    ar_buf rounded = {NULL};
+    AR_TRY(ari_exact_bucket_zero(ctx, q, bucket, n, storage));
+    ar_status st = AR_OK;
+    if (r.narrow) { /* to the nearest: slices would cut them */
+        AR_TRY(dev->alloc(ctx->device, q, &rounded, n * sizeof(uint16_t)));
+        const ar_tensor wide = terms;
+        terms = one_row(AR_BF16, rounded, n);
+        st = dev->copy_strided(ctx->device, q, &terms, &wide);
+    }
+    if (st == AR_OK)
+        st = dev->acc_add(ctx->device, q, r.t, r.hl, r.narrow, 1, &terms, (ar_cbuf){NULL});
+    dev->free(ctx->device, q, rounded);
+    return st;
 }
 
 ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
