@@ -33,44 +33,37 @@ ARI_SIMD static bool raise_tops(int32_t *restrict now, const float *restrict v, 
     return narrow ? raise_tops_of(now, v, n, true) : raise_tops_of(now, v, n, false);
 }
 
-/* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v. With the significand m < 2^24 at
- * bit p of |v|*2^149, the 64 bits from bit 32(t-1) on hold both slices, and m lies below their end: they are m*2^40
- * shifted right by 40 - (p - 32(t-1)) >= 0. For a flagged element, t = 255, that is beyond every value: nothing is
- * added. */
-ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
-                                const float *restrict v, size_t n, bool add)
+/* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v and slices of w bits. With the
+ * significand m < 2^24 at bit p of |v|*2^149, the 2w bits from bit w(t-1) on hold both slices, and m lies below their
+ * end: they are m*2^40 shifted right by 40 - (p - w(t-1)) >= 0. For a flagged element, t = 255, that is beyond every
+ * value: nothing is added. */
+ARI_ROW_LOOP void add_slices_of(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
+                                const float *restrict v, size_t n, bool add, bool narrow)
 {
+    const int32_t width = ari_acc_bits(narrow);
+    const uint64_t mask = ((uint64_t)1 << width) - 1;
     for (size_t i = 0; i < n; i++) {
         const uint32_t bits = ari_bits32(v[i]);
         const int32_t biased = (int32_t)((bits >> 23) & 0xffu);
         const uint32_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
         const int32_t place = biased != 0 ? biased - 1 : 0;
-        const int32_t right = 40 - place + 32 * (t[i] - 1);
+        const int32_t right = 40 - place + width * (t[i] - 1);
         const uint64_t shifted = ((uint64_t)significand << 40) >> (right & 63);
         const uint64_t window = right > 63 ? 0u : shifted;
         const uint64_t sign =
             0u - (uint64_t)(bits >> 31); /* all ones for a negative value: (x ^ sign) - sign negates */
-        h[i] = (int64_t)((add ? (uint64_t)h[i] : 0u) + (((window >> 32) ^ sign) - sign));
-        l[i] = (int64_t)((add ? (uint64_t)l[i] : 0u) + (((window & 0xffffffffu) ^ sign) - sign));
+        h[i] = (int64_t)((add ? (uint64_t)h[i] : 0u) + (((window >> width) ^ sign) - sign));
+        l[i] = (int64_t)((add ? (uint64_t)l[i] : 0u) + (((window & mask) ^ sign) - sign));
     }
 }
 
-/* The same of slices of 13 bits: 26 bits hold both, and m*2^2 is at least their m*2^(p - 13(t-1)), but in slice 0. */
-ARI_SIMD static void add_narrow_slices(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
-                                       const float *restrict v, size_t n, bool add)
+ARI_SIMD static void add_slices(int64_t *restrict h, int64_t *restrict l, const int32_t *restrict t,
+                                const float *restrict v, size_t n, bool add, bool narrow)
 {
-    for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = ari_bits32(v[i]);
-        const int32_t biased = (int32_t)((bits >> 23) & 0xffu);
-        const uint32_t significand = (bits & 0x7fffffu) | (biased != 0 ? 0x800000u : 0u);
-        const int32_t place = biased != 0 ? biased - 1 : 0;
-        const int32_t right = 2 - place + 13 * (t[i] - 1);
-        const uint32_t left = 2u + (uint32_t)(right < 0 ? -right : 0), shifted = significand << left;
-        const uint32_t window = right > 31 ? 0u : shifted >> (uint32_t)(right < 0 ? 0 : right);
-        const uint32_t sign = 0u - (bits >> 31);
-        h[i] = (add ? h[i] : 0) + (int32_t)(((window >> 13) ^ sign) - sign);
-        l[i] = (add ? l[i] : 0) + (int32_t)(((window & 0x1fffu) ^ sign) - sign);
-    }
+    if (narrow)
+        add_slices_of(h, l, t, v, n, add, true);
+    else
+        add_slices_of(h, l, t, v, n, add, false);
 }
 
 /* Raising by one slice moves H down to L; by more, or to the flag, drops both. */
@@ -97,8 +90,6 @@ ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, con
 void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
                     bool narrow)
 {
-    void (*const add)(int64_t *, int64_t *, const int32_t *, const float *, size_t, bool) =
-        narrow ? add_narrow_slices : add_slices;
     int32_t now[CHUNK];
     uint8_t room[CHUNK];
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -114,7 +105,7 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row,
         if (raised && !fresh)
             raise_run(t + i, h + i, l + i, top, count);
         for (size_t r = 0; r < rows; r++)
-            add(h + i, l + i, now, row[r] + i, count, !fresh || r > 0);
+            add_slices(h + i, l + i, now, row[r] + i, count, !fresh || r > 0, narrow);
     }
 }
 

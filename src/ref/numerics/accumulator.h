@@ -26,8 +26,8 @@ ARI_FN int ari_acc_top(float v, bool narrow)
     /* The leading bit of a normal value stands at biased + 22, below 277, where *79 >> 10 divides by 13; that of a
      * subnormal below 23. */
     const int wide = biased == 0 ? 0 : (biased + 22) >> 5;
-    const int short_ = biased == 0 ? magnitude >> 13 != 0 : (biased + 22) * 79 >> 10;
-    return biased == 255 ? ARI_ACC_NONFINITE : narrow ? short_ : wide;
+    const int thin = biased == 0 ? magnitude >> 13 != 0 : (biased + 22) * 79 >> 10;
+    return biased == 255 ? ARI_ACC_NONFINITE : narrow ? thin : wide;
 }
 
 /** Slice b of v, bits [w*b, w*b + w) of |v|*2^149 for slices of w bits, with v's sign; 0 where there is none, and for
