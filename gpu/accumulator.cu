@@ -115,9 +115,8 @@ static ar_status check_rows(const ar_tensor *terms, size_t rows_in_acc)
     return ar_error_set(AR_ERR_SHAPE, "acc_add: row %zu goes to row %zu of %zu", row, row, rows_in_acc);
 }
 
-template <class T>
-ar_status acc_add_of(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
-                     const ar_tensor *terms, ar_cbuf row_of)
+ARI_FOR_DTYPES(acc_add, terms, (t, hl, narrow, rows_in_acc, terms, row_of), ar_buf t, ar_buf hl, bool narrow,
+               size_t rows_in_acc, const ar_tensor *terms, ar_cbuf row_of)
 {
     const term_rows<T> in = terms_of<T>(terms);
     const exact_sums sums = exact_sums_of(t, hl, rows_in_acc * in.cols, narrow);
@@ -127,26 +126,14 @@ ar_status acc_add_of(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow
     return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {t, hl, narrow, {nullptr}}, in);
 }
 
-ar_status acc_add(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
-                  const ar_tensor *terms, ar_cbuf row_of)
-{
-    return ARI_BY_DTYPE(terms, acc_add_of)(d, q, t, hl, narrow, rows_in_acc, terms, row_of);
-}
-
-template <class T>
-ar_status sum_rows_of(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms, ar_cbuf row_of)
+ARI_FOR_DTYPES(sum_rows_f32, terms, (acc, rows_in_acc, terms, row_of), ar_buf acc, size_t rows_in_acc,
+               const ar_tensor *terms, ar_cbuf row_of)
 {
     const term_rows<T> in = terms_of<T>(terms);
     const native_sums sums = {dev<float>(acc)};
     if (row_of.ptr)
         return add_rows(d, q, sums, in, dev<int64_t>(row_of), rows_in_acc);
     return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {{nullptr}, {nullptr}, false, acc}, in);
-}
-
-ar_status sum_rows_f32(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
-                       ar_cbuf row_of)
-{
-    return ARI_BY_DTYPE(terms, sum_rows_of)(d, q, acc, rows_in_acc, terms, row_of);
 }
 
 ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)

@@ -31,9 +31,8 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
 
 /* A block a position of a sample, all its heads. A thread reads both halves of a pair before it writes them: y may be
  * x. */
-template <class T>
-ar_status rope_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
-                  int direction)
+ARI_FOR_DTYPES(rope, y, (y, x, cos, sin, direction), const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
+               int direction)
 {
     const view<T> all_to = view_of<T>(y);
     const view<const T> all_from = view_of<const T>(x);
@@ -57,12 +56,6 @@ ar_status rope_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor
             store(out + half + pair, ari_rope_second(x1, x2, c, s));
         });
     });
-}
-
-ar_status rope(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
-               int direction)
-{
-    return ARI_BY_DTYPE(y, rope_of)(d, q, y, x, cos, sin, direction);
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */

@@ -10,58 +10,33 @@ namespace ARI_GPU
 
 /* --- contiguous --------------------------------------------------------------------------------------------------- */
 
-template <class T>
-ar_status add_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+ARI_FOR_DTYPES(add, y, (y, a, b), const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
                [] ARI_ON_GPU(float left, float right) { return ari_add32(left, right); });
 }
 
-ar_status add(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
-{
-    return ARI_BY_DTYPE(y, add_of)(d, q, y, a, b);
-}
-
-template <class T>
-ar_status mul_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
+ARI_FOR_DTYPES(mul, y, (y, a, b), const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(a->data)), dev<T>(ar_const(b->data)),
                [] ARI_ON_GPU(float left, float right) { return ari_mul32(left, right); });
 }
 
-ar_status mul(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
-{
-    return ARI_BY_DTYPE(y, mul_of)(d, q, y, a, b);
-}
-
-template <class T>
-ar_status softcap_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
+ARI_FOR_DTYPES(softcap, y, (y, x, scale, cap), const ar_tensor *y, const ar_tensor *x, float scale, double cap)
 {
     const T *none = nullptr;
     return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
                [=] ARI_ON_GPU(float value, float) { return ari_softcap32(value, scale, cap); });
 }
 
-ar_status softcap(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap)
-{
-    return ARI_BY_DTYPE(y, softcap_of)(d, q, y, x, scale, cap);
-}
-
-template <class T>
-ar_status softcap_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
-                              float scale, double cap)
+ARI_FOR_DTYPES(softcap_backward, dx, (dx, dy, x, scale, cap), const ar_tensor *dx, const ar_tensor *dy,
+               const ar_tensor *x, float scale, double cap)
 {
     return map(d, q, ar_tensor_count(dx), dev<T>(dx->data), dev<T>(ar_const(dy->data)), dev<T>(ar_const(x->data)),
                [=] ARI_ON_GPU(float slope, float value) { return ari_dsoftcap32(slope, value, scale, cap); });
 }
 
-ar_status softcap_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
-                           float scale, double cap)
-{
-    return ARI_BY_DTYPE(dx, softcap_backward_of)(d, q, dx, dy, x, scale, cap);
-}
-
-template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
+ARI_FOR_DTYPES(fill, y, (y, value), const ar_tensor *y, float value)
 {
     constexpr size_t W = 16 / sizeof(T);
     T *to = dev<T>(y->data);
@@ -72,16 +47,9 @@ template <class T> ar_status fill_of(ar_device *d, ar_queue *q, const ar_tensor 
     });
 }
 
-ar_status fill(ar_device *d, ar_queue *q, const ar_tensor *y, float value)
-{
-    return ARI_BY_DTYPE(y, fill_of)(d, q, y, value);
-}
-
 /* --- activations -------------------------------------------------------------------------------------------------- */
 
-template <class T>
-ar_status bias_act_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
-                      const ar_tensor *z)
+ARI_FOR_DTYPES(bias_act, y, (y, bias, act, z), const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z)
 {
     T *sums = dev<T>(y->data), *values = act == AR_ACT_NONE ? nullptr : dev<T>(z->data);
     constexpr size_t W = 16 / sizeof(T);
@@ -103,15 +71,9 @@ ar_status bias_act_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bia
     });
 }
 
-ar_status bias_act(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act, const ar_tensor *z)
-{
-    return ARI_BY_DTYPE(y, bias_act_of)(d, q, y, bias, act, z);
-}
-
 /* dbias adds dx as it is stored. */
-template <class T>
-ar_status act_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
-                          ar_activation act, const ar_row_sum *dbias)
+ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
+               ar_activation act, const ar_row_sum *dbias)
 {
     T *to = dev<T>(dx->data);
     const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
@@ -125,12 +87,6 @@ ar_status act_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const 
         store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
         v[0] = load(to[i]);
     });
-}
-
-ar_status act_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
-                       ar_activation act, const ar_row_sum *dbias)
-{
-    return ARI_BY_DTYPE(dx, act_backward_of)(d, q, dx, dy, x, act, dbias);
 }
 
 /* A 2-D view whose columns are contiguous. */
@@ -153,9 +109,8 @@ template <class T> strided_rows<T> rows_of(const ar_tensor *t)
     return strided_rows<T>{dev<T>(t->data), t->stride[0]};
 }
 
-template <class T>
-ar_status gated_forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
-                           ar_activation act)
+ARI_FOR_DTYPES(gated_forward, y, (y, gate, up, act), const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
+               ar_activation act)
 {
     const size_t cols = y->shape[1];
     const strided_rows<T> to = rows_of<T>(y);
@@ -169,12 +124,6 @@ ar_status gated_forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, const 
                          return stored<T>(ari_gated_act(act, load(left.at[k]), load(right.at[k])));
                      }));
     });
-}
-
-ar_status gated_forward(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate, const ar_tensor *up,
-                        ar_activation act)
-{
-    return ARI_BY_DTYPE(y, gated_forward_of)(d, q, y, gate, up, act);
 }
 
 /* The backward pass at one place; the biases' sums add what is stored. */
@@ -207,10 +156,9 @@ template <class T> struct gated_gradient {
     }
 };
 
-template <class T>
-ar_status gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
-                            const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
-                            const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
+ARI_FOR_DTYPES(gated_backward, dy, (dgate, dup, dy, gate, up, act, dgate_bias, dup_bias), const ar_tensor *dgate,
+               const ar_tensor *dup, const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
+               const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
 {
     const size_t rows = dy->shape[0], cols = dy->shape[1];
     const gated_gradient<T> at = {
@@ -223,13 +171,6 @@ ar_status gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dgate, c
         vector<T, lanes> by_gate, by_up;
         at.run(row, col, &by_gate, &by_up);
     });
-}
-
-ar_status gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup, const ar_tensor *dy,
-                         const ar_tensor *gate, const ar_tensor *up, ar_activation act, const ar_row_sum *dgate_bias,
-                         const ar_row_sum *dup_bias)
-{
-    return ARI_BY_DTYPE(dy, gated_backward_of)(d, q, dgate, dup, dy, gate, up, act, dgate_bias, dup_bias);
 }
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
@@ -282,9 +223,8 @@ template <class T> struct dropout_block {
     }
 };
 
-template <class T>
-ar_status dropout_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
-                     const ar_tensor *residual, const ar_dropout *which)
+ARI_FOR_DTYPES(dropout, x, (y, sum, x, residual, which), const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
+               const ar_tensor *residual, const ar_dropout *which)
 {
     const ar_buf none = {nullptr}, beside = residual ? residual->data : none;
     T *to = dev<T>(y ? y->data : none), *to_sum = dev<T>(residual ? sum->data : none);
@@ -301,12 +241,6 @@ ar_status dropout_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
     const size_t blocks = kernel.wide ? cols / 4 : cols / 4 + 2;
     kernel.blocks = ari_divisor_of(blocks);
     return launch_each(d, q, cols > 0 ? from.rows() * blocks : 0, kernel);
-}
-
-ar_status dropout(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
-                  const ar_tensor *residual, const ar_dropout *which)
-{
-    return ARI_BY_DTYPE(x, dropout_of)(d, q, y, sum, x, residual, which);
 }
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */

@@ -128,9 +128,8 @@ ARI_ON_GPU float divisor_of(const float *a, const int32_t *expert, const route_r
     return rule.bias ? ari_route_divisor(sum) : sum;
 }
 
-template <class T>
-ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
-                   const ar_route_rule *of)
+ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
+               const ar_tensor *z, const ar_route_rule *of)
 {
     const ar_tensor all = ar_tensor_rows(z);
     const size_t n = all.shape[1], k = of->k;
@@ -163,15 +162,8 @@ ar_status route_of(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf we
     });
 }
 
-ar_status route(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, const ar_tensor *z,
-                const ar_route_rule *rule)
-{
-    return ARI_BY_DTYPE(z, route_of)(d, q, p, expert, weight, lse, z, rule);
-}
-
-template <class T>
-ar_status route_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                            ar_cbuf weight, const ar_route_rule *of)
+ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, of), const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
+               ar_cbuf expert, ar_cbuf weight, const ar_route_rule *of)
 {
     const ar_tensor all = ar_tensor_rows(dz);
     const size_t n = all.shape[1], k = of->k;
@@ -203,12 +195,6 @@ ar_status route_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_c
     });
 }
 
-ar_status route_backward(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
-                         ar_cbuf weight, const ar_route_rule *rule)
-{
-    return ARI_BY_DTYPE(dz, route_backward_of)(d, q, dz, g, p, expert, weight, rule);
-}
-
 /* --- losses of routers -------------------------------------------------------------------------------------------- */
 
 /* The sum over a row's experts of p*c; 0 without a c. */
@@ -236,9 +222,8 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
     });
 }
 
-template <class T>
-ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
-                          ar_cbuf lse, double z, ar_cbuf valid)
+ARI_FOR_DTYPES(route_losses, dz, (dz, p, balance, each, lse, z, valid), const ar_tensor *dz, ar_cbuf p, ar_cbuf balance,
+               size_t each, ar_cbuf lse, double z, ar_cbuf valid)
 {
     const ar_tensor all = ar_tensor_rows(dz);
     const size_t n = all.shape[1];
@@ -263,17 +248,10 @@ ar_status route_losses_of(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbu
     });
 }
 
-ar_status route_losses(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
-                       ar_cbuf lse, double z, ar_cbuf valid)
-{
-    return ARI_BY_DTYPE(dz, route_losses_of)(d, q, dz, p, balance, each, lse, z, valid);
-}
-
 /* --- rows of slots ------------------------------------------------------------------------------------------------ */
 
-template <class T>
-ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
-                         ar_cbuf weight, size_t k)
+ARI_FOR_DTYPES(gather_rows, y, (y, w, row_of, weight, k), const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
+               ar_cbuf weight, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
     const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
@@ -301,15 +279,8 @@ ar_status gather_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar
     });
 }
 
-ar_status gather_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of, ar_cbuf weight,
-                      size_t k)
-{
-    return ARI_BY_DTYPE(y, gather_rows_of)(d, q, y, w, row_of, weight, k);
-}
-
-template <class T>
-ar_status combine_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
-                          ar_cbuf place, size_t k)
+ARI_FOR_DTYPES(combine_rows, y, (y, rows, weight, place, k), const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
+               ar_cbuf place, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
     const ar_tensor all = ar_tensor_rows(y);
@@ -336,12 +307,6 @@ ar_status combine_rows_of(ar_device *d, ar_queue *q, const ar_tensor *y, const a
     });
 }
 
-ar_status combine_rows(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
-                       ar_cbuf place, size_t k)
-{
-    return ARI_BY_DTYPE(y, combine_rows_of)(d, q, y, rows, weight, place, k);
-}
-
 /* fl32(row sum of the products of two rows). */
 template <class T> ARI_ON_GPU float dot(const block &b, const T *left, const T *right, size_t n, bool wide)
 {
@@ -352,9 +317,8 @@ template <class T> ARI_ON_GPU float dot(const block &b, const T *left, const T *
     }));
 }
 
-template <class T>
-ar_status dot_rows_of(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows, ar_cbuf place,
-                      size_t k)
+ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
+               ar_cbuf place, size_t k)
 {
     const ar_tensor all = ar_tensor_rows(dy);
     const size_t cols = all.shape[1];
@@ -371,16 +335,9 @@ ar_status dot_rows_of(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, 
     });
 }
 
-ar_status dot_rows(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows, ar_cbuf place,
-                   size_t k)
-{
-    return ARI_BY_DTYPE(dy, dot_rows_of)(d, q, g, dy, rows, place, k);
-}
-
 /* --- an expert of all tokens -------------------------------------------------------------------------------------- */
 
-template <class T>
-ar_status add_gated_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
+ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
 {
     constexpr size_t W = 16 / sizeof(T);
     const ar_tensor all = ar_tensor_rows(y);
@@ -401,14 +358,8 @@ ar_status add_gated_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_t
     });
 }
 
-ar_status add_gated(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
-{
-    return ARI_BY_DTYPE(y, add_gated_of)(d, q, y, x, logit);
-}
-
-template <class T>
-ar_status add_gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
-                                const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
+ARI_FOR_DTYPES(add_gated_backward, dy, (dx, dlogit, dy, x, logit), const ar_tensor *dx, const ar_tensor *dlogit,
+               const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
 {
     const ar_tensor all = ar_tensor_rows(dy);
     const size_t cols = all.shape[1];
@@ -427,12 +378,6 @@ ar_status add_gated_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, 
             write_vector(out + j, vector_of<lanes>([&](size_t k) { return stored<T>(ari_mul32(s, load(in.at[k]))); }));
         });
     });
-}
-
-ar_status add_gated_backward(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
-                             const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
-{
-    return ARI_BY_DTYPE(dy, add_gated_backward_of)(d, q, dx, dlogit, dy, x, logit);
 }
 
 } // namespace ARI_GPU

@@ -119,6 +119,17 @@ ARI_ON_GPU inline void store(bf16 *to, float x)
  * any type. */
 #define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
 
+/* The definition of a slot by its kernel for elements T, which are those of `tensor`: the kernel's body follows. `names`:
+ * of the parameters behind the queue, in parentheses. */
+#define ARI_FOR_DTYPES(slot, tensor, names, ...)                                     \
+    template <class T> ar_status slot##_of(ar_device *d, ar_queue *q, __VA_ARGS__);  \
+    ar_status slot(ar_device *d, ar_queue *q, __VA_ARGS__)                           \
+    {                                                                                \
+        return ARI_BY_DTYPE(tensor, slot##_of)(d, q, ARI_WITHOUT_PARENTHESES names); \
+    }                                                                                \
+    template <class T> ar_status slot##_of(ar_device *d, ar_queue *q, __VA_ARGS__)
+#define ARI_WITHOUT_PARENTHESES(...) __VA_ARGS__
+
 template <class T> using four = ari_whole<T, 4>;
 
 template <class T> ARI_ON_GPU bool lies_whole(const T *p, size_t n)

@@ -5,7 +5,7 @@
 namespace ARI_GPU
 {
 
-template <class T> ar_status ce_max_of(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits)
+ARI_FOR_DTYPES(ce_max, logits, (key, logits), ar_buf key, const ar_tensor *logits)
 {
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
@@ -26,13 +26,7 @@ template <class T> ar_status ce_max_of(ar_device *d, ar_queue *q, ar_buf key, co
     });
 }
 
-ar_status ce_max(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits)
-{
-    return ARI_BY_DTYPE(logits, ce_max_of)(d, q, key, logits);
-}
-
-template <class T>
-ar_status ce_sum_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
+ARI_FOR_DTYPES(ce_sum, logits, (sum, logits, key, v), ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
@@ -54,13 +48,7 @@ ar_status ce_sum_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logi
     });
 }
 
-ar_status ce_sum(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
-{
-    return ARI_BY_DTYPE(logits, ce_sum_of)(d, q, sum, logits, key, v);
-}
-
-template <class T>
-ar_status ce_logits_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
+ARI_FOR_DTYPES(ce_logits, logits, (sum, logits, e, v), ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
@@ -78,13 +66,7 @@ ar_status ce_logits_of(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *l
     });
 }
 
-ar_status ce_logits(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
-{
-    return ARI_BY_DTYPE(logits, ce_logits_of)(d, q, sum, logits, e, v);
-}
-
-template <class T>
-ar_status ce_target_of(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
+ARI_FOR_DTYPES(ce_target, logits, (bits, logits, row_of), ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
@@ -93,11 +75,6 @@ ar_status ce_target_of(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *
         const int64_t at = row_of[i];
         bits[i] = at >= 0 ? ari_bits32(load(x[i * v_local + static_cast<size_t>(at)])) : 0;
     });
-}
-
-ar_status ce_target(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
-{
-    return ARI_BY_DTYPE(logits, ce_target_of)(d, q, bits, logits, row_of);
 }
 
 ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid,
@@ -119,9 +96,9 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
 }
 
 /* dlogits may be logits: each value is read by the thread that writes its place. */
-template <class T>
-ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
-                         ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
+ARI_FOR_DTYPES(ce_backward, logits, (dlogits, logits, key, sum, row_of, valid, o, targets, v), const ar_tensor *dlogits,
+               const ar_tensor *logits, ar_cbuf key, ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid,
+               const ar_loss_options *o, double targets, size_t v)
 {
     const ar_tensor all = ar_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
@@ -154,12 +131,6 @@ ar_status ce_backward_of(ar_device *d, ar_queue *q, const ar_tensor *dlogits, co
                          }));
         });
     });
-}
-
-ar_status ce_backward(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
-                      ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets, size_t v)
-{
-    return ARI_BY_DTYPE(logits, ce_backward_of)(d, q, dlogits, logits, key, sum, row_of, valid, o, targets, v);
 }
 
 } // namespace ARI_GPU

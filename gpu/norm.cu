@@ -66,18 +66,11 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
     });
 }
 
-template <class T>
-ar_status forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean, ar_buf rstd,
-                  const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
+ARI_FOR_DTYPES(norm_forward, y, (kind, y, mean, rstd, x, gamma, beta, eps), ar_norm_kind kind, const ar_tensor *y,
+               ar_buf mean, ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
     return (kind == AR_NORM_LAYER ? forward_of<true, T> : forward_of<false, T>)(d, q, y, mean, rstd, x, gamma, beta,
                                                                                 eps);
-}
-
-ar_status norm_forward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean, ar_buf rstd,
-                       const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
-{
-    return ARI_BY_DTYPE(y, forward)(d, q, kind, y, mean, rstd, x, gamma, beta, eps);
 }
 
 /* The parameters' gradients: a second reading of x and dy costs as much as terms that are written and read, and takes
@@ -174,20 +167,13 @@ ar_status backward_of(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_t
     return input_gradient<centred, T>(d, q, dx, sum, dy, x, mean, rstd, gamma, residual);
 }
 
-template <class T>
-ar_status backward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
-                   const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
-                   const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
+ARI_FOR_DTYPES(norm_backward, x, (kind, dx, sum, dy, x, mean, rstd, gamma, residual, dgamma, dbeta), ar_norm_kind kind,
+               const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
+               ar_cbuf rstd, ar_cbuf gamma, const ar_tensor *residual, const ar_row_sum *dgamma,
+               const ar_row_sum *dbeta)
 {
     return (kind == AR_NORM_LAYER ? backward_of<true, T> : backward_of<false, T>)(d, q, dx, sum, dy, x, mean, rstd,
                                                                                   gamma, residual, dgamma, dbeta);
-}
-
-ar_status norm_backward(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
-                        const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
-                        const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
-{
-    return ARI_BY_DTYPE(x, backward)(d, q, kind, dx, sum, dy, x, mean, rstd, gamma, residual, dgamma, dbeta);
 }
 
 } // namespace ARI_GPU

@@ -30,7 +30,7 @@ template <class T> struct sum_squares_block {
     }
 };
 
-template <class T> ar_status sum_squares_of(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e)
+ARI_FOR_DTYPES(sum_squares, g, (sums, g, e), ar_buf sums, const ar_tensor *g, ar_cbuf e)
 {
     typedef sum_squares_block<T> kernel;
     const size_t n = ar_tensor_count(g);
@@ -38,23 +38,13 @@ template <class T> ar_status sum_squares_of(ar_device *d, ar_queue *q, ar_buf su
                          kernel{dev<int64_t>(sums), dev<T>(g->data), dev<int32_t>(e), n});
 }
 
-ar_status sum_squares(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e)
-{
-    return ARI_BY_DTYPE(g, sum_squares_of)(d, q, sums, g, e);
-}
-
 /* --- updates ------------------------------------------------------------------------------------------------------ */
 
-template <class T> ar_status scale_of(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
+ARI_FOR_DTYPES(scale, y, (y, x, factor), const ar_tensor *y, const ar_tensor *x, float factor)
 {
     const T *none = nullptr;
     return map(d, q, ar_tensor_count(x), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
                [=] ARI_ON_GPU(float value, float) { return ari_clipped(value, factor); });
-}
-
-ar_status scale(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor)
-{
-    return ARI_BY_DTYPE(y, scale_of)(d, q, y, x, factor);
 }
 
 /* An element of the weights, of its master copy where there is one, of the moments that the kind has. */
@@ -113,17 +103,10 @@ ar_status step_of(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, 
     return launch_vectors<4>(d, q, ar_tensor_count(w), one.wide(), one);
 }
 
-template <class W>
-ar_status step_of_weight(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
-                         const ar_tensor *g, const struct ari_optimizer_constants *k)
+ARI_FOR_DTYPES(optimizer_step, w, (w, master, m, v, g, k), const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
+               const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
-    return (g->dtype == AR_BF16 ? step_of<W, bf16> : step_of<W, float>)(d, q, w, master, m, v, g, k);
-}
-
-ar_status optimizer_step(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
-                         const ar_tensor *g, const struct ari_optimizer_constants *k)
-{
-    return ARI_BY_DTYPE(w, step_of_weight)(d, q, w, master, m, v, g, k);
+    return (g->dtype == AR_BF16 ? step_of<T, bf16> : step_of<T, float>)(d, q, w, master, m, v, g, k);
 }
 
 } // namespace ARI_GPU

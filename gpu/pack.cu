@@ -339,13 +339,9 @@ size_t packed_bytes(const ar_packed *p)
     return form.part ? 0 : form.batch * form.step;
 }
 
-namespace
-{
-
 /* The part that reaches the last row, or the last term, writes the padding that follows. */
-template <class T>
-ar_status pack_values(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a,
-                      ar_cbuf c, int sign, ar_cbuf e)
+ARI_FOR_DTYPES(pack, a, (to, row_at, k_at, a, c, sign, e), ar_packed *to, size_t row_at, size_t k_at,
+               const ar_tensor *a, ar_cbuf c, int sign, ar_cbuf e)
 {
     const packed &p = *packed_of(to);
     const view<const T> x = view_of<const T>(a);
@@ -360,14 +356,6 @@ ar_status pack_values(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, s
     if (p.ten)
         return pack_tiles<true, T>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
     return pack_tiles<false, T>(d, q, {x, shifts, exponents, sign, runs, p, row_at, row_end, k_at, k_end, 0, 0});
-}
-
-} // namespace
-
-ar_status pack(ar_device *d, ar_queue *q, ar_packed *to, size_t row_at, size_t k_at, const ar_tensor *a, ar_cbuf c,
-               int sign, ar_cbuf e)
-{
-    return ARI_BY_DTYPE(a, pack_values)(d, q, to, row_at, k_at, a, c, sign, e);
 }
 
 } // namespace ARI_GPU
