@@ -51,7 +51,7 @@ static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from
     const int tag = tag_of(c->context, from < to ? ARI_MPI_UP : ARI_MPI_DOWN);
     const uint64_t id = ari_flight_id(c->all.group->id, (uint64_t)from + 1, ~(uint64_t)to);
     ari_mpi_channel *h = NULL;
-    AR_TRY(ari_alloc_zero((void **)&h, 1, sizeof *h, "a channel between two ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&h, 1, "a channel between two ranks"));
     const ar_status st = ari_mpi_rendezvous_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag);
     if (st != AR_OK) {
         free(h);
@@ -161,7 +161,7 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, 
 {
     const uint64_t id = ari_flight_id((uint64_t)context, (uint64_t)color, 0);
     ari_mpi_comm *c = NULL;
-    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a communicator"));
+    AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
     pthread_mutex_init(&c->lock, NULL); /* which on Linux needs nothing that could be missing */
     ari_comm_init(&c->base, &mpi_comm_ops, index, n);
     c->p = p;
@@ -180,7 +180,7 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
     ari_mpi *p = (ari_mpi *)process;
     const int n = process->size;
     int *rank = NULL, context = 0;
-    AR_TRY(ari_alloc((void **)&rank, (size_t)n, sizeof *rank, "ranks"));
+    AR_TRY(ARI_ALLOC(&rank, (size_t)n, "ranks"));
     for (int i = 0; i < n; i++)
         rank[i] = i;
     ar_status st = agree_context(&context, p, NO_PARENT, ++p->comms, process->rank, n);
@@ -197,7 +197,7 @@ static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
     AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->index, m->group->n));
     if (color < 0)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&members, (size_t)m->group->n, sizeof *members, "the ranks of a split"));
+    AR_TRY(ARI_ALLOC(&members, (size_t)m->group->n, "the ranks of a split"));
     const int n = ari_group_members_of(&m->calls.group, color, members);
     for (int i = 0; i < n; i++) {
         index = members[i] == m->index ? i : index;

@@ -9,9 +9,9 @@
 static ar_status grow(ari_mpi_requests *r)
 {
     static const char what[] = "requests of MPI";
-    AR_TRY(ari_grow(&r->request, &r->room[0], r->n, sizeof *r->request, what));
-    AR_TRY(ari_grow(&r->member, &r->room[1], r->n, sizeof *r->member, what));
-    return ari_grow(&r->index, &r->room[2], r->n, sizeof *r->index, what);
+    AR_TRY(ARI_GROW(&r->request, &r->room[0], r->n, what));
+    AR_TRY(ARI_GROW(&r->member, &r->room[1], r->n, what));
+    return ARI_GROW(&r->index, &r->room[2], r->n, what);
 }
 
 static ar_status begin_part(ari_mpi_rendezvous *m, bool send, int member, char *at, size_t bytes)

@@ -194,7 +194,7 @@ ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o
 {
     ari_mpi *p = NULL;
     bool one_machine = false;
-    AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a process"));
+    AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
     pthread_mutex_init(&p->turn, NULL); /* locks of Linux need nothing that could be missing */
     pthread_mutex_init(&p->lock, NULL);
     pthread_rwlock_init(&p->calls, NULL);

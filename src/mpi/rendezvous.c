@@ -30,7 +30,7 @@ ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id
     if (st == AR_OK)
         st = ari_alloc_zero((void **)&m->first, (size_t)n, ARI_MPI_FIRST_BYTES, "a group of ranks");
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&m->first_bytes, 2 * (size_t)n, sizeof *m->first_bytes, "a group of ranks");
+        st = ARI_ALLOC_ZERO(&m->first_bytes, 2 * (size_t)n, "a group of ranks");
     for (int i = 0; i < n && st == AR_OK; i++)
         m->first_bytes[i] = ARI_MPI_FIRST_BYTES;
     m->long_bytes = st == AR_OK ? m->first_bytes + n : NULL;

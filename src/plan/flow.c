@@ -133,7 +133,7 @@ static ar_status add_row(void *user, const ari_operation *op)
     b->layer = op->layer;
     if (joins_row(f, op))
         return AR_OK;
-    AR_TRY(ari_grow(&f->row, &f->capacity, f->count, sizeof *f->row, "the rows of a flow table"));
+    AR_TRY(ARI_GROW(&f->row, &f->capacity, f->count, "the rows of a flow table"));
     f->row[f->count++] = (ari_flow_row){*op, 1};
     return AR_OK;
 }

@@ -140,7 +140,7 @@ void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_l
             return;
     }
     if (f->st == AR_OK)
-        f->st = ari_grow(&f->found, &f->capacity, f->count, sizeof *f->found, "the findings of lint");
+        f->st = ARI_GROW(&f->found, &f->capacity, f->count, "the findings of lint");
     if (f->st == AR_OK)
         f->found[f->count++] = new;
 }
@@ -174,7 +174,7 @@ static ar_status report_of(ar_lint_report *r, const ari_step_case *c)
     AR_TRY_TO(done, st, ari_lint_begin(&l, &f, r, c));
     AR_TRY_TO(done, st, ari_operations_pipeline(c, ari_lint_visit, &l));
     AR_TRY_TO(done, st, ari_lint_end(&l));
-    AR_TRY_TO(done, st, ari_alloc((void **)&r->finding, f.count, sizeof *r->finding, "the findings of lint"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&r->finding, f.count, "the findings of lint"));
     for (r->count = 0; r->count < f.count; r->count++)
         complete(&r->finding[r->count], &f.found[r->count], c->config);
 done:
@@ -200,7 +200,7 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
                             "lint types the list of operations, which has no faults; a check with %s injected shows it",
                             ar_fault_name(run->fault));
     AR_TRY(ar_run_check(&c.run, config));
-    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "the report of lint"));
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "the report of lint"));
     AR_TRY_TO(done, st, report_of(r, &c));
     *gives = r;
     r = NULL;

@@ -445,8 +445,8 @@ ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report
     l->size[ARI_LINT_EP] = (size_t)ari_at_least_one(p->ep);
     l->size[ARI_LINT_EDP] = (size_t)ari_extent(p, ari_expert_axes(p)) / l->size[ARI_LINT_EP];
     ari_lint_over_dp(&l->step.targets, (ar_placement){AR_PARTIAL_SUM, 0});
-    AR_TRY(ari_alloc_zero((void **)&l->param, places(l), sizeof *l->param, "the parameters of lint"));
-    return ari_alloc_zero((void **)&l->value, ari_operations_values(c), sizeof *l->value, "the values of lint");
+    AR_TRY(ARI_ALLOC_ZERO(&l->param, places(l), "the parameters of lint"));
+    return ARI_ALLOC_ZERO(&l->value, ari_operations_values(c), "the values of lint");
 }
 
 ar_status ari_lint_end(ari_lint_state *l)

@@ -36,7 +36,7 @@ static bool sooner(const waiting *a, const waiting *b)
 
 static ar_status push(queue *q, waiting w)
 {
-    AR_TRY(ari_grow(&q->at, &q->room, q->n, sizeof *q->at, "layouts"));
+    AR_TRY(ARI_GROW(&q->at, &q->room, q->n, "layouts"));
     size_t i = q->n++;
     for (; i > 0 && sooner(&w, &q->at[(i - 1) / 2]); i = (i - 1) / 2)
         q->at[i] = q->at[(i - 1) / 2];
@@ -98,7 +98,7 @@ static ar_status push_variants(queue *q, ari_seeker *k, size_t group)
         if (!passes) /* which are those of all of them */
             AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, &p, &k->s->time));
         const double least = ari_time_least(&p, &k->s->time, passes);
-        AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
+        AR_TRY(ARI_GROW(&k->variant, &k->room, k->n, "layouts"));
         k->variant[k->n] = (ari_candidate){.choice = *c, .reason = "", .seconds = least};
         AR_TRY(push(q, (waiting){.least = (1.0 - ROUNDING) * least,
                                  .at = k->n++,

@@ -33,7 +33,7 @@ static ar_status make_ids(int64_t **gives, const ar_run *r, int rank)
     ar_parallel_rows(p, r->batch, ar_parallel_rank_of(p, rank).dp, ari_at_least_one(p->micro_batches) - 1, &start,
                      &count);
     AR_TRY(ari_mul_size(&n, start + count, r->seq));
-    return ari_alloc_zero((void **)gives, n, sizeof **gives, "the tokens of a dry run");
+    return ARI_ALLOC_ZERO(gives, n, "the tokens of a dry run");
 }
 
 static ar_status nobody(void *user, const ar_tap_event *event)

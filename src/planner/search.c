@@ -85,7 +85,7 @@ static void list_pipelines(ari_seeker *k)
 
 static ar_status add_variant(ari_seeker *k, const ari_choice *c)
 {
-    AR_TRY(ari_grow(&k->variant, &k->room, k->n, sizeof *k->variant, "layouts"));
+    AR_TRY(ARI_GROW(&k->variant, &k->room, k->n, "layouts"));
     ari_candidate *f = &k->variant[k->n++];
     *f = (ari_candidate){.choice = *c, .reason = ""};
     return AR_OK;
@@ -100,7 +100,7 @@ static ar_status refuse(ari_seeker *k, const ari_choice *c, ar_status why)
         return AR_OK;
     AR_TRY(add_variant(k, c));
     ari_ranking *r = k->r;
-    AR_TRY(ari_grow(&r->why, &r->why_room, r->whys, sizeof *r->why, "reasons"));
+    AR_TRY(ARI_GROW(&r->why, &r->why_room, r->whys, "reasons"));
     AR_TRY(ari_alloc((void **)&r->why[r->whys], 1, ARI_REASON, "a reason"));
     snprintf(r->why[r->whys], ARI_REASON, "%s", ar_error_message());
     k->variant[k->n - 1].legal = why;
@@ -225,7 +225,7 @@ static ar_status note_light(ari_seeker *k, const ari_candidate *f)
     if (than < 0)
         return AR_OK;
     k->lights = than > 0 ? 0 : k->lights;
-    AR_TRY(ari_grow(&k->light, &k->light_room, k->lights, sizeof *k->light, "layouts"));
+    AR_TRY(ARI_GROW(&k->light, &k->light_room, k->lights, "layouts"));
     k->light[k->lights++] = *f;
     return AR_OK;
 }
@@ -258,7 +258,7 @@ static ar_status add_group(ari_seeker *k, verdict verdicts[CLASSES])
         AR_TRY(st == AR_OK ? add_legal(k, &f) : refuse(k, &of[v], st));
         legal |= (uint16_t)(st == AR_OK ? 1u << v : 0u);
     }
-    AR_TRY(ari_grow(&k->legal, &k->legal_room, k->groups, sizeof *k->legal, "groups of layouts"));
+    AR_TRY(ARI_GROW(&k->legal, &k->legal_room, k->groups, "groups of layouts"));
     k->legal[k->groups++] = legal;
     return AR_OK;
 }
@@ -267,7 +267,7 @@ static ar_status add_family(ari_seeker *k, const ari_choice *c)
 {
     verdict verdicts[ARI_PARTS_PIPELINES][CLASSES] = {{NOT_ASKED}};
     const ari_planned p = ari_choice_planned(&k->s->base, c);
-    AR_TRY(ari_grow(&k->family, &k->family_room, k->families, sizeof *k->family, "families of layouts"));
+    AR_TRY(ARI_GROW(&k->family, &k->family_room, k->families, "families of layouts"));
     k->family[k->families++] = (ari_layout_family){
         .choice = *c, .hybrid = replicas(k, c), .sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA)};
     for (int i = 0; i < k->micros * k->pipelines; i++)
@@ -380,7 +380,7 @@ ar_status ari_seeker_weigh(ari_seeker *k, ari_candidate *f, bool exactly)
 
 ar_status ari_seeker_keep(ari_ranking *r, const ari_candidate *f)
 {
-    AR_TRY(ari_grow(&r->at, &r->room, r->n, sizeof *r->at, "layouts"));
+    AR_TRY(ARI_GROW(&r->at, &r->room, r->n, "layouts"));
     r->at[r->n++] = *f;
     return AR_OK;
 }

@@ -424,10 +424,10 @@ static int busiest(const ari_step_case *c)
 static ar_status alloc_sections(ari_passes *to, size_t n)
 {
     ari_cost *costs = NULL;
-    AR_TRY(ari_alloc_zero((void **)&costs, ARI_OF_MICROS * ARI_DIRECTIONS * n, sizeof *costs, "times of sections"));
+    AR_TRY(ARI_ALLOC_ZERO(&costs, ARI_OF_MICROS * ARI_DIRECTIONS * n, "times of sections"));
     for (size_t i = 0; i < ARI_OF_MICROS * ARI_DIRECTIONS; i++)
         (&to->of[0][0])[i] = costs + i * n;
-    return ari_alloc_zero((void **)&to->ready, (n - 2) * ARI_ROLES, sizeof *to->ready, "times of gradients");
+    return ARI_ALLOC_ZERO(&to->ready, (n - 2) * ARI_ROLES, "times of gradients");
 }
 
 ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o)

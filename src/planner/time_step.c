@@ -38,7 +38,7 @@ static ar_status add_call(ari_outside_rank *s, const ari_outside_call *c)
     s->sums += c->bucket ? c->seconds : 0.0;
     if (c->seconds == 0.0 && c->across == ARI_ACROSS_NONE)
         return AR_OK;
-    AR_TRY(ari_grow(&s->call, &s->room, s->n, sizeof *s->call, "calls after the passes"));
+    AR_TRY(ARI_GROW(&s->call, &s->room, s->n, "calls after the passes"));
     s->call[s->n++] = *c;
     return AR_OK;
 }
@@ -129,7 +129,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
     walk w = {.p = p, .o = o};
     ar_status st = AR_OK;
     *s = (ari_outside){.n = (size_t)stages, .virtual_stages = layout->virtual_stages};
-    AR_TRY(ari_alloc_zero((void **)&s->rank, s->n, sizeof *s->rank, "ranks of a pipeline"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->rank, s->n, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     for (w.rank = 0; w.rank < s->n && st == AR_OK; w.rank++) {

@@ -98,7 +98,7 @@ ar_status ari_call_decode(ari_call *call, ar_p2p **p2p, const void *bytes, size_
                        .tag = ops + h.p2p * sizeof(encoded_op)};
     if (h.p2p == 0)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)p2p, h.p2p, sizeof **p2p, "operations of another rank"));
+    AR_TRY(ARI_ALLOC(p2p, h.p2p, "operations of another rank"));
     for (uint32_t i = 0; i < h.p2p; i++) {
         encoded_op op;
         memcpy(&op, ops + i * sizeof op, sizeof op);

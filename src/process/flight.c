@@ -15,7 +15,7 @@
 ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n)
 {
     ari_flight_group *g = NULL;
-    AR_TRY(ari_alloc_zero((void **)&g, 1, sizeof *g, "a group of ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&g, 1, "a group of ranks"));
     const ar_status st = ari_alloc((void **)&g->rank, (size_t)n, sizeof *rank, "a group of ranks");
     if (st != AR_OK) {
         free(g);

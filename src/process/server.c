@@ -483,12 +483,12 @@ static void *serve(void *arg)
 static ar_status begin_server(ari_server *s, int *own_fd)
 {
     int pair[2];
-    AR_TRY(ari_alloc_zero((void **)&s->client, (size_t)s->size, sizeof *s->client, "connections"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->client, (size_t)s->size, "connections"));
     for (int r = 0; r < s->size; r++)
         s->client[r].fd = -1;
-    AR_TRY(ari_alloc_zero((void **)&s->view, (size_t)s->size, sizeof *s->view, "connections"));
-    AR_TRY(ari_alloc_zero((void **)&s->own, (size_t)s->size, sizeof *s->own, "connections"));
-    AR_TRY(ari_alloc((void **)&s->poll, (size_t)s->size + 1 + ARI_DOOR_POLLED, sizeof *s->poll, "connections"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->view, (size_t)s->size, "connections"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->own, (size_t)s->size, "connections"));
+    AR_TRY(ARI_ALLOC(&s->poll, (size_t)s->size + 1 + ARI_DOOR_POLLED, "connections"));
     AR_TRY(ari_net_pair(s->stop));
     AR_TRY(ari_net_pair(pair));
     const ari_hello own = ari_hello_of(&s->is);
@@ -507,7 +507,7 @@ static ar_status begin_server(ari_server *s, int *own_fd)
 ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_options *o)
 {
     ari_server *s = NULL;
-    ar_status st = ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share");
+    ar_status st = ARI_ALLOC_ZERO(&s, 1, "what processes share");
     if (st != AR_OK) {
         if (o->listener >= 0)
             close(o->listener);

@@ -487,12 +487,12 @@ ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
 {
     ari_store *s = NULL;
     *gives = NULL;
-    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what processes share"));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, "what processes share"));
     s->is = *o;
     s->fd = s->stop[0] = s->stop[1] = -1;
     ar_status st = init_locks(s);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&s->left_ns, (size_t)o->size, sizeof *s->left_ns, "what processes share");
+        st = ARI_ALLOC_ZERO(&s->left_ns, (size_t)o->size, "what processes share");
     if (st == AR_OK)
         st = join_store(s);
     if (st == AR_OK)

@@ -233,7 +233,7 @@ ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o
     launch l;
     ar_process *p = NULL;
     AR_TRY(read_launch(&l));
-    AR_TRY(ari_alloc_zero((void **)&p, 1, sizeof *p, "a process"));
+    AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
     *p = (ar_process){.ops = &tcp_ops, .rank = l.rank, .size = l.size, .local_rank = l.local_rank, .options = *o};
     const ar_status st = join_launch(p, &l);
     if (st == AR_OK)

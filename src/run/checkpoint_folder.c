@@ -113,7 +113,7 @@ static bool note_step(void *user, const char *name)
     uint64_t step = 0;
     if (!step_of(name, &step))
         return true;
-    s->status = ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of checkpoints");
+    s->status = ARI_GROW(&s->list, &s->capacity, s->count, "the list of checkpoints");
     if (s->status == AR_OK)
         s->list[s->count++] = step;
     return s->status == AR_OK;

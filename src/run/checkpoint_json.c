@@ -343,7 +343,7 @@ static ar_status losses(const object *o, ar_checkpoint_state *s)
                             "%s: key 'losses' has %zu entries, expected at most one for each of the %" PRIu64
                             " steps and %zu",
                             ARI_SHOW(o->at.name), n, s->step, AR_CHECKPOINT_LOSSES);
-    AR_TRY(ari_alloc((void **)&loss, n, sizeof *loss, "losses"));
+    AR_TRY(ARI_ALLOC(&loss, n, "losses"));
     s->loss = loss;
     for (; s->losses < n; s->losses++) {
         double value = 0;

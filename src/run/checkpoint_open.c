@@ -73,7 +73,7 @@ static ar_status hash_file(char hash[65], const char *path, const ar_st_file *f)
     const size_t n = ar_st_count(f);
     ar_st_tensor *list = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&list, n, sizeof *list, "a list of tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&list, n, "a list of tensors"));
     for (size_t i = 0; i < n; i++) {
         const ar_st_entry *e = ar_st_at(f, i);
         AR_TRY_TO(done, st, check_entry(path, e));
@@ -154,7 +154,7 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
 ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
 {
     ar_checkpoint *c = NULL;
-    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, "a checkpoint"));
+    AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a checkpoint"));
     const ar_status st = open_all(c, path);
     if (st != AR_OK) {
         ar_checkpoint_close(c);
@@ -272,7 +272,7 @@ static ar_status add_name(void *user, const char *name, int ndim, const size_t *
     param_names *all = user;
     (void)ndim;
     (void)shape;
-    AR_TRY(ari_grow(&all->list, &all->capacity, all->n, sizeof *all->list, "names of parameters"));
+    AR_TRY(ARI_GROW(&all->list, &all->capacity, all->n, "names of parameters"));
     snprintf(all->list[all->n++], sizeof *all->list, "%s", name);
     return AR_OK;
 }

@@ -47,7 +47,7 @@ ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_che
 {
     ar_checkpoint_writer *w = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a writer of checkpoints"));
+    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a writer of checkpoints"));
     w->keep = o->keep;
     w->folder.fd = -1;
     if (o->config != NULL)
@@ -91,7 +91,7 @@ static ar_status stack_one(ar_st_tensor *made, size_t *n, const ari_stacked *s, 
     while (k > 0 && strcmp(made[k - 1].name, s->name) != 0)
         k--;
     if (k == 0) {
-        AR_TRY(ari_alloc_zero((void **)&values, all + sizeof s->name, sizeof *values, s->name));
+        AR_TRY(ARI_ALLOC_ZERO(&values, all + sizeof s->name, s->name));
         made[*n] = (ar_st_tensor){
             .name = memcpy(values + all, s->name, sizeof s->name), .dtype = t->dtype, .ndim = s->ndim, .data = values};
         memcpy(made[*n].shape, s->shape, sizeof s->shape);
@@ -109,7 +109,7 @@ static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const
     ar_st_tensor *made = NULL;
     size_t kept = 0, stacked = 0;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&made, *n, sizeof *made, "a list of full tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&made, *n, "a list of full tensors"));
     for (size_t i = 0; i < *n && st == AR_OK; i++) {
         ari_stacked s;
         if (ari_stacked_of(&s, c, list[i].name, list[i].ndim, list[i].shape) && s.step[0] > 0)

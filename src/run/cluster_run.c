@@ -365,11 +365,11 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     const size_t n = (size_t)ar_parallel_world(&o->run.parallel), steps = ari_run_steps(&o->run);
     float *losses = NULL; /* [n, steps] */
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&j.rank, n, sizeof *j.rank, "results of the ranks"));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&losses, n * steps, sizeof *losses, "losses"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&j.rank, n, "results of the ranks"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&losses, n * steps, "losses"));
     for (size_t r = 0; r < n; r++)
         j.rank[r].loss = losses + r * steps;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&result->reports, n, sizeof *result->reports, "reports of the ranks"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&result->reports, n, "reports of the ranks"));
     const uint64_t start = ari_now_ns();
     st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;

@@ -121,7 +121,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
     if (path == NULL)
         AR_TRY(ari_data_dir_check());
-    AR_TRY(ari_alloc_zero((void **)&d, 1, sizeof *d, "data"));
+    AR_TRY(ARI_ALLOC_ZERO(&d, 1, "data"));
     d->format = format;
     d->fd = -1;
     if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ar_data_dir() : path) < 0) {

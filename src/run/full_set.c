@@ -27,7 +27,7 @@ ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, c
                             ARI_SHOW(name));
     for (int d = 0; d < ndim; d++)
         AR_TRY(ari_mul_size(&count, count, shape[d]));
-    AR_TRY(ari_alloc_zero((void **)&values, count, sizeof *values, name));
+    AR_TRY(ARI_ALLOC_ZERO(&values, count, name));
     const ar_status st = ari_alloc_zero(&writer, count, sizeof *t->writer, name);
     if (st != AR_OK) {
         free(values);
@@ -177,7 +177,7 @@ struct ari_full_set {
 ar_status ari_full_set_create(ari_full_set **gives, ar_process *p)
 {
     ari_full_set *s = NULL;
-    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "full tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, "full tensors"));
     if (pthread_mutex_init(&s->lock, NULL) != 0) {
         free(s);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lock");
@@ -213,7 +213,7 @@ static ar_status ensure_members(ari_full_set *s, int ranks)
     ar_status st = AR_OK;
     pthread_mutex_lock(&s->lock);
     if (s->members == NULL)
-        st = ari_alloc_zero((void **)&s->members, (size_t)ranks, sizeof *s->members, "what the ranks say");
+        st = ARI_ALLOC_ZERO(&s->members, (size_t)ranks, "what the ranks say");
     if (s->members != NULL && s->ranks == 0)
         s->ranks = ranks;
     pthread_mutex_unlock(&s->lock);
@@ -270,8 +270,8 @@ static ari_full_tensor *find_tensor(ari_full_set *s, size_t from, const char *na
 static ar_status add_tensor(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
 {
     ari_full_tensor *made = NULL;
-    AR_TRY(ari_grow(&s->list, &s->capacity, s->count, sizeof *s->list, "the list of full tensors"));
-    AR_TRY(ari_alloc_zero((void **)&made, 1, sizeof *made, "a full tensor"));
+    AR_TRY(ARI_GROW(&s->list, &s->capacity, s->count, "the list of full tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a full tensor"));
     const ar_status st = ari_full_tensor_init(made, name, layout->ndim, layout->shape);
     if (st != AR_OK) {
         free(made);
@@ -312,7 +312,7 @@ static ar_status send_part(pass *p, const char *name, bool state, const ar_tenso
         return ar_error_set(AR_ERR_ARG, "%s: the name is too long", name);
     memcpy(head.name, name, strlen(name) + 1);
     memcpy(head.shape, local->shape, sizeof head.shape);
-    AR_TRY(ari_alloc((void **)&packed, count, sizeof *packed, name));
+    AR_TRY(ARI_ALLOC(&packed, count, name));
     ar_status st = ari_bytes_put(p->sends, &head, sizeof head);
     if (st == AR_OK) {
         ari_pack_elements(packed, local);
@@ -395,7 +395,7 @@ static ar_status take_parts(void *user, int rank, ari_bytes *b)
         AR_TRY(ari_bytes_take(b, &head, sizeof head));
         head.name[sizeof head.name - 1] = '\0';
         AR_TRY(ar_tensor_view(&local, AR_F32, head.ndim, head.shape, (ar_buf){NULL}));
-        AR_TRY(ari_alloc((void **)&values, ar_tensor_count(&local), sizeof *values, head.name));
+        AR_TRY(ARI_ALLOC(&values, ar_tensor_count(&local), head.name));
         local.data.ptr = values;
         st = ari_bytes_take(b, values, ar_tensor_count(&local) * sizeof *values);
         if (st == AR_OK)
@@ -443,7 +443,7 @@ ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *param
 ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **gives, size_t *n)
 {
     ar_st_tensor *list = NULL;
-    AR_TRY(ari_alloc_zero((void **)&list, s->count, sizeof *list, "a list of full tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&list, s->count, "a list of full tensors"));
     *n = 0;
     for (size_t i = 0; i < s->count; i++) {
         if (s->list[i]->state == state)

@@ -93,7 +93,7 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     ar_status st = AR_OK;
     AR_TRY(check_options(d, o));
     AR_TRY(ari_mul_size(&tokens, o->batch, o->seq));
-    AR_TRY(ari_alloc_zero((void **)&l, 1, sizeof *l, "a loader"));
+    AR_TRY(ARI_ALLOC_ZERO(&l, 1, "a loader"));
     l->data = d;
     l->options = *o;
     l->key = ari_shuffle_key(o->seed);
@@ -101,13 +101,12 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     l->per_row = l->row / o->seq;
     l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
-    AR_TRY_TO(failed, st, ari_alloc((void **)&l->ids, tokens, sizeof *l->ids, "the tokens of a batch"));
+    AR_TRY_TO(failed, st, ARI_ALLOC(&l->ids, tokens, "the tokens of a batch"));
     if (o->packing.on)
-        AR_TRY_TO(failed, st,
-                  ari_alloc((void **)&l->documents, tokens, sizeof *l->documents, "the documents of a batch"));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&l->sample, o->batch, sizeof *l->sample, "the samples of a batch"));
+        AR_TRY_TO(failed, st, ARI_ALLOC(&l->documents, tokens, "the documents of a batch"));
+    AR_TRY_TO(failed, st, ARI_ALLOC(&l->sample, o->batch, "the samples of a batch"));
     if (!o->in_order)
-        AR_TRY_TO(failed, st, ari_alloc((void **)&l->order, l->windows, sizeof *l->order, "the order of an epoch"));
+        AR_TRY_TO(failed, st, ARI_ALLOC(&l->order, l->windows, "the order of an epoch"));
     *gives = l;
     return AR_OK;
 failed:

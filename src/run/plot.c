@@ -313,7 +313,7 @@ ar_status ar_training_plot(const ar_training_report *r, const ar_training_option
     if (r->steps == 0)
         return ar_error_set(AR_ERR_ARG, "%s: no step was taken, so there is nothing to draw", path);
     AR_TRY(ari_mul_size(&count, (size_t)r->steps, 3));
-    AR_TRY(ari_alloc((void **)&room, count, sizeof *room, "a plot"));
+    AR_TRY(ARI_ALLOC(&room, count, "a plot"));
     const ar_status st = write_plot(r, o, room, path);
     free(room);
     return st;

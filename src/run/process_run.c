@@ -116,7 +116,7 @@ ar_status ari_process_agree(ar_process *p, ar_status own)
     ari_outcome v = ari_outcome_of(own);
     void *all = NULL;
     size_t *sizes = NULL;
-    ar_status st = ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "what the processes say");
+    ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "what the processes say");
     if (st != AR_OK)
         return ari_process_give_up(p, st);
     st = ar_process_gather(p, &all, sizes, &v, sizeof v);
@@ -186,7 +186,7 @@ ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
 {
     void *all = NULL;
     size_t *sizes = NULL;
-    ar_status st = ari_alloc_zero((void **)&sizes, (size_t)p->size, sizeof *sizes, "sizes of the processes' results");
+    ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
     if (st == AR_OK)
         st = ar_process_gather(p, &all, sizes, own->at, own->count);
     if (st == AR_ERR_MEMORY) /* of this process alone */

@@ -309,7 +309,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     ar_status st = AR_OK;
     if (!o)
         return ar_error_set(AR_ERR_ARG, "a training run without options");
-    AR_TRY(ari_alloc_zero((void **)&job.report, 1, sizeof *job.report, "a report"));
+    AR_TRY(ARI_ALLOC_ZERO(&job.report, 1, "a report"));
     st = o->module ? begin_module(&job) : begin_training(&job, &weights, &data);
     if (o->run.process)
         st = ari_process_agree(o->run.process, st);

@@ -28,9 +28,9 @@ ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
 {
     ar_training_report *r = j->report;
     const size_t at = (size_t)r->steps;
-    AR_TRY(ari_grow(&r->loss, &j->losses, at, sizeof *r->loss, "losses"));
-    AR_TRY(ari_grow(&r->norm, &j->norms, at, sizeof *r->norm, "norms"));
-    AR_TRY(ari_grow(&r->lr, &j->rates, at, sizeof *r->lr, "learning rates"));
+    AR_TRY(ARI_GROW(&r->loss, &j->losses, at, "losses"));
+    AR_TRY(ARI_GROW(&r->norm, &j->norms, at, "norms"));
+    AR_TRY(ARI_GROW(&r->lr, &j->rates, at, "learning rates"));
     r->loss[at] = loss;
     r->norm[at] = norm;
     r->lr[at] = lr;

@@ -206,7 +206,7 @@ static ar_status read_values(float *values, const source *from, int ndim, const 
         return read_blocks(values, from, shape);
     if (s->ndim == ndim || s->step[0] == 0)
         return ar_st_to_f32(&from->part, values);
-    AR_TRY(ari_alloc((void **)&all, from->part.count, sizeof *all, "an expert's weights"));
+    AR_TRY(ARI_ALLOC(&all, from->part.count, "an expert's weights"));
     const ar_status st = ar_st_to_f32(&from->part, all);
     for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
         values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
@@ -216,7 +216,7 @@ static ar_status read_values(float *values, const source *from, int ndim, const 
 
 static ar_status note_read(loading *l, const ar_st_entry *e)
 {
-    AR_TRY(ari_grow(&l->read, &l->capacity, l->reads, sizeof *l->read, "the list of weights"));
+    AR_TRY(ARI_GROW(&l->read, &l->capacity, l->reads, "the list of weights"));
     l->read[l->reads++] = e;
     return AR_OK;
 }
@@ -226,7 +226,7 @@ static ar_status load_one(void *user, const char *name, int ndim, const size_t *
     loading *l = user;
     source from;
     AR_TRY(find_weight(l, &from, name, ndim, shape));
-    AR_TRY(ari_grow(&l->w->list, &l->w->capacity, l->w->count, sizeof *l->w->list, "the list of weights"));
+    AR_TRY(ARI_GROW(&l->w->list, &l->w->capacity, l->w->count, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
     *w = (weight){.count = ari_volume(shape, ndim)};
     snprintf(w->name, sizeof w->name, "%s", name);
@@ -263,7 +263,7 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
     if (!want)
         return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, first);
     float *got = NULL;
-    AR_TRY(ari_alloc((void **)&got, again->count, sizeof *got, again->name));
+    AR_TRY(ARI_ALLOC(&got, again->count, again->name));
     ar_status st = ar_st_to_f32(again, got);
     for (size_t i = 0; st == AR_OK && i < again->count; i++) {
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
@@ -360,7 +360,7 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     if (lacks_prefix(file, ari_family_of(c->arch)))
         l.prefix = ari_family_of(c->arch)->prefix;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&l.w, 1, sizeof *l.w, "weights"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&l.w, 1, "weights"));
     AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
     qsort(l.w->list, l.w->count, sizeof *l.w->list, ari_by_text);
     qsort(l.read, l.reads, sizeof *l.read, compare_entries);

@@ -51,7 +51,7 @@ static ar_status bring_down(staged *s, bool outputs)
     size_t bytes = 0, at = 0;
     for (size_t i = 0; i < s->n; i++)
         AR_TRY(ari_add_size(&bytes, bytes, round_up(bytes_of(s, i))));
-    AR_TRY(ari_alloc((void **)&s->on, s->n, sizeof *s->on, "the buffers of a collective"));
+    AR_TRY(ARI_ALLOC(&s->on, s->n, "the buffers of a collective"));
     AR_TRY(ari_alloc((void **)&s->memory, bytes, 1, "a collective's data on the host"));
     for (size_t i = 0; i < s->n; at += round_up(bytes_of(s, i++))) {
         s->on[i] = s->of[i];

@@ -48,7 +48,7 @@ ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
     AR_TRY(check_floats(t));
     if (t->dtype == AR_F32)
         return ar_ctx_upload(c, t, host);
-    AR_TRY(ari_alloc((void **)&rounded, n, sizeof *rounded, "numbers of 16 bits"));
+    AR_TRY(ARI_ALLOC(&rounded, n, "numbers of 16 bits"));
     narrow(rounded, host, n);
     const ar_status st = ar_ctx_upload(c, t, rounded);
     free(rounded);
@@ -62,7 +62,7 @@ ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
     AR_TRY(check_floats(t));
     if (t->dtype == AR_F32)
         return ar_ctx_download(c, host, t);
-    AR_TRY(ari_alloc((void **)&stored, n, sizeof *stored, "numbers of 16 bits"));
+    AR_TRY(ARI_ALLOC(&stored, n, "numbers of 16 bits"));
     const ar_status st = ar_ctx_download(c, stored, t);
     if (st == AR_OK)
         widen_values(host, stored, n);

@@ -59,7 +59,7 @@ static ar_status own_mark(ar_event *e, const ari_stream *s)
     shared_mark *m = e->end;
     if (m && atomic_load(&m->refs) == 1 && m->mark && m->mark->ops == s->ops)
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&m, 1, sizeof *m, "an event's mark"));
+    AR_TRY(ARI_ALLOC_ZERO(&m, 1, "an event's mark"));
     atomic_init(&m->refs, 1);
     release_mark(e->end);
     e->end = m;
@@ -167,7 +167,7 @@ ar_status ar_queue_wait(ar_queue *q, ar_event *e)
     if (!e->q || e->q == q)
         return AR_OK; /* a queue is in order: its own past is done anyway */
     waiting *w = NULL;
-    AR_TRY(ari_alloc((void **)&w, 1, sizeof *w, "a wait of a queue"));
+    AR_TRY(ARI_ALLOC(&w, 1, "a wait of a queue"));
     *w = (waiting){{ari_queue_keep(e->q), e->ticket, keep_mark(e->end)}, ari_queue_stream(q)};
     bool ran;
     const ar_status st = ari_queue_push(q, wait_for_point, drop_point, w, &ran);

@@ -104,7 +104,7 @@ static void count_ended(ar_queue *q)
     pthread_mutex_lock(&q->lock);
     const size_t n = (size_t)atomic_load(&q->finished);
     if (ari_lane_is_virtual(q->lane)) {
-        if (ari_grow(&q->virtual_ends, &q->virtual_capacity, n, sizeof *q->virtual_ends, "virtual times") == AR_OK)
+        if (ARI_GROW(&q->virtual_ends, &q->virtual_capacity, n, "virtual times") == AR_OK)
             q->virtual_ends[n] = q->lane->virtual_ns;
         else if (q->st == AR_OK)
             q->st = AR_ERR_MEMORY;
@@ -380,7 +380,7 @@ ar_status ar_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), 
     }
     chain *c = NULL;
     bool ran;
-    AR_TRY(ari_alloc((void **)&c, 1, sizeof *c, "a chain of a queue"));
+    AR_TRY(ARI_ALLOC(&c, 1, "a chain of a queue"));
     *c = (chain){fn, arg, q->chain};
     const ar_status st = ari_queue_push(q, run_chain, drop_chain, c, &ran);
     if (st != AR_OK)

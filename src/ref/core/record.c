@@ -137,7 +137,7 @@ void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
     if (!to || atomic_load_explicit(&to->trace->cut, memory_order_relaxed) || prolongs_work(to, r))
         return;
     const char *kept = keep_name(to, name);
-    if (!kept || ari_grow(&to->records, &to->capacity, to->count, sizeof *to->records, "a trace") != AR_OK) {
+    if (!kept || ARI_GROW(&to->records, &to->capacity, to->count, "a trace") != AR_OK) {
         atomic_store(&to->trace->cut, true);
         return;
     }

@@ -47,7 +47,7 @@ struct ari_failure {
 ar_status ari_failure_create(ari_failure **gives)
 {
     ari_failure *f = NULL;
-    AR_TRY(ari_alloc_zero((void **)&f, 1, sizeof *f, "a failure to come"));
+    AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a failure to come"));
     atomic_init(&f->refs, 1);
     atomic_init(&f->st, AR_OK);
     if (pthread_mutex_init(&f->lock, NULL) != 0) {

@@ -75,7 +75,7 @@ ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size)
                                      .error = dry_error,
                                      .abort = dry_abort,
                                      .destroy = dry_destroy};
-    AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "a communicator"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a communicator"));
     ari_comm_init(*gives, &ops, rank, size);
     return AR_OK;
 }

@@ -25,7 +25,7 @@ static ar_status stream_mark(ari_stream *s, ari_mark **m)
 {
     if (*m)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)m, 1, sizeof **m, "a mark"));
+    AR_TRY(ARI_ALLOC(m, 1, "a mark"));
     **m = (ari_mark){s->ops};
     return AR_OK;
 }
@@ -69,7 +69,7 @@ static ar_status dry_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind 
                                        .destroy = stream_destroy};
     ari_stream *s = NULL;
     (void)kind;
-    AR_TRY(ari_alloc((void **)&s, 1, sizeof *s, "a stream"));
+    AR_TRY(ARI_ALLOC(&s, 1, "a stream"));
     *s = (ari_stream){.ops = &ops, .device = d};
     const ar_status st = ari_queue_create_on(gives, AR_QUEUE_INLINE, name, s);
     if (st != AR_OK)
@@ -262,7 +262,7 @@ ar_status ari_dry_device_create(ar_device **gives, const ar_device *like)
 #undef SLOT
     dry_device *d = NULL;
     like = like ? like : ari_cpu_form();
-    AR_TRY(ari_alloc((void **)&d, 1, sizeof *d, "a device"));
+    AR_TRY(ARI_ALLOC(&d, 1, "a device"));
     *d = (dry_device){.base = {.ops = like->ops->host_reaches ? &reached : &apart,
                                .threads = 1,
                                .block_bytes = like->block_bytes,

@@ -69,7 +69,7 @@ static ar_status add_object(reader *r, const json_t *object)
     AR_TRY(text != NULL ? add_text(r, text) : add_ids(r, ids));
     if (r->d->tokens == before)
         return AR_OK;
-    AR_TRY(ari_grow(&r->d->end, &r->end_capacity, r->d->documents, sizeof *r->d->end, "documents"));
+    AR_TRY(ARI_GROW(&r->d->end, &r->end_capacity, r->d->documents, "documents"));
     r->d->end[r->d->documents++] = r->d->tokens;
     return AR_OK;
 }

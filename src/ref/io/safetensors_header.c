@@ -309,7 +309,7 @@ static ar_status read_fields(const reader *r, ari_st_item *item, const json_t *f
 static ar_status add_tensor(const reader *r, char *name, const slice *value)
 {
     ari_st_header *h = r->h;
-    if (ari_grow(&h->items, &h->cap, h->n, sizeof *h->items, "tensors") != AR_OK) { /* bounded by the header's bytes */
+    if (ARI_GROW(&h->items, &h->cap, h->n, "tensors") != AR_OK) { /* bounded by the header's bytes */
         free(name);
         return no_memory(r);
     }

@@ -122,7 +122,7 @@ ar_status ar_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size
     const size_t n = b->batch * b->seq;
     const int64_t *labels = b->labels ? b->labels : b->input_ids;
     int64_t *ids = NULL;
-    AR_TRY(ari_alloc((void **)&ids, 2 * n, sizeof *ids, "rolled tokens"));
+    AR_TRY(ARI_ALLOC(&ids, 2 * n, "rolled tokens"));
     for (size_t i = 0; i < n; i++) {
         const bool row = i % b->seq + depth < b->seq;
         const bool within = row && (!b->documents || b->documents[i + depth] == b->documents[i]);

@@ -103,7 +103,7 @@ static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar
     const size_t n = batch->batch * own_count(ctx, batch, false);
     int64_t *host = NULL;
     ar_tensor ids;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "ids"));
+    AR_TRY(ARI_ALLOC(&host, n, "ids"));
     for (size_t i = 0; i < n; i++) {
         const int64_t id = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
         host[i] = gradient && id == e->pad_id ? -1 : id;

@@ -61,7 +61,7 @@ ar_status ari_fault_documents(ar_batch *seen, int32_t **made, const ar_ctx *ctx,
         seen->documents = NULL;
     if (!batch->documents || !ar_faulty(ctx, AR_FAULT_document_boundaries_local))
         return AR_OK;
-    AR_TRY(ari_alloc((void **)made, batch->batch * batch->seq, sizeof **made, "documents"));
+    AR_TRY(ARI_ALLOC(made, batch->batch * batch->seq, "documents"));
     for (size_t row = 0; row < batch->batch; row++)
         end_as_the_first(*made + row * batch->seq, batch->documents + row * batch->seq, rows, batch->seq);
     seen->documents = *made;

@@ -20,7 +20,7 @@ static ar_status jitter(ar_ctx *ctx, const ar_tensor *z)
 {
     const size_t n = ar_tensor_count(z);
     float *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "logits"));
+    AR_TRY(ARI_ALLOC(&host, n, "logits"));
     ar_status st = ar_ctx_download_floats(ctx, host, z);
     for (size_t i = 0; i < n; i++)
         host[i] *= 1.0f + ari_random_uniform(JITTER_SEED, i, JITTER);
@@ -235,7 +235,7 @@ static ar_status next_rows(ar_ctx *ctx, const ar_tensor *place)
 {
     const size_t n = ar_tensor_count(place);
     int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "rows of experts"));
+    AR_TRY(ARI_ALLOC(&host, n, "rows of experts"));
     ar_status st = ar_ctx_download(ctx, host, place);
     for (size_t i = 0; i < n; i++)
         host[i] = (host[i] + 1) % (int64_t)n;
@@ -275,7 +275,7 @@ ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tenso
         return AR_OK;
     AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&host, weight));
     AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&chosen, expert));
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&rows, of->all, sizeof *rows, "rows of experts"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&rows, of->all, "rows of experts"));
     drop_slots(host, chosen, ar_tensor_count(weight), rows, of->all, last);
     st = ar_ctx_upload(ctx, weight, host);
 done:

@@ -10,7 +10,7 @@
 static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)
 {
     int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "rows of a gradient"));
+    AR_TRY(ARI_ALLOC(&host, n, "rows of a gradient"));
     for (size_t i = 0; i < n; i++)
         host[i] = (int64_t)i;
     const ar_status st = ari_numbers(ctx, rows, AR_I64, n, host);

@@ -75,7 +75,7 @@ ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const a
 {
     ar_loss *l = NULL;
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&l, 1, sizeof *l, name));
+    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&l, 1, name));
     if (!ops->targets || !ops->forward || !ops->backward || !ops->destroy)
         AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: a loss needs all its functions", name));
     l->ops = ops;
@@ -235,8 +235,8 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
     uint8_t *valid = NULL;
     ar_tensor device_ids;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&ids, n, sizeof *ids, "targets"));
-    AR_TRY_TO(done, st, ari_alloc((void **)&valid, n, sizeof *valid, "targets"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&ids, n, "targets"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&valid, n, "targets"));
     for (size_t i = 0; i < n; i++) {
         ids[i] = given[i];
         valid[i] = given[i] != AR_IGNORE_INDEX;
@@ -459,7 +459,7 @@ static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *nam
 {
     classifier *c = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&c, 1, sizeof *c, name));
+    AR_TRY(ARI_ALLOC_ZERO(&c, 1, name));
     c->shard = shard;
     c->head = *head;
     AR_TRY_TO(failed, st, ari_path(c->of, sizeof c->of, of, NULL));
@@ -583,7 +583,7 @@ ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name
                                     .backward = squared_backward,
                                     .destroy = free};
     squared_error *s = NULL;
-    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, name));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, name));
     const ar_status st = ari_path(s->name, sizeof s->name, name, "output");
     if (st != AR_OK) {
         free(s);

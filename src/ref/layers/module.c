@@ -56,7 +56,7 @@ static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, 
     const size_t n = own_params(m, few, sizeof few / sizeof *few);
     ar_status st = AR_OK;
     if (n > sizeof few / sizeof *few) {
-        AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a module's parameters"));
+        AR_TRY(ARI_ALLOC(&own, n, "a module's parameters"));
         own_params(m, own, n);
     }
     for (size_t i = 0; i < n && st == AR_OK; i++)
@@ -310,7 +310,7 @@ ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)
     ar_param **all = NULL;
     if (n == SIZE_MAX)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    AR_TRY(ari_alloc((void **)&all, n, sizeof *all, "a list of parameters"));
+    AR_TRY(ARI_ALLOC(&all, n, "a list of parameters"));
     *count = ar_module_params(m, all, n, false);
     if (*count > n) {
         free(all);

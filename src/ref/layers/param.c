@@ -84,7 +84,7 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
     ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .from = p->layout};
     float *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
+    AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_draw(&draw, p, ctx);
     char other[sizeof p->name];
     const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name, true);
@@ -99,7 +99,7 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
     ar_layout from = p->layout;
     float *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&p->value) + 1, sizeof *host, p->name));
+    AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_source(&from, ctx, p->name);
     ari_layout_take(host, &p->value, &from, full);
     const ar_status st = upload(p, ctx, host);
@@ -134,7 +134,7 @@ static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_c
     ar_status st = AR_OK;
     if (ar_comm_size(over) == 1)
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&used, n, sizeof *used, "used parameters"));
+    AR_TRY(ARI_ALLOC_ZERO(&used, n, "used parameters"));
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
     AR_TRY_TO(done, st, ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));

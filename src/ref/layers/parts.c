@@ -73,7 +73,7 @@ ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from
 ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
 {
     const size_t n = (size_t)ar_comm_size(over);
-    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, "sizes of the ranks' parts"));
+    AR_TRY(ARI_ALLOC(gives, n, "sizes of the ranks' parts"));
     for (size_t i = 0; i < n; i++)
         (*gives)[i] = count;
     return AR_OK;

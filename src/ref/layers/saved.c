@@ -55,7 +55,7 @@ ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tenso
 {
     if (!s)
         return AR_OK;
-    AR_TRY(ari_grow(&s->entries, &s->capacity, s->count, sizeof *s->entries, "saved activations"));
+    AR_TRY(ARI_GROW(&s->entries, &s->capacity, s->count, "saved activations"));
     s->entries[s->count++] = (entry){owner, slot, *t};
     return AR_OK;
 }

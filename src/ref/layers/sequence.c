@@ -52,7 +52,7 @@ ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch,
 {
     const size_t each = ar_positions_count(own), n = batch->batch * each;
     int64_t *host = NULL;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, "positions"));
+    AR_TRY(ARI_ALLOC(&host, n, "positions"));
     for (size_t i = 0; i < n; i++)
         host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
     const ar_status st = ari_numbers(ctx, at, AR_I64, n, host);

@@ -134,7 +134,7 @@ ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *
     if (n > 0 && !child)
         return ar_error_set(AR_ERR_ARG, "%s: a list of %zu modules is NULL", ARI_SHOW(name), n);
     AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
-    ar_status st = ari_alloc((void **)&m->child, n, sizeof *m->child, name);
+    ar_status st = ARI_ALLOC(&m->child, n, name);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         if (!child[i])
             st = ar_error_set(AR_ERR_ARG, "%s: child %zu of %zu is NULL", name, i, n);

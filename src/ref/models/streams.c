@@ -72,7 +72,7 @@ ar_status ari_streams_check(const ar_config *c, uint64_t seed)
 {
     list l = {.seed = seed};
     AR_TRY(put_all(&l, c));
-    AR_TRY(ari_alloc((void **)&l.at, l.n, sizeof *l.at, "names of random streams"));
+    AR_TRY(ARI_ALLOC(&l.at, l.n, "names of random streams"));
     ar_status st = put_all(&l, c);
     if (st == AR_OK)
         st = ari_streams_distinct(l.at, l.n);

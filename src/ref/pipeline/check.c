@@ -120,7 +120,7 @@ ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, bool transfers
     size_t items = 0;
     reader r = {.shape = &s->shape, .transfers = transfers};
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
-    AR_TRY(ari_alloc_zero((void **)&r.done, items, sizeof *r.done, "a schedule"));
+    AR_TRY(ARI_ALLOC_ZERO(&r.done, items, "a schedule"));
     for (r.rank = 0; r.rank < s->shape.ranks; r.rank++) {
         for (r.at = 0; r.at < s->of[r.rank].count; r.at++)
             AR_TRY_TO(done, st, check_operation(&r, &s->of[r.rank].at[r.at]));
@@ -170,7 +170,7 @@ ar_status ari_schedule_check_together(const ar_pipeline_schedule *s)
     for (int r = 0; s->shape.ranks > 1 && r < s->shape.ranks; r++)
         for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
             AR_TRY(check_order(s, r, (ari_pp_direction)d));
-    AR_TRY(ari_alloc((void **)&run, 1, sizeof *run, "a schedule"));
+    AR_TRY(ARI_ALLOC(&run, 1, "a schedule"));
     st = ari_schedule_walk(run, s, NULL, NULL, NULL);
     free(run);
     return st;

@@ -150,7 +150,7 @@ ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *t
     ar_status st = AR_OK;
     ar_pipeline_schedule *s = NULL;
     reader *r = NULL;
-    AR_TRY(ari_alloc_zero((void **)&r, 1, sizeof *r, "a schedule"));
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a schedule"));
     r->name = name;
     AR_TRY_TO(done, st, read_lines(r, text, length));
     AR_TRY_TO(done, st, of_file(assemble_schedule(&s, r), name));

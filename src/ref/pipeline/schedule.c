@@ -43,9 +43,9 @@ ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape sha
     if ((size_t)shape.stages * (size_t)shape.micro_batches > AR_MAX_STAGE_MICRO_BATCHES)
         return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: at most %d of both multiplied",
                             shape.stages, shape.micro_batches, AR_MAX_STAGE_MICRO_BATCHES);
-    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a schedule"));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, "a schedule"));
     s->shape = shape;
-    AR_TRY_TO(failed, st, ari_alloc_zero((void **)&s->of, (size_t)shape.ranks, sizeof *s->of, "a schedule"));
+    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&s->of, (size_t)shape.ranks, "a schedule"));
     *gives = s;
     return AR_OK;
 failed:
@@ -55,7 +55,7 @@ failed:
 
 ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro)
 {
-    AR_TRY(ari_grow(&list->at, &list->capacity, list->count, sizeof *list->at, "a schedule"));
+    AR_TRY(ARI_GROW(&list->at, &list->capacity, list->count, "a schedule"));
     list->at[list->count++] = (ar_pp_operation){.kind = kind, .stage = stage, .micro = micro};
     return AR_OK;
 }

@@ -27,8 +27,8 @@ static ar_status receives_find(receives *out, const ar_pipeline_schedule *s, int
     const ar_pipeline_shape *shape = &s->shape;
     const int peer = (rank + (d == ARI_PP_ACTIVATION ? shape->ranks - 1 : 1)) % shape->ranks;
     const ari_pp_list *from = &s->of[peer];
-    AR_TRY(ari_alloc((void **)&out->op, from->count, sizeof *out->op, "a schedule"));
-    AR_TRY(ari_alloc((void **)&out->at, from->count, sizeof *out->at, "a schedule"));
+    AR_TRY(ARI_ALLOC(&out->op, from->count, "a schedule"));
+    AR_TRY(ARI_ALLOC(&out->at, from->count, "a schedule"));
     for (size_t i = 0; i < from->count; i++) {
         const ar_pp_operation *o = &from->at[i];
         const int target = ari_pp_target(shape, d, o->stage);
@@ -61,7 +61,7 @@ static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int ran
     size_t n = s->of[rank].count + r[ARI_PP_ACTIVATION].count + r[ARI_PP_GRADIENT].count;
     for (size_t i = 0; i < s->of[rank].count; i++)
         n += sends(s, &s->of[rank].at[i]);
-    AR_TRY(ari_alloc((void **)&list->at, n, sizeof *list->at, "a schedule"));
+    AR_TRY(ARI_ALLOC(&list->at, n, "a schedule"));
     list->capacity = n;
     for (size_t i = 0; i < s->of[rank].count; i++) {
         const ar_pp_operation *o = &s->of[rank].at[i];
@@ -101,7 +101,7 @@ ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s)
     ari_pp_list lists[AR_MAX_STAGES] = {0};
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        AR_TRY_TO(done, st, ari_alloc_zero((void **)&taken[d], items, sizeof *taken[d], "a schedule"));
+        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&taken[d], items, "a schedule"));
     for (int r = 0; r < s->shape.ranks; r++)
         AR_TRY_TO(done, st, rank_with_transfers(&lists[r], s, r, taken));
     for (int r = 0; r < s->shape.ranks; r++) { /* the old ones are freed below */

@@ -197,17 +197,17 @@ ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const
     ar_status st = AR_OK;
     size_t items = 0;
     walker *w = NULL;
-    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a schedule"));
+    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a schedule"));
     *w = (walker){.s = s, .times = times, .out = out, .each = each, .user = user};
     memset(out, 0, sizeof *out);
     AR_TRY_TO(done, st, ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
-        AR_TRY_TO(done, st, ari_alloc((void **)&w->made[d], items, sizeof *w->made[d], "a schedule"));
+        AR_TRY_TO(done, st, ARI_ALLOC(&w->made[d], items, "a schedule"));
         for (size_t i = 0; i < items; i++)
             w->made[d][i] = NOT_YET;
         if (times && times->at_once)
             continue;
-        AR_TRY_TO(done, st, ari_alloc((void **)&w->when[d], items, sizeof *w->when[d], "a schedule"));
+        AR_TRY_TO(done, st, ARI_ALLOC(&w->when[d], items, "a schedule"));
         for (size_t i = 0; i < items; i++)
             w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET};
     }

@@ -108,7 +108,7 @@ ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf bloc
     ar_buf packed = whole;
     if (!in_order)
         AR_TRY(ari_step_alloc(ctx, &packed, a->before * a->extent * a->after * ar_dtype_bytes(t)));
-    AR_TRY(ari_alloc((void **)&counts, (size_t)a->parts, sizeof *counts, "sizes of the ranks' parts"));
+    AR_TRY(ARI_ALLOC(&counts, (size_t)a->parts, "sizes of the ranks' parts"));
     ari_axis_counts(counts, a);
     const ar_status st = ar_comm_all_gather(over, ctx->queue, packed, block, counts, ari_moved_as(t), tag);
     free(counts);

@@ -249,7 +249,7 @@ static ar_status take_step(walk *w, value *out, value *in, const ar_redistributi
     w->now[s->dim] = (ar_placement){0};
     AR_TRY(ar_placements_region(NULL, j.whole, &w->groups->mesh, w->groups->at, w->now, w->r->ndim, w->r->shape, true));
     w->now[s->dim] = s->to;
-    AR_TRY(ari_alloc((void **)&j.counts, 2 * (size_t)j.ranks, sizeof *j.counts, "sizes of the ranks' parts"));
+    AR_TRY(ARI_ALLOC(&j.counts, 2 * (size_t)j.ranks, "sizes of the ranks' parts"));
     const ar_status st = move_value(&j, out, in);
     free(j.counts);
     return st;

@@ -106,8 +106,8 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
 
 static ar_status collect_candidates(draft *f, const ar_ddp *d)
 {
-    AR_TRY(ari_alloc((void **)&f->at, d->n, sizeof *f->at, "parameters of buckets"));
-    AR_TRY(ari_alloc((void **)&f->last, d->n, sizeof *f->last, "buckets"));
+    AR_TRY(ARI_ALLOC(&f->at, d->n, "parameters of buckets"));
+    AR_TRY(ARI_ALLOC(&f->last, d->n, "buckets"));
     for (int unit = d->units; unit-- > 0;)
         AR_TRY(collect_unit(f, d, unit));
     AR_TRY(collect_unit(f, d, d->units));
@@ -202,10 +202,10 @@ static void add_to_unit(ar_ddp *d, ari_bucket *b)
 
 static ar_status fill_buckets(ar_ddp *d, const draft *f)
 {
-    AR_TRY(ari_alloc_zero((void **)&d->slots, f->n, sizeof *d->slots, "parameters of buckets"));
-    AR_TRY(ari_alloc_zero((void **)&d->bucketed, f->n, sizeof *d->bucketed, "parameters of buckets"));
-    AR_TRY(ari_alloc_zero((void **)&d->offsets, f->n, sizeof *d->offsets, "offsets in buckets"));
-    AR_TRY(ari_alloc_zero((void **)&d->buckets, f->buckets, sizeof *d->buckets, "buckets"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->slots, f->n, "parameters of buckets"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->bucketed, f->n, "parameters of buckets"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->offsets, f->n, "offsets in buckets"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->buckets, f->buckets, "buckets"));
     d->count = f->buckets;
     for (size_t i = 0; i < d->count; i++) {
         const size_t draft_bucket = f->at[f->last[i]].bucket;
@@ -225,7 +225,7 @@ static ar_status share_out(ar_ddp *d)
     const size_t most = (size_t)(shard > copies ? shard : copies);
     size_t all = 0, start = 0;
     AR_TRY(ari_mul_size(&all, d->count, most));
-    AR_TRY(ari_alloc_zero((void **)&d->all_counts, all, sizeof *d->all_counts, "shares of buckets"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->all_counts, all, "shares of buckets"));
     for (size_t i = 0; i < d->count; i++) {
         ari_bucket *b = &d->buckets[i];
         const ar_comm *over = ari_ctx_shard(d->ctx, b->expert);

@@ -189,8 +189,8 @@ static ar_status init_ddp(ar_ddp *d)
     AR_TRY(ari_units_init(d));
     AR_TRY(ari_ddp_agree(d));
     AR_TRY(ari_buckets_plan(d));
-    AR_TRY(ari_alloc_zero((void **)&d->used, d->trained, sizeof *d->used, "used parameters"));
-    AR_TRY(ari_alloc((void **)&d->unused, d->trained, sizeof *d->unused, "names of unused parameters"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->used, d->trained, "used parameters"));
+    AR_TRY(ARI_ALLOC(&d->unused, d->trained, "names of unused parameters"));
     AR_TRY(ari_buckets_alloc(d));
     AR_TRY(borrow_queue(d));
     AR_TRY(add_hooks(d));
@@ -210,7 +210,7 @@ static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_mo
     if (st == AR_OK)
         st = ari_ddp_check_hook(ctx, o);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&d, 1, sizeof *d, "a data-parallel object");
+        st = ARI_ALLOC_ZERO(&d, 1, "a data-parallel object");
     if (st != AR_OK) {
         free(params);
         return st;
@@ -239,7 +239,7 @@ ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar
                                const ar_ddp_options *o)
 {
     ar_param **own = NULL;
-    AR_TRY(ari_alloc((void **)&own, n, sizeof *own, "a list of parameters"));
+    AR_TRY(ARI_ALLOC(&own, n, "a list of parameters"));
     if (n > 0)
         memcpy(own, params, n * sizeof *own);
     return create_ddp(gives, ctx, name, NULL, own, n, o);

@@ -101,7 +101,7 @@ static ar_status name_difference(ar_ddp *d, size_t most)
     char text[TEXT] = "", *texts = NULL;
     size_t at = 0, rank = 0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&own, n, sizeof *own, "hashes of parameters"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&own, n, "hashes of parameters"));
     for (size_t i = 0; i < n; i++) {
         describe_at(text, d, i);
         own[i] = mix_text(ARI_FNV1A_BASIS, text);

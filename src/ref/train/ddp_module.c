@@ -108,7 +108,7 @@ static ar_status hook_gradients(const ar_ddp *d, const ari_bucket *b, const ari_
     ar_tensor form = {.data = {NULL}};
     hooked h = {.form = b->shard};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_alloc((void **)&h.host, n, sizeof *h.host, "a hook's gradients"));
+    AR_TRY_TO(done, st, ARI_ALLOC(&h.host, n, "a hook's gradients"));
     if (s)
         AR_TRY_TO(done, st, ar_ctx_tensor(d->ctx, &form, AR_U8, 1, &bytes));
     h.form = s ? form.data : h.form;

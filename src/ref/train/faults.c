@@ -24,7 +24,7 @@ static ar_status count_over(size_t *count, ar_ctx *ctx, size_t mine)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->sequence), at = (size_t)ar_comm_rank(ctx->sequence);
     int64_t *of = NULL;
-    AR_TRY(ari_alloc_zero((void **)&of, ranks, sizeof *of, "counts of targets"));
+    AR_TRY(ARI_ALLOC_ZERO(&of, ranks, "counts of targets"));
     of[at] = (int64_t)mine;
     const ar_status st = ari_combine(ctx, ctx->dp, of, ranks, AR_I64, AR_SUM, "targets");
     *count = 0;
@@ -115,7 +115,7 @@ ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, con
     *skip = is_of_expert(p) && ar_faulty(ctx, AR_FAULT_empty_expert_not_updated);
     if (!*skip)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&host, n, sizeof *host, p->name));
+    AR_TRY(ARI_ALLOC(&host, n, p->name));
     const ar_status st = ar_ctx_download(ctx, host, g);
     for (size_t i = 0; i < n; i++)
         *skip = *skip && host[i] == 0.0f;

@@ -75,7 +75,7 @@ ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp)
     if (ddp)
         return ar_ddp_wait(ddp);
     ar_param **trainable = NULL;
-    AR_TRY(ari_alloc((void **)&trainable, g->n, sizeof *trainable, "a list of parameters"));
+    AR_TRY(ARI_ALLOC(&trainable, g->n, "a list of parameters"));
     const size_t n = ar_gradients_trainable(g, trainable, g->n);
     const ar_status st = ar_params_reduce(trainable, n, g->ctx);
     free(trainable);

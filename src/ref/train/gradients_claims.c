@@ -55,7 +55,7 @@ static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
 static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
 {
     float *values = NULL;
-    AR_TRY(ari_alloc((void **)&values, ar_tensor_count(t), sizeof *values, "copies to compare"));
+    AR_TRY(ARI_ALLOC(&values, ar_tensor_count(t), "copies to compare"));
     const ar_status st = ar_ctx_download_floats(ctx, values, t);
     if (st != AR_OK) {
         free(values);
@@ -210,7 +210,7 @@ static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, cons
     const size_t tp = (size_t)ar_comm_size(ctx->tp), dp = (size_t)ar_comm_size(ctx->dp);
     const size_t words = (sizeof(ari_claims_header) + g->n * sizeof(ari_claim)) / sizeof(uint64_t);
     *t = (ari_claims){.ranks = dp * tp, .n = g->n, .row_words = words, .params = g->params};
-    AR_TRY(ari_alloc_zero((void **)&t->words, dp * tp * words, sizeof *t->words, "what the ranks say"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->words, dp * tp * words, "what the ranks say"));
     uint64_t *const group = t->words + (size_t)ar_comm_rank(ctx->dp) * tp * words;
     AR_TRY(claim_all(group + (size_t)ar_comm_rank(ctx->tp) * words, g, o));
     AR_TRY(ari_gather_words(g->ctx, ctx->tp, group, words, tag));
@@ -223,7 +223,7 @@ static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *over, const ar
     const size_t groups = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
     t->row_words = (sizeof(ari_claims_header) + t->n * sizeof(ari_claim)) / sizeof(uint64_t);
     t->ranks = groups * from->ranks;
-    AR_TRY(ari_alloc_zero((void **)&t->words, t->ranks * t->row_words, sizeof *t->words, "what the ranks say"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->words, t->ranks * t->row_words, "what the ranks say"));
     for (size_t r = 0; r < from->ranks; r++) {
         uint64_t *to = t->words + (me * from->ranks + r) * t->row_words;
         ari_claim *row = (ari_claim *)((ari_claims_header *)to + 1);
@@ -240,7 +240,7 @@ static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const 
 {
     if (ar_comm_size(g->ctx->ends) == 1)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&t->params, g->n, sizeof *t->params, "tied parameters"));
+    AR_TRY(ARI_ALLOC(&t->params, g->n, "tied parameters"));
     for (size_t i = 0; i < g->n; i++) {
         if (g->params[i]->ends)
             t->params[t->n++] = g->params[i];

@@ -14,7 +14,7 @@
 
 static ar_status add_finding(ar_finding **gives, ar_gradients *g, ar_finding_kind kind, const char *param)
 {
-    AR_TRY(ari_grow(&g->finding, &g->capacity, g->findings, sizeof *g->finding, "findings"));
+    AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
     ar_finding *f = &g->finding[g->findings++];
     *f = (ar_finding){.kind = kind, .warning = kind == AR_FOUND_ZERO, .against = -1};
     snprintf(f->param, sizeof f->param, "%s", param);
@@ -244,7 +244,7 @@ static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uin
     g->findings = 0;
     for (size_t r = 0; r < ranks; r++) {
         for (size_t i = 0; i < count[r]; i++) {
-            AR_TRY(ari_grow(&g->finding, &g->capacity, g->findings, sizeof *g->finding, "findings"));
+            AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
             memcpy(&g->finding[g->findings++], found + (r * most + i) * FINDING_WORDS, sizeof *g->finding);
         }
     }
@@ -261,7 +261,7 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
     ar_status st = AR_OK;
     if (ranks == 1)
         return AR_OK;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&count, ranks, sizeof *count, "numbers of findings"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&count, ranks, "numbers of findings"));
     count[me] = g->findings;
     AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, count, 1, tag));
     for (size_t r = 0; r < ranks; r++)

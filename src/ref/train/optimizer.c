@@ -22,7 +22,7 @@ static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
 {
     AR_TRY(ar_optimizer_check(o));
-    AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "an optimizer"));
+    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "an optimizer"));
     (*gives)->options = *o;
     (*gives)->device = ctx->device;
     return AR_OK;
@@ -34,7 +34,7 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
     ar_optimizer *made = NULL;
     ar_status st = AR_OK;
     AR_TRY(create_optimizer(&made, ctx, o));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&made->states, n, sizeof *made->states, "an optimizer's parameters"));
+    AR_TRY_TO(failed, st, ARI_ALLOC(&made->states, n, "an optimizer's parameters"));
     for (size_t i = 0; i < n; i++) {
         if (params[i]->requires_grad)
             AR_TRY_TO(failed, st, add_param(made, ctx, params[i]));

@@ -142,7 +142,7 @@ static ar_status start_send(pipeline *p, const ar_pp_operation *op)
     flow *f = flow_of(p, op, w);
     send_buffer *s = NULL;
     AR_TRY(free_received(p, false));
-    AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "what is sent"));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, "what is sent"));
     *s = (send_buffer){.next = p->sent, .memory = f->memory};
     f->memory = (ar_buf){NULL};
     p->sent = s;
@@ -341,8 +341,7 @@ ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_bat
     p.schedule = ar_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
     ar_status st = ari_ctx_transfers(ctx, &p.transfers);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&p.slots, (size_t)ctx->layout.virtual_stages * n, sizeof *p.slots,
-                            "micro-batches in stages");
+        st = ARI_ALLOC_ZERO(&p.slots, (size_t)ctx->layout.virtual_stages * n, "micro-batches in stages");
     if (st == AR_OK)
         st = run_schedule(&p);
     destroy_pipeline(&p);

@@ -211,7 +211,7 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
     float *host = NULL;
     ar_tensor local = {.data = {NULL}};
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)&host, ar_tensor_count(&s->param->value) + 1, sizeof *host, name));
+    AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&s->param->value) + 1, name));
     ari_layout_take(host, &s->param->value, &s->param->layout, full);
     AR_TRY_TO(done, st, ari_state_local(&local, s, ctx, buf));
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &local, host));

@@ -82,7 +82,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     int64_t *own = NULL, sum[1 + AR_MAX_MTP] = {0};
     size_t all[1 + AR_MAX_MTP];
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&own, pieces, sizeof *own, "counts of targets"));
+    AR_TRY(ARI_ALLOC_ZERO(&own, pieces, "counts of targets"));
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         size_t count[1 + AR_MAX_MTP] = {0};
         st = ari_trained_targets(count, what->module, what->loss, ctx, &micro[i]);
@@ -114,7 +114,7 @@ static ar_status own_batches(ar_batch **gives, size_t *n, size_t *most, const ar
 {
     const int pieces = ari_at_least_one(p->micro_batches);
     ar_batch *micro = NULL;
-    AR_TRY(ari_alloc((void **)&micro, (size_t)pieces, sizeof *micro, "micro-batches"));
+    AR_TRY(ARI_ALLOC(&micro, (size_t)pieces, "micro-batches"));
     *n = *most = 0;
     for (int i = 0; i < pieces; i++) {
         size_t start = 0, count = 0;

@@ -197,8 +197,8 @@ static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *given)
 ar_status ari_units_init(ar_ddp *d)
 {
     const int given = d->stage >= 2 ? (int)d->options.units : 0;
-    AR_TRY(ari_alloc_zero((void **)&d->unit_of, d->n, sizeof *d->unit_of, "units of parameters"));
-    AR_TRY(ari_alloc_zero((void **)&d->unit, (size_t)given + 1, sizeof *d->unit, "units"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->unit_of, d->n, "units of parameters"));
+    AR_TRY(ARI_ALLOC_ZERO(&d->unit, (size_t)given + 1, "units"));
     d->units = given;
     for (size_t i = 0; i < d->n; i++)
         d->unit_of[i] = NO_UNIT;

@@ -41,7 +41,7 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
             ar_ddp_name(o->ddp));
     for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++)
         params += ar_ddp_bucket(o->ddp, i).params;
-    AR_TRY(ari_alloc_zero((void **)&o->states, params, sizeof *o->states, "shares of parameters"));
+    AR_TRY(ARI_ALLOC_ZERO(&o->states, params, "shares of parameters"));
     for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++) {
         const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
         for (size_t k = 0; k < b.params; k++)

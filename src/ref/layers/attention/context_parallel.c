@@ -46,8 +46,8 @@ static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, in
                     .heads = heads,
                     .tensors = tensors,
                     .together = together};
-    AR_TRY(ari_alloc_zero((void **)&e->sent, e->n, sizeof *e->sent, "sizes of the neighbours' parts"));
-    return ari_alloc_zero((void **)&e->received, e->n, sizeof *e->received, "sizes of the neighbours' parts");
+    AR_TRY(ARI_ALLOC_ZERO(&e->sent, e->n, "sizes of the neighbours' parts"));
+    return ARI_ALLOC_ZERO(&e->received, e->n, "sizes of the neighbours' parts");
 }
 
 static void exchange_fini(exchange *e, ar_ctx *ctx)
@@ -168,7 +168,7 @@ ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *ba
     *h = (ari_ring_hops){.tag = NULL};
     if (n == 1)
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&h->tag, (size_t)n - 1, sizeof *h->tag, "names of a ring's hops"));
+    AR_TRY(ARI_ALLOC_ZERO(&h->tag, (size_t)n - 1, "names of a ring's hops"));
     for (int hop = 1; hop < n; hop++) {
         const int from = arriving(ctx, hop);
         char *tag = h->tag[hop - 1];

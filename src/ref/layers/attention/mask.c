@@ -89,8 +89,8 @@ static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept
     if (ctx->device->hollow && !batch->documents)
         return AR_OK;
     AR_TRY(ari_mul_size(&n, batch->batch, rows));
-    AR_TRY(ari_alloc((void **)&kept->seen, rows, sizeof *kept->seen, "the keys that queries see"));
-    AR_TRY(ari_alloc((void **)&visible, n, sizeof *visible, "the keys that queries see"));
+    AR_TRY(ARI_ALLOC(&kept->seen, rows, "the keys that queries see"));
+    AR_TRY(ARI_ALLOC(&visible, n, "the keys that queries see"));
     for (size_t i = 0; i < batch->batch; i++)
         fill_sample(visible + i * rows, c, batch, i);
     for (size_t i = 0; i < rows; i++)
@@ -110,7 +110,7 @@ ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, 
     if (c->seq >= INT32_MAX)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu positions; attention numbers fewer than %d", c->name,
                             c->seq, INT32_MAX);
-    AR_TRY(ari_alloc_zero((void **)&kept, 1, sizeof *kept, "what an attention keeps"));
+    AR_TRY(ARI_ALLOC_ZERO(&kept, 1, "what an attention keeps"));
     AR_TRY(ari_step_own(ctx, kept, kept_destroy));
     kept->batch = batch->batch;
     AR_TRY(upload_keys(c, ctx, kept, batch, rows));

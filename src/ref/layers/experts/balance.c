@@ -43,7 +43,7 @@ static ar_status own_tokens(uint8_t **gives, const ari_balance *b, const ar_ctx 
         return AR_OK;
     const ar_positions own = ari_own_positions(ctx, t->batch->seq, b->spread);
     const size_t each = ar_positions_count(&own), n = t->expert->shape[0];
-    AR_TRY(ari_alloc((void **)gives, n, sizeof **gives, "tokens that count"));
+    AR_TRY(ARI_ALLOC(gives, n, "tokens that count"));
     for (size_t i = 0; i < n; i++)
         (*gives)[i] = mask[i / each * t->batch->seq + ar_positions_at(&own, i % each)];
     return AR_OK;
@@ -55,7 +55,7 @@ static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance 
 {
     const size_t slots = ar_tensor_count(t->expert), k = b->per_token, each = slots / groups;
     int32_t *expert = NULL;
-    AR_TRY(ari_alloc((void **)&expert, slots, sizeof *expert, "the experts of tokens"));
+    AR_TRY(ARI_ALLOC(&expert, slots, "the experts of tokens"));
     const ar_status st = ar_ctx_download(ctx, expert, t->expert);
     for (size_t i = 0; i < slots && st == AR_OK && !ctx->device->hollow; i++) {
         if (expert[i] >= 0 && (!valid || valid[i / k]))
@@ -99,7 +99,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
     const size_t all = t->batch && t->batch->global_batch > 0 ? t->batch->global_batch : samples,
                  n = samples * b->experts;
     int64_t *counts = NULL;
-    AR_TRY(ari_alloc_zero((void **)&counts, n, sizeof *counts, "tokens of experts"));
+    AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
     ar_status st = count_tokens(counts, samples, b, ctx, t, valid);
     if (st == AR_OK)
         st = ari_combine(ctx, ctx->sequence, counts, n, AR_I64, AR_SUM, b->name);

@@ -143,7 +143,7 @@ static ar_status make_operands(const experts_module *m, ar_ctx *ctx, const ar_op
     ar_comm *tp = cutting(m, ctx), *k_over = p->second != p->back ? tp : NULL, *rows_over = k_over ? NULL : tp;
     const int n = p->second ? 1 : 2;
     ar_status st = AR_OK;
-    AR_TRY(ari_alloc((void **)gives, m->own, sizeof **gives, "operands of experts"));
+    AR_TRY(ARI_ALLOC(gives, m->own, "operands of experts"));
     for (size_t i = 0; i < m->own && st == AR_OK; i++) {
         ar_param *const *of = p->second ? &m->second[i] : &m->first[2 * i];
         st = ctx->arith->param_operand(ctx, &(*gives)[i], of, n, n, p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k,
@@ -548,9 +548,9 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     AR_TRY(ari_scores_init(&m->scores, ctx, o, m->base.name, &m->balance));
     m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
-    AR_TRY(ari_alloc_zero((void **)&m->weight, 2 * m->own * WEIGHTS, sizeof *m->weight, "experts"));
-    AR_TRY(ari_alloc((void **)&m->first, 2 * m->own, sizeof *m->first, "experts"));
-    AR_TRY(ari_alloc((void **)&m->second, m->own, sizeof *m->second, "experts"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->weight, 2 * m->own * WEIGHTS, "experts"));
+    AR_TRY(ARI_ALLOC(&m->first, 2 * m->own, "experts"));
+    AR_TRY(ARI_ALLOC(&m->second, m->own, "experts"));
     for (size_t i = 0; i < m->own; i++)
         AR_TRY(init_expert(m, ctx, i));
     m->width = ar_param_matrix(&m->weight[GATE]).shape[0];

@@ -132,7 +132,7 @@ static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at,
 static ar_status sort_received(const ari_routes *r, sorting *s)
 {
     size_t *start = NULL, at = 0;
-    AR_TRY(ari_alloc((void **)&start, r->groups.n + 1, sizeof *start, "received rows"));
+    AR_TRY(ARI_ALLOC(&start, r->groups.n + 1, "received rows"));
     for (size_t rank = 0; rank < s->ranks; rank++)
         at += sort_rank(r, s, rank, at, start);
     free(start);
@@ -213,11 +213,11 @@ done:
 
 static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
 {
-    AR_TRY(ari_alloc((void **)&s->expert, s->ranks * s->slots, sizeof *s->expert, "the experts of tokens"));
+    AR_TRY(ARI_ALLOC(&s->expert, s->ranks * s->slots, "the experts of tokens"));
     AR_TRY(read_experts(s, ctx, of));
-    AR_TRY(ari_alloc((void **)&s->place, s->slots, sizeof *s->place, "rows of experts"));
-    AR_TRY(ari_alloc((void **)&s->slot_of, s->slots, sizeof *s->slot_of, "slots of tokens"));
-    AR_TRY(ari_alloc_zero((void **)&s->next, of->experts + 1, sizeof *s->next, "rows of experts"));
+    AR_TRY(ARI_ALLOC(&s->place, s->slots, "rows of experts"));
+    AR_TRY(ARI_ALLOC(&s->slot_of, s->slots, "slots of tokens"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->next, of->experts + 1, "rows of experts"));
     sort_sent(s, of->experts);
     AR_TRY(ari_numbers(ctx, &r->place, AR_I64, s->slots, s->place));
     return ari_numbers(ctx, &r->slot_of, AR_I64, s->slots, s->slot_of);
@@ -226,8 +226,8 @@ static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_rou
 static ar_status make_groups(ari_routes *r, const sorting *s)
 {
     const size_t n = r->groups.n;
-    AR_TRY(ari_alloc_zero((void **)&r->first, n + 1, sizeof *r->first, "rows of experts"));
-    AR_TRY(ari_alloc_zero((void **)&r->sample, n * (s->samples + 1), sizeof *r->sample, "rows of samples"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->first, n + 1, "rows of experts"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->sample, n * (s->samples + 1), "rows of samples"));
     count_rows(r, s);
     r->groups.first = r->first;
     r->groups.sample = r->sample;
@@ -236,14 +236,14 @@ static ar_status make_groups(ari_routes *r, const sorting *s)
 
 static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
 {
-    AR_TRY(ari_alloc_zero((void **)&r->sends, s->ranks, sizeof *r->sends, "rows to send"));
-    AR_TRY(ari_alloc_zero((void **)&r->receives, s->ranks, sizeof *r->receives, "rows to receive"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->sends, s->ranks, "rows to send"));
+    AR_TRY(ARI_ALLOC_ZERO(&r->receives, s->ranks, "rows to receive"));
     count_moved(r, s);
     free(s->next);
     s->next = NULL;
-    AR_TRY(ari_alloc_zero((void **)&s->next, r->groups.n * (s->samples + 1), sizeof *s->next, "rows of samples"));
-    AR_TRY(ari_alloc((void **)&s->arrived, r->rows, sizeof *s->arrived, "received rows"));
-    AR_TRY(ari_alloc((void **)&s->departed, r->rows, sizeof *s->departed, "received rows"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->next, r->groups.n * (s->samples + 1), "rows of samples"));
+    AR_TRY(ARI_ALLOC(&s->arrived, r->rows, "received rows"));
+    AR_TRY(ARI_ALLOC(&s->departed, r->rows, "received rows"));
     AR_TRY(sort_received(r, s));
     AR_TRY(ari_numbers(ctx, &r->arrived, AR_I64, r->rows, s->arrived));
     return ari_numbers(ctx, &r->departed, AR_I64, r->rows, s->departed);
@@ -307,7 +307,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     const size_t h = x->shape[1], ranks = (size_t)ar_comm_size(ctx->ep);
     size_t *counts = NULL; /* to send, then to receive */
     AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){rows, h}));
-    AR_TRY(ari_alloc((void **)&counts, 2 * ranks, sizeof *counts, "elements to exchange"));
+    AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < ranks; r++) {
         counts[r] = sends[r] * h;
         ctx->routed += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];

@@ -98,10 +98,10 @@ ar_status ari_gather_begin(ar_ctx *ctx, ari_gathering **gives, const ar_tensor *
 {
     ari_gathering *g = NULL;
     const size_t row = x->shape[x->ndim - 1] * ar_dtype_bytes(x->dtype);
-    AR_TRY(ari_alloc_zero((void **)&g, 1, sizeof *g, "an all-gather in chunks"));
+    AR_TRY(ARI_ALLOC_ZERO(&g, 1, "an all-gather in chunks"));
     AR_TRY(ari_step_own(ctx, g, destroy_gathering));
     *g = (ari_gathering){.c = *c, .x = *x, .tag = tag};
-    AR_TRY(ari_alloc((void **)&g->counts, c->ranks, sizeof *g->counts, "sizes of the ranks' parts"));
+    AR_TRY(ARI_ALLOC(&g->counts, c->ranks, "sizes of the ranks' parts"));
     AR_TRY(ari_ctx_overlapped(ctx, &g->overlapped));
     for (size_t i = 0; i < 2 && i < c->n; i++) {
         AR_TRY(ar_event_create(&g->come[i]));
