@@ -46,7 +46,7 @@ static ar_status number_of(double *out, const ari_json_at *at, const char *key, 
     const double values[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     const size_t named = ari_word_of(json_string_value(value), names, 3);
     if (named == 3 && !json_is_number(value))
-        return ar_error_set(at->code, "%s: key '%s' is missing or no number", ARI_SHOW(at->name), key);
+        return ari_json_wrong(at, key, " is missing or no number");
     *out = named < 3 ? values[named] : json_number_value(value);
     return AR_OK;
 }
@@ -89,8 +89,7 @@ static ar_status choice(const object *o, const char *key, const char *name, cons
             return AR_OK;
         }
     }
-    return ar_error_set(o->at.code, "%s: key '%s'%s is '%s', %s", ARI_SHOW(o->at.name), key, o->of, ARI_SHOW(text),
-                        message);
+    return ari_json_wrong(&o->at, key, "%s is '%s', %s", o->of, ARI_SHOW(text), message);
 }
 
 /* Borrowed from the JSON that was read. */
@@ -106,8 +105,7 @@ static ar_status hash(const object *o, const char *key, char hex[65])
         return put(o, key, hex[0] == '\0' ? json_null() : json_string(hex));
     AR_TRY(ari_json_string_or(&o->at, key, &said));
     if (said != NULL && (strlen(said) != 64 || strspn(said, "0123456789abcdef") != 64))
-        return ar_error_set(o->at.code, "%s: key '%s' is '%s', expected 64 hexadecimal digits", ARI_SHOW(o->at.name),
-                            key, ARI_SHOW(said));
+        return ari_json_wrong(&o->at, key, " is '%s', expected 64 hexadecimal digits", ARI_SHOW(said));
     snprintf(hex, 65, "%s", said == NULL ? "" : said);
     return AR_OK;
 }
@@ -128,7 +126,7 @@ static ar_status believed(const object *o, const char *key, ar_status st)
         return st;
     char why[ARI_PRINTABLE];
     ari_printable(why, sizeof why, ar_error_message());
-    return ar_error_set(o->at.code, "%s: key '%s': %s", ARI_SHOW(o->at.name), key, why);
+    return ari_json_wrong(&o->at, key, ": %s", why);
 }
 
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */
@@ -138,8 +136,7 @@ static ar_status group(const object *o, ar_param_group *g)
     if (o->out == NULL)
         AR_TRY(ari_json_string(&o->at, "glob", &glob));
     if (strlen(glob) >= sizeof g->glob)
-        return ar_error_set(o->at.code, "%s: key 'glob' has %zu bytes, at most %zu are read", ARI_SHOW(o->at.name),
-                            strlen(glob), sizeof g->glob - 1);
+        return ari_json_wrong(&o->at, "glob", " has %zu bytes, at most %zu are read", strlen(glob), sizeof g->glob - 1);
     if (o->out)
         AR_TRY(put(o, "glob", json_string(glob)));
     else
@@ -158,8 +155,7 @@ static ar_status groups(const object *o, ar_optimizer_options *options)
         AR_TRY(ari_json_array(&o->at, "groups", &list));
     const size_t n = o->out ? options->groups : json_array_size(list);
     if (n > AR_PARAM_GROUPS)
-        return ar_error_set(o->at.code, "%s: key 'groups' has %zu entries, at most %d are read", ARI_SHOW(o->at.name),
-                            n, AR_PARAM_GROUPS);
+        return ari_json_wrong(&o->at, "groups", " has %zu entries, at most %d are read", n, AR_PARAM_GROUPS);
     for (size_t i = 0; i < n; i++) {
         const object in = {o->out ? json_object() : NULL, {json_array_get(list, i), o->at.name, o->at.code}, ""};
         if (o->out)
@@ -215,8 +211,7 @@ static ar_status seed(const object *o, uint64_t *value)
     errno = 0;
     *value = strtoull(text, &end, 10);
     if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0')
-        return ar_error_set(o->at.code, "%s: key 'seed' is '%s', expected an integer from 0 to 2^64 - 1",
-                            ARI_SHOW(o->at.name), ARI_SHOW(text));
+        return ari_json_wrong(&o->at, "seed", " is '%s', expected an integer from 0 to 2^64 - 1", ARI_SHOW(text));
     return AR_OK;
 }
 
@@ -297,8 +292,7 @@ static ar_status samples(const object *o, const ar_checkpoint_state *s)
     size_t want = s->step * s->batch, said = want;
     AR_TRY(read_count(o, "samples", &said));
     if (o->out == NULL && (__builtin_mul_overflow(s->step, s->batch, &want) || said != want))
-        return ar_error_set(o->at.code, "%s: key 'samples' is %zu, expected %" PRIu64 " steps of %zu",
-                            ARI_SHOW(o->at.name), said, s->step, s->batch);
+        return ari_json_wrong(&o->at, "samples", " is %zu, expected %" PRIu64 " steps of %zu", said, s->step, s->batch);
     return AR_OK;
 }
 
@@ -322,7 +316,7 @@ static ar_status data(const object *whole, ari_checkpoint_read *r)
     AR_TRY(read_count(&o, "tokens", &s->data_tokens));
     AR_TRY(hash(&o, "sha256", r->data_hash));
     if (r->data_hash[0] == '\0')
-        return ar_error_set(o.at.code, "%s: key 'sha256' is missing", ARI_SHOW(o.at.name));
+        return ari_json_wrong(&o.at, "sha256", " is missing");
     if (o.out == NULL)
         s->data_format = (ar_data_format)(format + AR_DATA_BYTES);
     s->data_hash = r->data_hash;
@@ -339,10 +333,9 @@ static ar_status losses(const object *o, ar_checkpoint_state *s)
     AR_TRY(ari_json_array(&o->at, "losses", &list));
     const size_t n = json_array_size(list);
     if (n > AR_CHECKPOINT_LOSSES || n > s->step)
-        return ar_error_set(o->at.code,
-                            "%s: key 'losses' has %zu entries, expected at most one for each of the %" PRIu64
-                            " steps and %zu",
-                            ARI_SHOW(o->at.name), n, s->step, AR_CHECKPOINT_LOSSES);
+        return ari_json_wrong(&o->at, "losses",
+                              " has %zu entries, expected at most one for each of the %" PRIu64 " steps and %zu", n,
+                              s->step, AR_CHECKPOINT_LOSSES);
     AR_TRY(ARI_ALLOC(&loss, n, "losses"));
     s->loss = loss;
     for (; s->losses < n; s->losses++) {

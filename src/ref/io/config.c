@@ -43,17 +43,15 @@ static ar_status check_config(const ar_config *c, const ari_json_at *at)
 {
     const char *name = ARI_SHOW(at->name);
     if (c->kv_heads > c->heads || c->heads % c->kv_heads != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_key_value_heads' is %zu, expected a divisor of the %zu heads",
-                            name, c->kv_heads, c->heads);
+        return ari_json_wrong(at, "num_key_value_heads", " is %zu, expected a divisor of the %zu heads", c->kv_heads,
+                              c->heads);
     if (c->rope.kind && ar_rope_dim(&c->rope, c->head_dim) % 2 != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected an even number for rotary positions",
-                            name, c->head_dim);
+        return ari_json_wrong(at, "head_dim", " is %zu, expected an even number for rotary positions", c->head_dim);
     if (!(c->norm_eps >= 0) || isinf(c->norm_eps))
         return ar_error_set(AR_ERR_CONFIG, "%s: the normalisation's eps is %g, expected a finite number from 0", name,
                             c->norm_eps);
     if (!(c->initializer_range >= 0) || isinf(c->initializer_range))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'initializer_range' is %g, expected a finite number from 0", name,
-                            c->initializer_range);
+        return ari_json_wrong(at, "initializer_range", " is %g, expected a finite number from 0", c->initializer_range);
     if (!size_is_sane(c))
         return ar_error_set(AR_ERR_CONFIG,
                             "%s: absurd sizes: vocabulary %zu, hidden %zu, %zu layers, %zu heads of %zu, MLP %zu", name,
@@ -92,10 +90,11 @@ static ar_status check_classes(const ari_json_at *at, const ari_model_reader *m)
             n = end && (size_t)(end - name) < n ? (size_t)(end - name) : n;
         }
         if (name && (n != strlen(m->class) || strncasecmp(name, m->class, n) != 0))
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'architectures' is '%s', and 'model_type' is '%s': one of the two is another "
-                                "model's, and its weights would be computed with wrongly",
-                                ARI_SHOW(at->name), ARI_SHOW(name), m->name);
+            return ari_json_wrong(
+                at, "architectures",
+                " is '%s', and 'model_type' is '%s': one of the two is another model's, and its weights would be "
+                "computed with wrongly",
+                ARI_SHOW(name), m->name);
     }
     return AR_OK;
 }
@@ -142,16 +141,13 @@ static ar_status unknown_model(const ari_json_at *at, const char *type)
             used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", models[i].name);
     }
     if (type == NULL)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is missing, expected one of %s", ARI_SHOW(at->name),
-                            names);
+        return ari_json_wrong(at, "model_type", " is missing, expected one of %s", names);
     const char *lacks = lacking(type);
     if (lacks != NULL)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'model_type' is '%s', which is not computed: %s; expected one of %s",
-                            ARI_SHOW(at->name), ARI_SHOW(type), lacks, names);
-    return ar_error_set(AR_ERR_CONFIG, "%s: key 'model_type' is '%s', expected one of %s%s%s%s", ARI_SHOW(at->name),
-                        ARI_SHOW(type), names, near == NULL ? "" : "; did you mean '", near == NULL ? "" : near,
-                        near == NULL ? "" : "'?");
+        return ari_json_wrong(at, "model_type", " is '%s', which is not computed: %s; expected one of %s",
+                              ARI_SHOW(type), lacks, names);
+    return ari_json_wrong(at, "model_type", " is '%s', expected one of %s%s%s%s", ARI_SHOW(type), names,
+                          near == NULL ? "" : "; did you mean '", near == NULL ? "" : near, near == NULL ? "" : "'?");
 }
 
 static const ari_model_reader *reader_of(const json_t *object)

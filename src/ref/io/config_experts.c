@@ -33,8 +33,7 @@ static ar_status read_balance(ar_experts *e, const ari_json_at *at, double weigh
     AR_TRY(ari_json_bool_or(at, "output_router_logits", &wanted));
     AR_TRY(ari_json_real_or(at, "router_aux_loss_coef", &weight));
     if (!(weight >= 0.0) || isinf(weight))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'router_aux_loss_coef' is %g, expected a finite number from 0",
-                            ARI_SHOW(at->name), weight);
+        return ari_json_wrong(at, "router_aux_loss_coef", " is %g, expected a finite number from 0", weight);
     e->balance_weight = wanted ? weight : 0.0;
     return AR_OK;
 }
@@ -58,9 +57,7 @@ static ar_status read_dense_layers(ar_config *c, const ari_json_at *at)
         AR_TRY(ari_json_array(at, "mlp_only_layers", &only));
     for (size_t i = 0; i < json_array_size(only); i++) {
         if (!json_is_integer(json_array_get(only, i)))
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'mlp_only_layers': entry %zu is not a whole number, expected a layer's",
-                                ARI_SHOW(at->name), i);
+            return ari_json_wrong(at, "mlp_only_layers", ": entry %zu is not a whole number, expected a layer's", i);
     }
     for (size_t i = 0; i < c->layers; i++)
         AR_TRY(ari_config_set_layer(c->dense, at, i, (i + 1) % step != 0 || is_listed(only, i), "experts"));
@@ -84,8 +81,8 @@ ar_status ari_config_experts(ar_config *c, const ari_json_at *at, const ari_llam
     if (e->n == 0 && form->one_width)
         return ar_error_set(AR_ERR_CONFIG, "%s: there are 0 experts, expected at least 1", ARI_SHOW(at->name));
     if (e->n > 0 && e->per_token > e->n)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_experts_per_tok' is %zu, expected at most the %zu experts",
-                            ARI_SHOW(at->name), e->per_token, e->n);
+        return ari_json_wrong(at, "num_experts_per_tok", " is %zu, expected at most the %zu experts", e->per_token,
+                              e->n);
     snprintf(why, sizeof why, "%s always divides a token's weights by their sum", model->called);
     AR_TRY(form->normalised ? ari_config_expect_bias(at, "norm_topk_prob", true, why)
                             : ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
@@ -109,8 +106,7 @@ static ar_status expect_method(const ari_json_at *at, const char *key, const cha
     const char *text = NULL;
     AR_TRY(ari_json_string_or(at, key, &text));
     if (text != NULL && strcmp(text, value) != 0 && (strcmp(value, "softmax") == 0 || strcmp(text, "noaux_tc") != 0))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is '%s', expected '%s' or no such key", ARI_SHOW(at->name),
-                            key, ARI_SHOW(text), value);
+        return ari_json_wrong(at, key, " is '%s', expected '%s' or no such key", ARI_SHOW(text), value);
     return AR_OK;
 }
 
@@ -121,8 +117,8 @@ static ar_status read_softmax_scores(ar_experts *e, const ari_json_at *at, bool 
     AR_TRY(ari_json_string_or(at, "topk_method", &method));
     *grouped = strcmp(method, "group_limited_greedy") == 0;
     if (!*grouped && strcmp(method, "greedy") != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'topk_method' is '%s', expected 'greedy' or 'group_limited_greedy'",
-                            ARI_SHOW(at->name), ARI_SHOW(method));
+        return ari_json_wrong(at, "topk_method", " is '%s', expected 'greedy' or 'group_limited_greedy'",
+                              ARI_SHOW(method));
     if (e->normalised)
         return ari_config_refuse_key(at, "norm_topk_prob", "false");
     return expect_method(at, "scoring_func", "softmax");
@@ -146,8 +142,7 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_exp
     AR_TRY(grouped ? ari_json_size_or(at, "topk_group", 1, AR_ROUTE_GROUPS, &s->kept) : AR_OK);
     AR_TRY(ari_json_real_or(at, "routed_scaling_factor", &s->scale));
     if (isinf((float)s->scale) || isnan(s->scale))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'routed_scaling_factor' is %g, expected a finite number",
-                            ARI_SHOW(at->name), s->scale);
+        return ari_json_wrong(at, "routed_scaling_factor", " is %g, expected a finite number", s->scale);
     const size_t each = e->n / s->groups;
     if (e->n % s->groups != 0 || s->kept > s->groups || (s->groups > 1 && each < 2 && !s->softmax) ||
         s->kept * each < e->per_token)

@@ -29,10 +29,9 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
             return AR_OK;
         }
     }
-    return ar_error_set(
-        AR_ERR_CONFIG,
-        "%s: key '%s' is '%s', expected gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
-        ARI_SHOW(at->name), key, ARI_SHOW(text));
+    return ari_json_wrong(
+        at, key, " is '%s', expected gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
+        ARI_SHOW(text));
 }
 
 /* --- probabilities of dropout ------------------------------------------------------------------------------------- */
@@ -49,8 +48,7 @@ ar_status ari_config_dropout(ar_config *c, const ari_json_at *at)
         double p = 0;
         AR_TRY(ari_json_real_or(at, dropout_keys[i], &p));
         if (!(p >= 0 && p <= 1))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a probability from 0 to 1",
-                                ARI_SHOW(at->name), dropout_keys[i], p);
+            return ari_json_wrong(at, dropout_keys[i], " is %g, expected a probability from 0 to 1", p);
         c->config_dropout = p > c->config_dropout ? p : c->config_dropout;
     }
     return AR_OK;
@@ -63,7 +61,7 @@ ar_status ari_config_quantized(ar_config *c, const ari_json_at *at)
     const json_t *said = ari_json_get(at, "quantization_config");
     const char *method = json_string_value(json_object_get(said, "quant_method"));
     if (said != NULL && !json_is_object(said))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'quantization_config' is not an object", ARI_SHOW(at->name));
+        return ari_json_wrong(at, "quantization_config", " is not an object");
     if (json_object_size(said) > 0)
         (void)ari_printable(c->quantized, sizeof c->quantized, method != NULL ? method : "few bits");
     return AR_OK;
@@ -172,9 +170,7 @@ static const struct {
 
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted)
 {
-    return ar_error_set(AR_ERR_CONFIG,
-                        "%s: key '%s' changes the mathematics in a way that is not supported, expected %s",
-                        ARI_SHOW(at->name), key, wanted);
+    return ari_json_wrong(at, key, " changes the mathematics in a way that is not supported, expected %s", wanted);
 }
 
 /* Among words with spaces between. */
@@ -218,8 +214,8 @@ ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model
             continue;
         if (!refused[i].why)
             return ari_config_refuse_key(at, key, wanted[kind]);
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' changes the mathematics: %s; expected %s or no such key",
-                            ARI_SHOW(at->name), key, refused[i].why, wanted[refused[i].kind]);
+        return ari_json_wrong(at, key, " changes the mathematics: %s; expected %s or no such key", refused[i].why,
+                              wanted[refused[i].kind]);
     }
     return AR_OK;
 }

@@ -22,14 +22,14 @@ ar_status ari_config_layer_kinds(const ari_json_at *at, const char *key, size_t 
         return AR_OK;
     AR_TRY(ari_json_array(at, key, out));
     if (json_array_size(*out) != layers)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' has %zu entries, expected one for each of %zu layers",
-                            ARI_SHOW(at->name), key, json_array_size(*out), layers);
+        return ari_json_wrong(at, key, " has %zu entries, expected one for each of %zu layers", json_array_size(*out),
+                              layers);
     for (size_t i = 0; i < layers; i++) {
         const char *text = json_string_value(json_array_get(*out, i));
         if (text == NULL || (strcmp(text, kinds[0]) != 0 && strcmp(text, kinds[1]) != 0))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s': entry %zu is %s%s%s, expected '%s' or '%s'",
-                                ARI_SHOW(at->name), key, i, text == NULL ? "not a string" : "'",
-                                text == NULL ? "" : ARI_SHOW(text), text == NULL ? "" : "'", kinds[0], kinds[1]);
+            return ari_json_wrong(at, key, ": entry %zu is %s%s%s, expected '%s' or '%s'", i,
+                                  text == NULL ? "not a string" : "'", text == NULL ? "" : ARI_SHOW(text),
+                                  text == NULL ? "" : "'", kinds[0], kinds[1]);
     }
     return AR_OK;
 }
@@ -99,10 +99,11 @@ static ar_status read_window(ar_config *c, const ari_json_at *at, bool use, size
         const bool by_number = alternate ? i < first && i % 2 == 0 : i >= first;
         const bool slides = types != NULL ? is_sliding(types, i) : c->window > 0 && by_number;
         if (slides && c->window == 0)
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'layer_types': entry %zu is '%s', but there is no window: expected "
-                                "'use_sliding_window' true and a 'sliding_window'",
-                                ARI_SHOW(at->name), i, sliding);
+            return ari_json_wrong(
+                at, "layer_types",
+                ": entry %zu is '%s', but there is no window: expected 'use_sliding_window' true and a "
+                "'sliding_window'",
+                i, sliding);
         AR_TRY(set_full(c, at, i, !slides));
     }
     return AR_OK;
@@ -137,11 +138,10 @@ ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size
     AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; types != NULL && i < c->layers; i++) {
         if (is_sliding(types, i) != (c->window > 0))
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'layer_types': entry %zu is '%s', but %s's layers %s: expected '%s'",
-                                ARI_SHOW(at->name), i, is_sliding(types, i) ? sliding : full, called,
-                                c->window > 0 ? "all have the 'sliding_window'" : "have no 'sliding_window' here",
-                                c->window > 0 ? sliding : full);
+            return ari_json_wrong(at, "layer_types", ": entry %zu is '%s', but %s's layers %s: expected '%s'", i,
+                                  is_sliding(types, i) ? sliding : full, called,
+                                  c->window > 0 ? "all have the 'sliding_window'" : "have no 'sliding_window' here",
+                                  c->window > 0 ? sliding : full);
     }
     return AR_OK;
 }
@@ -159,9 +159,8 @@ ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t 
         const bool by_number = pattern > 0 ? (i + 1) % pattern != 0 : c->window > 0;
         const bool slides = types != NULL ? is_sliding(types, i) : by_number;
         if (slides && c->window == 0)
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'sliding_window' is null, but layer %zu is '%s': expected a number of keys",
-                                ARI_SHOW(at->name), i, sliding);
+            return ari_json_wrong(at, "sliding_window", " is null, but layer %zu is '%s': expected a number of keys", i,
+                                  sliding);
         AR_TRY(set_full(c, at, i, !slides));
     }
     return AR_OK;
@@ -176,9 +175,8 @@ ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at)
         const bool unturned = !ar_config_turns(c, i);
         const bool slides = types != NULL ? is_sliding(types, i) : unturned;
         if (types != NULL && slides && c->window == 0)
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'layer_types': entry %zu is '%s', but there is no 'sliding_window'",
-                                ARI_SHOW(at->name), i, sliding);
+            return ari_json_wrong(at, "layer_types", ": entry %zu is '%s', but there is no 'sliding_window'", i,
+                                  sliding);
         AR_TRY(set_full(c, at, i, !slides));
     }
     return AR_OK;

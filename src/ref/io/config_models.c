@@ -15,10 +15,9 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const ari_ll
     const bool absent = json_object_get(at->object, "num_key_value_heads") == NULL;
     c->kv_heads = absent && form->kv_heads > 0 ? form->kv_heads : c->heads;
     if (absent && c->heads % c->kv_heads != 0)
-        return ar_error_set(
-            AR_ERR_CONFIG,
-            "%s: key 'num_key_value_heads' is missing, and the %zu that %s has then do not divide the %zu heads",
-            ARI_SHOW(at->name), c->kv_heads, form->called, c->heads);
+        return ari_json_wrong(at, "num_key_value_heads",
+                              " is missing, and the %zu that %s has then do not divide the %zu heads", c->kv_heads,
+                              form->called, c->heads);
     return ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads);
 }
 
@@ -28,8 +27,7 @@ static ar_status read_padding(ar_config *c, const ari_json_at *at, const ari_lla
 {
     const json_t *said = json_object_get(at->object, "pad_token_id");
     if (said != NULL && !json_is_null(said) && !json_is_integer(said))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'pad_token_id' is not a whole number, expected one or null",
-                            ARI_SHOW(at->name));
+        return ari_json_wrong(at, "pad_token_id", " is not a whole number, expected one or null");
     const json_int_t from = json_integer_value(said), vocab = (json_int_t)c->vocab;
     const json_int_t id = said == NULL ? (json_int_t)form->pad_id : from < 0 ? from + vocab : from;
     c->pads = (said == NULL ? form->pads : json_is_integer(said)) && id >= 0 && id < vocab;
@@ -45,11 +43,9 @@ static ar_status read_mtp(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_size_or(at, "num_nextn_predict_layers", 0, AR_MAX_MTP, &depth));
     AR_TRY(ari_json_real_or(at, "mtp_loss_scaling_factor", &c->mtp_weight));
     if (!(c->mtp_weight >= 0.0 && c->mtp_weight <= 1e6))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'mtp_loss_scaling_factor' is %g, expected from 0 to 1e6",
-                            ARI_SHOW(at->name), c->mtp_weight);
+        return ari_json_wrong(at, "mtp_loss_scaling_factor", " is %g, expected from 0 to 1e6", c->mtp_weight);
     if (c->mtp_weight > 0.0 && depth == 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'mtp_loss_scaling_factor' without 'num_nextn_predict_layers'",
-                            ARI_SHOW(at->name));
+        return ari_json_wrong(at, "mtp_loss_scaling_factor", " without 'num_nextn_predict_layers'");
     if (c->mtp_weight > 0.0)
         c->mtp = depth;
     else if (depth > 0)
@@ -63,8 +59,8 @@ ar_status ari_config_expect_bias(const ari_json_at *at, const char *key, bool ha
     bool said = has;
     AR_TRY(ari_json_bool_or(at, key, &said));
     if (said != has)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %s, but %s; expected %s or no such key", ARI_SHOW(at->name),
-                            key, said ? "true" : "false", model, has ? "true" : "false");
+        return ari_json_wrong(at, key, " is %s, but %s; expected %s or no such key", said ? "true" : "false", model,
+                              has ? "true" : "false");
     return AR_OK;
 }
 
@@ -264,8 +260,7 @@ static ar_status read_cap(const ari_json_at *at, const char *key, double *cap)
         *cap = 0.0;
     AR_TRY(ari_json_real_or(at, key, cap));
     if (!(*cap >= 0.0) || isinf(*cap) || (*cap == 0.0 && ari_json_get(at, key) != NULL))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a positive number or null", ARI_SHOW(at->name),
-                            key, *cap);
+        return ari_json_wrong(at, key, " is %g, expected a positive number or null", *cap);
     return AR_OK;
 }
 
@@ -274,8 +269,7 @@ static ar_status read_query_scalar(ar_config *c, const ari_json_at *at)
     c->query_scalar = 256.0;
     AR_TRY(ari_json_real_or(at, "query_pre_attn_scalar", &c->query_scalar));
     if (!(c->query_scalar > 0.0) || isinf(c->query_scalar))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'query_pre_attn_scalar' is %g, expected a positive number",
-                            ARI_SHOW(at->name), c->query_scalar);
+        return ari_json_wrong(at, "query_pre_attn_scalar", " is %g, expected a positive number", c->query_scalar);
     return AR_OK;
 }
 
@@ -311,7 +305,7 @@ static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const cha
     if (object == NULL || json_is_null(object))
         return AR_OK;
     if (!json_is_object(object))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_parameters': '%s' is not an object", ARI_SHOW(at->name), key);
+        return ari_json_wrong(at, "rope_parameters", ": '%s' is not an object", key);
     if (ari_json_get(at, "original_max_position_embeddings") != NULL) /* transformers does not look there then */
         return ari_config_refuse_key(at, "original_max_position_embeddings", "it in 'rope_parameters' alone");
     const ari_rope_object o = {at, {object, at->name, at->code}, key, "default", &form};
@@ -333,19 +327,16 @@ ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double globa
                             ARI_SHOW(at->name), global, local);
     c->local_rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = local};
     if (nested == NULL && scaling != NULL && json_object_get(scaling, "rope_type") == NULL)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rope_scaling' has no 'rope_type', without which transformers scales nothing here",
-                            ARI_SHOW(at->name));
+        return ari_json_wrong(at, "rope_scaling",
+                              " has no 'rope_type', without which transformers scales nothing here");
     if (nested == NULL)
         return ari_config_rope(c, at, &form);
     if (scaling != NULL)
         return ar_error_set(AR_ERR_CONFIG, "%s: keys 'rope_parameters' and 'rope_scaling' are both set, expected one",
                             ARI_SHOW(at->name));
     if (json_object_get(nested, full) == NULL && json_object_get(nested, sliding) == NULL)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rope_parameters' has neither '%s' nor '%s', expected an object of "
-                            "each",
-                            ARI_SHOW(at->name), full, sliding);
+        return ari_json_wrong(at, "rope_parameters", " has neither '%s' nor '%s', expected an object of each", full,
+                              sliding);
     c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = global};
     AR_TRY(read_nested_rope(c, at, full, &c->rope));
     return read_nested_rope(c, at, sliding, &c->local_rope);

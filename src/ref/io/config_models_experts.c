@@ -34,9 +34,8 @@ static ar_status read_minimax_m2(ar_config *c, const ari_json_at *at)
     if (strcmp(scores, "sigmoid") != 0 || !bias)
         return ari_config_refuse_key(at, "scoring_func", "'sigmoid', with 'use_routing_bias' true");
     if (turned % 2 != 0 || turned > c->head_dim)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rotary_dim' is %zu, expected an even number up to the %zu features",
-                            ARI_SHOW(at->name), turned, c->head_dim);
+        return ari_json_wrong(at, "rotary_dim", " is %zu, expected an even number up to the %zu features", turned,
+                              c->head_dim);
     if (c->rope.rotary_dim == 0 && turned < c->head_dim)
         c->rope.rotary_dim = turned;
     return AR_OK;
@@ -196,9 +195,8 @@ static ar_status read_latent_rope(ar_config *c, const ari_json_at *at)
     static const ari_rope_form form = {.partial = false};
     bool interleaved = !json_is_null(json_object_get(at->object, "rope_interleave")); /* Python's None is false */
     if (ari_json_get(at, "head_dim") != NULL && c->head_dim != c->latent.rope_dim)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'head_dim' is %zu, but 'qk_rope_head_dim', which means the same, is %zu",
-                            ARI_SHOW(at->name), c->head_dim, c->latent.rope_dim);
+        return ari_json_wrong(at, "head_dim", " is %zu, but 'qk_rope_head_dim', which means the same, is %zu",
+                              c->head_dim, c->latent.rope_dim);
     c->head_dim = c->latent.rope_dim;
     AR_TRY(ari_config_rope(c, at, &form));
     AR_TRY(ari_json_bool_or(at, "rope_interleave", &interleaved));
@@ -221,13 +219,11 @@ static ar_status read_latent(ar_config *c, const ari_json_at *at, ar_latent othe
     AR_TRY(ari_config_dim_or(at, "qk_rope_head_dim", &l->rope_dim));
     AR_TRY(ari_config_dim_or(at, "v_head_dim", &l->value_dim));
     if (l->rope_dim % 2 != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'qk_rope_head_dim' is %zu, expected an even number",
-                            ARI_SHOW(at->name), l->rope_dim);
+        return ari_json_wrong(at, "qk_rope_head_dim", " is %zu, expected an even number", l->rope_dim);
     if (c->kv_heads != c->heads)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'num_key_value_heads' is %zu, expected the %zu heads, which all have their own "
-                            "keys and values",
-                            ARI_SHOW(at->name), c->kv_heads, c->heads);
+        return ari_json_wrong(at, "num_key_value_heads",
+                              " is %zu, expected the %zu heads, which all have their own keys and values", c->kv_heads,
+                              c->heads);
     AR_TRY(read_latent_rope(c, at));
     c->head_dim = plain + l->rope_dim;
     const double m = mscale_of(&c->rope);

@@ -8,8 +8,8 @@
 ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key, const char *heads_key)
 {
     if (c->hidden % c->heads != 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, expected a multiple of '%s', %zu", ARI_SHOW(at->name),
-                            hidden_key, c->hidden, heads_key, c->heads);
+        return ari_json_wrong(at, hidden_key, " is %zu, expected a multiple of '%s', %zu", c->hidden, heads_key,
+                              c->heads);
     c->head_dim = c->hidden / c->heads;
     return AR_OK;
 }
@@ -20,8 +20,7 @@ static ar_status check_alias(const ari_json_at *at, const char *alias, const cha
     size_t said = value;
     AR_TRY(ari_config_dim_or(at, alias, &said));
     if (said != value)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, but '%s', which means the same, is %zu",
-                            ARI_SHOW(at->name), alias, said, key, value);
+        return ari_json_wrong(at, alias, " is %zu, but '%s', which means the same, is %zu", said, key, value);
     return AR_OK;
 }
 
@@ -64,8 +63,7 @@ ar_status ari_config_gpt2(ar_config *c, const ari_json_at *at)
     AR_TRY(ari_json_bool_or(at, "tie_word_embeddings", &c->tied));
     AR_TRY(ari_json_bool_or(at, "scale_attn_weights", &scaled));
     if (!scaled)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'scale_attn_weights' is false, only true is supported",
-                            ARI_SHOW(at->name));
+        return ari_json_wrong(at, "scale_attn_weights", " is false, only true is supported");
     /* reorder_and_upcast_attn moves the scale and widens the scores: the same mathematics, so it may be either. n_ctx
      * is n_positions in older files; nothing reads it. */
     ari_config_note_others(c, "", at->object, keys, COUNT(keys));
@@ -99,8 +97,8 @@ ar_status ari_config_stack(ar_config *c, const ari_json_at *at)
     size_t head_dim = c->head_dim;
     AR_TRY(ari_config_dim_or(at, "head_dim", &head_dim));
     if (head_dim != c->head_dim)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected hidden_size / num_attention_heads, %zu",
-                            ARI_SHOW(at->name), head_dim, c->head_dim);
+        return ari_json_wrong(at, "head_dim", " is %zu, expected hidden_size / num_attention_heads, %zu", head_dim,
+                              c->head_dim);
     AR_TRY(ari_config_activation(at, "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "layer_norm_eps", &c->norm_eps));
     ari_config_note_others(c, "", at->object, keys, COUNT(keys));

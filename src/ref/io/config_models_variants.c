@@ -19,10 +19,11 @@ static ar_status read_olmo3(ar_config *c, const ari_json_at *at)
     double said = theta;
     AR_TRY(ari_json_real_or(at, "rope_theta", &said));
     if (said != theta) /* transformers 5 then gives layers with a window the default's, and 4 gave them this one */
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'rope_theta' is %g, expected %g or no such key: another one stands in "
-                            "'rope_parameters', for 'full_attention' and for 'sliding_attention'",
-                            ARI_SHOW(at->name), said, theta);
+        return ari_json_wrong(
+            at, "rope_theta",
+            " is %g, expected %g or no such key: another one stands in 'rope_parameters', for 'full_attention' and "
+            "for 'sliding_attention'",
+            said, theta);
     return ari_config_two_ropes(c, at, theta, theta);
 }
 
@@ -85,16 +86,14 @@ static ar_status read_unturned(ar_config *c, const ari_json_at *at)
     if (ari_json_get(at, "no_rope_layers") != NULL)
         AR_TRY(ari_json_array(at, "no_rope_layers", &list));
     if (list != NULL && json_array_size(list) < c->layers)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'no_rope_layers' has %zu entries, expected one for each of %zu layers",
-                            ARI_SHOW(at->name), json_array_size(list), c->layers);
+        return ari_json_wrong(at, "no_rope_layers", " has %zu entries, expected one for each of %zu layers",
+                              json_array_size(list), c->layers);
     for (size_t i = 0; i < c->layers; i++) {
         const json_t *entry = list != NULL ? json_array_get(list, i) : NULL;
         const json_int_t turned = json_is_integer(entry) ? json_integer_value(entry) : json_is_true(entry);
         if (list != NULL && !json_is_boolean(entry) && (!json_is_integer(entry) || (turned != 0 && turned != 1)))
-            return ar_error_set(AR_ERR_CONFIG,
-                                "%s: key 'no_rope_layers': entry %zu is not 0 (without rotary positions) or 1 (with)",
-                                ARI_SHOW(at->name), i);
+            return ari_json_wrong(at, "no_rope_layers", ": entry %zu is not 0 (without rotary positions) or 1 (with)",
+                                  i);
         AR_TRY(set_unturned(c, at, i, list != NULL ? turned == 0 : (i + 1) % interval == 0));
     }
     return AR_OK;
@@ -128,8 +127,7 @@ static ar_status read_multiplier(const ari_json_at *at, const char *key, double 
     *out = otherwise;
     AR_TRY(ari_json_real_or(at, key, out));
     if (!((float)*out > 0.0f) || isinf((float)*out))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a positive number", ARI_SHOW(at->name), key,
-                            *out);
+        return ari_json_wrong(at, key, " is %g, expected a positive number", *out);
     return AR_OK;
 }
 
@@ -222,8 +220,8 @@ static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char
     AR_TRY(ari_config_dim_or(at, "head_dim", &said));
     AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
     if (said > 0 && said != c->head_dim)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'head_dim' is %zu, expected hidden_size / num_attention_heads, %zu",
-                            ARI_SHOW(at->name), said, c->head_dim);
+        return ari_json_wrong(at, "head_dim", " is %zu, expected hidden_size / num_attention_heads, %zu", said,
+                              c->head_dim);
     c->norm = AR_NORM_LAYER;
     c->norm_eps = 1e-5;
     return ari_json_real_or(at, eps_key, &c->norm_eps);
@@ -322,11 +320,9 @@ static ar_status read_gpt_neox(ar_config *c, const ari_json_at *at)
     bool parallel = true;
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     if (c->kv_heads != c->heads)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_key_value_heads' is %zu, expected the %zu heads",
-                            ARI_SHOW(at->name), c->kv_heads, c->heads);
+        return ari_json_wrong(at, "num_key_value_heads", " is %zu, expected the %zu heads", c->kv_heads, c->heads);
     if (c->mtp > 0)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'num_nextn_predict_layers' is %zu, which GPT-NeoX has no names for",
-                            ARI_SHOW(at->name), c->mtp);
+        return ari_json_wrong(at, "num_nextn_predict_layers", " is %zu, which GPT-NeoX has no names for", c->mtp);
     if (ari_json_get(at, "hidden_act") == NULL)
         c->activation = AR_ACT_GELU_ERF;
     c->gated = false;

@@ -14,11 +14,10 @@ static ar_status read_from(const ari_json_at *at, const char *key, double least,
 {
     AR_TRY(ari_json_real_or(at, key, out));
     if (above ? !(*out > least) : !(*out >= least))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %g, expected a %snumber%s", ARI_SHOW(at->name), key, *out,
-                            above ? "positive " : "",
-                            above       ? ""
-                            : least > 0 ? " from 1"
-                                        : " from 0");
+        return ari_json_wrong(at, key, " is %g, expected a %snumber%s", *out, above ? "positive " : "",
+                              above       ? ""
+                              : least > 0 ? " from 1"
+                                          : " from 0");
     return AR_OK;
 }
 
@@ -44,8 +43,7 @@ static ar_status read_original(const ar_config *c, const ari_rope_object *o, siz
     AR_TRY(ari_config_dim_or(&o->rope, key, out));
     AR_TRY(ari_config_dim_or(o->at, key, &outer));
     if (outer > 0 && ari_json_get(&o->rope, key) != NULL && outer != *out)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' is %zu, but %zu beside it", ARI_SHOW(o->rope.name), key, *out,
-                            outer);
+        return ari_json_wrong(&o->rope, key, " is %zu, but %zu beside it", *out, outer);
     *out = outer > 0 ? outer : *out;
     return AR_OK;
 }
@@ -93,11 +91,9 @@ static ar_status read_yarn(ar_config *c, ar_rope *r, const ari_rope_object *o)
     AR_TRY(read_positive(rope, "beta_fast", &r->beta_fast));
     AR_TRY(read_positive(rope, "beta_slow", &r->beta_slow));
     if (r->beta_fast < r->beta_slow)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'beta_fast' is %g, expected at least beta_slow, %g",
-                            ARI_SHOW(rope->name), r->beta_fast, r->beta_slow);
+        return ari_json_wrong(rope, "beta_fast", " is %g, expected at least beta_slow, %g", r->beta_fast, r->beta_slow);
     if (!(r->theta > 1))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, expected more than 1 with rope_type 'yarn'",
-                            ARI_SHOW(rope->name), r->theta);
+        return ari_json_wrong(rope, "rope_theta", " is %g, expected more than 1 with rope_type 'yarn'", r->theta);
     AR_TRY(read_from(rope, "mscale", 0, false, &r->mscale));
     AR_TRY(read_from(rope, "mscale_all_dim", 0, false, &r->mscale_all_dim));
     if (ari_json_get(rope, "attention_factor") != NULL)
@@ -113,8 +109,8 @@ static ar_status read_llama3(ar_config *c, ar_rope *r, const ari_rope_object *o)
     AR_TRY(ari_json_real(&o->rope, "high_freq_factor", &r->high_freq_factor));
     AR_TRY(read_positive(&o->rope, "low_freq_factor", &r->low_freq_factor));
     if (!(r->high_freq_factor > r->low_freq_factor))
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'high_freq_factor' is %g, expected more than low_freq_factor, %g",
-                            ARI_SHOW(o->rope.name), r->high_freq_factor, r->low_freq_factor);
+        return ari_json_wrong(&o->rope, "high_freq_factor", " is %g, expected more than low_freq_factor, %g",
+                              r->high_freq_factor, r->low_freq_factor);
     return read_original(c, o, &r->original_positions);
 }
 
@@ -124,15 +120,14 @@ static ar_status read_factors(const ari_json_at *rope, const char *key, float *o
     const json_t *list = NULL;
     AR_TRY(ari_json_array(rope, key, &list));
     if (json_array_size(list) != pairs)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key '%s' has %zu entries, expected one for each of %zu pairs",
-                            ARI_SHOW(rope->name), key, json_array_size(list), pairs);
+        return ari_json_wrong(rope, key, " has %zu entries, expected one for each of %zu pairs", json_array_size(list),
+                              pairs);
     for (size_t i = 0; i < pairs; i++) {
         const json_t *value = json_array_get(list, i);
         const float factor = (float)json_number_value(value);
         if (!json_is_number(value) || !(factor > 0) || isinf(factor))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s': entry %zu is %s%.9g, expected a positive number",
-                                ARI_SHOW(rope->name), key, i, json_is_number(value) ? "" : "not a number but ",
-                                (double)factor);
+            return ari_json_wrong(rope, key, ": entry %zu is %s%.9g, expected a positive number", i,
+                                  json_is_number(value) ? "" : "not a number but ", (double)factor);
         out[i] = factor;
     }
     return AR_OK;
@@ -154,10 +149,9 @@ static ar_status read_longrope(ar_config *c, ar_rope *r, const ari_rope_object *
     if (ari_json_get(rope, "attention_factor") != NULL)
         return read_positive(rope, "attention_factor", &r->attention_factor);
     if (r->factor > 1 && r->original_positions < 2)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'original_max_position_embeddings' is 1, of which the attention factor cannot be "
-                            "made, expected at least 2, or an 'attention_factor'",
-                            ARI_SHOW(rope->name));
+        return ari_json_wrong(
+            rope, "original_max_position_embeddings",
+            " is 1, of which the attention factor cannot be made, expected at least 2, or an 'attention_factor'");
     return AR_OK;
 }
 
@@ -199,8 +193,8 @@ static ar_status read_type(const ari_rope_object *o, const struct rope_type **ou
                             ARI_SHOW(o->rope.name), ARI_SHOW(type), ARI_SHOW(older));
     type = type ? type : older ? older : o->otherwise;
     if (type == NULL)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_type' is missing, expected one of %s", ARI_SHOW(o->rope.name),
-                            o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
+        return ari_json_wrong(&o->rope, "rope_type", " is missing, expected one of %s",
+                              o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
     if (o->form->phi3 && (strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0))
         type = "longrope";
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -210,8 +204,8 @@ static ar_status read_type(const ari_rope_object *o, const struct rope_type **ou
             return AR_OK;
         }
     }
-    return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_type' is '%s', supported are %s", ARI_SHOW(o->rope.name),
-                        ARI_SHOW(type), o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
+    return ari_json_wrong(&o->rope, "rope_type", " is '%s', supported are %s", ARI_SHOW(type),
+                          o->form->phi3 ? PHI3_TYPES : ALL_TYPES);
 }
 
 /* --- the object --------------------------------------------------------------------------------------------------- */
@@ -222,18 +216,17 @@ static ar_status read_partial(const ar_config *c, ar_rope *r, const ari_json_at 
     double partial = share > 0.0 ? share : 1;
     AR_TRY(ari_json_real_or(at, "partial_rotary_factor", &partial));
     if (!supported && partial != 1)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'partial_rotary_factor' is %g, only 1 is supported",
-                            ARI_SHOW(at->name), partial);
+        return ari_json_wrong(at, "partial_rotary_factor", " is %g, only 1 is supported", partial);
     if (partial == 1) {
         r->rotary_dim = ari_json_get(at, "partial_rotary_factor") != NULL ? 0 : r->rotary_dim;
         return AR_OK;
     }
     const size_t dim = partial > 0 && partial < 1 ? (size_t)((double)c->head_dim * partial) : 0;
     if (dim == 0 || dim % 2 != 0)
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: key 'partial_rotary_factor' is %g, of heads of %zu features: expected one from 0 to 1 "
-                            "with which an even number of features turns",
-                            ARI_SHOW(at->name), partial, c->head_dim);
+        return ari_json_wrong(
+            at, "partial_rotary_factor",
+            " is %g, of heads of %zu features: expected one from 0 to 1 with which an even number of features turns",
+            partial, c->head_dim);
     r->rotary_dim = dim;
     return AR_OK;
 }
@@ -248,8 +241,7 @@ static ar_status refuse_inside(const ari_json_at *rope)
     json_object_foreach((json_t *)(uintptr_t)rope->object, inner, value)
     {
         if (json_is_object(value))
-            return ar_error_set(AR_ERR_CONFIG, "%s: key '%s': positions that differ by layer are not supported",
-                                ARI_SHOW(rope->name), ARI_SHOW(inner));
+            return ari_json_wrong(rope, ARI_SHOW(inner), ": positions that differ by layer are not supported");
     }
     return AR_OK;
 }
@@ -265,8 +257,7 @@ ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object
     AR_TRY(read_partial(c, r, &o->rope, o->form->partial, 0.0));
     AR_TRY(read_positive(&o->rope, "rope_theta", &r->theta));
     if (ari_json_get(o->at, "rope_theta") != NULL && r->theta != outer)
-        return ar_error_set(AR_ERR_CONFIG, "%s: key 'rope_theta' is %g, but %g beside it", ARI_SHOW(o->rope.name),
-                            r->theta, outer);
+        return ari_json_wrong(&o->rope, "rope_theta", " is %g, but %g beside it", r->theta, outer);
     AR_TRY(read_type(o, &type));
     r->kind = type->kind;
     AR_TRY(type->read(c, r, o));

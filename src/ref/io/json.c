@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 
 /* An upper bound: commas and brackets inside strings count too. */
@@ -224,17 +225,22 @@ const json_t *ari_json_get(const ari_json_at *at, const char *key)
     return json_is_null(value) ? NULL : value;
 }
 
+ar_status ari_json_wrong(const ari_json_at *at, const char *key, const char *format, ...)
+{
+    char said[2048];
+    ARI_FORMAT(said, format);
+    return ar_error_set(at->code, "%s: key '%s'%s", ARI_SHOW(at->name), key, said);
+}
+
 /* Present and of the wanted type, or the error that says what it is instead. */
 static ar_status expect(const ari_json_at *at, const char *key, const json_t *value, bool fits, const char *wanted)
 {
     if (value == NULL)
-        return ar_error_set(at->code, "%s: key '%s' is missing, expected %s", ARI_SHOW(at->name), key, wanted);
+        return ari_json_wrong(at, key, " is missing, expected %s", wanted);
     if (!fits && json_is_real(value))
-        return ar_error_set(at->code, "%s: key '%s' is %g, %s, expected %s", ARI_SHOW(at->name), key,
-                            json_real_value(value), type_name(value), wanted);
+        return ari_json_wrong(at, key, " is %g, %s, expected %s", json_real_value(value), type_name(value), wanted);
     if (!fits)
-        return ar_error_set(at->code, "%s: key '%s' is %s, expected %s", ARI_SHOW(at->name), key, type_name(value),
-                            wanted);
+        return ari_json_wrong(at, key, " is %s, expected %s", type_name(value), wanted);
     return AR_OK;
 }
 
@@ -244,8 +250,8 @@ ar_status ari_json_size(const ari_json_at *at, const char *key, size_t min, size
     AR_TRY(expect(at, key, value, json_is_integer(value), "an integer"));
     const json_int_t x = json_integer_value(value);
     if (x < 0 || (uintmax_t)x < min || (uintmax_t)x > max)
-        return ar_error_set(at->code, "%s: key '%s' is %" JSON_INTEGER_FORMAT ", expected an integer from %zu to %zu",
-                            ARI_SHOW(at->name), key, x, min, max);
+        return ari_json_wrong(at, key, " is %" JSON_INTEGER_FORMAT ", expected an integer from %zu to %zu", x, min,
+                              max);
     *out = (size_t)x;
     return AR_OK;
 }
