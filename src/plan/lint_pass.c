@@ -55,6 +55,12 @@ static ari_lint_type taken(ari_lint_state *l, const ari_operation *op, int i)
     return ari_lint_agree(l, op, &op->input[i], ari_lint_input(l, op, i));
 }
 
+static void take_all(ari_lint_state *l, const ari_operation *op, ari_lint_type *x)
+{
+    for (int i = 0; i < op->inputs; i++)
+        x[i] = taken(l, op, i);
+}
+
 /* All outputs, of which output i is what input i has become, or the first one. */
 static void make_all(ari_lint_state *l, const ari_operation *op, const ari_lint_type *x)
 {
@@ -99,14 +105,19 @@ static void settle_terms(ari_lint_state *l, const ari_operation *op)
     }
 }
 
+/* Checks that the forward pass has made a value. */
+static void check_forward(ari_lint_state *l, const ari_operation *op, size_t value, const char *repair)
+{
+    if (ari_lint_value_of(l, value)->parts == 0)
+        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one", repair);
+}
+
 /* A gradient that an operation takes is placed as that of what its forward pass has made. */
 static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, int i)
 {
     const ari_lint_type dy = taken(l, op, i);
     const ari_lint_value *made = ari_lint_value_of(l, op->input[i].of);
-    if (made->parts == 0)
-        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
-                      "leave it out, or add it to the forward pass");
+    check_forward(l, op, op->input[i].of, "leave it out, or add it to the forward pass");
     for (int axis = 0; made->parts > 0 && axis < ARI_LINT_AXES; axis++) {
         ari_lint_verdict v = {.makes = made->is.at[axis]};
         const ar_status st = ar_placement_gradient(&v.makes, made->is.at[axis]);
@@ -273,8 +284,7 @@ static void other_function(ari_lint_state *l, const ari_operation *op)
 static void join(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type x[ARI_OP_VALUES];
-    for (int i = 0; i < op->inputs; i++)
-        x[i] = taken(l, op, i);
+    take_all(l, op, x);
     if (op->role == ARI_JOINED) { /* side by side */
         ari_lint_output(l, op, 0, by(l, op, ari_lint_add, x[0], x[1]));
         return;
@@ -288,8 +298,7 @@ static void join(ari_lint_state *l, const ari_operation *op)
 static void attention(ari_lint_state *l, const ari_operation *op)
 {
     ari_lint_type x[ARI_OP_VALUES];
-    for (int i = 0; i < op->inputs; i++)
-        x[i] = taken(l, op, i);
+    take_all(l, op, x);
     ari_lint_type q = x[0];
     for (int i = 0; i < op->weights; i++)
         use(l, op, i);
@@ -495,9 +504,7 @@ static void residual_backward(ari_lint_state *l, const ari_operation *op)
 
 static void loss_backward(ari_lint_state *l, const ari_operation *op)
 {
-    if (ari_lint_value_of(l, op->input[0].of)->parts == 0)
-        ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
-                      "leave it out, or add it to the forward pass");
+    check_forward(l, op, op->input[0].of, "leave it out, or add it to the forward pass");
     ari_lint_output(l, op, 0, taken(l, op, 0));
 }
 
@@ -573,16 +580,6 @@ static const judge judges[ARI_OPERATION_KINDS][2] = {
     [ARI_OPERATION_RECEIVE] = {message, message},
 };
 
-/* Checks that a backward operation's saved inputs exist. */
-static void check_saved(ari_lint_state *l, const ari_operation *op)
-{
-    for (int i = 0; i < op->saves; i++) {
-        if (ari_lint_value_of(l, op->saved[i])->parts == 0)
-            ari_lint_find(l->f, op, ARI_LINT_NO_AXIS, AR_LINT_missing_forward, "none", "one",
-                          "compute again what it reads: that has not been kept");
-    }
-}
-
 void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
 {
     const bool backward = op->pass == ARI_PASS_BACKWARD && !op->recomputed, through = takes_terms(op);
@@ -592,7 +589,8 @@ void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op)
         settle_terms(l, op);
     for (int i = 0; i < op->inputs && through; i++)
         terms[i] = ari_lint_value_of(l, op->input[i].id)->terms;
-    check_saved(l, op);
+    for (int i = 0; i < op->saves; i++)
+        check_forward(l, op, op->saved[i], "compute again what it reads: that has not been kept");
     if (f)
         f(l, op);
     for (int i = 0; i < op->outputs && through; i++)

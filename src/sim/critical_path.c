@@ -86,7 +86,6 @@ static ar_status through_collective(walk *w, const stretch *s)
     return AR_OK;
 }
 
-/* SIZE_MAX: the rank has no such lane. */
 /* To what the other lane had done last, unless that was over when the wait began. */
 static ar_status through_wait(walk *w, const stretch *s)
 {

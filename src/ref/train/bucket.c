@@ -105,33 +105,25 @@ void ari_bucket_share(const ari_bucket *b)
 
 /* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
 
+/* All that have a parameter. */
+static ar_comm *data_of(const ari_bucket *b)
+{
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EDP : ARI_OVER_DP);
+}
+
 static ar_comm *replicate_of(const ari_bucket *b)
 {
-    const ar_ddp *d = b->ddp;
-    if (!d->communication || ar_comm_size(d->ctx->replicate) == 1)
-        return ari_ctx_replicate(d->ctx, b->expert);
-    return b->expert ? d->communication->expert_replicate : d->communication->replicate;
+    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
+        return ari_ctx_replicate(b->ddp->ctx, b->expert);
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE);
 }
 
 /* The ranks that share buckets out: without replicas all that have data. */
 static ar_comm *shard_of(const ari_bucket *b)
 {
-    const ar_ddp *d = b->ddp;
-    if (ar_comm_size(d->ctx->replicate) == 1)
-        return ari_bucket_data(b);
-    if (!d->communication)
-        return ari_ctx_shard(d->ctx, b->expert);
-    return b->expert ? d->communication->expert_shard : d->communication->shard;
-}
-
-static ar_comm *tp_of(const ar_ddp *d)
-{
-    return d->communication ? d->communication->tp : d->ctx->tp;
-}
-
-static ar_comm *ends_of(const ar_ddp *d)
-{
-    return d->communication ? d->communication->ends : d->ctx->ends;
+    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
+        return data_of(b);
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
 }
 
 /* --- pack, reduce, copy back -------------------------------------------------------------------------------------- */
@@ -164,7 +156,7 @@ static bool is_alone(ar_comm *group)
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *data = ari_ddp_dp(d);
+    ar_comm *data = ari_ddp_group(d, ARI_OVER_DP);
     if (is_alone(group))
         return 0;
     const size_t others = is_alone(data) ? 1 : (size_t)ar_comm_size(data) / (size_t)ar_comm_size(group);
@@ -243,9 +235,9 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     if (b->info.own_count == 0)
         return AR_OK;
     if (b->info.spread)
-        AR_TRY(sum_slice(b, q, tp_of(d), false, b->tag));
+        AR_TRY(sum_slice(b, q, ari_ddp_group(d, ARI_OVER_TP), false, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(sum_slice(b, q, ends_of(d), false, b->info.param[0]->name));
+        AR_TRY(sum_slice(b, q, ari_ddp_group(d, ARI_OVER_ENDS), false, b->info.param[0]->name));
     return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), true, b->tag);
 }
 
@@ -255,16 +247,16 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *over = ari_fault_expert_group(b, d->stage > 0 ? shard_of(b) : ari_bucket_data(b));
+    ar_comm *over = ari_fault_expert_group(b, d->stage > 0 ? shard_of(b) : data_of(b));
     if (b->expert && ar_faulty(d->ctx, AR_FAULT_edp_group_missing))
         return AR_OK;
     if (d->stage >= 2)
         return reduce_over(b, q, over, b->counts, false, b->tag);
-    const bool alone = is_alone(ari_bucket_data(b)); /* nothing is summed after this */
+    const bool alone = is_alone(data_of(b)); /* nothing is summed after this */
     if (b->info.spread)
-        AR_TRY(reduce_over(b, q, tp_of(d), NULL, alone && !b->info.ends, b->tag));
+        AR_TRY(reduce_over(b, q, ari_ddp_group(d, ARI_OVER_TP), NULL, alone && !b->info.ends, b->tag));
     if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(reduce_over(b, q, ends_of(d), NULL, alone, b->info.param[0]->name));
+        AR_TRY(reduce_over(b, q, ari_ddp_group(d, ARI_OVER_ENDS), NULL, alone, b->info.param[0]->name));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
     const bool last = d->stage == 0 || is_alone(replicate_of(b));

@@ -103,18 +103,10 @@ struct ar_ddp {
     size_t unused_count;
 };
 
-/** The group of a reduction on the queue of d's buckets. */
-static inline ar_comm *ari_ddp_dp(const ar_ddp *d)
+/** A group of the context on the queue of d's buckets. */
+static inline ar_comm *ari_ddp_group(const ar_ddp *d, ari_over over)
 {
-    return d->communication ? d->communication->dp : d->ctx->dp;
-}
-/** The same of a bucket. */
-static inline ar_comm *ari_bucket_data(const ari_bucket *b)
-{
-    const ar_ddp *d = b->ddp;
-    if (!b->expert)
-        return ari_ddp_dp(d);
-    return d->communication ? d->communication->edp : d->ctx->edp;
+    return d->communication ? d->communication->over[over] : d->ctx->over[over];
 }
 /** True if the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)

@@ -194,8 +194,8 @@ static ar_status combine_messages(void *arg, ar_queue *on)
     ari_span_begin("used parameters");
     ar_status st = device->ops->copy(device, on, d->used_device, ar_const(host), d->trained);
     if (st == AR_OK)
-        st = ar_comm_all_reduce(ari_ddp_dp(d), on, d->used_device, ar_const(d->used_device), d->trained, AR_U8, AR_MAX,
-                                "used parameters");
+        st = ar_comm_all_reduce(ari_ddp_group(d, ARI_OVER_DP), on, d->used_device, ar_const(d->used_device), d->trained,
+                                AR_U8, AR_MAX, "used parameters");
     if (st == AR_OK)
         st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)

@@ -141,7 +141,8 @@ float ari_fault_gradient_times(const ar_ctx *ctx, const ar_param *p)
 
 ar_comm *ari_fault_expert_group(const ari_bucket *b, ar_comm *over)
 {
-    return b->expert && ar_faulty(b->ddp->ctx, AR_FAULT_experts_summed_over_dp) ? ari_ddp_dp(b->ddp) : over;
+    return b->expert && ar_faulty(b->ddp->ctx, AR_FAULT_experts_summed_over_dp) ? ari_ddp_group(b->ddp, ARI_OVER_DP)
+                                                                                : over;
 }
 
 static bool is_of_latents(const ar_param *p)

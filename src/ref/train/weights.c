@@ -65,9 +65,8 @@ static ar_status gather_weights(void *user, ar_queue *on)
     ari_span_begin("weights of %s", u->module ? u->module->name : d->name);
     for (size_t i = 0; i < u->buckets && st == AR_OK; i++) {
         const ari_bucket *b = &u->bucket[i];
-        ar_comm *over = !d->gathers ? ari_ctx_shard(d->ctx, b->expert)
-                        : b->expert ? d->gathers->expert_shard
-                                    : d->gathers->shard;
+        ar_comm *const *groups = d->gathers ? d->gathers->over : d->ctx->over;
+        ar_comm *over = groups[b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD];
         st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->shares, b->info.storage,
                                 b->tag);
         at += b->info.elements * ar_dtype_bytes(b->info.storage);
