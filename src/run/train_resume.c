@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"
 #include "run/train_rank.h"
@@ -162,9 +163,7 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
 static ar_status check_param(void *user, const char *name, int ndim, const size_t *shape)
 {
     ar_checkpoint *c = user;
-    size_t count = 1;
-    for (int d = 0; d < ndim; d++)
-        count *= shape[d];
+    const size_t count = ari_volume(shape, ndim);
     if (ar_checkpoint_find(c, name, count))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s: is of another model, its weights hold no %s of %zu elements",

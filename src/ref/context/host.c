@@ -149,9 +149,7 @@ void ari_for_each_run(const ar_tensor *local, const ar_layout *o, void (*f)(void
     const int nd = o->ndim;
     for (size_t k = 0; k < o->nbox; k++) {
         const ar_box *b = &o->box[k];
-        size_t runs = 1;
-        for (int d = 0; d + 1 < nd; d++)
-            runs *= b->extent[d];
+        const size_t runs = ari_volume(b->extent, nd - 1);
         const size_t width = nd > 0 ? b->extent[nd - 1] : 1;
         for (size_t i = 0; i < runs && width > 0; i++) {
             size_t rest = i, full = 0, full_stride = 1, index = 0, index_stride = 1;

@@ -25,10 +25,7 @@ ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *s
 
 size_t ar_tensor_count(const ar_tensor *t)
 {
-    size_t n = 1;
-    for (int d = 0; d < t->ndim; d++)
-        n *= t->shape[d];
-    return n;
+    return ari_volume(t->shape, t->ndim);
 }
 
 bool ar_tensor_is_contiguous(const ar_tensor *t)
@@ -50,9 +47,7 @@ ar_tensor ar_tensor_flat(ar_dtype dtype, ar_buf data, size_t n)
 ar_tensor ar_tensor_rows(const ar_tensor *t)
 {
     const size_t cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
-    size_t rows = 1;
-    for (int d = 0; d + 1 < t->ndim; d++)
-        rows *= t->shape[d];
+    const size_t rows = ari_volume(t->shape, t->ndim - 1);
     ar_tensor v = {.dtype = t->dtype,
                    .ndim = 2,
                    .shape = {rows, cols},

@@ -106,12 +106,11 @@ static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, con
 
 static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
 {
-    size_t shape[AR_MAX_DIMS] = {batch->batch}, width = 1;
+    const size_t width = ari_volume(batch->sample_shape + 1, batch->sample_ndim - 1);
+    size_t shape[AR_MAX_DIMS] = {batch->batch};
     float *part = NULL;
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];
-    for (int d = 1; d < batch->sample_ndim; d++)
-        width *= batch->sample_shape[d];
     shape[1] = shares_positions(ctx) ? ar_positions_count(own) : shape[1];
     AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
     if (!shares_positions(ctx))

@@ -9,14 +9,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
-static size_t product_of(int n, const size_t *extent)
-{
-    size_t count = 1;
-    for (int d = 0; d < n; d++)
-        count *= extent[d];
-    return count;
-}
-
 /* The list of boxes on its way; the dimensions before `dim` are fixed at `at`. */
 typedef struct cutter {
     ari_run_box *out;
@@ -42,7 +34,7 @@ static void add_rows(cutter *c, int dim, size_t first, size_t count)
 /* [start, end) of what the fixed dimensions leave. */
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
-    const size_t row = product_of(c->ndim - dim - 1, c->shape + dim + 1);
+    const size_t row = ari_volume(c->shape + dim + 1, c->ndim - dim - 1);
     const size_t first = start / row + (start % row != 0), last = end / row; /* whole rows [first, last) */
     if (last < first) {                                                      /* within one row */
         c->at[dim] = last;
@@ -146,7 +138,7 @@ ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
 
 size_t ari_layout_count(const ar_layout *o)
 {
-    return product_of(o->ndim, o->shape);
+    return ari_volume(o->shape, o->ndim);
 }
 
 struct taker {

@@ -293,9 +293,7 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
         out->additive_mask = global->additive_mask + start * global->mask_heads * global->seq * global->seq;
         out->mask_batch = count;
     }
-    size_t width = 1;
-    for (int d = 0; d < global->sample_ndim; d++)
-        width *= global->sample_shape[d];
+    const size_t width = ari_volume(global->sample_shape, global->sample_ndim);
     out->input = global->input ? global->input + start * width : NULL;
     out->target = global->target ? global->target + start * global->target_width : NULL;
     out->global_batch = global->batch;

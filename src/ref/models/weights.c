@@ -22,9 +22,7 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
         AR_TRY(ar_param_fresh(p, ctx, s->seed));
     } else {
         char other[sizeof p->name];
-        size_t count = 1;
-        for (int d = 0; d < p->layout.ndim; d++)
-            count *= p->layout.shape[d];
+        const size_t count = ari_volume(p->layout.shape, p->layout.ndim);
         const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name, true), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);

@@ -8,12 +8,10 @@
 
 ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts)
 {
-    ari_axis a = {.before = 1, .extent = shape[dim], .after = 1, .parts = parts};
-    for (int d = 0; d < ndim; d++) {
-        a.before *= d < dim ? shape[d] : 1;
-        a.after *= d > dim ? shape[d] : 1;
-    }
-    return a;
+    return (ari_axis){.before = ari_volume(shape, dim),
+                      .extent = shape[dim],
+                      .after = ari_volume(shape + dim + 1, ndim - dim - 1),
+                      .parts = parts};
 }
 
 static size_t part_extent(const ari_axis *a, int part, size_t *start)

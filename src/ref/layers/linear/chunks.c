@@ -13,9 +13,8 @@ ari_chunks ari_chunks_of(const ar_ctx *ctx, const ar_tensor *x, bool own)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp), wanted = (size_t)ctx->overlap;
     const size_t positions = x->ndim > 1 ? x->shape[x->ndim - 2] / (own ? 1 : ranks) : 0;
-    ari_chunks c = {.n = 1, .ranks = ranks, .samples = 1, .own = positions, .each = positions};
-    for (int d = 0; d + 2 < x->ndim; d++)
-        c.samples *= x->shape[d];
+    ari_chunks c = {
+        .n = 1, .ranks = ranks, .samples = ari_volume(x->shape, x->ndim - 2), .own = positions, .each = positions};
     if (!ari_ctx_sp(ctx) || wanted == 1 || positions == 0)
         return c;
     c.each = (positions + wanted - 1) / wanted;
