@@ -148,6 +148,15 @@ AR_NODISCARD ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, c
 /* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
 #define ARI_KERNEL(ctx, slot, ...) ((ctx)->device->ops->slot((ctx)->device, (ctx)->queue, __VA_ARGS__))
 
+/** Device memory of at least one byte, which ends with ari_ctx_free. */
+AR_NODISCARD static inline ar_status ari_ctx_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
+{
+    return ARI_KERNEL(c, alloc, gives, bytes ? bytes : 1);
+}
+static inline void ari_ctx_free(ar_ctx *c, ar_buf b)
+{
+    ARI_KERNEL(c, free, b);
+}
 /** Device memory that ends with the step. */
 AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);

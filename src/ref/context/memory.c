@@ -19,7 +19,7 @@ static void release_owned(ar_ctx *c, ari_owned *o)
     if (o->destroy)
         o->destroy(c, o->buf.ptr);
     else
-        c->device->ops->free(c->device, c->queue, o->buf);
+        ari_ctx_free(c, o->buf);
     free(o);
 }
 
@@ -79,10 +79,10 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
 ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
 {
     ar_buf b = {NULL};
-    AR_TRY(c->device->ops->alloc(c->device, c->queue, &b, bytes ? bytes : 1));
+    AR_TRY(ari_ctx_alloc(c, &b, bytes));
     const ar_status st = own(c, b, bytes, NULL);
     if (st != AR_OK) {
-        c->device->ops->free(c->device, c->queue, b);
+        ari_ctx_free(c, b);
         return st;
     }
     *gives = b;

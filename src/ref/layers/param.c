@@ -38,8 +38,7 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
     p->own_count = ar_tensor_count(&p->value);
     p->device = ctx->device;
     p->release = ctx->arith->param_release;
-    return ctx->device->ops->alloc(ctx->device, ctx->queue, &p->value.data,
-                                   (ar_tensor_count(&p->value) + 1) * ar_dtype_bytes(dtype));
+    return ari_ctx_alloc(ctx, &p->value.data, (ar_tensor_count(&p->value) + 1) * ar_dtype_bytes(dtype));
 }
 
 void ar_param_fini(ar_param *p)

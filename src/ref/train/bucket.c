@@ -15,7 +15,7 @@ static ar_status alloc_shard(ari_bucket *b)
 {
     ar_ctx *ctx = b->ddp->ctx;
     const size_t bytes = ctx->arith->bucket_bytes(b->info.own_count, b->info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->shard, bytes ? bytes : 1));
+    AR_TRY(ari_ctx_alloc(ctx, &b->shard, bytes));
     b->info.storage_bytes += bytes;
     return AR_OK;
 }
@@ -51,7 +51,7 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     for (size_t i = 0; i < b->info.params; i++)
         AR_TRY(ctx->arith->grad_ensure(ctx, b->slot[i].param));
     const size_t bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->storage, bytes));
+    AR_TRY(ari_ctx_alloc(ctx, &b->storage, bytes));
     b->info.storage_bytes = bytes;
     b->info.memory = b->storage;
     if (d->options.zero && ar_comm_size(ctx->replicate) > 1)
@@ -65,7 +65,7 @@ ar_status ari_buckets_alloc(ar_ddp *d)
         AR_TRY(alloc_one(d, &d->buckets[i]));
     if (!d->options.find_unused || !ari_ddp_has_peers(d))
         return AR_OK;
-    return d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->used_device, d->trained);
+    return ari_ctx_alloc(d->ctx, &d->used_device, d->trained);
 }
 
 void ari_buckets_free(ar_ddp *d)

@@ -112,7 +112,7 @@ static ar_status wait_for_input(const pipeline *p, flow *f)
 
 static void free_send_buffer(pipeline *p, send_buffer *s)
 {
-    p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, s->memory);
+    ari_ctx_free(p->ctx, s->memory);
     ar_event_destroy(s->sent);
     free(s);
 }
@@ -323,7 +323,7 @@ static void destroy_pipeline(pipeline *p)
     for (size_t i = 0; p->slots && i < (size_t)p->ctx->layout.virtual_stages * p->n; i++) {
         slot *s = &p->slots[i];
         for (int d = 0; d < DIRECTIONS; d++) {
-            p->ctx->device->ops->free(p->ctx->device, p->ctx->queue, s->flow[d].memory);
+            ari_ctx_free(p->ctx, s->flow[d].memory);
             ar_event_destroy(s->flow[d].ready);
         }
         ari_deferred_drop(p->ctx, &s->deferred);

@@ -86,7 +86,7 @@ static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t c
     size_t size = 0;
     AR_TRY(ari_mul_size(&size, count, sizeof(float)));
     AR_TRY(ari_add_size(bytes, *bytes, size));
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, gives, size ? size : 1));
+    AR_TRY(ari_ctx_alloc(ctx, gives, size));
     return ARI_KERNEL(ctx, zero, *gives, size);
 }
 

@@ -25,7 +25,7 @@ static void drop_gradients(ari_unit *u)
 static void free_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
-    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
+    ari_ctx_free(d->ctx, d->room);
     d->room = (ar_buf){NULL};
     ari_step_count_free(d->ctx, d->room_bytes);
     d->room_bytes = 0;
@@ -97,7 +97,7 @@ static ar_status alloc_storage(ari_unit *u)
         const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
         most = bytes > most ? bytes : most;
     }
-    AR_TRY(d->ctx->device->ops->alloc(d->ctx->device, d->ctx->queue, &d->room, most ? most : 1));
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->room, most));
     d->room_bytes = most;
     ari_step_count_alloc(d->ctx, most);
     for (size_t i = 0; i < u->buckets; i++)
@@ -226,7 +226,7 @@ void ari_units_free(ar_ddp *d)
         ar_event_destroy(u->reduced);
         ar_event_destroy(u->produced);
     }
-    d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, d->room);
+    ari_ctx_free(d->ctx, d->room);
     ari_step_count_free(d->ctx, d->room_bytes);
     free(d->unit);
     free(d->unit_of);

@@ -18,7 +18,7 @@ static ar_status share_bucket(ari_bucket *b)
     ar_ctx *ctx = b->ddp->ctx;
     const ar_bucket_info *o = &b->info;
     const size_t width = ar_dtype_bytes(o->storage), bytes = o->own_count * width;
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &b->weights, bytes ? bytes : 1));
+    AR_TRY(ari_ctx_alloc(ctx, &b->weights, bytes));
     for (size_t i = 0; i < o->params; i++) {
         ar_param *p = o->param[i];
         ar_param_share *s = &b->slot[i].share;
@@ -32,7 +32,7 @@ static void drop_values(const ar_ddp *d, const ari_bucket *b)
 {
     for (size_t i = 0; i < b->info.params; i++) {
         ar_param *p = b->info.param[i];
-        d->ctx->device->ops->free(d->ctx->device, d->ctx->queue, p->value.data);
+        ari_ctx_free(d->ctx, p->value.data);
         p->value.data = (ar_buf){NULL};
     }
 }
@@ -81,7 +81,7 @@ static ar_status launch_gather(ari_unit *u)
     size_t bytes = 0;
     for (size_t i = 0; i < u->buckets; i++)
         bytes += u->bucket[i].info.elements * ar_dtype_bytes(u->bucket[i].info.storage);
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &u->room, bytes ? bytes : 1));
+    AR_TRY(ari_ctx_alloc(ctx, &u->room, bytes));
     u->room_bytes = bytes;
     ari_step_count_alloc(ctx, bytes);
     u->weights = ARI_WEIGHTS_UNDER_WAY;
@@ -96,7 +96,7 @@ static ar_status launch_gather(ari_unit *u)
 static void free_gathered(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
-    ctx->device->ops->free(ctx->device, ctx->queue, u->room);
+    ari_ctx_free(ctx, u->room);
     ari_step_count_free(ctx, u->room_bytes);
     u->room = (ar_buf){NULL};
     u->room_bytes = 0;
@@ -113,7 +113,7 @@ static ar_status put_values(ari_unit *u)
         for (size_t i = 0; i < b->params; i++) {
             ar_param *p = b->param[i];
             const size_t count = ar_tensor_count(&p->value);
-            AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &p->value.data, (count + 1) * width));
+            AR_TRY(ari_ctx_alloc(ctx, &p->value.data, (count + 1) * width));
             ari_step_count_alloc(ctx, count * width);
             u->value_bytes += count * width;
             AR_TRY(
@@ -210,7 +210,7 @@ void ari_weights_free(ari_unit *u)
         free_gathered(u);
     ari_step_count_free(u->ddp->ctx, u->value_bytes);
     for (size_t i = 0; i < u->buckets; i++)
-        u->ddp->ctx->device->ops->free(u->ddp->ctx->device, u->ddp->ctx->queue, u->bucket[i].weights);
+        ari_ctx_free(u->ddp->ctx, u->bucket[i].weights);
 }
 
 ar_status ar_ddp_gather_parameters(ar_ddp *d)

@@ -38,8 +38,8 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
     const ar_rope at = ari_rope_at(rope, ar_batch_longest(batch), m->o.head_dim);
     free_tables(m, ctx->queue);
     m->device = ctx->device;
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->cos, bytes));
-    AR_TRY(ctx->device->ops->alloc(ctx->device, ctx->queue, &m->sin, bytes));
+    AR_TRY(ari_ctx_alloc(ctx, &m->cos, bytes));
+    AR_TRY(ari_ctx_alloc(ctx, &m->sin, bytes));
     AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, &at));
     m->positions = positions;
     m->length = length;
