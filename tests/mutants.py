@@ -520,7 +520,7 @@ MUTANTS = [
     ("weights that hold an infinity are loaded", "src/run/weights.c",
      "if (!isfinite(v[i]))", "if (isnan(v[i]))", "cli/command_test cli/malformed_test"),
     ("a run resumed with another clipping says nothing of it", "src/run/train_resume.c",
-     "list(text, cap, o->run.clip != s->clip, \"clip\");", "",
+     "list(&t, o->run.clip != s->clip, \"clip\");", "",
      "cli/train_test run/trajectory_test run/checkpoint_test"),
     ("a name with < in it breaks a plot", "src/run/plot.c",
      "fputs(\"&lt;\", to);", "fputc('<', to);", "run/plot_test"),

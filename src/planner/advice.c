@@ -129,13 +129,13 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
         too_large(text, size, p, m, memory_bytes);
         return;
     }
-    int used = snprintf(text, size, "the step is bound by %s, %.0f %% of it: %s",
-                        k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
+    ari_text said = ari_plain_text_in(text, size);
+    ari_say(&said, "the step is bound by %s, %.0f %% of it: %s",
+            k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
     /* GPUs of twice the memory are sold; a layout for one of ten times helps nobody. */
-    if (faster && faster->bytes <= 2.0 * memory_bytes && used > 0 && (size_t)used < size)
-        snprintf(text + used, size - (size_t)used,
-                 "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
-                 (faster->bytes - memory_bytes) * 1e-9,
-                 ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "), experts,
-                 100.0 * faster->seconds / step);
+    if (faster && faster->bytes <= 2.0 * memory_bytes)
+        ari_say(&said, "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
+                (faster->bytes - memory_bytes) * 1e-9,
+                ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "), experts,
+                100.0 * faster->seconds / step);
 }

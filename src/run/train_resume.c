@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"
 #include "run/train_rank.h"
@@ -105,11 +106,10 @@ static ar_status check_state(const ar_training_options *o, const ar_checkpoint_s
     return AR_OK;
 }
 
-static void list(char *text, size_t cap, bool differs, const char *name)
+static void list(ari_text *t, bool differs, const char *name)
 {
-    const size_t used = strlen(text);
     if (differs)
-        snprintf(text + used, cap - used, "%s%s", used > 0 ? ", " : "", name);
+        ari_say(t, "%s%s", t->used > 0 ? ", " : "", name);
 }
 
 /* NaN stands for what was not said. */
@@ -132,31 +132,31 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
 {
     const ar_optimizer_options *a = &o->run.optimizer, *b = &s->optimizer;
     const bool cosine = a->schedule == AR_SCHEDULE_COSINE;
-    text[0] = '\0';
-    list(text, cap, a->kind != b->kind, "optimizer");
-    list(text, cap, a->lr != b->lr, "lr");
-    list(text, cap, a->schedule != b->schedule, "lr-schedule");
-    list(text, cap, a->warmup_steps != b->warmup_steps, "warmup");
-    list(text, cap, cosine && a->total_steps != b->total_steps, "steps (of the cosine)");
-    list(text, cap, cosine && a->min_lr != b->min_lr, "min-lr");
-    list(text, cap, a->momentum != b->momentum || a->nesterov != b->nesterov, "momentum");
-    list(text, cap, a->match_rms != b->match_rms, "match-rms");
-    list(text, cap, a->qk_clip != b->qk_clip, "qk-clip");
-    list(text, cap, a->beta1 != b->beta1 || a->beta2 != b->beta2 || a->eps != b->eps, "betas");
-    list(text, cap, a->weight_decay != b->weight_decay || a->decay != b->decay, "weight decay");
-    list(text, cap, !same_groups(a, b), "groups");
-    list(text, cap, o->run.clip != s->clip, "clip");
-    list(text, cap, o->run.dropout != s->dropout, "dropout");
-    list(text, cap, o->run.loss.label_smoothing != s->loss_options.label_smoothing, "label-smoothing");
-    list(text, cap, o->run.loss.z_loss != s->loss_options.z_loss, "z-loss");
+    ari_text t = ari_plain_text_in(text, cap);
+    list(&t, a->kind != b->kind, "optimizer");
+    list(&t, a->lr != b->lr, "lr");
+    list(&t, a->schedule != b->schedule, "lr-schedule");
+    list(&t, a->warmup_steps != b->warmup_steps, "warmup");
+    list(&t, cosine && a->total_steps != b->total_steps, "steps (of the cosine)");
+    list(&t, cosine && a->min_lr != b->min_lr, "min-lr");
+    list(&t, a->momentum != b->momentum || a->nesterov != b->nesterov, "momentum");
+    list(&t, a->match_rms != b->match_rms, "match-rms");
+    list(&t, a->qk_clip != b->qk_clip, "qk-clip");
+    list(&t, a->beta1 != b->beta1 || a->beta2 != b->beta2 || a->eps != b->eps, "betas");
+    list(&t, a->weight_decay != b->weight_decay || a->decay != b->decay, "weight decay");
+    list(&t, !same_groups(a, b), "groups");
+    list(&t, o->run.clip != s->clip, "clip");
+    list(&t, o->run.dropout != s->dropout, "dropout");
+    list(&t, o->run.loss.label_smoothing != s->loss_options.label_smoothing, "label-smoothing");
+    list(&t, o->run.loss.z_loss != s->loss_options.z_loss, "z-loss");
     const ar_router_losses *x = &o->run.loss.router, *y = &s->loss_options.router;
-    list(text, cap, x->balance != y->balance || x->balance_weight != y->balance_weight, "balance");
-    list(text, cap, x->z_loss != y->z_loss, "router-z-loss");
-    list(text, cap, x->bias_update != y->bias_update, "router-bias-update");
-    list(text, cap, o->run.numerics != s->numerics, "numerics");
-    list(text, cap, o->run.precision != s->precision, "precision");
-    list(text, cap, ar_matrices_of(o->run.precision, o->run.storage) != s->storage, "storage");
-    list(text, cap, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
+    list(&t, x->balance != y->balance || x->balance_weight != y->balance_weight, "balance");
+    list(&t, x->z_loss != y->z_loss, "router-z-loss");
+    list(&t, x->bias_update != y->bias_update, "router-bias-update");
+    list(&t, o->run.numerics != s->numerics, "numerics");
+    list(&t, o->run.precision != s->precision, "precision");
+    list(&t, ar_matrices_of(o->run.precision, o->run.storage) != s->storage, "storage");
+    list(&t, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 
 /* Before any rank runs: whether the model is the checkpoint's. */

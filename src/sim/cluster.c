@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/text.h"
 #include "sim/sim_impl.h"
 
 /* Latencies: what NCCL's model takes for one step of a ring with its Simple protocol, the one that reaches full
@@ -81,15 +82,6 @@ static bool read_number(const char **at, double *value)
     return true;
 }
 
-static void list_units(const unit *units, char *text, size_t size)
-{
-    text[0] = '\0';
-    for (const unit *u = units; u->name; u++) {
-        const size_t used = strlen(text);
-        snprintf(text + used, size - used, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "nothing");
-    }
-}
-
 /* `text` is a number and one of the units, and nothing after it. */
 static ar_status read_quantity(double *value, const char *word, const char *text, const unit *units, const char *what)
 {
@@ -103,7 +95,9 @@ static ar_status read_quantity(double *value, const char *word, const char *text
         }
     }
     char known[128];
-    list_units(units, known, sizeof known);
+    ari_text list = ari_plain_text_in(known, sizeof known);
+    for (const unit *u = units; u->name; u++)
+        ari_say(&list, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "nothing");
     return ar_error_set(AR_ERR_ARG, "cluster: '%s': '%s' is no %s; expected a number and behind it one of: %s", word,
                         text, what, known);
 }
@@ -117,28 +111,17 @@ static ar_status read_link(ar_sim_link *link, const char *word, const char *text
         }
     }
     const char *colon = strchr(text, ':');
-    char known[WORD_BYTES] = "";
     if (colon) {
         char latency[WORD_BYTES];
         snprintf(latency, sizeof latency, "%.*s", (int)(colon - text), text);
         AR_TRY(read_quantity(&link->latency_s, word, latency, times, "latency"));
         return read_quantity(&link->bytes_per_s, word, colon + 1, rates, "rate");
     }
-    for (size_t i = 0; i < sizeof links / sizeof *links; i++) {
-        const size_t used = strlen(known);
-        snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", links[i].name);
-    }
+    char known[WORD_BYTES];
+    ari_text list = ari_plain_text_in(known, sizeof known);
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+        ari_say(&list, "%s%s", i ? ", " : "", links[i].name);
     return ar_error_set(AR_ERR_ARG, "cluster: '%s': a link is LATENCY:RATE, as 2us:300GB/s, or one of %s", word, known);
-}
-
-/* "a100, h100". */
-static void list_machines(char *text, size_t size)
-{
-    text[0] = '\0';
-    for (size_t i = 0; i < MACHINES; i++) {
-        const size_t used = strlen(text);
-        snprintf(text + used, size - used, "%s%s", i ? ", " : "", ar_sim_cluster_names[i]);
-    }
 }
 
 /* "8x". *had: the words that were there. */
@@ -149,7 +132,9 @@ static ar_status read_node(ar_sim_cluster *c, const char *word)
     const char *s = word;
     while (*s >= '0' && *s <= '9' && n <= MOST_PER_NODE)
         n = n * 10 + (*s++ - '0');
-    list_machines(known, sizeof known);
+    ari_text list = ari_plain_text_in(known, sizeof known);
+    for (size_t i = 0; i < MACHINES; i++)
+        ari_say(&list, "%s%s", i ? ", " : "", ar_sim_cluster_names[i]);
     if (s == word || strcmp(s, "x") != 0 || n < 1 || n > MOST_PER_NODE)
         return ar_error_set(AR_ERR_ARG,
                             "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
@@ -281,20 +266,24 @@ ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
     return AR_OK;
 }
 
+static void say_link(ari_text *t, const char *key, const ar_sim_link *link)
+{
+    ari_say(t, "%s=%gus:%gGB/s ", key, link->latency_s * 1e6, link->bytes_per_s * 1e-9);
+}
+
 void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size)
 {
-    char node[16] = "", between[64] = "", peak[32] = "", memory[32] = "";
-    if (c->ranks_per_node > 0) {
-        snprintf(node, sizeof node, "%dx ", c->ranks_per_node);
-        snprintf(between, sizeof between, "between=%gus:%gGB/s ", c->between.latency_s * 1e6,
-                 c->between.bytes_per_s * 1e-9);
-    }
+    ari_text t = ari_plain_text_in(text, size);
+    if (c->ranks_per_node > 0)
+        ari_say(&t, "%dx ", c->ranks_per_node);
+    say_link(&t, "inside", &c->inside);
+    if (c->ranks_per_node > 0)
+        say_link(&t, "between", &c->between);
+    ari_say(&t, "flops=%gT", c->flops * 1e-12);
     if (c->peak_flops > 0)
-        snprintf(peak, sizeof peak, " peak=%gT", c->peak_flops * 1e-12);
+        ari_say(&t, " peak=%gT", c->peak_flops * 1e-12);
     if (c->memory_bytes > 0)
-        snprintf(memory, sizeof memory, " memory=%gGB", c->memory_bytes * 1e-9);
-    snprintf(text, size, "%sinside=%gus:%gGB/s %sflops=%gT%s%s", node, c->inside.latency_s * 1e6,
-             c->inside.bytes_per_s * 1e-9, between, c->flops * 1e-12, peak, memory);
+        ari_say(&t, " memory=%gGB", c->memory_bytes * 1e-9);
 }
 
 static ar_status check_link(const char *which, const ar_sim_link *l)

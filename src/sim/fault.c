@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/scheduler.h"
+#include "ref/core/text.h"
 #include "sim/wire.h"
 
 /* --- as data ------------------------------------------------------------------------------------------------------ */
@@ -20,17 +21,16 @@ const char *ar_sim_fault_name(ar_sim_fault_kind k)
 
 void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size)
 {
-    char transfer[32] = "", bit[32] = "", ns[32] = "";
     const bool waits = f->kind == AR_SIM_DELAY || f->kind == AR_SIM_SLOW;
     const bool before = (f->kind == AR_SIM_STALL || f->kind == AR_SIM_KILL) && f->transfer == 0;
+    ari_text t = ari_plain_text_in(text, size);
+    ari_say(&t, "%s rank %d collective %llu", ar_sim_fault_name(f->kind), f->rank, (unsigned long long)f->collective);
     if (waits)
-        snprintf(ns, sizeof ns, " ns %llu", (unsigned long long)f->ns);
+        ari_say(&t, " ns %llu", (unsigned long long)f->ns);
     else if (!before)
-        snprintf(transfer, sizeof transfer, " transfer %llu", (unsigned long long)f->transfer);
+        ari_say(&t, " transfer %llu", (unsigned long long)f->transfer);
     if (f->kind == AR_SIM_CORRUPT)
-        snprintf(bit, sizeof bit, " bit %llu", (unsigned long long)f->bit);
-    snprintf(text, size, "%s rank %d collective %llu%s%s%s", ar_sim_fault_name(f->kind), f->rank,
-             (unsigned long long)f->collective, transfer, bit, ns);
+        ari_say(&t, " bit %llu", (unsigned long long)f->bit);
 }
 
 ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 static uint64_t begin_of(const ari_trace_view *v, const ari_record *r)
 {
@@ -208,17 +209,13 @@ size_t ari_view_lane_of(const ari_trace_view *v, int rank, int track)
 
 void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text, size_t size)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (size_t i = 0, end; i < m->members && used < size; i = end) {
+    ari_text t = ari_plain_text_in(text, size);
+    for (size_t i = 0, end; i < m->members; i = end) {
         const int first = v->lanes[v->members[m->first + i].lane].rank;
         int last = first;
         for (end = i + 1; end < m->members && v->lanes[v->members[m->first + end].lane].rank == last + 1; end++)
             last++;
-        const char *comma = i > 0 ? ", " : "";
-        const int put = last > first ? snprintf(text + used, size - used, "%s%d-%d", comma, first, last)
-                                     : snprintf(text + used, size - used, "%s%d", comma, first);
-        used += (size_t)put;
+        ari_say(&t, last > first ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", first, last);
     }
 }
 

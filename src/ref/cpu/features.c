@@ -112,11 +112,10 @@ static void tell_features(char *out, size_t cap)
 {
     feature table[FEATURES];
     const size_t n = list_features(table);
-    out[0] = '\0';
+    ari_text t = ari_plain_text_in(out, cap);
     for (size_t i = 0; i < n; i++) {
-        const size_t used = strlen(out);
         if (table[i].here)
-            (void)snprintf(out + used, cap - used, "%s%s", used > 0 ? " " : "", table[i].name);
+            ari_say(&t, "%s%s", t.used > 0 ? " " : "", table[i].name);
     }
 }
 

@@ -131,14 +131,14 @@ static const char *lacking(const char *type)
 static ar_status unknown_model(const ari_json_at *at, const char *type)
 {
     /* Another spelling is suggested, never another architecture: that would invite to rename it. */
-    size_t n, used = 0;
+    size_t n;
     const ari_model_reader *models = ari_model_readers(&n);
     const char *near = NULL;
-    char names[512] = "";
+    char names[512];
+    ari_text list = ari_plain_text_in(names, sizeof names);
     for (size_t i = 0; i < n; i++) {
         near = type && same_letters(type, models[i].name) ? models[i].name : near;
-        if (used < sizeof names)
-            used += (size_t)snprintf(names + used, sizeof names - used, "%s'%s'", i ? ", " : "", models[i].name);
+        ari_say(&list, "%s'%s'", i ? ", " : "", models[i].name);
     }
     if (type == NULL)
         return ari_json_wrong(at, "model_type", " is missing, expected one of %s", names);

@@ -120,9 +120,10 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
                             model, ARI_SHOW(ar_data_dir()));
     }
     const char *near = ari_nearest(model, ari_model_names, BUNDLED);
-    char names[512] = "";
-    for (size_t i = 0, used = 0; i < BUNDLED && used < sizeof names; i++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", ari_model_names[i]);
+    char names[512];
+    ari_text list = ari_plain_text_in(names, sizeof names);
+    for (size_t i = 0; i < BUNDLED; i++)
+        ari_say(&list, "%s%s", i ? ", " : "", ari_model_names[i]);
     return ar_error_set(AR_ERR_NOT_FOUND, "model '%s': no such folder or file; bundled models are %s%s%s%s",
                         ARI_SHOW(model), names, near == NULL ? "" : "; did you mean '", near == NULL ? "" : near,
                         near == NULL ? "" : "'?");

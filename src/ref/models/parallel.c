@@ -9,6 +9,7 @@
 #include "anyrank/model.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
 
@@ -20,101 +21,89 @@ int ar_parallel_world(const ar_parallel *p)
     return world;
 }
 
-/* Appends " word" or " word=extent" to a text of `cap` bytes; what does not fit is cut. */
-static void append_extent(char *out, size_t cap, const char *word, int extent)
+/* What stands between a word and those before it. */
+static const char *space(const ari_text *t)
 {
-    const size_t used = strlen(out);
-    const char *space = used > 0 ? " " : "";
-    if (extent > 0)
-        snprintf(out + used, cap - used, "%s%s=%d", space, word, extent);
-    else
-        snprintf(out + used, cap - used, "%s%s", space, word);
+    return t->used > 0 ? " " : "";
 }
 
-static void append_recompute(char *out, size_t cap, const ar_recomputation *r)
+static void say_extent(ari_text *t, const char *word, int extent)
 {
-    char text[64];
+    ari_say(t, "%s%s=%d", space(t), word, extent);
+}
+
+static void say_recompute(ari_text *t, const ar_recomputation *r)
+{
     if (r->what == AR_RECOMPUTE_NONE)
         return;
+    ari_say(t, "%srecompute=%s", space(t), ar_recompute_name(r->what));
     if (r->every > 1)
-        snprintf(text, sizeof text, "recompute=%s/%d", ar_recompute_name(r->what), r->every);
-    else
-        snprintf(text, sizeof text, "recompute=%s", ar_recompute_name(r->what));
-    append_extent(out, cap, text, 0);
+        ari_say(t, "/%d", r->every);
 }
 
-static void append_pipeline(char *out, size_t cap, const ar_parallel *p)
+static void say_pipeline(ari_text *t, const ar_parallel *p)
 {
-    char text[64];
-    append_extent(out, cap, p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule), 0);
-    if (ari_at_least_one(p->virtual_stages) > 1) {
-        snprintf(text, sizeof text, "(%d stages each)", p->virtual_stages);
-        append_extent(out, cap, text, 0);
-    }
+    ari_say(t, " %s", p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule));
+    if (ari_at_least_one(p->virtual_stages) > 1)
+        ari_say(t, " (%d stages each)", p->virtual_stages);
 }
 
 /* Last, as it may be long. */
-static void append_stages(char *out, size_t cap, const ar_parallel *p)
+static void say_stages(ari_text *t, const ar_parallel *p)
 {
-    char layers[ARI_STAGES_TEXT], text[sizeof layers + 8];
+    char layers[ARI_STAGES_TEXT];
     if (ari_extent(p, ARI_CUTS_LAYERS) == 1 || p->stages.n == 0)
         return;
     ari_stages_text(layers, &p->stages);
-    snprintf(text, sizeof text, "stages=%s", layers);
-    append_extent(out, cap, text, 0);
+    ari_say(t, " stages=%s", layers);
 }
 
-static void append_context(char *out, size_t cap, const ar_parallel *p)
+static void say_context(ari_text *t, const ar_parallel *p)
 {
-    char text[32];
-    if (ari_at_least_one(p->cp_inner) > 1) {
-        snprintf(text, sizeof text, "(inner %d)", p->cp_inner);
-        append_extent(out, cap, text, 0);
-    }
+    if (ari_at_least_one(p->cp_inner) > 1)
+        ari_say(t, " (inner %d)", p->cp_inner);
     if (p->zigzag)
-        append_extent(out, cap, "zigzag", 0);
+        ari_say(t, " zigzag");
 }
 
-static void append_sequence(char *out, size_t cap, const ar_parallel *p)
+static void say_sequence(ari_text *t, const ar_parallel *p)
 {
     if (p->sp)
-        append_extent(out, cap, p->keep_gathered ? "sp (kept)" : "sp", 0);
+        ari_say(t, p->keep_gathered ? " sp (kept)" : " sp");
     if (p->sp && p->overlap > 1)
-        append_extent(out, cap, "overlap", p->overlap);
+        say_extent(t, "overlap", p->overlap);
 }
 
 void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
-    static void (*const more[ARI_LAYOUT_AXES])(char *, size_t, const ar_parallel *) = {
-        [ARI_LAYOUT_PP] = append_pipeline, [ARI_LAYOUT_CP] = append_context, [ARI_LAYOUT_TP] = append_sequence};
+    static void (*const more[ARI_LAYOUT_AXES])(ari_text *, const ar_parallel *) = {
+        [ARI_LAYOUT_PP] = say_pipeline, [ARI_LAYOUT_CP] = say_context, [ARI_LAYOUT_TP] = say_sequence};
     const int micro = ari_at_least_one(p->micro_batches);
     const bool alone = ar_parallel_world(p) == 1 && micro == 1;
-    if (cap == 0)
-        return;
-    out[0] = '\0';
+    ari_text t = ari_plain_text_in(out, cap);
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
         const int ranks = ari_layout_extent(p, i);
         if (ranks > 1 || (alone && i == ARI_LAYOUT_TP))
-            append_extent(out, cap, ari_layout_axes[i].name, ranks);
+            say_extent(&t, ari_layout_axes[i].name, ranks);
         if (ranks > 1 && more[i])
-            more[i](out, cap, p);
+            more[i](&t, p);
     }
     if (ari_at_least_one(p->ep) > 1)
-        append_extent(out, cap, "ep", p->ep);
+        say_extent(&t, "ep", p->ep);
     if (ari_experts_routed(p) && p->dispatch != AR_DISPATCH_ALL_TO_ALL)
-        append_extent(out, cap, "(all-gather)", 0);
+        ari_say(&t, "%s(all-gather)", space(&t));
     if (ari_experts_whole(p))
-        append_extent(out, cap, "etp", 1);
-    append_recompute(out, cap, &p->recompute);
+        say_extent(&t, "etp", 1);
+    say_recompute(&t, &p->recompute);
     if (p->zero > 0 && ari_extent(p, ARI_CUTS_DATA) > 1)
-        append_extent(out, cap, "zero", p->zero);
+        say_extent(&t, "zero", p->zero);
     if (ari_at_least_one(p->dp_replicate) > 1)
-        append_extent(out, cap, "replicate", p->dp_replicate);
+        say_extent(&t, "replicate", p->dp_replicate);
     if (micro > 1)
-        append_extent(out, cap, "micro-batches", micro);
+        say_extent(&t, "micro-batches", micro);
     if (p->forward_first && micro > 1)
-        append_extent(out, cap, "(forward first)", 0);
-    append_stages(out, cap, p);
+        ari_say(&t, " (forward first)");
+    say_stages(&t, p);
 }
 
 static ar_status check_batch(const ar_parallel *p, size_t batch)

@@ -6,6 +6,7 @@
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/faults.h"
@@ -34,26 +35,25 @@ static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, s
 }
 
 /* The name as expert-parallel ranks agree about it: without the numbers of experts. */
-static size_t describe_name(char text[TEXT], const ar_param *p)
+static void describe_name(ari_text *t, const ar_param *p)
 {
     const char *of = p->expert ? strstr(p->name, ".experts.") : NULL;
     const size_t before = of ? (size_t)(of - p->name) + sizeof ".experts." - 1 : strlen(p->name);
     const char *after = p->name + before + strspn(p->name + before, of ? "0123456789" : "");
-    return (size_t)snprintf(text, TEXT, "%.*s%s%s [", (int)before, p->name, of ? "*" : "", after);
+    ari_say(t, "%.*s%s%s [", (int)before, p->name, of ? "*" : "", after);
 }
 
 /* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
 static void describe_param(char text[TEXT], const ar_param *p, int unit)
 {
-    size_t used = describe_name(text, p);
-    for (int i = 0; i < p->value.ndim && used < TEXT; i++)
-        used += (size_t)snprintf(text + used, TEXT - used, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
-    if (used < TEXT)
-        used += (size_t)snprintf(text + used, TEXT - used, "] %s%s%s%s", ar_dtype_name(p->value.dtype),
-                                 p->transposed ? ", transposed" : "", p->spread ? ", spread" : "",
-                                 p->requires_grad ? "" : ", frozen");
-    if (unit > 0 && used < TEXT)
-        snprintf(text + used, TEXT - used, ", of the unit %d from the end", unit);
+    ari_text t = ari_plain_text_in(text, TEXT);
+    describe_name(&t, p);
+    for (int i = 0; i < p->value.ndim; i++)
+        ari_say(&t, "%s%zu", i > 0 ? ", " : "", p->value.shape[i]);
+    ari_say(&t, "] %s%s%s%s", ar_dtype_name(p->value.dtype), p->transposed ? ", transposed" : "",
+            p->spread ? ", spread" : "", p->requires_grad ? "" : ", frozen");
+    if (unit > 0)
+        ari_say(&t, ", of the unit %d from the end", unit);
 }
 
 static uint64_t mix_text(uint64_t hash, const char *text)
@@ -156,17 +156,14 @@ static bool is_missing(const ar_param *p)
 /* "a, b, c and 4 more". */
 static void list_missing(const ar_ddp *d, size_t missing, char *text, size_t size)
 {
-    size_t shown = 0, used = 0;
-    text[0] = '\0';
-    for (size_t i = 0; i < d->n && shown < 4 && used < size; i++) {
-        if (!is_missing(d->params[i]))
-            continue;
-        const int n = snprintf(text + used, size - used, "%s%s", shown > 0 ? ", " : "", d->params[i]->name);
-        used += n > 0 ? (size_t)n : 0;
-        shown++;
+    size_t shown = 0;
+    ari_text t = ari_plain_text_in(text, size);
+    for (size_t i = 0; i < d->n && shown < 4; i++) {
+        if (is_missing(d->params[i]))
+            ari_say(&t, "%s%s", shown++ > 0 ? ", " : "", d->params[i]->name);
     }
-    if (missing > shown && used < size)
-        snprintf(text + used, size - used, " and %zu more", missing - shown);
+    if (missing > shown)
+        ari_say(&t, " and %zu more", missing - shown);
 }
 
 ar_status ari_ddp_check_all_used(const ar_ddp *d)
