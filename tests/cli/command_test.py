@@ -351,10 +351,23 @@ class Check(CommandTest):
             self.assertEqual((result["result"], run["result"], run["passed"]), ("mispredicted", "mispredicted", passed))
             self.assertTrue(result["hash"] and run["first_difference"] is None)
 
-    def test_a_fault_that_cannot_matter_says_so(self):
-        done = self.passes("check", self.config(), "--dp", "2", "--inject", "sp_norm_grad_local", *SMALL)
-        self.assertIn("it changed nothing here, for it is a mistake of sequence parallelism: give tp of at least 2 and sp\n",
-                      done.out)
+    def test_a_fault_that_cannot_matter_is_refused(self):
+        for fault, layout, says in (("sp_norm_grad_local", "--dp 2", "sequence parallelism: give tp of at least 2 and sp"),
+                                    ("comm_before_producer", "--dp 2 --zero 2", "has whole gradients: give zero of at most 1"),
+                                    ("bucket_stale_done", "--dp 2 --zero 3 --steps 2", "give zero of at most 2"),
+                                    ("bucket_first_ready", "--dp 2 --bucket-bytes 0", "give larger buckets"),
+                                    ("dp_mean_of_means", "--dp 2 --batch 4", "that dp does not divide"),
+                                    ("accum_mean_of_means", "--micro-batches 2 --batch 4", "do not divide"),
+                                    ("unused_in_last_micro_batch", "--dp 2 --batch 4", "give a batch below dp times"),
+                                    ("cp_tail_dropped", "--cp 2", "give another seq"),
+                                    ("adam_step_not_synced", "--micro-batches 2", "that hold copies of a parameter"),
+                                    ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
+            for command in ("check", "train"):
+                self.refused(command, self.config(), "--seq", "8", *layout.split(), "--inject", fault,
+                             says=[f"fault {fault} ", says])
+        self.refused("check", ROOT / "tests/golden/llama-gqa-tiny", "--tp", "2", "--inject", "init_local_fan",
+                     says="these are read")
+        self.refused("check", "stack-demo", "--cp", "2", "--inject", "cp_targets_own", says="this model's loss is not")
 
     def test_gradcheck_has_a_row_for_each_step_size(self):
         larger = ("--batch", "3", "--seq", "24", "--skip-f64", "--strict-predictions", "--steps", "1", "--gradcheck")

@@ -200,6 +200,24 @@ static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
     }
 }
 
+/* Refuses a fault that can matter in none of the layouts. */
+static ar_status check_fault(const ar_check_options *o, const ar_config *c, const char *folder)
+{
+    ari_weights *weights = NULL;
+    ar_run run = o->run;
+    if (run.fault == AR_FAULT_NONE)
+        return AR_OK;
+    AR_TRY(ari_weights_load(&weights, c, folder));
+    run.batch = o->padding ? 0 : run.batch; /* then it does not say how many targets ranks have */
+    ar_status st = AR_ERR_ARG;
+    for (size_t i = 0; i < o->layouts && st != AR_OK; i++) {
+        run.parallel = o->parallel[i];
+        st = ari_fault_case_check(&run, run.plan.mlp_order, c, !weights, o->documents > 1);
+    }
+    ari_weights_destroy(weights);
+    return st;
+}
+
 /* A model's config and all options, with its layouts in p: the one given, those of --sweep, or the default set. */
 static ar_status options_of(const ari_check_values *v, const char *model, ar_config *c, ar_check_options *o,
                             ar_parallel *p)
@@ -212,7 +230,6 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     if (found == AR_ERR_NOT_FOUND && v->sweep > 0)
         return ar_error_set(found, "%s; --sweep takes a number of ranks, as --sweep 8", ar_error_message());
     AR_TRY(found);
-    AR_TRY(ari_fault_model_check(&o->run, c));
     AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
     const bool given = v->sweep == 0 && ari_layout_given(&v->r);
@@ -234,7 +251,9 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     if (v->sweep > 0)
         complete_sweep(p, o->layouts, &o->run.parallel);
     o->parallel = p;
-    return o->run.process && !given ? keep_fitting(o, p) : AR_OK;
+    if (o->run.process && !given)
+        AR_TRY(keep_fitting(o, p));
+    return check_fault(o, c, folder);
 }
 
 /* Before long work: what it will take, roughly, as the machine is not known. What cannot be read ends it first. */

@@ -11,7 +11,6 @@
 #include "cli/shared/table.h"
 #include "ref/io/hash.h"
 #include "ref/models/groups.h"
-#include "verify/faults/fault_case.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {
@@ -439,30 +438,10 @@ static totals count_checks(const ari_checked *checked, size_t n)
     return t;
 }
 
-/* Why the fault can matter in none of the runs; NULL: it could in one. */
-static const char *idle_in_all(const ari_checked *checked, size_t n)
+static void print_injected(FILE *to, ar_numerics numerics, ar_fault fault, bool changed)
 {
-    const char *why = NULL;
-    for (size_t i = 0; i < n; i++) {
-        const ar_check_report *r = checked[i].report;
-        for (size_t k = 0; k < r->runs && !checked[i].module; k++) {
-            ar_run run = checked[i].run;
-            run.parallel = r->run[k].parallel;
-            why = ari_fault_idle(&run, run.plan.mlp_order, &r->config, r->fresh, r->documents > 1);
-            if (!why)
-                return NULL;
-        }
-    }
-    return why;
-}
-
-static void print_injected(FILE *to, const ari_checked *checked, size_t n, ar_fault fault, bool changed)
-{
-    const char *why = changed ? NULL : idle_in_all(checked, n);
     fprintf(to, "injected: %s (%s)", ar_fault_name(fault), ar_fault_text(fault));
-    if (why)
-        fprintf(to, "; it changed nothing here, for it %s", why);
-    else if (!changed && checked[0].report->numerics == AR_NUMERICS_NATIVE)
+    if (!changed && numerics == AR_NUMERICS_NATIVE)
         fprintf(to, "; it changed nothing here by more than is allowed");
     else if (!changed)
         fprintf(to, "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
@@ -478,7 +457,7 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
-        print_injected(to, checked, n, fault, changed);
+        print_injected(to, checked[0].report->numerics, fault, changed);
     if (checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

@@ -14,6 +14,7 @@
 #include "ref/core/atomic_file.h"
 #include "run/run.h"
 #include "run/train_rank.h"
+#include "verify/faults/fault_case.h"
 
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */
 
@@ -64,6 +65,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     AR_TRY(ari_run_check_positions(&c, o->run.seq));
     AR_TRY(ari_run_check_targets(&o->run, &c));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
+    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !o->resume, o->packing.on));
     return fits(e, o, &c);
 }
 

@@ -15,8 +15,8 @@ typedef struct ari_fault_case {
     bool routed; /* its model has experts */
     bool in_f32; /* exact bf16 rounds as the fault does, or chooses other experts: the case keeps to fp32 then */
     ar_mlp_order order;
-    size_t documents; /* packed in a row at most (ar_check_options); 0: none */
-    uint64_t needs;   /* what one forward and backward must have for the fault to matter: ari_fault_case_check */
+    size_t documents;       /* packed in a row at most (ar_check_options); 0: none */
+    unsigned char needs[6]; /* what a run must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
 /** The case of a fault; not of AR_FAULT_NONE. */
@@ -32,15 +32,11 @@ static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, i
     run.seed = seed;
     return run;
 }
-/** Why the run's fault cannot matter in it, and what would show it: "acts in a pipeline: give pp of at least 2". NULL:
- *  it can. What depends on the values (an id at the edge of a shard, unlike numbers of tokens) is not looked at. fresh:
- *  the weights are made here; documents: rows hold several. Static storage. */
-const char *ari_fault_idle(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents);
-/** Refuses such a fault. Errors: AR_ERR_ARG. */
+/** Refuses a run whose fault cannot matter in it, and says what would show it: "acts in a pipeline: give pp of at least
+ *  2". What depends on the values (an id at the edge of a shard) is not looked at. fresh: the weights are made here;
+ *  documents: rows hold several. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
                                             bool documents);
-/** Refuses a fault that no layout of this model can have. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_fault_model_check(const ar_run *r, const ar_config *c);
 /** The case's config and plan; not of a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 
