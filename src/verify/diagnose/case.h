@@ -562,14 +562,16 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
+static inline bool ari_is_factor(const ari_trace *t)
+{
+    return t->kind == ARI_FOUND_FACTOR || t->kind == ARI_FOUND_MEANS;
+}
 /* The ranks' finding is reported if it is about as sure, since it names ranks; not for zeros that all ranks share, nor
- * for a factor already known as another tensor's multiple, as that of all gradients, or as that of some samples. */
+ * for a factor where one copy shows what the factor is of. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;
-    const bool known =
-        ranks->kind == ARI_FOUND_FACTOR &&
-        (whole->kind == ARI_FOUND_CURVE || whole->kind == ARI_FOUND_STATE || whole->kind == ARI_FOUND_TARGETS);
+    const bool known = ari_is_factor(ranks) && !ari_is_factor(whole);
     return ranks->confidence > 0 && ranks->confidence + (alike || known ? 0 : 10) >= whole->confidence;
 }
 

@@ -97,7 +97,7 @@ static ar_status read_chosen(ari_scored *s, const ari_case *c)
     const size_t each = t ? t->count / s->tokens : 0;
     float *x = NULL;
     if (!t || t->count != s->tokens * each || each == 0 || t->count > MOST_ELEMENTS || (t == all && each != s->n) ||
-        (t != all && (each >= s->n || each > ARI_MOST_CHOSEN)))
+        (t != all && (each > s->n || each > ARI_MOST_CHOSEN)))
         return AR_OK;
     const ar_status st = ari_read_values(&x, t);
     s->known = st == AR_OK && t != own;
