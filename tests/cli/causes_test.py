@@ -77,6 +77,9 @@ class Causes(Case):
         gpt2 = {"model_type": "gpt2", "vocab_size": 128, "n_embd": 48, "n_layer": 2, "n_head": 12, "n_positions": 64}
         groups = {**llama, "model_type": "dots1", "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
                   "topk_group": 1, "moe_intermediate_size": 24, "n_shared_experts": 1}
+        latent = {**groups, "model_type": "deepseek_v3", "num_key_value_heads": 4, "topk_group": 2, "q_lora_rank": None,
+                  "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+                  "routed_scaling_factor": 2.5, "first_k_dense_replace": 0}
         for fault, config, layout, cause, says in (
                 ("row_input_grad_not_gathered", gpt2, "--tp 2 --dp 2 --cp 2 --mlp-order row-column --batch 4",
                  "missing_all_gather", "has its own 1/2 of them"),
@@ -87,6 +90,13 @@ class Causes(Case):
                  "ids_at_shard_edge", "the 1 wrong token"),
                 ("zero_backward_not_gathered", qwen, "--tp 2 --dp 2 --zero 3 --batch 2", "zeros_of_ranks", "2..3"),
                 ("qk_clip_local", qwen, "--dp 2 --zero 1 --batch 4 --optimizer muon --qk-clip 0.2", "qk_clip_local", ""),
+                ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "one_sample", "the first sample of"),
+                ("accum_divided_each_time", qwen, "--dp 2 --pp 2 --micro-batches 2 --batch 6", "accumulation_divided", ""),
+                ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "= N (N = 2 ranks)"),
+                ("router_scale_not_in_gradient", latent, "--dp 2 --cp 2 --ep 2 --batch 4", "routing_weights_scaled",
+                 "0.4 times"),
+                ("router_scale_left_out", {**latent, "num_experts_per_tok": 4}, "--dp 2 --batch 4",
+                 "routing_weights_scaled", "left out"),
                 ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups")):
             with self.subTest(fault):
                 first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(), "--seq",

@@ -562,16 +562,13 @@ void ari_view_fini(ari_view *v);
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);
 AR_NODISCARD ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c);
-static inline bool ari_is_factor(const ari_trace *t)
-{
-    return t->kind == ARI_FOUND_FACTOR || t->kind == ARI_FOUND_MEANS;
-}
 /* The ranks' finding is reported if it is about as sure, since it names ranks; not for zeros that all ranks share, nor
- * for a factor where one copy shows what the factor is of. */
+ * for a factor of what one copy shows to be computed another way, which is surer than any factor. */
 static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *whole, const ari_case *c)
 {
     const bool alike = ranks->kind == ARI_FOUND_ZERO && c->survey.disagree == 0 && c->survey.whole;
-    const bool known = ari_is_factor(ranks) && !ari_is_factor(whole);
+    const bool known = (ranks->kind == ARI_FOUND_FACTOR || ranks->kind == ARI_FOUND_MEANS) &&
+                       whole->kind != ARI_FOUND_FACTOR && whole->confidence > ARI_IDENTITY + 5;
     return ranks->confidence > 0 && ranks->confidence + (alike || known ? 0 : 10) >= whole->confidence;
 }
 

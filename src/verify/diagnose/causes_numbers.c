@@ -470,6 +470,9 @@ static const ari_cause rows[] = {
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
      "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
      "{contributes} was added once more"},
+    {"one_sample", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(SAMPLES), 0, "",
+     "the first sample of each rank's micro-batch alone, computed again from the reference's values: leading dimensions "
+     "are not flattened" LOOK "`x.reshape(-1, n)` before a product over tokens"},
     {"one_micro_batch", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(ONE), 0, "",
      "the last micro-batch's gradient alone: of {micro} micro-batches' contributions, computed again from the "
      "reference's values, {weights} are in it; each one's gradients are added to those of the ones before, not written "

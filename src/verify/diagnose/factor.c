@@ -126,12 +126,14 @@ static bool is_features_per_token(const ari_difference *d, double factor)
            ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, ARI_SUMS);
 }
 
-/* If only a row-parallel bias has the factor, it is the tensor-parallel group's, which holds the bias whole: a factor
- * of the data-parallel or context-parallel group would be in every gradient. */
+/* If only a row-parallel bias or what a block computes has the factor, it is the tensor-parallel group's, which holds
+ * them whole: a factor of the data-parallel or context-parallel group would be in every gradient. */
 static bool is_of_tp(const ari_difference *d)
 {
     const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
-    return ari_along(d, ARI_CUTS_FEATURES) > 1 && (ari_along(d, ARI_CUTS_DATA) == 1 || row_bias);
+    const bool block =
+        ari_is_activation(d) && ari_section_of(ari_module_of(d->name, strlen(d->name)).role) == ARI_IN_BLOCKS;
+    return ari_along(d, ARI_CUTS_FEATURES) > 1 && (ari_along(d, ARI_CUTS_DATA) == 1 || row_bias || block);
 }
 
 /* The other axes that have as many ranks as the one whose number the factor is: ", or over tp". */

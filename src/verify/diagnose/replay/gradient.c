@@ -148,13 +148,14 @@ static bool find_pair(gradient *g)
             is_pair(g, g->left, g->right, g->n))
             return true;
     }
+    g->left = NULL;
     return false;
 }
 
 /* --- weights of the micro-batches --------------------------------------------------------------------------------- */
 
-/* The contribution of micro-batch m of all data-parallel ranks to element e. */
-static double contribution(const gradient *g, int m, size_t e)
+/* The contribution of micro-batch m of all data-parallel ranks to element e, by at most `most` samples of each. */
+static double contribution(const gradient *g, int m, size_t e, size_t most)
 {
     const ar_verify_facts *f = &g->c->facts;
     const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->grid.d->micro_batches};
@@ -166,33 +167,46 @@ static double contribution(const gradient *g, int m, size_t e)
     for (int r = 0; r < ari_at_least_one(f->dp); r++) {
         size_t start = 0, count = 0;
         ar_parallel_rows(&p, f->batch, r, m, &start, &count);
-        sum += sum_of(g, g->left, g->right, e, start * f->seq, count * f->seq);
+        sum += sum_of(g, g->left, g->right, e, start * f->seq, (count < most ? count : most) * f->seq);
     }
     return sum;
+}
+
+/* True if the values are so many times the micro-batches' contributions. */
+static bool are_weights(const gradient *g, const double *weight, size_t most)
+{
+    double left = 0.0, all = 0.0;
+    for (size_t e = 0; e < g->n; e++) {
+        double off = (double)g->c->val[g->element[e]];
+        const double apart = off - (double)g->c->ref[g->element[e]];
+        for (int m = 0; m < ari_at_least_one(g->c->grid.d->micro_batches); m++)
+            off -= weight[m] * contribution(g, m, e, most);
+        left += off * off;
+        all += apart * apart;
+    }
+    return left <= ARI_UNFITTED * all;
 }
 
 /* weight[m]: how often micro-batch m is in the values, by least squares; false: they are no such sum. */
 static bool fit_weights(const gradient *g, double *weight)
 {
     const int n = g->c->grid.d->micro_batches;
-    double part[MOST_ELEMENTS][MOST_MICRO + 1], m[MOST_MICRO * (MOST_MICRO + 1)] = {0.0}, left = 0.0, all = 0.0;
+    double part[MOST_MICRO + 1], m[MOST_MICRO * (MOST_MICRO + 1)] = {0.0};
     for (size_t e = 0; e < g->n; e++) {
         for (int i = 0; i < n; i++)
-            part[e][i] = contribution(g, i, e);
-        part[e][n] = (double)g->c->val[g->element[e]];
-        ari_equations_add(m, part[e], (size_t)n);
+            part[i] = contribution(g, i, e, SIZE_MAX);
+        part[n] = (double)g->c->val[g->element[e]];
+        ari_equations_add(m, part, (size_t)n);
     }
-    if (!ari_equations_solve(weight, m, (size_t)n))
-        return false;
-    for (size_t e = 0; e < g->n; e++) {
-        double off = (double)g->c->val[g->element[e]];
-        const double apart = off - (double)g->c->ref[g->element[e]];
-        for (int i = 0; i < n; i++)
-            off -= weight[i] * part[e][i];
-        left += off * off;
-        all += apart * apart;
-    }
-    return left <= ARI_UNFITTED * all;
+    return ari_equations_solve(weight, m, (size_t)n) && are_weights(g, weight, SIZE_MAX);
+}
+
+static bool are_first_samples(const gradient *g)
+{
+    double once[MOST_MICRO];
+    for (int m = 0; m < MOST_MICRO; m++)
+        once[m] = 1.0;
+    return are_weights(g, once, 1);
 }
 
 /* In the order in which they went back. */
@@ -218,14 +232,28 @@ static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
         ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(w[i] * 1e6) / 1e6 + 0.0);
 }
 
+static void look_at_micro_batches(ari_trace *t, gradient *g)
+{
+    const int n = g->c->grid.d->micro_batches;
+    double weight[MOST_MICRO];
+    for (int dealt = 0; dealt < 2; dealt++) {
+        g->dealt = dealt > 0;
+        if (g->dealt && (g->c->facts.dp < 2 || g->c->facts.batch % (size_t)n != 0))
+            return;
+        if (fit_weights(g, weight)) {
+            state_weights(t, g->c, weight);
+            return;
+        }
+    }
+}
+
 ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const size_t tokens = c->facts.batch * c->facts.seq;
     gradient g = {.c = c, .tokens = tokens, .rows = c->grid.rows, .cols = c->grid.cols};
-    double weight[MOST_MICRO];
     ar_status st = AR_OK;
-    if (d->micro_batches < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
+    if (c->facts.batch < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
         tokens > MOST_NUMBERS / PROBES || c->survey.different * 4 < c->count)
         return AR_OK;
     choose_elements(&g, c->count);
@@ -233,16 +261,10 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     AR_TRY_TO(done, st, read_normed(&g));
     if (g.rows == 1)
         AR_TRY_TO(done, st, read_ones(&g));
-    if (find_pair(&g)) {
-        const bool may_be_dealt = c->facts.dp > 1 && c->facts.batch % (size_t)d->micro_batches == 0;
-        bool fits = fit_weights(&g, weight);
-        if (!fits && may_be_dealt) {
-            g.dealt = true;
-            fits = fit_weights(&g, weight);
-        }
-        if (fits)
-            state_weights(t, c, weight);
-    }
+    if (find_pair(&g) && are_first_samples(&g))
+        ari_trace_set(t, ARI_FOUND_ACCUMULATED, ARI_IF(SAMPLES));
+    else if (g.left && d->micro_batches > 1)
+        look_at_micro_batches(t, &g);
 done:
     for (size_t i = 0; i < g.values; i++) {
         free(g.value[i].by[BY_ROW]);
