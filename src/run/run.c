@@ -110,7 +110,7 @@ ar_status ari_run_check_positions(const ar_config *c, size_t seq)
     return check_rope(c, &c->local_rope, seq);
 }
 
-static ar_status check_loss(const ar_run *r, const ar_config *c)
+ar_status ari_run_check_loss(const ar_run *r, const ar_config *c)
 {
     if ((r->loss.label_smoothing > 0.0 || r->loss.z_loss > 0.0) && !ari_part_path(ari_family_of(c->arch), ARI_HEAD))
         return ar_error_set(AR_ERR_ARG,
@@ -151,7 +151,7 @@ ar_status ar_run_check(const ar_run *r, const ar_config *c)
     if (r->batch == 0 || r->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
     AR_TRY(ari_run_check_training(r, c->name));
-    AR_TRY(check_loss(r, c));
+    AR_TRY(ari_run_check_loss(r, c));
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
     return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);

@@ -59,6 +59,7 @@ class PlannerTest(Case):
         self.assertIn("megatron: --tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap", depth)
         self.refused("llama-3-8b", "--dp", 2, "--zero", 3, "--system", "megatron",
                      says="megatron lacks that stage of ZeRO")
+        self.refused("llama-3-8b", "--gpus", 8, "--router-z-loss", 0.1, says="has no experts")
         self.refused("llama-3-8b", "--table", "memory", "--system", "megatron", says="leave one out")
         # Megatron-LM sums gradients in fp32; a reserve is kept of the GPU's memory, unless its rate is given.
         of = [self.result("llama-3-8b", "--tp", 2, *more)["layouts"][0]["memory"]["production"]

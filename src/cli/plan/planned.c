@@ -34,6 +34,7 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
     run->optimizer = ar_optimizer_defaults(r->muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
     run->optimizer.shards = r->run.optimizer.shards;
     run->steps = 1;
+    AR_TRY(ari_run_check_loss(run, config));
     return ari_layout_load(r, run);
 }
 
