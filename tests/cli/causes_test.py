@@ -97,6 +97,7 @@ class Causes(Case):
                  "0.4 times"),
                 ("router_scale_left_out", {**latent, "num_experts_per_tok": 4}, "--dp 2 --batch 4",
                  "routing_weights_scaled", "left out"),
+                ("gradnorm_mean_of_ranks", qwen, "--tp 2 --cp 2 --zero 1 --batch 4", "norm_mean_of_ranks", "over 2 ranks"),
                 ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups")):
             with self.subTest(fault):
                 first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(), "--seq",

@@ -86,10 +86,11 @@ static bool any_sharded(ar_param *const *params, size_t n)
 static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
     const bool own = ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
-    if (own || ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
+    if (ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
         return AR_OK;
     const size_t count = ar_tensor_count(t);
-    AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
+    if (!own)
+        AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
     if (!ar_faulty(ctx, AR_FAULT_pp_gradnorm_own_stage))
         AR_TRY(ar_comm_all_reduce(ctx->pipeline, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op,
                                   "grad_norm"));

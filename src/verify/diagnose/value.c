@@ -265,6 +265,23 @@ static void measure_grid(ari_trace *t, const ari_case *c)
     ari_count(t, "rows", rows);
 }
 
+/* True if different values of the reference beyond a bound became that bound: one value may be replaced by another, as
+ * Adam's first steps from one are. */
+static bool gathers_values(const ari_case *c, const double *bound)
+{
+    double beyond[2][2] = {{HUGE_VAL, -HUGE_VAL}, {HUGE_VAL, -HUGE_VAL}};
+    for (size_t i = 0; i < c->count; i++) {
+        const double x = (double)c->ref[i];
+        for (int side = 0; side < 2; side++) {
+            if (side == 0 ? x < bound[0] : x > bound[1]) {
+                beyond[side][0] = fmin(beyond[side][0], x);
+                beyond[side][1] = fmax(beyond[side][1], x);
+            }
+        }
+    }
+    return fmax(beyond[0][1] - beyond[0][0], beyond[1][1] - beyond[1][0]) > c->absolute;
+}
+
 ar_status ari_measure_function(ari_trace *t, const ari_case *c)
 {
     double own[2], there[2];
@@ -280,7 +297,7 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
         ari_properties flags;
     } all[] = {{inverted, is_mask(c), ARI_IF(EXCHANGED)},
                {without_sign, true, ARI_IF(NEGATIVE)},
-               {within_bounds, cuts && c->survey.different >= 4,
+               {within_bounds, cuts && c->survey.different >= 4 && gathers_values(c, own),
                 ARI_IF(CUT) | (own[0] == 0.0 && own[1] == there[1] ? ARI_IF(ZERO) : 0)}};
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
         const ari_hypothesis h = {.expect = all[i].expect, .c = c, .of = own};

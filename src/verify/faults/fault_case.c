@@ -32,6 +32,9 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of a fused q|k|v, block after block, which this model has not")                                   \
     X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                              \
     X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")              \
+    X(DRAWN_COPIES,                                                                                                   \
+      c->learned_positions || row_bias || c->experts.n > 0 || c->latent.kv_rank > 0 || (size_t)p->tp > c->kv_heads,   \
+      "acts where ranks draw copies of a parameter, of which this run has none: give tp above the model's KV heads")  \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                    \
     X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                                 \
     X(INTERLEAVED, c->experts.n > 0 && ari_family_of(c->arch)->interleaved,                                           \
@@ -130,6 +133,8 @@ enum { BATCH = 4, SEQ = 24 };
       "pass: give at least 2 micro-batches and forward-first")                                                        \
     X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
       "is a mistake of recomputation: give recompute selective or full")                                              \
+    X(RECOMPUTE_ALL, p->recompute.what == AR_RECOMPUTE_FULL,                                                          \
+      "is a mistake of recomputation of whole blocks: give recompute full")                                           \
     X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
       "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                            \
     X(BUCKETS, dp || cp || sp,                                                                                        \
@@ -199,7 +204,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}}, /* two KV heads */
     {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}},
     {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_TP}},
-    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_TP}},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1,
+     .needs = {NEEDS_DROPOUT, NEEDS_TP, NEEDS_NO_SP}},
     {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_TARGETS}},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
@@ -221,7 +227,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_norm_padded_lanes, GPT2},
     {AR_FAULT_bias_added_twice, GPT2, .needs = {NEEDS_BIAS}},
     {AR_FAULT_row_bias_partial_grad, GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
-    {AR_FAULT_init_replica_differs, GPT2, .needs = {NEEDS_TP, NEEDS_FRESH}},
+    {AR_FAULT_init_replica_differs, GPT2, .needs = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
     {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = {NEEDS_SP}},
     {AR_FAULT_collective_order_swapped, GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
      .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}}, /* the last two parameters are alike */
@@ -245,20 +251,20 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
     {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
     {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
-    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = {NEEDS_MICRO, NEEDS_TARGETS}},
-    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = {NEEDS_STEPS}},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_copy_as_shard, GPT2, TP(4), .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_mean_of_ranks, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_ADAM, NEEDS_HOLDERS}},
     {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_ADAM}},
     {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
-    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON}},
+    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
     {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON}},
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_MUON}},
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_TP, NEEDS_MUON}},
-    {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON}},
+    {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
     {AR_FAULT_muon_shards_gram_local, LLAMA, MUON_SHARDS,
      .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_MUON_SHARDS}},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_BIAS, NEEDS_MUON}},
@@ -285,7 +291,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = {NEEDS_SP}},
     {AR_FAULT_unordered_param_grad, LLAMA},
     {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = {NEEDS_DP}},
-    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
+    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = {NEEDS_MICRO, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_TARGETS}},
     {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
     {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = {NEEDS_PP}},
@@ -366,7 +372,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_shared_expert_left_out, QWEN_MOE, .needs = {NEEDS_SHARED}},
     {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
     {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
-    {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED, .needs = {NEEDS_EXPERTS, NEEDS_RECOMPUTE}},
+    {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED,
+     .needs = {NEEDS_EXPERTS, NEEDS_RECOMPUTE, NEEDS_RECOMPUTE_ALL}},
     {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
     {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
     {AR_FAULT_ep_experts_drawn_alike, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},

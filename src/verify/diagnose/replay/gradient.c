@@ -198,7 +198,10 @@ static bool fit_weights(const gradient *g, double *weight)
         part[n] = (double)g->c->val[g->element[e]];
         ari_equations_add(m, part, (size_t)n);
     }
-    return ari_equations_solve(weight, m, (size_t)n) && are_weights(g, weight, SIZE_MAX);
+    bool fits = ari_equations_solve(weight, m, (size_t)n) && are_weights(g, weight, SIZE_MAX);
+    for (int i = 0; i < n; i++) /* nothing takes a contribution back: a few elements fit such numbers */
+        fits = fits && weight[i] > -ARI_KNOWN;
+    return fits;
 }
 
 static bool are_first_samples(const gradient *g)
