@@ -43,7 +43,7 @@ ARI_FOR_DTYPES(fill, y, (y, value), const ar_tensor *y, float value)
     const float same = ari_canonical32(value);
     return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(to), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
-        write_vector(to + i, vector_of<N>([=](size_t) { return stored<T>(same); }));
+        write_stored<N>(to + i, [=](size_t) { return same; });
     });
 }
 
@@ -66,8 +66,7 @@ ARI_FOR_DTYPES(bias_act, y, (y, bias, act, z), const ar_tensor *y, ar_cbuf bias,
             write_vector(sums + i, sum);
         }
         if (values) /* of y as it is stored */
-            write_vector(values + i,
-                         vector_of<N>([&](size_t k) { return stored<T>(ari_act32(act, load(sum.at[k]))); }));
+            write_stored<N>(values + i, [&](size_t k) { return ari_act32(act, load(sum.at[k])); });
     });
 }
 
@@ -76,7 +75,7 @@ ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, c
                ar_activation act, const ar_row_sum *dbias)
 {
     T *to = dev<T>(dx->data);
-    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
+    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
     const ar_tensor all = ar_tensor_rows(x);
     const size_t rows = all.shape[0], cols = all.shape[1];
     if (!wanted(dbias))
@@ -120,9 +119,8 @@ ARI_FOR_DTYPES(gated_forward, y, (y, gate, up, act), const ar_tensor *y, const a
     return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(g.at(row, col)), right = read_vector<N>(u.at(row, col));
-        write_vector(to.at(row, col), vector_of<N>([&](size_t k) {
-                         return stored<T>(ari_gated_act(act, load(left.at[k]), load(right.at[k])));
-                     }));
+        write_stored<N>(to.at(row, col),
+                        [&](size_t k) { return ari_gated_act(act, load(left.at[k]), load(right.at[k])); });
     });
 }
 
@@ -215,11 +213,10 @@ template <class T> struct dropout_block {
         });
         if (sum) {
             const vector<T, N> other = read_vector<N>(residual + at);
-            write_vector(sum + at,
-                         vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(other.at[k]), kept.at[k])); }));
+            write_stored<N>(sum + at, [&](size_t k) { return ari_add32(load(other.at[k]), kept.at[k]); });
         }
         if (y)
-            write_vector(y + at, vector_of<N>([&](size_t k) { return stored<T>(kept.at[k]); }));
+            write_stored<N>(y + at, [&](size_t k) { return kept.at[k]; });
     }
 };
 

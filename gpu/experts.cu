@@ -133,7 +133,7 @@ ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf exper
 {
     const ar_tensor all = ar_tensor_rows(z);
     const size_t n = all.shape[1], k = of->k;
-    const T *logits = dev<T>(ar_const(z->data));
+    const T *logits = dev<T>(z->data);
     float *rows = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
     int32_t *experts = dev<int32_t>(expert);
     const route_rule rule = rule_of(of, n);
@@ -210,7 +210,7 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
                       ar_cbuf lse, double z, ar_cbuf valid)
 {
     const size_t n = p->shape[1];
-    const float *rows = dev<float>(ar_const(p->data)), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
+    const float *rows = dev<float>(p->data), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
     const uint8_t *counts = dev<uint8_t>(valid);
     const ari_divisor by_each = ari_divisor_of(each);
     float *out = dev<float>(terms);
@@ -258,7 +258,7 @@ ARI_FOR_DTYPES(gather_rows, y, (y, w, row_of, weight, k), const ar_tensor *y, co
     const ptrdiff_t stride = w->stride[0];
     const ari_divisor by_k = ari_divisor_of(k);
     T *to = dev<T>(y->data);
-    const T *from = dev<T>(ar_const(w->data));
+    const T *from = dev<T>(w->data);
     const float *weights = dev<float>(weight);
     const int64_t *rows = dev<int64_t>(row_of);
     const bool wide = cols % W == 0 && stride % static_cast<ptrdiff_t>(W) == 0 && aligned<W>(to, from);
@@ -274,8 +274,7 @@ ARI_FOR_DTYPES(gather_rows, y, (y, w, row_of, weight, k), const ar_tensor *y, co
             return;
         }
         const float factor = weights[row];
-        write_vector(to + t * cols + col,
-                     vector_of<N>([&](size_t i) { return stored<T>(ari_mul32(factor, load(in.at[i]))); }));
+        write_stored<N>(to + t * cols + col, [&](size_t i) { return ari_mul32(factor, load(in.at[i])); });
     });
 }
 
@@ -286,7 +285,7 @@ ARI_FOR_DTYPES(combine_rows, y, (y, rows, weight, place, k), const ar_tensor *y,
     const ar_tensor all = ar_tensor_rows(y);
     const size_t cols = all.shape[1];
     T *to = dev<T>(y->data);
-    const T *from = dev<T>(ar_const(rows->data));
+    const T *from = dev<T>(rows->data);
     const float *weights = dev<float>(weight);
     const int64_t *places = dev<int64_t>(place);
     const bool wide = cols % W == 0 && aligned<W>(to, from);
@@ -303,7 +302,7 @@ ARI_FOR_DTYPES(combine_rows, y, (y, rows, weight, place, k), const ar_tensor *y,
                 sum.at[i] = j == 0 ? term : ari_add32(sum.at[i], term);
             }
         }
-        write_vector(to + row * cols + col, vector_of<N>([&](size_t i) { return stored<T>(sum.at[i]); }));
+        write_stored<N>(to + row * cols + col, [&](size_t i) { return sum.at[i]; });
     });
 }
 
@@ -324,7 +323,7 @@ ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor 
     const size_t cols = all.shape[1];
     const ari_divisor by_k = ari_divisor_of(k);
     float *to = dev<float>(g);
-    const T *slopes = dev<T>(ar_const(dy->data)), *made = dev<T>(ar_const(rows->data));
+    const T *slopes = dev<T>(dy->data), *made = dev<T>(rows->data);
     const int64_t *places = dev<int64_t>(place);
     const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(slopes, made);
     return launch_blocks(d, q, all.shape[0] * k, cols, [=] ARI_ON_GPU(const block &b) {
@@ -343,7 +342,7 @@ ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor 
     const ar_tensor all = ar_tensor_rows(y);
     const size_t cols = all.shape[1];
     T *sums = dev<T>(y->data);
-    const T *from = dev<T>(ar_const(x->data)), *logits = dev<T>(ar_const(logit->data));
+    const T *from = dev<T>(x->data), *logits = dev<T>(logit->data);
     const bool wide = cols % W == 0 && aligned<W>(sums, from);
     return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
         const float s = ari_sigmoid32(load(logits[b.index]));
@@ -351,9 +350,8 @@ ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor 
         const T *in = from + b.index * cols;
         each_vector<W>(b, cols, wide, [&](auto lanes, size_t j) {
             const auto old = read_vector<lanes>(out + j), more = read_vector<lanes>(in + j);
-            write_vector(out + j, vector_of<lanes>([&](size_t k) {
-                             return stored<T>(ari_add_gated32(load(old.at[k]), s, load(more.at[k])));
-                         }));
+            write_stored<lanes>(out + j,
+                                [&](size_t k) { return ari_add_gated32(load(old.at[k]), s, load(more.at[k])); });
         });
     });
 }
@@ -364,8 +362,8 @@ ARI_FOR_DTYPES(add_gated_backward, dy, (dx, dlogit, dy, x, logit), const ar_tens
     const ar_tensor all = ar_tensor_rows(dy);
     const size_t cols = all.shape[1];
     T *to = dev<T>(dx->data), *to_logit = dev<T>(dlogit->data);
-    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
-    const T *logits = dev<T>(ar_const(logit->data));
+    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
+    const T *logits = dev<T>(logit->data);
     const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(to, slopes, from);
     return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
         const float s = ari_sigmoid32(load(logits[b.index]));
@@ -375,7 +373,7 @@ ARI_FOR_DTYPES(add_gated_backward, dy, (dx, dlogit, dy, x, logit), const ar_tens
         b.each(1, [&](size_t) { store(to_logit + b.index, ari_dsigmoid32(gradient, s)); });
         each_vector<ROW_LANES>(b, cols, wide, [&](auto lanes, size_t j) {
             const auto in = read_vector<lanes>(slope + j);
-            write_vector(out + j, vector_of<lanes>([&](size_t k) { return stored<T>(ari_mul32(s, load(in.at[k]))); }));
+            write_stored<lanes>(out + j, [&](size_t k) { return ari_mul32(s, load(in.at[k])); });
         });
     });
 }

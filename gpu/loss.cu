@@ -124,11 +124,11 @@ ARI_FOR_DTYPES(ce_backward, logits, (dlogits, logits, key, sum, row_of, valid, o
         const int64_t at = rows[b.index];
         each_vector<ROW_LANES>(b, v_local, wide, [&](auto lanes, size_t j) {
             const auto logit = read_vector<lanes>(x + j);
-            write_vector(out + j, vector_of<lanes>([&](size_t k) {
-                             const float share = ari_softmax_p(ari_softmax_exp(load(logit.at[k]), m), l);
-                             const double label = static_cast<int64_t>(j + k) == at ? hit : miss;
-                             return stored<T>(ari_ce_dlogit(share, weight, label, targets));
-                         }));
+            write_stored<lanes>(out + j, [&](size_t k) {
+                const float share = ari_softmax_p(ari_softmax_exp(load(logit.at[k]), m), l);
+                const double label = static_cast<int64_t>(j + k) == at ? hit : miss;
+                return ari_ce_dlogit(share, weight, label, targets);
+            });
         });
     });
 }

@@ -52,11 +52,10 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
             const auto value = read_vector<lanes>(in + j);
             const auto gain = read_vector<lanes>(weight + j),
                        offset = read_vector<lanes>(bias != nullptr ? bias + j : weight + j);
-            write_vector(out + j, vector_of<lanes>([&](size_t k) {
-                             const float xhat = ari_mul32(deviation<centred>(load(value.at[k]), m), r);
-                             return stored<T>(bias != nullptr ? ari_layernorm_y(xhat, gain.at[k], offset.at[k])
-                                                              : ari_mul32(xhat, gain.at[k]));
-                         }));
+            write_stored<lanes>(out + j, [&](size_t k) {
+                const float xhat = ari_mul32(deviation<centred>(load(value.at[k]), m), r);
+                return bias != nullptr ? ari_layernorm_y(xhat, gain.at[k], offset.at[k]) : ari_mul32(xhat, gain.at[k]);
+            });
         });
         b.each(1, [&](size_t) {
             if (centred) /* a quotient's NaN has the bits that a processor gives it */
@@ -81,7 +80,7 @@ ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, co
 {
     const ar_tensor all = ar_tensor_rows(x);
     const size_t h = all.shape[1];
-    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
+    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
     return add_to_sums<2>(d, q, {dgamma, dbeta}, all.shape[0], h, [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[2]) {
@@ -100,8 +99,8 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
 {
     const ar_buf none = {nullptr};
     T *to = dev<T>(dx->data), *to_sum = dev<T>(residual ? sum->data : none);
-    const T *slopes = dev<T>(ar_const(dy->data)), *from = dev<T>(ar_const(x->data));
-    const T *beside = dev<T>(ar_const(residual ? residual->data : none));
+    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
+    const T *beside = dev<T>(residual ? residual->data : none);
     const float *weight = dev<float>(gamma);
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
@@ -147,11 +146,10 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
             });
             if (to_sum) {
                 const auto other = read_vector<lanes>(beside + first + j);
-                write_vector(to_sum + first + j, vector_of<lanes>([&](size_t k) {
-                                 return stored<T>(ari_add32(load(other.at[k]), own.at[k]));
-                             }));
+                write_stored<lanes>(to_sum + first + j,
+                                    [&](size_t k) { return ari_add32(load(other.at[k]), own.at[k]); });
             }
-            write_vector(to + first + j, vector_of<lanes>([&](size_t k) { return stored<T>(own.at[k]); }));
+            write_stored<lanes>(to + first + j, [&](size_t k) { return own.at[k]; });
         });
     });
 }

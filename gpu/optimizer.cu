@@ -84,7 +84,7 @@ template <class W, class G> struct optimizer_element {
             write_vector(first + i, m);
         if (second)
             write_vector(second + i, v);
-        write_vector(weight + i, vector_of<N>([&](size_t j) { return stored<W>(value.at[j]); }));
+        write_stored<N>(weight + i, [&](size_t j) { return value.at[j]; });
     }
     bool wide() const
     {

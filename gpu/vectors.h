@@ -77,6 +77,12 @@ template <class T> ARI_ON_GPU T stored(float x)
     return element;
 }
 
+/* {f(0), .., f(N - 1)} as elements of that type. */
+template <size_t N, class T, class F> ARI_ON_GPU void write_stored(T *to, F f)
+{
+    write_vector(to, vector_of<N>([&](size_t k) { return stored<T>(f(k)); }));
+}
+
 ARI_ON_GPU inline int32_t larger(int32_t a, int32_t b)
 {
     return a > b ? a : b;
@@ -182,7 +188,7 @@ template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T
     return launch_vectors<W>(d, q, n, aligned<W>(y, a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(a + i), right = b ? read_vector<N>(b + i) : left;
-        write_vector(y + i, vector_of<N>([&](size_t k) { return stored<T>(f(load(left.at[k]), load(right.at[k]))); }));
+        write_stored<N>(y + i, [&](size_t k) { return f(load(left.at[k]), load(right.at[k])); });
     });
 }
 
