@@ -476,7 +476,7 @@ MUTANTS = [
     ("attention is said to read keys that have gone round and were not kept", "src/sim/plan/ops_attention.c",
      "const bool ring = w->ranks[ARI_AXIS_RING] > 1;", "const bool ring = false;", "verify/ops_edges_test"),
     ("what is multiplied again is said to be what was kept", "src/sim/plan/ops_product.c",
-     "    keep_input(w, l, w->edges.now.at[0].id);\n    w->edges.now = gradients;", "    w->edges.now = gradients;", "verify/ops_edges_test"),
+     "    keep_input(w, l, ari_op_builder_now(w));\n    w->edges.now = gradients;", "    w->edges.now = gradients;", "verify/ops_edges_test"),
     ("exponents of experts' rows are said to move for each of their weights", "src/sim/plan/ops_product.c",
      "if (w->in_experts && !w->x_scaled)", "if (w->in_experts)", "verify/ops_experts_test"),
     ("experts' gradients are said to be put off", "src/sim/plan/ops_product.c",

@@ -64,7 +64,7 @@ static void residual(ari_op_builder *w, ari_role role)
         op->input[0].of = op->input[1].of = op->output[0].of = of;
     }
     ari_op_builder_make(w);
-    w->edges.skip = w->edges.now.at[0].id;
+    w->edges.skip = ari_op_builder_now(w);
 }
 
 /* Placement of a norm's input. */
@@ -311,9 +311,9 @@ static void block_norm_backward(ari_op_builder *w, ari_role role)
 
 static void up_to_mlp(ari_op_builder *w)
 {
-    w->edges.entered = w->edges.skip = w->edges.now.at[0].id;
+    w->edges.entered = w->edges.skip = ari_op_builder_now(w);
     block_norm(w, ARI_NORM1);
-    const size_t first = w->edges.now.at[0].id;
+    const size_t first = ari_op_builder_now(w);
     enter(w, AR_RECOMPUTE_SELECTIVE);
     attention(w);
     leave(w, AR_RECOMPUTE_SELECTIVE);
@@ -359,14 +359,14 @@ static void attention_branch_backward(ari_op_builder *w)
 /* The order of a block's sums of gradients: of what its branches both have, and with what goes past them. */
 void ari_op_builder_block_backward(ari_op_builder *w)
 {
-    const size_t dy = w->edges.skip = w->edges.now.at[0].id;
+    const size_t dy = w->edges.skip = ari_op_builder_now(w);
     const ar_residual form = w->config->residual;
     enter_back(w, AR_RECOMPUTE_FULL, w->edges.entered, recompute_block);
     ari_op_builder_dropout(w, ARI_MLP_DROPPED);
     block_norm_backward(w, ARI_MLP_NORM);
     mlp_backward(w);
     if (form == AR_RESIDUAL_PARALLEL_ONE_NORM) {
-        const size_t of_mlp = w->edges.now.at[0].id;
+        const size_t of_mlp = ari_op_builder_now(w);
         ari_op_builder_take(w, dy);
         attention_branch_backward(w);
         w->edges.skip = of_mlp;

@@ -134,7 +134,7 @@ void ari_op_builder_side_by_side(ari_op_builder *w, size_t tokens, size_t entere
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_JOIN, ARI_JOINED);
     ari_op_value one = ari_op_builder_activation(w, h, op->produced_as, 1),
                  both = ari_op_builder_activation(w, ari_op_builder_mul(w, 2, h), op->produced_as, 1);
-    both.id = backward ? w->edges.now.at[0].id : 0;
+    both.id = backward ? ari_op_builder_now(w) : 0;
     op->inputs = backward ? 1 : 2;
     op->outputs = backward ? 2 : 1;
     (backward ? op->output : op->input)[0] = (backward ? op->output : op->input)[1] = one;

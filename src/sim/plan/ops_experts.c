@@ -126,7 +126,7 @@ static void sum_counts(ari_op_builder *w, ari_over over, size_t rows, ari_call_o
 static void route(ari_op_builder *w)
 {
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_ROUTE, ARI_ROUTES);
-    const size_t id = w->edges.now.at[0].id;
+    const size_t id = ari_op_builder_now(w);
     const bool backward = w->pass == ARI_PASS_BACKWARD;
     op->produced_as = tokens_at(w);
     op->input[op->inputs++] = backward ? routes(w, id) : tokens(w, w->config->experts.n, id);
@@ -170,7 +170,7 @@ static void combine(ari_op_builder *w, size_t made, size_t by)
     op->outputs = backward ? 2 : 1;
     apart[0] = rows(w, made);
     apart[1] = routes(w, by);
-    sum[0] = tokens(w, w->config->hidden, backward ? w->edges.now.at[0].id : 0);
+    sum[0] = tokens(w, w->config->hidden, backward ? ari_op_builder_now(w) : 0);
     if (backward)
         send_rows(w);
     else
@@ -287,7 +287,7 @@ static void shared(ari_op_builder *w, const experts_ops *e, size_t x, size_t sum
     ari_op_builder_linear(w, &e->shared_first);
     gate(w, ARI_SHARED_ACTIVATION, w->config->experts.shared, e->wide);
     ari_op_builder_linear(w, &e->shared_second);
-    const size_t y = w->edges.now.at[0].id;
+    const size_t y = ari_op_builder_now(w);
     if (w->config->experts.ungated) {
         if (!again)
             add(w, sum, 0);
@@ -295,7 +295,7 @@ static void shared(ari_op_builder *w, const experts_ops *e, size_t x, size_t sum
     }
     take(w, tokens(w, h, x));
     ari_op_builder_linear(w, &e->share);
-    const size_t logit = w->edges.now.at[0].id;
+    const size_t logit = ari_op_builder_now(w);
     if (again) {
         note(w, ARI_OPERATION_GATE, ARI_SHARED_EXPERT, logit, y);
         return;
@@ -310,23 +310,23 @@ bool ari_op_builder_experts(ari_op_builder *w, bool again)
     if (!ar_config_has_experts(w->config, w->layer))
         return false;
     ari_op_builder_move(w, e.enter, ARI_MLP);
-    const size_t x = w->edges.now.at[0].id;
+    const size_t x = ari_op_builder_now(w);
     ari_op_builder_linear(w, &e.router);
     route(w);
-    const size_t by = w->edges.now.at[0].id;
+    const size_t by = ari_op_builder_now(w);
     dispatch(w, x, by);
     w->in_experts = true;
     ari_op_builder_linear(w, &e.first);
     gate(w, ARI_EXPERT_GATE, w->config->experts.ffn, wide_at(w));
     ari_op_builder_linear(w, &e.second);
     w->in_experts = false;
-    const size_t made = w->edges.now.at[0].id;
+    const size_t made = ari_op_builder_now(w);
     if (again && w->ep == 1)
         note(w, ARI_OPERATION_COMBINE, ARI_EXPERTS, made, by);
     else
         combine(w, made, by);
     if (w->config->experts.shared > 0)
-        shared(w, &e, x, w->edges.now.at[0].id, again);
+        shared(w, &e, x, ari_op_builder_now(w), again);
     if (!again)
         ari_op_builder_move(w, e.leave, ARI_MLP);
     return true;
@@ -335,7 +335,7 @@ bool ari_op_builder_experts(ari_op_builder *w, bool again)
 /* Leaves dx with the shared expert's part, and then its share's, added. */
 static void shared_backward(ari_op_builder *w, const experts_ops *e, size_t dy, size_t of)
 {
-    const size_t dx = w->edges.now.at[0].id;
+    const size_t dx = ari_op_builder_now(w);
     const bool gated = !w->config->experts.ungated;
     if (gated)
         share_backward(w, dy);
@@ -347,7 +347,7 @@ static void shared_backward(ari_op_builder *w, const experts_ops *e, size_t dy, 
     add(w, dx, of);
     if (!gated)
         return;
-    const size_t sum = w->edges.now.at[0].id;
+    const size_t sum = ari_op_builder_now(w);
     take(w, dlogit);
     ari_op_builder_linear_backward(w, &e->share, NULL, NULL);
     add(w, sum, of);
@@ -360,7 +360,7 @@ bool ari_op_builder_experts_backward(ari_op_builder *w)
         return false;
     const size_t x = module_input(w).id;
     ari_op_builder_move(w, ari_op_builder_back(e.leave), ARI_MLP);
-    const size_t dy = w->edges.now.at[0].id;
+    const size_t dy = ari_op_builder_now(w);
     combine(w, 0, 0);
     const ari_op_value weights = w->edges.now.at[1];
     take(w, w->edges.now.at[0]);
@@ -369,10 +369,10 @@ bool ari_op_builder_experts_backward(ari_op_builder *w)
     gate(w, ARI_EXPERT_GATE, w->config->experts.ffn, wide_at(w));
     ari_op_builder_linear_backward(w, &e.first, NULL, NULL);
     w->in_experts = false;
-    dispatch(w, w->edges.now.at[0].id, ari_op_builder_forward_of(w, ARI_OPERATION_DISPATCH, ARI_EXPERTS)->in[1]);
+    dispatch(w, ari_op_builder_now(w), ari_op_builder_forward_of(w, ARI_OPERATION_DISPATCH, ARI_EXPERTS)->in[1]);
     if (w->config->experts.shared > 0)
         shared_backward(w, &e, dy, x);
-    const size_t dx = w->edges.now.at[0].id;
+    const size_t dx = ari_op_builder_now(w);
     take(w, weights);
     route(w);
     ari_op_builder_linear_backward(w, &e.router, NULL, NULL);

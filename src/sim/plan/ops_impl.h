@@ -120,6 +120,11 @@ void ari_op_builder_visit(ari_op_builder *w);
 void ari_op_builder_make(ari_op_builder *w);
 /** The i-th value that there is, or what it is a part of, held to be v. */
 ari_op_value ari_op_builder_held(const ari_op_builder *w, ari_op_value v, int i);
+/** The number of the first value that there is. */
+static inline size_t ari_op_builder_now(const ari_op_builder *w)
+{
+    return w->edges.now.at[0].id;
+}
 /** Begins an operation from what there is, so many values, to one of these features, all placed alike. */
 ari_operation *ari_op_builder_local(ari_op_builder *w, ari_operation_kind kind, ari_role role, int inputs,
                                     size_t features, ar_placement at);

@@ -50,10 +50,10 @@ static void norm(ari_op_builder *w, ari_role role, size_t id)
 {
     const bool backward = w->pass == ARI_PASS_BACKWARD;
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_NORM, role);
-    const ari_op_value low = low_value(w, role, backward ? id : w->edges.now.at[0].id);
+    const ari_op_value low = low_value(w, role, backward ? id : ari_op_builder_now(w));
     ari_op_value high = low;
     high.role = ARI_NO_ROLE;
-    high.id = backward ? w->edges.now.at[0].id : 0;
+    high.id = backward ? ari_op_builder_now(w) : 0;
     op->input[op->inputs++] = backward ? high : low;
     op->output[op->outputs++] = backward ? low : high;
     op->produced_as = ari_whole;
@@ -124,7 +124,7 @@ void ari_op_builder_latent(ari_op_builder *w, ar_tp_redistribution enter, ar_lin
     size_t q = 0;
     if (!o.rank) {
         ari_op_builder_linear(w, &o.q);
-        q = w->edges.now.at[0].id;
+        q = ari_op_builder_now(w);
         take(w, x);
     }
     ari_op_builder_linear(w, &o.down);
@@ -134,12 +134,12 @@ void ari_op_builder_latent(ari_op_builder *w, ar_tp_redistribution enter, ar_lin
         take(w, low.at[0]);
         norm(w, ARI_Q_A_NORM, 0);
         ari_op_builder_linear(w, &o.q);
-        q = w->edges.now.at[0].id;
+        q = ari_op_builder_now(w);
     }
     take(w, keys);
     norm(w, ARI_KV_A_NORM, 0);
     ari_op_builder_linear(w, &o.kv);
-    join(w, &o, (const size_t[]){q, w->edges.now.at[0].id, keys.id});
+    join(w, &o, (const size_t[]){q, ari_op_builder_now(w), keys.id});
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -161,7 +161,7 @@ static void add(ari_op_builder *w, size_t other, size_t of)
     ari_operation *op = ari_op_builder_local(w, ARI_OPERATION_RESIDUAL, ARI_ATTENTION, 2, w->config->hidden,
                                              w->edges.now.at[0].at[ARI_AXIS_TP]);
     op->input[0].id = other;
-    op->input[1].id = w->edges.now.at[0].id;
+    op->input[1].id = ari_op_builder_now(w);
     op->input[0].of = op->input[1].of = op->output[0].of = of;
     ari_op_builder_make(w);
 }
@@ -181,7 +181,7 @@ void ari_op_builder_latent_backward(ari_op_builder *w, ar_tp_redistribution ente
     w->edges.now = low;
     ari_op_builder_linear_backward(w, &o.down, NULL, NULL);
     if (!o.rank) {
-        const size_t dx = w->edges.now.at[0].id;
+        const size_t dx = ari_op_builder_now(w);
         take(w, q);
         ari_op_builder_linear_backward(w, &o.q, NULL, NULL);
         add(w, dx, x);

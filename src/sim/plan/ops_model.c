@@ -21,14 +21,14 @@ static ari_linear_ops joined_of(const ari_op_builder *w)
 
 static void further(ari_op_builder *w)
 {
-    const size_t entered = w->edges.now.at[0].id;
+    const size_t entered = ari_op_builder_now(w);
     const ari_linear_ops joined = joined_of(w);
     ari_op_builder_embedding(w);
     ari_op_builder_norm(w, ARI_TOKENS_NORM, 0);
-    const size_t tokens = w->edges.now.at[0].id;
+    const size_t tokens = ari_op_builder_now(w);
     ari_op_builder_take(w, entered);
     ari_op_builder_norm(w, ARI_ENTERED_NORM, 0);
-    ari_op_builder_side_by_side(w, tokens, w->edges.now.at[0].id);
+    ari_op_builder_side_by_side(w, tokens, ari_op_builder_now(w));
     ari_op_builder_linear(w, &joined);
     ari_op_builder_block(w);
     ari_op_builder_norm(w, ARI_MTP_NORM, entering(w, w->edges.section + 1));
@@ -118,7 +118,7 @@ static void section_backward(ari_op_builder *w, size_t section, void (*forward)(
     if (section > 0)
         take_stream(w, section);
     begin_section(w, section);
-    w->edges.entered = w->edges.now.at[0].id;
+    w->edges.entered = ari_op_builder_now(w);
     forward(w);
     w->pass = ARI_PASS_BACKWARD;
     w->edges.unseen = unseen;

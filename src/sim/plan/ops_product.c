@@ -303,11 +303,11 @@ static void keep_input(ari_op_builder *w, const ari_linear_ops *l, size_t id)
 void ari_op_builder_linear(ari_op_builder *w, const ari_linear_ops *l)
 {
     const ar_placement leaves = folded(produced_as(l), l->split.to);
-    const size_t before = w->edges.now.at[0].id;
+    const size_t before = ari_op_builder_now(w);
     w->stays = regathers_input(w, l);
     around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
     w->stays = false;
-    const size_t x = w->edges.now.at[0].id;
+    const size_t x = ari_op_builder_now(w);
     ari_operation *op = ari_op_builder_begin(w, ARI_OPERATION_PRODUCT, role_of(l));
     add_inputs(w, consumed_as(l));
     op->produced_as = produced_as(l);
@@ -334,7 +334,7 @@ void ari_op_builder_linear_recompute(ari_op_builder *w, const ari_linear_ops *l)
 {
     if (!regathers_input(w, l))
         redistribute(w, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module, l->part[0], weight_tag);
-    keep_input(w, l, w->edges.now.at[0].id);
+    keep_input(w, l, ari_op_builder_now(w));
 }
 
 /* Placement of a gradient: whole and used by each rank for itself, it is a sum over them, and so on
@@ -459,7 +459,7 @@ static void regather_input(ari_op_builder *w, const ari_linear_ops *l)
     w->regathered = true;
     around(w, l, (ar_tp_redistribution){l->split.from, consumed_as(l)}, l->module);
     w->regathered = false;
-    keep_input(w, l, w->edges.now.at[0].id);
+    keep_input(w, l, ari_op_builder_now(w));
     w->edges.now = gradients;
 }
 
@@ -485,7 +485,7 @@ static void remake_input(ari_op_builder *w, const ari_linear_ops *l)
     l->remake(w);
     w->recomputed = false;
     w->pass = ARI_PASS_BACKWARD;
-    const size_t x = w->edges.now.at[0].id;
+    const size_t x = ari_op_builder_now(w);
     w->edges.now = gradients;
     keep_input(w, l, x);
 }
