@@ -184,19 +184,14 @@ ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n,
 {
     uint8_t *sent = dev<uint8_t>(to);
     const int64_t *sums = dev<int64_t>(s);
-    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_sent_write(sent + i * width, sums[i], width); });
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_sent_write_sum(sent + i * width, sums, i, width); });
 }
 
 ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width)
 {
     const uint8_t *sent = dev<uint8_t>(from);
     int64_t *sums = dev<int64_t>(s);
-    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        int64_t sum = 0;
-        for (size_t r = 0; r < ranks; r++)
-            sum = ari_add64(sum, ari_sent_read(sent + (r * n + i) * width, width));
-        sums[i] = sum;
-    });
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_sent_sum(sums, i, sent, ranks, n, width); });
 }
 
 ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)

@@ -208,7 +208,8 @@ typedef struct ar_device_ops {
     /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
      * one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* to [n, width] = the `width` lowest bytes, the lowest first, of s, int64 [n]. 0 < width <= 8. */
+    /* to [n, width] = the `width` lowest bytes, the lowest first, of s, int64 [n], 0 < width <= 8; or of s, int64 [n, 2],
+     * sums of two limbs, 8 < width <= 12. */
     ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width);
     /* s = the sums over the ranks of from [ranks, n, width], whose highest bits are signs. */
     ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width);

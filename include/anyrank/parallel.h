@@ -129,8 +129,9 @@ ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank
 /** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
  *  (numerics.md, section 3): halves of halves, of 1,024 positions or more. */
 size_t ar_gradient_parts(size_t seq);
-/** Of them those of one of cp ranks; 0 where ranks share parts. */
-size_t ar_gradient_parts_own(size_t seq, size_t cp);
+/** Of them those of one of cp ranks, each with consecutive positions or with two chunks of a zigzag; 0 where ranks share
+ *  parts. */
+size_t ar_gradient_parts_own(size_t seq, size_t cp, bool zigzag);
 
 /** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
  *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its

@@ -194,6 +194,8 @@ Test(accumulator_kernels, value_is_ari_acc_value_through_any_strides)
     values_through_strides(true);
 }
 
+__extension__ typedef __int128 wide_int;
+
 static int64_t any_integer(uint64_t *random)
 {
     const uint64_t high = case_random(random), bits = high << 32 | case_random(random);
@@ -228,6 +230,31 @@ Test(accumulator_kernels, what_ranks_send_adds_up_to_the_sum_of_their_numbers)
                 sum += (uint64_t)low_bytes(s[r][i], width);
             cr_assert_eq(got[i], (int64_t)sum, "width %zu, element %zu", width, i);
         }
+    }
+}
+
+/* Of two limbs, in 9 to 12 bytes: the sum of the numbers, of as many bits. */
+Test(accumulator_kernels, sums_of_two_limbs_add_up_to_the_sum_of_their_numbers)
+{
+    enum { n = 257, ranks = 3, most = 12 };
+    OWNED(ar_device_destroy) ar_device *d = device(2);
+    int64_t s[ranks][2 * n], got[2 * n];
+    uint8_t sent[ranks * n * most];
+    uint64_t random = 6;
+    for (size_t width = 9; width <= most; width++) {
+        wide_int sum[n] = {0};
+        for (size_t r = 0; r < ranks; r++) {
+            for (size_t i = 0; i < n; i++) {
+                s[r][2 * i] = any_integer(&random) >> (8 * (most - width) + 3);
+                s[r][2 * i + 1] = any_integer(&random) & INT64_MAX >> 19;
+                sum[i] += ((wide_int)s[r][2 * i] * ((wide_int)1 << 32)) + s[r][2 * i + 1];
+            }
+            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){s[r]}, n, width));
+        }
+        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, width));
+        for (size_t i = 0; i < n; i++)
+            cr_assert((wide_int)got[2 * i] * ((wide_int)1 << 32) + got[2 * i + 1] == sum[i] && got[2 * i + 1] >= 0,
+                      "width %zu, element %zu", width, i);
     }
 }
 

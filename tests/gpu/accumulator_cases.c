@@ -139,12 +139,14 @@ void acc_put_cases(device_pair *p)
         }
 }
 
-/* Integers of every length and both signs. */
-static pair_buf numbers(device_pair *p, const char *name, size_t n)
+/* Integers of every length and both signs; of pairs the second ones have none. */
+static pair_buf numbers(device_pair *p, const char *name, size_t n, bool pairs)
 {
     const pair_buf x = pair_integers(p, name, PAIR_W64, n, 0, 1);
-    for (size_t k = 0; k < n && x.host; k++)
-        ((int64_t *)x.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 64);
+    for (size_t k = 0; k < n && x.host; k++) {
+        const int64_t v = (int64_t)pair_random(p) >> pair_below(p, 64);
+        ((int64_t *)x.host)[k] = pairs && k % 2 != 0 ? v & INT64_MAX >> 8 : v;
+    }
     return x;
 }
 
@@ -153,7 +155,7 @@ static void sums_case(device_pair *p, size_t n, size_t width, bool widen)
     const size_t ranks = 1 + pair_below(p, 5);
     pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = widen ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
-    const pair_buf sums = numbers(p, "s", n);
+    const pair_buf sums = numbers(p, "s", width > 8 ? 2 * n : n, width > 8);
     for (size_t k = 0; widen && k < ranks * n * width && sent.host; k++)
         ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, 256);
     if (widen) {
@@ -168,7 +170,7 @@ static void sums_cases(device_pair *p, bool widen)
 {
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (size_t width = 1; width <= 8 && pair_goes_on(p); width += i == 3 ? 1 : 5)
+        for (size_t width = 1; width <= 12 && pair_goes_on(p); width += i == 3 ? 1 : 4)
             sums_case(p, n, width, widen);
 }
 
@@ -188,7 +190,7 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     const size_t ranks = 1 + pair_below(p, 5);
     pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
-    const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
+    const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n, false), l = numbers(p, "l", n, false);
     for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
         ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width % 2 != 0 ? 9 : 256);
     for (size_t k = 0; k < n && t.host; k++)

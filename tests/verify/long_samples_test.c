@@ -20,7 +20,7 @@ static void check_parts(const ar_parallel *layout, size_t layouts, size_t batch,
 
 static const ar_parallel of_two[] = {
     {.dp = 2, .tp = 2, .sp = true, .zero = 1},
-    {.cp = 2},
+    {.cp = 2}, /* a part is a rank's own */
     {.cp = 2, .zigzag = true},
     {.cp = 4}, /* half of the ranks have nothing of a part */
     {.cp = 4, .cp_inner = 2},
@@ -33,7 +33,7 @@ Test(long_samples, of_two_parts)
 }
 
 static const ar_parallel of_four[] = {
-    {.cp = 2}, /* two parts are a rank's own */
+    {.cp = 4}, /* a part is a rank's own */
     {.cp = 2, .zigzag = true, .dp = 2, .zero = 2},
 };
 
@@ -48,7 +48,8 @@ Test(long_samples, are_halved_while_the_halves_are_long)
                                    {4096, 4}, {4098, 2}, {6144, 4}, {8192, 8}, {131072, 128}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         cr_expect_eq(ar_gradient_parts(of[i][0]), of[i][1], "%zu positions", of[i][0]);
-    cr_expect_eq(ar_gradient_parts_own(4096, 2), 2);
-    cr_expect_eq(ar_gradient_parts_own(4096, 4), 0, "a zigzag's chunks are half a part");
-    cr_expect_eq(ar_gradient_parts_own(2048, 1), 2);
+    cr_expect_eq(ar_gradient_parts_own(4096, 2, true), 2);
+    cr_expect_eq(ar_gradient_parts_own(4096, 4, false), 1);
+    cr_expect_eq(ar_gradient_parts_own(4096, 4, true), 0, "a zigzag's chunks are half a part");
+    cr_expect_eq(ar_gradient_parts_own(2048, 1, true), 2);
 }

@@ -348,7 +348,7 @@ ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
     s->sent.ptr = NULL;
     if (s->width == 0)
         return AR_OK;
-    AR_TRY(ari_step_alloc(ctx, &s->s, s->count * sizeof(int64_t)));
+    AR_TRY(ari_step_alloc(ctx, &s->s, s->count * (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ARI_KERNEL(ctx, sums_widen, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count, s->width));
     ari_step_free(ctx, came);
     return AR_OK;
@@ -360,7 +360,7 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
     size_t *counts = NULL;
     ar_status st = AR_OK;
     s->sent = s->s;
-    AR_TRY(ari_slice_counts(&counts, over, total, limbs));
+    AR_TRY(ari_slice_counts(&counts, over, total, s->width > 0 ? 1 : limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
     AR_TRY_TO(done, st,
               s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))

@@ -99,7 +99,7 @@ static inline bool ari_exact_narrow_use(const ar_ctx *ctx, ar_operand_use use)
 /** and in sums over so many positions, or features of a head. */
 static inline bool ari_exact_is_narrow(const ar_ctx *ctx, size_t terms)
 {
-    return ctx->arith->precision == AR_PRECISION_BF16 && terms <= ARI_CONTRACT_BLOCK;
+    return ctx->arith->precision == AR_PRECISION_BF16 && terms <= ARI_CONTRACT_NARROW_TERMS;
 }
 static inline unsigned ari_exact_form(bool left, bool narrow)
 {
@@ -111,11 +111,13 @@ static inline int ari_exact_limbs(bool narrow, size_t terms)
     return narrow ? 1 : ari_contract_limbs(terms);
 }
 
-/** Bytes in which a sum of so many products of narrow integers goes between ranks: its bits are 31 and those of the
- *  number of terms, whatever part of them a rank has. 0: as it is. */
+/** Bytes in which a sum of so many products goes between ranks: its bits are 31 of narrow integers, else 51, and those
+ *  of the number of terms, whatever part of them a rank has. 0: as it is. */
 static inline size_t ari_exact_width(bool narrow, size_t terms)
 {
-    return !narrow || terms > (size_t)1 << 17 ? 0 : terms > 1 << 9 ? 6 : 5;
+    if (!narrow)
+        return terms <= ARI_CONTRACT_BLOCK || terms > (size_t)1 << 21 ? 0 : 9;
+    return terms > (size_t)1 << 17 ? 0 : terms > 1 << 9 ? 6 : 5;
 }
 
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;

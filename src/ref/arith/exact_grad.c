@@ -162,7 +162,7 @@ ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, s
     AR_TRY(ari_step_alloc(ctx, &s->sums, sums));
     AR_TRY(ari_step_alloc(ctx, &s->value, s->rows * in * sizeof(float)));
     AR_TRY(ari_step_alloc(ctx, &s->row_of, s->rows * sizeof *row_of));
-    AR_TRY(ari_slice_counts(&s->counts, over, out, in * (size_t)s->limbs));
+    AR_TRY(ari_slice_counts(&s->counts, over, out, s->width > 0 ? in : in * (size_t)s->limbs));
     if (ctx->device->hollow) /* nobody reads them, of a model that no host may hold */
         return AR_OK;
     AR_TRY(ari_alloc((void **)&row_of, s->rows, sizeof *row_of, "numbers of rows"));
@@ -345,7 +345,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
     const size_t cp = (size_t)ar_comm_size(ctx->sequence), seq = tokens / samples * cp;
-    const size_t own_parts = ar_gradient_parts_own(seq, cp);
+    const size_t own_parts = ar_gradient_parts_own(seq, cp, ctx->layout.zigzag);
     const bool narrow = ari_exact_is_narrow(ctx, seq / ar_gradient_parts(seq));
     contractions k = {.b = by_sample(x, samples * (own_parts > 0 ? own_parts : 1)), .c = ar_const(c), .narrow = narrow};
     if (own_parts > 0)

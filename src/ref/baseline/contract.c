@@ -9,7 +9,7 @@
 
 __extension__ typedef __int128 wide;
 
-enum { BLOCK = 8191, LANES = 4 };
+enum { BLOCK = 8191, MOST_NARROW = 16384, LANES = 4 };
 
 /* Step 2: the bits of the integers, and the largest one. */
 typedef struct width {
@@ -19,7 +19,7 @@ typedef struct width {
 static width width_of(const ari_bl_run *run, size_t k, int how)
 {
     const width of_fp32 = {25, (1 << 25) - 1}, of_bf16 = {15, 127 * 256 + 127};
-    const bool narrow = how & ARI_BL_WEIGHT ? !(how & ARI_BL_PEAKED) : k <= BLOCK;
+    const bool narrow = how & ARI_BL_WEIGHT ? !(how & ARI_BL_PEAKED) : k <= MOST_NARROW;
     return run->o->bf16 && narrow ? of_bf16 : of_fp32;
 }
 

@@ -468,7 +468,7 @@ ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, s
     uint8_t *sent = to.ptr;
     const int64_t *sums = s.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write(sent + i * width, sums[i], width);
+        ari_sent_write_sum(sent + i * width, sums, i, width);
     return AR_OK;
 }
 
@@ -477,12 +477,8 @@ ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, 
 {
     const uint8_t *sent = from.ptr;
     int64_t *sums = s.ptr;
-    ARI_PARALLEL_FOR (i, n, d, n * ranks) {
-        int64_t sum = 0;
-        for (size_t r = 0; r < ranks; r++)
-            sum = ari_add64(sum, ari_sent_read(sent + (r * n + i) * width, width));
-        sums[i] = sum;
-    }
+    ARI_PARALLEL_FOR (i, n, d, n * ranks)
+        ari_sent_sum(sums, i, sent, ranks, n, width);
     return AR_OK;
 }
 

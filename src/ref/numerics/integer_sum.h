@@ -52,6 +52,7 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 #define ARI_CONTRACT_LIMIT 33554431     /* 2^25 - 1 */
 #define ARI_CONTRACT_NARROW_BITS 15     /* of the products of bf16 numbers, */
 #define ARI_CONTRACT_NARROW_LIMIT 32639 /* 127*2^8 + 127: two digits of int8 */
+#define ARI_CONTRACT_NARROW_TERMS 16384 /* of longer sums whose right matrix is no weight 15 bits are too few */
 #define ARI_CONTRACT_BLOCK 8191         /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
 
 /** Two int64 where a sum of that many terms need not fit one. */

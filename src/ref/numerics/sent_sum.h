@@ -2,8 +2,8 @@
 #ifndef ARI_NUMERICS_SENT_SUM_H
 #define ARI_NUMERICS_SENT_SUM_H
 
-/* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, at most 8, the lowest first,
- * whose highest bit is the sign. */
+/* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first, whose
+ * highest bit is the sign: of more than 8, those of two int64 (numerics.md, section 2). */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"
@@ -21,6 +21,35 @@ ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
     for (size_t b = 0; b < width; b++)
         v |= (uint64_t)from[b] << 8 * b;
     return (int64_t)v;
+}
+
+#define ARI_SENT_LOW 4u /* bytes of the lower limb where a sum has two */
+
+/** Element i of s, int64 [n] or, with more than 8 bytes, [n, 2]: hi*2^32 + lo, lo >= 0. */
+ARI_FN void ari_sent_write_sum(uint8_t *to, const int64_t *s, size_t i, size_t width)
+{
+    if (width <= 8) {
+        ari_sent_write(to, s[i], width);
+    } else {
+        const int64_t hi = s[2 * i], lo = s[2 * i + 1];
+        ari_sent_write(to, lo, ARI_SENT_LOW);
+        ari_sent_write(to + ARI_SENT_LOW, ari_add64(hi, lo >> 32), width - ARI_SENT_LOW);
+    }
+}
+
+/** Element i of s = the sum of what so many ranks wrote for it, from [ranks, n, width]. */
+ARI_FN void ari_sent_sum(int64_t *s, size_t i, const uint8_t *from, size_t ranks, size_t n, size_t width)
+{
+    const size_t low = width > 8 ? ARI_SENT_LOW : 0;
+    int64_t hi = 0, lo = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        const uint8_t *of = from + (r * n + i) * width;
+        hi = ari_add64(hi, ari_sent_read(of + low, width - low));
+        lo += low > 0 ? ari_sent_read(of, low) & 0xffffffff : 0;
+    }
+    s[low > 0 ? 2 * i : i] = hi;
+    if (low > 0)
+        s[2 * i + 1] = lo;
 }
 
 /** Bytes of a narrow state that is the sum of at most so many values: of one value that value, fp32; of few t in 5 bits

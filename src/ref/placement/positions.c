@@ -58,11 +58,10 @@ size_t ar_gradient_parts(size_t seq)
     return parts;
 }
 
-/* A zigzag gives each rank two chunks of 1/(2*cp). */
-size_t ar_gradient_parts_own(size_t seq, size_t cp)
+size_t ar_gradient_parts_own(size_t seq, size_t cp, bool zigzag)
 {
     const size_t parts = ar_gradient_parts(seq);
-    return cp == 1 || parts % (2 * cp) == 0 ? parts / cp : 0;
+    return cp == 1 || parts % (zigzag ? 2 * cp : cp) == 0 ? parts / cp : 0;
 }
 
 /* Into how many chunks the places of the ring cut a sequence. */

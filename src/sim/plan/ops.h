@@ -259,8 +259,6 @@ bool ari_op_builder_is_norm(ari_role role);
 bool ari_op_by_muon(const ari_step_case *c, ari_role role, bool bias);
 /** True if the backward pass recomputes a block, or its attention. */
 bool ari_step_recomputes(const ari_step_case *c, size_t layer);
-/** int64 that an exact sum of so many products takes (numerics.md, section 2). */
-size_t ari_sum_limbs(size_t terms);
 /** Keys that the queries at [first, first + count) see, all together, of those before them and themselves; of a
  *  window's (0: none) as many at most. */
 double ari_keys_seen(size_t first, size_t count, size_t window);

@@ -291,7 +291,7 @@ static void sum_over_queries(ari_op_builder *w)
     const size_t exponents[] = {ari_op_builder_mul(w, w->own, own[0].local[2]),
                                 ari_op_builder_mul(w, w->own, own[1].local[2]), rows, rows};
     const size_t terms = ari_op_builder_mul(w, w->config->heads / w->config->kv_heads, w->c->run.seq);
-    const bool narrow = w->form.activations == AR_BF16 && ari_sum_limbs(terms) == 1;
+    const bool narrow = ari_op_builder_is_narrow(w, terms);
     const ari_over over[] = {ARI_OVER_RING, ARI_OVER_COPIES};
     for (int i = 0; i < 8 && w->form.exact; i++)
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 2], AR_I32, ARI_EACH_PASS, ARI_ATTENTION,

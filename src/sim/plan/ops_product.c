@@ -2,15 +2,10 @@
 /* Products with parameters: what they take, what they make, and what is moved to get from one placement to another. */
 #include "sim/plan/ops_impl.h"
 
-/* Longer sums take two int64 an element (numerics.md, section 2). */
-enum { TERMS_OF_ONE_INT64 = 8191 };
+/* Longer sums take two int64 an element, and 25 bits in bf16 (numerics.md, section 2). */
+enum { TERMS_OF_ONE_INT64 = 8191, NARROW_TERMS = 16384 };
 
 static const char weight_tag[] = ".weight";
-
-size_t ari_sum_limbs(size_t terms)
-{
-    return terms > TERMS_OF_ONE_INT64 ? 2 : 1;
-}
 
 void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
                               ari_role role, const char *tag)
@@ -24,8 +19,9 @@ void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
                                  const char *tag)
 {
-    const size_t bytes = !narrow ? 0 : terms <= 512 ? 5 : terms <= 131072 ? 6 : 0; /* 31 bits, and those of the terms */
-    const size_t limbs = narrow ? 1 : ari_sum_limbs(terms);
+    const size_t limbs = narrow || terms <= TERMS_OF_ONE_INT64 ? 1 : 2;
+    const size_t most = narrow ? 131072 : 2097152; /* 31 or 51 bits, and those of the terms */
+    const size_t bytes = terms > most ? 0 : limbs == 2 ? 9 : !narrow ? 0 : terms <= 512 ? 5 : 6;
     if (bytes > 0)
         ari_op_builder_send_sums(w, over, n, bytes, ARI_EACH_PASS, role, tag);
     else
@@ -35,7 +31,7 @@ void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, siz
 
 bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms)
 {
-    return w->form.activations == AR_BF16 && terms <= TERMS_OF_ONE_INT64;
+    return w->form.activations == AR_BF16 && terms <= NARROW_TERMS;
 }
 
 static bool is_shard(ar_placement p)
@@ -383,7 +379,8 @@ static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ar
     const size_t parts = w->in_experts ? 1 : ar_gradient_parts(seq), terms = seq / parts;
     const size_t times = ari_op_builder_mul(w, w->own, ari_op_builder_mul(w, experts, parts));
     const size_t sums = ari_op_builder_mul(w, out, in), both = ari_op_builder_add(w, out, in);
-    if (!w->form.exact || ranks == 1 || (!w->in_experts && ar_gradient_parts_own(seq, ranks) > 0))
+    if (!w->form.exact || ranks == 1 ||
+        (!w->in_experts && ar_gradient_parts_own(seq, ranks, w->c->run.parallel.zigzag) > 0))
         return;
     if (w->in_experts && !w->x_scaled)
         call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
