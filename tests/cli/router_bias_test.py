@@ -49,6 +49,11 @@ class RouterBiasTest(Case):
                                    ("qwen2-moe-demo", "router_scale_twice", "routed_scaling_factor"),
                                    ("mixtral-demo", "router_groups_by_max", "n_group, topk_group"),
                                    ("mixtral-demo", "balance_detached", "give balance"),
+                                   (self.put("config.json", {"model_type": "mixtral", "vocab_size": 64, "hidden_size": 16,
+                                             "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4,
+                                             "num_key_value_heads": 4, "num_local_experts": 2,
+                                             "max_position_embeddings": 64, "sliding_window": None}),
+                                    "expert_capacity_drops", "this model's go to all"),
                                    ("llama-demo", "last_expert_left_out", "mistake of experts, which this model has not")):
             self.refused("check", model, "--tp", "2", "--inject", fault, says=[f"fault {fault} ", says])
 

@@ -61,6 +61,8 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of experts that are balanced: give balance")                                                      \
     X(BALANCE_ALL, ar_config_balance(c, &r->loss) != AR_BALANCE_SEQUENCE,                                             \
       "is a mistake of a balance of the batch: give balance batch")                                                   \
+    X(OTHERS, c->experts.per_token < c->experts.n,                                                                    \
+      "acts where a token leaves experts out, and this model's go to all")                                            \
     X(CHOICES, c->experts.per_token > 1, "acts where a token has several experts, which this model has not")          \
     X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                            \
       "is a mistake of a balance of each sequence: give balance sequence")                                            \
@@ -315,29 +317,31 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = {NEEDS_NORMALISED}},
     {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED}},
     {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = {NEEDS_SOFTMAX}},
-    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = {NEEDS_SOFTMAX}},
+    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_OTHERS}},
     {AR_FAULT_router_logits_bf16, MIXTRAL, .in_f32 = true, .needs = {NEEDS_EXPERTS}},
     {AR_FAULT_expert_input_weighted, MIXTRAL, .needs = {NEEDS_EXPERTS}},
     {AR_FAULT_router_weights_detached, MIXTRAL, .needs = {NEEDS_EXPERTS}},
     {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED}},
     {AR_FAULT_router_sum_detached, MIXTRAL, .needs = {NEEDS_NORMALISED}},
     {AR_FAULT_router_bias_in_weights, GLM_MOE, .needs = {NEEDS_SCORES}},
-    {AR_FAULT_router_bias_own_counts, GLM_MOE, MOVED, DP(2), .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS}},
+    {AR_FAULT_router_bias_own_counts, GLM_MOE, MOVED, DP(2),
+     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS, NEEDS_OTHERS}},
     {AR_FAULT_router_bias_each_micro_batch, GLM_MOE, MOVED, MICRO(2),
-     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_MICRO, NEEDS_NO_PP}},
+     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_MICRO, NEEDS_NO_PP, NEEDS_OTHERS}},
     {AR_FAULT_router_bias_counts_bf16, GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
-     .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE}},
-    {AR_FAULT_router_bias_counts_plain, GLM_MOE, MOVED, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE}},
+     .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
+    {AR_FAULT_router_bias_counts_plain, GLM_MOE, MOVED, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
     {AR_FAULT_router_scale_left_out, GLM_MOE, .needs = {NEEDS_SCALE}},
     {AR_FAULT_router_scale_twice, GLM_MOE, .needs = {NEEDS_SCALE}},
     {AR_FAULT_router_scale_not_in_gradient, GLM_MOE, .needs = {NEEDS_SCALE}},
     {AR_FAULT_router_groups_by_max, GLM_MOE, .needs = {NEEDS_GROUPS}},
     {AR_FAULT_router_groups_not_masked, GLM_MOE, .needs = {NEEDS_GROUPS}},
-    {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2), .needs = {NEEDS_BALANCE, NEEDS_BALANCE_ALL}},
-    {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE, NEEDS_CHOICES}},
-    {AR_FAULT_balance_detached, MIXTRAL, BALANCED(BATCH), .needs = {NEEDS_BALANCE}},
-    {AR_FAULT_balance_divided_by_dp, MIXTRAL, BALANCED(BATCH), DP(2), .needs = {NEEDS_BALANCE, NEEDS_DP}},
-    {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE_EACH}},
+    {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2),
+     .needs = {NEEDS_BALANCE, NEEDS_BALANCE_ALL, NEEDS_OTHERS}},
+    {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE, NEEDS_CHOICES, NEEDS_OTHERS}},
+    {AR_FAULT_balance_detached, MIXTRAL, BALANCED(BATCH), .needs = {NEEDS_BALANCE, NEEDS_OTHERS}},
+    {AR_FAULT_balance_divided_by_dp, MIXTRAL, BALANCED(BATCH), DP(2), .needs = {NEEDS_BALANCE, NEEDS_DP, NEEDS_OTHERS}},
+    {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE_EACH, NEEDS_OTHERS}},
     {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
      .needs = {NEEDS_ROUTER_Z}},
     {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_TP}},
@@ -367,14 +371,14 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_experts_gate_up_in_halves, GPT_OSS, .needs = {NEEDS_INTERLEAVED}},
     {AR_FAULT_expert_bias_not_weighted, GPT_OSS, .needs = {NEEDS_EXPERT_BIAS}},
     {AR_FAULT_expert_rows_off_by_one, MIXTRAL, .needs = {NEEDS_EXPERTS}},
-    {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_OTHERS}},
     {AR_FAULT_last_expert_left_out, MIXTRAL, .needs = {NEEDS_EXPERTS}},
     {AR_FAULT_shared_expert_left_out, QWEN_MOE, .needs = {NEEDS_SHARED}},
     {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
     {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
     {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED,
      .needs = {NEEDS_EXPERTS, NEEDS_RECOMPUTE, NEEDS_RECOMPUTE_ALL}},
-    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
+    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS, NEEDS_OTHERS}},
     {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
     {AR_FAULT_ep_experts_drawn_alike, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
     {AR_FAULT_ep_splits_swapped, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
@@ -384,7 +388,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_ep_grads_times_ep, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP}},
     {AR_FAULT_edp_group_missing, MIXTRAL, EP(4, 2), .needs = {NEEDS_EDP}},
     {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP, NEEDS_NO_ZERO}},
-    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EP, NEEDS_OTHERS}},
     {AR_FAULT_gradnorm_own_experts, MIXTRAL, EP(2, 2), .needs = {NEEDS_UPDATE, NEEDS_EP}},
 };
 

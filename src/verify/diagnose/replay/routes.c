@@ -84,8 +84,9 @@ static void compare_forms(ari_trace *t, const routes *r, form base, double was)
     for (int i = 0; i < 4; i++) {
         const form f = {base.sigmoids, i % 2, i / 2};
         const bool same = f.normalised == base.normalised && f.over_all == base.over_all;
-        double is;
-        if (!is_form(&is, r, f, r->c->val) || same == ari_is_near(is, was, ARI_SEEN))
+        double is, there;
+        if (!is_form(&is, r, f, r->c->val) || same == ari_is_near(is, was, ARI_SEEN) ||
+            (!same && is_form(&there, r, f, r->c->ref))) /* where all experts are chosen forms are one */
             continue;
         ari_trace_set(t, same ? ARI_FOUND_SCORES : ARI_FOUND_ROUTER,
                       same                         ? ARI_IF(COUNT)
