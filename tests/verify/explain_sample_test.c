@@ -9,12 +9,13 @@ TestSuite(explain_sample, .init = folder_begin, .fini = folder_end);
 static size_t take(float *out, const ar_dump_tensor *t, size_t most)
 {
     size_t step[AR_ST_MAX_DIMS];
-    SCOPED(ari_sample_fini) ari_sample s;
+    ari_arena arena = {NULL};
+    ari_sample s;
     ari_sample_steps(step, t, most);
-    cr_assert_ok(ari_sample_init(&s, t, step));
+    cr_assert_ok(ari_sample_init(&s, t, step, &arena));
     cr_assert_ok(ar_dump_read_f32(&s.tensor, 0, s.tensor.count, out));
-    const size_t n = s.tensor.count;
-    return n;
+    ari_arena_end(&arena, NULL);
+    return s.tensor.count;
 }
 
 /* 4 by 6, of which two ranks have 3 columns each: of every second index, the second rank's begin with column 4. */

@@ -25,6 +25,16 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 #define ARI_ALLOC(gives, n, what) ari_alloc((void **)(gives), n, sizeof **(gives), what)
 #define ARI_ALLOC_ZERO(gives, n, what) ari_alloc_zero((void **)(gives), n, sizeof **(gives), what)
 
+/* Memory that many temporaries take and that ends at once: its blocks, the newest first. Of one thread. */
+typedef struct ari_arena {
+    void *last;
+} ari_arena;
+/** n elements of zeros, until ari_arena_end. Errors: as ari_alloc. */
+AR_NODISCARD ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, const char *what);
+#define ARI_TAKE(gives, a, n, what) ari_arena_take(a, (void **)(gives), n, sizeof **(gives), what)
+/** Frees what was taken since a->last was this; NULL: all. */
+void ari_arena_end(ari_arena *a, void *last);
+
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);

@@ -97,6 +97,35 @@ ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
     return allocate_array(gives, n, size, what, 1);
 }
 
+/* Before the elements, whose alignment it keeps. */
+typedef union block {
+    void *before;
+    max_align_t align;
+} block;
+
+ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, const char *what)
+{
+    size_t bytes = 0;
+    void *taken = NULL;
+    AR_TRY(ari_mul_size(&bytes, n, size));
+    AR_TRY(ari_add_size(&bytes, bytes, sizeof(block)));
+    AR_TRY(ari_alloc_zero(&taken, bytes, 1, what));
+    block *b = taken;
+    b->before = a->last;
+    a->last = b;
+    *gives = b + 1;
+    return AR_OK;
+}
+
+void ari_arena_end(ari_arena *a, void *last)
+{
+    while (a->last != last) {
+        block *b = a->last;
+        a->last = b->before;
+        free(b);
+    }
+}
+
 ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what)
 {
     if (count < *capacity)

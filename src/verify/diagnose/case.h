@@ -120,8 +120,8 @@ static inline bool ari_survey_bit(const ari_survey *s, size_t index)
 double ari_cosine(const ari_tally *t);
 
 ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
-ar_status ari_survey_init(ari_survey *s, const ari_grid *g);
-void ari_survey_fini(ari_survey *s);
+/* In the arena. */
+ar_status ari_survey_init(ari_survey *s, const ari_grid *g, ari_arena *arena);
 
 /* --- the case ----------------------------------------------------------------------------------------------------- */
 
@@ -129,13 +129,16 @@ void ari_survey_fini(ari_survey *s);
 const ar_dump_tensor *ari_find_ids(const ari_explain_case *c);
 
 /* The document of each of a step's positions [rows, seq], if a dump's metadata (cu_seqlens) or position_ids give a row
- * several; else NULL. Gives; free(). Errors: AR_ERR_MEMORY, those of reading. */
-AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq,
-                                          int step);
+ * several; else NULL. In the arena. Errors: AR_ERR_MEMORY, those of reading. */
+AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step,
+                                          ari_arena *arena);
+/* All elements of a tensor. In the arena. Errors: AR_ERR_MEMORY, those of ar_dump_read_f32. */
+AR_NODISCARD ar_status ari_read_values(float **gives, const ar_dump_tensor *t, ari_arena *arena);
 
 typedef struct ari_case {
     ari_grid grid;
     ari_survey survey;
+    ari_arena *arena; /* a look's memory; what a measure takes ends with the measure */
     /* The tolerance of a relation, for rounding on both sides: absolute + relative*|value|. */
     double absolute, relative;
     /* One full copy, or that of one rank which may stand for a run whose ranks are unknown; NULL when the copies of
@@ -354,17 +357,10 @@ ari_axes ari_apart_over(const ari_difference *d);
 int ari_groups(const ari_difference *d, ari_axes over);
 bool ari_in_group(const ari_difference *d, int rank, ari_axes over, int key);
 
-/* Result of ari_one_group. */
-typedef struct ari_group_view {
-    ar_layout *layout;
-    ari_rank_copy *copy; /* NULL: nothing was made */
-    size_t shape[AR_MAX_DIMS];
-} ari_group_view;
 /* The difference as seen by the ranks that have the samples of `rank`: these ranks alone and, of an activation, their
- * samples alone. Leaves view->copy NULL if there is a single data-parallel rank, or if its ranks hold different
- * samples. Errors: AR_ERR_MEMORY. */
-ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank);
-void ari_group_view_fini(ari_group_view *view);
+ * samples alone. *seen false: there is a single data-parallel rank, or its ranks hold different samples. In the arena.
+ * Errors: AR_ERR_MEMORY. */
+ar_status ari_one_group(ari_difference *out, bool *seen, const ari_difference *d, int rank, ari_arena *arena);
 
 /* --- what is read of a dump (extent.c) ---------------------------------------------------------------------------- */
 
@@ -373,11 +369,10 @@ typedef struct ari_rank_copies {
     int ranks;
     ari_ranks mesh;
     ari_rank_copy *copy; /* [ranks]; NULL: the dump is no ranks', or their parts are no copies of boxes */
-    ar_layout *layout;   /* [ranks] */
-    float *data;
 } ari_rank_copies;
-AR_NODISCARD ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c);
-void ari_rank_copies_fini(ari_rank_copies *r);
+/* In the arena. */
+AR_NODISCARD ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c,
+                                          ari_arena *arena);
 
 /* --- words -------------------------------------------------------------------------------------------------------- */
 
@@ -542,22 +537,18 @@ void ari_value_range(double *low, double *high, const ari_case *c);
 
 /* A tensor, or a box of it, in one copy: the one rank of a run whose ranks are not seen. */
 typedef struct ari_view {
-    float *ref, *val, *beside, *earlier; /* own */
-    double *doubt;                       /* own: what the gradients explain of each element; NULL: nothing */
+    float *ref, *val, *beside, *earlier;
+    double *doubt; /* what the gradients explain of each element; NULL: nothing */
     size_t shape[AR_MAX_DIMS];
     char name[256]; /* without suffixes */
     ar_layout layout;
     ari_rank_copy copy;
     ari_difference d;
     size_t first_row, rows; /* the stretch that is looked at, in rows of the full tensor; rows 0: all of it */
-    bool surveyed;
     ari_case c;
 } ari_view;
-/* Fills the rest of d, the case and its survey from shape, d.ndim, c.ref and c.val. */
+/* Fills the rest of d, the case and its survey from shape, d.ndim, c.ref, c.val and c.arena. */
 AR_NODISCARD ar_status ari_view_survey(ari_view *v);
-/* Frees the survey alone. */
-void ari_view_forget(ari_view *v);
-void ari_view_fini(ari_view *v);
 
 /* The best trace of a tensor in one copy, or of copies of ranks; cause NULL: none. Errors: those of the measures. */
 AR_NODISCARD ar_status ari_look_at_whole(ari_trace *best, const ari_case *c);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of one value that should be equal: left partial, drifted apart, or summed over other ranks than share it. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -131,7 +130,7 @@ static ar_status read_branches(branches *b, const ari_case *c)
         const ar_dump_tensor *t = w.t;
         if (t->count != c->grid.count || !ari_is_part_of(&w.key, own.name, own.stem))
             continue;
-        AR_TRY(ARI_ALLOC(&b->part[b->n], t->count, t->name));
+        AR_TRY(ARI_TAKE(&b->part[b->n], c->arena, t->count, t->name));
         b->name[b->n++] = t->name;
         AR_TRY(ar_dump_read_f32(t, 0, t->count, b->part[b->n - 1]));
     }
@@ -156,13 +155,12 @@ static ar_status look_at_branches(ari_trace *t, const ari_case *c, fold *f)
 {
     branches b = {.n = 0};
     unsigned mask = 1;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, read_branches(&b, c));
+    AR_TRY(read_branches(&b, c));
     fold_copies(f, c, ARI_ALL_AXES, 0);
     while (mask < 1u << b.n && !are_whole(&b, mask, f, c))
         mask++;
     if (mask >= 1u << b.n || !(f->apart >= 1e-4 * f->scale))
-        goto done;
+        return AR_OK;
     found_sum(t, c, ari_apart_over(c->grid.d), false);
     t->flags |= ARI_IF(SOME);
     ari_text parts = ari_list(t, "parts");
@@ -170,10 +168,7 @@ static ar_status look_at_branches(ari_trace *t, const ari_case *c, fold *f)
         if (mask >> k & 1u)
             ari_say(&parts, "%s%s", said++ ? ", " : "", b.name[k]);
     }
-done:
-    for (size_t k = 0; k < b.n; k++)
-        free(b.part[k]);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
@@ -190,7 +185,7 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
                                      ARI_CUTS_FEATURES | ARI_CUTS_SAMPLES};
     char text[ARI_AXES_TEXT];
     double *sums;
-    AR_TRY(ARI_ALLOC(&sums, 4 * g->count + g->cols, g->d->name));
+    AR_TRY(ARI_TAKE(&sums, c->arena, 4 * g->count + g->cols, g->d->name));
     fold f = {.sum = sums,
               .holders = sums + g->count,
               .first = sums + 2 * g->count,
@@ -207,13 +202,11 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
         ari_words(t, "over", "%s", ari_axes_text(text, c, over, " and "));
         ari_number(t, "worst", worst / c->survey.max_reference);
     }
-    ar_status st = AR_OK;
     if (t->kind == ARI_FOUND_NOTHING && g->d->pass == 'b' && c->reference && c->known->reference) {
-        st = look_at_branches(t, c, &f);
+        AR_TRY(look_at_branches(t, c, &f));
         ari_words(t, "over", "%s", ari_axes_text(text, c, ari_apart_over(g->d), " and "));
     }
-    free(sums);
-    return st;
+    return AR_OK;
 }
 
 /* --- shards of a gradient were added to each other ---------------------------------------------------------------- */

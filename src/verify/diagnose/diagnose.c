@@ -2,8 +2,6 @@
 /* The diagnosis: the views of a tensor, the measures that look at each, and the choice of the trace that says most. */
 #include "verify/diagnose/diagnose.h"
 
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
@@ -53,7 +51,9 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         if (!(measures[i].on & on) || (measures[i].needs & ~there) || c->survey.different < measures[i].different ||
             (measures[i].passes && !strchr(measures[i].passes, c->grid.d->pass)))
             continue;
+        void *const before = c->arena->last;
         AR_TRY(measures[i].measure(&t, c));
+        ari_arena_end(c->arena, before);
         if (t.kind == ARI_FOUND_NOTHING)
             continue;
         ari_match_cause(&t, c);
@@ -67,23 +67,6 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
 
 /* --- a tensor, or a box of it, in one copy ------------------------------------------------------------------------ */
 
-void ari_view_forget(ari_view *v)
-{
-    if (v->surveyed)
-        ari_survey_fini(&v->c.survey);
-    v->surveyed = false;
-}
-
-void ari_view_fini(ari_view *v)
-{
-    ari_view_forget(v);
-    free(v->ref);
-    free(v->val);
-    free(v->beside);
-    free(v->earlier);
-    free(v->doubt);
-}
-
 ar_status ari_view_survey(ari_view *v)
 {
     v->d.shape = v->shape;
@@ -96,16 +79,14 @@ ar_status ari_view_survey(ari_view *v)
     v->d.copy = &v->copy;
     AR_TRY(ari_grid_init(&v->c.grid, &v->d));
     v->c.count = v->c.grid.count;
-    AR_TRY(ari_survey_init(&v->c.survey, &v->c.grid));
-    v->surveyed = true;
-    return AR_OK;
+    return ari_survey_init(&v->c.survey, &v->c.grid, v->c.arena);
 }
 
 /* Copies the box of v's shape that begins at `from` out of a tensor of the grid's shape. */
 static ar_status cut_out(float **gives, const ari_view *v, const ari_grid *g, const float *data, const size_t *from)
 {
     const size_t count = ari_volume(v->shape, g->nd);
-    AR_TRY(ARI_ALLOC(gives, count, g->d->name));
+    AR_TRY(ARI_TAKE(gives, v->c.arena, count, g->d->name));
     for (size_t i = 0; i < count; i++)
         (*gives)[i] = data[ari_box_index(g->shape, from, v->shape, g->nd, i)];
     return AR_OK;
@@ -119,6 +100,7 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.considered = NULL; /* of a part alone */
     v->d = *whole->grid.d;
     v->d.beside = v->d.before = v->d.last = NULL;
+    void *const before = whole->arena->last;
     AR_TRY(cut_out(&v->ref, v, &whole->grid, whole->grid.d->reference, from));
     if (!val)
         AR_TRY(cut_out(&v->val, v, &whole->grid, whole->val, from));
@@ -128,7 +110,10 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.noisy = val ? v->d.allowed > 0.0 : whole->noisy;
     AR_TRY(ari_view_survey(v));
     v->c.max_ref = v->c.survey.max_reference;
-    return v->c.survey.different > 0 ? best_of(best, &v->c, ARI_ON_BOX) : AR_OK;
+    if (v->c.survey.different > 0)
+        AR_TRY(best_of(best, &v->c, ARI_ON_BOX));
+    ari_arena_end(whole->arena, before);
+    return AR_OK;
 }
 
 /* The smallest of the even blocks of n indices that holds all of [*from, *to): a head, a shard, or all. */
@@ -163,15 +148,14 @@ static ar_status look_inside(ari_trace *best, const ari_case *c, int part)
     const size_t count = ari_volume(v.shape, c->grid.nd);
     if (count == c->count || count < 4)
         return AR_OK;
-    const ar_status st = look_at_box(&own, &v, c, from, NULL);
+    AR_TRY(look_at_box(&own, &v, c, from, NULL));
     own.confidence--;
-    if (st == AR_OK && own.confidence > best->confidence) {
+    if (own.confidence > best->confidence) {
         *best = own;
         ari_text t = ari_text_in(best->hint, sizeof best->hint);
         ari_say(&t, "within the part that differs (indices counted from its start): %s", own.hint);
     }
-    ari_view_fini(&v);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
@@ -203,10 +187,9 @@ static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
             if (d->copy[r].layout->nbox != 1 || d->copy[r].shape[dim] != b->extent[dim])
                 return AR_OK;
         }
-        const ar_status st = look_at_box(&own, &v, c, b->global, d->copy[r].local);
-        ari_view_fini(&v);
-        if (st != AR_OK || !own.cause)
-            return st;
+        AR_TRY(look_at_box(&own, &v, c, b->global, d->copy[r].local));
+        if (!own.cause)
+            return AR_OK;
         if (first.cause)
             continue;
         first = own;
@@ -230,24 +213,23 @@ static ar_status look_at_copies(ari_trace *best, const ari_case *c)
 static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
 {
     ari_difference d;
-    ari_group_view view;
+    bool seen;
     ari_case own = *c;
+    void *const before = c->arena->last;
     own.considered = NULL;
-    AR_TRY(ari_one_group(&d, &view, c->grid.d, rank));
-    if (!view.copy)
+    AR_TRY(ari_one_group(&d, &seen, c->grid.d, rank, c->arena));
+    if (!seen)
         return AR_OK;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_grid_init(&own.grid, &d));
-    AR_TRY_TO(done, st, ari_survey_init(&own.survey, &own.grid));
-    st = own.survey.different > 0 ? look_at_copies(best, &own) : AR_OK;
-    ari_survey_fini(&own.survey);
+    AR_TRY(ari_grid_init(&own.grid, &d));
+    AR_TRY(ari_survey_init(&own.survey, &own.grid, own.arena));
+    if (own.survey.different > 0)
+        AR_TRY(look_at_copies(best, &own));
     ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
     if (best->cause && rank >= d.ranks)
         ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
                 ari_along(&d, ARI_CUTS_POSITIONS) == 1 ? "tensor-parallel group" : "data-parallel rank's");
-done:
-    ari_group_view_fini(&view);
-    return st;
+    ari_arena_end(c->arena, before);
+    return AR_OK;
 }
 
 /* Traces that the ranks of one data-parallel rank leave are sought among them alone too, where the others would hide
@@ -294,7 +276,7 @@ static ari_difference in_layout_shape(const ari_difference *d)
 /* The full tensor, from the ranks' equal copies. */
 static ar_status assemble_copies(float **gives, const ari_case *c)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, c->grid.count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(gives, c->arena, c->grid.count, c->grid.d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
         memcpy(*gives + run.index, run.value, run.count * sizeof **gives);
     return AR_OK;
@@ -305,13 +287,13 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     ari_view v = {.d = *d};
-    ar_status st = AR_OK;
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     if (!d->dump || c->survey.disagree > 0)
         return AR_OK;
     memcpy(v.shape, d->shape, (size_t)d->ndim * sizeof *v.shape);
     v.d.mesh = (ari_ranks){{0}};
-    v.c = (ari_case){.considered = c->considered,
+    v.c = (ari_case){.arena = c->arena,
+                     .considered = c->considered,
                      .known = c->known,
                      .ref = d->reference,
                      .reference = d->dump_tensor,
@@ -320,37 +302,33 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     v.c.facts = ari_facts_of(c->known);
     v.c.facts.dp = ari_along(d, ARI_CUTS_SAMPLES);
     v.c.noisy = d->allowed > 0.0;
-    AR_TRY_TO(done, st, assemble_copies(&v.val, c));
+    AR_TRY(assemble_copies(&v.val, c));
     v.c.val = v.val;
-    AR_TRY_TO(done, st, ari_view_survey(&v));
+    AR_TRY(ari_view_survey(&v));
     v.c.max_ref = v.c.survey.max_reference;
     v.c.absolute = fmax(d->allowed, ARI_SUMS * v.c.max_ref);
-    st = ari_look_at_whole(best, &v.c);
-done:
-    ari_view_fini(&v);
-    return st;
+    return ari_look_at_whole(best, &v.c);
 }
 
-ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
+static ar_status diagnose(ari_diagnosis *out, const ari_difference *given, ari_arena *arena)
 {
     ari_difference d = in_layout_shape(given);
     const ari_explain_case known = {.reference = given->dump};
-    ari_case c = {.known = &known, .reference = given->dump_tensor};
+    ari_case c = {.arena = arena, .known = &known, .reference = given->dump_tensor};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};
     ar_evidence considered = {0};
     c.considered = &considered;
     ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
-    AR_TRY(ari_survey_init(&c.survey, &c.grid));
+    AR_TRY(ari_survey_init(&c.survey, &c.grid, arena));
     ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
-    ar_status st = AR_OK;
     if (c.survey.different == 0) {
         ari_say(&where, "no element differs");
         ari_say(&why, "nothing to explain");
     } else {
-        AR_TRY_TO(done, st, ari_look_at_ranks(&best, &c));
-        AR_TRY_TO(done, st, look_at_one_copy(&whole, &c));
+        AR_TRY(ari_look_at_ranks(&best, &c));
+        AR_TRY(look_at_one_copy(&whole, &c));
         best = ari_ranks_say_more(&best, &whole, &c) ? best : whole;
         ari_say_where(&where, &c, best.looks);
         ari_say(&why, "%s", best.hint);
@@ -358,7 +336,13 @@ ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
         ari_say_considered(&why, &found.evidence, &considered);
     }
     *out = found;
-done:
-    ari_survey_fini(&c.survey);
+    return AR_OK;
+}
+
+ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
+{
+    ari_arena arena = {NULL};
+    const ar_status st = diagnose(out, given, &arena);
+    ari_arena_end(&arena, NULL);
     return st;
 }

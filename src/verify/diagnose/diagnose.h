@@ -5,6 +5,7 @@
 #include "anyrank/tensor.h"
 #include "anyrank/verify.h"
 #include "ref/core/axis.h"
+#include "ref/core/size.h"
 
 /* Reports where a tensor differs from its reference and what leaves such a trace: measures look at the values, the
  * layouts, the name and the pass, and at nothing else; one table (causes.c, causes.md) gives each trace's cause. */
@@ -104,8 +105,6 @@ AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, 
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 /** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
-/** All elements. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of ar_dump_read_f32. */
-AR_NODISCARD ar_status ari_read_values(float **gives, const ar_dump_tensor *t);
 /** A parameter before the step; NULL. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
 /** Of new weights what they were, of a gradient that of the step before; NULL. */
@@ -147,11 +146,10 @@ typedef struct ari_sample {
 /* The step along each dimension (1: every index) that leaves at most `most` elements. The largest dimensions are
  * thinned first, equal ones together, by powers of two. */
 void ari_sample_steps(size_t *step, const ar_dump_tensor *t, size_t most);
-/* Borrows the tensor, which has parts. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step);
-/* The tensor with its dimensions of one index repeated until it has this shape. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape);
-void ari_sample_fini(ari_sample *s);
+/* Borrows the tensor, which has parts. In the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step, ari_arena *arena);
+/* The tensor with its dimensions of one index repeated until it has this shape. In the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape, ari_arena *arena);
 
 /** The ranks of a dump's mesh: dimensions are recognised by the beginnings of their names, from the innermost on; the
  *  outermost may be a pipeline's, and all others are of samples. Unchanged if the dump states no mesh. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of experts that ranks share out: added to those of other experts, or of no rows. */
-#include <stdlib.h>
 
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
@@ -122,20 +121,14 @@ ar_status ari_measure_experts_added(ari_trace *t, const ari_case *c)
 {
     experts *e = NULL;
     bool held = false;
-    ar_status st = AR_OK;
     if (!(ari_name_is(c->grid.d->name) & ARI_IS_EXPERT))
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&e, 1, "experts"));
+    AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     e->own = ari_expert_of(c->reference->name);
     find_all(e, &held, c);
     if (!held)
-        goto done;
-    AR_TRY_TO(done, st, ARI_ALLOC(&e->sum, c->count, "gradients of experts"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&e->one, c->count, "gradients of experts"));
-    st = look_at_sums(t, e, c);
-done:
-    free(e->sum);
-    free(e->one);
-    free(e);
-    return st;
+        return AR_OK;
+    AR_TRY(ARI_TAKE(&e->sum, c->arena, c->count, "gradients of experts"));
+    AR_TRY(ARI_TAKE(&e->one, c->arena, c->count, "gradients of experts"));
+    return look_at_sums(t, e, c);
 }

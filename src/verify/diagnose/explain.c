@@ -2,7 +2,6 @@
 /* The diagnosis of a tensor of two dumps: reads it, decides which elements count as different, and explains its full
  * copy and the copies of its ranks. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
@@ -43,7 +42,7 @@ static void choose_stretch(ari_view *v, const ar_dump_tensor *t, size_t first)
 
 static ar_status read_values(float **gives, const ari_view *v, const ar_dump_tensor *t)
 {
-    AR_TRY(ARI_ALLOC(gives, v->c.count, t->name));
+    AR_TRY(ARI_TAKE(gives, v->c.arena, v->c.count, t->name));
     return ar_dump_read_f32(t, v->c.start, v->c.count, *gives);
 }
 
@@ -54,10 +53,8 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
         return AR_OK;
     ari_sample thin = {.tensor = *t};
     if (v->c.step)
-        AR_TRY(ari_sample_init(&thin, t, v->c.step));
-    const ar_status st = read_values(&v->earlier, v, &thin.tensor);
-    ari_sample_fini(&thin);
-    AR_TRY(st);
+        AR_TRY(ari_sample_init(&thin, t, v->c.step, v->c.arena));
+    AR_TRY(read_values(&v->earlier, v, &thin.tensor));
     if (v->d.pass == 'n') {
         v->d.before = v->earlier;
         v->d.beta1 = 0.9; /* where they are others, no correction of Adam's fits */
@@ -73,7 +70,7 @@ static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 {
     if (!known->doubt || v->c.step)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&v->doubt, v->c.count, v->d.name));
+    AR_TRY(ARI_TAKE(&v->doubt, v->c.arena, v->c.count, v->d.name));
     return ari_doubt_read(v->doubt, known->doubt, v->c.start, v->c.count);
 }
 
@@ -130,8 +127,7 @@ static ar_status choose_allowed(ari_view *v, const ari_explain_case *known, cons
         relative = v->c.relative;
     if (relative == 0.0 && !v->doubt)
         return AR_OK;
-    if (!v->beside)
-        AR_TRY(ARI_ALLOC(&v->beside, v->c.count, v->d.name));
+    AR_TRY(ARI_TAKE(&v->beside, v->c.arena, v->c.count, v->d.name));
     for (size_t i = 0; i < v->c.count; i++)
         v->beside[i] = (float)(relative * fabs((double)v->ref[i]) + (v->doubt ? v->doubt[i] : 0.0));
     v->d.beside = v->beside;
@@ -209,7 +205,8 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
                                double rounding)
 {
     ari_difference d = v->d;
-    ari_case c = {.considered = v->c.considered,
+    ari_case c = {.arena = v->c.arena,
+                  .considered = v->c.considered,
                   .known = v->c.known,
                   .path = v->c.path,
                   .reference = v->c.reference,
@@ -223,19 +220,17 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     d.allowed = rounding > 0.0 ? fmax(d.allowed, v->c.absolute) : d.allowed; /* the first copy is right but for that */
     ari_narrow_to_stage(&d);
     AR_TRY(ari_grid_init(&c.grid, &d));
-    AR_TRY(ari_survey_init(&c.survey, &c.grid));
+    AR_TRY(ari_survey_init(&c.survey, &c.grid, c.arena));
     const bool far = c.survey.total.max_difference > rounding || c.survey.total.nan > 0;
-    ar_status st = AR_OK;
     if (c.survey.different > 0 && far) {
-        st = ari_look_at_ranks(&own, &c);
+        AR_TRY(ari_look_at_ranks(&own, &c));
         if (ari_ranks_say_more(&own, best, &c))
             *best = own;
         else if (r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0)
             know_copies_equal(best, &v->c);
         ari_say_where(where, &c, best->looks);
     }
-    ari_survey_fini(&c.survey);
-    return st;
+    return AR_OK;
 }
 
 /* Progress of a look; its finding's confidence is added. */
@@ -251,7 +246,6 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
     ari_text where = ari_text_in(found->pattern, sizeof found->pattern);
     ari_text why = ari_text_in(found->hint, sizeof found->hint);
     ar_evidence considered = {0};
-    ari_view_forget(v);
     v->c.known = known;
     v->c.considered = &considered;
     set_tolerance(v, known);
@@ -309,23 +303,23 @@ typedef struct extent {
 /* A rule may allow far more than the noise that is there: relations are sought as if bits were asked for first, then in
  * noise between that and what is allowed, then in as much as is allowed. */
 static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify_row *row, const extent *e,
-                                const ari_explain_case *known)
+                                const ari_explain_case *known, ari_arena *arena)
 {
     static const double part[] = {0.0, 1.0 / 32.0, 1.0};
     const bool rule = known->atol > 0.0 || known->rtol > 0.0;
-    ari_view v = {.c = {.reference = e->reference, .other = e->other, .full = e->full, .step = e->step}};
+    ari_view v = {
+        .c = {.arena = arena, .reference = e->reference, .other = e->other, .full = e->full, .step = e->step}};
     ari_rank_copies ranks = {.copy = NULL};
     int32_t *documents = NULL;
-    ar_status st = AR_OK;
     *seen = SEEN_NOTHING - 1;
     name_case(&v, row, known);
     choose_shape(&v, e->other); /* its ranks' boxes are of it */
     if (e->stretch)
         choose_stretch(&v, e->other, row->first.index);
-    AR_TRY_TO(done, st, read_values(&v.ref, &v, e->reference));
-    AR_TRY_TO(done, st, read_values(&v.val, &v, e->other));
-    AR_TRY_TO(done, st, read_earlier(&v, known));
-    AR_TRY_TO(done, st, read_doubt(&v, known));
+    AR_TRY(read_values(&v.ref, &v, e->reference));
+    AR_TRY(read_values(&v.val, &v, e->other));
+    AR_TRY(read_earlier(&v, known));
+    AR_TRY(read_doubt(&v, known));
     v.c.ref = v.ref;
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);
@@ -333,53 +327,46 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.d.exact = v.c.facts.exact_numerics;
     v.d.pipeline = ari_ranks_along(&known->mesh, ARI_CUTS_LAYERS) > 1;
     if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
-        AR_TRY_TO(done, st, ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step));
+        AR_TRY(ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step, arena));
     v.d.documents = documents;
     if (!e->stretch)
-        AR_TRY_TO(done, st, ari_rank_copies_of(&ranks, e->other, known));
+        AR_TRY(ari_rank_copies_of(&ranks, e->other, known, arena));
     for (size_t i = 0; i < (rule ? 3 : 1) && *seen < SEEN_DIFFERENCE + ARI_SHAPE && *seen != SEEN_ROUNDING; i++) {
         ari_explain_case within = *known;
         ari_diagnosis own = {.hint = ""};
         int own_seen;
         within.atol *= part[i];
         within.rtol *= part[i];
-        AR_TRY_TO(done, st, explain_view(&own, &own_seen, &v, &ranks, &within));
+        void *const before = arena->last;
+        AR_TRY(explain_view(&own, &own_seen, &v, &ranks, &within));
+        ari_arena_end(arena, before);
         if (own_seen <= *seen)
             continue;
         *seen = own_seen;
         *found = own;
     }
-done:
-    ari_rank_copies_fini(&ranks);
-    ari_view_fini(&v);
-    free(documents);
-    return st;
+    return AR_OK;
 }
 
 /* The sample; where dimensions of the two, or parts of them, do not allow one, *seen stays as it is. */
 static ar_status explain_sample(ari_diagnosis *found, int *seen, const ar_verify_row *row,
                                 const ar_dump_tensor *reference, const ar_dump_tensor *other,
-                                const ari_explain_case *known)
+                                const ari_explain_case *known, ari_arena *arena)
 {
     size_t step[AR_ST_MAX_DIMS];
     ari_sample a = {.box = NULL}, b = {.box = NULL};
-    ar_status st = AR_OK;
     if (reference->parts == 0 || other->parts == 0 || !ari_same_shape(reference, other))
         return AR_OK;
     ari_sample_steps(step, other, ARI_EXPLAIN_SAMPLED);
-    AR_TRY_TO(done, st, ari_sample_init(&a, reference, step));
-    AR_TRY_TO(done, st, ari_sample_init(&b, other, step));
+    AR_TRY(ari_sample_init(&a, reference, step, arena));
+    AR_TRY(ari_sample_init(&b, other, step, arena));
     const extent e = {.reference = &a.tensor, .other = &b.tensor, .full = reference, .step = step};
-    st = explain_extent(found, seen, row, &e, known);
-done:
-    ari_sample_fini(&b);
-    ari_sample_fini(&a);
-    return st;
+    return explain_extent(found, seen, row, &e, known, arena);
 }
 
 /* A sample shows blocks wherever they are, a stretch what is next to each other. */
-ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
-                      const ari_explain_case *known)
+static ar_status explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
+                         const ari_explain_case *known, ari_arena *arena)
 {
     ari_diagnosis found = {.hint = ""}, sampled = {.hint = ""};
     int seen = SEEN_NOTHING, seen_sampled = SEEN_NOTHING;
@@ -391,12 +378,22 @@ ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const
     const bool large = reference->count > ARI_EXPLAIN_ELEMENTS;
     const extent e = {.reference = reference, .other = other, .full = reference, .stretch = large};
     if (large)
-        AR_TRY(explain_sample(&sampled, &seen_sampled, row, reference, other, known));
-    AR_TRY(explain_extent(&found, &seen, row, &e, known));
+        AR_TRY(explain_sample(&sampled, &seen_sampled, row, reference, other, known, arena));
+    ari_arena_end(arena, NULL);
+    AR_TRY(explain_extent(&found, &seen, row, &e, known, arena));
     if (seen_sampled > SEEN_NOTHING && seen_sampled >= seen)
         found = sampled;
     memcpy(row->pattern, found.pattern, sizeof row->pattern);
     memcpy(row->hint, found.hint, sizeof row->hint);
     row->evidence = found.evidence;
     return AR_OK;
+}
+
+ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
+                      const ari_explain_case *known)
+{
+    ari_arena arena = {NULL};
+    const ar_status st = explain(row, reference, other, known, &arena);
+    ari_arena_end(&arena, NULL);
+    return st;
 }

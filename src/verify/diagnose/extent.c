@@ -56,17 +56,13 @@ static bool thin_box(ar_dump_box *to, const ar_dump_box *from, const size_t *ste
 /* A tensor of this shape with room for the boxes of another's parts, each to be made by `make`; false: it is empty. */
 typedef bool (*make_box)(ar_dump_box *to, const ar_dump_box *from, const size_t *by, int ndim);
 
-static ar_status make_boxes(ari_sample *s, const ar_dump_tensor *t, make_box make, const size_t *by)
+static ar_status make_boxes(ari_sample *s, const ar_dump_tensor *t, make_box make, const size_t *by, ari_arena *arena)
 {
     size_t boxes = 0;
     for (size_t i = 0; i < t->parts; i++)
         boxes += t->part[i].boxes;
-    AR_TRY(ARI_ALLOC(&s->part, t->parts, t->name));
-    const ar_status st = ARI_ALLOC(&s->box, boxes, t->name);
-    if (st != AR_OK) {
-        ari_sample_fini(s);
-        return st;
-    }
+    AR_TRY(ARI_TAKE(&s->part, arena, t->parts, t->name));
+    AR_TRY(ARI_TAKE(&s->box, arena, boxes, t->name));
     s->tensor.count = ari_volume(s->tensor.shape, t->ndim);
     s->tensor.whole = NULL;
     s->tensor.part = s->part;
@@ -82,12 +78,12 @@ static ar_status make_boxes(ari_sample *s, const ar_dump_tensor *t, make_box mak
     return AR_OK;
 }
 
-ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step)
+ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, const size_t *step, ari_arena *arena)
 {
     *s = (ari_sample){.tensor = *t};
     for (int d = 0; d < t->ndim; d++)
         s->tensor.shape[d] = thinned(t->shape[d], step[d]);
-    return make_boxes(s, t, thin_box, step);
+    return make_boxes(s, t, thin_box, step, arena);
 }
 
 static bool repeat_box(ar_dump_box *to, const ar_dump_box *from, const size_t *shape, int ndim)
@@ -102,7 +98,7 @@ static bool repeat_box(ar_dump_box *to, const ar_dump_box *from, const size_t *s
     return true;
 }
 
-ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape)
+ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape, ari_arena *arena)
 {
     size_t times[AR_ST_MAX_DIMS] = {0}; /* 0: as it is */
     *s = (ari_sample){.tensor = *t};
@@ -110,14 +106,7 @@ ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t
         times[d] = t->shape[d] == 1 && shape[d] > 1 ? shape[d] : 0;
         s->tensor.shape[d] = times[d] ? times[d] : t->shape[d];
     }
-    return make_boxes(s, t, repeat_box, times);
-}
-
-void ari_sample_fini(ari_sample *s)
-{
-    free(s->part);
-    free(s->box);
-    *s = (ari_sample){.box = NULL};
+    return make_boxes(s, t, repeat_box, times, arena);
 }
 
 /* --- copies of ranks ---------------------------------------------------------------------------------------------- */
@@ -168,23 +157,19 @@ static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const 
 }
 
 /* Moves the parts' values, which ar_dump_part_f32 gives box by box, to their places in the local tensor. */
-static ar_status read_parts(float *local, const ari_rank_copy *copy, const ar_dump_tensor *t, const ar_dump_part *p,
-                            size_t parts)
+static ar_status read_parts(float *local, float *values, const ari_rank_copy *copy, const ar_dump_tensor *t,
+                            const ar_dump_part *p, size_t parts)
 {
-    float *values = NULL;
     const ar_box *box = copy->layout->box;
-    AR_TRY(ARI_ALLOC(&values, ari_volume(copy->shape, t->ndim), t->name));
-    ar_status st = AR_OK;
-    for (size_t k = 0; k < parts && st == AR_OK; k++) {
+    for (size_t k = 0; k < parts; k++) {
         const float *value = values;
-        st = ar_dump_part_f32(t, &p[k], values);
+        AR_TRY(ar_dump_part_f32(t, &p[k], values));
         for (const ar_box *end = box + p[k].boxes; box < end; box++) {
-            for (size_t i = 0, n = ari_volume(box->extent, t->ndim); st == AR_OK && i < n; i++)
+            for (size_t i = 0, n = ari_volume(box->extent, t->ndim); i < n; i++)
                 local[ari_box_index(copy->shape, box->local, box->extent, t->ndim, i)] = *value++;
         }
     }
-    free(values);
-    return st;
+    return AR_OK;
 }
 
 static bool is_along(const ar_mesh *mesh, int dim, int extent)
@@ -248,51 +233,46 @@ static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
         r->mesh = (ari_ranks){{0}};
 }
 
-ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c)
+ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c, ari_arena *arena)
 {
     const ar_dump_part *p = t->part, *end = p + t->parts;
-    size_t elements = 0, n;
-    ar_status st = AR_OK;
-    *out = (ari_rank_copies){.ranks = t->parts > 1 ? end[-1].rank + 1 : 0};
-    if (t->ndim > AR_MAX_DIMS || out->ranks < 2 || out->ranks > MOST_RANKS || p->partial)
+    const int ranks = t->parts > 1 ? end[-1].rank + 1 : 0;
+    size_t elements = 0, most = 0, n;
+    ari_rank_copy *all = NULL;
+    ar_layout *layout = NULL;
+    float *local = NULL, *values = NULL;
+    *out = (ari_rank_copies){.ranks = 0};
+    if (t->ndim > AR_MAX_DIMS || ranks < 2 || ranks > MOST_RANKS || p->partial)
         return AR_OK;
-    AR_TRY_TO(none, st, ARI_ALLOC_ZERO(&out->copy, (size_t)out->ranks, t->name));
-    AR_TRY_TO(none, st, ARI_ALLOC_ZERO(&out->layout, (size_t)out->ranks, t->name));
-    for (int rank = 0; rank < out->ranks; rank++) {
-        ari_rank_copy *copy = &out->copy[rank];
-        *copy = (ari_rank_copy){.layout = &out->layout[rank], .ndim = t->ndim};
+    AR_TRY(ARI_TAKE(&all, arena, (size_t)ranks, t->name));
+    AR_TRY(ARI_TAKE(&layout, arena, (size_t)ranks, t->name));
+    for (int rank = 0; rank < ranks; rank++) {
+        ari_rank_copy *copy = &all[rank];
+        *copy = (ari_rank_copy){.layout = &layout[rank], .ndim = t->ndim};
         n = p < end && p->rank == rank ? parts_of_rank(p, (size_t)(end - p)) : 0;
-        if (!lay_out(&out->layout[rank], copy->shape, t, p, n))
-            goto none;
-        elements += copy->layout->nbox > 0 ? ari_volume(copy->shape, t->ndim) : 0;
+        if (!lay_out(&layout[rank], copy->shape, t, p, n))
+            return AR_OK;
+        const size_t own = copy->layout->nbox > 0 ? ari_volume(copy->shape, t->ndim) : 0;
+        elements += own;
+        most = own > most ? own : most;
         p += n;
     }
     if (p < end || elements > MOST_ELEMENTS) /* ranks in no order, or too much */
-        goto none;
-    AR_TRY_TO(none, st, ARI_ALLOC(&out->data, elements, t->name));
-    float *local = out->data;
+        return AR_OK;
+    AR_TRY(ARI_TAKE(&local, arena, elements, t->name));
+    AR_TRY(ARI_TAKE(&values, arena, most, t->name));
     for (p = t->part; p < end; p += n) {
-        ari_rank_copy *copy = &out->copy[p->rank];
+        ari_rank_copy *copy = &all[p->rank];
         n = parts_of_rank(p, (size_t)(end - p));
         copy->local = local;
         if (copy->layout->nbox == 0)
             continue;
-        AR_TRY_TO(none, st, read_parts(local, copy, t, p, n));
+        AR_TRY(read_parts(local, values, copy, t, p, n));
         local += ari_volume(copy->shape, t->ndim);
     }
+    *out = (ari_rank_copies){.ranks = ranks, .copy = all};
     find_mesh(out, c);
     return AR_OK;
-none:
-    ari_rank_copies_fini(out);
-    return st;
-}
-
-void ari_rank_copies_fini(ari_rank_copies *r)
-{
-    free(r->copy);
-    free(r->layout);
-    free(r->data);
-    *r = (ari_rank_copies){0};
 }
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
@@ -427,25 +407,25 @@ static bool read_ends(int32_t *documents, const char *text, size_t first, size_t
 }
 
 /* Positions that do not go on begin a document. */
-static ar_status read_positions(int32_t *documents, bool *any, const ar_dump_tensor *t, size_t rows, size_t seq)
+static ar_status read_positions(int32_t *documents, bool *any, const ar_dump_tensor *t, size_t rows, size_t seq,
+                                ari_arena *arena)
 {
     double *position = NULL;
-    AR_TRY(ARI_ALLOC(&position, seq, t->name));
-    ar_status st = AR_OK;
-    for (size_t row = 0; row < rows && st == AR_OK; row++) {
-        st = ar_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position);
+    AR_TRY(ARI_TAKE(&position, arena, seq, t->name));
+    for (size_t row = 0; row < rows; row++) {
+        AR_TRY(ar_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position));
         documents[row * seq] = 0;
-        for (size_t i = 1; i < seq && st == AR_OK; i++) {
+        for (size_t i = 1; i < seq; i++) {
             const bool begins = !(position[i] > position[i - 1]);
             documents[row * seq + i] = documents[row * seq + i - 1] + begins;
             *any = *any || begins;
         }
     }
-    free(position);
-    return st;
+    return AR_OK;
 }
 
-ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step)
+ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t rows, size_t seq, int step,
+                             ari_arena *arena)
 {
     static const char *const names[] = {"position_ids", "position_ids:fwd"};
     const ar_dump *dumps[] = {c->reference, c->other};
@@ -455,19 +435,17 @@ ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t 
     *gives = NULL;
     if (rows == 0 || seq < 2 || step < 1 || ari_mul_size(&count, rows, seq) != AR_OK)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(gives, count, "documents"));
+    int32_t *documents = NULL;
+    AR_TRY(ARI_TAKE(&documents, arena, count, "documents"));
     for (size_t k = 0; k < 2 && !any; k++) {
         const char *text = dumps[k] ? ar_dump_metadata(dumps[k], "cu_seqlens") : NULL;
-        any = text && read_ends(*gives, text, ((size_t)step - 1) * rows, rows, seq);
+        any = text && read_ends(documents, text, ((size_t)step - 1) * rows, rows, seq);
     }
     for (size_t k = 0; k < 4 && !any && st == AR_OK; k++) {
         const ar_dump_tensor *t = dumps[k / 2] ? ar_dump_find(dumps[k / 2], names[k % 2]) : NULL;
         if (t && t->ndim > 0 && (t->count == count || t->count == seq))
-            st = read_positions(*gives, &any, t, rows, seq);
+            st = read_positions(documents, &any, t, rows, seq, arena);
     }
-    if (any && st == AR_OK)
-        return AR_OK;
-    free(*gives);
-    *gives = NULL;
+    *gives = any && st == AR_OK ? documents : NULL;
     return st == AR_ERR_DTYPE ? AR_OK : st;
 }

@@ -181,7 +181,7 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
         p->end = own ? rows : p->end;
         part[parts] = t;
     }
-    AR_TRY(ari_alloc((void **)&p->at, rows, p->cols * sizeof *p->at, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&p->at, c->arena, rows * p->cols, c->grid.d->name));
     for (size_t k = 0; k < parts; at += part[k++]->count)
         AR_TRY(ar_dump_read_f32(part[k], 0, part[k]->count, p->at + at));
     p->all = p->end > 0 ? rows : 0;
@@ -192,11 +192,10 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
 ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
 {
     static const ari_role roles[][MOST_PARTS] = {{ARI_GATE, ARI_UP, ARI_NO_ROLE}, {ARI_Q, ARI_K, ARI_V}};
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < 2 && st == AR_OK && c->grid.nd == 2 && t->kind == ARI_FOUND_NOTHING; i++) {
+    for (size_t i = 0; i < 2 && c->grid.nd == 2 && t->kind == ARI_FOUND_NOTHING; i++) {
         packed p = {.cols = c->grid.cols, .ranks = 2};
         const ari_hypothesis h = {.expect = expect_cut_as_one, .c = c, .of = &p, .kind = ARI_FOUND_SHARDS};
-        st = read_packed(&p, c, roles[i]);
+        AR_TRY(read_packed(&p, c, roles[i]));
         while (p.ranks <= ARI_MOST_RANKS &&
                (p.all % p.ranks || p.start % p.ranks || p.end % p.ranks || p.all == 0 || !ari_holds_all(NULL, &h)))
             p.ranks++;
@@ -205,9 +204,8 @@ ar_status ari_measure_packed(ari_trace *t, const ari_case *c)
             ari_words(t, "pairs", "%s, one after the other, in %zu blocks", i == 0 ? "gate and up" : "q, k and v",
                       p.ranks);
         }
-        free(p.at);
     }
-    return st;
+    return AR_OK;
 }
 
 /* --- everything some elements further on -------------------------------------------------------------------------- */
@@ -407,7 +405,6 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
                        : g->nd == 3 ? ari_head_size(c, 2)
                                     : 0};
     bool gained = false;
-    ar_status st = AR_OK;
     if (r.head < 4 || r.head % 2 || g->cols % r.head || c->inner || g->shape[r.dim] < 2)
         return AR_OK;
     r.seq = g->shape[r.dim];
@@ -417,17 +414,13 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
         r.end = pos > r.end ? pos : r.end;
     }
     if (ari_name_is(g->d->name) & ARI_IS_NORM)
-        AR_TRY_TO(done, st, ari_norm_parameters(&r.gain, &r.shift, &gained, c));
-    AR_TRY_TO(done, st, ARI_ALLOC(&r.z, r.seq * r.n, g->d->name));
+        AR_TRY(ari_norm_parameters(&r.gain, &r.shift, &gained, c));
+    AR_TRY(ARI_TAKE(&r.z, c->arena, r.seq * r.n, g->d->name));
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {
         r.near = halves ? 1 : 2;
         r.apart = halves ? r.n : 1;
         if (are_turned(&r, c))
             found_turns(t, c, &r);
     }
-done:
-    free(r.z);
-    free(r.gain);
-    free(r.shift);
-    return st;
+    return AR_OK;
 }

@@ -2,7 +2,6 @@
 /* A matrix's update under Muon: of what parts of it the other run has made orthogonal matrices, in place of the
  * reference's. Both are computed from the reference's momentum and gradient, in binary64. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/roles.h"
@@ -197,22 +196,22 @@ static ar_status find_direction(double *u, bool *found, const ari_case *c)
         d->step > 1 ? ari_tensor_of_step(from, stem, length, "m", d->step - 1) : NULL};
     ari_fit f = {0};
     double p = 0.0, q = 0.0, *kept = NULL;
-    ar_status st = AR_OK;
     *found = false;
     if (!tensor[0] || !tensor[1] || tensor[0]->count != c->grid.count || tensor[1]->count != c->grid.count ||
         (d->step > 1 && (!tensor[2] || tensor[2]->count != c->grid.count)))
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&kept, 3 * c->grid.count, sizeof *kept, "Muon's momentum"));
-    for (int i = 0; i < 3 && st == AR_OK; i++)
-        st = tensor[i] ? ar_dump_read_f64(tensor[i], 0, c->grid.count, kept + (size_t)i * c->grid.count) : AR_OK;
+    AR_TRY(ARI_TAKE(&kept, c->arena, 3 * c->grid.count, "Muon's momentum"));
+    for (int i = 0; i < 3; i++) {
+        if (tensor[i])
+            AR_TRY(ar_dump_read_f64(tensor[i], 0, c->grid.count, kept + (size_t)i * c->grid.count));
+    }
     const double *m = kept, *g = m + c->grid.count, *m0 = g + c->grid.count;
     for (size_t i = 0; i < c->grid.count; i++)
         ari_fit_add(&f, m[i], g[i], m0[i]);
-    *found = st == AR_OK && ari_fit_two(&p, &q, &f) < ARI_FIT;
+    *found = ari_fit_two(&p, &q, &f) < ARI_FIT;
     for (size_t i = 0; i < c->grid.count; i++)
         u[i] = d->step > 1 ? q * m[i] + p * g[i] : g[i];
-    free(kept);
-    return st;
+    return AR_OK;
 }
 
 /* Finds the reference's form and rate among those that there may be. */
@@ -384,17 +383,16 @@ ar_status ari_measure_muon(ari_trace *t, const ari_case *c)
     const bool vector = g->nd == 1 && g->count >= LEAST_VECTOR && c->grid.d->step == 1;
     if (c->step || (!vector && (g->nd != 2 || small * small * large > MOST_WORK || small < 2.0)))
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&all, 8 * g->count, sizeof *all, "Muon's update"));
+    AR_TRY(ARI_TAKE(&all, c->arena, 8 * g->count, "Muon's update"));
     l.u = all, l.x = all + g->count, l.room = all + 2 * g->count, l.now = (float *)(all + 7 * g->count);
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run);)
         memcpy(l.now + run.index, run.value, run.count * sizeof *l.now);
-    const ar_status st = find_direction(all, &found, c);
+    AR_TRY(find_direction(all, &found, c));
     if (vector && found) { /* one row made orthogonal is itself times a number; AdamW's is not */
         memcpy(l.x, all, g->count * sizeof *all);
         if (!fits(&l, c, c->grid.d->reference) && fits(&l, c, l.now))
             ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(ONE));
-    } else if (st == AR_OK && found && find_form(&l, &f, c))
+    } else if (found && find_form(&l, &f, c))
         find_other(t, &l, &f, c, all + 6 * g->count);
-    free(all);
-    return st;
+    return AR_OK;
 }

@@ -2,7 +2,6 @@
 /* The norm of all gradients: which of them, which ranks' parts of them, it counts too often or leaves out. */
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -68,8 +67,9 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     AR_TRY(ari_read_beside(both, 2, 0, t->count, add_element, all));
     all->square += p->square;
     all->other += p->other;
-    ari_rank_copies ranks = {.copy = NULL};
-    AR_TRY(ari_rank_copies_of(&ranks, t, c->known));
+    ari_rank_copies ranks;
+    void *const before = c->arena->last;
+    AR_TRY(ari_rank_copies_of(&ranks, t, c->known, c->arena));
     const int shares = sharers(ranks.mesh.along[ARI_AXIS_TP], ranks.mesh.along[ARI_AXIS_DP]);
     all->of_ranks = all->of_ranks && ranks.copy && shares > 1 && shares <= ARI_MOST_RANKS;
     const int stage =
@@ -84,16 +84,17 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
         has = has || n > 0;
     }
     all->of_tp = ranks.mesh.along[ARI_AXIS_TP] > 1;
-    ari_rank_copies_fini(&ranks);
+    ari_arena_end(c->arena, before);
     return AR_OK;
 }
 
 /* Those that a check knows. */
-static ar_status parts_of_run(parts *all, const ari_difference *d)
+static ar_status parts_of_run(parts *all, const ari_case *c)
 {
+    const ari_difference *d = c->grid.d;
     const int tp = d->mesh.along[ARI_AXIS_TP];
     *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .of_tp = true, .sharers = tp};
-    AR_TRY(ARI_ALLOC(&all->part, d->gradients, "gradients"));
+    AR_TRY(ARI_TAKE(&all->part, c->arena, d->gradients, "gradients"));
     for (all->n = 0; all->n < d->gradients; all->n++) {
         const ari_gradient *g = &d->gradient[all->n];
         part *p = &all->part[all->n];
@@ -113,11 +114,11 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
     const ar_dump *reference = c->known->reference, *other = c->known->other;
     size_t elements = 0;
     if (c->grid.d->gradient)
-        return parts_of_run(all, c->grid.d);
+        return parts_of_run(all, c);
     *all = (parts){.of_ranks = true};
     if (!reference || !other)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&all->part, MOST_GRADIENTS, "gradients"));
+    AR_TRY(ARI_TAKE(&all->part, c->arena, MOST_GRADIENTS, "gradients"));
     for (ari_walk w = ari_walk_of(other, c->path, "g", c->grid.d->step); ari_walk_next(&w);) {
         const ar_dump_tensor *t = w.t, *r = ar_dump_find(reference, t->name);
         elements += t->count;
@@ -404,12 +405,12 @@ static bool is_in_bf16(double number)
 }
 
 /* The block of each copy, of n blocks of all experts, with whose squares alone the copy's norm is; false: of none. */
-static bool are_of_blocks(const parts *all, const ari_difference *d, size_t experts, size_t n, size_t *low,
-                          size_t *high)
+static bool are_of_blocks(const parts *all, const ari_case *c, size_t experts, size_t n, size_t *low, size_t *high)
 {
+    const ari_difference *d = c->grid.d;
     double rest = 0.0, *block = NULL;
     bool is = true;
-    if (ARI_ALLOC_ZERO(&block, n, "norms of experts") != AR_OK)
+    if (ARI_TAKE(&block, c->arena, n, "norms of experts") != AR_OK)
         return false;
     for (size_t i = 0; i < all->n; i++) {
         const size_t expert = ari_expert_of(all->part[i].key.name);
@@ -426,12 +427,11 @@ static bool are_of_blocks(const parts *all, const ari_difference *d, size_t expe
         *low = copy->local && b < *low ? b : *low;
         *high = copy->local && b > *high ? b : *high;
     }
-    free(block);
     return is && *low != SIZE_MAX;
 }
 
 /* A norm with the experts of one expert-parallel rank alone: the fewest ranks that it fits. */
-static void look_at_experts(ari_trace *t, const parts *all, const ari_difference *d, double ref)
+static void look_at_experts(ari_trace *t, const parts *all, const ari_case *c, double ref)
 {
     size_t experts = 0, low = 0, high = 0;
     for (size_t i = 0; i < all->n; i++) {
@@ -441,7 +441,7 @@ static void look_at_experts(ari_trace *t, const parts *all, const ari_difference
     if (fabs(all->square - ref * ref) > ARI_SEEN * all->square)
         return;
     for (size_t n = 2; n <= experts && !(t->flags & ARI_IF(OF_EP)); n++) {
-        if (experts % n != 0 || !are_of_blocks(all, d, experts, n, &low, &high))
+        if (experts % n != 0 || !are_of_blocks(all, c, experts, n, &low, &high))
             continue;
         t->flags |= ARI_IF(OF_EP) | (low < high ? ARI_IF(APART) : 0);
         ari_count(t, "n", n);
@@ -462,40 +462,37 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     const int stages = ari_along(d, ARI_CUTS_LAYERS);
     ari_value_range(&low, &high, c);
     const double ref = (double)d->reference[0];
-    const ar_status st = sum_gradients(&all, c);
-    if (st == AR_OK) {
-        take_one_copy(&all);
-        const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, ARI_SEEN) && low == high;
-        ari_trace_set(t, ARI_FOUND_NORM,
-                      own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
-                      : low > ref                                          ? ARI_IF(TWICE)
-                                                                           : 0);
-        if (stages > 1 && is_of_stages(&all, root_over(d, d->ranks / stages, stages), ref))
-            t->flags |= ARI_IF(STAGES);
-        ari_number(t, "low", low);
-        ari_number(t, "high", high);
-        ari_number(t, "reference", ref);
-        ari_number(t, "root", root_over(d, 1, shares));
-        ari_count(t, "sharers", (size_t)shares);
-        ari_words(t, "over", "%s",
-                  ari_extent_text(over, c->known->other,
-                                  ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_LAYOUT_TP : ARI_LAYOUT_DP));
-        ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
-        ari_words(t, "which", "%s",
-                  low > ref ? "what ranks share (norms, biases, KV heads, a tied weight)" : "some of them");
-        ari_words(t, "often", "once per rank");
-        ari_number(t, "times", low / ref);
-        ari_number(t, "expected", ref / low);
-        ari_count(t, "trained", all.trained);
-        if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
-            t->flags |= ARI_IF(OF_GRADIENT);
-        else if (!(t->flags & ARI_IF(SAME)))
-            look_at_experts(t, &all, d, ref);
-        if (!(t->flags & (ARI_IF(OF_GRADIENT) | ARI_IF(SAME) | ARI_IF(OF_EP))) && low == high)
-            look_at_parts(t, &all, low, ref);
-        if (t->flags & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
-            t->flags |= ARI_IF(FRACTION);
-    }
-    free(all.part);
-    return st;
+    AR_TRY(sum_gradients(&all, c));
+    take_one_copy(&all);
+    const bool own = all.n > 0 && all.differ && ari_is_near(sqrt(all.other), low, ARI_SEEN) && low == high;
+    ari_trace_set(t, ARI_FOUND_NORM,
+                  own && !ari_is_near(all.other, all.square, ARI_SEEN) ? ARI_IF(SAME)
+                  : low > ref                                          ? ARI_IF(TWICE)
+                                                                       : 0);
+    if (stages > 1 && is_of_stages(&all, root_over(d, d->ranks / stages, stages), ref))
+        t->flags |= ARI_IF(STAGES);
+    ari_number(t, "low", low);
+    ari_number(t, "high", high);
+    ari_number(t, "reference", ref);
+    ari_number(t, "root", root_over(d, 1, shares));
+    ari_count(t, "sharers", (size_t)shares);
+    ari_words(
+        t, "over", "%s",
+        ari_extent_text(over, c->known->other, ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_LAYOUT_TP : ARI_LAYOUT_DP));
+    ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
+    ari_words(t, "which", "%s",
+              low > ref ? "what ranks share (norms, biases, KV heads, a tied weight)" : "some of them");
+    ari_words(t, "often", "once per rank");
+    ari_number(t, "times", low / ref);
+    ari_number(t, "expected", ref / low);
+    ari_count(t, "trained", all.trained);
+    if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
+        t->flags |= ARI_IF(OF_GRADIENT);
+    else if (!(t->flags & ARI_IF(SAME)))
+        look_at_experts(t, &all, c, ref);
+    if (!(t->flags & (ARI_IF(OF_GRADIENT) | ARI_IF(SAME) | ARI_IF(OF_EP))) && low == high)
+        look_at_parts(t, &all, low, ref);
+    if (t->flags & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
+        t->flags |= ARI_IF(FRACTION);
+    return AR_OK;
 }

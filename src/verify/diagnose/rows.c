@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole rows: ids looked up, ids of the batch, ids of padding or left over. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
@@ -76,11 +75,10 @@ static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *before = ari_weight_before(known, stem, (size_t)n, d->step - 1);
     if (!before || before->ndim != 2 || before->shape[1] != c->grid.cols)
         return AR_OK;
-    const ar_status st = ari_read_values(&table, before);
-    if (st == AR_OK && is_looked_up_in(c, table, before->shape[0]))
+    AR_TRY(ari_read_values(&table, before, c->arena));
+    if (is_looked_up_in(c, table, before->shape[0]))
         ari_trace_set(t, ARI_FOUND_LOOKUP, ARI_IF(OF_BEFORE));
-    free(table);
-    return st;
+    return AR_OK;
 }
 
 static void measure_lookup(ari_trace *t, const ari_case *c)
@@ -161,13 +159,12 @@ static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const
         count_id(times, last, c->grid.shape[0], (double)d->ids[i], (i + 1) % d->seq == 0);
     if (d->ids)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&ids, of_dump->count, of_dump->name));
-    const ar_status st = ar_dump_read_f64(of_dump, 0, of_dump->count, ids);
+    AR_TRY(ARI_TAKE(&ids, c->arena, of_dump->count, of_dump->name));
+    AR_TRY(ar_dump_read_f64(of_dump, 0, of_dump->count, ids));
     const size_t seq = of_dump->shape[of_dump->ndim - 1];
-    for (size_t i = 0; st == AR_OK && i < of_dump->count; i++)
+    for (size_t i = 0; i < of_dump->count; i++)
         count_id(times, last, c->grid.shape[0], ids[i], (i + 1) % seq == 0);
-    free(ids);
-    return st;
+    return AR_OK;
 }
 
 /* States what became of the embedding's use of a tied weight: v = r - e has less of r, v = r + e more. */
@@ -208,14 +205,13 @@ static ar_status count_looked_up(size_t *ids, const ari_case *c)
     *ids = 0;
     if (!of || of->count % cols != 0 || of->count / cols > MOST_TOKENS)
         return AR_OK;
-    const ar_status st = ari_read_values(&x, of);
-    for (size_t row = 0, other; st == AR_OK && row < of->count / cols; row++) {
+    AR_TRY(ari_read_values(&x, of, c->arena));
+    for (size_t row = 0, other; row < of->count / cols; row++) {
         for (other = 0; other < row && memcmp(x + other * cols, x + row * cols, cols * sizeof *x) != 0;)
             other++;
         *ids += other == row;
     }
-    free(x);
-    return st;
+    return AR_OK;
 }
 
 /* Without the ids: some scattered rows are wrong as a whole, and the others, which have gradients too, are right. There
@@ -293,19 +289,15 @@ static ar_status measure_batch(ari_trace *t, const ari_case *c)
             look_for_lost_head(t, c, NULL, NULL);
         return AR_OK;
     }
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&times, c->grid.shape[0], d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&last, c->grid.shape[0], d->name));
-    AR_TRY_TO(done, st, count_ids(times, last, c, of_dump));
+    AR_TRY(ARI_TAKE(&times, c->arena, c->grid.shape[0], d->name));
+    AR_TRY(ARI_TAKE(&last, c->arena, c->grid.shape[0], d->name));
+    AR_TRY(count_ids(times, last, c, of_dump));
     compare_ids(t, c, times, last);
     if (t->kind == ARI_FOUND_NOTHING)
         look_for_lost_head(t, c, times, last);
     if (t->kind == ARI_FOUND_NOTHING)
         look_for_doubled_head(t, c, times);
-done:
-    free(times);
-    free(last);
-    return st;
+    return AR_OK;
 }
 
 /* --- ids of padding or left over ---------------------------------------------------------------------------------- */

@@ -54,7 +54,7 @@ static void solve(classes *k)
 /* Over all copies. */
 static ar_status fit_classes(classes *k, const ari_case *c)
 {
-    AR_TRY(ARI_ALLOC_ZERO(&k->of, k->n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&k->of, c->arena, k->n, c->grid.d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         for (size_t i = 0, end; i < run.count; i = end) {
             const size_t at = run.index + i, left = k->side - at % k->side;
@@ -191,6 +191,7 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1 && t->kind == ARI_FOUND_NOTHING; n++) {
         classes k = {.side = g->cols / n, .n = g->rows * n};
+        void *const before = c->arena->last;
         spread all;
         if (g->cols % n != 0)
             continue;
@@ -201,7 +202,7 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
             ari_number(t, "low", all.low);
             ari_number(t, "high", all.high);
         }
-        free(k.of);
+        ari_arena_end(c->arena, before);
     }
     return AR_OK;
 }
@@ -220,26 +221,22 @@ ar_status ari_measure_scales(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     classes k[AR_MAX_DIMS + 1] = {{0}}; /* of each dimension's indices, of rows */
-    ar_status st = AR_OK;
     const int repeated = repeats(c, g->cols);
     for (int dim = 0; c->val && dim < g->nd && t->kind == ARI_FOUND_NOTHING; dim++) {
         k[dim] = along(g, dim, g->shape[dim]);
-        AR_TRY_TO(done, st, fit_classes(&k[dim], c));
+        AR_TRY(fit_classes(&k[dim], c));
         measure_shards(t, c, dim, &k[dim]);
     }
     for (int dim = 0; c->val && g->nd > 1 && dim < g->nd - repeated && t->kind == ARI_FOUND_NOTHING; dim++)
         measure_slices(t, c, dim, &k[dim]);
     if (t->kind == ARI_FOUND_NOTHING && ari_is_activation(g->d)) {
         k[AR_MAX_DIMS] = (classes){.side = g->cols, .n = g->rows};
-        AR_TRY_TO(done, st, fit_classes(&k[AR_MAX_DIMS], c));
+        AR_TRY(fit_classes(&k[AR_MAX_DIMS], c));
         measure_slices(t, c, ROWS, &k[AR_MAX_DIMS]);
     }
     if (t->kind == ARI_FOUND_NOTHING && c->val)
-        AR_TRY_TO(done, st, measure_row_shards(t, c));
-done:
-    for (int i = 0; i <= AR_MAX_DIMS; i++)
-        free(k[i].of);
-    return st;
+        return measure_row_shards(t, c);
+    return AR_OK;
 }
 
 /* --- the same added to all of a class ----------------------------------------------------------------------------- */
@@ -249,11 +246,10 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
 {
     const ar_dump_tensor *source = NULL;
     double factor = 0.0, *mean = NULL;
-    AR_TRY(ARI_ALLOC(&mean, k->n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&mean, c->arena, k->n, c->grid.d->name));
     for (size_t i = 0; i < k->n; i++)
         mean[i] = k->of[i].number;
-    const ar_status st = ari_find_multiple(&source, &factor, c, mean, k->n);
-    free(mean);
+    AR_TRY(ari_find_multiple(&source, &factor, c, mean, k->n));
     const double whole = nearbyint(factor);
     const bool integer = fabs(factor - whole) <= ARI_KNOWN * fabs(factor);
     t->flags |= source ? ARI_IF(NAMED) : 0;
@@ -269,7 +265,7 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
                 whole + 1.0, whole + 1.0);
     else if (source && ari_is_near(factor, -1.0, ARI_KNOWN))
         ari_say(&text, ", which was left out");
-    return st;
+    return AR_OK;
 }
 
 /* True if a class's mean difference is all that differs. A class of one element agrees with itself. */
@@ -316,12 +312,12 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
         classes k = {.side = all[i].side, .n = all[i].n, .added = true};
+        void *const before = c->arena->last;
         k.dropped = all[i].kind == ARI_FOUND_TABLE_ADDED && g->d->pass == 'f';
         if (k.n == 0 || k.n * 2 > g->count || (all[i].kind != ARI_FOUND_ROW_ADDED && repeats(c, k.n)))
             continue;
-        const ar_status st = look_added(t, c, &k, all[i].kind);
-        free(k.of);
-        AR_TRY(st);
+        AR_TRY(look_added(t, c, &k, all[i].kind));
+        ari_arena_end(c->arena, before);
     }
     return AR_OK;
 }
@@ -439,17 +435,16 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
     *p = (parts){.unsure = ARI_SEEN};
     if (!v || v->ndim != 2 || v->count != r->count || r->shape[1] < ELEMENTS_TELL)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&factor, IDS_ASKED + 1, r->name));
-    const ar_status st = factors_of_ids(factor, &n, r, v);
+    AR_TRY(ARI_TAKE(&factor, c->arena, IDS_ASKED + 1, r->name));
+    AR_TRY(factors_of_ids(factor, &n, r, v));
     qsort(factor, n, sizeof *factor, ari_by_value);
-    for (size_t first = 0, end = 0; st == AR_OK && first < n; first = end) {
+    for (size_t first = 0, end = 0; first < n; first = end) {
         while (end < n && ari_is_near(factor[end], factor[first], p->unsure))
             end++;
         if (end - first > 1)
             add_part(p, factor[(first + end) / 2]);
     }
-    free(factor);
-    return st;
+    return AR_OK;
 }
 
 /* True if the dumps have a loss of the step, and it is right: a loss divided by another count is not; or if the values
@@ -561,6 +556,5 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
     AR_TRY(fit_classes(&k, c));
     if (parts_of_samples(&p, c, k.of, micro))
         are_means(t, c, &p, d->hidden ? p.n : micro, d->hidden ? ARI_IF(HIDDEN) : ARI_IF(OF_MICRO));
-    free(k.of);
     return AR_OK;
 }

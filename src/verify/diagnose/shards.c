@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose part of a tensor each rank has: its own alone, ungathered; another rank's; that of its rank in the world. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -307,10 +306,9 @@ ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
     const size_t n = (size_t)c->grid.d->ranks;
     if (c->survey.whole || n < 2)
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&s.of, n, AR_MAX_BOXES * sizeof *s.of, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&s.of, c->arena, n * AR_MAX_BOXES, c->grid.d->name));
     if (find_sources(&s))
         found_shards(t, c, &s);
-    free(s.of);
     return AR_OK;
 }
 

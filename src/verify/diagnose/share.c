@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Share of the reference in values that are wrong as a whole: parts of sums, sums of other parts, noise. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -384,20 +383,16 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
         if (!weight[k] || weight[k]->ndim != 2 || !ari_same_shape(weight[0], weight[k]))
             return AR_OK;
     }
-    ar_status st = AR_OK;
     memcpy(g.shape, weight[0]->shape, sizeof g.shape);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&g.any[0], g.shape[0], stem));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&g.any[1], g.shape[1], stem));
-    st = ari_read_beside(weight, 2, 0, weight[0]->count, add_given, &g);
-    if (st == AR_OK && find_lost(&from, &to, &dim, &g)) {
+    AR_TRY(ARI_TAKE(&g.any[0], c->arena, g.shape[0], stem));
+    AR_TRY(ARI_TAKE(&g.any[1], c->arena, g.shape[1], stem));
+    AR_TRY(ari_read_beside(weight, 2, 0, weight[0]->count, add_given, &g));
+    if (find_lost(&from, &to, &dim, &g)) {
         ari_trace_set(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);
         ari_words(t, "weight", "%s", stem);
     }
-done:
-    free(g.any[0]);
-    free(g.any[1]);
-    return st;
+    return AR_OK;
 }
 
 /* --- nothing but noise -------------------------------------------------------------------------------------------- */
@@ -413,14 +408,13 @@ static ar_status concentration(double *out, const ari_case *c)
         const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim), size = c->count / n;
         if (n < 2 || size < 16)
             continue;
-        AR_TRY(ARI_ALLOC_ZERO(&sum, n, g->d->name));
+        AR_TRY(ARI_TAKE(&sum, c->arena, n, g->d->name));
         for (size_t i = 0; i < c->count; i++) {
             const double apart = (double)c->val[i] - (double)c->ref[i];
             sum[i / inner % n] += apart * apart / (double)size;
         }
         for (size_t k = 0; k < n; k++)
             *out = fmax(*out, sum[k] / all);
-        free(sum);
     }
     return AR_OK;
 }

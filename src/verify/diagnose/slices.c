@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slices of a dimension found in another slice's place: which ones, and by what rule. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -483,7 +482,6 @@ static ar_status look_along_axis(ari_trace *t, const ari_case *c, int dim, size_
 {
     axis a = {.dim = dim, .name = {"token", "tokens"}, .n = n, .inner = inner, .size = c->count / n};
     ari_trace own = {.kind = ARI_FOUND_NOTHING};
-    ar_status st = AR_OK;
     if (n < 2)
         return AR_OK;
     for (int plural = 0; plural < 2 && dim >= 0; plural++)
@@ -491,18 +489,14 @@ static ar_status look_along_axis(ari_trace *t, const ari_case *c, int dim, size_
     a.places = (size_t)ari_ranks_along(&c->known->mesh, ARI_CUTS_POSITIONS);
     a.heads = dim >= 0 && ari_has_heads(c, dim);
     a.head = dim >= 0 ? ari_head_size(c, dim) : 0;
-    AR_TRY_TO(done, st, ARI_ALLOC(&a.from, n, c->grid.d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&a.source, n, c->grid.d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&a.plain, n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&a.from, c->arena, n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&a.source, c->arena, n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&a.plain, c->arena, n, c->grid.d->name));
     if (trace(c, &a))
         found_order(&own, c, &a);
     if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.penalty < t->penalty))
         *t = own;
-done:
-    free(a.from);
-    free(a.source);
-    free(a.plain);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_measure_order(ari_trace *t, const ari_case *c)

@@ -2,7 +2,6 @@
 /* The optimizer's state: what gradients explain of weights, Adam's moments, and what is made of them. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -10,9 +9,9 @@
 
 /* --- tensors of a step -------------------------------------------------------------------------------------------- */
 
-ar_status ari_read_values(float **gives, const ar_dump_tensor *t)
+ar_status ari_read_values(float **gives, const ar_dump_tensor *t, ari_arena *arena)
 {
-    AR_TRY(ARI_ALLOC(gives, t->count, t->name));
+    AR_TRY(ARI_TAKE(gives, arena, t->count, t->name));
     return ar_dump_read_f32(t, 0, t->count, *gives);
 }
 
@@ -317,16 +316,14 @@ ar_status ari_measure_epsilon(ari_trace *t, const ari_case *c)
     double *g = NULL;
     if (d->step != 1 || !grad || c->step || grad->count != c->full->count)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&g, c->count, grad->name));
-    const ar_status st = ar_dump_read_f64(grad, c->start, c->count, g);
-    for (size_t i = 0; st == AR_OK && i < c->count; i++) {
+    AR_TRY(ARI_TAKE(&g, c->arena, c->count, grad->name));
+    AR_TRY(ar_dump_read_f64(grad, c->start, c->count, g));
+    for (size_t i = 0; i < c->count; i++) {
         if (ari_off(c, i))
             add_epsilon(&e, (double)d->before[i], (const double[]){(double)c->ref[i], (double)c->val[i]}, fabs(g[i]));
     }
-    free(g);
-    if (st == AR_OK)
-        found_epsilon(t, &e, "|gradient| (of the gradient before clipping)");
-    return st;
+    found_epsilon(t, &e, "|gradient| (of the gradient before clipping)");
+    return AR_OK;
 }
 
 /* --- moments that are others -------------------------------------------------------------------------------------- */

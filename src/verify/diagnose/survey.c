@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The walk over a tensor's copies, the first look at them, and the ranks as a mesh: rank = dp_rank * tp + tp_rank. */
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"
 
@@ -239,18 +237,17 @@ static void summarise(ari_survey *s, const ari_grid *g)
     count_hits(s, g);
 }
 
-ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
+ar_status ari_survey_init(ari_survey *s, const ari_grid *g, ari_arena *arena)
 {
-    ar_status st = AR_OK;
     held_element *row = NULL; /* of one rank alone none has copies */
     size_t current = 0;
     *s = (ari_survey){0};
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->bits, g->count / 8 + 1, g->d->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->rank, (size_t)g->d->ranks, g->d->name));
+    AR_TRY(ARI_TAKE(&s->bits, arena, g->count / 8 + 1, g->d->name));
+    AR_TRY(ARI_TAKE(&s->rank, arena, (size_t)g->d->ranks, g->d->name));
     for (int i = 0; i < g->nd; i++)
-        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->hits[i], g->shape[i], g->d->name));
+        AR_TRY(ARI_TAKE(&s->hits[i], arena, g->shape[i], g->d->name));
     if (g->d->ranks > 1)
-        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&row, g->cols, g->d->name));
+        AR_TRY(ARI_TAKE(&row, arena, g->cols, g->d->name));
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run); current = run.row) {
         if (row && run.row != current)
             end_row(s, g, row);
@@ -261,20 +258,7 @@ ar_status ari_survey_init(ari_survey *s, const ari_grid *g)
     if (row)
         end_row(s, g, row);
     summarise(s, g);
-done:
-    free(row);
-    if (st != AR_OK)
-        ari_survey_fini(s);
-    return st;
-}
-
-void ari_survey_fini(ari_survey *s)
-{
-    for (int i = 0; i < AR_MAX_DIMS; i++)
-        free(s->hits[i]);
-    free(s->bits);
-    free(s->rank);
-    *s = (ari_survey){0};
+    return AR_OK;
 }
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */
@@ -444,54 +428,47 @@ static void renumber(ar_layout *o, int dp)
     o->replica %= o->replicas;
 }
 
-ar_status ari_one_group(ari_difference *out, ari_group_view *view, const ari_difference *d, int rank)
+ar_status ari_one_group(ari_difference *out, bool *seen, const ari_difference *d, int rank, ari_arena *arena)
 {
     const int dp = ari_along(d, ARI_CUTS_SAMPLES), ranks = ari_along(d, ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS);
     const int first = rank / ranks * ranks;
     const bool activation = ari_is_activation(d) && d->ndim >= 3;
-    size_t start = 0, count = 0;
-    *view = (ari_group_view){NULL, NULL, {0}};
+    size_t start = 0, count = 0, *shape = NULL;
+    ar_layout *layout = NULL;
+    ari_rank_copy *copy = NULL;
+    *seen = false;
     if (dp < 2 || ari_along(d, ARI_CUTS_LAYERS) > 1 || (activation && !samples_of(d, first, ranks, &start, &count)) ||
         (d->pass == 'g' && is_shared_out(d, ranks)))
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&view->layout, (size_t)ranks, "layouts of a group"));
-    ar_status st = ARI_ALLOC_ZERO(&view->copy, (size_t)ranks, "copies of a group");
-    if (st != AR_OK) {
-        ari_group_view_fini(view);
-        return st;
-    }
+    AR_TRY(ARI_TAKE(&layout, arena, (size_t)ranks, "layouts of a group"));
+    AR_TRY(ARI_TAKE(&copy, arena, (size_t)ranks, "copies of a group"));
+    AR_TRY(ARI_TAKE(&shape, arena, AR_MAX_DIMS, "a shape"));
+    *seen = true;
     *out = *d;
     for (int i = 0; i < d->ndim; i++)
-        view->shape[i] = d->shape[i];
+        shape[i] = d->shape[i];
     const size_t inner = activation ? ari_volume(d->shape + 1, d->ndim - 1) : 1;
     if (activation) {
-        view->shape[0] = out->batch = count;
+        shape[0] = out->batch = count;
         out->reference = d->reference + start * inner;
         out->ids = d->ids ? d->ids + start * d->seq : NULL;
         out->documents = d->documents ? d->documents + start * d->seq : NULL;
     }
     for (int r = 0; r < ranks; r++) {
-        view->copy[r] = d->copy[first + r];
-        view->layout[r] = *d->copy[first + r].layout;
-        view->copy[r].layout = &view->layout[r];
-        for (size_t k = 0; activation && k < view->layout[r].nbox; k++)
-            view->layout[r].box[k].global[0] -= start;
+        copy[r] = d->copy[first + r];
+        layout[r] = *d->copy[first + r].layout;
+        copy[r].layout = &layout[r];
+        for (size_t k = 0; activation && k < layout[r].nbox; k++)
+            layout[r].box[k].global[0] -= start;
         if (activation)
-            view->layout[r].shape[0] = count;
+            layout[r].shape[0] = count;
         else
-            renumber(&view->layout[r], dp);
+            renumber(&layout[r], dp);
     }
-    out->shape = view->shape;
-    out->copy = view->copy;
+    out->shape = shape;
+    out->copy = copy;
     out->ranks = ranks;
     out->mesh = mesh_of(d);
     out->mesh.along[ARI_AXIS_DP] = 1;
     return AR_OK;
-}
-
-void ari_group_view_fini(ari_group_view *view)
-{
-    free(view->layout);
-    free(view->copy);
-    *view = (ari_group_view){NULL, NULL, {0}};
 }

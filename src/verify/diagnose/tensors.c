@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Another tensor of the dumps that explains the values: they are its own, or differ by a multiple of it. */
 #include <ctype.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -95,24 +94,22 @@ static ar_status try_tensor(search *s, const ar_dump_tensor *t, bool shared)
 {
     const ari_case *c = s->c;
     const bool whole = s->n == c->count;
-    ari_sample thin = {.part = NULL};
+    ari_sample thin;
     float *y = NULL;
-    ar_status st = AR_OK;
     if (whole ? !is_comparable(c, t) : t->count != s->n)
         return AR_OK;
+    void *const before = c->arena->last;
     if (whole && c->step)
-        AR_TRY(ari_sample_init(&thin, t, c->step));
+        AR_TRY(ari_sample_init(&thin, t, c->step, c->arena));
     const ar_dump_tensor *seen = whole && c->step ? &thin.tensor : t;
     const size_t start = whole ? c->start : 0;
-    if (!samples_tell(s, seen, start))
-        goto done;
-    AR_TRY_TO(done, st, ARI_ALLOC(&y, s->n, t->name));
-    AR_TRY_TO(done, st, ar_dump_read_f32(seen, start, s->n, y));
-    s->judge(s, t, y, shared);
-done:
-    free(y);
-    ari_sample_fini(&thin);
-    return st;
+    if (samples_tell(s, seen, start)) {
+        AR_TRY(ARI_TAKE(&y, c->arena, s->n, t->name));
+        AR_TRY(ar_dump_read_f32(seen, start, s->n, y));
+        s->judge(s, t, y, shared);
+    }
+    ari_arena_end(c->arena, before);
+    return AR_OK;
 }
 
 static ar_status try_all(search *s, bool both)
@@ -225,15 +222,14 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
 static bool holds_reference(const search *s, const ar_dump_tensor *t)
 {
     const ari_case *c = s->c;
-    ari_sample thin = {.part = NULL};
+    ari_sample thin;
     size_t k = 0;
     float y;
-    if (!t || !is_comparable(c, t) || (c->step && ari_sample_init(&thin, t, c->step) != AR_OK))
+    if (!t || !is_comparable(c, t) || (c->step && ari_sample_init(&thin, t, c->step, c->arena) != AR_OK))
         return false;
     while (k < s->samples && ar_dump_read_f32(c->step ? &thin.tensor : t, c->start + s->at[k], 1, &y) == AR_OK &&
            ari_holds(c, c->ref[s->at[k]], (double)y))
         k++;
-    ari_sample_fini(&thin);
     return k == s->samples;
 }
 
@@ -277,16 +273,16 @@ ar_status ari_measure_other(ari_trace *t, const ari_case *c)
 {
     search s = {.c = c, .n = c->count, .judge = judge_values, .equal = true};
     double *wanted = NULL;
-    AR_TRY(ARI_ALLOC(&wanted, c->count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&wanted, c->arena, c->count, c->grid.d->name));
     for (size_t i = 0; i < c->count; i++)
         wanted[i] = ari_off(c, i) ? (double)c->val[i] : (double)NAN;
     s.wanted = wanted;
     take_samples(&s);
-    const ar_status st = samples_vary(&s) ? try_all(&s, true) : AR_OK;
+    if (samples_vary(&s))
+        AR_TRY(try_all(&s, true));
     if (s.found)
         found_other(t, &s);
-    free(wanted);
-    return st;
+    return AR_OK;
 }
 
 /* --- a tensor more or less ---------------------------------------------------------------------------------------- */
@@ -325,12 +321,11 @@ ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c)
     double factor, *apart = NULL;
     if (all->different < 8 || ari_fit_one(&factor, &own) <= 0.1) /* a factor: others may be much like this tensor */
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&apart, c->count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&apart, c->arena, c->count, c->grid.d->name));
     for (size_t i = 0; i < c->count; i++)
         apart[i] = (double)c->val[i] - (double)c->ref[i];
-    const ar_status st = ari_find_multiple(&found, &factor, c, apart, c->count);
+    AR_TRY(ari_find_multiple(&found, &factor, c, apart, c->count));
     if (found)
         found_added(t, c, found, factor);
-    free(apart);
-    return st;
+    return AR_OK;
 }

@@ -540,11 +540,7 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
         free(v.pair[i].sums);
         free(v.pair[i].doubt);
     }
-    for (size_t i = 0; i < v.repeats; i++)
-        ari_sample_fini(&v.repeated[i]);
-    free(v.repeated);
-    free(v.pair);
-    free(v.sides);
+    ari_arena_end(&v.arena, NULL);
     ar_dump_close(v.allowed);
     ar_dump_close(v.dump[1]);
     ar_dump_close(v.dump[0]);

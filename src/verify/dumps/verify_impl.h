@@ -137,10 +137,10 @@ typedef struct ari_verifying {
     ar_dump *dump[2]; /* reference, other */
     ar_dump *allowed; /* NULL: another rule */
     ar_verify_report *report;
-    ari_sides *sides;     /* [report->rows] */
-    ari_pair *pair;       /* [pairs] */
-    ari_sample *repeated; /* [repeats]: sides of which one is the other's along a dimension of one index */
-    size_t pairs, repeats;
+    ari_arena arena;  /* of what follows; not for its threads */
+    ari_sides *sides; /* [report->rows] */
+    ari_pair *pair;   /* [pairs] */
+    size_t pairs;
     int threads;
 } ari_verifying;
 

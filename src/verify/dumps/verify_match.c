@@ -287,10 +287,10 @@ static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
     AR_TRY(ari_verify_repeats(&which, s->of[0], s->of[1]));
     if (which < 0)
         return AR_OK;
-    ari_sample *repeated = &v->repeated[v->repeats];
-    AR_TRY(ari_repeated_init(repeated, s->of[which], s->of[1 - which]->shape));
+    ari_sample *repeated = NULL; /* the side that is the other's along a dimension of one index */
+    AR_TRY(ARI_TAKE(&repeated, &v->arena, 1, "pairs of tensors"));
+    AR_TRY(ari_repeated_init(repeated, s->of[which], s->of[1 - which]->shape, &v->arena));
     s->of[which] = &repeated->tensor;
-    v->repeats++;
     return AR_OK;
 }
 
@@ -298,9 +298,8 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
 {
     ar_verify_report *r = v->report;
     AR_TRY(ARI_ALLOC_ZERO(&r->row, n, "rows"));
-    AR_TRY(ARI_ALLOC_ZERO(&v->sides, n, "rows"));
-    AR_TRY(ARI_ALLOC_ZERO(&v->pair, n, "pairs of tensors"));
-    AR_TRY(ARI_ALLOC_ZERO(&v->repeated, n, "pairs of tensors"));
+    AR_TRY(ARI_TAKE(&v->sides, &v->arena, n, "rows"));
+    AR_TRY(ARI_TAKE(&v->pair, &v->arena, n, "pairs of tensors"));
     for (size_t i = 0; i < n; i++) {
         ar_verify_row *row = &r->row[r->rows++];
         v->sides[i] = all[i].sides;

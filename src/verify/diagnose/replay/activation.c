@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An MLP computed again from what its first layers give: its activation function, and which of gate and up it is of. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/replay/search.h"
@@ -79,7 +78,6 @@ static ar_status try_inputs(ari_trace *t, mlp *m, const ar_dump_tensor *gate, co
     const ar_dump_tensor *const from[] = {gate, up};
     bool held = true;
     for (size_t i = 0; i < 2; i++) {
-        free(m->x[i]);
         m->x[i] = NULL;
         if (from[i] && held)
             AR_TRY(ari_probe_read_input(&m->x[i], &m->width[i], &held, &m->p, from[i]));
@@ -106,6 +104,7 @@ static ar_status try_named(ari_trace *t, mlp *m)
 static ar_status try_near(ari_trace *t, mlp *m)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];
+    void *const before = m->p.c->arena->last;
     for (size_t parts = 1; parts <= 2; parts++) {
         const size_t n = ari_replay_near(near, ARI_MOST_NEAR, m->p.c, parts * m->n);
         for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
@@ -113,6 +112,7 @@ static ar_status try_near(ari_trace *t, mlp *m)
             for (size_t k = 0; k < n && parts == 1 && t->kind == ARI_FOUND_NOTHING; k++) {
                 if (k != i)
                     AR_TRY(try_inputs(t, m, near[i], near[k]));
+                ari_arena_end(m->p.c->arena, before);
             }
         }
     }
@@ -124,26 +124,20 @@ ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
     const ari_role role = ari_replay_role(c);
     const bool inside = role == ARI_ACTIVATION, named = inside || role == ARI_DOWN || role == ARI_MLP;
     mlp m = {.hidden = NULL};
-    ar_status st = AR_OK;
     bool held = true;
     if (!ari_may_replay(c) || (!named && role != ARI_NO_ROLE))
         return AR_OK;
     ari_probe_choose(&m.p, c);
     if (!inside)
-        AR_TRY_TO(done, st, ari_probe_read_layer(&m.p, &held, named ? ARI_DOWN : ARI_NO_ROLE, 0));
+        AR_TRY(ari_probe_read_layer(&m.p, &held, named ? ARI_DOWN : ARI_NO_ROLE, 0));
     m.n = inside ? c->grid.cols : m.p.in;
     if (!held)
-        goto done;
-    AR_TRY_TO(done, st, ARI_ALLOC(&m.hidden, m.n, "hidden features"));
-    st = named ? try_named(t, &m) : try_near(t, &m);
+        return AR_OK;
+    AR_TRY(ARI_TAKE(&m.hidden, c->arena, m.n, "hidden features"));
+    AR_TRY(named ? try_named(t, &m) : try_near(t, &m));
     if (t->kind == ARI_FOUND_NOTHING && inside && m.gated) { /* a module of the function alone */
         m.gated = false;
         find_function(t, &m);
     }
-done:
-    free(m.x[0]);
-    free(m.x[1]);
-    free(m.hidden);
-    ari_probe_fini(&m.p);
-    return st;
+    return AR_OK;
 }

@@ -503,20 +503,20 @@ static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_
 /* Replays attention of these three values. */
 static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_dump_tensor *const x[3])
 {
+    void *const before = a->p.c->arena->last;
     bool held = true;
     ari_recipe base;
     for (size_t i = 0; i < 3 && held; i++) {
-        free(a->x[i]);
         a->x[i] = NULL;
         if (a->in[i] == i)
             AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], &held, &a->p, x[i]));
     }
     *found = held && find_base(a, &base);
-    if (!*found)
-        return AR_OK;
-    find_mistake(t, a, &base, 0);
-    if (t->kind == ARI_FOUND_NOTHING && !a->p.heads)
+    if (*found)
+        find_mistake(t, a, &base, 0);
+    if (*found && t->kind == ARI_FOUND_NOTHING && !a->p.heads)
         ari_recipe_find_dropout(t, a, &base);
+    ari_arena_end(a->p.c->arena, before);
     return AR_OK;
 }
 
@@ -539,7 +539,7 @@ static ar_status read_sinks(ari_replayed *a)
     if (!t || a->p.heads || t->count * 2 > a->q || a->q % t->count)
         return AR_OK;
     a->sinks = t->count;
-    return ari_read_values(&a->sink, t);
+    return ari_read_values(&a->sink, t, a->p.c->arena);
 }
 
 static ar_status replay_all(ari_trace *t, ari_replayed *a)
@@ -569,7 +569,6 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
     const ari_role role = ari_replay_role(c);
     const bool scores = ari_are_scores(c), mixed = scores || role == ARI_CONTEXT;
     ari_replayed a = {.k = NULL};
-    ar_status st = AR_OK;
     bool held = true;
     if (!mixed && c->grid.d->step > 1) /* weights are known as they were at the start */
         return AR_OK;
@@ -579,12 +578,8 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_probe_choose(&a.p, c);
     if (!mixed)
-        AR_TRY_TO(done, st, ari_probe_read_layer(&a.p, &held, role == ARI_NO_ROLE ? role : ARI_OUT, 0));
+        AR_TRY(ari_probe_read_layer(&a.p, &held, role == ARI_NO_ROLE ? role : ARI_OUT, 0));
     a.q = mixed ? c->grid.cols : a.p.in; /* of scores it is not known yet */
     a.out = scores ? a.p.heads * a.p.seq : a.q;
-    if (held)
-        st = replay_all(t, &a);
-done:
-    ari_recipe_fini(&a);
-    return st;
+    return held ? replay_all(t, &a) : AR_OK;
 }

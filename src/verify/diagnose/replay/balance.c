@@ -44,7 +44,7 @@ double ari_softmax(double *p, const double *z, size_t n)
 static ar_status alloc_router(router *r)
 {
     const size_t all = r->tokens * r->n;
-    AR_TRY(ARI_ALLOC_ZERO(&r->z, 4 * all + r->tokens + 7 * r->n, "a router's logits"));
+    AR_TRY(ARI_TAKE(&r->z, r->c->arena, 4 * all + r->tokens + 7 * r->n, "a router's logits"));
     r->p = r->z + all;
     r->slope = r->p + all;
     r->d = r->slope + all;
@@ -167,7 +167,6 @@ ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z)
     } else if (r.tokens / samples >= 4 && is_balance(&r, samples)) {
         ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(SAMPLES));
     }
-    free(r.z);
     return AR_OK;
 }
 
@@ -247,12 +246,12 @@ static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
 
 static ar_status look_at_losses(ari_trace *t, router *r, const ar_dump_tensor *x, const ar_dump_tensor *w)
 {
-    AR_TRY(ARI_ALLOC(&r->x, r->tokens * r->cols, x->name));
-    AR_TRY(ARI_ALLOC(&r->w, r->n * r->cols, w->name));
+    AR_TRY(ARI_TAKE(&r->x, r->c->arena, r->tokens * r->cols, x->name));
+    AR_TRY(ARI_TAKE(&r->w, r->c->arena, r->n * r->cols, w->name));
     AR_TRY(ar_dump_read_f32(x, 0, r->tokens * r->cols, r->x));
     AR_TRY(ar_dump_read_f32(w, 0, r->n * r->cols, r->w));
     AR_TRY(alloc_router(r));
-    AR_TRY(ARI_ALLOC(&r->is, r->c->count, r->c->grid.d->name));
+    AR_TRY(ARI_TAKE(&r->is, r->c->arena, r->c->count, r->c->grid.d->name));
     for (size_t i = 0; i < r->tokens * r->n; i++) {
         for (size_t f = 0; f < r->cols; f++)
             r->z[i] += (double)r->x[i / r->n * r->cols + f] * (double)r->w[i % r->n * r->cols + f];
@@ -278,12 +277,7 @@ ar_status ari_measure_auxiliary(ari_trace *t, const ari_case *c)
     r.n = w->shape[0];
     r.seq = x->shape[1];
     r.tokens = x->shape[0] * r.seq;
-    const ar_status st = look_at_losses(t, &r, x, w);
-    free(r.x);
-    free(r.w);
-    free(r.z);
-    free(r.is);
-    return st;
+    return look_at_losses(t, &r, x, w);
 }
 
 /* --- weights of a token ------------------------------------------------------------------------------------------- */

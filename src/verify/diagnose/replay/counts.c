@@ -97,16 +97,16 @@ static bool moves_with_each(const update *u, size_t ranks, size_t pieces)
 {
     int move[ARI_MOST_SCORED] = {0};
     const size_t n = u->s.n, each = u->s.samples / ranks / pieces;
+    void *const before = u->c->arena->last;
     uint8_t *own = NULL;
-    bool same = ari_alloc((void **)&own, u->s.tokens * n, 1, "experts of tokens") == AR_OK;
+    bool same = ARI_TAKE(&own, u->c->arena, u->s.tokens * n, "experts of tokens") == AR_OK;
     for (size_t piece = 0; piece < pieces && same; piece++) {
         for (size_t i = 0; i < u->s.tokens * n; i++)
             own[i] = i / n / u->seq / each % pieces == piece ? u->s.chosen[0][i] : 0;
         add_signs(move, u, &(tokens){.pieces = 0}, own);
     }
-    same = same && memcmp(move, u->move, n * sizeof *move) == 0;
-    free(own);
-    return same;
+    ari_arena_end(u->c->arena, before);
+    return same && memcmp(move, u->move, n * sizeof *move) == 0;
 }
 
 static void look_at_pieces(ari_trace *t, const update *u)
@@ -235,19 +235,17 @@ ar_status ari_measure_counts(ari_trace *t, const ari_case *c)
     bool held = false, known = false;
     if (ari_replay_role(c) != ARI_ROUTER_BIAS || c->grid.count < 2 || c->grid.count > ARI_MOST_SCORED)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&u, 1, "the update of a bias"));
+    AR_TRY(ARI_TAKE(&u, c->arena, 1, "the update of a bias"));
     u->c = c;
-    ar_status st = ari_scored_read(&u->s, &held, c);
-    if (st == AR_OK && held && u->s.n == c->grid.count)
-        st = ari_scored_bias(u->before, u->after, &known, c, c->grid.count);
+    AR_TRY(ari_scored_read(&u->s, &held, c));
+    if (held && u->s.n == c->grid.count)
+        AR_TRY(ari_scored_bias(u->before, u->after, &known, c, c->grid.count));
     if (known && !u->s.known)
         ari_scored_find(&u->s);
-    if (st == AR_OK && known && u->s.known) {
+    if (known && u->s.known) {
         u->seq = u->s.tokens / u->s.samples;
         if (is_right(u))
             look_at_update(t, u);
     }
-    ari_scored_fini(&u->s);
-    free(u);
-    return st;
+    return AR_OK;
 }

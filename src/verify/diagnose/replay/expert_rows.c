@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which rows of the experts a token's slots have, where they are not their own. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -39,8 +38,8 @@ static ar_status make_rows(rows *r, ari_experts *e)
     }
     if ((double)r->n * (double)e->width * (double)e->cols > MOST_PRODUCTS)
         r->n = 0;
-    AR_TRY(ARI_ALLOC(&r->y, r->n * e->cols + 1, "experts' rows"));
-    AR_TRY(ARI_ALLOC_ZERO(&r->products, r->n * r->n + 1, "products of rows"));
+    AR_TRY(ARI_TAKE(&r->y, e->p.c->arena, r->n * e->cols + 1, "experts' rows"));
+    AR_TRY(ARI_TAKE(&r->products, e->p.c->arena, r->n * r->n + 1, "products of rows"));
     for (size_t i = 0; i < r->n; i++) {
         if (i == 0 || r->of[i].expert != r->of[i - 1].expert)
             AR_TRY(ari_expert_read(e, r->of[i].expert));
@@ -221,15 +220,12 @@ ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e)
 {
     rows *r = NULL;
     size_t found = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "experts' rows"));
+    AR_TRY(ARI_TAKE(&r, e->p.c->arena, 1, "experts' rows"));
     r->enough = e->weight ? ARI_REPLAY_EXACT : ARI_REPLAY_BASE;
-    const ar_status st = make_rows(r, e);
-    for (size_t k = 0; st == AR_OK && r->n > 0 && k < e->p.tokens && (found == k || !e->weight); k++)
+    AR_TRY(make_rows(r, e));
+    for (size_t k = 0; r->n > 0 && k < e->p.tokens && (found == k || !e->weight); k++)
         found += find_sources(r, e, k);
     if (found == e->p.tokens || (!e->weight && found >= 2))
         found_rows(t, r, e, found == e->p.tokens);
-    free(r->y);
-    free(r->products);
-    free(r);
-    return st;
+    return AR_OK;
 }

@@ -398,17 +398,17 @@ static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
         most += l->rows + l->cols;
     }
     for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
-        AR_TRY(ARI_ALLOC(&e->stored[k], largest, "an expert's weights"));
-        AR_TRY(ARI_ALLOC(&e->w[k], largest, "an expert's weights"));
+        AR_TRY(ARI_TAKE(&e->stored[k], e->p.c->arena, largest, "an expert's weights"));
+        AR_TRY(ARI_TAKE(&e->w[k], e->p.c->arena, largest, "an expert's weights"));
     }
     for (size_t k = 0; k < 2; k++)
-        AR_TRY(ARI_ALLOC_ZERO(&e->y[k], outputs, "experts' outputs"));
-    AR_TRY(ARI_ALLOC(&e->x, e->cols, "a token"));
-    AR_TRY(ARI_ALLOC(&e->act, most, "an expert's features"));
-    AR_TRY(ARI_ALLOC(&e->equations, e->most * (e->most + 1), "equations"));
-    AR_TRY(ARI_ALLOC(&e->number, 2 * (e->most + 1), "equations"));
-    AR_TRY(ARI_ALLOC_ZERO(&e->term, e->p.tokens * e->most, "shares of experts"));
-    return routes ? ari_read_values(&e->weight, routes) : AR_OK;
+        AR_TRY(ARI_TAKE(&e->y[k], e->p.c->arena, outputs, "experts' outputs"));
+    AR_TRY(ARI_TAKE(&e->x, e->p.c->arena, e->cols, "a token"));
+    AR_TRY(ARI_TAKE(&e->act, e->p.c->arena, most, "an expert's features"));
+    AR_TRY(ARI_TAKE(&e->equations, e->p.c->arena, e->most * (e->most + 1), "equations"));
+    AR_TRY(ARI_TAKE(&e->number, e->p.c->arena, 2 * (e->most + 1), "equations"));
+    AR_TRY(ARI_TAKE(&e->term, e->p.c->arena, e->p.tokens * e->most, "shares of experts"));
+    return routes ? ari_read_values(&e->weight, routes, e->p.c->arena) : AR_OK;
 }
 
 /* The shared expert's rows, of all tokens of the probe. */
@@ -467,45 +467,25 @@ static ar_status look_at_experts(ari_trace *t, ari_experts *e, const ar_dump_ten
     return AR_OK;
 }
 
-static void experts_free(ari_experts *e)
-{
-    for (size_t k = 0; k < ARI_EXPERT_WEIGHTS; k++) {
-        free(e->stored[k]);
-        free(e->w[k]);
-    }
-    free(e->y[0]);
-    free(e->y[1]);
-    free(e->weight);
-    free(e->x);
-    free(e->term);
-    free(e->act);
-    free(e->equations);
-    free(e->number);
-    free(e);
-}
-
 ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = routes ? NULL : find_shared(c),
                          *right = shared;
     ari_experts *e = NULL;
-    ar_status st = AR_OK;
     if (!ari_may_replay(c) || (routes && ari_replay_role(c) != ARI_EXPERTS))
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&e, 1, "experts"));
+    AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     ari_probe_choose_rows(&e->p, c);
     e->cols = c->grid.cols;
     if (e->p.tokens == 0 || !find_leaves(e) || (routes ? routes->count > ARI_MOST_WEIGHT : e->n > MOST_UNROUTED))
-        goto done;
+        return AR_OK;
     e->most = routes ? ARI_MOST_SLOTS : e->n + (shared != NULL);
-    AR_TRY_TO(done, st, ari_right_value(&e->input, c, ARI_NORM2, c->count));
-    AR_TRY_TO(done, st, keep_right(&right, c, c->count));
+    AR_TRY(ari_right_value(&e->input, c, ARI_NORM2, c->count));
+    AR_TRY(keep_right(&right, c, c->count));
     const bool routed = routes != NULL;
-    AR_TRY_TO(done, st, keep_right(&routes, c, e->n * c->grid.rows));
+    AR_TRY(keep_right(&routes, c, e->n * c->grid.rows));
     /* Of so many terms any row would be a sum. */
     if (e->input && right == shared && routed == (routes != NULL) && (routed || 2 * e->most <= e->cols))
-        st = look_at_experts(t, e, routes, shared);
-done:
-    experts_free(e);
-    return st;
+        AR_TRY(look_at_experts(t, e, routes, shared));
+    return AR_OK;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Label smoothing and z-loss, from the gradient of the logits or the loss alone. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -65,18 +64,15 @@ ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_du
     const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'b');
     double m[NUMBERS * (NUMBERS + 1)] = {0.0}, dd = 0.0;
     float *d = NULL;
-    ar_status st = AR_OK;
     if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != l->vocabulary || s->targets < 2)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&d, l->vocabulary, t->name));
+    AR_TRY(ARI_TAKE(&d, l->c->arena, l->vocabulary, t->name));
     for (size_t i = 0; i < l->tokens; i++) {
-        AR_TRY_TO(done, st, ar_dump_read_f32(t, i * l->vocabulary, l->vocabulary, d));
+        AR_TRY(ar_dump_read_f32(t, i * l->vocabulary, l->vocabulary, d));
         dd += s->counts[i] ? add_row(m, l, s, i, d) : 0.0;
     }
     solve(&s->options, m, dd, s->targets * l->vocabulary);
-done:
-    free(d);
-    return st;
+    return AR_OK;
 }
 
 /* Rounds x to a number that someone would write (0, 0.1, 0.15, 0.0005), if it is within `unsure` of one; false: it is

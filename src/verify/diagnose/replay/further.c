@@ -39,13 +39,12 @@ static ar_status add_use(uses *u, const ari_walk *at)
     const ar_dump_tensor *input = u->head ? input_of(u, at) : NULL;
     const size_t each = u->head ? u->rows : u->width, tokens = at->t->count / each;
     float *dy = NULL, *x = NULL;
-    ar_status st = AR_OK;
     if (at->t->count % each != 0 || at->t->count > MOST_WORK ||
         (u->head && (!input || input->count != tokens * u->width)))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_read_values(&dy, at->t));
+    AR_TRY(ari_read_values(&dy, at->t, u->c->arena));
     if (input)
-        AR_TRY_TO(done, st, ari_read_values(&x, input));
+        AR_TRY(ari_read_values(&x, input, u->c->arena));
     for (size_t t = 0; t < tokens; t++) {
         double sum = 0.0;
         for (size_t v = 0; v < u->rows && u->head; v++)
@@ -53,10 +52,7 @@ static ar_status add_use(uses *u, const ari_walk *at)
         for (size_t i = 0; i < u->width; i++)
             u->made[i] += u->head ? sum * (double)x[t * u->width + i] : (double)dy[t * each + i];
     }
-done:
-    free(dy);
-    free(x);
-    return st;
+    return AR_OK;
 }
 
 static void judge(ari_trace *t, const uses *u)
@@ -80,24 +76,20 @@ ar_status ari_measure_further_uses(ari_trace *t, const ari_case *c)
 {
     const ari_role role = ari_replay_role(c), of = role == ARI_HEAD ? ARI_MTP_LOGITS : ARI_TOKENS_NORM;
     uses u = {.c = c, .head = role == ARI_HEAD};
-    ar_status st = AR_OK;
     if ((role != ARI_HEAD && role != ARI_TOKENS) || !c->ref || c->step || c->reference->ndim != 2 ||
         c->count != c->reference->count)
         return AR_OK;
     u.rows = c->reference->shape[0];
     u.width = c->reference->shape[1];
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&u.wanted, u.width, "sums of rows"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&u.made, u.width, "sums of rows"));
+    AR_TRY(ARI_TAKE(&u.wanted, c->arena, u.width, "sums of rows"));
+    AR_TRY(ARI_TAKE(&u.made, c->arena, u.width, "sums of rows"));
     for (size_t i = 0; i < c->count; i++)
         u.wanted[i % u.width] += factor_of(&u, i / u.width) * ((double)c->val[i] - (double)c->ref[i]);
     const int step = ari_order_of(c->reference->name, c->path).step;
     for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", step); ari_walk_next(&w);) {
         if (ari_module_of(w.t->name, w.key.stem).role == of)
-            AR_TRY_TO(done, st, add_use(&u, &w));
+            AR_TRY(add_use(&u, &w));
     }
     judge(t, &u);
-done:
-    free(u.wanted);
-    free(u.made);
-    return st;
+    return AR_OK;
 }

@@ -3,7 +3,6 @@
  * linear layer dY^T X, of a bias the sum of dY, of a norm's weight that of dY times what was normalised. Which dY and X
  * are the parameter's is learned from the reference's gradient, at some elements. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
@@ -39,22 +38,19 @@ static void choose_elements(gradient *g, size_t count)
         g->element[e] = count <= g->n ? e : (size_t)((uint64_t)e * 2654435761u % count);
 }
 
-/* by: BY_ROW or BY_COLUMN. Gives; free(), also after a failure. */
+/* by: BY_ROW or BY_COLUMN. */
 static ar_status read_columns(double **gives, const gradient *g, const ar_dump_tensor *t, int by)
 {
     const size_t width = by == BY_ROW ? g->rows : g->cols;
     float *row = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&row, width, t->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(gives, g->n * g->tokens, t->name));
+    AR_TRY(ARI_TAKE(&row, g->c->arena, width, t->name));
+    AR_TRY(ARI_TAKE(gives, g->c->arena, g->n * g->tokens, t->name));
     for (size_t k = 0; k < g->tokens; k++) {
-        AR_TRY_TO(done, st, ar_dump_read_f32(t, k * width, width, row));
+        AR_TRY(ar_dump_read_f32(t, k * width, width, row));
         for (size_t e = 0; e < g->n; e++)
             (*gives)[e * g->tokens + k] = (double)row[by == BY_ROW ? g->element[e] / g->cols : g->element[e] % g->cols];
     }
-done:
-    free(row);
-    return st;
+    return AR_OK;
 }
 
 /* The values of the step that may be a factor: as wide as the parameter is along one of its dimensions. */
@@ -110,7 +106,7 @@ static ar_status read_ones(gradient *g)
 {
     columns *v = &g->value[g->values++];
     *v = (columns){.pass = 'f'};
-    AR_TRY(ARI_ALLOC(&v->by[BY_ROW], g->n * g->tokens, "ones"));
+    AR_TRY(ARI_TAKE(&v->by[BY_ROW], g->c->arena, g->n * g->tokens, "ones"));
     for (size_t k = 0; k < g->n * g->tokens; k++)
         v->by[BY_ROW][k] = 1.0;
     return AR_OK;
@@ -255,23 +251,17 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->grid.d;
     const size_t tokens = c->facts.batch * c->facts.seq;
     gradient g = {.c = c, .tokens = tokens, .rows = c->grid.rows, .cols = c->grid.cols};
-    ar_status st = AR_OK;
     if (c->facts.batch < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
         tokens > MOST_NUMBERS / PROBES || c->survey.different * 4 < c->count)
         return AR_OK;
     choose_elements(&g, c->count);
-    AR_TRY_TO(done, st, read_values(&g));
-    AR_TRY_TO(done, st, read_normed(&g));
+    AR_TRY(read_values(&g));
+    AR_TRY(read_normed(&g));
     if (g.rows == 1)
-        AR_TRY_TO(done, st, read_ones(&g));
+        AR_TRY(read_ones(&g));
     if (find_pair(&g) && are_first_samples(&g))
         ari_trace_set(t, ARI_FOUND_ACCUMULATED, ARI_IF(SAMPLES));
     else if (g.left && d->micro_batches > 1)
         look_at_micro_batches(t, &g);
-done:
-    for (size_t i = 0; i < g.values; i++) {
-        free(g.value[i].by[BY_ROW]);
-        free(g.value[i].by[BY_COLUMN]);
-    }
-    return st;
+    return AR_OK;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Labels and weights that are others on some ranks or in some samples, whatever the loss makes of them: the labels by
  * the gradient of each token, the weights by that gradient as a multiple of the reference's. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -94,9 +93,8 @@ ar_status ari_loss_labels_compare(ari_trace *t, const ari_losses *l)
     bool *wrong = NULL;
     if (!l->of[0].of_dump || !l->of[1].of_dump)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&wrong, l->tokens, "labels"));
+    AR_TRY(ARI_TAKE(&wrong, l->c->arena, l->tokens, "labels"));
     compare_labels(t, l, wrong);
-    free(wrong);
     return AR_OK;
 }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables: rows of an embedding that were looked up, with the table in a dump, and cosines of positions. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -34,12 +33,12 @@ static size_t row_of(const lookups *l, const float *row)
     return at;
 }
 
-/* Looks up the first rows. The caller frees both, also after a failure. */
+/* Looks up the first rows. */
 static ar_status look_up(lookups *l, size_t rows)
 {
     const size_t cols = l->c->grid.cols;
-    AR_TRY(ARI_ALLOC(&l->id, rows, "ids"));
-    AR_TRY(ARI_ALLOC(&l->other, rows, "ids"));
+    AR_TRY(ARI_TAKE(&l->id, l->c->arena, rows, "ids"));
+    AR_TRY(ARI_TAKE(&l->other, l->c->arena, rows, "ids"));
     for (size_t row = 0; row < rows; row++) {
         l->id[row] = l->own ? row : row_of(l, l->c->ref + row * cols);
         l->other[row] = row_of(l, l->c->val + row * cols);
@@ -137,14 +136,13 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     lookups l = {.c = c};
-    ar_status st = AR_OK;
     const ari_role role = ari_replay_role(c);
     if (g->nd < 2 || g->rows > MOST_ROWS || (role != ARI_TOKENS && role != ARI_POSITIONS && role != ARI_NO_ROLE))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_lookup_table_read(&l.table, c, role, g->rows));
+    AR_TRY(ari_lookup_table_read(&l.table, c, role, g->rows));
     if (!l.table.at || l.table.cols != g->cols)
-        goto done;
-    AR_TRY_TO(done, st, look_up(&l, g->rows));
+        return AR_OK;
+    AR_TRY(look_up(&l, g->rows));
     const bool positions = role == ARI_POSITIONS || counts_on(&l);
     if (positions && runs_on(&l))
         ari_trace_set(t, ARI_FOUND_DOCUMENTS, 0);
@@ -152,11 +150,7 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
         find_offset(t, &l, positions);
     if (!positions && t->kind == ARI_FOUND_NOTHING)
         find_mask(t, &l);
-done:
-    ari_lookup_table_fini(&l.table);
-    free(l.id);
-    free(l.other);
-    return st;
+    return AR_OK;
 }
 
 /* --- cosines of positions ----------------------------------------------------------------------------------------- */
@@ -209,10 +203,7 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     }
     lookups l = {.c = c, .own = true, .of = ARI_IF(PAIRS)};
     l.table = (ari_lookup_table){.at = (float *)(uintptr_t)c->ref, .rows = rows, .cols = g->cols};
-    const ar_status st = look_up(&l, rows);
-    if (st == AR_OK)
-        find_offset(t, &l, true);
-    free(l.id);
-    free(l.other);
-    return st;
+    AR_TRY(look_up(&l, rows));
+    find_offset(t, &l, true);
+    return AR_OK;
 }

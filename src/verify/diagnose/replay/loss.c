@@ -2,7 +2,6 @@
 #include "verify/diagnose/replay/loss.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -35,9 +34,8 @@ static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dum
     const ar_dump_tensor *named = ari_loss_tensor(l->c, dump, 'b');
     const int step = ari_order_of(l->c->reference->name, l->c->path).step;
     bool *own = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&s->counts, l->tokens, "targets"));
-    AR_TRY(ARI_ALLOC(&own, l->tokens, "targets"));
+    AR_TRY(ARI_TAKE(&s->counts, l->c->arena, l->tokens, "targets"));
+    AR_TRY(ARI_TAKE(&own, l->c->arena, l->tokens, "targets"));
     s->targets = l->samples * (l->seq - 1);
     for (size_t i = 0; i < l->tokens; i++)
         s->counts[i] = i % l->seq + 1 < l->seq;
@@ -49,7 +47,7 @@ static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dum
             continue;
         for (size_t k = 0; k < l->tokens; k++) {
             ari_fit f = {0};
-            AR_TRY_TO(done, st, ari_fit_read(&f, t, t, k * t->shape[2], t->shape[2]));
+            AR_TRY(ari_fit_read(&f, t, t, k * t->shape[2], t->shape[2]));
             own[k] = f.yy != 0.0;
             n += own[k];
         }
@@ -59,9 +57,7 @@ static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dum
         s->of_dump = true;
         s->targets = n;
     }
-done:
-    free(own);
-    return st;
+    return AR_OK;
 }
 
 static void fill_lse(ari_loss_side *s, const ari_losses *l)
@@ -88,9 +84,8 @@ static ar_status read_side(ari_loss_side *s, bool *held, ari_losses *l, const ar
         return AR_OK;
     l->samples = t->shape[0], l->seq = t->shape[1], l->vocabulary = t->shape[2];
     l->tokens = l->samples * l->seq;
-    AR_TRY(ARI_ALLOC(&s->logits, t->count, t->name));
-    AR_TRY(ARI_ALLOC(&s->lse, l->tokens, t->name));
-    AR_TRY(ar_dump_read_f32(t, 0, t->count, s->logits));
+    AR_TRY(ari_read_values(&s->logits, t, l->c->arena));
+    AR_TRY(ARI_TAKE(&s->lse, l->c->arena, l->tokens, t->name));
     fill_lse(s, l);
     return read_counts(s, l, dump);
 }
@@ -123,13 +118,12 @@ static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, ari
     const size_t width = t->shape[2], shards = s->shards > 0 ? s->shards : 1;
     float *d = NULL;
     double *g = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&d, width, t->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&g, shards * width, t->name));
+    AR_TRY(ARI_TAKE(&d, l->c->arena, width, t->name));
+    AR_TRY(ARI_TAKE(&g, l->c->arena, shards * width, t->name));
     for (size_t token = 0; token < l->tokens && *held; token++) {
         if (!s->counts[token])
             continue;
-        AR_TRY_TO(done, st, ar_dump_read_f32(t, token * width, width, d));
+        AR_TRY(ar_dump_read_f32(t, token * width, width, d));
         for (size_t i = 0; i < shards * width; i++)
             g[i] = 0.0;
         for (size_t k = 0; k < l->vocabulary; k++) {
@@ -141,10 +135,7 @@ static ar_status find_labels(size_t *label, bool *held, const ari_losses *l, ari
         s->left = fmax(s->left, best_row(&label[token], l, s, w, d, g, width));
         *held = s->left <= ARI_REPLAY_MISTAKE;
     }
-done:
-    free(d);
-    free(g);
-    return st;
+    return AR_OK;
 }
 
 static ar_status read_labels(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
@@ -153,23 +144,18 @@ static ar_status read_labels(ari_loss_side *s, const ari_losses *l, const ar_dum
                          *w = ari_replay_parameter(l->c, ARI_HEAD, ".weight");
     float *data = NULL;
     bool held = true;
-    ar_status st = AR_OK;
     w = w ? w : ari_replay_parameter(l->c, ARI_TOKENS, ".weight"); /* tied */
     if (!s->of_dump || !t || !w || t->ndim != 3 || w->ndim != 2 || w->shape[0] != l->vocabulary ||
         w->shape[1] != t->shape[2] || t->count != l->tokens * t->shape[2] ||
         l->tokens > MOST_PRODUCTS / l->vocabulary / (t->shape[2] + 1))
         return AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&data, w->count, w->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&s->label, l->tokens, w->name));
-    AR_TRY_TO(done, st, ar_dump_read_f32(w, 0, w->count, data));
-    AR_TRY_TO(done, st, find_labels(s->label, &held, l, s, data, t));
-    if (!held) {
-        free(s->label);
-        s->label = NULL;
-    }
-done:
-    free(data);
-    return st;
+    AR_TRY(ARI_TAKE(&s->label, l->c->arena, l->tokens, w->name));
+    void *const before = l->c->arena->last;
+    AR_TRY(ari_read_values(&data, w, l->c->arena));
+    AR_TRY(find_labels(s->label, &held, l, s, data, t));
+    ari_arena_end(l->c->arena, before);
+    s->label = held ? s->label : NULL;
+    return AR_OK;
 }
 
 /* --- labels by other gradients ------------------------------------------------------------------------------------ */
@@ -179,7 +165,6 @@ static ar_status read_labels_again(bool *same, ari_losses *l)
 {
     const ari_loss_side *ref = &l->of[0];
     ari_loss_side *other = &l->of[1];
-    free(other->label);
     other->label = NULL;
     other->left = 0.0;
     AR_TRY(read_labels(other, l, l->c->known->other));
@@ -258,22 +243,17 @@ static ar_status read_weights(ari_losses *l)
     const ar_dump_tensor *a = ari_loss_tensor(l->c, l->c->known->reference, 'b'),
                          *b = a ? ar_dump_find(l->c->known->other, a->name) : NULL;
     bool held = b && b->count == a->count && a->shape[0] == l->samples && a->shape[1] == l->seq;
-    ar_status st = AR_OK;
     if (!held)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&l->weight, l->tokens, a->name));
+    AR_TRY(ARI_TAKE(&l->weight, l->c->arena, l->tokens, a->name));
     for (size_t i = 0; i < l->tokens && held; i++) {
         ari_fit f = {0};
         l->weight[i] = 0.0;
-        AR_TRY_TO(done, st, ari_fit_read(&f, b, a, i * a->shape[2], a->shape[2]));
+        AR_TRY(ari_fit_read(&f, b, a, i * a->shape[2], a->shape[2]));
         held = (f.aa > 0.0) == (f.yy > 0.0) && (f.aa == 0.0 || ari_fit_one(&l->weight[i], &f) <= ARI_FIT);
     }
-done:
-    if (!held) {
-        free(l->weight);
-        l->weight = NULL;
-    }
-    return st;
+    l->weight = held ? l->weight : NULL;
+    return AR_OK;
 }
 
 ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss)
@@ -297,16 +277,4 @@ ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss)
     if (*held && c->known->other)
         AR_TRY(read_weights(l));
     return AR_OK;
-}
-
-void ari_losses_fini(ari_losses *l)
-{
-    for (int k = 0; k < 2; k++) {
-        free(l->of[k].logits);
-        free(l->of[k].lse);
-        free(l->of[k].counts);
-        free(l->of[k].label);
-    }
-    free(l->ids);
-    free(l->weight);
 }

@@ -37,7 +37,6 @@ typedef struct ari_losses {
 /** Reads both dumps; *held: their loss can be computed again. Without another dump the reference's values are the
  *  other's too, as for a loss that differs first. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_losses_read(ari_losses *l, bool *held, bool of_loss);
-void ari_losses_fini(ari_losses *l);
 /** The value of logits (pass 'f') that the loss is of, or the gradient (pass 'b') that is next to it; NULL: none. */
 const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, char pass);
 

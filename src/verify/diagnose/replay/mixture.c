@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much of each expert there is in a token's row, where the reference has another number. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -208,8 +207,9 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
     float *x = NULL;
     if (!are)
         return AR_OK;
-    const ar_status st = ari_read_values(&x, of);
-    for (size_t i = 0; i < e->p.tokens * e->most && st == AR_OK && are; i++) {
+    void *const before = c->arena->last;
+    AR_TRY(ari_read_values(&x, of, c->arena));
+    for (size_t i = 0; i < e->p.tokens * e->most && are; i++) {
         const ari_expert_term *s = &e->term[i];
         if (s->expert < e->n && is_there(e, s->was))
             are = is_in(x + e->p.token[i / e->most] * each, each, s->was) && is_in(x, of->count, s->is);
@@ -218,8 +218,8 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
         ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(ROWS));
         ari_words(t, "weights", "%s", of->name);
     }
-    free(x);
-    return st;
+    ari_arena_end(c->arena, before);
+    return AR_OK;
 }
 
 /* What scaled or exchanged numbers show, where the dump has no routes that tell them. */

@@ -110,8 +110,8 @@ ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ar
     const ar_dump *dumps[] = {c->known->other, c->known->reference};
     const char *own = c->grid.d->name;
     const size_t stem = strlen(own), cols = c->grid.cols;
-    AR_TRY(ARI_ALLOC(gain, cols, own));
-    AR_TRY(ARI_ALLOC_ZERO(shift, cols, own));
+    AR_TRY(ARI_TAKE(gain, c->arena, cols, own));
+    AR_TRY(ARI_TAKE(shift, c->arena, cols, own));
     for (size_t i = 0; i < cols; i++)
         (*gain)[i] = 1.0f;
     for (size_t k = 0; k < 2; k++) { /* the reference's last, which stays */
@@ -361,14 +361,13 @@ static ar_status find_dropout(ari_trace *t, norm *n)
 {
     const recipe *base = &n->list[0];
     double *count = NULL;
-    AR_TRY(ARI_ALLOC(&count, n->p.tokens * n->near.width, "features"));
+    AR_TRY(ARI_TAKE(&count, n->c->arena, n->p.tokens * n->near.width, "features"));
     for (size_t kept = 0; kept < 2 && base->in.terms == 2 && t->kind == ARI_FOUND_NOTHING; kept++) {
         for (size_t k = 0; k < n->p.tokens; k++)
             count_features(count + k * n->near.width, n, k, kept);
         if (ari_dropped(t, ARI_FOUND_NORM_AGAIN, count, n->p.tokens * n->near.width))
             ari_words(t, "what", "%.150s", n->near.of[base->in.of[!kept]]->name);
     }
-    free(count);
     return AR_OK;
 }
 
@@ -382,13 +381,11 @@ static ar_status is_of_embedding(bool *is, const norm *n, const ari_terms *in)
     ari_products p[2] = {{0}, {0}};
     for (size_t side = 0; side < 2; side++) {
         ari_near own = n->near;
-        const ar_status st = ari_near_read(&own, &n->p, n->near.width, dumps[side]);
-        for (size_t at = 0; st == AR_OK && at < n->p.tokens * n->near.width; at++) {
+        AR_TRY(ari_near_read(&own, &n->p, n->near.width, dumps[side]));
+        for (size_t at = 0; at < n->p.tokens * n->near.width; at++) {
             double x[ARI_MOST_VECTORS];
             ari_near_multiply(&p[side], &own, n->p.tokens, at / n->near.width, at % n->near.width, x, 0);
         }
-        free(own.x);
-        AR_TRY(st);
     }
     for (size_t i = 0; i < n->near.n * n->near.n && in->terms < ARI_MOST_TERMS && !*is; i++) {
         const size_t y = i / n->near.n;
@@ -448,25 +445,17 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     norm n = {.c = c, .allowed = fmin(ARI_REPLAY_BASE, ARI_REPLAY_MISTAKE * all->dd / all->rr)};
     bool found = (ari_name_is(c->grid.d->name) & ARI_IS_NORM) != 0;
-    ar_status st = AR_OK;
     if (c->grid.nd < 2 || c->grid.cols < 8 || !c->known->other)
         return AR_OK;
     ari_probe_choose_rows(&n.p, c);
-    AR_TRY_TO(done, st, ari_norm_parameters(&n.gain, &n.shift, &found, c));
+    AR_TRY(ari_norm_parameters(&n.gain, &n.shift, &found, c));
     if (!found || n.p.tokens < FEWEST_ROWS)
-        goto done;
-    AR_TRY_TO(done, st, ari_near_read(&n.near, &n.p, c->grid.cols, c->known->reference));
-    AR_TRY_TO(done, st, ARI_ALLOC(&n.y, c->grid.cols, "a row"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&n.of, n.p.tokens, "products"));
+        return AR_OK;
+    AR_TRY(ari_near_read(&n.near, &n.p, c->grid.cols, c->known->reference));
+    AR_TRY(ARI_TAKE(&n.y, c->arena, c->grid.cols, "a row"));
+    AR_TRY(ARI_TAKE(&n.of, c->arena, n.p.tokens, "products"));
     multiply_rows(&n);
-    st = look_at_norm(t, &n);
-done:
-    free(n.gain);
-    free(n.shift);
-    free(n.near.x);
-    free(n.of);
-    free(n.y);
-    return st;
+    return look_at_norm(t, &n);
 }
 
 /* --- its backward pass -------------------------------------------------------------------------------------------- */
@@ -482,18 +471,17 @@ ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
     double left = 0.0, all = 0.0, along = 0.0, ref = 0.0, p, q;
     bool found = false;
     size_t rows = 0;
-    ar_status st = AR_OK;
     snprintf(name, sizeof name, step > 1 ? "%s:fwd@%d" : "%s:fwd", c->grid.d->name, step);
     const ar_dump_tensor *y = ar_dump_find(c->known->reference, name);
     if (!y || y->count != c->grid.count || c->grid.nd < 2 || c->grid.cols < 8)
         return AR_OK;
-    AR_TRY_TO(done, st, ari_norm_parameters(&n.gain, &n.shift, &found, c));
-    AR_TRY_TO(done, st, ARI_ALLOC(&x, c->grid.cols, y->name));
+    AR_TRY(ari_norm_parameters(&n.gain, &n.shift, &found, c));
+    AR_TRY(ARI_TAKE(&x, c->arena, c->grid.cols, y->name));
     for (size_t row = 0; row < c->grid.rows && found; row++) {
         ari_fit f = {0}, own = {0};
         if (!ari_row_differs(c, row))
             continue;
-        AR_TRY_TO(done, st, ar_dump_read_f32(y, row * c->grid.cols, c->grid.cols, x));
+        AR_TRY(ar_dump_read_f32(y, row * c->grid.cols, c->grid.cols, x));
         for (size_t i = 0, at = row * c->grid.cols; i < c->grid.cols; i++, at++) {
             const double z = without(&n, x, i, 0.0);
             ari_fit_add(&f, (double)c->val[at] - (double)c->ref[at], z, 1.0);
@@ -507,9 +495,5 @@ ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
     }
     if (found && rows >= FEWEST_ROWS && left <= ARI_REPLAY_MISTAKE * all && along <= ARI_REPLAY_BASE * ref)
         ari_trace_set(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_GRADIENT));
-done:
-    free(n.gain);
-    free(n.shift);
-    free(x);
-    return st;
+    return AR_OK;
 }

@@ -154,7 +154,6 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
         ari_trace_set(t, ARI_FOUND_ZIGZAG, ARI_IF(COUNT));
         ari_count(t, "places", n.places);
     }
-    ari_lookup_table_fini(&n.table);
     return AR_OK;
 }
 

@@ -2,8 +2,6 @@
 /* Attention computed by a recipe. */
 #include "verify/diagnose/replay/recipe.h"
 
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
@@ -336,10 +334,10 @@ void ari_recipe_find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *ba
 ar_status ari_recipe_init(ari_replayed *a)
 {
     const size_t seq = a->p.seq;
-    AR_TRY(ARI_ALLOC(&a->k, (seq + 1) * ARI_MOST_HEAD, "keys"));
-    AR_TRY(ARI_ALLOC(&a->cosine, (seq + 1) * ARI_MOST_HEAD, "angles"));
-    AR_TRY(ARI_ALLOC(&a->weight, 8 * seq, "scores"));
-    AR_TRY(ARI_ALLOC(&a->context, 2 * ARI_PROBE_TOKENS * a->out, "context"));
+    AR_TRY(ARI_TAKE(&a->k, a->p.c->arena, (seq + 1) * ARI_MOST_HEAD, "keys"));
+    AR_TRY(ARI_TAKE(&a->cosine, a->p.c->arena, (seq + 1) * ARI_MOST_HEAD, "angles"));
+    AR_TRY(ARI_TAKE(&a->weight, a->p.c->arena, 8 * seq, "scores"));
+    AR_TRY(ARI_TAKE(&a->context, a->p.c->arena, 2 * ARI_PROBE_TOKENS * a->out, "context"));
     a->one = a->k + seq * ARI_MOST_HEAD;
     a->others = a->context + ARI_PROBE_TOKENS * a->out;
     a->sine = a->cosine + (seq + 1) * (ARI_MOST_HEAD / 2);
@@ -351,16 +349,4 @@ ar_status ari_recipe_init(ari_replayed *a)
     a->document[0] = a->own + seq;
     a->document[1] = a->document[0] + seq;
     return AR_OK;
-}
-
-void ari_recipe_fini(ari_replayed *a)
-{
-    for (size_t i = 0; i < 3; i++)
-        free(a->x[i]);
-    free(a->sink);
-    free(a->k);
-    free(a->weight);
-    free(a->context);
-    free(a->cosine);
-    ari_probe_fini(&a->p);
 }

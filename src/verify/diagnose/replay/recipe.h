@@ -78,9 +78,8 @@ typedef struct ari_replayed {
     size_t taken;                       /* the KV head that k is of */
 } ari_replayed;
 
-/** For the sample of a->p. Errors: AR_ERR_MEMORY; ari_recipe_fini in any case. */
+/** For the sample of a->p. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_recipe_init(ari_replayed *a);
-void ari_recipe_fini(ari_replayed *a);
 /** Puts the outputs of the probe's tokens. */
 void ari_recipe_replay(ari_replayed *a, const ari_recipe *r);
 /** From here on, heads outside first..end - 1 follow this recipe whatever is replayed; end 0: none. */

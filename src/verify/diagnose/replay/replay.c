@@ -188,12 +188,7 @@ ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_
         return AR_OK;
     table->rows = w->shape[0];
     table->cols = w->shape[1];
-    return ari_read_values(&table->at, w);
-}
-
-void ari_lookup_table_fini(ari_lookup_table *table)
-{
-    free(table->at);
+    return ari_read_values(&table->at, w, c->arena);
 }
 
 ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n)
@@ -201,28 +196,19 @@ ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n)
     const ar_dump_tensor *embedded = ari_replay_input(c, ARI_TOKENS);
     ari_lookup_table table;
     float *row = NULL;
-    bool held = false;
-    ar_status st = AR_OK;
+    size_t *id = NULL, i = 0;
     *gives = NULL;
-    AR_TRY_TO(done, st, ari_lookup_table_read(&table, c, ARI_TOKENS, n));
+    AR_TRY(ari_lookup_table_read(&table, c, ARI_TOKENS, n));
     if (!table.at || !embedded || embedded->count != n * table.cols)
-        goto done;
-    AR_TRY_TO(done, st, ARI_ALLOC(gives, n, embedded->name));
-    AR_TRY_TO(done, st, ARI_ALLOC(&row, table.cols, embedded->name));
-    held = true;
-    for (size_t i = 0; i < n && held; i++) {
-        AR_TRY_TO(done, st, ar_dump_read_f32(embedded, i * table.cols, table.cols, row));
-        (*gives)[i] = ari_lookup_table_row(&table, row);
-        held = (*gives)[i] < table.rows;
+        return AR_OK;
+    AR_TRY(ARI_TAKE(&id, c->arena, n, embedded->name));
+    AR_TRY(ARI_TAKE(&row, c->arena, table.cols, embedded->name));
+    for (; i < n && (i == 0 || id[i - 1] < table.rows); i++) {
+        AR_TRY(ar_dump_read_f32(embedded, i * table.cols, table.cols, row));
+        id[i] = ari_lookup_table_row(&table, row);
     }
-done:
-    if (!held || st != AR_OK) {
-        free(*gives);
-        *gives = NULL;
-    }
-    free(row);
-    ari_lookup_table_fini(&table);
-    return st;
+    *gives = i == 0 || id[i - 1] < table.rows ? id : NULL;
+    return AR_OK;
 }
 
 /* --- the probe ---------------------------------------------------------------------------------------------------- */
@@ -295,8 +281,8 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t i
     const bool in_out =
         w->shape[0] != w->shape[1] ? w->shape[0] == in : named && !(qkv && qkv->shape[0] > qkv->shape[1]);
     p->in = in;
-    AR_TRY(ARI_ALLOC(&p->w, p->outs * in, w->name));
-    AR_TRY(ARI_ALLOC_ZERO(&p->bias, p->outs, w->name));
+    AR_TRY(ARI_TAKE(&p->w, p->c->arena, p->outs * in, w->name));
+    AR_TRY(ARI_TAKE(&p->bias, p->c->arena, p->outs, w->name));
     for (size_t i = 0; i < p->outs; i++) {
         for (size_t k = 0; in_out && k < in; k++)
             AR_TRY(ar_dump_read_f32(w, k * cols + p->out[i], 1, &p->w[i * in + k]));
@@ -306,12 +292,6 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t i
             AR_TRY(ar_dump_read_f32(b, p->out[i], 1, &p->bias[i]));
     }
     return AR_OK;
-}
-
-void ari_probe_fini(ari_probe *p)
-{
-    free(p->w);
-    free(p->bias);
 }
 
 /* True if the other dump's input is right or missing. An input whose error exceeds what a fault may leave of the
@@ -324,15 +304,14 @@ static ar_status is_right(bool *right, const ari_probe *p, const ar_dump_tensor 
     double dd = 0.0, rr = 0.0;
     if (!other || other->count != t->count)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&x, n, t->name));
-    const ar_status st = ar_dump_read_f32(other, p->sample * n, n, x);
-    for (size_t i = 0; st == AR_OK && i < n; i++) {
+    AR_TRY(ARI_TAKE(&x, p->c->arena, n, t->name));
+    AR_TRY(ar_dump_read_f32(other, p->sample * n, n, x));
+    for (size_t i = 0; i < n; i++) {
         dd += pow((double)x[i] - (double)reference[i], 2.0);
         rr += pow((double)reference[i], 2.0);
     }
     *right = dd * output->rr <= ARI_REPLAY_MISTAKE * output->dd * rr;
-    free(x);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p, const ar_dump_tensor *t)
@@ -344,7 +323,7 @@ ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const a
         return AR_OK;
     const size_t n = t->count / samples;
     *width = n / p->seq;
-    AR_TRY(ARI_ALLOC(gives, n, t->name));
+    AR_TRY(ARI_TAKE(gives, p->c->arena, n, t->name));
     AR_TRY(ar_dump_read_f32(t, p->sample * n, n, *gives));
     return is_right(held, p, t, *gives, n);
 }

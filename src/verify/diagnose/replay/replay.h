@@ -22,8 +22,7 @@ double ari_softmax(double *p, const double *z, size_t n);
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z);
 /** Values of a role in this tensor's layer and step, `count` of them; *held stays true if the reference has them, and
- *  the other dump, if it has them, the same. The caller frees, also after a failure. Errors: AR_ERR_MEMORY, those of
- *  reading. */
+ *  the other dump, if it has them, the same. Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role,
                                        char pass);
 /** ari_replay_input of either dump and of any pass. */
@@ -44,7 +43,7 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
 
 /** Gives a norm's own gain and shift [cols], 1 and 0 if it has none; *found: a dump has its gain as it was in this
- *  step. The caller frees both, also after a failure. Errors: AR_ERR_MEMORY, those of reading. */
+ *  step. Errors: AR_ERR_MEMORY, those of reading. */
 AR_NODISCARD ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c);
 
 /** The place of a ring of n that has a position, in a zigzag or in contiguous chunks; *index: among the place's own. */
@@ -57,11 +56,9 @@ typedef struct ari_lookup_table {
 } ari_lookup_table;
 /** Reads the initial weight of a role (none: the module's own) for lookups. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups);
-void ari_lookup_table_fini(ari_lookup_table *table);
 /** Which row this is, bit for bit; table->rows: none. */
 size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row);
-/** The batch's n ids, from the rows of the embedding that the reference looked up; NULL: unknown. The caller frees
- *  them. */
+/** The batch's n ids, from the rows of the embedding that the reference looked up; NULL: unknown. */
 AR_NODISCARD ar_status ari_replay_ids(size_t **gives, const ari_case *c, size_t n);
 
 enum { ARI_PROBE_TOKENS = 10, ARI_PROBE_FEATURES = 64, ARI_PROBE_WIDTH = 1 << 16, ARI_PROBE_ELEMENTS = 1 << 20 };
@@ -87,7 +84,6 @@ void ari_probe_choose_rows(ari_probe *p, const ari_case *c);
 /** Reads the last layer's rows; *held: a dump has its weight, of `in` inputs, 0: as many as it has. Errors: those of
  *  reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);
-void ari_probe_fini(ari_probe *p);
 /** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows, and
  *  the other dump's are right. */
 AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p,

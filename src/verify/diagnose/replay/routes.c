@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A router's backward pass computed again: the logits' gradient from that of the weights. Experts are those whose weight
  * is not zero. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -25,14 +24,13 @@ ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t c
     *held = *held && t && t->count == count && (!other || other->count == count);
     if (!*held)
         return AR_OK;
-    AR_TRY(ari_read_values(gives, t));
+    AR_TRY(ari_read_values(gives, t, c->arena));
     if (!other)
         return AR_OK;
-    const ar_status st = ari_read_values(&x, other);
-    for (size_t i = 0; st == AR_OK && i < count && *held; i++)
+    AR_TRY(ari_read_values(&x, other, c->arena));
+    for (size_t i = 0; i < count && *held; i++)
         *held = fabs((double)x[i] - (double)(*gives)[i]) <= ARI_SUMS * (1.0 + fabs((double)(*gives)[i]));
-    free(x);
-    return st;
+    return AR_OK;
 }
 
 /* --- the gradient of the logits ----------------------------------------------------------------------------------- */
@@ -149,26 +147,18 @@ ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
     const ari_role role = ari_replay_role(c);
     routes r = {.c = c, .tokens = c->grid.rows, .n = c->grid.cols};
     bool held = true;
-    ar_status st = AR_OK;
     if (c->count > MOST_ELEMENTS)
         return AR_OK;
     if (role == ARI_ROUTES)
         look_at_blocks(t, c);
     if (role != ARI_ROUTER_LOGITS)
         return AR_OK;
-    AR_TRY_TO(done, st, ari_replay_rows(&r.z, &held, c, c->count, ARI_ROUTER, 'f'));
+    AR_TRY(ari_replay_rows(&r.z, &held, c, c->count, ARI_ROUTER, 'f'));
     bool weighed = held;
-    AR_TRY_TO(done, st, ari_replay_rows(&r.weight, &weighed, c, c->count, ARI_ROUTES, 'f'));
-    AR_TRY_TO(done, st, ari_replay_rows(&r.g, &weighed, c, c->count, ARI_ROUTES, 'b'));
-    AR_TRY_TO(done, st, ARI_ALLOC(&r.p, r.n, "a row of logits"));
+    AR_TRY(ari_replay_rows(&r.weight, &weighed, c, c->count, ARI_ROUTES, 'f'));
+    AR_TRY(ari_replay_rows(&r.g, &weighed, c, c->count, ARI_ROUTES, 'b'));
+    AR_TRY(ARI_TAKE(&r.p, c->arena, r.n, "a row of logits"));
     if (weighed)
         look_at_gradient(t, &r);
-    if (held && t->kind == ARI_FOUND_NOTHING)
-        st = ari_replay_balance(t, c, r.z);
-done:
-    free(r.z);
-    free(r.weight);
-    free(r.g);
-    free(r.p);
-    return st;
+    return held && t->kind == ARI_FOUND_NOTHING ? ari_replay_balance(t, c, r.z) : AR_OK;
 }

@@ -58,10 +58,9 @@ typedef struct ari_scored {
 } ari_scored;
 
 /** Reads what the reference has of its layer's router in this step: logits, or the input and the weight that they are
- *  computed from, the bias, and experts; *held: logits are known, and the same in the other dump. ari_scored_fini, also
- *  after a failure. Errors: AR_ERR_MEMORY, those of reading. */
+ *  computed from, the bias, and experts; *held: logits are known, and the same in the other dump. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
 AR_NODISCARD ar_status ari_scored_read(ari_scored *s, bool *held, const ari_case *c);
-void ari_scored_fini(ari_scored *s);
 /** The bias in this step's passes (0: no dump has it), in `bias` [n], and after its update, in `moved` [n] (NULL: not
  *  wanted); *held: the latter is known. Errors: those of reading. */
 AR_NODISCARD ar_status ari_scored_bias(double *bias, double *moved, bool *held, const ari_case *c, size_t n);

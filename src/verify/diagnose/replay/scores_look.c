@@ -2,8 +2,6 @@
 /* Routers: weights and choices that another form of the router gives, and choices that none does. */
 #include "verify/diagnose/replay/scores.h"
 
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
@@ -173,26 +171,23 @@ static ar_status look_at_choice(ari_trace *t, ari_scored *s, const choices *o)
 {
     uint8_t *is = NULL;
     ari_reading base, now;
-    ar_status st = AR_OK;
     if (!s->known || s->k != o->k || o->rows == 0 ||
         !ari_scored_search(&base, s, &(ari_reading_of){.experts = s->chosen[0]}, NULL))
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&is, s->tokens * s->n, "experts of tokens"));
+    AR_TRY(ARI_TAKE(&is, o->c->arena, s->tokens * s->n, "experts of tokens"));
     for (size_t i = 0; i < s->tokens * s->k; i++) {
         if (!(o->val[i] >= 0.0f && o->val[i] < (float)s->n))
-            goto done;
+            return AR_OK;
         is[i / s->k * s->n + (size_t)o->val[i]] = 1;
     }
     if ((base.by.groups > 1 || o->rows >= LEAST_ROWS) &&
         ari_scored_search(&now, s, &(ari_reading_of){.experts = is}, &base))
         found_choice(t, o, &now.by, &base.by);
     else
-        st = look_at_moved(t, s, o->c, &base.by, is);
+        AR_TRY(look_at_moved(t, s, o->c, &base.by, is));
     if (t->kind != ARI_FOUND_NOTHING)
         say_choices(t, o);
-done:
-    free(is);
-    return st;
+    return AR_OK;
 }
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
@@ -247,7 +242,7 @@ static ar_status compare_choices(ari_trace *t, ari_scored *s, const ari_case *c,
     const ari_score_choice *by[] = {base, now};
     const size_t each = s->tokens * s->k;
     float *number = NULL;
-    AR_TRY(ARI_ALLOC(&number, 2 * each, "experts of tokens"));
+    AR_TRY(ARI_TAKE(&number, c->arena, 2 * each, "experts of tokens"));
     for (size_t i = 0, n = 0; i < 2 * s->tokens; i++) {
         ari_scored_choose(s->chosen[1], s, i % s->tokens, by[i / s->tokens], NULL);
         for (size_t expert = 0; expert < s->n; expert++) {
@@ -258,7 +253,6 @@ static ar_status compare_choices(ari_trace *t, ari_scored *s, const ari_case *c,
     const choices o = choices_of(c, number, number + each, s->k, s->samples);
     if (base->groups > 1 || o.rows >= LEAST_ROWS)
         found_choice(t, &o, now, base);
-    free(number);
     return AR_OK;
 }
 
@@ -294,24 +288,20 @@ static void look_at_factor(ari_trace *t, ari_scored *s, const ari_case *c)
 static ar_status look_at_all_weights(ari_trace *t, ari_scored *s, const ari_case *c)
 {
     float *ref = NULL, *val = NULL;
-    ar_status st = AR_OK;
     if (!s->known || s->k == 0 || s->k > ARI_MOST_CHOSEN || c->count != s->tokens * s->n)
         return AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&ref, s->tokens * s->k, "weights of tokens"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&val, s->tokens * s->k, "weights of tokens"));
+    AR_TRY(ARI_TAKE(&ref, c->arena, s->tokens * s->k, "weights of tokens"));
+    AR_TRY(ARI_TAKE(&val, c->arena, s->tokens * s->k, "weights of tokens"));
     if (!take_chosen(ref, true, s, c->ref) || !take_chosen(val, true, s, c->val))
-        goto done;
+        return AR_OK;
     const choices o = choices_of(c, ref, val, s->k, s->samples);
     if (o.rows > 0)
-        AR_TRY_TO(done, st, look_at_choice(t, s, &o));
+        AR_TRY(look_at_choice(t, s, &o));
     if (o.rows > 0 && t->kind == ARI_FOUND_NOTHING)
         found_others(t, &o, s->z, s->n);
     if (o.rows == 0 && take_chosen(ref, false, s, c->ref) && take_chosen(val, false, s, c->val))
-        st = look_at_weights(t, s, c, ref, val);
-done:
-    free(ref);
-    free(val);
-    return st;
+        return look_at_weights(t, s, c, ref, val);
+    return AR_OK;
 }
 
 /* A row of the case has the numbers of a token's experts. held: the logits are known, and those of both dumps. */
@@ -336,16 +326,15 @@ ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
     bool held = false;
     if (role != ARI_ROUTER && !(forward && (role == ARI_CHOSEN || role == ARI_ROUTES)))
         return AR_OK;
-    ar_status st = ari_scored_read(&s, &held, c);
+    AR_TRY(ari_scored_read(&s, &held, c));
     held = held && c->grid.rows == s.tokens && s.k <= ARI_MOST_CHOSEN;
-    if (st == AR_OK && role == ARI_CHOSEN)
-        st = look_at_numbers(t, &s, c, held);
-    else if (st == AR_OK && held && role == ARI_ROUTES)
-        st = look_at_all_weights(t, &s, c);
-    else if (st == AR_OK && held && s.weight && !forward)
+    if (role == ARI_CHOSEN)
+        AR_TRY(look_at_numbers(t, &s, c, held));
+    else if (held && role == ARI_ROUTES)
+        AR_TRY(look_at_all_weights(t, &s, c));
+    else if (held && s.weight && !forward)
         look_at_factor(t, &s, c);
-    else if (st == AR_OK && held && s.weight && c->grid.cols == s.k)
-        st = look_at_weights(t, &s, c, c->ref, c->val);
-    ari_scored_fini(&s);
-    return st;
+    else if (held && s.weight && c->grid.cols == s.k)
+        AR_TRY(look_at_weights(t, &s, c, c->ref, c->val));
+    return AR_OK;
 }

@@ -48,25 +48,21 @@ static ar_status compute_logits(ari_scored *s, bool *held, const ari_case *c)
     const ar_dump_tensor *x = ari_replay_input(c, ARI_NORM2), *w = ari_replay_parameter(c, ARI_ROUTER, ".weight");
     const size_t cols = x && x->ndim == 3 ? x->shape[2] : 0;
     float *in = NULL, *of = NULL;
-    ar_status st = AR_OK;
     *held = w && w->ndim == 2 && cols > 0 && w->shape[1] == cols && w->shape[0] > 1 && w->shape[0] <= ARI_MOST_SCORED &&
             x->count <= MOST_WORK / w->shape[0] && ari_order_of(c->reference->name, c->path).step <= 1;
     if (!*held)
         return AR_OK;
     *s = (ari_scored){.tokens = x->count / cols, .n = w->shape[0], .samples = x->shape[0]};
-    AR_TRY_TO(done, st, ari_replay_rows(&in, held, c, x->count, ARI_NORM2, 'f'));
-    AR_TRY_TO(done, st, ari_read_values(&of, w));
-    AR_TRY_TO(done, st, ARI_ALLOC(&s->z, s->tokens * s->n, w->name));
+    AR_TRY(ari_replay_rows(&in, held, c, x->count, ARI_NORM2, 'f'));
+    AR_TRY(ari_read_values(&of, w, c->arena));
+    AR_TRY(ARI_TAKE(&s->z, c->arena, s->tokens * s->n, w->name));
     for (size_t i = 0; i < s->tokens * s->n && *held; i++) {
         double sum = 0.0;
         for (size_t k = 0; k < cols; k++)
             sum += (double)in[i / s->n * cols + k] * (double)of[i % s->n * cols + k];
         s->z[i] = (float)sum;
     }
-done:
-    free(in);
-    free(of);
-    return st;
+    return AR_OK;
 }
 
 /* Those of the dump: a value of more features than a token has experts. */
@@ -99,8 +95,8 @@ static ar_status read_chosen(ari_scored *s, const ari_case *c)
     if (!t || t->count != s->tokens * each || each == 0 || t->count > MOST_ELEMENTS || (t == all && each != s->n) ||
         (t != all && (each > s->n || each > ARI_MOST_CHOSEN)))
         return AR_OK;
-    const ar_status st = ari_read_values(&x, t);
-    s->known = st == AR_OK && t != own;
+    AR_TRY(ari_read_values(&x, t, c->arena));
+    s->known = t != own;
     for (size_t i = 0; i < t->count && s->known; i++) {
         uint8_t *row = s->chosen[0] + i / each * s->n;
         s->known = t == all || (x[i] >= 0.0f && x[i] < (float)s->n);
@@ -114,10 +110,9 @@ static ar_status read_chosen(ari_scored *s, const ari_case *c)
     if (t == own) {
         s->k = each;
         s->weight = x;
-        return st;
+        return AR_OK;
     }
-    free(x);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_scored_read(ari_scored *s, bool *held, const ari_case *c)
@@ -126,20 +121,11 @@ ar_status ari_scored_read(ari_scored *s, bool *held, const ari_case *c)
     AR_TRY(read_logits(s, held, c));
     if (!*held)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&s->bias, 3 * s->n, "a router's bias"));
+    AR_TRY(ARI_TAKE(&s->bias, c->arena, 3 * s->n, "a router's bias"));
     s->a = s->bias + s->n;
     s->unsure = ARI_SUMS + c->relative;
     for (int i = 0; i < 2; i++)
-        AR_TRY(ARI_ALLOC_ZERO(&s->chosen[i], s->tokens * s->n, "experts of tokens"));
+        AR_TRY(ARI_TAKE(&s->chosen[i], c->arena, s->tokens * s->n, "experts of tokens"));
     AR_TRY(ari_scored_bias(s->bias, NULL, NULL, c, s->n));
     return read_chosen(s, c);
-}
-
-void ari_scored_fini(ari_scored *s)
-{
-    free(s->z);
-    free(s->weight);
-    free(s->bias);
-    free(s->chosen[0]);
-    free(s->chosen[1]);
 }

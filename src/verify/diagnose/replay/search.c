@@ -64,7 +64,7 @@ ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const 
     near->width = width;
     near->n = near->n ? near->n : ari_replay_near(near->of, ARI_MOST_NEAR, p->c, width);
     near->x = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&near->x, near->n * p->tokens * width + 1, "rows"));
+    AR_TRY(ARI_TAKE(&near->x, p->c->arena, near->n * p->tokens * width + 1, "rows"));
     for (size_t at = 0; at < near->n * p->tokens; at++) {
         const size_t row = p->sample * p->seq + p->token[at % p->tokens];
         const ar_dump_tensor *t = ar_dump_find(dump, near->of[at / p->tokens]->name);

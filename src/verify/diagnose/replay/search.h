@@ -38,7 +38,7 @@ typedef struct ari_near {
     float *x; /* [n][tokens][width] */
 } ari_near;
 /** Chooses the tensors of `width` features if n is 0, and reads them by name from a dump; those that it lacks are 0.
- *  The caller frees x, also after a failure. Errors: those of reading, AR_ERR_MEMORY. */
+ *  Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const ar_dump *dump);
 /** Adds feature i of token k, and behind them `more` other vectors that x has there. */
 void ari_near_multiply(ari_products *out, const ari_near *near, size_t tokens, size_t k, size_t i, double *x,

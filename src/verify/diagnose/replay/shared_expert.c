@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sum of what the experts of tokens make and what the one does that all share. */
-#include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/replay/experts.h"
 
 /* Sums of what the experts make and what the shared one does, times its gate s; the first two are references. */
@@ -54,7 +52,6 @@ ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *routed, *made, *logit;
     shared s = {.logit = NULL};
-    ar_status st = AR_OK;
     if (ari_replay_role(c) != ARI_MLP || !ari_may_replay(c) || c->count > ARI_MOST_WEIGHT)
         return AR_OK;
     AR_TRY(ari_right_value(&routed, c, ARI_EXPERTS, c->count));
@@ -62,14 +59,10 @@ ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
     AR_TRY(ari_right_value(&logit, c, ARI_SHARED_SHARE, c->grid.rows));
     if (!routed || !made)
         return AR_OK;
-    AR_TRY_TO(done, st, ari_read_values(&s.routed, routed));
-    AR_TRY_TO(done, st, ari_read_values(&s.made, made));
+    AR_TRY(ari_read_values(&s.routed, routed, c->arena));
+    AR_TRY(ari_read_values(&s.made, made, c->arena));
     if (logit)
-        AR_TRY_TO(done, st, ari_read_values(&s.logit, logit));
+        AR_TRY(ari_read_values(&s.logit, logit, c->arena));
     look_at_sum(t, c, &s);
-done:
-    free(s.routed);
-    free(s.made);
-    free(s.logit);
-    return st;
+    return AR_OK;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules that read or are a sum of tensors near by: a layer's first linear module with other inputs than the norm's
  * output, a residual sum with other terms or numbers, logits with another scale or cap. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
@@ -19,9 +18,8 @@ static ar_status multiply_terms(sums *s)
 {
     const size_t in = s->near.width, n = s->near.n, outs = s->p.outs;
     double *x = NULL, (*of)[ARI_MOST_VECTORS] = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&x, in, "a row"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&of, s->p.tokens * outs, "products"));
+    AR_TRY(ARI_TAKE(&x, s->p.c->arena, in, "a row"));
+    AR_TRY(ARI_TAKE(&of, s->p.c->arena, s->p.tokens * outs, "products"));
     for (size_t at = 0; at < n * s->p.tokens; at++) {
         const size_t k = at % s->p.tokens;
         for (size_t j = 0; j < in; j++)
@@ -38,10 +36,7 @@ static ar_status multiply_terms(sums *s)
         of[k][n + 1] = (double)s->p.val[k / outs][out] - bias;
         ari_products_add(&s->products, of[k]);
     }
-done:
-    free(x);
-    free(of);
-    return st;
+    return AR_OK;
 }
 
 static unsigned what_is(const ar_dump_tensor *t)
@@ -90,23 +85,19 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     bool layer = role == ARI_NO_ROLE || role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV ||
                  role == ARI_GATE || role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
     sums s = {.near = {.n = 0}};
-    ar_status st = AR_OK;
     bool held = true;
     if (!ari_may_replay(c))
         return AR_OK;
     ari_probe_choose(&s.p, c);
     if (layer)
-        AR_TRY_TO(done, st, ari_probe_read_layer(&s.p, &held, role, 0));
+        AR_TRY(ari_probe_read_layer(&s.p, &held, role, 0));
     layer = layer && held;
     if (!held && role != ARI_NO_ROLE) /* a module without a weight may be a sum */
-        goto done;
-    AR_TRY_TO(done, st, ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
-    AR_TRY_TO(done, st, multiply_terms(&s));
+        return AR_OK;
+    AR_TRY(ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
+    AR_TRY(multiply_terms(&s));
     look_at_sums(t, &s);
-done:
-    free(s.near.x);
-    ari_probe_fini(&s.p);
-    return st;
+    return AR_OK;
 }
 
 /* --- one function of each element --------------------------------------------------------------------------------- */
@@ -148,7 +139,6 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];
     ari_probe p;
-    ar_status st = AR_OK;
     if (!ari_may_replay(c) || !c->known->other || ari_order_of(c->reference->name, c->path).section == ARI_AT_LAYERS)
         return AR_OK;
     ari_probe_choose(&p, c);
@@ -159,19 +149,18 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
         size_t width = 0;
         bool held = true;
         curve ref, val;
-        AR_TRY_TO(next, st, ari_probe_read_input(&x, &width, &held, &p, near[i]));
-        if (!held || width != c->grid.cols || !find_curve(&ref, x, c->ref + p.sample * each, each, off) ||
-            !find_curve(&val, x, c->val + p.sample * each, each, off) ||
-            (!ref.capped && !val.capped && ari_is_near(ref.number, 1.0, ARI_KNOWN)))
-            goto next;
+        void *const before = c->arena->last;
+        AR_TRY(ari_probe_read_input(&x, &width, &held, &p, near[i]));
+        const bool fits = held && width == c->grid.cols && find_curve(&ref, x, c->ref + p.sample * each, each, off) &&
+                          find_curve(&val, x, c->val + p.sample * each, each, off);
+        ari_arena_end(c->arena, before);
+        if (!fits || (!ref.capped && !val.capped && ari_is_near(ref.number, 1.0, ARI_KNOWN)))
+            continue;
         ari_trace_set(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
         t->flags |= val.capped ? 0 : ARI_IF(ZERO);
         ari_number(t, "number", val.number);
         ari_number(t, "wanted", ref.number);
         ari_words(t, "of", "%.120s", near[i]->name);
-    next:
-        free(x);
-        AR_TRY(st);
     }
     return AR_OK;
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loss computed again from the logits: which tokens are targets, of which logits, and by how many it is divided. */
 #include "anyrank/parallel.h"
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/loss.h"
 
@@ -318,16 +317,13 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
     const bool of_loss = c->count == 1 && d->pass == 'f' && (ari_name_is(d->name) & ARI_IS_LOSS);
     const bool alone = !c->known->other;
     bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && d->pass == 'b' && is_of_logits(c);
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_losses_read(&l, &held, of_loss));
+    AR_TRY(ari_losses_read(&l, &held, of_loss));
     l.of[1].of_dump = l.of[1].of_dump && !alone;
     if (held && l.ids && alone)
         find_part(t, &l, &l.of[1]);
     else if (held && l.ids && of_loss)
-        st = look_at_loss(t, &l);
+        AR_TRY(look_at_loss(t, &l));
     else if (held && !alone)
-        st = look_at_gradient(t, &l);
-done:
-    ari_losses_fini(&l);
-    return st;
+        AR_TRY(look_at_gradient(t, &l));
+    return AR_OK;
 }
