@@ -138,13 +138,19 @@ Test(compare, what_is_not_reported_once_is_not_complete_and_the_first_wrong_elem
     }
 }
 
+static void end_arena(ari_arena *a)
+{
+    ari_arena_end(a, NULL);
+}
+
 /* In one piece, or row by row, forward or in reverse. */
 Test(compare, any_single_flipped_bit_is_found_with_its_place_and_its_copy_is_whole)
 {
     for (size_t i = 0; i < COUNT; i++) {
         for (unsigned bit = 0; bit < 32; bit++) {
             SCOPED(fixture_fini) fixture f;
-            OWNED(free) float *copy = NULL;
+            SCOPED(end_arena) ari_arena arena = {NULL};
+            float *copy = NULL;
             uint32_t u = 0;
             fixture_init(&f);
             memcpy(&u, &f.wrong[i], sizeof u);
@@ -161,7 +167,7 @@ Test(compare, any_single_flipped_bit_is_found_with_its_place_and_its_copy_is_who
             cr_assert_eq(v.rank, (int)owner);
             cr_assert_eq(v.first_local, i % (COUNT / RANKS), "element %zu, bit %u: local %zu", i, bit, v.first_local);
             cr_assert(memcmp(&v.actual, &f.wrong[i], sizeof v.actual) == 0 && v.max_ulp > 0);
-            cr_assert_ok(ari_comparator_copy(&copy, &f.rank[owner], 0));
+            cr_assert_ok(ari_comparator_copy(&copy, &f.rank[owner], 0, &arena));
             cr_assert_eq(memcmp(copy, f.wrong + owner * COUNT / RANKS, sizeof f.wrong / RANKS), 0, "element %zu", i);
         }
     }
@@ -215,7 +221,8 @@ Test(compare, rows_reported_in_any_order_are_one_part)
 {
     for (size_t number = 0; number < 720; number++) { /* of the orders of six */
         SCOPED(fixture_fini) fixture f;
-        OWNED(free) float *copy = NULL;
+        SCOPED(end_arena) ari_arena arena = {NULL};
+        float *copy = NULL;
         size_t order[ROWS] = {0, 1, 2, 3, 4, 5}, rest = number;
         fixture_init(&f);
         f.wrong[13] = f.wrong[22] = 100.0f;
@@ -228,7 +235,7 @@ Test(compare, rows_reported_in_any_order_are_one_part)
         const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
         cr_assert(v.complete && v.different == 2 && v.first == 13 && v.first_local == 13 && v.rank == 0, "order %zu",
                   number);
-        cr_assert_ok(ari_comparator_copy(&copy, &f.rank[0], 0));
+        cr_assert_ok(ari_comparator_copy(&copy, &f.rank[0], 0, &arena));
         cr_assert_eq(memcmp(copy, f.wrong, sizeof f.wrong), 0, "order %zu", number);
     }
 }
@@ -278,9 +285,10 @@ Test(compare, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
         tap(&c, name, 1, wrong, &o);
     }
     for (size_t i = 0; i < TENSORS; i++) {
-        OWNED(free) float *copy = NULL;
-        cr_assert_eq(ari_comparator_copy(&copy, &c, i), i < ARI_KEPT_COPIES ? AR_OK : AR_ERR_NOT_FOUND, "tensor %zu",
-                     i);
+        SCOPED(end_arena) ari_arena arena = {NULL};
+        float *copy = NULL;
+        cr_assert_eq(ari_comparator_copy(&copy, &c, i, &arena), i < ARI_KEPT_COPIES ? AR_OK : AR_ERR_NOT_FOUND,
+                     "tensor %zu", i);
         cr_expect(!copy || (copy[0] == (float)(i + 1) && copy[COUNT - 1] == (float)(i + 1)), "tensor %zu", i);
     }
 }

@@ -23,6 +23,7 @@ typedef struct comparison {
     void **user;            /* [ranks]: the same, as taps see them */
     float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
     ar_rank_memory *memory; /* [ranks] */
+    ari_arena arena;        /* of these */
     const ar_first_difference *earlier; /* of a run alike; NULL: none */
 } comparison;
 
@@ -30,26 +31,20 @@ static void comparison_fini(comparison *c)
 {
     for (int r = 0; c->rank && r < c->ranks; r++)
         ari_comparator_fini(&c->rank[r]);
-    for (size_t i = 0; c->gathered && i < c->ref->count; i++)
-        free(c->gathered[i]);
-    free(c->rank);
-    free(c->tap);
-    free(c->user);
-    free(c->gathered);
-    free(c->memory);
+    ari_arena_end(&c->arena, NULL);
 }
 
 static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, const ari_cluster_options *o)
 {
     *c = (comparison){.ref = ref, .ranks = ranks};
-    AR_TRY(ARI_ALLOC_ZERO(&c->rank, (size_t)ranks, "comparators"));
-    AR_TRY(ARI_ALLOC_ZERO(&c->tap, (size_t)ranks, "comparators"));
-    AR_TRY(ARI_ALLOC_ZERO(&c->user, (size_t)ranks, "comparators"));
-    AR_TRY(ARI_ALLOC_ZERO(&c->gathered, ref->count, "gathered tensors"));
-    AR_TRY(ARI_ALLOC_ZERO(&c->memory, (size_t)ranks, "memory of the ranks"));
+    AR_TRY(ARI_TAKE(&c->rank, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->tap, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->user, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->gathered, &c->arena, ref->count, "gathered tensors"));
+    AR_TRY(ARI_TAKE(&c->memory, &c->arena, (size_t)ranks, "memory of the ranks"));
     for (size_t i = 0; i < ref->count; i++) {
         if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
-            AR_TRY(ARI_ALLOC_ZERO(&c->gathered[i], ref->tensor[i].count, "a gathered tensor"));
+            AR_TRY(ARI_TAKE(&c->gathered[i], &c->arena, ref->tensor[i].count, "a gathered tensor"));
     }
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
@@ -95,43 +90,38 @@ typedef struct context {
     ari_gradient *gradient;
     double *held; /* [gradients, tp] */
     size_t gradients;
+    ari_arena arena; /* of these, but for the dumps */
 } context;
 
 static void context_fini(context *b)
 {
     ar_dump_close(b->dump);
     ar_dump_close(b->here);
-    free(b->name);
-    free(b->gradient);
-    free(b->held);
+    ari_arena_end(&b->arena, NULL);
 }
 
 static ar_status list_tensors(context *b, const ari_reference *ref, float *const *gathered)
 {
     ar_dump_tensor *tensor = NULL;
     size_t gradients = 0;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&b->name, ref->count, "names of tensors"));
-    AR_TRY(ARI_ALLOC_ZERO(&tensor, ref->count, "tensors of the reference"));
+    AR_TRY(ARI_TAKE(&b->name, &b->arena, ref->count, "names of tensors"));
+    AR_TRY(ARI_TAKE(&tensor, &b->arena, ref->count, "tensors of the reference"));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         if (!ari_dump_name(b->name[i], t->name, t->pass, (uint32_t)t->step))
-            AR_TRY_TO(done, st, ar_error_set(AR_ERR_INTERNAL, "the name %s is too long for a dump", t->name));
+            return ar_error_set(AR_ERR_INTERNAL, "the name %s is too long for a dump", t->name);
         tensor[i] = (ar_dump_tensor){
             .name = b->name[i], .dtype = AR_F32, .ndim = t->ndim, .count = t->count, .whole = t->values};
         memcpy(tensor[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
     }
-    AR_TRY_TO(done, st, ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count));
+    AR_TRY(ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count));
     for (size_t i = 0; i < ref->count; i++) {
         if (!ari_reference_is_gradient(ref, i))
             continue;
         tensor[gradients] = tensor[i];
         tensor[gradients++].whole = gathered[i];
     }
-    st = ari_dump_of_tensors(&b->here, "the run", tensor, gradients);
-done:
-    free(tensor);
-    return st;
+    return ari_dump_of_tensors(&b->here, "the run", tensor, gradients);
 }
 
 static double squares_of(const float *values, size_t n)
@@ -150,10 +140,9 @@ static ar_status add_gradient(context *b, const comparison *c, size_t tensor, in
     bool has = false;
     for (int r = 0; r < c->ranks && (r % stage != 0 || !has); r++) {
         float *local = NULL;
-        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor));
+        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, &b->arena));
         held[r % tp] += squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
         has = has || held[r % tp] > 0.0;
-        free(local);
     }
     b->gradient[b->gradients++] =
         (ari_gradient){.name = t->name, .ndim = t->ndim, .square = squares_of(t->values, t->count), .held = held};
@@ -172,8 +161,8 @@ static ar_status context_init(context *b, const comparison *c, const ari_ref_ten
         return AR_OK;
     for (size_t i = 0; i < c->ref->count; i++)
         n += c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step;
-    AR_TRY(ARI_ALLOC_ZERO(&b->gradient, n, "gradients"));
-    AR_TRY(ari_alloc_zero((void **)&b->held, n, (size_t)tp * sizeof *b->held, "gradients"));
+    AR_TRY(ARI_TAKE(&b->gradient, &b->arena, n, "gradients"));
+    AR_TRY(ARI_TAKE(&b->held, &b->arena, n * (size_t)tp, "gradients"));
     for (size_t i = 0; i < c->ref->count; i++) {
         if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
             AR_TRY(add_gradient(b, c, i, tp, stage));
@@ -194,14 +183,15 @@ static bool same_difference(const ar_first_difference *a, const ar_first_differe
            a->elements_different == b->elements_different;
 }
 
-/* Every rank's part of a tensor. local: [ranks], freed by the caller, also after a failure. */
-static ar_status copy_parts(ari_rank_copy *copy, float **local, const comparison *c, size_t tensor,
+/* Every rank's part of a tensor, in the arena. */
+static ar_status copy_parts(ari_rank_copy *copy, ari_arena *arena, const comparison *c, size_t tensor,
                             const ar_layout *nothing)
 {
     for (int r = 0; r < c->ranks; r++) {
         const ari_finding *found = &c->rank[r].finding[tensor];
-        AR_TRY(ari_comparator_copy(&local[r], &c->rank[r], tensor));
-        copy[r] = (ari_rank_copy){.local = local[r], .ndim = found->ndim, .layout = &found->layout};
+        float *local = NULL;
+        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, arena));
+        copy[r] = (ari_rank_copy){.local = local, .ndim = found->ndim, .layout = &found->layout};
         if (!found->seen)
             copy[r] = (ari_rank_copy){.ndim = nothing->ndim, .layout = nothing};
         memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
@@ -215,13 +205,11 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
-    float **local = NULL;
     context b = {.name = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, context_init(&b, c, t, &o->run.parallel));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&copy, (size_t)c->ranks, "copies of a tensor"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&local, (size_t)c->ranks, "copies of a tensor"));
-    AR_TRY_TO(done, st, copy_parts(copy, local, c, tensor, &nothing));
+    AR_TRY_TO(done, st, ARI_TAKE(&copy, &b.arena, (size_t)c->ranks, "copies of a tensor"));
+    AR_TRY_TO(done, st, copy_parts(copy, &b.arena, c, tensor, &nothing));
     const ari_difference d = {.name = t->name,
                               .pass = t->pass,
                               .step = t->step,
@@ -266,10 +254,6 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     snprintf(f->hint, sizeof f->hint, "%s", unfit ? ar_error_message() : p.hint);
     f->evidence = p.evidence;
 done:
-    for (int r = 0; local && r < c->ranks; r++)
-        free(local[r]);
-    free(local);
-    free(copy);
     context_fini(&b);
     return st;
 }

@@ -417,14 +417,14 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     return v;
 }
 
-ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor)
+ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena)
 {
     const ari_finding *f = &c->finding[tensor];
     const size_t count = ari_finding_count(f);
     const size_t kept = find_kept(c, tensor);
     if (f->different > 0 && kept == c->kept_count)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
-    AR_TRY(ARI_ALLOC_ZERO(gives, count, "a copy of a tensor"));
+    AR_TRY(ARI_TAKE(gives, arena, count, "a copy of a tensor"));
     if (kept < c->kept_count)
         memcpy(*gives, c->kept[kept].local, count * sizeof(float));
     else if (count > 0)

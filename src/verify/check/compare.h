@@ -4,6 +4,7 @@
 
 #include "anyrank/context.h"
 #include "anyrank/process.h"
+#include "ref/core/size.h"
 #include "verify/reference/reference.h"
 
 /* One rank's finding about one tensor. A rank that goes through its samples in micro-batches reports a tensor once for
@@ -71,9 +72,9 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 
 /** Elements of the rank's local tensor. */
 size_t ari_finding_count(const ari_finding *f);
-/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. Gives;
- * free(). Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
-AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor);
+/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. In the
+ *  arena. Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
+AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena);
 
 /** With ranks as processes: collects every process's findings about its own rank in the comparators of process 0, with
  *  the gathered values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */

@@ -44,6 +44,7 @@ typedef struct checking {
     ar_loss *loss;
     ar_param **params;
     size_t n_params;
+    ari_arena arena;
     subject *of; /* [n]: the parameters that require a gradient, then an input of numbers */
     size_t n;
     double largest, norm; /* of all of them */
@@ -71,9 +72,9 @@ static ar_status add_subject(checking *k, ar_param *p, const float *host, const 
 {
     subject *s = &k->of[k->n++];
     *s = (subject){.param = p, .count = ar_tensor_count(g)};
-    AR_TRY(ARI_ALLOC(&s->values, s->count, "values of a gradcheck"));
-    AR_TRY(ARI_ALLOC(&s->moved, s->count, "values of a gradcheck"));
-    AR_TRY(ARI_ALLOC(&s->gradient, s->count, "gradients of a gradcheck"));
+    AR_TRY(ARI_TAKE(&s->values, &k->arena, s->count, "values of a gradcheck"));
+    AR_TRY(ARI_TAKE(&s->moved, &k->arena, s->count, "values of a gradcheck"));
+    AR_TRY(ARI_TAKE(&s->gradient, &k->arena, s->count, "gradients of a gradcheck"));
     if (host)
         memcpy(s->values, host, s->count * sizeof *s->values);
     else
@@ -125,7 +126,7 @@ static ar_status take_gradients(checking *k)
 {
     ar_saved *saved = NULL;
     AR_TRY(ari_module_list(&k->params, &k->n_params, k->module));
-    AR_TRY(ARI_ALLOC_ZERO(&k->of, k->n_params + 1, "tensors of a gradcheck"));
+    AR_TRY(ARI_TAKE(&k->of, &k->arena, k->n_params + 1, "tensors of a gradcheck"));
     AR_TRY(ar_saved_create(&saved));
     const ar_status st = run_backward(k, saved);
     ar_saved_destroy(saved);
@@ -310,12 +311,7 @@ static void sum_up(ar_gradcheck_module_report *r)
 
 static void fini(checking *k)
 {
-    for (size_t i = 0; i < k->n; i++) {
-        free(k->of[i].values);
-        free(k->of[i].moved);
-        free(k->of[i].gradient);
-    }
-    free(k->of);
+    ari_arena_end(&k->arena, NULL);
     free(k->params);
     ar_loss_destroy(k->loss);
     ar_module_destroy(k->module);

@@ -74,6 +74,7 @@ typedef struct pool {
     double *ratio;             /* [tensors, runs] the most unusual size's, to the median of the other runs */
     double *greatest, *middle; /* [runs] of the ratios of all tensors */
     double *scratch;           /* [the larger of runs and tensors] */
+    ari_arena arena;           /* of these */
 } pool;
 
 static double median_of(double *x, size_t n)
@@ -206,12 +207,13 @@ static ar_status fill_pool(pool *p, ari_normal *n, const ar_dump *d)
         AR_TRY(find_draws(&from, d, row->name, n->draws));
         if (t == 0) {
             n->draws = from->shape[0];
-            *p = (pool){.runs = n->draws + 1, .tensors = n->rows};
-            AR_TRY(ARI_ALLOC_ZERO(&p->size, p->tensors * ARI_NORMAL_SIZES * p->runs, "differences of draws"));
-            AR_TRY(ARI_ALLOC_ZERO(&p->ratio, p->tensors * p->runs, "differences of draws"));
-            AR_TRY(ARI_ALLOC_ZERO(&p->greatest, p->runs, "differences of draws"));
-            AR_TRY(ARI_ALLOC_ZERO(&p->middle, p->runs, "differences of draws"));
-            AR_TRY(ARI_ALLOC_ZERO(&p->scratch, p->tensors + p->runs, "differences of draws"));
+            p->runs = n->draws + 1;
+            p->tensors = n->rows;
+            AR_TRY(ARI_TAKE(&p->size, &p->arena, p->tensors * ARI_NORMAL_SIZES * p->runs, "differences of draws"));
+            AR_TRY(ARI_TAKE(&p->ratio, &p->arena, p->tensors * p->runs, "differences of draws"));
+            AR_TRY(ARI_TAKE(&p->greatest, &p->arena, p->runs, "differences of draws"));
+            AR_TRY(ARI_TAKE(&p->middle, &p->arena, p->runs, "differences of draws"));
+            AR_TRY(ARI_TAKE(&p->scratch, &p->arena, p->tensors + p->runs, "differences of draws"));
         }
         AR_TRY(read_draws(p, t, from));
         for (int s = 0; s < ARI_NORMAL_SIZES; s++)
@@ -241,11 +243,7 @@ static ar_status judge_by_draws(ari_normal *n, const char *draws)
     if (st == AR_OK && n->draws > 0)
         judge_pool(n, &p);
     ar_dump_close(d);
-    free(p.size);
-    free(p.ratio);
-    free(p.greatest);
-    free(p.middle);
-    free(p.scratch);
+    ari_arena_end(&p.arena, NULL);
     return st;
 }
 

@@ -88,13 +88,13 @@ static int by_badness(const void *a, const void *b)
     return x->row < y->row ? -1 : x->row > y->row;
 }
 
-static ar_status rank_rows(ar_verify_report *r)
+static ar_status rank_rows(ar_verify_report *r, ari_arena *arena)
 {
     ranked *list = NULL;
     size_t n = 0;
-    AR_TRY(ARI_ALLOC(&list, r->different, "rows that differ"));
-    const ar_status st = ARI_ALLOC(&r->worst_order, r->different, "rows that differ");
-    for (size_t i = 0; st == AR_OK && i < r->rows; i++) {
+    AR_TRY(ARI_TAKE(&list, arena, r->different, "rows that differ"));
+    AR_TRY(ARI_ALLOC(&r->worst_order, r->different, "rows that differ"));
+    for (size_t i = 0; i < r->rows; i++) {
         const ar_verify_row *row = &r->row[i];
         if (row->state == AR_VERIFY_SAME || ari_is_one_sided(row))
             continue;
@@ -105,8 +105,7 @@ static ar_status rank_rows(ar_verify_report *r)
     qsort(list, n, sizeof *list, by_badness);
     for (size_t i = 0; i < n; i++)
         r->worst_order[i] = list[i].row;
-    free(list);
-    return st;
+    return AR_OK;
 }
 
 static ar_status count_rows(ari_verifying *v)
@@ -138,7 +137,7 @@ static ar_status count_rows(ari_verifying *v)
         for (int k = 0; k < 2; k++)
             r->bytes += v->pair[i].side[k]->count * ar_dtype_bits(v->pair[i].side[k]->dtype) / 8;
     }
-    AR_TRY(rank_rows(r));
+    AR_TRY(rank_rows(r, &v->arena));
     if (r->different > 0)
         r->worst = r->worst_order[0];
     return AR_OK;
@@ -473,14 +472,13 @@ static ar_status explain(ari_verifying *v)
         if (r->row[i].state == AR_VERIFY_SHAPE)
             AR_TRY(explain_row(v, i, &known));
     }
-    AR_TRY(ARI_ALLOC(&e.row, r->different + 1, "rows to explain"));
+    AR_TRY(ARI_TAKE(&e.row, &v->arena, r->different + 1, "rows to explain"));
     choose_row(&e, r->first);
     for (size_t i = 0; i < r->different && e.n < e.most && (i == 0 || e.elements < EXPLAINED_ELEMENTS); i++)
         choose_row(&e, r->worst_order[i]);
     const int threads = v->threads < EXPLAINING_THREADS ? v->threads : EXPLAINING_THREADS;
     const ari_tasks t = {e.n, threads, explain_task, &e, tell_explained};
     const ar_status st = ari_tasks_run(&t);
-    free(e.row);
     explain_flat_parameters(r);
     AR_TRY(st);
     AR_TRY(pass_rounding(v, &known));
@@ -536,10 +534,6 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
     const int threads = ari_threads(o->threads);
     ari_verifying v = {.o = o, .threads = threads < MOST_THREADS ? threads : MOST_THREADS};
     const ar_status st = run_comparison(&v);
-    for (size_t i = 0; i < v.pairs; i++) {
-        free(v.pair[i].sums);
-        free(v.pair[i].doubt);
-    }
     ari_arena_end(&v.arena, NULL);
     ar_dump_close(v.allowed);
     ar_dump_close(v.dump[1]);

@@ -385,8 +385,6 @@ ar_status ari_verify_match(ari_verifying *v)
                                 ARI_SHOW(ar_dump_path(v->dump[s])));
     }
     AR_TRY(ari_add_size(&most, ar_dump_count(v->dump[0]), ar_dump_count(v->dump[1])));
-    AR_TRY(ARI_ALLOC(&all, most, "names of tensors"));
-    const ar_status st = select_rows(v, all);
-    free(all);
-    return st;
+    AR_TRY(ARI_TAKE(&all, &v->arena, most, "names of tensors"));
+    return select_rows(v, all);
 }

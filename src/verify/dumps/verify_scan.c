@@ -24,28 +24,16 @@ typedef struct pass {
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
 
-static void scratch_fini(ari_scratch *s)
+static ar_status scratch_init(ari_scratch *s, ari_arena *arena)
 {
     for (int k = 0; k < 2; k++) {
-        free(s->side[k].space);
-        free(s->side[k].value);
+        AR_TRY(ari_arena_take(arena, (void **)&s->side[k].space, ARI_CHUNK, 8, "a chunk of a tensor"));
+        AR_TRY(ARI_TAKE(&s->side[k].value, arena, ARI_CHUNK, "a chunk of a tensor"));
     }
-    free(s->difference);
-    free(s->steps);
-    free(s->extra);
-    free(s->map);
-}
-
-static ar_status scratch_init(ari_scratch *s)
-{
-    for (int k = 0; k < 2; k++) {
-        AR_TRY(ari_alloc((void **)&s->side[k].space, ARI_CHUNK, 8, "a chunk of a tensor"));
-        AR_TRY(ARI_ALLOC(&s->side[k].value, ARI_CHUNK, "a chunk of a tensor"));
-    }
-    AR_TRY(ARI_ALLOC(&s->difference, ARI_CHUNK, "a chunk of differences"));
-    AR_TRY(ARI_ALLOC(&s->steps, ARI_CHUNK, "a chunk of differences"));
-    AR_TRY(ARI_ALLOC(&s->extra, ARI_CHUNK, "a chunk of differences"));
-    return ARI_ALLOC(&s->map, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, "a map of differences");
+    AR_TRY(ARI_TAKE(&s->difference, arena, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_TAKE(&s->steps, arena, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_TAKE(&s->extra, arena, ARI_CHUNK, "a chunk of differences"));
+    return ARI_TAKE(&s->map, arena, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, "a map of differences");
 }
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
@@ -221,14 +209,14 @@ static ar_status stats_task(void *user, size_t task, int worker)
     return AR_OK;
 }
 
-static ar_status prepare_stats(ari_pair *pair)
+static ar_status prepare_stats(ari_pair *pair, ari_arena *arena)
 {
     ar_verify_map *m = &pair->row->map;
     ari_deviation_init(&pair->tally);
     m->rows = m->matrix_rows < ARI_MAP_ROWS ? m->matrix_rows : ARI_MAP_ROWS;
     m->cols = m->matrix_cols < ARI_MAP_COLS ? m->matrix_cols : ARI_MAP_COLS;
     AR_TRY(ARI_ALLOC_ZERO(&m->cell, m->rows * m->cols, "a map of differences"));
-    return ARI_ALLOC_ZERO(&pair->sums, pair->blocks, "sums over a tensor");
+    return ARI_TAKE(&pair->sums, arena, pair->blocks, "sums over a tensor");
 }
 
 /* --- what becomes of it ------------------------------------------------------------------------------------------- */
@@ -372,7 +360,7 @@ static void doubt_of_output(ari_doubt *d, const ari_pair *pair, const ari_verify
     }
 }
 
-static ar_status find_doubt(ari_pair *pair, const ari_verifying *v, double *reach)
+static ar_status find_doubt(ari_pair *pair, ari_verifying *v, double *reach)
 {
     const ar_verify_row *r = pair->row;
     ari_doubt d = {.steps = 0};
@@ -382,7 +370,7 @@ static ar_status find_doubt(ari_pair *pair, const ari_verifying *v, double *reac
         doubt_of_output(&d, pair, v);
     if (d.steps == 0 && !d.bias[0])
         return AR_OK;
-    AR_TRY(ari_alloc((void **)&pair->doubt, 1, sizeof d, r->name));
+    AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
     *pair->doubt = d;
     begin_again(pair);
     return AR_OK;
@@ -488,7 +476,7 @@ static ar_status passes(pass *p)
     AR_TRY(run_pass(p, tasks, bytes_task, 0.05, 0.5, "comparing"));
     tasks = choose_pairs(p, true);
     for (size_t i = 0; i < p->pairs; i++)
-        AR_TRY(prepare_stats(p->pair[i]));
+        AR_TRY(prepare_stats(p->pair[i], &v->arena));
     AR_TRY(run_pass(p, tasks, stats_task, 0.55, 0.4, "measuring differences"));
     ar_status st = AR_OK;
     tasks = choose_again(p, &st);
@@ -499,23 +487,23 @@ static ar_status passes(pass *p)
     return AR_OK;
 }
 
+static ar_status scan(pass *p, ari_arena *own)
+{
+    const size_t pairs = p->v->pairs, threads = (size_t)p->v->threads;
+    AR_TRY(ARI_TAKE(&p->scratch, own, threads, "scratch"));
+    for (size_t i = 0; i < threads; i++)
+        AR_TRY(scratch_init(&p->scratch[i], own));
+    AR_TRY(ARI_TAKE(&p->pair, own, pairs, "pairs of tensors"));
+    AR_TRY(ARI_TAKE(&p->first, own, pairs + 1, "pairs of tensors"));
+    return passes(p);
+}
+
 ar_status ari_verify_scan(ari_verifying *v)
 {
-    ar_status st = AR_OK;
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pass p = {.v = v, .lock = &lock};
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p.scratch, (size_t)v->threads, "scratch"));
-    for (int i = 0; i < v->threads; i++)
-        AR_TRY_TO(done, st, scratch_init(&p.scratch[i]));
-    AR_TRY_TO(done, st, ARI_ALLOC(&p.pair, v->pairs, "pairs of tensors"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&p.first, v->pairs + 1, "pairs of tensors"));
-    st = passes(&p);
-done:
-    for (int i = 0; p.scratch && i < v->threads; i++)
-        scratch_fini(&p.scratch[i]);
-    free(p.scratch);
-    free(p.pair);
-    free(p.first);
+    ari_arena own = {NULL};
+    const ar_status st = scan(&(pass){.v = v, .lock = &lock}, &own);
+    ari_arena_end(&own, NULL);
     pthread_mutex_destroy(&lock);
     return st;
 }

@@ -4,6 +4,7 @@
 #define ARI_VERIFY_GRADS_GRADS_H
 
 #include "anyrank/grads.h"
+#include "ref/core/size.h"
 #include "run/cluster_run.h"
 #include "run/full_set.h"
 #include "verify/reference/sensitivity.h"
@@ -71,10 +72,7 @@ AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari
 /* A batch read from a file, with the arrays it owns. */
 typedef struct ari_input_batch {
     ar_batch batch;
-    int64_t *ids, *labels, *positions;
-    int32_t *documents;
-    uint8_t *padding;
-    float *additive;
+    ari_arena arena;   /* of what the batch points to */
     char note[3][320]; /* what somebody may not expect of it; "" */
 } ari_input_batch;
 

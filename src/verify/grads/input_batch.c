@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/safetensors.h"
@@ -33,14 +32,15 @@ static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_fi
         return ar_error_set(AR_ERR_SHAPE, "%s: input_ids must be [batch, seq], both at least 1", path);
     b->batch.batch = e->shape[0];
     b->batch.seq = e->shape[1];
-    AR_TRY(ARI_ALLOC(&b->ids, e->count, "input_ids"));
-    AR_TRY(load_integers(b->ids, e, path));
+    int64_t *ids = NULL;
+    AR_TRY(ARI_TAKE(&ids, &b->arena, e->count, "input_ids"));
+    AR_TRY(load_integers(ids, e, path));
     for (size_t i = 0; i < e->count; i++) {
-        if (b->ids[i] < 0 || (size_t)b->ids[i] >= c->vocab)
+        if (ids[i] < 0 || (size_t)ids[i] >= c->vocab)
             return ar_error_set(AR_ERR_DATA, "%s: input_ids[%zu, %zu] is %lld, the vocabulary has %zu ids", path,
-                                i / e->shape[1], i % e->shape[1], (long long)b->ids[i], c->vocab);
+                                i / e->shape[1], i % e->shape[1], (long long)ids[i], c->vocab);
     }
-    b->batch.input_ids = b->ids;
+    b->batch.input_ids = ids;
     return AR_OK;
 }
 
@@ -50,14 +50,15 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
     if (!e)
         return AR_OK;
     AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
-    AR_TRY(ARI_ALLOC(&b->labels, e->count, "labels"));
-    AR_TRY(load_integers(b->labels, e, path));
+    int64_t *labels = NULL;
+    AR_TRY(ARI_TAKE(&labels, &b->arena, e->count, "labels"));
+    AR_TRY(load_integers(labels, e, path));
     for (size_t i = 0; i < e->count; i++) {
-        if (b->labels[i] != AR_IGNORE_INDEX && (b->labels[i] < 0 || (size_t)b->labels[i] >= c->vocab))
+        if (labels[i] != AR_IGNORE_INDEX && (labels[i] < 0 || (size_t)labels[i] >= c->vocab))
             return ar_error_set(AR_ERR_DATA, "%s: labels[%zu, %zu] is %lld, neither an id below %zu nor %d", path,
-                                i / e->shape[1], i % e->shape[1], (long long)b->labels[i], c->vocab, AR_IGNORE_INDEX);
+                                i / e->shape[1], i % e->shape[1], (long long)labels[i], c->vocab, AR_IGNORE_INDEX);
     }
-    b->batch.labels = b->labels;
+    b->batch.labels = labels;
     return AR_OK;
 }
 
@@ -78,16 +79,17 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     if (e->ndim != 2 || (e->shape[0] != b->batch.batch && e->shape[0] != 1) || e->shape[1] != s)
         return ar_error_set(AR_ERR_SHAPE, "%s: position_ids must be [%zu or 1, %zu], as input_ids is", path,
                             b->batch.batch, s);
-    AR_TRY(ARI_ALLOC(&b->positions, n, "position_ids"));
-    AR_TRY(ar_st_to_i64(e, b->positions));
+    int64_t *at = NULL;
+    AR_TRY(ARI_TAKE(&at, &b->arena, n, "position_ids"));
+    AR_TRY(ar_st_to_i64(e, at));
     for (size_t i = e->count; i < n; i++)
-        b->positions[i] = b->positions[i - s];
+        at[i] = at[i - s];
     for (size_t i = 0; i < n; i++) {
-        if (b->positions[i] < 0 || (size_t)b->positions[i] >= c->max_positions)
+        if (at[i] < 0 || (size_t)at[i] >= c->max_positions)
             return ar_error_set(AR_ERR_DATA, "%s: position_ids[%zu, %zu] is %lld, the model has %zu positions", path,
-                                i / s, i % s, (long long)b->positions[i], c->max_positions);
+                                i / s, i % s, (long long)at[i], c->max_positions);
     }
-    b->batch.position_ids = b->positions;
+    b->batch.position_ids = at;
     return AR_OK;
 }
 
@@ -117,16 +119,17 @@ static ar_status mark_documents(bool *begins, const int64_t *at, size_t n, size_
 static ar_status number_documents(ari_input_batch *b, const bool *begins, const char *path, const char *name)
 {
     const size_t s = b->batch.seq, n = b->batch.batch * s;
-    AR_TRY(ARI_ALLOC(&b->documents, n, name));
+    int32_t *documents = NULL;
+    AR_TRY(ARI_TAKE(&documents, &b->arena, n, name));
     for (size_t i = 0; i < n; i++) {
         if (i % s == 0 && !begins[i])
             return ar_error_set(AR_ERR_DATA,
                                 "%s: in %s a document goes on from row %zu to the next: every row's end, %zu, must be "
                                 "the end of one",
                                 ARI_SHOW(path), name, i / s - 1, i);
-        b->documents[i] = i % s == 0 ? 0 : b->documents[i - 1] + begins[i];
+        documents[i] = i % s == 0 ? 0 : documents[i - 1] + begins[i];
     }
-    b->batch.documents = b->documents;
+    b->batch.documents = documents;
     return AR_OK;
 }
 
@@ -137,25 +140,20 @@ static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const 
     const size_t lists = e->ndim == 2 ? b->batch.batch : 1, n = e->count / lists;
     int64_t *at = NULL;
     bool *begins = NULL;
-    ar_status st = AR_OK;
     if (e->ndim < 1 || e->ndim > 2 || (e->ndim == 2 && e->shape[0] != b->batch.batch))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %s must be [documents + 1] of all tokens, or [%zu, documents + 1] of "
                             "each row",
                             ARI_SHOW(path), e->name, b->batch.batch);
-    AR_TRY_TO(done, st, ARI_ALLOC(&at, e->count, e->name));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&begins, tokens, e->name));
-    AR_TRY_TO(done, st, ar_st_to_i64(e, at));
+    AR_TRY(ARI_TAKE(&at, &b->arena, e->count, e->name));
+    AR_TRY(ARI_TAKE(&begins, &b->arena, tokens, e->name));
+    AR_TRY(ar_st_to_i64(e, at));
     for (size_t i = 0; i < lists; i++) {
         char where[400];
         snprintf(where, sizeof where, lists > 1 ? "%s: %s[%zu]" : "%s: %s", ARI_SHOW(path), e->name, i);
-        AR_TRY_TO(done, st, mark_documents(begins + i * s, at + i * n, n, tokens / lists, where));
+        AR_TRY(mark_documents(begins + i * s, at + i * n, n, tokens / lists, where));
     }
-    st = number_documents(b, begins, path, e->name);
-done:
-    free(at);
-    free(begins);
-    return st;
+    return number_documents(b, begins, path, e->name);
 }
 
 /* By whichever names they are given: queries and keys have the same. */
@@ -271,17 +269,15 @@ static ar_status apart_by_positions(ari_input_batch *b, const char *path)
 {
     ar_batch *x = &b->batch;
     bool *begins = NULL;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&begins, x->batch * x->seq, "position_ids"));
+    AR_TRY(ARI_TAKE(&begins, &b->arena, x->batch * x->seq, "position_ids"));
     const size_t jumps = find_jumps(begins, x);
     if (jumps > 0 && !x->padding_mask) {
-        st = number_documents(b, begins, path, "position_ids");
+        AR_TRY(number_documents(b, begins, path, "position_ids"));
         x->targets_cross = true;
     }
     if (jumps > 0)
         note_jumps(b, jumps);
-    free(begins);
-    return st;
+    return AR_OK;
 }
 
 static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const char *path)
@@ -289,30 +285,25 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
     int64_t *wide = NULL;
     float *reals = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&b->padding, e->count, "attention_mask"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&wide, e->count, "attention_mask"));
+    uint8_t *padding = NULL;
+    AR_TRY(ARI_TAKE(&padding, &b->arena, e->count, "attention_mask"));
+    AR_TRY(ARI_TAKE(&wide, &b->arena, e->count, "attention_mask"));
     if (e->dtype == AR_F32 || e->dtype == AR_F64 || e->dtype == AR_F16 || e->dtype == AR_BF16) {
-        AR_TRY_TO(done, st, ARI_ALLOC(&reals, e->count, "attention_mask"));
-        AR_TRY_TO(done, st, ar_st_to_f32(e, reals));
+        AR_TRY(ARI_TAKE(&reals, &b->arena, e->count, "attention_mask"));
+        AR_TRY(ar_st_to_f32(e, reals));
         for (size_t i = 0; i < e->count; i++)
             wide[i] = reals[i] == 0.0f ? 0 : reals[i] == 1.0f ? 1 : -1;
     } else {
-        AR_TRY_TO(done, st, ar_st_to_i64(e, wide));
+        AR_TRY(ar_st_to_i64(e, wide));
     }
     for (size_t i = 0; i < e->count; i++) {
-        if (wide[i] != 0 && wide[i] != 1) {
-            st = ar_error_set(AR_ERR_DATA, "%s: attention_mask[%zu, %zu] is neither 0 nor 1", path, i / e->shape[1],
-                              i % e->shape[1]);
-            goto done;
-        }
-        b->padding[i] = (uint8_t)wide[i];
+        if (wide[i] != 0 && wide[i] != 1)
+            return ar_error_set(AR_ERR_DATA, "%s: attention_mask[%zu, %zu] is neither 0 nor 1", path, i / e->shape[1],
+                                i % e->shape[1]);
+        padding[i] = (uint8_t)wide[i];
     }
-    b->batch.padding_mask = b->padding;
-done:
-    free(wide);
-    free(reals);
-    return st;
+    b->batch.padding_mask = padding;
+    return AR_OK;
 }
 
 static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_st_entry *e, const char *path)
@@ -322,17 +313,39 @@ static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_
         e->shape[2] != s || e->shape[3] != s)
         return ar_error_set(AR_ERR_SHAPE, "%s: attention_mask must be [%zu or 1, %zu or 1, %zu, %zu]", path,
                             b->batch.batch, c->heads, s, s);
-    AR_TRY(ARI_ALLOC(&b->additive, e->count, "attention_mask"));
-    AR_TRY(ar_st_to_f32(e, b->additive));
+    float *added = NULL;
+    AR_TRY(ARI_TAKE(&added, &b->arena, e->count, "attention_mask"));
+    AR_TRY(ar_st_to_f32(e, added));
     for (size_t i = 0; i < e->count; i++) {
-        if (isnan(b->additive[i]) || b->additive[i] == INFINITY)
+        if (isnan(added[i]) || added[i] == INFINITY)
             return ar_error_set(AR_ERR_DATA,
                                 "%s: attention_mask holds %s at element %zu; it is added to scores, -inf masks", path,
-                                isnan(b->additive[i]) ? "NaN" : "+inf", i);
+                                isnan(added[i]) ? "NaN" : "+inf", i);
     }
-    b->batch.additive_mask = b->additive;
+    b->batch.additive_mask = added;
     b->batch.mask_batch = e->shape[0];
     b->batch.mask_heads = e->shape[1];
+    return AR_OK;
+}
+
+static ar_status load(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
+{
+    AR_TRY(load_ids(b, c, f, path));
+    AR_TRY(refuse_unknown(f, path));
+    AR_TRY(load_labels(b, c, f, path));
+    AR_TRY(load_positions(b, c, f, path));
+    AR_TRY(load_bounds(b, f, path));
+    const ar_st_entry *mask = ar_st_find(f, "attention_mask");
+    if (mask && mask->ndim == 4)
+        AR_TRY(load_additive(b, c, mask, path));
+    else if (mask)
+        AR_TRY(load_padding(b, mask, path));
+    if (b->batch.position_ids && b->batch.documents)
+        note_positions(b);
+    else if (b->batch.position_ids && !b->batch.additive_mask)
+        AR_TRY(apart_by_positions(b, path));
+    note_labels(b);
+    note_left_padding(b, c);
     return AR_OK;
 }
 
@@ -341,24 +354,7 @@ ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const cha
     ar_st_file *f = NULL;
     *b = (ari_input_batch){0};
     AR_TRY(ar_st_open(&f, path));
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, load_ids(b, c, f, path));
-    AR_TRY_TO(done, st, refuse_unknown(f, path));
-    AR_TRY_TO(done, st, load_labels(b, c, f, path));
-    AR_TRY_TO(done, st, load_positions(b, c, f, path));
-    AR_TRY_TO(done, st, load_bounds(b, f, path));
-    const ar_st_entry *mask = ar_st_find(f, "attention_mask");
-    if (mask && mask->ndim == 4)
-        AR_TRY_TO(done, st, load_additive(b, c, mask, path));
-    else if (mask)
-        AR_TRY_TO(done, st, load_padding(b, mask, path));
-    if (b->batch.position_ids && b->batch.documents)
-        note_positions(b);
-    else if (b->batch.position_ids && !b->batch.additive_mask)
-        AR_TRY_TO(done, st, apart_by_positions(b, path));
-    note_labels(b);
-    note_left_padding(b, c);
-done:
+    const ar_status st = load(b, c, f, path);
     ar_st_close(f);
     if (st != AR_OK)
         ari_input_batch_fini(b);
@@ -367,11 +363,6 @@ done:
 
 void ari_input_batch_fini(ari_input_batch *b)
 {
-    free(b->ids);
-    free(b->labels);
-    free(b->positions);
-    free(b->documents);
-    free(b->padding);
-    free(b->additive);
+    ari_arena_end(&b->arena, NULL);
     *b = (ari_input_batch){0};
 }

@@ -29,16 +29,8 @@ typedef struct rows {
     uint8_t *padding;         /* NULL: all is attended to */
     span *span;               /* [sequences] */
     size_t spans;
+    ari_arena arena; /* of these */
 } rows;
-
-static void rows_fini(rows *r)
-{
-    free(r->ids);
-    free(r->positions);
-    free(r->padding);
-    free(r->span);
-    *r = (rows){.ids = NULL};
-}
 
 static size_t longest_of(const ari_sequences *s)
 {
@@ -99,23 +91,19 @@ bool ari_lp_reading_fits(const ari_sequences *s, const ar_config *c, ari_lp_read
 static ar_status rows_init(rows *r, const ar_config *c, size_t b, size_t n, size_t spans, ari_lp_reading reading)
 {
     size_t all;
-    ar_status st = AR_OK;
-    *r = (rows){.spans = spans};
+    r->spans = spans;
     AR_TRY(ari_mul_size(&all, b, n));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&r->ids, all, "tokens of a batch"));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&r->span, spans, "sequences of a batch"));
+    AR_TRY(ARI_TAKE(&r->ids, &r->arena, all, "tokens of a batch"));
+    AR_TRY(ARI_TAKE(&r->span, &r->arena, spans, "sequences of a batch"));
     if (reading != ARI_ALONE && reading != ARI_PADDING_ATTENDED && reading != ARI_PACKED_TOGETHER)
-        AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&r->positions, all, "positions of a batch"));
+        AR_TRY(ARI_TAKE(&r->positions, &r->arena, all, "positions of a batch"));
     if (reading == ARI_PADDED_POSITIONS)
-        AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&r->padding, all, "padding of a batch"));
+        AR_TRY(ARI_TAKE(&r->padding, &r->arena, all, "padding of a batch"));
     for (size_t i = 0; i < all; i++)
         r->ids[i] = c->pads ? (int64_t)c->pad_id : 0;
     r->batch =
         (ar_batch){.batch = b, .seq = n, .input_ids = r->ids, .position_ids = r->positions, .padding_mask = r->padding};
     return AR_OK;
-failed:
-    rows_fini(r);
-    return st;
 }
 
 static void put(rows *r, size_t i, const ari_sequences *s, span at, ari_lp_reading reading)
@@ -256,11 +244,12 @@ ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading
 {
     for (size_t from = 0; from < s->count;) {
         const uint64_t begun = ari_now_ns();
-        rows r;
-        AR_TRY(take(&r, &from, s, m->config, reading));
+        rows r = {.ids = NULL};
+        ar_status st = take(&r, &from, s, m->config, reading);
         listener l = {.r = &r, .vocab = m->config->vocab, .fn = fn, .user = user};
-        const ar_status st = m->binary64 ? run_baseline(m, &l, (ar_noise_units){.inner = 0.0}, 0) : run_ranks(m, &l);
-        rows_fini(&r);
+        if (st == AR_OK)
+            st = m->binary64 ? run_baseline(m, &l, (ar_noise_units){.inner = 0.0}, 0) : run_ranks(m, &l);
+        ari_arena_end(&r.arena, NULL);
         m->seconds += 1e-9 * (double)(ari_now_ns() - begun);
         AR_TRY(st);
     }
@@ -326,11 +315,10 @@ ar_status ari_lp_rounding(double *rms, double *worst, ari_lp_model *m, const ari
         longest = s->list[i].n > longest.n ? s->list[i] : longest;
     longest.n = longest.n < ROUNDED_TOKENS ? longest.n : ROUNDED_TOKENS;
     const ari_sequences one = {.list = &longest, .count = 1};
-    rows of;
+    rows of = {.ids = NULL};
     size_t from = 0;
     rounding r = {.noisy = false};
     ar_status st = take(&of, &from, &one, m->config, ARI_ALONE);
-    AR_TRY(st);
     listener l = {.r = &of, .vocab = m->config->vocab, .fn = note_rounding, .user = &r};
     for (uint64_t seed = 0; seed <= ARI_NOISE_SEEDS && st == AR_OK; seed++) {
         r.noisy = seed > 0;
@@ -338,7 +326,7 @@ ar_status ari_lp_rounding(double *rms, double *worst, ari_lp_model *m, const ari
             o->progress(o->progress_user, (double)seed / (ARI_NOISE_SEEDS + 1), "what rounding makes");
         st = run_baseline(m, &l, ari_sensitivity_noise(o->of), seed);
     }
-    rows_fini(&of);
+    ari_arena_end(&of.arena, NULL);
     *rms = r.terms > 0 ? sqrt(r.squares / (double)r.terms) : 0.0;
     *worst = r.worst;
     return st;

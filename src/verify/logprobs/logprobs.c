@@ -41,6 +41,7 @@ typedef struct job {
     ar_logprobs_result *result;
     ari_lp_model model;
     ari_sequences input;
+    ari_arena arena;     /* of what follows */
     size_t top;          /* entries that are kept of each place */
     ari_place **place;   /* [input] */
     top_entry **largest; /* [input], n*top of each; NULL: not asked for */
@@ -49,19 +50,10 @@ typedef struct job {
 
 static void job_fini(job *j)
 {
-    for (size_t i = 0; i < j->input.count; i++) {
-        free(j->place ? j->place[i] : NULL);
-        free(j->largest ? j->largest[i] : NULL);
-    }
-    free(j->place);
-    free(j->largest);
-    for (int k = 0; k < AR_LOGPROBS_SIDES; k++) {
+    for (int k = 0; k < AR_LOGPROBS_SIDES; k++)
         ari_sequences_fini(&j->side[k].sequences);
-        free(j->side[k].of);
-        free(j->side[k].claim);
-        free(j->side[k].row);
-    }
     ari_sequences_fini(&j->input);
+    ari_arena_end(&j->arena, NULL);
     ari_weights_destroy(j->model.weights);
     ari_weights_destroy(j->model.other);
 }
@@ -88,7 +80,7 @@ static bool same_tokens(const ari_sequence *a, const ari_sequence *b)
 static ar_status match(job *j, int k)
 {
     side_data *d = &j->side[k];
-    AR_TRY(ARI_ALLOC(&d->of, j->input.count, "sequences of a side"));
+    AR_TRY(ARI_TAKE(&d->of, &j->arena, j->input.count, "sequences of a side"));
     for (size_t i = 0; i < j->input.count; i++)
         d->of[i] = SIZE_MAX;
     for (size_t i = 0; i < d->sequences.count; i++) {
@@ -132,14 +124,14 @@ static ar_status list_claims(job *j, int k)
             return ar_error_set(AR_ERR_DATA, "%s: has no log-probability of any token after the first of its sequence",
                                 ARI_SHOW(j->o->side[k]));
         if (!listed)
-            AR_TRY(ARI_ALLOC(&d->claim, n, "log-probabilities of a side"));
+            AR_TRY(ARI_TAKE(&d->claim, &j->arena, n, "log-probabilities of a side"));
         d->claims = n;
     }
     d->every = room > 0 ? (d->claims + room - 1) / room : d->claims;
     d->kept = (d->claims + d->every - 1) / d->every;
     size_t floats;
     AR_TRY(ari_mul_size(&floats, d->kept, v));
-    return ARI_ALLOC(&d->row, floats, "rows of logits");
+    return ARI_TAKE(&d->row, &j->arena, floats, "rows of logits");
 }
 
 static ar_status read_all(job *j)
@@ -226,13 +218,13 @@ static ar_status compute(job *j)
 {
     const size_t n = j->input.count;
     j->top = j->o->top < j->model.config->vocab ? j->o->top : j->model.config->vocab;
-    AR_TRY(ARI_ALLOC_ZERO(&j->place, n, "log-probabilities"));
+    AR_TRY(ARI_TAKE(&j->place, &j->arena, n, "log-probabilities"));
     if (j->top > 0)
-        AR_TRY(ARI_ALLOC_ZERO(&j->largest, n, "largest log-probabilities"));
+        AR_TRY(ARI_TAKE(&j->largest, &j->arena, n, "largest log-probabilities"));
     for (size_t i = 0; i < n; i++) {
-        AR_TRY(ARI_ALLOC_ZERO(&j->place[i], j->input.list[i].n, "log-probabilities"));
+        AR_TRY(ARI_TAKE(&j->place[i], &j->arena, j->input.list[i].n, "log-probabilities"));
         if (j->largest)
-            AR_TRY(ARI_ALLOC_ZERO(&j->largest[i], j->input.list[i].n * j->top, "largest log-probabilities"));
+            AR_TRY(ARI_TAKE(&j->largest[i], &j->arena, j->input.list[i].n * j->top, "largest log-probabilities"));
     }
     return ari_lp_forward(&j->model, &j->input, ARI_ALONE, take_row, j);
 }
@@ -243,11 +235,11 @@ static int compare_digests(const void *a, const void *b)
 }
 
 /* Of each sequence one, over its tokens and their log-probabilities; of these one, in the order of their bytes. */
-static ar_status hash_all(char hex[65], const job *j)
+static ar_status hash_all(char hex[65], job *j)
 {
     unsigned char(*digest)[ARI_SHA256_BYTES];
     ari_sha256 h;
-    AR_TRY(ari_alloc((void **)&digest, j->input.count, sizeof *digest, "hashes of sequences"));
+    AR_TRY(ARI_TAKE(&digest, &j->arena, j->input.count, "hashes of sequences"));
     for (size_t i = 0; i < j->input.count; i++) {
         const ari_sequence *q = &j->input.list[i];
         ari_sha256_init(&h);
@@ -258,7 +250,6 @@ static ar_status hash_all(char hex[65], const job *j)
     }
     qsort(digest, j->input.count, sizeof *digest, compare_digests);
     ari_sha256_of(hex, digest, j->input.count * sizeof *digest);
-    free(digest);
     return AR_OK;
 }
 
@@ -328,7 +319,7 @@ static ar_status explain(job *j, int k)
     side_data *d = &j->side[k];
     ari_lp_claim *kept;
     size_t n = 0;
-    AR_TRY(ARI_ALLOC(&kept, d->kept, "log-probabilities with their logits"));
+    AR_TRY(ARI_TAKE(&kept, &j->arena, d->kept, "log-probabilities with their logits"));
     for (size_t i = 0; i < d->claims; i++) {
         if (d->claim[i].row && isfinite(d->claim[i].given) && isfinite(d->claim[i].reference))
             kept[n++] = d->claim[i];
@@ -339,9 +330,7 @@ static ar_status explain(job *j, int k)
                            .claim = kept,
                            .claims = n,
                            .rounding = j->result->rounding_rms};
-    const ar_status st = n > 0 ? ari_lp_explain(&j->result->side[k], &c) : AR_OK;
-    free(kept);
-    return st;
+    return n > 0 ? ari_lp_explain(&j->result->side[k], &c) : AR_OK;
 }
 
 static ar_status compare(job *j)

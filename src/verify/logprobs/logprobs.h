@@ -5,6 +5,7 @@
 #define ARI_VERIFY_LOGPROBS_LOGPROBS_H
 
 #include "anyrank/logprobs.h"
+#include "ref/core/size.h"
 #include "run/run.h"
 
 /* --- sequences (sequences.c, records.c) --------------------------------------------------------------------------- */
@@ -12,13 +13,14 @@
 typedef struct ari_sequence {
     size_t n;        /* tokens, at least 1 */
     size_t prompt;   /* the first of them, which were given and not sampled; 0: not known */
-    int64_t *tokens; /* [n], owned */
-    double *given;   /* [n], owned: what a side says; NaN where it says nothing. NULL: it is a file of tokens */
+    int64_t *tokens; /* [n] */
+    double *given;   /* [n]: what a side says; NaN where it says nothing. NULL: it is a file of tokens */
 } ari_sequence;
 
 typedef struct ari_sequences {
     ari_sequence *list;
     size_t count, capacity;
+    ari_arena arena; /* of their tokens and numbers */
 } ari_sequences;
 
 void ari_sequences_fini(ari_sequences *s);

@@ -13,10 +13,7 @@
 
 void ari_sequences_fini(ari_sequences *s)
 {
-    for (size_t i = 0; i < s->count; i++) {
-        free(s->list[i].tokens);
-        free(s->list[i].given);
-    }
+    ari_arena_end(&s->arena, NULL);
     free(s->list);
     *s = (ari_sequences){.list = NULL};
 }
@@ -24,12 +21,11 @@ void ari_sequences_fini(ari_sequences *s)
 ar_status ari_sequences_add(ari_sequence **borrows, ari_sequences *s, size_t n, bool given)
 {
     AR_TRY(ARI_GROW(&s->list, &s->capacity, s->count, "sequences"));
-    ari_sequence *q = &s->list[s->count];
+    ari_sequence *q = &s->list[s->count++];
     *q = (ari_sequence){.n = n};
-    AR_TRY(ARI_ALLOC(&q->tokens, n, "a sequence's tokens"));
-    s->count++; /* from here on ari_sequences_fini knows of it */
+    AR_TRY(ARI_TAKE(&q->tokens, &s->arena, n, "a sequence's tokens"));
     if (given)
-        AR_TRY(ARI_ALLOC(&q->given, n, "a sequence's log-probabilities"));
+        AR_TRY(ARI_TAKE(&q->given, &s->arena, n, "a sequence's log-probabilities"));
     for (size_t t = 0; given && t < n; t++)
         q->given[t] = (double)NAN;
     *borrows = q;
