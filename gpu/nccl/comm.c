@@ -98,13 +98,12 @@ ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
 {
     ari_nccl_world *w = c->world;
-    char why[1024];
-    snprintf(why, sizeof why, "%s", ar_error_message());
+    const ari_outcome kept = ari_outcome_of(st);
     ari_nccl_world_drop(w, p);
     if (st == AR_ERR_MISMATCH && w->checks_calls)
-        return ar_error_set(st, "%s", why); /* which all members found */
+        return ari_outcome_status(&kept); /* which all members found */
     AR_TRY(ari_nccl_world_status(w));
-    (void)ar_error_set(st, "%s", why);
+    (void)ari_outcome_status(&kept);
     return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
 }
 

@@ -424,12 +424,11 @@ ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
         ari_nccl_world_release(w);
         return AR_OK;
     }
-    char why[1024];
-    snprintf(why, sizeof why, "%s", ar_error_message());
+    const ari_outcome kept = ari_outcome_of(st);
     if (ari_store_status(p->store) == AR_OK)
-        ari_store_fail(p->store, st, why);
+        ari_store_fail(p->store, st, kept.message);
     if (c)
         nccl_destroy(&c->base);
     ari_nccl_world_release(w);
-    return ar_error_set(st, "%s", why);
+    return ari_outcome_status(&kept);
 }

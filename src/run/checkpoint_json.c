@@ -122,11 +122,7 @@ static ar_status inner_object(object *inner, const object *o, const char *key)
 /* An error of a check of values that were read is reported as one of the file. */
 static ar_status believed(const object *o, const char *key, ar_status st)
 {
-    if (st != AR_ERR_ARG)
-        return st;
-    char why[ARI_PRINTABLE];
-    ari_printable(why, sizeof why, ar_error_message());
-    return ari_json_wrong(&o->at, key, ": %s", why);
+    return st == AR_ERR_ARG ? ari_json_wrong(&o->at, key, ": %s", ARI_SHOW(ar_error_message())) : st;
 }
 
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */

@@ -44,13 +44,12 @@ static ar_status check_device(const ar_process *p, const ar_device_choice *which
 
 ar_status ari_process_fail(ar_comm *world, ar_status own)
 {
-    char why[1024];
+    const ari_outcome kept = ari_outcome_of(own);
     const char *message = "";
-    snprintf(why, sizeof why, "%s", ar_error_message());
     if (own != AR_ERR_ABORTED)
-        ar_comm_abort(world, own, why);
+        ar_comm_abort(world, own, kept.message);
     const ar_status first = world->ops->error(world, &message);
-    return first == AR_OK ? ar_error_set(own, "%s", why) : ar_error_set(first, "%s", message);
+    return first == AR_OK ? ari_outcome_status(&kept) : ar_error_set(first, "%s", message);
 }
 
 ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
@@ -105,10 +104,9 @@ static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, 
 
 ar_status ari_process_give_up(ar_process *p, ar_status st)
 {
-    char why[1024];
-    snprintf(why, sizeof why, "%s", ar_error_message());
-    ar_process_abort(p, st, why);
-    return ar_error_set(st, "%s", why);
+    const ari_outcome kept = ari_outcome_of(st);
+    ar_process_abort(p, st, kept.message);
+    return ari_outcome_status(&kept);
 }
 
 ar_status ari_process_agree(ar_process *p, ar_status own)

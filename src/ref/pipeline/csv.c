@@ -138,11 +138,9 @@ static ar_status assemble_schedule(ar_pipeline_schedule **gives, reader *r)
 /* Adds the file's name to an error about the lists as a whole. */
 static ar_status of_file(ar_status st, const char *name)
 {
-    char problem[512];
     if (st != AR_ERR_ARG && st != AR_ERR_FORMAT && st != AR_ERR_OVERFLOW)
         return st;
-    snprintf(problem, sizeof problem, "%s", ar_error_message());
-    return ar_error_set(st == AR_ERR_ARG ? AR_ERR_FORMAT : st, "%s: %s", ARI_SHOW(name), problem);
+    return ar_error_set(st == AR_ERR_ARG ? AR_ERR_FORMAT : st, "%s: %s", ARI_SHOW(name), ar_error_message());
 }
 
 ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length, const char *name)

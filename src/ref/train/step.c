@@ -271,9 +271,9 @@ static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, co
     ari_span_begin("verify gradients");
     AR_TRY(ari_span_end(ar_gradients_verify(o->verify, &v, &everything)));
     const ar_status st = ar_verdict_status(&v);
-    char found[600];
-    snprintf(found, sizeof found, "%s", st == AR_OK ? "" : ar_error_message());
-    return st == AR_OK ? AR_OK : ar_error_set(st, "step %u: %s; no weight was changed", (unsigned)ctx->step, found);
+    return st == AR_OK
+               ? AR_OK
+               : ar_error_set(st, "step %u: %s; no weight was changed", (unsigned)ctx->step, ar_error_message());
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
