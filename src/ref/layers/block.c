@@ -250,7 +250,7 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
                                       .children_count = 2 * PARTS};
     const bool recomputes = o->index % (size_t)ari_at_least_one(ctx->recompute.every) == 0;
     block_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes)
         st = ari_module_recompute(&m->base, ctx->recompute.what);

@@ -204,6 +204,6 @@ ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, si
     dropout_module *m = NULL;
     if (held == AR_HELD_UNKNOWN)
         return ar_error_set(AR_ERR_ARG, "%s: dropout needs to know whether its features are whole or a shard", name);
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
     return ari_module_end(gives, &m->base, ari_dropout_init(&m->place, name, NULL, width, positions));
 }

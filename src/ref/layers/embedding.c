@@ -327,7 +327,7 @@ ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split
                                       .params_count = 2,
                                       .takes_ids = true};
     embedding *e = NULL;
-    AR_TRY(ari_module_begin((void **)&e, sizeof *e, &ops, sum ? sum : token, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&e, &ops, sum ? sum : token, AR_HELD_UNKNOWN));
     e->split = split;
     e->vocab = vocab;
     e->h = h;

@@ -204,6 +204,6 @@ ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const 
                                       .params = mlp_params,
                                       .destroy = mlp_destroy};
     mlp_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init_mlp(m, ctx, o));
 }

@@ -199,7 +199,7 @@ ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name,
     activation_module *m = NULL;
     if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)
         return ar_error_set(AR_ERR_ARG, "%s: %d is no activation", name, (int)act);
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
     m->act = act;
     *gives = &m->base;
     return AR_OK;

@@ -122,7 +122,7 @@ ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const
                                       .children_at = offsetof(mtp_module, part),
                                       .children_count = PARTS};
     mtp_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, create_parts(m, ctx, o));
 }
 
@@ -169,7 +169,7 @@ ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, d
         .kind = "further", .forward = begin_forward, .backward = end_backward, .destroy = further_destroy};
     further_module *m = NULL;
     (void)ctx;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     m->weight = weight;
     *gives = &m->base;
     return AR_OK;

@@ -209,7 +209,7 @@ ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
                                       .params_at = offsetof(norm_module, param),
                                       .params_count = 2};
     norm_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     m->kind = o->kind;
     m->no_bias = o->no_bias;
     m->h = o->h;

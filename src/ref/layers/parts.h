@@ -232,6 +232,8 @@ AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, in
  *  ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
 AR_NODISCARD ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name,
                                         ar_held tap);
+/* The same of the type that *gives points to. */
+#define ARI_MODULE_BEGIN(gives, ops, name, tap) ari_module_begin((void **)(gives), sizeof **(gives), ops, name, tap)
 /** *gives = m, or where its completion has failed destroys it. Returns st. */
 AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st);
 /** ar_sequential_create, of which child `under` runs as under sequence parallelism, and no other (SIZE_MAX: none);

@@ -105,7 +105,7 @@ ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *n
     (void)ctx;
     AR_TRY(ar_placement_gradient(&gradient, from));
     AR_TRY(ar_placement_gradient(&gradient, to));
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     m->from = from;
     m->to = to;
     *gives = &m->base;

@@ -54,7 +54,7 @@ ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *bra
     residual_module *m = NULL;
     if (!branch)
         return ar_error_set(AR_ERR_ARG, "%s: a residual without a branch", ARI_SHOW(name));
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, held));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
     m->branch = branch;
     m->own = own;
     *gives = &m->base;

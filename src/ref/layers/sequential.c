@@ -133,7 +133,7 @@ ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *
     sequential_module *m = NULL;
     if (n > 0 && !child)
         return ar_error_set(AR_ERR_ARG, "%s: a list of %zu modules is NULL", ARI_SHOW(name), n);
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = ARI_ALLOC(&m->child, n, name);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         if (!child[i])

@@ -313,6 +313,6 @@ ari_attention *ari_attention_of(ar_module *m)
 ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
     ari_attention *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &attention_ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &attention_ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init_attention(m, ctx, o));
 }

@@ -578,6 +578,6 @@ ari_scores *ari_experts_scores(ar_module *m)
 ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
 {
     experts_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &experts_ops, name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &experts_ops, name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, init_experts(m, ctx, o));
 }

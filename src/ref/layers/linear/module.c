@@ -54,7 +54,7 @@ static ar_status module_of(ar_module **gives, ar_ctx *ctx, const char *name, con
                                         [AR_STYLE_ROWWISE] = OPS("row_linear"),
                                         [AR_STYLE_REPLICATE] = OPS("whole_linear")};
     linear_module *m = NULL;
-    AR_TRY(ari_module_begin((void **)&m, sizeof *m, &ops[spec->split.style], name, AR_HELD_UNKNOWN));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops[spec->split.style], name, AR_HELD_UNKNOWN));
     return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, spec));
 }
 
