@@ -362,6 +362,7 @@ class Check(CommandTest):
                                     ("cp_tail_dropped", "--cp 2", "give another seq"),
                                     ("adam_step_not_synced", "--micro-batches 2", "that hold copies of a parameter"),
                                     ("accum_last_only", "--dp 2 --zero 2 --micro-batches 2", "give zero of at most 1"),
+                                    ("bucket_not_packed", "--dp 2 --zero 3", "give zero of at most 1"),
                                     ("muon_of_shards", "--tp 2 --dp 2 --zero 1 --optimizer muon", "give no zero"),
                                     ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
             for command in ("check", "train"):

@@ -110,6 +110,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(CHUNKS, sp && p->overlap > 1,                                                                                   \
       "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")                  \
     X(NO_PP, p->pp <= 1, "acts between micro-batches that a rank has one after the other: give no pp")                \
+    X(BOTH_USES, p->pp <= 1, "acts where a rank has both uses of a tied embedding: give no pp")                       \
     X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                     \
     X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                      \
       "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                               \
@@ -216,7 +217,7 @@ static const ari_fault_case cases[] = {
      .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
     {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
      .needs = {NEEDS_FORWARD_FIRST}},
-    {AR_FAULT_embedding_tied_once, GPT2, .needs = {NEEDS_TIED}},
+    {AR_FAULT_embedding_tied_once, GPT2, .needs = {NEEDS_TIED, NEEDS_BOTH_USES}},
     {AR_FAULT_tied_weight_untied, GPT2, .needs = {NEEDS_TIED}},
     {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_local_clip, GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
@@ -238,7 +239,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_bucket_first_ready, LLAMA, DP(2),
      .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS, NEEDS_SEVERAL_IN_BUCKET}},
     {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
-    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2,
      .needs = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_WEIGHTS}},
     {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
@@ -247,7 +248,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_SAMPLE}},
     {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = {NEEDS_MODULE}},
     {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE}},
-    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2), .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_NO_PP}},
+    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2),
+     .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_BOTH_USES, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
      .needs = {NEEDS_MODULE}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
