@@ -124,7 +124,7 @@ void ar_dump_close(ar_dump *d)
         ari_dump_close_file(&d->file[i]);
     free(d->file);
     free(d->tensor);
-    ari_taken_free(d->taken, d->takens);
+    ari_arena_end(&d->arena, NULL);
     free(d->part);
     free(d->rank);
     ar_st_model_close(d->model);

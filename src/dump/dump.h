@@ -38,8 +38,6 @@ typedef struct ari_dump_file {
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
 
-typedef struct ari_taken ari_taken;
-
 struct ar_dump {
     char *path;
     ar_st_model *model;
@@ -57,8 +55,7 @@ struct ar_dump {
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
     ar_dump_part *part; /* of all tensors, one after the other */
-    ari_taken *taken;   /* what tensors hold that were taken apart */
-    size_t takens;
+    ari_arena arena;    /* of what tensors hold that were taken apart */
 };
 
 /** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
@@ -109,10 +106,9 @@ AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_
 /** It becomes, of a tensor of ndim dimensions that holds all experts of a layer, one expert's `rows` rows from `row` on; or
  *  (every not 0) the transpose of every `every`-th of its last dimension from `row` on. */
 void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every);
-/** Puts what tensors become in their place, once for a dump. A tensor stays of which a rank's part cannot be cut so. The
+/** Puts what tensors become in their place. A tensor stays of which a rank's part cannot be cut so. The
  *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */
 AR_NODISCARD ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
-void ari_taken_free(ari_taken *t, size_t n);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
 /* Elements that lie next to each other in the full tensor. */

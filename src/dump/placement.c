@@ -84,13 +84,13 @@ static ar_status read_box(const json_t *value, ari_placed *t, size_t i, const ch
     return AR_OK;
 }
 
-static ar_status read_boxes(const json_t *array, ari_placed *t, const char *where)
+static ar_status read_boxes(const json_t *array, ari_placed *t, ari_arena *arena, const char *where)
 {
     const size_t n = json_array_size(array);
     if (!json_is_array(array) || n == 0)
         return invalid(where, "'boxes' has to be an array of one box or more");
-    AR_TRY(ARI_ALLOC_ZERO(&t->box, n, "boxes of a placement"));
-    AR_TRY(ARI_ALLOC_ZERO(&t->local, n, "boxes of a placement"));
+    AR_TRY(ARI_TAKE(&t->box, arena, n, "boxes of a placement"));
+    AR_TRY(ARI_TAKE(&t->local, arena, n, "boxes of a placement"));
     t->boxes = n;
     for (size_t i = 0; i < n; i++)
         AR_TRY(read_box(json_array_get(array, i), t, i, where));
@@ -139,7 +139,7 @@ static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
         AR_TRY(read_numbers(shape, "shape", &t->ndim, t->shape, where));
     t->has_shape = shape != NULL;
     if (boxes != NULL)
-        AR_TRY(read_boxes(boxes, t, where));
+        AR_TRY(read_boxes(boxes, t, &r->p->arena, where));
     AR_TRY(read_int(value, "replica", 0, &t->replica, where));
     AR_TRY(read_int(value, "replicas", 1, &t->replicas, where));
     if (t->replica > 0 && t->replica >= t->replicas)
@@ -159,7 +159,7 @@ static ar_status add_tensor(reading *r, const char *name, const json_t *own, con
 {
     ari_placed *t = &r->p->tensor[r->p->tensors];
     *t = (ari_placed){.ndim = -1};
-    AR_TRY(ari_text_copy(&t->name, name, SIZE_MAX, "a placement"));
+    AR_TRY(ari_arena_text(&r->p->arena, &t->name, name, "a placement"));
     r->p->tensors++;
     if (dcp != NULL)
         AR_TRY(read_dcp(r, t, dcp));
@@ -171,7 +171,7 @@ static ar_status read_tensors(reading *r, const json_t *own, const json_t *dcp)
     const char *name;
     json_t *value;
     const size_t most = json_object_size(own) + json_object_size(dcp);
-    AR_TRY(ARI_ALLOC_ZERO(&r->p->tensor, most, "a placement"));
+    AR_TRY(ARI_TAKE(&r->p->tensor, &r->p->arena, most, "a placement"));
     json_object_foreach((json_t *)(uintptr_t)own, name, value)
         AR_TRY(add_tensor(r, name, value, json_object_get(dcp, name)));
     json_object_foreach((json_t *)(uintptr_t)dcp, name, value) if (json_object_get(own, name) == NULL)
@@ -233,12 +233,12 @@ static ar_status read_order(ari_placement *p, const json_t *order, const char *w
     const size_t n = json_array_size(order);
     if (!json_is_array(order))
         return invalid(where, "'order' has to be an array of names");
-    AR_TRY(ARI_ALLOC_ZERO(&p->order, n, "an execution order"));
+    AR_TRY(ARI_TAKE(&p->order, &p->arena, n, "an execution order"));
     for (; p->ordered < n; p->ordered++) {
         const char *name = json_string_value(json_array_get(order, p->ordered));
         if (name == NULL)
             return invalid(where, "'order' has to be an array of names");
-        AR_TRY(ari_text_copy(&p->order[p->ordered], name, SIZE_MAX, "an execution order"));
+        AR_TRY(ari_arena_text(&p->arena, &p->order[p->ordered], name, "an execution order"));
     }
     return AR_OK;
 }
@@ -301,22 +301,13 @@ done:
 
 void ari_placement_forget_tensors(ari_placement *p)
 {
-    for (size_t i = 0; i < p->tensors; i++) {
-        free(p->tensor[i].name);
-        free(p->tensor[i].box);
-        free(p->tensor[i].local);
-    }
-    free(p->tensor);
     p->tensor = NULL;
     p->tensors = 0;
 }
 
 void ari_placement_fini(ari_placement *p)
 {
-    ari_placement_forget_tensors(p);
-    for (size_t i = 0; i < p->ordered; i++)
-        free(p->order[i]);
-    free(p->order);
+    ari_arena_end(&p->arena, NULL);
     *p = (ari_placement){.rank = -1};
 }
 

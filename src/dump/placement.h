@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "anyrank/dump.h"
+#include "ref/core/size.h"
 
 /* Placement of a rank's tensors in its file's __metadata__ (pytorch.md): PyTorch's DCP_SHARDING_INFO, and
  * ANYRANK_PLACEMENT for facts that it lacks. */
@@ -37,6 +38,7 @@ typedef struct ari_placement {
     size_t tensors;
     char **order; /* names in execution order */
     size_t ordered;
+    ari_arena arena; /* of those that were read */
 } ari_placement;
 
 /** Parses both texts, either of which may be NULL. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_OVERFLOW,

@@ -10,22 +10,6 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-struct ari_taken {
-    char *name;
-    ar_dump_part *part;
-    ar_dump_box *box;
-};
-
-void ari_taken_free(ari_taken *t, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        free(t[i].name);
-        free(t[i].part);
-        free(t[i].box);
-    }
-    free(t);
-}
-
 /* --- boxes -------------------------------------------------------------------------------------------------------- */
 
 /* Leaves the first dimensions out, of which there is one element each. */
@@ -113,20 +97,22 @@ static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_t
 }
 
 /* *fits false: a box cannot be cut. Parts that have nothing of it are left out. */
-static ar_status take(ar_dump_tensor *t, ari_taken *own, bool *fits, const ar_dump_tensor *from,
+static ar_status take(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_dump_tensor *from,
                       const ari_tensor_cut *c)
 {
     size_t boxes = 0;
+    char *name = NULL;
+    ar_dump_part *part = NULL;
+    ar_dump_box *box = NULL;
     for (size_t i = 0; i < from->parts; i++)
         boxes += from->part[i].boxes;
-    AR_TRY(ARI_ALLOC(&own->part, from->parts, "parts of a tensor"));
-    AR_TRY(ARI_ALLOC(&own->box, boxes, "parts of a tensor"));
-    AR_TRY(ari_text_copy(&own->name, c->name, SIZE_MAX, "a tensor's name"));
-    *t = (ar_dump_tensor){.name = own->name, .dtype = from->dtype, .order = from->order, .part = own->part};
+    AR_TRY(ARI_TAKE(&part, arena, from->parts, "parts of a tensor"));
+    AR_TRY(ARI_TAKE(&box, arena, boxes, "parts of a tensor"));
+    AR_TRY(ari_arena_text(arena, &name, c->name, "a tensor's name"));
+    *t = (ar_dump_tensor){.name = name, .dtype = from->dtype, .order = from->order, .part = part};
     set_shape(t, from, c);
-    ar_dump_box *box = own->box;
     for (size_t i = 0; i < from->parts; i++) {
-        ar_dump_part *p = &own->part[t->parts];
+        ar_dump_part *p = &part[t->parts];
         *p = from->part[i];
         p->box = box;
         p->boxes = 0;
@@ -171,8 +157,8 @@ void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t ro
 typedef struct taking {
     ar_dump_tensor *tensor; /* the dump's next ones */
     size_t tensors, cap_tensors;
-    ari_taken *taken;
-    size_t n, capacity;
+    ari_arena *arena; /* the dump's, for what they hold */
+    bool any;         /* some tensor was cut */
 } taking;
 
 static ar_status keep_tensor(taking *k, const ar_dump_tensor *t)
@@ -189,20 +175,19 @@ static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_c
     bool fits = cuts->n > 0;
     for (size_t i = 0; i < cuts->n && fits; i++) {
         ar_dump_tensor one;
-        AR_TRY(ARI_GROW(&k->taken, &k->capacity, k->n, "the list of tensors"));
-        k->taken[k->n] = (ari_taken){.part = NULL};
-        AR_TRY(take(&one, &k->taken[k->n++], &fits, t, &cuts->cut[i]));
+        AR_TRY(take(&one, k->arena, &fits, t, &cuts->cut[i]));
         AR_TRY(keep_tensor(k, &one));
     }
+    k->any = k->any || fits;
     if (fits)
         return AR_OK;
-    k->tensors = tensors; /* what was taken is freed with the rest */
+    k->tensors = tensors; /* what was taken ends with the dump */
     return keep_tensor(k, t);
 }
 
 ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
 {
-    taking k = {.n = 0};
+    taking k = {.arena = &d->arena};
     ari_tensor_cuts cuts = {.n = 0};
     ar_status st = AR_OK;
     for (size_t i = 0; i < d->tensors; i++) {
@@ -210,18 +195,15 @@ ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user
         AR_TRY_TO(done, st, cuts_of(user, &d->tensor[i], &cuts));
         AR_TRY_TO(done, st, take_all(&k, &d->tensor[i], &cuts));
     }
-    if (k.n > 0 && d->taken == NULL) {
+    if (k.any) {
         qsort(k.tensor, k.tensors, sizeof *k.tensor, ari_by_name);
         free(d->tensor);
         d->tensor = k.tensor;
         d->tensors = k.tensors;
-        d->taken = k.taken;
-        d->takens = k.n;
-        k = (taking){.n = 0};
+        k.tensor = NULL;
     }
 done:
     free(cuts.cut);
     free(k.tensor);
-    ari_taken_free(k.taken, k.n);
     return st;
 }

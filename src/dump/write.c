@@ -181,8 +181,8 @@ ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
 typedef struct contents {
     ar_st_tensor *tensor;
     ari_placed *placed;
-    void **copy; /* [n] of tensors that do not lie row-major in memory */
     size_t n;
+    ari_arena *arena; /* of these, and of tensors that do not lie row-major in memory */
 } contents;
 
 static ar_status check_value(const ar_dump_value *v)
@@ -204,7 +204,7 @@ static ar_status check_value(const ar_dump_value *v)
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
 /* The box of the local tensor, where it lies if that is row-major, else copied. */
-static ar_status box_data(const void **data, void **copy, const ar_tensor *local, const ar_box *b)
+static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *local, const ar_box *b)
 {
     ar_dump_tensor all = {.dtype = local->dtype, .ndim = local->ndim};
     ar_dump_box box = {.at = 0};
@@ -218,9 +218,10 @@ static ar_status box_data(const void **data, void **copy, const ar_tensor *local
     if (ar_tensor_is_contiguous(&part))
         return AR_OK;
     const size_t count = ar_tensor_count(&part);
-    AR_TRY(ari_alloc(copy, count, ar_dtype_bytes(local->dtype), "a tensor to write"));
-    ari_dump_copy_box(*copy, &all, part.data.ptr, &box, 0, count);
-    *data = *copy;
+    void *copy = NULL;
+    AR_TRY(ari_arena_take(arena, &copy, count, ar_dtype_bytes(local->dtype), "a tensor to write"));
+    ari_dump_copy_box(copy, &all, part.data.ptr, &box, 0, count);
+    *data = copy;
     return AR_OK;
 }
 
@@ -252,7 +253,7 @@ static ar_status add_box(contents *o, const ar_dump_value *v, const ar_dump_plac
         p->offset[d] = b->global[d];
     }
     AR_TRY(set_partial(p, v, place));
-    AR_TRY(box_data(&t->data, &o->copy[o->n], v->local, b));
+    AR_TRY(box_data(&t->data, o->arena, v->local, b));
     o->n++;
     return AR_OK;
 }
@@ -276,15 +277,13 @@ static ar_status write_file(ari_atomic_file **gives, const char *path, const con
 {
     const size_t own = ARI_RANK_METADATA + 1;
     const char **all = NULL;
-    AR_TRY(ARI_ALLOC(&all, 2 * (n_meta + own), "metadata"));
+    AR_TRY(ARI_TAKE(&all, o->arena, 2 * (n_meta + own), "metadata"));
     all[0] = "format";
     all[1] = "pt";
     ari_rank_metadata(all + 2, text);
     for (size_t i = 0; i < 2 * n_meta; i++)
         all[2 * own + i] = metadata[i];
-    const ar_status st = ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, own + n_meta);
-    free(all);
-    return st;
+    return ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, own + n_meta);
 }
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
@@ -297,6 +296,7 @@ typedef struct job {
     size_t n_meta;
     ari_boxes *of; /* [n] */
     char **order;  /* [n] names, borrowed */
+    ari_arena arena;
 } job;
 
 static ar_status file_path(char **gives, const job *j, size_t k)
@@ -306,26 +306,22 @@ static ar_status file_path(char **gives, const job *j, size_t k)
     return ari_file_path(gives, j->folder, name);
 }
 
-static ar_status write_boxes(ari_atomic_file **gives, const job *j, size_t k)
+static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
 {
     ar_status st = AR_OK;
     char *text[2] = {NULL, NULL}, *path = NULL;
-    contents o = {0};
+    void *const before = j->arena.last;
+    contents o = {.arena = &j->arena};
     AR_TRY_TO(done, st, file_path(&path, j, k));
-    AR_TRY_TO(done, st, ARI_ALLOC(&o.tensor, j->n, "tensors to write"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&o.placed, j->n, "tensors to write"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&o.copy, j->n, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_TAKE(&o.tensor, o.arena, j->n, "tensors to write"));
+    AR_TRY_TO(done, st, ARI_TAKE(&o.placed, o.arena, j->n, "tensors to write"));
     for (size_t i = 0; i < j->n; i++)
         if (k < j->of[i].n)
             AR_TRY_TO(done, st, add_box(&o, &j->values[i], j->place, &j->of[i].box[k]));
     AR_TRY_TO(done, st, make_texts(text, &o, j->place, j->order, k == 0 ? j->n : 0));
     st = write_file(gives, path, &o, text, j->metadata, j->n_meta);
 done:
-    for (size_t i = 0; i < j->n && o.copy != NULL; i++)
-        free(o.copy[i]);
-    free(o.copy);
-    free(o.placed);
-    free(o.tensor);
+    ari_arena_end(o.arena, before);
     free(text[0]);
     free(text[1]);
     free(path);
@@ -345,7 +341,7 @@ static ar_status remove_others(const job *j, size_t files)
     return AR_OK;
 }
 
-static ar_status write_rank(const job *j)
+static ar_status write_rank(job *j)
 {
     ari_atomic_file *out[AR_MAX_BOXES] = {NULL};
     size_t files = 1;
@@ -378,25 +374,24 @@ static ar_status check_place(const ar_dump_place *p)
     return AR_OK;
 }
 
+static ar_status write_values(job *j)
+{
+    AR_TRY(check_place(j->place));
+    AR_TRY(ARI_TAKE(&j->of, &j->arena, j->n, "tensors to write"));
+    AR_TRY(ARI_TAKE(&j->order, &j->arena, j->n, "tensors to write"));
+    for (size_t i = 0; i < j->n; i++) {
+        AR_TRY(check_value(&j->values[i]));
+        ari_boxes_of(&j->of[i], j->values[i].layout);
+        j->order[i] = (char *)(uintptr_t)j->values[i].name;
+    }
+    return write_rank(j);
+}
+
 ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values, size_t n,
                         const char *const *metadata, size_t n_meta)
 {
-    job j = {folder, place, values, n, metadata, n_meta, NULL, NULL};
-    ar_status st = check_place(place);
-    if (st == AR_OK)
-        st = ARI_ALLOC(&j.of, n, "tensors to write");
-    if (st == AR_OK)
-        st = ARI_ALLOC(&j.order, n, "tensors to write");
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        st = check_value(&values[i]);
-        if (st != AR_OK)
-            break;
-        ari_boxes_of(&j.of[i], values[i].layout);
-        j.order[i] = (char *)(uintptr_t)values[i].name;
-    }
-    if (st == AR_OK)
-        st = write_rank(&j);
-    free(j.of);
-    free(j.order);
+    job j = {folder, place, values, n, metadata, n_meta, NULL, NULL, {NULL}};
+    const ar_status st = write_values(&j);
+    ari_arena_end(&j.arena, NULL);
     return st;
 }

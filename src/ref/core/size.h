@@ -32,6 +32,8 @@ typedef struct ari_arena {
 /** n elements of zeros, until ari_arena_end. Errors: as ari_alloc. */
 AR_NODISCARD ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, const char *what);
 #define ARI_TAKE(gives, a, n, what) ari_arena_take(a, (void **)(gives), n, sizeof **(gives), what)
+/** A copy of a text. */
+AR_NODISCARD ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const char *what);
 /** Frees what was taken since a->last was this; NULL: all. */
 void ari_arena_end(ari_arena *a, void *last);
 

@@ -117,6 +117,14 @@ ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, cons
     return AR_OK;
 }
 
+ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const char *what)
+{
+    const size_t n = strlen(text) + 1;
+    AR_TRY(ARI_TAKE(gives, a, n, what));
+    memcpy(*gives, text, n);
+    return AR_OK;
+}
+
 void ari_arena_end(ari_arena *a, void *last)
 {
     while (a->last != last) {
