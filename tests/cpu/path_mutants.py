@@ -92,6 +92,7 @@ MUTANTS = [
      "plane = BLOCK / 2 * width;"),
     ("terms of the last group of 8 are left out", K16, "for (size_t k = 0; k < terms; k += 8) {",
      "for (size_t k = 0; k + 8 <= terms || k == 0; k += 8) {"),
+    ("the last terms of a panel are not multiplied", K16, "(r->used + 3) / 4 * 4", "r->used / 4 * 4"),
     ("columns are not put into even and odd lanes", K16, "return lane % 2 * (LANES / 2) + lane / 2;", "return lane;"),
     ("the last columns of a vector are another tile's", K16, "col < rows->rows ?", "col <= rows->rows ?"),
     ("the last rows of a panel are another tile's", K16, "r < ROWS && r < rows->rows;", "r < ROWS && r <= rows->rows;"),

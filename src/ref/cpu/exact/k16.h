@@ -243,7 +243,7 @@ K16_INLINE void flush_row(const ari_register_tile *r, const made *m, size_t i, c
     }
 }
 
-/* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 8
+/* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 4
  * terms. before NULL: not here. */
 K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint32_t *right, const ari_register_tile *r,
                                uint32_t start, const size_t vectors, const made *before, const bool narrow)
@@ -255,8 +255,8 @@ K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint
 #pragma GCC unroll 3
         for (size_t v = 0; v < vectors; v++)
             acc[i][v] = (vec){0} + start;
-    const size_t part = OVERLAPPED ? 8 : r->terms;
-    for (size_t k = 0; k < r->terms; k += part) {
+    const size_t used = (r->used + 3) / 4 * 4, part = OVERLAPPED ? 4 : used;
+    for (size_t k = 0; k < used; k += part) {
         for (size_t pair = 0; pair < part / 2; pair++) {
 #pragma GCC unroll 3
             for (size_t v = 0; v < vectors; v++)

@@ -110,6 +110,7 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
     for (size_t k = 0; k < terms; k += kernel->block, r.add = true) {
         const size_t n = least(terms - k, kernel->block);
         r.terms = round_up(n, kernel->step);
+        r.used = n;
         r.left = panel_at(kernel, &w->left, i0, k, n);
         for (size_t j = j0; j < cols; j += kernel->cols) {
             r.right = panel_at(kernel, &w->right, j, k, n);
