@@ -70,6 +70,12 @@ typedef struct ar_groups {
     const size_t *sample; /* [n, samples + 1] */
 } ar_groups;
 
+/* The B of each group, made in their order when a group's turn comes. */
+typedef struct ar_group_operands {
+    ar_status (*make)(ar_ctx *ctx, const ar_operand **gives, const void *user, size_t group);
+    const void *user;
+} ar_group_operands;
+
 /* An array of a bucket of n elements, with a number for each: it begins at byte at*n. */
 typedef struct ar_bucket_array {
     size_t at;
@@ -118,10 +124,10 @@ struct ar_arith_ops {
      * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
 
-    /* y [rows, n] = the rows of each group i of a [rows, k] times b[i]^T, of one n and one k, folded over `over` (NULL: not)
+    /* y [rows, n] = the rows of each group of a [rows, k] times its B^T, of one n and one k, folded over `over` (NULL: not)
      * so that every rank gets all of it, and rounded. Collective: over the groups that shard K, and over `over`, once for
      * all groups of rows. */
-    ar_status (*contract_groups)(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_operand *const *b,
+    ar_status (*contract_groups)(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
                                  const ar_groups *g, ar_comm *over, const char *tag);
 
     /* b [.., n, k], equilibrated, with all the terms of this rank. Collective over both groups, as the two below that

@@ -43,6 +43,13 @@ static void fill_product(product *p)
         p->b[i] = i % 17 == 0 ? 0.0f : ldexpf(p->b[i], (int)(i / (size_t)(N * K)) * 5 - (int)(i % 11));
 }
 
+static ar_status group_operand(ar_ctx *ctx, const ar_operand **gives, const void *user, size_t group)
+{
+    (void)ctx;
+    *gives = ((const ar_operand *const *)user)[group];
+    return AR_OK;
+}
+
 static ar_status product_rank(ar_ctx *ctx, void *user)
 {
     product *p = user;
@@ -65,7 +72,8 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
     const size_t y_shape[2] = {ROWS, p->cut_k ? N : count};
     const ar_tensor own = p->cut_k ? ar_tensor_slice(&a, 1, start, count) : a;
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
-    AR_TRY(arith->contract_groups(ctx, &y, &own, b, &g, p->cut_k ? tp : NULL, "groups"));
+    AR_TRY(arith->contract_groups(ctx, &y, &own, &(ar_group_operands){group_operand, b}, &g, p->cut_k ? tp : NULL,
+                                  "groups"));
     return ar_ctx_download(ctx, p->y[rank_of(ctx)], &y);
 }
 

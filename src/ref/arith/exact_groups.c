@@ -38,63 +38,75 @@ static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *whole, 
 /* The rows of all groups as integers, scaled by the columns of each one's B. */
 typedef struct grouped {
     const ar_tensor *a;
-    const ar_operand *const *b;
+    const ar_operand **b; /* [groups] */
     const ar_groups *g;
-    ar_buf e; /* [rows] */
+    ar_tensor y; /* fp32, where no sums are folded */
+    ar_buf e;    /* [rows] */
     ar_packed *packed;
+    ari_sum_slice s; /* s.s.ptr NULL: not folded */
 } grouped;
 
-static ar_status quantise_groups(ar_ctx *ctx, grouped *o, const char *tag)
+static ar_status measure_group(ar_ctx *ctx, const grouped *o, size_t i)
 {
-    const size_t rows = o->a->shape[0];
-    AR_TRY(ari_step_alloc(ctx, &o->e, rows * WORD));
-    for (size_t i = 0; i < o->g->n; i++) {
-        const ar_tensor a = ari_group_rows(o->a, o->g, i);
-        if (a.shape[0] > 0)
-            AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, o->g->first[i] * WORD), &a, ar_const(o->b[i]->c), +1,
-                              false, o->b[i]->narrow));
-    }
-    for (int i = 0; i < 2; i++)
-        AR_TRY(ari_exact_max(ctx, o->b[0]->over[i], o->e, rows, tag));
-    AR_TRY(new_packed(ctx, &o->packed, rows, o->a->shape[1], ari_exact_form(true, o->b[0]->narrow)));
-    for (size_t i = 0; i < o->g->n; i++) {
-        const ar_tensor a = ari_group_rows(o->a, o->g, i);
-        if (a.shape[0] > 0)
-            AR_TRY(ARI_KERNEL(ctx, pack, o->packed, o->g->first[i], 0, &a, ar_const(o->b[i]->c), +1, ar_const(o->e)));
-    }
-    return AR_OK;
+    const ar_tensor a = ari_group_rows(o->a, o->g, i);
+    if (a.shape[0] == 0)
+        return AR_OK;
+    return ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, o->g->first[i] * WORD), &a, ar_const(o->b[i]->c), +1, false,
+                      o->b[i]->narrow);
 }
 
-/* Group i: rounded to its rows of y, or (limbs > 0) its integers to its part of the sums. */
-static ar_status multiply_group(ar_ctx *ctx, const grouped *o, size_t i, const ar_tensor *y, ar_buf sums, int limbs)
+/* Group i: rounded to its rows of y, or its integers to its part of the sums. */
+static ar_status multiply_group(ar_ctx *ctx, const grouped *o, size_t i)
 {
     const size_t first = o->g->first[i], rows = o->g->first[i + 1] - first, n = o->b[i]->x.rows;
     const ar_cbuf e = ar_cbuf_at(ar_const(o->e), first * WORD), none = {NULL};
+    const ar_tensor from = ari_group_rows(o->a, o->g, i);
     ar_packed *a = NULL;
+    ar_status st = AR_OK;
     if (rows == 0)
         return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, pack, o->packed, first, 0, &from, ar_const(o->b[i]->c), +1, ar_const(o->e)));
     AR_TRY(part_of(ctx, &a, o->packed, first, rows, 0, o->a->shape[1]));
-    const ar_tensor to = ari_group_rows(y, o->g, i);
-    const ar_status st = limbs > 0
-                             ? ARI_KERNEL(ctx, gemm_i64, ar_buf_at(sums, first * n * (size_t)limbs * sizeof(int64_t)),
-                                          a, o->b[i]->packed, limbs, false)
-                             : ARI_KERNEL(ctx, gemm_round, &to, a, o->b[i]->packed, e, ar_const(o->b[i]->e), none,
-                                          AR_ACT_NONE, NULL, NULL);
+    if (o->s.s.ptr) {
+        st = ARI_KERNEL(ctx, gemm_i64, ar_buf_at(o->s.s, first * n * (size_t)o->s.limbs * sizeof(int64_t)), a,
+                        o->b[i]->packed, o->s.limbs, false);
+    } else {
+        const ar_tensor to = ari_group_rows(&o->y, o->g, i);
+        st = ARI_KERNEL(ctx, gemm_round, &to, a, o->b[i]->packed, e, ar_const(o->b[i]->e), none, AR_ACT_NONE, NULL,
+                        NULL);
+    }
     end_packed(ctx, a);
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = rows, .k = o->a->shape[1]}, &o->b[i]->x);
     return st;
 }
 
-static ar_status multiply_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y, ar_buf sums, int limbs)
+/* Room for all groups' integers and sums, once the first one's B is there. */
+static ar_status begin_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, bool fold, const char *tag)
 {
-    for (size_t i = 0; i < o->g->n; i++)
-        AR_TRY(multiply_group(ctx, o, i, y, sums, limbs));
-    return AR_OK;
+    const ar_operand *b = o->b[0];
+    const size_t rows = o->a->shape[0], k = o->a->shape[1];
+    size_t bytes = 0;
+    if (y->shape[0] != rows || y->shape[1] != b->x.rows || k != b->x.k)
+        return ar_error_set(AR_ERR_SHAPE, "%s: [%zu, %zu] from [%zu, %zu] and matrices [%zu, %zu]", tag, y->shape[0],
+                            y->shape[1], rows, k, b->x.rows, b->x.k);
+    AR_TRY(ari_step_alloc(ctx, &o->e, rows * WORD));
+    AR_TRY(new_packed(ctx, &o->packed, rows, k, ari_exact_form(true, b->narrow)));
+    o->y = *y;
+    if (!fold)
+        return y->dtype == AR_F32 ? AR_OK : ar_ctx_tensor(ctx, &o->y, AR_F32, y->ndim, y->shape);
+    o->s = (ari_sum_slice){.limbs = ari_exact_limbs(b->narrow, b->k_full),
+                           .width = ari_exact_width(b->narrow, b->k_full),
+                           .count = ar_tensor_count(y),
+                           .rows = y->shape[0],
+                           .cols = y->shape[1]};
+    AR_TRY(ari_mul_size(&bytes, o->s.count, (size_t)o->s.limbs * sizeof(int64_t)));
+    return ari_step_alloc(ctx, &o->s.s, bytes);
 }
 
 /* y, fp32, = this rank's slice of the sums rounded: the exponents of B change from group to group. */
-static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y, const ari_sum_slice *s)
+static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y)
 {
+    const ari_sum_slice *s = &o->s;
     const size_t end = s->start + s->count, each = (size_t)s->limbs * sizeof(int64_t);
     for (size_t i = 0; i < o->g->n; i++) {
         const size_t first = o->g->first[i] * s->cols, last = o->g->first[i + 1] * s->cols;
@@ -107,51 +119,54 @@ static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y, const ari
     return AR_OK;
 }
 
-static ar_status fold_groups(ar_ctx *ctx, const grouped *o, const ar_tensor *y, ar_comm *over, const char *tag)
+static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_comm *over, const char *tag)
 {
-    const size_t total = ar_tensor_count(y);
-    ari_sum_slice s = {.limbs = ari_exact_limbs(o->b[0]->narrow, o->b[0]->k_full),
-                       .width = ari_exact_width(o->b[0]->narrow, o->b[0]->k_full),
-                       .count = total,
-                       .rows = y->shape[0],
-                       .cols = y->shape[1]};
-    size_t bytes = 0;
-    AR_TRY(ari_mul_size(&bytes, total, (size_t)s.limbs * sizeof(int64_t)));
-    AR_TRY(ari_step_alloc(ctx, &s.s, bytes));
-    AR_TRY(multiply_groups(ctx, o, y, s.s, s.limbs));
-    AR_TRY(ari_exact_slice(ctx, &s, ctx->queue, NULL, over, tag));
-    const ar_tensor own = ar_tensor_flat(y->dtype, ar_buf_at(y->data, s.start * ar_dtype_bytes(y->dtype)), s.count);
+    AR_TRY(ari_exact_slice(ctx, &o->s, ctx->queue, NULL, over, tag));
+    const size_t start = o->s.start * ar_dtype_bytes(y->dtype);
+    const ar_tensor own = ar_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
     ar_tensor wide = own;
     if (y->dtype != AR_F32)
-        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &s.count));
-    AR_TRY(round_groups(ctx, o, wide.data, &s));
+        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &o->s.count));
+    AR_TRY(round_groups(ctx, o, wide.data));
     AR_TRY(ari_exact_store(ctx, &own, &wide));
-    ari_step_free(ctx, s.s);
+    ari_step_free(ctx, o->s.s);
     return ari_exact_gather(ctx, y, over);
 }
 
-static ar_status round_all(ar_ctx *ctx, const grouped *o, const ar_tensor *y)
+/* Without peers a group is multiplied as soon as its B is made: while its integers are in the caches. */
+static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, const ar_group_operands *b, ar_comm *over,
+                                 const char *tag)
 {
-    ar_tensor wide = *y;
-    if (y->dtype != AR_F32)
-        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, y->ndim, y->shape));
-    AR_TRY(multiply_groups(ctx, o, &wide, (ar_buf){NULL}, 0));
-    return ari_exact_store(ctx, y, &wide);
+    size_t each = 1;
+    for (size_t first = 0; first < o->g->n; first += each) {
+        for (size_t i = first; i < first + each; i++) {
+            AR_TRY(b->make(ctx, &o->b[i], b->user, i));
+            if (i == 0) {
+                AR_TRY(begin_groups(ctx, o, y, ari_has_peers(over), tag));
+                each = ari_has_peers(o->b[0]->over[0]) || ari_has_peers(o->b[0]->over[1]) ? o->g->n : 1;
+            }
+            AR_TRY(measure_group(ctx, o, i));
+        }
+        for (int k = 0; k < 2; k++)
+            AR_TRY(ari_exact_max(ctx, o->b[0]->over[k], o->e, o->a->shape[0], tag));
+        for (size_t i = first; i < first + each; i++)
+            AR_TRY(multiply_group(ctx, o, i));
+    }
+    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_exact_store(ctx, y, &o->y));
+    end_packed(ctx, o->packed);
+    ari_step_free(ctx, o->e);
+    return AR_OK;
 }
 
-ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_operand *const *b,
+ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
                                     const ar_groups *g, ar_comm *over, const char *tag)
 {
-    grouped o = {.a = a, .b = b, .g = g};
+    grouped o = {.a = a, .g = g};
     AR_TRY(ari_check_groups(g, a->shape[0], tag));
-    if (y->shape[0] != a->shape[0] || y->shape[1] != b[0]->x.rows || a->shape[1] != b[0]->x.k)
-        return ar_error_set(AR_ERR_SHAPE, "%s: [%zu, %zu] from [%zu, %zu] and matrices [%zu, %zu]", tag, y->shape[0],
-                            y->shape[1], a->shape[0], a->shape[1], b[0]->x.rows, b[0]->x.k);
-    AR_TRY(quantise_groups(ctx, &o, tag));
-    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, &o, y, over, tag) : round_all(ctx, &o, y));
-    end_packed(ctx, o.packed);
-    ari_step_free(ctx, o.e);
-    return AR_OK;
+    AR_TRY(ARI_ALLOC(&o.b, g->n, "operands of groups"));
+    const ar_status st = contract_groups(ctx, &o, y, b, over, tag);
+    free(o.b);
+    return st;
 }
 
 /* --- gradients: one contraction for each group and sample, a run of rows ------------------------------------------ */

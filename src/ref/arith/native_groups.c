@@ -24,14 +24,16 @@ static ar_status multiply_group(ar_ctx *ctx, const ar_tensor *y, const ar_tensor
     return AR_OK;
 }
 
-ar_status ari_native_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_operand *const *b,
+ar_status ari_native_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
                                      const ar_groups *g, ar_comm *over, const char *tag)
 {
     AR_TRY(ari_check_groups(g, a->shape[0], tag));
     for (size_t i = 0; i < g->n; i++) {
         const ar_tensor to = ari_group_rows(y, g, i), from = ari_group_rows(a, g, i);
+        const ar_operand *of = NULL;
+        AR_TRY(b->make(ctx, &of, b->user, i));
         if (to.shape[0] > 0)
-            AR_TRY(multiply_group(ctx, &to, &from, b[i], tag));
+            AR_TRY(multiply_group(ctx, &to, &from, of, tag));
     }
     if (!ari_has_peers(over))
         return AR_OK;

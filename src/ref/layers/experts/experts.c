@@ -132,39 +132,31 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
 
 /* A product of all experts: which weights it is of, and (back) whether it is of the gradients. */
 typedef struct product {
+    const experts_module *m;
     bool second, back, alone; /* alone: of this rank's part, not folded */
     size_t columns;           /* of the result, here */
 } product;
 
-/* The operand of each expert's weights, as a linear layer makes it. Gives; free(). */
-static ar_status make_operands(const experts_module *m, ar_ctx *ctx, const ar_operand ***gives, const product *p)
+/* The operand of an expert's weights, as a linear layer makes it. */
+static ar_status make_operand(ar_ctx *ctx, const ar_operand **gives, const void *user, size_t expert)
 {
+    const product *p = user;
+    const experts_module *m = p->m;
     const size_t wide = (p->second ? 1 : 2) * m->o.ffn, k = p->second == p->back ? m->o.hidden : wide;
     ar_comm *tp = cutting(m, ctx), *k_over = p->second != p->back ? tp : NULL, *rows_over = k_over ? NULL : tp;
     const int n = p->second ? 1 : 2;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(gives, m->own, "operands of experts"));
-    for (size_t i = 0; i < m->own && st == AR_OK; i++) {
-        ar_param *const *of = p->second ? &m->second[i] : &m->first[2 * i];
-        st = ctx->arith->param_operand(ctx, &(*gives)[i], of, n, n, p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k,
-                                       k_over, rows_over);
-    }
-    return st;
+    return ctx->arith->param_operand(ctx, gives, p->second ? &m->second[expert] : &m->first[2 * expert], n, n,
+                                     p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k, k_over, rows_over);
 }
 
 /* y [slots, columns] of the experts' rows x; where the product's terms are cut, folded. */
-static ar_status multiply(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p,
-                          const ari_routes *r)
+static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p, const ari_routes *r)
 {
-    const ar_operand **b = NULL;
-    ar_comm *over = p->second != p->back && !p->alone ? ari_fault_fold_over(ctx, p->back, cutting(m, ctx)) : NULL;
-    ar_status st = make_operands(m, ctx, &b, p);
-    if (st == AR_OK)
-        st = rows_like(ctx, y, x->dtype, x->shape[0], p->columns);
-    if (st == AR_OK)
-        st = ctx->arith->contract_groups(ctx, y, x, b, &r->groups, over, m->experts_name);
-    free(b);
-    return st;
+    ar_comm *tp = cutting(p->m, ctx);
+    ar_comm *over = p->second != p->back && !p->alone ? ari_fault_fold_over(ctx, p->back, tp) : NULL;
+    AR_TRY(rows_like(ctx, y, x->dtype, x->shape[0], p->columns));
+    return ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
+                                       p->m->experts_name);
 }
 
 /* An expert's bias of a product. */
@@ -247,19 +239,19 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     ar_tensor rows, pre, act, own;
     AR_TRY(ari_routes_send(ctx, &rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
-    AR_TRY(multiply(m, ctx, &pre, &rows, &(product){.columns = 2 * m->width}, r));
+    AR_TRY(multiply(ctx, &pre, &rows, &(product){.m = m, .columns = 2 * m->width}, r));
     AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
     AR_TRY(ari_fault_halves(ctx, &pre, false));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
-    AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden}, r));
+    AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden}, r));
     if (!ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
         AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
     ar_tensor kept = *made;
     if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
-        AR_TRY(multiply(m, ctx, &own, &act, &(product){.second = true, .columns = m->o.hidden, .alone = true}, r));
+        AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
         AR_TRY(ari_routes_return(ctx, &kept, &own, r, m->experts_name));
     }
     ar_ctx_release(ctx, &act);
@@ -314,7 +306,7 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
                                  const ar_tensor *dy, const ar_tensor *pre, const ari_routes *r)
 {
     ar_tensor act, dbias = *dmade;
-    AR_TRY(multiply(m, ctx, dact, dmade, &(product){.second = true, .back = true, .columns = m->width}, r));
+    AR_TRY(multiply(ctx, dact, dmade, &(product){.m = m, .second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
     if (ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
@@ -338,7 +330,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
     AR_TRY(ari_fault_halves(ctx, &dpre, true));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
-    AR_TRY(multiply(m, ctx, drows, &dpre, &(product){.back = true, .columns = m->o.hidden}, r));
+    AR_TRY(multiply(ctx, drows, &dpre, &(product){.m = m, .back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
     AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
