@@ -41,6 +41,8 @@ typedef struct ari_weights ari_weights;
  *  weights in files that are not read: they are named. */
 AR_NODISCARD ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder);
 void ari_weights_destroy(ari_weights *w);
+/** Whether there are any to read. Errors: those of the files. */
+AR_NODISCARD ar_status ari_weights_exist(bool *gives, const char *folder);
 /** By Hugging Face name; NULL if there is none of `count` elements. user: an ari_weights. */
 const float *ari_weights_find(void *user, const char *name, size_t count);
 

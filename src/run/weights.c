@@ -339,16 +339,33 @@ static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
     return ar_st_model_find(file, token) != NULL;
 }
 
+/* *gives = NULL: there are none. */
+static ar_status open_weights(ar_st_model **gives, const char *folder)
+{
+    struct stat info;
+    *gives = NULL;
+    if (stat(folder, &info) == 0 && S_ISREG(info.st_mode))
+        return AR_OK; /* a config file alone */
+    AR_TRY(ar_st_model_open(gives, folder));
+    return *gives ? AR_OK : ari_unsupported_format_check_folder(folder);
+}
+
+ar_status ari_weights_exist(bool *gives, const char *folder)
+{
+    ar_st_model *file;
+    AR_TRY(open_weights(&file, folder));
+    *gives = file != NULL;
+    ar_st_model_close(file);
+    return AR_OK;
+}
+
 ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)
 {
     *gives = NULL;
-    ar_st_model *file = NULL;
-    struct stat info;
-    if (stat(folder, &info) == 0 && S_ISREG(info.st_mode))
-        return AR_OK; /* a config file alone */
-    AR_TRY(ar_st_model_open(&file, folder));
+    ar_st_model *file;
+    AR_TRY(open_weights(&file, folder));
     if (!file)
-        return ari_unsupported_format_check_folder(folder);
+        return AR_OK;
     if (c->quantized[0] != '\0' && (strcmp(c->quantized, "mxfp4") != 0 || c->arch != AR_ARCH_GPT_OSS)) {
         ar_st_model_close(file);
         return ar_error_set(AR_ERR_UNSUPPORTED,

@@ -368,8 +368,9 @@ class Check(CommandTest):
             for command in ("check", "train"):
                 self.refused(command, self.config(), "--seq", "8", *layout.split(), "--inject", fault,
                              says=[f"fault {fault} ", says])
-        self.refused("check", ROOT / "tests/golden/llama-gqa-tiny", "--tp", "2", "--inject", "init_local_fan",
-                     says="these are read")
+        for command in ("check", "train"):
+            self.refused(command, ROOT / "tests/golden/llama-gqa-tiny", "--tp", "2", "--seq", "8", "--inject",
+                         "init_local_fan", says="these are read")
         self.refused("check", "stack-demo", "--cp", "2", "--inject", "cp_targets_own", says="this model's loss is not")
 
     def test_gradcheck_has_a_row_for_each_step_size(self):

@@ -203,18 +203,17 @@ static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
 /* Refuses a fault that can matter in none of the layouts. */
 static ar_status check_fault(const ar_check_options *o, const ar_config *c, const char *folder)
 {
-    ari_weights *weights = NULL;
+    bool read = false;
     ar_run run = o->run;
     if (run.fault == AR_FAULT_NONE)
         return AR_OK;
-    AR_TRY(ari_weights_load(&weights, c, folder));
+    AR_TRY(ari_weights_exist(&read, folder));
     run.batch = o->padding ? 0 : run.batch; /* then it does not say how many targets ranks have */
     ar_status st = AR_ERR_ARG;
     for (size_t i = 0; i < o->layouts && st != AR_OK; i++) {
         run.parallel = o->parallel[i];
-        st = ari_fault_case_check(&run, run.plan.mlp_order, c, !weights, o->documents > 1);
+        st = ari_fault_case_check(&run, run.plan.mlp_order, c, !read, o->documents > 1);
     }
-    ari_weights_destroy(weights);
     return st;
 }
 

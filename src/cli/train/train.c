@@ -65,7 +65,10 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     AR_TRY(ari_run_check_positions(&c, o->run.seq));
     AR_TRY(ari_run_check_targets(&o->run, &c));
     AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
-    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !o->resume, o->packing.on));
+    bool read = o->resume != NULL;
+    if (!read && o->run.fault != AR_FAULT_NONE)
+        AR_TRY(ari_weights_exist(&read, folder));
+    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !read, o->packing.on));
     return fits(e, o, &c);
 }
 

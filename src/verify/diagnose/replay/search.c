@@ -114,7 +114,7 @@ void ari_terms_fit(ari_terms *s, const ari_products *p, size_t groups, size_t y,
 {
     double low[ARI_MOST_TERMS], high[ARI_MOST_TERMS], left = 0.0, all = 0.0, apart = 0.0;
     for (size_t g = 0; g < groups; g++) {
-        double times[TERMS];
+        double times[TERMS] = {0.0};
         left += fit(times, s, &p[g], y, with);
         all += p[g].of[y][y];
         for (size_t k = 0; k < s->terms; k++) {
