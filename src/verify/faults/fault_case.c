@@ -140,7 +140,7 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of recomputation of whole blocks: give recompute full")                                           \
     X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
       "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                            \
-    X(BUCKETS, dp || cp || sp,                                                                                        \
+    X(BUCKETS, dp || cp || sp || (p->pp > 1 && c->tied),                                                              \
       "acts where ranks sum gradients in buckets: give dp of at least 2, or tp of at least 2 and sp")
 enum {
     NEEDS_NOTHING,
@@ -222,8 +222,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_local_clip, GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
     {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
-    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
-    {AR_FAULT_positions_local, GPT2, SP(2), .needs = {NEEDS_SP, NEEDS_POSITIONS}},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_positions_local, GPT2, SP(2), .needs = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
      .needs = {NEEDS_TP}}, /* 256 ids; the gradients' norm is no number */
     {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = {NEEDS_TP, NEEDS_PACKED}},
@@ -265,7 +265,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_ADAM}},
     {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
     {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
-    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON}},
+    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON}},
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_MUON}},
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_TP, NEEDS_MUON}},
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
@@ -273,7 +273,7 @@ static const ari_fault_case cases[] = {
      .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_MUON_SHARDS}},
     {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_BIAS, NEEDS_MUON}},
     {AR_FAULT_muon_of_tied_copy, GPT2, PP(2, 2), MUON, .needs = {NEEDS_UPDATE, NEEDS_TIED, NEEDS_PP, NEEDS_MUON}},
-    {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON}},
+    {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON}},
     {AR_FAULT_qk_clip_local, MIXTRAL, CLIPPED, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DP, NEEDS_MUON, NEEDS_QK_CLIP}},
     {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
     {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = {NEEDS_RING}},
@@ -390,7 +390,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_ep_grads_times_ep, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP}},
     {AR_FAULT_edp_group_missing, MIXTRAL, EP(4, 2), .needs = {NEEDS_EDP}},
     {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP, NEEDS_NO_ZERO}},
-    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EP, NEEDS_OTHERS}},
+    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EXPERTS, NEEDS_OTHERS}},
     {AR_FAULT_gradnorm_own_experts, MIXTRAL, EP(2, 2), .needs = {NEEDS_UPDATE, NEEDS_EP}},
 };
 
