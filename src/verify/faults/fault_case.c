@@ -81,7 +81,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(WHOLE_WEIGHTS, p->zero < 3, "acts where every rank has whole weights: give zero of at most 2")                  \
     X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                        \
     X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                            \
-    X(DP, dp, "acts between data-parallel ranks: give dp of at least 2")                                              \
+    X(DP, dp || cp, "acts between data-parallel ranks: give dp of at least 2")                                        \
     X(SHARDS, tp || p->pp > 1 || p->zero > 0 || p->ep > 1,                                                            \
       "acts between ranks that hold shards of parameters: give tp, pp or ep of at least 2")                           \
     X(SEVERAL_IN_BUCKET, r->ddp.bucket_bytes > 0,                                                                     \
@@ -212,7 +212,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_TARGETS}},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
-    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_SHARDS}},
     {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3,
      .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
     {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
@@ -346,7 +346,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE_EACH, NEEDS_OTHERS}},
     {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
      .needs = {NEEDS_ROUTER_Z}},
-    {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_TP}},
+    {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS}},
     {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = {NEEDS_EXPERTS, NEEDS_SP}},
     {AR_FAULT_sp_router_grad_local, MIXTRAL, .run.parallel = {.tp = 2, .sp = true, .etp = 1},
      .needs = {NEEDS_EXPERTS, NEEDS_OWN_TOKENS}},
