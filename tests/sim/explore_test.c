@@ -156,7 +156,7 @@ static ar_status cross_two_groups(ar_comm *c, void *arg)
 Test(explore, a_world_that_stalls_ends_at_once_with_the_report_of_a_world_that_waited)
 {
     ar_sim_rank_report real[2], jumped[2];
-    const ar_sim_options waits = {.timeout_ns = 100 * MS};
+    const ar_sim_options waits = {.timeout_ns = 3000 * MS}; /* longer than a split on a busy machine */
     ar_sim_options jumps = {.explore = true, .timeout_ns = 3600000 * MS};
     cr_assert_eq(ar_sim_run(2, &waits, cross_two_groups, NULL, real), AR_ERR_TIMEOUT);
     for (uint64_t seed = 0; seed < 20; seed++) {
