@@ -368,6 +368,16 @@ class Check(CommandTest):
             for command in ("check", "train"):
                 self.refused(command, self.config(), "--seq", "8", *layout.split(), "--inject", fault,
                              says=[f"fault {fault} ", says])
+        for fault, model, layout in (("world_rank_in_group", "llama-gqa-tiny", "--dp 2"),
+                                     ("positions_local", "gpt2-tiny", "--cp 2"),
+                                     ("step_before_copy_back", "gpt2-tiny", "--pp 2 --micro-batches 2"),
+                                     ("collective_dtype_mismatch", "llama-gqa-tiny", "--cp 2"),
+                                     ("dp_broadcast_over_world", "llama-gqa-tiny", "--pp 2 --dp 2 --micro-batches 2"),
+                                     ("muon_norm_of_shards", "gpt2-tiny", "--dp 2"),
+                                     ("empty_expert_grad_unwritten", "experts/qwen2moe-tiny", "--cp 2 --dp 2")):
+            done = run("check", ROOT / "tests/golden" / model, *layout.split(), "--batch", "4", "--seq", "8", "--steps",
+                       "2", "--skip-f64", "--inject", fault)
+            self.assertEqual(done.code, 1, f"{fault}, {layout}: shows, {done}")
         for command in ("check", "train"):
             self.refused(command, ROOT / "tests/golden/llama-gqa-tiny", "--tp", "2", "--seq", "8", "--inject",
                          "init_local_fan", says="these are read")

@@ -26,7 +26,7 @@ static inline const void *ari_panel_rows_at(const ari_panel_rows *s, size_t row,
 typedef struct ari_register_tile {
     const void *left, *right; /* panels */
     size_t cols;              /* of the right one */
-    size_t terms, used;       /* a multiple of the kernel's step; all that are not zero */
+    size_t terms, used;       /* a multiple of the kernel's step; those before its zeros */
     size_t blocks;            /* over which its sums are made in all */
     int64_t *sums;
     size_t ld;
