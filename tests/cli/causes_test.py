@@ -92,6 +92,7 @@ class Causes(Case):
                 ("qk_clip_local", qwen, "--dp 2 --zero 1 --batch 4 --optimizer muon --qk-clip 0.2", "qk_clip_local", ""),
                 ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "one_sample", "the first sample of"),
                 ("accum_divided_each_time", qwen, "--dp 2 --pp 2 --micro-batches 2 --batch 6", "accumulation_divided", ""),
+                ("bucket_not_packed", qwen, "--dp 2 --tp 2 --pp 2 --zero 2 --micro-batches 2 --batch 4", "no_gradient", ""),
                 ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "= N (N = 2 ranks)"),
                 ("router_scale_not_in_gradient", latent, "--dp 2 --cp 2 --ep 2 --batch 4", "routing_weights_scaled",
                  "0.4 times"),

@@ -354,15 +354,15 @@ class Check(CommandTest):
     def test_a_fault_that_cannot_matter_is_refused(self):
         for fault, layout, says in (("sp_norm_grad_local", "--dp 2", "sequence parallelism: give tp of at least 2 and sp"),
                                     ("comm_before_producer", "--dp 2 --zero 2", "has whole gradients: give zero of at most 1"),
-                                    ("bucket_stale_done", "--dp 2 --zero 3 --steps 2", "give zero of at most 2"),
+                                    ("bucket_stale_done", "--dp 2 --zero 2 --steps 2", "give zero of at most 1"),
                                     ("bucket_first_ready", "--dp 2 --bucket-bytes 0", "give larger buckets"),
                                     ("dp_mean_of_means", "--dp 2 --batch 4", "that dp does not divide"),
                                     ("accum_mean_of_means", "--micro-batches 2 --batch 4", "do not divide"),
                                     ("unused_in_last_micro_batch", "--dp 2 --batch 4", "give a batch below dp times"),
                                     ("cp_tail_dropped", "--cp 2", "give another seq"),
                                     ("adam_step_not_synced", "--micro-batches 2", "that hold copies of a parameter"),
-                                    ("accum_last_only", "--dp 2 --zero 2 --micro-batches 2", "give zero of at most 1"),
-                                    ("bucket_not_packed", "--dp 2 --zero 3", "give zero of at most 1"),
+                                    ("unused_in_last_micro_batch", "--dp 2 --micro-batches 2 --batch 3 --forward-first",
+                                     "give a batch below dp times"),
                                     ("muon_of_shards", "--tp 2 --dp 2 --zero 1 --optimizer muon", "give no zero"),
                                     ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
             for command in ("check", "train"):

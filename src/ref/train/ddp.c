@@ -334,7 +334,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     d->step = (ari_ddp_step){0};
     d->sync = true;
     d->unused_count = 0;
-    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited && d->stage < 3) /* else there are no weights */
+    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
         return AR_OK;
     d->waited = false;
     reset_buckets(d);

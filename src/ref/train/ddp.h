@@ -63,7 +63,7 @@ typedef struct ari_unit {
 
 /* What a step adds to gradients: samples of the rank that has most, in all and in a micro-batch; 0: not known. */
 typedef struct ari_ddp_step {
-    size_t samples, pass_samples;
+    size_t samples, pass_samples, passes;
     size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
 } ari_ddp_step;
 

@@ -65,22 +65,20 @@ ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int6
     return AR_OK;
 }
 
-/* accum_last_only: what the micro-batches before have added is gone. */
-static ar_status forget_gradient(ar_param *p, ar_ctx *ctx)
+ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces)
 {
-    const int pending = p->pending; /* of this micro-batch, which has gone forward */
-    AR_TRY(ar_param_zero_grad(p, ctx));
-    p->pending = pending;
-    return AR_OK;
+    if (ar_faulty(ctx, AR_FAULT_accum_last_only))
+        return ctx->arith->grad_zero(ctx, p);
+    return ar_faulty(ctx, AR_FAULT_accum_divided_each_time) ? ari_fault_scale_gradient(ctx, p, 1.0f / (float)pieces)
+                                                            : AR_OK;
 }
 
 ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces)
 {
-    const bool forget = ar_faulty(ctx, AR_FAULT_accum_last_only);
-    const bool scale = ar_faulty(ctx, AR_FAULT_accum_divided_each_time);
-    for (size_t i = 0; i < n && (forget || scale); i++)
-        AR_TRY(forget ? forget_gradient(params[i], ctx)
-                      : ari_fault_scale_gradient(ctx, params[i], 1.0f / (float)pieces));
+    for (size_t i = 0; i < n; i++) {
+        if (!params[i]->share) /* else its gradient is made in the pass */
+            AR_TRY(ari_fault_so_far(params[i], ctx, (size_t)pieces));
+    }
     return AR_OK;
 }
 
@@ -279,7 +277,14 @@ ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s)
 
 bool ari_fault_waits_for_the_end(const ar_ddp *d)
 {
-    return ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) || ar_faulty(d->ctx, AR_FAULT_collective_order_swapped);
+    return ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) || ar_faulty(d->ctx, AR_FAULT_collective_order_swapped) ||
+           ar_faulty(d->ctx, AR_FAULT_unused_in_last_micro_batch);
+}
+
+void ari_fault_absent(ar_ddp *d)
+{
+    for (size_t i = 0; i < d->trained && ar_faulty(d->ctx, AR_FAULT_unused_in_last_micro_batch); i++)
+        d->slots[i].ready = false;
 }
 
 bool ari_fault_left_out(const ari_ddp_slot *s)
@@ -299,7 +304,8 @@ ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
     *skip = ar_faulty(ctx, AR_FAULT_bucket_not_packed);
-    if (!ar_faulty(ctx, AR_FAULT_unused_in_last_micro_batch))
+    /* From ZeRO-2 on its memory is new. */
+    if (!ar_faulty(ctx, AR_FAULT_unused_in_last_micro_batch) && !(*skip && b->ddp->stage > 1))
         return AR_OK;
     return ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage);
 }

@@ -13,7 +13,9 @@
  *  has in each, which do not outlive the call. Collective over the data-parallel ranks. */
 AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n,
                                           size_t pieces);
-/** accum_last_only, accum_divided_each_time: before a micro-batch's backward pass, of so many. */
+/** accum_last_only, accum_divided_each_time: a gradient that micro-batches, of so many, have added to. */
+AR_NODISCARD ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces);
+/** The same of all that are whole, before a micro-batch's backward pass. */
 AR_NODISCARD ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces);
 /** optimizer_counter_ahead: before the clock is advanced. */
 void ari_fault_clock(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
@@ -54,9 +56,11 @@ AR_NODISCARD ar_status ari_fault_pack_before_backward(ar_ddp *d);
 /** comm_before_producer, tied_reduced_at_first_use, bucket_first_ready: what a reduction reads is the gradient at
  *  another moment than that of its completion, here when s is ready. */
 AR_NODISCARD ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s);
-/** stale_activation_reuse, collective_order_swapped: whether buckets wait for the end of the backward pass, so that
+/** stale_activation_reuse, collective_order_swapped, unused_in_last_micro_batch: whether buckets wait for the end of the backward pass, so that
  *  what these do in a race, or out of order, is the same in every run. */
 bool ari_fault_waits_for_the_end(const ar_ddp *d);
+/** unused_in_last_micro_batch: before a backward pass that this rank has no sample for. */
+void ari_fault_absent(ar_ddp *d);
 /** unused_in_last_micro_batch: whether a gradient is left out, as the last backward pass has not made it ready. */
 bool ari_fault_left_out(const ari_ddp_slot *s);
 /** unused_skips_collective: whether this rank leaves a bucket without gradients to the others. */

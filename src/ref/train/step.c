@@ -311,7 +311,9 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     size_t start = 0;
     ari_ddp_step *step = &o->ddp->step;
     AR_TRY(ar_ddp_start(o->ddp));
-    *step = (ari_ddp_step){.tokens = ari_batch_positions(global), .depths = 1 + ari_trained_depths(what->module)};
+    *step = (ari_ddp_step){.passes = (size_t)ari_at_least_one(o->parallel.micro_batches),
+                           .tokens = ari_batch_positions(global),
+                           .depths = 1 + ari_trained_depths(what->module)};
     ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     return AR_OK;

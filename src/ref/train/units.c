@@ -8,6 +8,7 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/bucket.h"
+#include "ref/train/faults.h"
 #include "ref/train/units.h"
 
 /* --- whole gradients ---------------------------------------------------------------------------------------------- */
@@ -63,7 +64,8 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
         return AR_OK;
     /* Position at which the bucket, of which the share is a slice, would begin; it may be before the share. */
     const size_t at = b->info.offset[i] - b->info.own_start;
-    return ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage);
+    AR_TRY(ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage));
+    return ari_fault_so_far(p, ctx, u->ddp->step.passes);
 }
 
 static ar_status make_gradients(ari_unit *u)
@@ -294,6 +296,8 @@ ar_status ari_ddp_absent_forward(ar_ddp *d, int stage)
 ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
 {
     const bool later = d && d->ctx->deferred; /* then all gradients are made with those of weights */
+    if (d)
+        ari_fault_absent(d);
     if (!later)
         AR_TRY(ari_ddp_begin_backward(d, stage, false));
     for (int i = 0; d && d->stage >= 2 && i < d->units; i++) {

@@ -325,7 +325,7 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *own = &s->rank[r];
-        if (r < tp ? own->different > 0 : own->held == 0 || own->different * 2 < own->held)
+        if (own->held == 0 || (r < tp ? own->different > 0 : own->different * 2 < own->held))
             return AR_OK;
     }
     ari_trace_set(t, ARI_FOUND_WORLD_RANK, 0);

@@ -460,7 +460,7 @@ static void say_where_ranks(ari_text *t, const ari_case *c)
     else {
         ari_say(t, "on ");
         ari_say_ranks(t, c, false);
-        ari_say(t, s->wrong_ranks == 1 ? " only" : " of %d", n);
+        ari_say(t, s->wrong_ranks == 1 ? " only" : g->d->first_rank ? " of its stage's %d" : " of %d", n);
     }
     if (s->shared > 0 && s->disagree == 0)
         ari_say(t, ", whose copies are equal");

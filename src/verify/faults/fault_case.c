@@ -78,7 +78,6 @@ enum { BATCH = 4, SEQ = 24 };
       "acts between copies of experts: give ep of at least 2, and dp of more than ep")                                \
     X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                                 \
     X(WHOLE_GRADIENTS, p->zero < 2, "acts where every rank has whole gradients: give zero of at most 1")              \
-    X(WHOLE_WEIGHTS, p->zero < 3, "acts where every rank has whole weights: give zero of at most 2")                  \
     X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                        \
     X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                            \
     X(DP, dp || cp, "acts between data-parallel ranks: give dp of at least 2")                                        \
@@ -88,7 +87,7 @@ enum { BATCH = 4, SEQ = 24 };
       "acts where a bucket has several gradients: give larger buckets (bucket-bytes)")                                \
     X(HOLDERS, tp || dp || cp, "acts between ranks that hold copies of a parameter: give tp, cp or dp of at least 2") \
     X(NO_SAMPLE, batch < samples, "acts where a rank has no sample: give a batch below dp")                           \
-    X(NO_LAST_SAMPLE, batch < pieces,                                                                                 \
+    X(NO_LAST_SAMPLE, batch < (p->forward_first ? samples : pieces),                                                  \
       "acts where a rank's last micro-batch has no sample: give a batch below dp times micro-batches")                \
     X(TARGETS, ari_part_path(ari_family_of(c->arch), ARI_HEAD),                                                       \
       "is a mistake of a mean over targets, which this model's loss is not")                                          \
@@ -109,8 +108,7 @@ enum { BATCH = 4, SEQ = 24 };
       "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                    \
     X(CHUNKS, sp && p->overlap > 1,                                                                                   \
       "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")                  \
-    X(NO_PP, p->pp <= 1, "acts between micro-batches that a rank has one after the other: give no pp")                \
-    X(BOTH_USES, p->pp <= 1, "acts where a rank has both uses of a tied embedding: give no pp")                       \
+    X(NO_PP, p->pp <= 1, "acts where a rank has the whole model: give no pp")                                         \
     X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                     \
     X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                      \
       "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                               \
@@ -217,7 +215,7 @@ static const ari_fault_case cases[] = {
      .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
     {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
      .needs = {NEEDS_FORWARD_FIRST}},
-    {AR_FAULT_embedding_tied_once, GPT2, .needs = {NEEDS_TIED, NEEDS_BOTH_USES}},
+    {AR_FAULT_embedding_tied_once, GPT2, .needs = {NEEDS_TIED, NEEDS_NO_PP}},
     {AR_FAULT_tied_weight_untied, GPT2, .needs = {NEEDS_TIED}},
     {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_local_clip, GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
@@ -239,23 +237,24 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_bucket_first_ready, LLAMA, DP(2),
      .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS, NEEDS_SEVERAL_IN_BUCKET}},
     {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
-    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
     {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2,
-     .needs = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_WEIGHTS}},
+     .needs = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
     {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_SAMPLE}},
     {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = {NEEDS_MODULE}},
-    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE}},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2,
+     .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2),
-     .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_BOTH_USES, NEEDS_WHOLE_GRADIENTS}},
+     .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_NO_PP, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
      .needs = {NEEDS_MODULE}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
     {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
     {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
-    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = {NEEDS_MICRO, NEEDS_TARGETS}},
     {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
@@ -295,7 +294,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = {NEEDS_SP}},
     {AR_FAULT_unordered_param_grad, LLAMA},
     {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = {NEEDS_DP}},
-    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = {NEEDS_MICRO, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
     {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_TARGETS}},
     {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
     {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = {NEEDS_PP}},
