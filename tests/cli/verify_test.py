@@ -188,7 +188,7 @@ class Verdict(Verify):
         sides = [{**weight("w:init", [0.0, 0.0]), **weight("w:grad", [1.0, small]),
                   **weight("w:new", [-100.0, -100.0 * small])} for small in (1e-3, -1e-3)]
         text = self.done(*self.pair(*sides), "--rtol", "0", "--atol", "1e-2").stdout
-        self.assertIn("note: 1 element of new weights, or of outputs of a new bias, differs by no more than the "
+        self.assertIn("note: 1 element of new weights, or of outputs that these made, differs by no more than the "
                       "optimizer's step makes of the gradients' differences\n", text)
 
     def test_names_of_one_side_are_listed(self):

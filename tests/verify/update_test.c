@@ -194,6 +194,45 @@ Test(update, outputs_of_a_bias_that_rounding_moved_are_let_pass)
     }
 }
 
+/* y = W x of the second step and a sum z that has it, where some of W, the last of its rows, moved either way; `off` is
+ * added to the other dump's y in its first or last column, or to z. */
+static size_t different_outputs(float off, size_t column, size_t in_sum)
+{
+    enum { ROWS = 3, IN = 4, OUT = N / IN };
+    const ar_verify_options o = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-6};
+    const size_t shape[] = {OUT, IN};
+    run r[2] = {before_step(1.0), before_step(-1.0)};
+    float y[2][ROWS * OUT] = {{0}}, z[2][ROWS * OUT];
+    for (size_t k = 0; k < 2; k++) {
+        step(&r[k], right);
+        for (size_t i = 0; i < ROWS * OUT; i++) {
+            for (size_t c = 0; c < IN; c++)
+                y[k][i] += r[k].new[i % OUT * IN + c] * (float)sin(1.7 * (double)(i / OUT * IN + c + 1));
+            z[k][i] = 2.0f * y[k][i] + (float)cos(0.9 * (double)i);
+        }
+        y[k][column] += k && !in_sum ? off : 0.0f;
+        z[k][column] += k && in_sum ? off : 0.0f;
+    }
+    made m = {.n = 0};
+    put_vectors(&m, "k.weight:grad", N, r[0].grad, r[1].grad);
+    put_vectors(&m, "k.weight:init", N, r[0].init, r[1].init);
+    put_pair(&m, (ar_st_tensor){.name = "k.weight:new", .dtype = AR_F32, .ndim = 2, .shape = {shape[0], shape[1]}},
+             r[0].new, r[1].new);
+    put_pair(&m, (ar_st_tensor){.name = "k:fwd@2", .dtype = AR_F32, .ndim = 2, .shape = {ROWS, OUT}}, y[0], y[1]);
+    put_pair(&m, (ar_st_tensor){.name = "z:fwd@2", .dtype = AR_F32, .ndim = 2, .shape = {ROWS, OUT}}, z[0], z[1]);
+    OWNED(ar_verify_report_destroy) ar_verify_report *report = judge(&m, o);
+    cr_expect(report->elements_doubted > NOISE);
+    return report->elements_different;
+}
+
+Test(update, outputs_of_a_weight_that_rounding_moved_are_let_pass_and_what_has_them_after)
+{
+    cr_expect_eq(different_outputs(0.0f, 0, 0), 0);
+    cr_expect_geq(different_outputs(1e-4f, 0, 0), 1, "a column whose weights did not move");
+    cr_expect_geq(different_outputs(0.02f, N / 4 - 1, 0), 1, "more than the weights moved");
+    cr_expect_eq(different_outputs(0.02f, 0, 1), 1, "more of a sum than of what is in it");
+}
+
 Test(update, state_of_another_parameter_is_told)
 {
     adam with[2] = {right, right};

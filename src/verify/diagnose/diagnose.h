@@ -95,13 +95,20 @@ typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
     double reach[ARI_DOUBT_STEPS];                  /* R */
     int steps;
-    const ar_dump_tensor
-        *bias[2]; /* of what a module puts out in a later step: what the updates before left of the bias
-                                      that it adds, of both dumps; NULL: none */
+    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's row,
+     * of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all elements. */
+    double *bias, *weight; /* [width] */
+    double *row;           /* [rows] sizes */
+    double all, most;      /* most: of an element, by the weights */
+    size_t width;          /* 0: of weights */
 } ari_doubt;
 /** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
-/** beside[i]: the amount that element start + i may be off because of its gradients. Errors: those of reading. */
+/** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. In the arena.
+ *  Errors: those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
+                                        const ar_dump_tensor *const *bias, ari_arena *arena);
+/** beside[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 /** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);

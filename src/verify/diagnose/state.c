@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The optimizer's state: what gradients explain of weights, Adam's moments, and what is made of them. */
+/* The optimizer's state: Adam's moments, and what is made of them. */
 #include <math.h>
 #include <stdio.h>
 
@@ -33,64 +33,6 @@ const ar_dump_tensor *ari_tensor_before(const ar_dump *d, const char *stem, char
     if (pass == 'n')
         return ari_weight_before(d, stem, strlen(stem), step);
     return pass == 'g' && step > 1 ? ari_tensor_of_step(d, stem, strlen(stem), "grad", step - 1) : NULL;
-}
-
-/* --- what gradients explain --------------------------------------------------------------------------------------- */
-
-static void see_reach(void *user, const double *x)
-{
-    double *reach = user;
-    *reach = isfinite(x[1] - x[0]) ? fmax(*reach, fabs(x[1] - x[0])) : *reach;
-}
-
-ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
-{
-    *reach = 0.0;
-    for (ari_walk w = ari_walk_of(reference, NULL, "n", step); ari_walk_next(&w);) {
-        const ar_dump_tensor *const moved[] = {ari_weight_before(reference, w.t->name, w.key.stem, step), w.t};
-        if (moved[0] && moved[0]->count == w.t->count)
-            AR_TRY(ari_read_beside(moved, 2, 0, w.t->count, see_reach, reach));
-    }
-    return AR_OK;
-}
-
-typedef struct doubting {
-    double *apart, *beside, reach;
-} doubting;
-
-/* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
- * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
-static void doubt_update(void *user, const double *x)
-{
-    doubting *d = user;
-    const double apart = fabs(x[1] - x[0]);
-    double *y = d->apart++;
-    *y = apart > 0.0 && isfinite(apart) ? fmax(*y, apart / fabs(x[0])) : *y;
-    *d->beside++ += 2.0 * d->reach * (*y < 0.5 ? *y / (1.0 - *y) : 1.0);
-}
-
-static void doubt_sum(void *user, const double *x)
-{
-    doubting *d = user;
-    *d->beside++ += fabs(x[1] - x[0]);
-}
-
-ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
-{
-    enum { CHUNK = 1024 };
-    double apart[CHUNK];
-    memset(beside, 0, n * sizeof *beside);
-    for (size_t at = 0, here; at < n; at += here) {
-        const size_t row = d->bias[0] ? d->bias[0]->count : CHUNK, from = d->bias[0] ? (start + at) % row : 0;
-        here = n - at < row - from ? n - at : row - from;
-        if (d->bias[0])
-            AR_TRY(ari_read_beside(d->bias, 2, from, here, doubt_sum, &(doubting){.beside = beside + at}));
-        memset(apart, 0, sizeof apart);
-        for (int k = 0; k < d->steps; k++)
-            AR_TRY(ari_read_beside(d->grad[k], 2, start + at, here, doubt_update,
-                                   &(doubting){apart, beside + at, d->reach[k]}));
-    }
-    return AR_OK;
 }
 
 /* --- the optimizer's state ---------------------------------------------------------------------------------------- */

@@ -346,31 +346,13 @@ static ar_status doubt_of_weight(ari_doubt *d, const ari_pair *pair, const ari_v
     return AR_OK;
 }
 
-/* The bias that a module adds to what it puts out: what is wrong with it is told of the update before. */
-static void doubt_of_output(ari_doubt *d, const ari_pair *pair, const ari_verifying *v)
-{
-    char bias[512];
-    const ari_order_key key = ari_order_of(pair->row->name, NULL);
-    const int n = snprintf(bias, sizeof bias, "%.*s.bias", (int)key.stem, pair->row->name);
-    for (int k = 0; k < 2; k++) {
-        const ar_dump_tensor *t = pair->side[k];
-        d->bias[k] = n < (int)sizeof bias ? ari_weight_before(v->dump[k], bias, (size_t)n, pair->row->step) : NULL;
-        if (!d->bias[k] || t->ndim < 2 || d->bias[k]->count != t->shape[t->ndim - 1])
-            d->bias[0] = NULL;
-    }
-}
-
 static ar_status find_doubt(ari_pair *pair, ari_verifying *v, double *reach)
 {
-    const ar_verify_row *r = pair->row;
     ari_doubt d = {.steps = 0};
-    if (r->pass == 'n')
-        AR_TRY(doubt_of_weight(&d, pair, v, reach));
-    else
-        doubt_of_output(&d, pair, v);
-    if (d.steps == 0 && !d.bias[0])
+    AR_TRY(doubt_of_weight(&d, pair, v, reach));
+    if (d.steps == 0)
         return AR_OK;
-    AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
+    AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
     *pair->doubt = d;
     begin_again(pair);
     return AR_OK;
@@ -412,24 +394,25 @@ static ar_status ask_for_bits(ari_pair *pair)
     return AR_OK;
 }
 
-/* Weights after a step that are outside a tolerance, and what biases are added to in a later step: whether what their
- * gradients are off by explains it. */
+/* Weights after a step that are outside a tolerance: whether what their gradients are off by explains it. */
 static bool may_be_doubted(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
-    return (r->pass == 'n' || (r->pass == 'f' && r->step > 1)) && r->step <= ARI_DOUBT_STEPS &&
-           pair->tally.different > 0;
+    return r->pass == 'n' && r->step <= ARI_DOUBT_STEPS && pair->tally.different > 0;
+}
+
+static bool may_allow(const ari_verifying *v)
+{
+    return v->o->rule == AR_VERIFY_TOLERANCE || v->o->rule == AR_VERIFY_SENSITIVITY;
 }
 
 static size_t choose_again(pass *p, ar_status *st)
 {
     double reach[ARI_DOUBT_STEPS];
-    const ar_verify_rule rule = p->v->o->rule;
-    const bool allows = rule == AR_VERIFY_TOLERANCE || rule == AR_VERIFY_SENSITIVITY;
     for (size_t i = 0; i < ARI_DOUBT_STEPS; i++)
         reach[i] = -1.0;
     p->pairs = 0;
-    for (size_t i = 0; i < p->v->pairs && *st == AR_OK && allows; i++) {
+    for (size_t i = 0; i < p->v->pairs && *st == AR_OK && may_allow(p->v); i++) {
         ari_pair *pair = &p->v->pair[i];
         if (pair->format[0].parts > 1 || !pair->sums)
             continue;
@@ -466,6 +449,69 @@ static ar_status run_pass(pass *p, size_t tasks, ari_task_fn run, double from, d
     return ari_tasks_run(&t);
 }
 
+/* A weight of a tensor's module before its step, of both dumps; NULL where it is not compared. */
+static const ar_dump_tensor *const *weight_of(const ari_verifying *v, const ar_verify_row *r, const char *kind)
+{
+    char name[512];
+    const int n = snprintf(name, sizeof name, "%.*s.%s", (int)ari_order_of(r->name, NULL).stem, r->name, kind);
+    const ar_dump_tensor *t = n < (int)sizeof name ? ari_weight_before(v->dump[0], name, (size_t)n, r->step) : NULL;
+    for (size_t i = 0; t && i < v->pairs; i++) {
+        if (v->pair[i].side[0] == t)
+            return v->pair[i].side;
+    }
+    return NULL;
+}
+
+static bool is_of_later_pass(const ari_pair *pair)
+{
+    return pair->row->pass && strchr("fbg", pair->row->pass) && pair->row->step > 1 && pair->format[0].is_float &&
+           pair->format[0].parts == 1;
+}
+
+/* Adds to what is `shown` of tensors of the step what this one is off by, in parts of its largest value, and its weights
+ * explain; measured with that again if it is outside its tolerance. */
+static ar_status doubt_output(pass *p, ari_pair *pair, double *shown)
+{
+    ari_verifying *v = p->v;
+    const ar_verify_row *r = pair->row;
+    ari_doubt d = {.all = *shown * pair->tally.max_reference};
+    AR_TRY(ari_doubt_output(&d, pair->side[0], weight_of(v, r, "weight"), weight_of(v, r, "bias"), &v->arena));
+    double most = fmin(d.most, pair->tally.max_abs);
+    if (pair->tally.different > 0) {
+        AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
+        *pair->doubt = d;
+        begin_again(pair);
+        p->pairs = 1;
+        p->pair[0] = pair;
+        p->first[1] = pair->blocks;
+        AR_TRY(run_pass(p, pair->blocks, stats_task, 0.95, 0.0, "measuring differences"));
+        most = pair->tally.max_abs;
+    }
+    *shown = pair->tally.max_reference > 0.0 ? fmax(*shown, most / pair->tally.max_reference) : *shown;
+    return AR_OK;
+}
+
+/* Outputs and gradients of later steps, up to the first difference that is not explained: what the weights that
+ * optimizers moved by rounding make of them, and of what is computed from them. */
+static ar_status doubt_outputs(pass *p)
+{
+    double shown = 0.0;
+    size_t outside = 0;
+    for (size_t i = 0; i < p->v->pairs; i++)
+        outside += is_of_later_pass(&p->v->pair[i]) && p->v->pair[i].tally.different > 0;
+    for (size_t i = 0; i < p->v->pairs && outside > 0; i++) {
+        ari_pair *pair = &p->v->pair[i];
+        const bool output = is_of_later_pass(pair), apart = pair->row->state == AR_VERIFY_REPLICAS;
+        shown = i > 0 && pair->row->step == pair[-1].row->step ? shown : 0.0;
+        outside -= output && pair->tally.different > 0;
+        if (output && pair->sums && !apart)
+            AR_TRY(doubt_output(p, pair, &shown));
+        if (pair->tally.different > 0 || apart)
+            return AR_OK;
+    }
+    return AR_OK;
+}
+
 static ar_status passes(pass *p)
 {
     ari_verifying *v = p->v;
@@ -482,6 +528,8 @@ static ar_status passes(pass *p)
     tasks = choose_again(p, &st);
     AR_TRY(st);
     AR_TRY(run_pass(p, tasks, stats_task, 0.95, 0.0, "measuring differences"));
+    if (may_allow(p->v))
+        AR_TRY(doubt_outputs(p));
     for (size_t i = 0; i < v->pairs; i++)
         fill_row(&v->pair[i]);
     return AR_OK;
