@@ -41,31 +41,27 @@ static ar_status set_order(ar_dump *d)
 {
     size_t *next = NULL;
     bool *chained = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&next, d->tensors + 1, "an execution order"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&chained, d->tensors, "an execution order"));
+    AR_TRY(ARI_TAKE(&next, &d->arena, d->tensors + 1, "an execution order"));
+    AR_TRY(ARI_TAKE(&chained, &d->arena, d->tensors, "an execution order"));
     next[d->tensors] = END;
     for (size_t i = 0; i < d->files; i++) /* by rank */
         chain_file(d, &d->file[i].placement, next, chained);
     for (size_t k = next[d->tensors], order = 0; k != END; k = next[k])
         d->tensor[k].order = order++;
-done:
-    free(next);
-    free(chained);
-    return st;
+    return AR_OK;
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
 static ar_status create(ar_dump **gives, const char *path)
 {
     AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a dump"));
-    const ar_status st = ari_text_copy(&(*gives)->path, path, SIZE_MAX, "a dump");
+    const ar_status st = ari_arena_text(&(*gives)->arena, &(*gives)->path, path, "a dump");
     if (st != AR_OK)
         free(*gives);
     return st;
 }
 
-static ar_status open_all(ar_dump *d, const ari_map *map)
+static ar_status open_all(ar_dump *d, ari_map *map)
 {
     AR_TRY(ari_dump_open_files(d, map));
     AR_TRY(ari_dump_list_pieces(d, map));
@@ -102,7 +98,7 @@ ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_t
     ar_dump *d = NULL;
     *gives = NULL;
     AR_TRY(create(&d, path));
-    const ar_status st = ARI_ALLOC(&d->tensor, n, path);
+    const ar_status st = ARI_TAKE(&d->tensor, &d->arena, n, path);
     if (st != AR_OK) {
         ar_dump_close(d);
         return st;
@@ -119,16 +115,10 @@ void ar_dump_close(ar_dump *d)
 {
     if (d == NULL)
         return;
-    ari_pieces_free(d->piece, d->pieces);
     for (size_t i = 0; i < d->files; i++)
         ari_dump_close_file(&d->file[i]);
-    free(d->file);
-    free(d->tensor);
-    ari_arena_end(&d->arena, NULL);
-    free(d->part);
-    free(d->rank);
     ar_st_model_close(d->model);
-    free(d->path);
+    ari_arena_end(&d->arena, NULL);
     free(d);
 }
 
@@ -156,11 +146,8 @@ const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
 ar_status ari_dump_rename(ar_dump *d, const char *const *name)
 {
     for (size_t i = 0; i < d->tensors; i++) {
-        ari_piece *p = &d->piece[d->tensor[i].part - d->part]; /* the tensor's first, which owns its name */
         char *own = NULL;
-        AR_TRY(ari_text_copy(&own, name[i], SIZE_MAX, "a tensor's name"));
-        free(p->name);
-        p->name = own;
+        AR_TRY(ari_arena_text(&d->arena, &own, name[i], "a tensor's name"));
         d->tensor[i].name = own;
     }
     ARI_SORT(d->tensor, d->tensors, ari_by_name);

@@ -55,7 +55,7 @@ struct ar_dump {
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
     ar_dump_part *part; /* of all tensors, one after the other */
-    ari_arena arena;    /* of what tensors hold that were taken apart */
+    ari_arena arena;    /* of all lists, names and boxes */
 };
 
 /** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
@@ -72,7 +72,7 @@ const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
 /** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the
  *  mapping says whose it is; else of full ones. */
-AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map);
+AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, ari_map *map);
 /** The number of pieces from the first on that have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
 /** The full tensor of n pieces of one name, but for its parts. */
@@ -95,6 +95,7 @@ typedef struct ari_tensor_cut {
     bool turned;  /* what is left, of two dimensions, is transposed */
 } ari_tensor_cut;
 typedef struct ari_tensor_cuts {
+    ari_arena *arena;
     ari_tensor_cut *cut;
     size_t n, capacity;
 } ari_tensor_cuts;

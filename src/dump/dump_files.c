@@ -18,7 +18,6 @@ void ari_dump_close_file(ari_dump_file *f)
     ari_placement_fini(&f->placement);
     ar_st_close(f->owned);
     ari_npy_close(f->npy);
-    free(f->path);
 }
 
 size_t ari_dump_entries(const ari_dump_file *f)
@@ -34,10 +33,10 @@ const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i)
 /* A file of the list; its contents are the caller's to set. */
 static ar_status add_file(ari_dump_file **added, ar_dump *d, const char *folder, const char *name)
 {
-    AR_TRY(ARI_GROW(&d->file, &d->cap_files, d->files, "files of a dump"));
+    AR_TRY(ARI_GROW_IN(&d->arena, &d->file, &d->cap_files, d->files, "files of a dump"));
     ari_dump_file *f = &d->file[d->files];
     *f = (ari_dump_file){.rank = -1};
-    AR_TRY(folder ? ari_file_path(&f->path, folder, name) : ari_text_copy(&f->path, name, SIZE_MAX, "a file name"));
+    AR_TRY(ari_arena_path(&d->arena, &f->path, folder, name));
     const char *slash = strrchr(f->path, '/');
     f->name = slash == NULL ? f->path : slash + 1;
     d->files++;
@@ -115,7 +114,7 @@ static ar_status add_model(ar_dump *d)
         const char *path = NULL;
         const ar_st_file *st = ari_st_model_file(d->model, i, &path);
         ari_dump_file *f = NULL;
-        AR_TRY(add_file(&f, d, NULL, path));
+        AR_TRY(add_file(&f, d, "", path));
         f->st = st;
         AR_TRY(read_part(f));
     }
@@ -167,17 +166,11 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
 static ar_status visit_entry(ar_dump *d, const ari_map *map, const char *below, const char *name, int depth)
 {
     char *path = NULL, *full = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, below[0] ? ari_file_path(&path, below, name) : ari_text_copy(&path, name, SIZE_MAX, "a name"));
-    AR_TRY_TO(done, st, ari_file_path(&full, d->path, path));
+    AR_TRY(ari_arena_path(&d->arena, &path, below, name));
+    AR_TRY(ari_arena_path(&d->arena, &full, d->path, path));
     if (depth == 0)
-        st = add_found(d, map, path);
-    else if (ari_is_folder(full))
-        st = walk(d, map, path, depth - 1);
-done:
-    free(full);
-    free(path);
-    return st;
+        return add_found(d, map, path);
+    return ari_is_folder(full) ? walk(d, map, path, depth - 1) : AR_OK;
 }
 
 /* Files `depth` folders below. */
@@ -185,7 +178,7 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
 {
     struct dirent **list = NULL;
     char *folder = NULL;
-    AR_TRY(ari_file_path(&folder, d->path, below));
+    AR_TRY(ari_arena_path(&d->arena, &folder, d->path, below));
     const int n = scandir(folder, &list, is_shown, alphasort);
     ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     for (int i = 0; i < n; i++) {
@@ -194,7 +187,6 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
         free(list[i]);
     }
     free(list);
-    free(folder);
     return st;
 }
 
@@ -242,24 +234,23 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);
     }
-    AR_TRY(add_tensors(&f, d, NULL, d->path));
+    AR_TRY(add_tensors(&f, d, "", d->path));
     return d->whole ? read_part(f) : read_order(f);
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */
 /* True if two files name the same tensor. */
-static ar_status names_repeat(bool *repeat, const ar_dump *d)
+static ar_status names_repeat(bool *repeat, ar_dump *d)
 {
     const char **name = NULL;
     size_t most = 0, n = 0;
     for (size_t i = 0; i < d->files; i++)
         most += ari_dump_entries(&d->file[i]);
-    AR_TRY(ARI_ALLOC(&name, most, "names of a dump"));
+    AR_TRY(ARI_TAKE(&name, &d->arena, most, "names of a dump"));
     for (size_t i = 0; i < d->files; i++)
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             name[n++] = ari_dump_entry(&d->file[i], k)->name;
     *repeat = ari_repeated_name(name, n) != NULL;
-    free(name);
     return AR_OK;
 }
 
@@ -331,7 +322,7 @@ static int compare_files(const void *a, const void *b)
 /* Sorts the files by rank, and lists these. */
 static ar_status list_ranks(ar_dump *d)
 {
-    AR_TRY(ARI_ALLOC(&d->rank, d->files, "ranks of a dump"));
+    AR_TRY(ARI_TAKE(&d->rank, &d->arena, d->files, "ranks of a dump"));
     ARI_SORT(d->file, d->files, compare_files);
     for (size_t i = 0; i < d->files; i++)
         if (d->file[i].rank >= 0 && (d->ranks == 0 || d->rank[d->ranks - 1] != d->file[i].rank))
@@ -354,32 +345,29 @@ static int compare_places(const void *a, const void *b)
 }
 
 /* No two ranks are at one place of the mesh, and no rank is at two. */
-static ar_status check_places(const ar_dump *d)
+static ar_status check_places(ar_dump *d)
 {
     const ari_dump_file **placed = NULL;
     size_t n = 0;
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&placed, d->files, "places of ranks"));
+    AR_TRY(ARI_TAKE(&placed, &d->arena, d->files, "places of ranks"));
     for (size_t i = 0; i < d->files; i++) {
         const ari_dump_file *f = &d->file[i];
         if (!f->placement.has_at || f->placement.mesh.ndim == 0)
             continue;
         if (n > 0 && placed[n - 1]->rank == f->rank &&
             memcmp(placed[n - 1]->placement.at, f->placement.at, sizeof f->placement.at) != 0)
-            AR_TRY_TO(done, st, differ(d, (size_t)(placed[n - 1] - d->file), i, "places in the mesh for one rank"));
+            return differ(d, (size_t)(placed[n - 1] - d->file), i, "places in the mesh for one rank");
         placed[n++] = f;
     }
     ARI_SORT(placed, n, compare_places);
-    for (size_t i = 1; i < n && st == AR_OK; i++) {
+    for (size_t i = 1; i < n; i++) {
         const ari_dump_file *a = placed[i - 1], *b = placed[i];
         if (a->rank != b->rank && memcmp(a->placement.at, b->placement.at, sizeof a->placement.at) == 0)
-            st =
-                ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s and %s: ranks %d and %d are at one place in the mesh",
-                             ARI_SHOW(a->path), ARI_SHOW(b->path), a->rank, b->rank);
+            return ar_error_set(AR_ERR_FORMAT,
+                                "InvalidPlacement: %s and %s: ranks %d and %d are at one place in the mesh",
+                                ARI_SHOW(a->path), ARI_SHOW(b->path), a->rank, b->rank);
     }
-done:
-    free(placed);
-    return st;
+    return AR_OK;
 }
 
 /* A mapping that says whose a file is says how many there are. */

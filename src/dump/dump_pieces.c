@@ -12,13 +12,11 @@
 
 static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
 {
-    AR_TRY(ARI_GROW(&d->piece, &d->cap_pieces, d->pieces, "parts of a dump"));
-    ari_piece *p = &d->piece[d->pieces];
+    AR_TRY(ARI_GROW_IN(&d->arena, &d->piece, &d->cap_pieces, d->pieces, "parts of a dump"));
+    ari_piece *p = &d->piece[d->pieces++];
     *p = (ari_piece){.name = NULL};
-    AR_TRY(ari_text_copy(&p->name, name, SIZE_MAX, "a tensor's name"));
-    d->pieces++;
     *added = p;
-    return AR_OK;
+    return ari_arena_text(&d->arena, &p->name, name, "a tensor's name");
 }
 
 /* Which summand of how many a rank's partial tensor is: by its coordinates along what is summed over; without them each
@@ -52,7 +50,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     p->entry = e;
     p->ndim = e->ndim;
     p->given = t != NULL && !(is_mapped && t->assumed);
-    AR_TRY(ari_placed_resolve(&p->box, &p->boxes, t, e, f->path));
+    AR_TRY(ari_placed_resolve(&p->box, &p->boxes, &d->arena, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
     p->has_shape = t == NULL || t->has_shape;
@@ -209,7 +207,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
         o->term = p->term;
         o->terms = p->terms;
     }
-    AR_TRY(ARI_ALLOC(&o->box, most, "boxes of a dump"));
+    AR_TRY(ARI_TAKE(&o->box, &d->arena, most, "boxes of a dump"));
     return compose(o->box, &o->boxes, p, array, t);
 }
 
@@ -276,8 +274,7 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
 }
 
 /* Checks that a file's own placement and the rule's agree. own: the rule applied to the file's placement, n targets. */
-static ar_status check_agreement(const ar_dump *d, const ari_map *map, const ari_piece *p, const ari_piece *own,
-                                 size_t n)
+static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *own, size_t n)
 {
     const ari_map_rule *rule = NULL;
     ari_piece *target = NULL;
@@ -285,22 +282,20 @@ static ar_status check_agreement(const ar_dump *d, const ari_map *map, const ari
     if (!ari_map_places(map, p->rank, p->name, &rule))
         return AR_OK;
     AR_TRY(ari_map_apply(map, p->rank, p->entry, peer, (void *)(uintptr_t)d, &target, &targets));
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && i < targets && st == AR_OK; i++) {
+    for (size_t i = 0; i < n && i < targets; i++) {
         char by_rule[256], by_file[256];
         if (!same_place(&target[i], &own[i]))
-            st = ari_map_bad(map, rule,
-                             "tensor '%s' of rank %d: by the rule it is %s, by %s itself %s; one of them is wrong",
-                             ARI_SHOW(p->name), p->rank, place_text(by_rule, sizeof by_rule, &target[i]),
-                             ARI_SHOW(d->file[p->file].path), place_text(by_file, sizeof by_file, &own[i]));
+            return ari_map_bad(map, rule,
+                               "tensor '%s' of rank %d: by the rule it is %s, by %s itself %s; one of them is wrong",
+                               ARI_SHOW(p->name), p->rank, place_text(by_rule, sizeof by_rule, &target[i]),
+                               ARI_SHOW(d->file[p->file].path), place_text(by_file, sizeof by_file, &own[i]));
     }
-    ari_pieces_free(target, targets);
-    return st;
+    return AR_OK;
 }
 
 /* array: of which p is a part that says itself where it stands, or all: the rest of the rule is for the full tensor;
  * NULL: a rank's tensor of which the mapping alone can say where it stands. */
-static ar_status map_piece(ar_dump *d, const ari_map *map, const ari_piece *p, const ar_st_entry *array)
+static ar_status map_piece(ar_dump *d, ari_map *map, const ari_piece *p, const ar_st_entry *array)
 {
     ari_piece *target = NULL;
     size_t targets = 0;
@@ -309,17 +304,13 @@ static ar_status map_piece(ar_dump *d, const ari_map *map, const ari_piece *p, c
     const ar_st_entry *of = array ? array : p->entry;
     AR_TRY(array && rank >= 0 ? ari_map_apply_to_whole(map, rank, of, &target, &targets)
                               : ari_map_apply(map, rank, of, array ? NULL : peer, d, &target, &targets));
-    ar_status st = AR_OK;
-    for (size_t k = 0; k < targets && st == AR_OK; k++)
-        st = add_target(d, p, of, &target[k]);
-    ari_pieces_free(target, targets);
-    if (st == AR_OK && array && rank >= 0)
-        st = check_agreement(d, map, p, &d->piece[before], d->pieces - before);
-    return st;
+    for (size_t k = 0; k < targets; k++)
+        AR_TRY(add_target(d, p, of, &target[k]));
+    return array && rank >= 0 ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
 }
 
 /* n pieces of one name. */
-static ar_status map_array(ar_dump *d, const ari_map *map, const ari_piece *p, size_t n)
+static ar_status map_array(ar_dump *d, ari_map *map, const ari_piece *p, size_t n)
 {
     ar_dump_tensor t = {0};
     ar_st_entry array = {0};
@@ -354,23 +345,21 @@ static ar_status check_rules_match(const ar_dump *d, const ari_map *map)
     return AR_OK;
 }
 
-static ar_status map_pieces(ar_dump *d, const ari_map *map)
+static ar_status map_pieces(ar_dump *d, ari_map *map)
 {
     ari_piece *old = d->piece;
     const size_t n = d->pieces;
-    ar_status st = AR_OK;
     d->piece = NULL;
     d->pieces = d->cap_pieces = 0;
-    for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
+    for (size_t i = 0, same = 0; i < n; i += same) {
         same = ari_piece_group(&old[i], n - i);
-        st = map_array(d, map, &old[i], same);
+        AR_TRY(map_array(d, map, &old[i], same));
     }
-    ari_pieces_free(old, n);
     sort_pieces(d->piece, d->pieces);
-    return st;
+    return AR_OK;
 }
 
-ar_status ari_dump_list_pieces(ar_dump *d, const ari_map *map)
+ar_status ari_dump_list_pieces(ar_dump *d, ari_map *map)
 {
     for (size_t i = 0; i < d->files; i++) {
         AR_TRY(check_names(&d->file[i]));

@@ -79,7 +79,7 @@ static ar_status read_files(ari_map *m, const json_t *files)
         return AR_OK;
     if (text == NULL)
         return ari_map_bad(m, NULL, "key 'files': expected a string, \"rank{rank}.safetensors\"");
-    const ar_status st = ari_map_glob_compile(&m->files, text, &problem);
+    const ar_status st = ari_map_glob_compile(&m->files, &m->arena, text, &problem);
     if (problem != NULL)
         return ari_map_bad(m, NULL, "key 'files': %s", problem);
     AR_TRY(st);
@@ -124,7 +124,7 @@ static ar_status read_rules(ari_map *m, const json_t *rules)
     const size_t n = json_array_size(rules);
     if (!json_is_array(rules) || n > ARI_MAP_RULES)
         return ari_map_bad(m, NULL, "key 'tensors': expected a list of at most %d rules", ARI_MAP_RULES);
-    AR_TRY(ARI_ALLOC_ZERO(&m->rule, n, "the rules of a mapping"));
+    AR_TRY(ARI_TAKE(&m->rule, &m->arena, n, "the rules of a mapping"));
     for (size_t i = 0; i < n; i++) {
         m->rules = i + 1;
         AR_TRY(ari_map_rule_parse(m, &m->rule[i], i + 1, json_array_get(rules, i)));
@@ -160,25 +160,20 @@ static ar_status read_map(ari_map *m)
 
 ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name)
 {
+    char called[2 * ARI_PRINTABLE];
+    ari_map *m = NULL;
     ar_status st = AR_OK;
-    char *called = NULL;
-    ari_map *m = calloc(1, sizeof *m);
-    if (m == NULL || (m->name = strdup(name)) == NULL || asprintf(&called, "InvalidMapping: %s", name) < 0) {
-        called = NULL;
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to read it", ARI_SHOW(name));
-        goto done;
-    }
-    if (length > MAX_BYTES) {
-        st = ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, a mapping has at most %zu", ARI_SHOW(name), length,
-                          MAX_BYTES);
-        goto done;
-    }
-    AR_TRY_TO(done, st, ari_json_parse(&m->root, text, length, called));
-    AR_TRY_TO(done, st, read_map(m));
+    if (length > MAX_BYTES)
+        return ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, a mapping has at most %zu", ARI_SHOW(name), length,
+                            MAX_BYTES);
+    AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a mapping"));
+    snprintf(called, sizeof called, "InvalidMapping: %s", name);
+    AR_TRY_TO(failed, st, ari_arena_text(&m->arena, &m->name, name, "a mapping"));
+    AR_TRY_TO(failed, st, ari_json_parse(&m->root, text, length, called));
+    AR_TRY_TO(failed, st, read_map(m));
     *gives = m;
-    m = NULL;
-done:
-    free(called);
+    return AR_OK;
+failed:
     ari_map_free(m);
     return st;
 }
@@ -197,11 +192,7 @@ void ari_map_free(ari_map *m)
 {
     if (m == NULL)
         return;
-    for (size_t i = 0; i < m->rules; i++)
-        ari_map_glob_fini(&m->rule[i].glob);
-    ari_map_glob_fini(&m->files);
-    free(m->rule);
-    free(m->name);
     json_decref(m->root);
+    ari_arena_end(&m->arena, NULL);
     free(m);
 }

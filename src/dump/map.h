@@ -5,6 +5,7 @@
 #include <jansson.h>
 
 #include "anyrank/dump.h"
+#include "ref/core/size.h"
 
 /* A mapping file: how the tensors of files that say nothing of themselves make full tensors (pytorch.md). */
 typedef struct ari_map ari_map;
@@ -47,15 +48,14 @@ typedef struct ari_piece {
 typedef const ar_st_entry *(*ari_map_peer)(void *user, int rank, const char *name);
 /** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
  *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. rank -1:
- *  the file is no rank's. peer NULL: every rank has as much as this one. Gives the targets; ari_pieces_free. Errors:
+ *  the file is no rank's. peer NULL: every rank has as much as this one. The targets are the mapping's. Errors:
  *  AR_ERR_FORMAT ("InvalidMapping: ...": the rule does not fit the entry's shape or the mesh), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer,
-                                     void *user, ari_piece **gives, size_t *n);
-void ari_pieces_free(ari_piece *p, size_t n);
+AR_NODISCARD ar_status ari_map_apply(ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
+                                     ari_piece **gives, size_t *n);
 /** Which summand the rank at these coordinates has, of a sum over dimensions of the mesh, from bit 0. */
 void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsigned over);
 /** The same of a tensor that is whole already: the rule's `shard` and `partial` are left out, the rest is applied. */
-AR_NODISCARD ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
+AR_NODISCARD ar_status ari_map_apply_to_whole(ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives,
                                               size_t *n);
 /** True if the rule for this name on this rank places the tensor: `shard` or `partial`. *rule: it,
  *  for messages; NULL: there is none. */
@@ -95,8 +95,7 @@ typedef struct ari_map_match {
     size_t number[ARI_MAP_CAPTURES];
 } ari_map_match;
 /** Compiles. *problem: what is wrong, static storage, with AR_ERR_FORMAT; AR_ERR_MEMORY sets the error itself. */
-AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem);
-void ari_map_glob_fini(ari_map_glob *g);
+AR_NODISCARD ar_status ari_map_glob_compile(ari_map_glob *g, ari_arena *a, const char *text, const char **problem);
 bool ari_map_glob_match(const ari_map_glob *g, const char *text, ari_map_match *m);
 /** The length of the name of letters, digits and '_' at the start of `text`; 0 if it starts with a digit. */
 size_t ari_map_name_length(const char *text);
@@ -138,7 +137,8 @@ struct ari_map_rule {
 };
 
 struct ari_map {
-    json_t *root; /* owns all texts */
+    json_t *root;    /* owns all texts, but for the name */
+    ari_arena arena; /* of the rest, and of what is made of tensors */
     char *name;
     ar_mesh mesh; /* of no dimensions: not told */
     int ranks;
@@ -153,7 +153,7 @@ struct ari_map {
 /** "InvalidMapping: FILE: rule 3 ('glob'): ..."; rule NULL: of the whole file. */
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...) AR_PRINTF(3, 4);
 /** Reads rule `number`, from 1. Errors: as ari_map_parse. */
-AR_NODISCARD ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object);
+AR_NODISCARD ar_status ari_map_rule_parse(ari_map *m, ari_map_rule *r, size_t number, const json_t *object);
 /** Refuses keys that are none of these, with a "did you mean". */
 AR_NODISCARD ar_status ari_map_check_keys(const ari_map *m, const ari_map_rule *r, const json_t *object,
                                           const char *const *keys, size_t n);
@@ -170,6 +170,7 @@ typedef struct ari_map_runs {
 /* One tensor of one file, and the rule it falls under. */
 typedef struct ari_map_place {
     const ari_map *m;
+    ari_arena *arena; /* the mapping's */
     const ari_map_rule *r;
     const ar_st_entry *entry;
     int rank;
@@ -186,9 +187,10 @@ AR_NODISCARD ar_status ari_map_fill(char **gives, const char *pattern, const ari
 /** "InvalidMapping: FILE: rule 3 ('glob'): tensor 'x' of rank 1: ...". */
 ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...) AR_PRINTF(2, 3);
 /** The places of dimension `dim`'s elements in the full tensor, in ascending order of `local`, and the full number.
- *  Errors: AR_ERR_FORMAT, AR_ERR_OVERFLOW, AR_ERR_MEMORY; free runs->run in each case. */
+ *  Errors: AR_ERR_FORMAT, AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_map_runs_of(const ari_map_place *p, int dim, ari_map_runs *runs, size_t *full);
-AR_NODISCARD ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t count);
+AR_NODISCARD ar_status ari_map_runs_add(const ari_map_place *p, ari_map_runs *runs, size_t local, size_t full,
+                                        size_t count);
 /** Which dimension blocks are counted along. Errors: AR_ERR_FORMAT. */
 AR_NODISCARD ar_status ari_map_block_dim(const ari_map_place *p, int *dim);
 /** Elements of block k, of a packed dimension of `full` ones. Errors: AR_ERR_FORMAT (they do not fill it). */

@@ -135,7 +135,7 @@ static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_piece *t)
         AR_TRY(ari_mul_size(&n, n, v->runs[k]->n));
     if (n > ARI_MAP_BOXES)
         return ari_map_misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
-    AR_TRY(ARI_ALLOC_ZERO(&t->box, n, "the pieces of a tensor"));
+    AR_TRY(ARI_TAKE(&t->box, p->arena, n, "the pieces of a tensor"));
     t->boxes = n;
     ari_row_major(stride, p->entry->ndim, p->entry->shape);
     for (size_t b = 0; b < n; b++) {
@@ -162,7 +162,7 @@ static ar_status name_target(const ari_map_place *p, const char *pattern, size_t
 {
     const char *problem = NULL;
     if (pattern == NULL)
-        return ari_text_copy(name, p->entry->name, SIZE_MAX, "a name");
+        return ari_arena_text(p->arena, name, p->entry->name, "a name");
     const ar_status st = ari_map_fill(name, pattern, p, index, &problem);
     return problem == NULL ? st : ari_map_misfit(p, "name '%s' %s", ARI_SHOW(pattern), problem);
 }
@@ -184,10 +184,9 @@ typedef struct targets {
     size_t n, capacity;
 } targets;
 
-/* Room for one more; it belongs to the list at once, so that an error frees it with the others. */
-static ar_status add_target(targets *list, ari_piece **t)
+static ar_status add_target(const ari_map_place *p, targets *list, ari_piece **t)
 {
-    AR_TRY(ARI_GROW(&list->t, &list->capacity, list->n, "the tensors of a mapping"));
+    AR_TRY(ARI_GROW_IN(p->arena, &list->t, &list->capacity, list->n, "the tensors of a mapping"));
     *t = &list->t[list->n++];
     **t = (ari_piece){.given = true, .has_shape = true, .more_copies = true};
     return AR_OK;
@@ -210,7 +209,7 @@ static ar_status cut_block(const ari_map_place *p, const ari_map_runs *runs, siz
             size_t start = 0, count = 0;
             if (!ari_overlap(&start, &count, run->full, run->count, g * period + first, size))
                 continue;
-            AR_TRY(ari_map_runs_add(out, run->local + (start - run->full), g * size + (start - g * period - first),
+            AR_TRY(ari_map_runs_add(p, out, run->local + (start - run->full), g * size + (start - g * period - first),
                                     count));
             if (out->n > ARI_MAP_BOXES)
                 return ari_map_misfit(p, "would be more than %d pieces", ARI_MAP_BOXES);
@@ -231,14 +230,10 @@ static ar_status take_blocks(const ari_map_place *p, const view *whole, targets 
         ari_piece *t = NULL;
         if (p->r->into[k] == NULL)
             continue;
-        ar_status st = cut_block(p, whole->runs[dim], whole->full[dim], k, &runs, &v.full[dim]);
+        AR_TRY(cut_block(p, whole->runs[dim], whole->full[dim], k, &runs, &v.full[dim]));
         v.runs[dim] = &runs;
-        if (st == AR_OK)
-            st = add_target(list, &t);
-        if (st == AR_OK)
-            st = fill_target(p, &v, p->r->into[k], 0, t);
-        free(runs.run);
-        AR_TRY(st);
+        AR_TRY(add_target(p, list, &t));
+        AR_TRY(fill_target(p, &v, p->r->into[k], 0, t));
     }
     return AR_OK;
 }
@@ -264,7 +259,7 @@ static ar_status take_indices(const ari_map_place *p, const view *whole, targets
         for (size_t k = 0; k < run->count; k++) {
             ari_piece *t = NULL;
             v.at = (run->local + k) * stride[dim];
-            AR_TRY(add_target(list, &t));
+            AR_TRY(add_target(p, list, &t));
             AR_TRY(fill_target(p, &v, p->r->unstack, run->full + k, t));
         }
     }
@@ -283,11 +278,10 @@ const char *ari_repeated_name(const char **name, size_t n)
 static ar_status check_names(const ari_map_place *p, const targets *list)
 {
     const char **names = NULL;
-    AR_TRY(ARI_ALLOC(&names, list->n, "names"));
+    AR_TRY(ARI_TAKE(&names, p->arena, list->n, "names"));
     for (size_t i = 0; i < list->n; i++)
         names[i] = list->t[i].name;
     const char *repeated = ari_repeated_name(names, list->n);
-    free(names);
     if (repeated == NULL)
         return AR_OK;
     return ari_map_misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(repeated));
@@ -297,22 +291,22 @@ static ar_status apply_rule(const ari_map_place *p, targets *list)
 {
     ari_map_runs runs[AR_ST_MAX_DIMS] = {{0}};
     view v = {.dims = p->entry->ndim};
-    ar_status st = check_fit(p);
-    for (int d = 0; d < v.dims && st == AR_OK; d++) {
-        st = ari_map_runs_of(p, d, &runs[d], &v.full[d]);
+    ari_piece *t = NULL;
+    AR_TRY(check_fit(p));
+    for (int d = 0; d < v.dims; d++) {
+        AR_TRY(ari_map_runs_of(p, d, &runs[d], &v.full[d]));
         v.dim[d] = d;
         v.runs[d] = &runs[d];
     }
-    ari_piece *t = NULL;
-    if (st == AR_OK && p->r->intos > 0)
-        st = take_blocks(p, &v, list);
-    else if (st == AR_OK && p->r->unstack != NULL)
-        st = take_indices(p, &v, list);
-    else if (st == AR_OK && (st = add_target(list, &t)) == AR_OK)
-        st = fill_target(p, &v, p->r->rename, 0, t);
-    for (int d = 0; d < p->entry->ndim; d++)
-        free(runs[d].run);
-    return st == AR_OK ? check_names(p, list) : st;
+    if (p->r->intos > 0) {
+        AR_TRY(take_blocks(p, &v, list));
+    } else if (p->r->unstack != NULL) {
+        AR_TRY(take_indices(p, &v, list));
+    } else {
+        AR_TRY(add_target(p, list, &t));
+        AR_TRY(fill_target(p, &v, p->r->rename, 0, t));
+    }
+    return check_names(p, list);
 }
 
 static ari_map_place place_of(const ari_map *m, int rank, const ar_st_entry *entry)
@@ -333,28 +327,27 @@ static ar_status apply(ari_map_place *p, ari_piece **gives, size_t *n)
         return ari_map_misfit(p, "no rule matches it; with \"unmatched\": \"whole\" it is a copy on each rank");
     if (p->r == NULL)
         p->r = &whole;
-    const ar_status st = p->r->leave ? AR_OK : apply_rule(p, &list);
-    if (st != AR_OK) {
-        ari_pieces_free(list.t, list.n);
-        return st;
-    }
+    if (!p->r->leave)
+        AR_TRY(apply_rule(p, &list));
     *gives = list.t;
     *n = list.n;
     return AR_OK;
 }
 
-ar_status ari_map_apply(const ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
+ar_status ari_map_apply(ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
                         ari_piece **gives, size_t *n)
 {
     ari_map_place p = place_of(m, rank, entry);
+    p.arena = &m->arena;
     p.peer = peer;
     p.user = user;
     return apply(&p, gives, n);
 }
 
-ar_status ari_map_apply_to_whole(const ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives, size_t *n)
+ar_status ari_map_apply_to_whole(ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives, size_t *n)
 {
     ari_map_place p = place_of(m, rank, entry);
+    p.arena = &m->arena;
     ari_map_rule rule;
     if (p.r != NULL) {
         rule = *p.r;
@@ -373,13 +366,4 @@ bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_
     const ari_map_place p = place_of(m, rank, &entry);
     *rule = p.r;
     return p.r != NULL && !p.r->leave && (p.r->splits > 0 || p.r->partial != 0);
-}
-
-void ari_pieces_free(ari_piece *t, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        free(t[i].name);
-        free(t[i].box);
-    }
-    free(t);
 }

@@ -78,7 +78,7 @@ static const char *add_token(ari_map_glob *g, const char **text)
     return NULL;
 }
 
-ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **problem)
+ar_status ari_map_glob_compile(ari_map_glob *g, ari_arena *a, const char *text, const char **problem)
 {
     memset(g, 0, sizeof *g);
     const size_t n = strlen(text);
@@ -86,19 +86,13 @@ ar_status ari_map_glob_compile(ari_map_glob *g, const char *text, const char **p
         *problem = "is too long";
         return AR_ERR_FORMAT;
     }
-    AR_TRY(ARI_ALLOC_ZERO(&g->token, n, "a glob"));
+    AR_TRY(ARI_TAKE(&g->token, a, n, "a glob"));
     while (*text != '\0') {
         *problem = add_token(g, &text);
         if (*problem != NULL)
             return AR_ERR_FORMAT;
     }
     return AR_OK;
-}
-
-void ari_map_glob_fini(ari_map_glob *g)
-{
-    free(g->token);
-    g->token = NULL;
 }
 
 /* Moves *text past what the token stands for; false where something else is there. A star is not among them. */
@@ -342,15 +336,13 @@ ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p
     if (f.out == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
     *problem = put_pattern(&f, pattern);
-    const bool failed = ferror(f.out) != 0;
-    if (fclose(f.out) != 0 || failed) {
-        free(text);
-        return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
-    }
-    if (*problem != NULL || p->entry == NULL) {
-        free(text);
-        return *problem != NULL ? AR_ERR_FORMAT : AR_OK;
-    }
-    *gives = text;
-    return AR_OK;
+    ar_status st = ferror(f.out) != 0 ? AR_ERR_MEMORY : AR_OK;
+    if (fclose(f.out) != 0 || st != AR_OK)
+        st = ar_error_set(AR_ERR_MEMORY, "no memory for a name");
+    else if (*problem != NULL)
+        st = AR_ERR_FORMAT;
+    else if (p->entry != NULL)
+        st = ari_arena_text(p->arena, gives, text, "a name");
+    free(text);
+    return st;
 }

@@ -282,17 +282,17 @@ static ar_status read_flag(const ari_map *m, const ari_map_rule *r, const char *
     return value == NULL ? AR_OK : read_bool(m, r, key, value, out);
 }
 
-static ar_status read_match(const ari_map *m, ari_map_rule *r, const json_t *object)
+static ar_status read_match(ari_map *m, ari_map_rule *r, const json_t *object)
 {
     const char *problem = NULL;
     AR_TRY(read_string(m, r, "match", json_object_get(object, "match"), &r->match));
     if (r->match == NULL)
         return ari_map_bad(m, r, "key 'match' is missing, expected a glob of names");
-    const ar_status st = ari_map_glob_compile(&r->glob, r->match, &problem);
+    const ar_status st = ari_map_glob_compile(&r->glob, &m->arena, r->match, &problem);
     return problem == NULL ? st : ari_map_bad(m, r, "key 'match': %s", problem);
 }
 
-ar_status ari_map_rule_parse(const ari_map *m, ari_map_rule *r, size_t number, const json_t *object)
+ar_status ari_map_rule_parse(ari_map *m, ari_map_rule *r, size_t number, const json_t *object)
 {
     static const char *const keys[] = {"match",   "at",      "leave", "rename",    "shard",  "blocks",
                                        "into",    "unit",    "dim",   "note",      "groups", "per_block",

@@ -29,7 +29,7 @@ typedef struct axis {
     bool missing; /* a rank that was asked for has no such tensor */
 } axis;
 
-ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t count)
+ar_status ari_map_runs_add(const ari_map_place *p, ari_map_runs *runs, size_t local, size_t full, size_t count)
 {
     ari_map_run *last = runs->n > 0 ? &runs->run[runs->n - 1] : NULL;
     if (count == 0)
@@ -38,7 +38,7 @@ ar_status ari_map_runs_add(ari_map_runs *runs, size_t local, size_t full, size_t
         last->count += count;
         return AR_OK;
     }
-    AR_TRY(ARI_GROW(&runs->run, &runs->capacity, runs->n, "the pieces of a tensor"));
+    AR_TRY(ARI_GROW_IN(p->arena, &runs->run, &runs->capacity, runs->n, "the pieces of a tensor"));
     runs->run[runs->n++] = (ari_map_run){local, full, count};
     return AR_OK;
 }
@@ -49,12 +49,12 @@ static size_t held(const ari_map_runs *runs)
 }
 
 /* Appends elements [offset, offset + count) of `in`, which is a gapless list of what a group of ranks has. */
-static ar_status pick(ari_map_runs *out, const ari_map_runs *in, size_t offset, size_t count)
+static ar_status pick(const axis *a, ari_map_runs *out, const ari_map_runs *in, size_t offset, size_t count)
 {
     for (size_t i = 0; i < in->n; i++) {
         size_t start = 0, common = 0;
         if (ari_overlap(&start, &common, in->run[i].local, in->run[i].count, offset, count))
-            AR_TRY(ari_map_runs_add(out, held(out), in->run[i].full + (start - in->run[i].local), common));
+            AR_TRY(ari_map_runs_add(a->p, out, held(out), in->run[i].full + (start - in->run[i].local), common));
     }
     return AR_OK;
 }
@@ -154,11 +154,11 @@ static ar_status divide(axis *a, size_t level, const ari_map_runs *in, ari_map_r
     }
     if (!s->zigzag) {
         share_of_shape(a, level, &offset, &count);
-        return pick(out, in, offset, count);
+        return pick(a, out, in, offset, count);
     }
     const size_t half = count / 2;
-    AR_TRY(pick(out, in, (size_t)mine * half, half));
-    return pick(out, in, (2 * (size_t)ranks - 1 - (size_t)mine) * half, half);
+    AR_TRY(pick(a, out, in, (size_t)mine * half, half));
+    return pick(a, out, in, (2 * (size_t)ranks - 1 - (size_t)mine) * half, half);
 }
 
 /* --- packed blocks, each divided by itself ------------------------------------------------------------------------ */
@@ -273,7 +273,7 @@ static ar_status divide_blocks(axis *a, ari_map_runs *out, size_t *full)
     for (size_t k = 0; k < r->blocks; k++) {
         size_t offset = 0, count = 0;
         AR_TRY(block_piece(a, &f, k, (size_t)a->p->at[a->split[0]->mesh], &offset, &count));
-        AR_TRY(ari_map_runs_add(out, held(out), start + offset, count));
+        AR_TRY(ari_map_runs_add(a->p, out, held(out), start + offset, count));
         start += r->block[k] * f.unit;
     }
     return AR_OK;
@@ -320,34 +320,27 @@ static ar_status clip(const axis *a, ari_map_runs *runs, size_t *full)
 ar_status ari_map_runs_of(const ari_map_place *p, int dim, ari_map_runs *runs, size_t *full)
 {
     axis a = {.p = p, .dim = dim, .own = p->entry->shape[dim]};
-    ari_map_runs now = {0}, next = {0};
     int packed = -1;
     size_t level = 0;
-    ar_status st = AR_OK;
+    *runs = (ari_map_runs){0};
     AR_TRY(collect_splits(&a));
     if (p->r->blocks > 0 && p->r->groups == 0 && p->r->per_block && a.splits > 0)
         AR_TRY(ari_map_block_dim(p, &packed));
     if (packed == dim) {
-        AR_TRY_TO(done, st, divide_blocks(&a, &now, full));
+        AR_TRY(divide_blocks(&a, runs, full));
         level = 1;
     } else {
-        AR_TRY_TO(done, st, extent(&a, p->at, 0, full));
+        AR_TRY(extent(&a, p->at, 0, full));
         if (a.missing && dim < p->r->shape_dims && p->r->shape_given[dim] && *full < p->r->shape[dim])
             *full = p->r->shape[dim];
-        AR_TRY_TO(done, st, ari_map_runs_add(&now, 0, 0, *full));
+        AR_TRY(ari_map_runs_add(p, runs, 0, 0, *full));
     }
     for (; level < a.splits; level++) {
-        AR_TRY_TO(done, st, divide(&a, level, &now, &next));
-        free(now.run);
-        now = next;
-        next = (ari_map_runs){0};
+        ari_map_runs next = {0};
+        AR_TRY(divide(&a, level, runs, &next));
+        *runs = next;
     }
-    if (held(&now) != a.own && st == AR_OK)
-        st = ari_map_misfit(p, "has %zu in dimension %d, by the rule it would have %zu", a.own, dim, held(&now));
-    if (st == AR_OK)
-        st = clip(&a, &now, full);
-done:
-    free(next.run);
-    *runs = now;
-    return st;
+    if (held(runs) != a.own)
+        return ari_map_misfit(p, "has %zu in dimension %d, by the rule it would have %zu", a.own, dim, held(runs));
+    return clip(&a, runs, full);
 }

@@ -265,40 +265,38 @@ static ar_status check_cover(const ar_dump *d, const ar_dump_tensor *t, const ar
     }
 }
 
-static ar_status check_holders(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece, holder *h, size_t n)
+static ar_status check_holders(const ar_dump *d, ari_arena *a, const ar_dump_tensor *t, const ari_piece *piece,
+                               holder *h, size_t n)
 {
     ari_cover_box *box = NULL;
-    ar_status st = AR_OK;
     size_t boxes = 0;
-    AR_TRY(ARI_ALLOC(&box, n, "boxes of a dump"));
+    AR_TRY(ARI_TAKE(&box, a, n, "boxes of a dump"));
     ARI_SORT(h, n, compare_holders);
-    for (size_t i = 0, same = 0; i < n && st == AR_OK; i += same) {
+    for (size_t i = 0, same = 0; i < n; i += same) {
         for (same = 1; i + same < n && same_box(&h[i], &h[i + same]);)
             same++;
         box[boxes++] = (ari_cover_box){h[i].box, (size_t)(h[i].piece - piece)};
-        st = check_copies(d, t, &h[i], same);
+        AR_TRY(check_copies(d, t, &h[i], same));
     }
-    if (st == AR_OK)
-        st = check_cover(d, t, piece, box, boxes);
-    free(box);
-    return st;
+    return check_cover(d, t, piece, box, boxes);
 }
 
 static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece)
 {
+    ari_arena scratch = {NULL};
     holder *h = NULL;
     size_t most = 0, n = 0;
     for (size_t i = 0; i < t->parts; i++)
         most += piece[i].boxes;
-    AR_TRY(ARI_ALLOC(&h, most, "boxes of a dump"));
+    AR_TRY(ARI_TAKE(&h, &scratch, most, "boxes of a dump"));
     for (size_t i = 0; i < t->parts; i++)
         for (size_t k = 0; k < piece[i].boxes; k++) {
             piece[i].box[k].replicas = 1;
             if (ari_dump_box_count(t->ndim, &piece[i].box[k]) > 0)
                 h[n++] = (holder){&piece[i].box[k], &piece[i]};
         }
-    const ar_status st = t->count == 0 ? AR_OK : check_holders(d, t, piece, h, n);
-    free(h);
+    const ar_status st = t->count == 0 ? AR_OK : check_holders(d, &scratch, t, piece, h, n);
+    ari_arena_end(&scratch, NULL);
     return st;
 }
 
@@ -399,8 +397,8 @@ ar_status ari_dump_make_tensors(ar_dump *d)
     size_t tensors = 0;
     for (size_t i = 0; i < d->pieces; i++)
         tensors += i == 0 || strcmp(d->piece[i].name, d->piece[i - 1].name) != 0;
-    AR_TRY(ARI_ALLOC(&d->tensor, tensors, "tensors of a dump"));
-    AR_TRY(ARI_ALLOC(&d->part, d->pieces, "parts of a dump"));
+    AR_TRY(ARI_TAKE(&d->tensor, &d->arena, tensors, "tensors of a dump"));
+    AR_TRY(ARI_TAKE(&d->part, &d->arena, d->pieces, "parts of a dump"));
     for (size_t i = 0, n = 0; i < d->pieces; i += n) {
         n = ari_piece_group(&d->piece[i], d->pieces - i);
         AR_TRY(make_tensor(d, &d->tensor[d->tensors], &d->part[i], &d->piece[i], n));

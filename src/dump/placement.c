@@ -378,24 +378,15 @@ static ar_status resolve_box(ar_dump_box *b, size_t i, const ari_placed *t, cons
     return AR_OK;
 }
 
-ar_status ari_placed_resolve(ar_dump_box **gives, size_t *boxes, const ari_placed *t, const ar_st_entry *e,
+ar_status ari_placed_resolve(ar_dump_box **box, size_t *boxes, ari_arena *a, const ari_placed *t, const ar_st_entry *e,
                              const char *file)
 {
-    ar_status st = AR_OK;
-    ar_dump_box *box = NULL;
-    const size_t given = t == NULL ? 0 : t->boxes, n = given == 0 ? 1 : given;
+    const size_t given = t == NULL ? 0 : t->boxes;
+    *boxes = given == 0 ? 1 : given;
     if (t != NULL && t->ndim >= 0 && t->ndim != e->ndim)
         return misplaced(file, e, "its place has another number of dimensions");
-    AR_TRY(ARI_ALLOC_ZERO(&box, n, "boxes of a dump"));
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = resolve_box(&box[i], i, t, e, file);
-    if (st == AR_OK && given > 0)
-        st = check_local(t, e, file);
-    if (st != AR_OK) {
-        free(box);
-        return st;
-    }
-    *gives = box;
-    *boxes = n;
-    return AR_OK;
+    AR_TRY(ARI_TAKE(box, a, *boxes, "boxes of a dump"));
+    for (size_t i = 0; i < *boxes; i++)
+        AR_TRY(resolve_box(&(*box)[i], i, t, e, file));
+    return given > 0 ? check_local(t, e, file) : AR_OK;
 }

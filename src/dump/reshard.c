@@ -156,23 +156,18 @@ static ar_status copy_items(ari_rs *r, ar_st_writer *w, const ari_rs_contents *c
 
 /* --- one file ----------------------------------------------------------------------------------------------------- */
 
-static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, const ari_rs_contents *c)
+static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, ari_rs_contents *c)
 {
     ar_st_tensor *list = NULL;
     char *path = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&list, c->n, "the tensors of a file"));
-    AR_TRY_TO(done, st, ari_file_path(&path, d->path, c->file->name));
+    AR_TRY(ARI_TAKE(&list, &c->arena, c->n, "the tensors of a file"));
+    AR_TRY(ari_arena_path(&c->arena, &path, d->path, c->file->name));
     for (size_t i = 0; i < c->n; i++)
         list[i] = ari_rs_described(c->item[i].tensor, c->item[i].box.extent);
-    st = ar_st_writer_open(w, path, list, c->n, c->pair, c->pairs);
-done:
-    free(list);
-    free(path);
-    return st;
+    return ar_st_writer_open(w, path, list, c->n, c->pair, c->pairs);
 }
 
-static ar_status write_file(ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c)
+static ar_status write_file(ari_rs_folder *d, ari_rs *r, ari_rs_contents *c)
 {
     ari_sha256 hash;
     ar_st_writer *w = NULL;
@@ -243,7 +238,7 @@ static ar_status compare_copies(ari_rs *r)
 }
 
 /* The index of a sharded model, once all of its files are there. */
-static ar_status write_index(const ari_rs *r)
+static ar_status write_index(ari_rs *r)
 {
     ar_st_tensor *list = NULL;
     size_t n = 0;
@@ -251,12 +246,10 @@ static ar_status write_index(const ari_rs *r)
         return AR_OK;
     for (size_t s = 0; s < r->shards; s++)
         n += r->file[s].tensors;
-    AR_TRY(ARI_ALLOC_ZERO(&list, n, "the list of tensors"));
+    AR_TRY(ARI_TAKE(&list, &r->arena, n, "the list of tensors"));
     for (size_t i = 0; i < n; i++)
         list[i] = ari_rs_described(r->list[i], r->list[i]->shape);
-    const ar_status st = ar_st_write_index(r->o->out, list, n, r->shard, r->shards);
-    free(list);
-    return st;
+    return ar_st_write_index(r->o->out, list, n, r->shard, r->shards);
 }
 
 static ar_status write_all(ari_rs *r, ar_reshard_result *result)

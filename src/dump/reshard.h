@@ -46,7 +46,8 @@ typedef struct ari_rs {
     ar_parallel layout; /* of the output */
     ari_ranks ranks;    /* and its ranks */
     bool merged;
-    char *folder; /* of the input: what stands beside its tensors; NULL: none */
+    ari_arena arena; /* of all lists and paths */
+    char *folder;    /* of the input: what stands beside its tensors; NULL: none */
     char *config_path;
     bool has_config;
     ar_config config;
@@ -96,6 +97,7 @@ typedef struct ari_rs_contents {
     const char *pair[2 * (ARI_RANK_METADATA + 1)]; /* of its __metadata__; [pairs] */
     size_t pairs;
     char *owned[2]; /* by them */
+    ari_arena arena;
 } ari_rs_contents;
 /** Makes the contents of a file to be written; a dry run has no metadata. ari_rs_contents_free, also after an error. */
 AR_NODISCARD ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f);
@@ -106,10 +108,12 @@ typedef struct ari_rs_folder {
     const char *path;
     int fd; /* -1: none */
     json_t *journal;
+    char *journal_path;
+    ari_arena *arena; /* of its files' paths: the resharding's */
 } ari_rs_folder;
 /** Makes or takes up the folder. Errors: AR_ERR_ARG (it holds other files, or was begun with another request, or
  *  another process writes there), AR_ERR_IO. ari_rs_folder_end in every case. */
-AR_NODISCARD ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r);
+AR_NODISCARD ar_status ari_rs_folder_begin(ari_rs_folder *d, ari_rs *r);
 void ari_rs_folder_end(ari_rs_folder *d);
 /** *kept: whether a former run has written this file and it is whole still. */
 AR_NODISCARD ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_rs_contents *c);

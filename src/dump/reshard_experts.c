@@ -20,8 +20,8 @@ typedef struct other_name {
 } other_name;
 
 typedef struct other_names {
-    const ar_config *config;
-    other_name *list; /* by the other name */
+    ari_rs *r;
+    other_name *list; /* by the other name, the arena's */
     size_t count, capacity;
 } other_names;
 
@@ -29,9 +29,9 @@ static ar_status add_other(void *user, const char *name, int ndim, const size_t 
 {
     other_names *o = user;
     ari_stacked at;
-    if (!ari_stacked_of(&at, o->config, name, ndim, shape))
+    if (!ari_stacked_of(&at, &o->r->config, name, ndim, shape))
         return AR_OK;
-    AR_TRY(ARI_GROW(&o->list, &o->capacity, o->count, "the list of parameters"));
+    AR_TRY(ARI_GROW_IN(&o->r->arena, &o->list, &o->capacity, o->count, "the list of parameters"));
     other_name *one = &o->list[o->count++];
     *one = (other_name){.at = at, .ndim = ndim, .shape = {shape[0], shape[1]}};
     snprintf(one->name, sizeof one->name, "%s", name);
@@ -89,15 +89,12 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
 
 ar_status ari_rs_unstack(ari_rs *r)
 {
-    unstacking u = {.names.config = &r->config};
+    unstacking u = {.names.r = r};
     other_names *o = &u.names;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_param_list(&r->config, add_other, o));
+    AR_TRY(ari_param_list(&r->config, add_other, o));
     ARI_SORT(o->list, o->count, ari_by_text);
     for (size_t i = 0; i < r->dumps && o->count > 0; i++)
-        AR_TRY_TO(done, st, ari_dump_take_apart(r->dump[i], cuts_of, &u));
+        AR_TRY(ari_dump_take_apart(r->dump[i], cuts_of, &u));
     r->stacked = u.stacked;
-done:
-    free(o->list);
-    return st;
+    return AR_OK;
 }

@@ -119,31 +119,22 @@ static ar_status other_request(const char *folder, const json_t *old, json_t *no
 
 /* --- the journal -------------------------------------------------------------------------------------------------- */
 
-static ar_status save_journal(const ari_rs_folder *d)
-{
-    char *path = NULL;
-    AR_TRY(ari_file_path(&path, d->path, JOURNAL));
-    const ar_status st = ari_json_save(d->journal, path);
-    free(path);
-    return st;
-}
-
 static ar_status new_journal(ari_rs_folder *d, json_t *request)
 {
     d->journal =
         json_pack("{s:s, s:i, s:O, s:{}}", "format", "anyrank reshard", "version", 1, "request", request, "files");
     if (!d->journal)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its journal", ARI_SHOW(d->path));
-    return save_journal(d);
+    return ari_json_save(d->journal, d->journal_path);
 }
 
-static ar_status take_up_journal(ari_rs_folder *d, json_t *request, const char *path)
+static ar_status take_up_journal(ari_rs_folder *d, json_t *request)
 {
-    AR_TRY(ari_json_load(&d->journal, path));
-    const ari_json_at at = {d->journal, path, AR_ERR_FORMAT};
+    AR_TRY(ari_json_load(&d->journal, d->journal_path));
+    const ari_json_at at = {d->journal, d->journal_path, AR_ERR_FORMAT};
     const json_t *old, *files;
     if (!json_is_object(d->journal))
-        return ar_error_set(AR_ERR_FORMAT, "%s: expected an object", ARI_SHOW(path));
+        return ar_error_set(AR_ERR_FORMAT, "%s: expected an object", ARI_SHOW(d->journal_path));
     AR_TRY(ari_json_object(&at, "request", &old));
     AR_TRY(ari_json_object(&at, "files", &files));
     return other_request(d->path, old, request);
@@ -199,7 +190,7 @@ static ar_status refuse_input(const char *out, const ari_rs *r)
                 : AR_OK;
 }
 
-static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, const char *path, json_t *request)
+static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, json_t *request)
 {
     char other[256], link[256];
     AR_TRY(ari_folder_make(d->path));
@@ -209,26 +200,22 @@ static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, const char *pat
     if (link[0] != '\0')
         return ar_error_set(AR_ERR_ARG, "%s: holds a link ('%s'), and what it leads to would be written; remove it",
                             ARI_SHOW(d->path), ARI_SHOW(link));
-    if (access(path, F_OK) == 0)
-        return take_up_journal(d, request, path);
+    if (access(d->journal_path, F_OK) == 0)
+        return take_up_journal(d, request);
     if (other[0] != '\0')
         return ar_error_set(AR_ERR_ARG, "%s: holds files already ('%s'); give an empty folder", ARI_SHOW(d->path),
                             ARI_SHOW(other));
     return new_journal(d, request);
 }
 
-ar_status ari_rs_folder_begin(ari_rs_folder *d, const ari_rs *r)
+ar_status ari_rs_folder_begin(ari_rs_folder *d, ari_rs *r)
 {
     json_t *request = NULL;
-    char *path = NULL;
-    ar_status st = AR_OK;
-    *d = (ari_rs_folder){.path = r->o->out, .fd = -1};
-    AR_TRY_TO(done, st, make_request(&request, r));
-    AR_TRY_TO(done, st, ari_file_path(&path, d->path, JOURNAL));
-    st = begin_folder(d, r, path, request);
-done:
+    *d = (ari_rs_folder){.path = r->o->out, .fd = -1, .arena = &r->arena};
+    AR_TRY(ari_arena_path(d->arena, &d->journal_path, d->path, JOURNAL));
+    AR_TRY(make_request(&request, r));
+    const ar_status st = begin_folder(d, r, request);
     json_decref(request);
-    free(path);
     return st;
 }
 
@@ -283,13 +270,12 @@ ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_
     *kept = false;
     if (!wanted)
         return AR_OK;
-    AR_TRY(ari_file_path(&path, d->path, c->file->name));
+    AR_TRY(ari_arena_path(d->arena, &path, d->path, c->file->name));
     ar_status st = ar_st_open(&file, path);
     if (st == AR_OK && same_header(file, c))
         hash_data(hex, r, file, c);
     *kept = st == AR_OK && strcmp(hex, wanted) == 0;
     ar_st_close(file);
-    free(path);
     return st == AR_ERR_MEMORY ? st : AR_OK; /* whatever else is wrong with it, it is written again */
 }
 
@@ -297,7 +283,7 @@ ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f, const char h
 {
     if (json_object_set_new(json_object_get(d->journal, "files"), f->name, json_string(hash)) != 0)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its journal", ARI_SHOW(d->path));
-    return save_journal(d);
+    return ari_json_save(d->journal, d->journal_path);
 }
 
 /* --- what is taken along: config.json, tokenizer.json, .. --------------------------------------------------------- */
@@ -319,11 +305,9 @@ static ar_status copy_file(const ari_rs_folder *d, const char *from, const char 
     unsigned char *data = NULL;
     size_t bytes = 0;
     char *to = NULL;
+    AR_TRY(ari_arena_path(d->arena, &to, d->path, name));
     AR_TRY(ari_file_read(&data, &bytes, from, ARI_RS_SMALL_BYTES));
-    ar_status st = ari_file_path(&to, d->path, name);
-    if (st == AR_OK)
-        st = ari_file_write(to, data, bytes);
-    free(to);
+    const ar_status st = ari_file_write(to, data, bytes);
     free(data);
     return st;
 }
@@ -352,20 +336,20 @@ static ar_status copy_beside(const ari_rs_folder *d, const ari_rs *r, const char
 {
     char *from = NULL;
     struct stat s;
-    ar_status st = AR_OK;
     if (name[0] == '.')
         return AR_OK;
-    AR_TRY(ari_file_path(&from, r->folder, name));
-    if (stat(from, &s) == 0 && S_ISREG(s.st_mode)) {
-        if (is_weights(name))
-            note_left(r, name);
-        else if ((size_t)s.st_size > ARI_RS_SMALL_BYTES)
-            (void)ari_rs_note(r, false, "not taken along, for its size: %s", ARI_SHOW(name));
-        else if ((st = copy_file(d, from, name)) == AR_OK)
-            ++*copied;
+    AR_TRY(ari_arena_path(d->arena, &from, r->folder, name));
+    if (stat(from, &s) != 0 || !S_ISREG(s.st_mode))
+        return AR_OK;
+    if (is_weights(name)) {
+        note_left(r, name);
+    } else if ((size_t)s.st_size > ARI_RS_SMALL_BYTES) {
+        (void)ari_rs_note(r, false, "not taken along, for its size: %s", ARI_SHOW(name));
+    } else {
+        AR_TRY(copy_file(d, from, name));
+        ++*copied;
     }
-    free(from);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied)

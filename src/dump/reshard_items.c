@@ -105,11 +105,11 @@ static int compare_items(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, const ari_rs_file *f)
+static ar_status list_items(ari_rs_item **gives, size_t *n, ari_arena *a, const ari_rs *r, const ari_rs_file *f)
 {
     const size_t most = f->tensor ? f->tensors : r->tensors;
     ari_rs_item *list = NULL;
-    AR_TRY(ARI_ALLOC(&list, most, "the tensors of a file"));
+    AR_TRY(ARI_TAKE(&list, a, most, "the tensors of a file"));
     *n = 0;
     for (size_t k = 0; k < most; k++) {
         bool here = true;
@@ -117,11 +117,7 @@ static ar_status list_items(ari_rs_item **gives, size_t *n, const ari_rs *r, con
             list[*n] = (ari_rs_item){.tensor = f->tensor[k]};
             whole_item(&list[*n], 0, 1);
         } else {
-            const ar_status st = rank_item(&list[*n], &here, r, f, &r->tensor[k]);
-            if (st != AR_OK) {
-                free(list);
-                return st;
-            }
+            AR_TRY(rank_item(&list[*n], &here, r, f, &r->tensor[k]));
         }
         *n += here;
     }
@@ -144,7 +140,7 @@ static ar_status plan_rank(ari_rs *r, size_t *capacity, int rank)
         boxes = here && item.boxes > boxes ? item.boxes : boxes;
     }
     for (f.box = 0; f.box < boxes; f.box++) {
-        AR_TRY(ARI_GROW(&r->file, capacity, r->files, "the list of files"));
+        AR_TRY(ARI_GROW_IN(&r->arena, &r->file, capacity, r->files, "the list of files"));
         ari_rank_file_name(f.name, f.rank, f.box);
         r->file[r->files++] = f;
     }
@@ -187,23 +183,21 @@ static void add_merged(ari_rs *r, const char *name, size_t from, size_t tensors)
 static ar_status plan_shards(ari_rs *r, size_t model)
 {
     ar_st_tensor *t = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&t, model, "the list of tensors"));
+    AR_TRY(ARI_TAKE(&t, &r->arena, model, "the list of tensors"));
     for (size_t k = 0; k < model; k++)
         t[k] = ari_rs_described(r->list[k], r->list[k]->shape);
     const size_t limit = r->o->shard_bytes > 0 ? r->o->shard_bytes : SHARD_BYTES;
-    const ar_status st = ar_st_shard_plan(r->shard, &r->shards, t, model, limit);
-    free(t);
-    return st;
+    return ar_st_shard_plan(r->shard, &r->shards, t, model, limit);
 }
 
 static ar_status plan_merged(ari_rs *r)
 {
-    AR_TRY(ARI_ALLOC(&r->list, r->tensors, "the list of tensors"));
-    AR_TRY(ARI_ALLOC(&r->shard, r->tensors, "the list of tensors"));
+    AR_TRY(ARI_TAKE(&r->list, &r->arena, r->tensors, "the list of tensors"));
+    AR_TRY(ARI_TAKE(&r->shard, &r->arena, r->tensors, "the list of tensors"));
     const size_t model = list_merged(r);
     if (model > 0)
         AR_TRY(plan_shards(r, model));
-    AR_TRY(ARI_ALLOC_ZERO(&r->file, r->shards + 1, "the list of files"));
+    AR_TRY(ARI_TAKE(&r->file, &r->arena, r->shards + 1, "the list of files"));
     for (size_t s = 0, from = 0; s < r->shards; s++) {
         char name[AR_ST_SHARD_NAME];
         size_t to = from;
@@ -221,12 +215,13 @@ ar_status ari_rs_plan(ari_rs *r)
 {
     AR_TRY(r->merged ? plan_merged(r) : plan_ranks(r));
     for (size_t k = 0; k < r->files; k++) {
+        void *const before = r->arena.last;
         ari_rs_item *item = NULL;
         ari_rs_file *f = &r->file[k];
-        AR_TRY(list_items(&item, &f->items, r, f));
+        AR_TRY(list_items(&item, &f->items, &r->arena, r, f));
         for (size_t i = 0; i < f->items; i++)
             f->bytes += item[i].bytes; /* of parts of tensors that files hold */
-        free(item);
+        ari_arena_end(&r->arena, before);
         AR_TRY(ari_add_size(&r->bytes, r->bytes, f->bytes));
     }
     return AR_OK;
@@ -260,11 +255,10 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
                        .tensors = n,
                        .ordered = f->box == 0 ? n : 0};
     const ari_rs_item **by_use = NULL;
-    ar_status st = AR_OK;
     ari_layout_mesh(&p.mesh, p.at, &r->layout, f->rank, ARI_CUTS_FEATURES);
-    AR_TRY_TO(done, st, ARI_ALLOC(&by_use, n, "the tensors of a file"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&p.tensor, n, "the tensors of a file"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&p.order, n, "the tensors of a file"));
+    AR_TRY(ARI_TAKE(&by_use, &c->arena, n, "the tensors of a file"));
+    AR_TRY(ARI_TAKE(&p.tensor, &c->arena, n, "the tensors of a file"));
+    AR_TRY(ARI_TAKE(&p.order, &c->arena, n, "the tensors of a file"));
     for (size_t i = 0; i < n; i++) {
         place(&p.tensor[i], &c->item[i]);
         by_use[i] = &c->item[i];
@@ -272,19 +266,14 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
     qsort(by_use, n, sizeof *by_use, compare_uses);
     for (size_t i = 0; i < n; i++)
         p.order[i] = (char *)(uintptr_t)by_use[i]->tensor->from->name;
-    st = ari_placement_text(&c->owned[0], &c->owned[1], &p);
-done:
-    free(by_use);
-    free(p.tensor);
-    free(p.order);
-    return st;
+    return ari_placement_text(&c->owned[0], &c->owned[1], &p);
 }
 
 ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f)
 {
     const char *format = ar_dump_metadata(r->dump[0], "format");
     *c = (ari_rs_contents){.file = f};
-    AR_TRY(list_items(&c->item, &c->n, r, f));
+    AR_TRY(list_items(&c->item, &c->n, &c->arena, r, f));
     if (r->o->dry_run)
         return AR_OK;
     if (!r->merged) {
@@ -304,5 +293,5 @@ void ari_rs_contents_free(ari_rs_contents *c)
 {
     free(c->owned[0]);
     free(c->owned[1]);
-    free(c->item);
+    ari_arena_end(&c->arena, NULL);
 }

@@ -40,16 +40,19 @@ void ari_rs_progress(ari_rs *r, size_t bytes, const char *what)
  * that changes meanwhile cannot mix two of them. */
 static ar_status find_folder(ari_rs *r, const char *in)
 {
-    char *path = NULL;
+    const char *slash = strrchr(in, '/');
+    char *latest = NULL, resolved[PATH_MAX];
     if (!ari_is_folder(in)) {
-        const char *slash = strrchr(in, '/');
-        r->folder = slash ? strndup(in, (size_t)(slash - in) + 1) : strdup(".");
-    } else {
-        AR_TRY(ari_file_path(&path, in, "latest"));
-        r->folder = ari_is_folder(path) ? realpath(path, NULL) : strdup(in);
-        free(path);
+        AR_TRY(ari_arena_text(&r->arena, &r->folder, slash ? in : ".", "a file name"));
+        if (slash)
+            r->folder[slash - in + 1] = '\0';
+        return AR_OK;
     }
-    return r->folder ? AR_OK : ari_io_fail("find", in);
+    AR_TRY(ari_arena_path(&r->arena, &latest, in, "latest"));
+    if (!ari_is_folder(latest))
+        return ari_arena_text(&r->arena, &r->folder, in, "a file name");
+    return realpath(latest, resolved) ? ari_arena_text(&r->arena, &r->folder, resolved, "a file name")
+                                      : ari_io_fail("find", in);
 }
 
 static ar_status open_dump(ari_rs *r, const char *path, const char *map)
@@ -70,10 +73,8 @@ static ar_status open_state(ari_rs *r)
     AR_TRY(ari_file_is_in(&state, r->folder, "optimizer.safetensors"));
     if ((!single && !index) || !state)
         return AR_OK;
-    AR_TRY(ari_file_path(&path, r->folder, "optimizer.safetensors"));
-    const ar_status st = open_dump(r, path, NULL);
-    free(path);
-    return st;
+    AR_TRY(ari_arena_path(&r->arena, &path, r->folder, "optimizer.safetensors"));
+    return open_dump(r, path, NULL);
 }
 
 static ar_status find_config(ari_rs *r)
@@ -114,8 +115,8 @@ typedef struct param {
 } param;
 
 typedef struct params {
-    const ari_rs *r;
-    param *list; /* by name */
+    ari_rs *r;
+    param *list; /* by name, the arena's */
     size_t count, capacity;
     char prefix[32]; /* "model.": names of a model without its head lack it */
 } params;
@@ -123,7 +124,7 @@ typedef struct params {
 static ar_status add_param(void *user, const char *name, int ndim, const size_t *shape)
 {
     params *p = user;
-    AR_TRY(ARI_GROW(&p->list, &p->capacity, p->count, "the list of parameters"));
+    AR_TRY(ARI_GROW_IN(&p->r->arena, &p->list, &p->capacity, p->count, "the list of parameters"));
     param *one = &p->list[p->count];
     *one = (param){.order = p->count};
     snprintf(one->name, sizeof one->name, "%s", name);
@@ -337,29 +338,25 @@ static ar_status list_tensors(ari_rs *r)
 {
     params p = {.r = r};
     findings f = {.rows_cut = 0};
-    ar_status st = AR_OK;
     size_t n = 0;
     if (r->has_config)
         AR_TRY(ari_rs_unstack(r));
     for (size_t i = 0; i < r->dumps; i++)
         n += ar_dump_count(r->dump[i]);
-    AR_TRY(ARI_ALLOC(&r->tensor, n, "the list of tensors"));
+    AR_TRY(ARI_TAKE(&r->tensor, &r->arena, n, "the list of tensors"));
     if (r->has_config)
-        AR_TRY_TO(done, st, list_params(&p));
+        AR_TRY(list_params(&p));
     for (size_t i = 0; i < r->dumps; i++) {
         for (size_t k = 0; k < ar_dump_count(r->dump[i]); k++) {
             ari_rs_tensor *t = &r->tensor[r->tensors];
-            AR_TRY_TO(done, st, classify(t, r, &p, ar_dump_at(r->dump[i], k), &f));
+            AR_TRY(classify(t, r, &p, ar_dump_at(r->dump[i], k), &f));
             t->state = t->state || i == 1;
             r->tensors++;
         }
     }
     qsort(r->tensor, r->tensors, sizeof *r->tensor, compare_tensors);
-    AR_TRY_TO(done, st, refuse_repeated(r));
-    st = list_findings(r, &p, &f);
-done:
-    free(p.list);
-    return st;
+    AR_TRY(refuse_repeated(r));
+    return list_findings(r, &p, &f);
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
@@ -380,10 +377,6 @@ void ari_rs_close(ari_rs *r)
 {
     for (size_t i = 0; i < r->dumps; i++)
         ar_dump_close(r->dump[i]);
-    free(r->folder);
     free(r->config_path);
-    free(r->tensor);
-    free(r->list);
-    free(r->shard);
-    free(r->file);
+    ari_arena_end(&r->arena, NULL);
 }

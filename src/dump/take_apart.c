@@ -129,7 +129,7 @@ static ar_status take(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_
 
 ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name, const char *rest)
 {
-    AR_TRY(ARI_GROW(&cuts->cut, &cuts->capacity, cuts->n, "the list of tensors"));
+    AR_TRY(ARI_GROW_IN(cuts->arena, &cuts->cut, &cuts->capacity, cuts->n, "the list of tensors"));
     ari_tensor_cut *c = &cuts->cut[cuts->n];
     *c = (ari_tensor_cut){.drop = 0};
     memcpy(c->extent, t->shape, sizeof c->extent);
@@ -163,7 +163,7 @@ typedef struct taking {
 
 static ar_status keep_tensor(taking *k, const ar_dump_tensor *t)
 {
-    AR_TRY(ARI_GROW(&k->tensor, &k->cap_tensors, k->tensors, "the list of tensors"));
+    AR_TRY(ARI_GROW_IN(k->arena, &k->tensor, &k->cap_tensors, k->tensors, "the list of tensors"));
     k->tensor[k->tensors++] = *t;
     return AR_OK;
 }
@@ -188,22 +188,16 @@ static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_c
 ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
 {
     taking k = {.arena = &d->arena};
-    ari_tensor_cuts cuts = {.n = 0};
-    ar_status st = AR_OK;
+    ari_tensor_cuts cuts = {.arena = &d->arena};
     for (size_t i = 0; i < d->tensors; i++) {
         cuts.n = 0;
-        AR_TRY_TO(done, st, cuts_of(user, &d->tensor[i], &cuts));
-        AR_TRY_TO(done, st, take_all(&k, &d->tensor[i], &cuts));
+        AR_TRY(cuts_of(user, &d->tensor[i], &cuts));
+        AR_TRY(take_all(&k, &d->tensor[i], &cuts));
     }
-    if (k.any) {
-        qsort(k.tensor, k.tensors, sizeof *k.tensor, ari_by_name);
-        free(d->tensor);
-        d->tensor = k.tensor;
-        d->tensors = k.tensors;
-        k.tensor = NULL;
-    }
-done:
-    free(cuts.cut);
-    free(k.tensor);
-    return st;
+    if (!k.any)
+        return AR_OK;
+    ARI_SORT(k.tensor, k.tensors, ari_by_name);
+    d->tensor = k.tensor;
+    d->tensors = k.tensors;
+    return AR_OK;
 }

@@ -135,7 +135,6 @@ Test(map_errors, a_rule_that_does_not_fit_names_the_tensor_and_the_rank)
         cr_expect_eq(ari_map_apply(m, cases[i].rank, &e, NULL, NULL, &t, &n), wrong ? AR_ERR_FORMAT : AR_OK, "%s",
                      cases[i].rule);
         cr_expect_says(cases[i].problem);
-        ari_pieces_free(t, n);
         ari_map_free(m);
     }
 }

@@ -138,7 +138,6 @@ static size_t gather(const world *w, full *f, size_t room)
             for (size_t b = 0; b < t[k].boxes; b++)
                 put_box(&f[j], &t[k].box[b], &w->part[i]);
         }
-        ari_pieces_free(t, n);
     }
     return found;
 }
@@ -261,7 +260,6 @@ Test(map, layers_of_a_stack_lie_where_the_pieces_have_them)
     size_t n = 0;
     cr_assert_ok(ari_map_apply(m, 0, &w.part[0].entry, find, &w, &t, &n));
     cr_expect(n == 2 && t[0].box->at == 0 && t[1].box->at == 1 && t[1].box->stride[0] == 2);
-    ari_pieces_free(t, n);
 }
 
 static void expect_packed(const char *name, const char *rule, bool refused)
@@ -282,7 +280,6 @@ static void expect_packed(const char *name, const char *rule, bool refused)
         cr_expect_eq(strncmp(ar_error_message(), begin, strlen(begin)), 0, "%s", ar_error_message());
         cr_expect_says("\"blocks\": [1, 1, 1], or \"blocks\": null");
     }
-    ari_pieces_free(t, n);
 }
 
 /* As anyrank.capture refuses it: without the sizes one cut would give rank 0 all of q and a part of k. */
@@ -317,7 +314,6 @@ Test(map, dimensions_are_permuted_as_the_list_says)
     cr_assert_eq(n, 1);
     cr_expect(t->shape[0] == 4 && t->shape[1] == 2 && t->shape[2] == 3 && !t->partial);
     cr_expect(t->box->stride[0] == 1 && t->box->stride[1] == 12 && t->box->stride[2] == 4);
-    ari_pieces_free(t, n);
 }
 
 Test(map, a_scalar_is_one_box)
@@ -329,7 +325,6 @@ Test(map, a_scalar_is_one_box)
     size_t n = 0;
     cr_assert_ok(ari_map_apply(m, -1, &e, NULL, NULL, &t, &n));
     cr_expect(n == 1 && t->ndim == 0 && t->boxes == 1 && t->box->at == 0);
-    ari_pieces_free(t, n);
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -346,7 +341,6 @@ static void expect_name(const char *rules, int rank, const char *name, const cha
     size_t n = 0;
     cr_assert_ok(ari_map_apply(m, rank, &e, NULL, NULL, &t, &n));
     cr_expect_str_eq(n == 0 ? "" : t->name, expected);
-    ari_pieces_free(t, n);
 }
 
 Test(map, captures_go_into_the_new_name)
@@ -450,7 +444,6 @@ Test(map, a_name_that_no_rule_matches_is_an_error_where_the_mapping_says_so)
         cr_expect_eq(ari_map_apply(m, 1, &e, NULL, NULL, &t, &n), rules[i].error ? AR_ERR_FORMAT : AR_OK, "%s", text);
         if (rules[i].error)
             cr_expect_says("tensor 'y' of rank 1: no rule matches it");
-        ari_pieces_free(t, n);
     }
     ari_map *m = NULL;
     const char bad[] = "{\"version\":1,\"unmatched\":true}";

@@ -305,7 +305,7 @@ static inline const ar_st_entry *fuzz_peer(void *user, int rank, const char *nam
     return NULL;
 }
 
-static inline void fuzz_apply(const ari_map *m, int rank, const ar_st_entry *e, ari_map_peer peer)
+static inline void fuzz_apply(ari_map *m, int rank, const ar_st_entry *e, ari_map_peer peer)
 {
     ari_piece *t = NULL;
     size_t n = 0;
@@ -316,7 +316,6 @@ static inline void fuzz_apply(const ari_map *m, int rank, const ar_st_entry *e, 
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < t[i].boxes; k++)
             fuzz_check_box(&t[i].box[k], t[i].ndim, t[i].shape, e);
-    ari_pieces_free(t, n);
 }
 
 static inline int fuzz_map(const uint8_t *data, size_t size)
@@ -368,12 +367,11 @@ static inline int fuzz_placement(const uint8_t *data, size_t size)
             ar_dump_box *box = NULL;
             size_t boxes = 0;
             ar_error_clear();
-            const ar_status fits = ari_placed_resolve(&box, &boxes, &p.tensor[i], &fuzz_entries[k], "fuzz");
+            const ar_status fits = ari_placed_resolve(&box, &boxes, &p.arena, &p.tensor[i], &fuzz_entries[k], "fuzz");
             if (fits != AR_OK)
                 fuzz_expect_error(fits);
             for (size_t b = 0; fits == AR_OK && p.tensor[i].has_shape && b < boxes; b++)
                 fuzz_check_box(&box[b], p.tensor[i].ndim, p.tensor[i].shape, &fuzz_entries[k]);
-            free(box);
         }
     ari_placement_fini(&p);
     free(text);

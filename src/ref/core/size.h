@@ -34,6 +34,10 @@ AR_NODISCARD ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size
 #define ARI_TAKE(gives, a, n, what) ari_arena_take(a, (void **)(gives), n, sizeof **(gives), what)
 /** A copy of a text. */
 AR_NODISCARD ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const char *what);
+/** ari_grow of a list in an arena, where its former places stay. */
+AR_NODISCARD ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity, size_t count, size_t size,
+                                      const char *what);
+#define ARI_GROW_IN(a, list, capacity, count, what) ari_arena_grow(a, list, capacity, count, sizeof **(list), what)
 /** Frees what was taken since a->last was this; NULL: all. */
 void ari_arena_end(ari_arena *a, void *last);
 

@@ -125,6 +125,21 @@ ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const cha
     return AR_OK;
 }
 
+ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity, size_t count, size_t size, const char *what)
+{
+    void *old = NULL, *grown = NULL;
+    if (count < *capacity)
+        return AR_OK;
+    const size_t more = *capacity ? 2 * *capacity : 8;
+    AR_TRY(ari_arena_take(a, &grown, more, size, what));
+    memcpy(&old, list, sizeof old); /* a T ** of any T */
+    if (count > 0)
+        memcpy(grown, old, count * size);
+    memcpy(list, &grown, sizeof grown);
+    *capacity = more;
+    return AR_OK;
+}
+
 void ari_arena_end(ari_arena *a, void *last)
 {
     while (a->last != last) {

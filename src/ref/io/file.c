@@ -20,6 +20,14 @@ ar_status ari_file_path(char **gives, const char *folder, const char *name)
     return AR_ERR_MEMORY;
 }
 
+ar_status ari_arena_path(ari_arena *a, char **gives, const char *folder, const char *name)
+{
+    const size_t n = strlen(folder) + strlen(name) + 2;
+    AR_TRY(ARI_TAKE(gives, a, n, "a file name"));
+    snprintf(*gives, n, "%s%s%s", folder, folder[0] ? "/" : "", name);
+    return AR_OK;
+}
+
 ar_status ari_config_path(char **gives, const char *path)
 {
     return ari_is_folder(path) ? ari_file_path(gives, path, "config.json")

@@ -6,11 +6,15 @@
 #include <stddef.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/size.h"
 
 /* Whole files in, whole files out. */
 
 /** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
 AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
+
+/** The same in an arena; folder "": NAME alone. */
+AR_NODISCARD ar_status ari_arena_path(ari_arena *a, char **gives, const char *folder, const char *name);
 
 /** The config of a model: config.json in a folder, or `path` itself. Errors: AR_ERR_MEMORY. Gives; free. */
 AR_NODISCARD ar_status ari_config_path(char **gives, const char *path);
