@@ -127,7 +127,7 @@ ar_positions ar_ring_positions(size_t places, bool zigzag, size_t seq, size_t pl
  *  cp_rank / cp_inner of the ring has chunks, of which the neighbours cp_rank mod cp_inner hold equal parts. */
 ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);
 /** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
- *  (numerics.md, section 3): halves of halves, of 1,024 positions or more. */
+ *  (numerics.md, section 3): halves of halves, of 512 positions or more. */
 size_t ar_gradient_parts(size_t seq);
 /** Of them those of one of cp ranks, each with consecutive positions or with two chunks of a zigzag; 0 where ranks share
  *  parts. */

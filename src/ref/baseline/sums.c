@@ -103,11 +103,11 @@ double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
     return sums->bits == 32 ? (double)(float)value : ari_bl_keep(sums->run, (double)(float)value);
 }
 
-/* Halves of halves of a sample while they have 1,024 positions; an expert's rows of it are in one piece. */
+/* Halves of halves of a sample while they have 512 positions; an expert's rows of it are in one piece. */
 static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
 {
     size_t length = run->s;
-    while (terms->of == NULL && run->o->mode == AR_MODE_EXACT && length % 2 == 0 && length >= 2048)
+    while (terms->of == NULL && run->o->mode == AR_MODE_EXACT && length % 2 == 0 && length >= 1024)
         length /= 2;
     return run->s / length;
 }

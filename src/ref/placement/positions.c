@@ -51,7 +51,7 @@ ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank
 
 size_t ar_gradient_parts(size_t seq)
 {
-    enum { LEAST = 1024 };
+    enum { LEAST = 512 };
     size_t parts = 1;
     while (seq / parts % 2 == 0 && seq / parts / 2 >= LEAST)
         parts *= 2;
