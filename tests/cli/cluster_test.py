@@ -88,7 +88,13 @@ class Records(ClusterTest):
     def test_a_full_disk_is_told(self):
         for option in ("--trace", "--timeline"):
             done = self.done("check", *TWO, option, "/dev/full", code=2)
-            self.assertIn("/dev/full", done.stderr)
+            self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
+            link = self.folder / "link"
+            link.symlink_to(self.folder / "nowhere/file")
+            done = self.done("check", *TWO, option, link, code=2)
+            self.assertIn("link: cannot follow the link: No such file", done.stderr)
+            self.assertTrue(link.is_symlink())
+            link.unlink()
 
     def test_several_runs_are_refused_with_what_would_make_one(self):
         place = self.folder / "x"

@@ -87,11 +87,16 @@ ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path)
         return AR_ERR_MEMORY;
     }
     ar_status st = AR_OK;
+    struct stat info;
     o->fd = -1;
     o->path = realpath(path, NULL);
+    if (o->path == NULL && lstat(path, &info) == 0 && S_ISLNK(info.st_mode)) {
+        free(o);
+        (void)stat(path, &info); /* says why */
+        return ari_io_fail("follow the link", path);
+    }
     if (o->path == NULL)
         o->path = strdup(path);
-    struct stat info;
     if (o->path == NULL) {
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to write it", ARI_SHOW(path));
     } else if (stat(o->path, &info) == 0 && !S_ISREG(info.st_mode)) {
@@ -161,8 +166,10 @@ ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o)
 ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o)
 {
     const bool failed = ferror(f) != 0;
-    errno = EIO; /* of an earlier failure the reason is lost */
-    return fclose(f) == 0 && !failed ? AR_OK : ari_io_fail("write", o->path);
+    const int reason = errno; /* every write after the first that failed has failed too */
+    const bool closed = fclose(f) == 0;
+    errno = failed ? reason : errno;
+    return closed && !failed ? AR_OK : ari_io_fail("write", o->path);
 }
 
 /* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */
