@@ -60,7 +60,7 @@ typedef struct ar_dump_options {
 
 /** Opens a dump and checks all of it but values. `path`:
  *    FILE.safetensors, FILE.npy, or a .json index of a sharded checkpoint;
- *    a folder with model.safetensors or model.safetensors.index.json;
+ *    a folder with model.safetensors or model.safetensors.index.json, and optimizer.safetensors where there is one;
  *    a folder of .npy files, named by tensor;
  *    a folder of .safetensors files: of ranks, where two name the same tensor or say a placement; else one after the
  *    other, where no name stands twice.

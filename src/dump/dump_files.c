@@ -195,6 +195,15 @@ static int is_partial(const struct dirent *entry)
     return ari_ends_in(entry->d_name, ".safetensors.part");
 }
 
+/* A checkpoint of training has the optimizer's state beside the model. */
+static ar_status add_state(ar_dump *d)
+{
+    ari_dump_file *f = NULL;
+    bool there = false;
+    AR_TRY(ari_file_is_in(&there, d->path, ARI_DUMP_STATE));
+    return there ? add_tensors(&f, d, d->path, ARI_DUMP_STATE) : AR_OK;
+}
+
 /* A folder without any file that is read. */
 static ar_status refuse_folder(const ar_dump *d)
 {
@@ -216,8 +225,10 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     d->mapped = map != NULL && map->has_files;
     if (!d->mapped)
         AR_TRY(ar_st_model_open(&d->model, d->path));
-    if (d->model != NULL)
-        return add_model(d);
+    if (d->model != NULL) {
+        AR_TRY(add_model(d));
+        return add_state(d);
+    }
     AR_TRY(walk(d, map, "", d->mapped ? map->depth : 0));
     if (d->files > 0)
         return AR_OK;
@@ -239,7 +250,7 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */
-/* True if two files name the same tensor. */
+/* True if two files name the same tensor, which those of a model do not. */
 static ar_status names_repeat(bool *repeat, ar_dump *d)
 {
     const char **name = NULL;
@@ -250,8 +261,11 @@ static ar_status names_repeat(bool *repeat, ar_dump *d)
     for (size_t i = 0; i < d->files; i++)
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             name[n++] = ari_dump_entry(&d->file[i], k)->name;
-    *repeat = ari_repeated_name(name, n) != NULL;
-    return AR_OK;
+    const char *twice = ari_repeated_name(name, n);
+    *repeat = twice != NULL;
+    return twice && d->model
+               ? ar_error_set(AR_ERR_FORMAT, "%s: two files have the tensor '%s'", ARI_SHOW(d->path), ARI_SHOW(twice))
+               : AR_OK;
 }
 
 /* "rank-00003.safetensors", "mp_rank_03.safetensors": 3; PyTorch's "shard-00004-model-00001-of-00001.safetensors",

@@ -11,6 +11,8 @@
  * ANYRANK_PLACEMENT for facts that it lacks. */
 #define ARI_DUMP_DCP "DCP_SHARDING_INFO"
 #define ARI_DUMP_PLACEMENT "ANYRANK_PLACEMENT"
+/* The file of the optimizer's state, beside a model of Hugging Face's form. */
+#define ARI_DUMP_STATE "optimizer.safetensors"
 
 /* Placement of one tensor. */
 typedef struct ari_placed {

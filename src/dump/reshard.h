@@ -51,8 +51,7 @@ typedef struct ari_rs {
     char *config_path;
     bool has_config;
     ar_config config;
-    ar_dump *dump[2]; /* the second: the optimizer's state beside a Hugging Face model */
-    size_t dumps;
+    ar_dump *dump;
     size_t stacked;        /* tensors of the input that held several parameters */
     ari_rs_tensor *tensor; /* in order of use, then by name */
     size_t tensors;

@@ -93,8 +93,8 @@ ar_status ari_rs_unstack(ari_rs *r)
     other_names *o = &u.names;
     AR_TRY(ari_param_list(&r->config, add_other, o));
     ARI_SORT(o->list, o->count, ari_by_text);
-    for (size_t i = 0; i < r->dumps && o->count > 0; i++)
-        AR_TRY(ari_dump_take_apart(r->dump[i], cuts_of, &u));
+    if (o->count > 0)
+        AR_TRY(ari_dump_take_apart(r->dump, cuts_of, &u));
     r->stacked = u.stacked;
     return AR_OK;
 }

@@ -207,7 +207,7 @@ static ar_status plan_merged(ari_rs *r)
         from = to;
     }
     if (model < r->tensors)
-        add_merged(r, "optimizer.safetensors", model, r->tensors - model);
+        add_merged(r, ARI_DUMP_STATE, model, r->tensors - model);
     return AR_OK;
 }
 
@@ -271,7 +271,7 @@ static ar_status placement_texts(ari_rs_contents *c, const ari_rs *r)
 
 ar_status ari_rs_contents_make(ari_rs_contents *c, const ari_rs *r, const ari_rs_file *f)
 {
-    const char *format = ar_dump_metadata(r->dump[0], "format");
+    const char *format = ar_dump_metadata(r->dump, "format");
     *c = (ari_rs_contents){.file = f};
     AR_TRY(list_items(&c->item, &c->n, &c->arena, r, f));
     if (r->o->dry_run)

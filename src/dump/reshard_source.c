@@ -55,28 +55,6 @@ static ar_status find_folder(ari_rs *r, const char *in)
                                       : ari_io_fail("find", in);
 }
 
-static ar_status open_dump(ari_rs *r, const char *path, const char *map)
-{
-    const ar_dump_options o = {.map = map, .whole = true};
-    AR_TRY(ar_dump_open(&r->dump[r->dumps], path, &o));
-    r->dumps++;
-    return AR_OK;
-}
-
-/* A Hugging Face folder may have the optimizer's state beside the model, as checkpoints of training do. */
-static ar_status open_state(ari_rs *r)
-{
-    bool single = false, index = false, state = false;
-    char *path = NULL;
-    AR_TRY(ari_file_is_in(&single, r->folder, "model.safetensors"));
-    AR_TRY(ari_file_is_in(&index, r->folder, "model.safetensors.index.json"));
-    AR_TRY(ari_file_is_in(&state, r->folder, "optimizer.safetensors"));
-    if ((!single && !index) || !state)
-        return AR_OK;
-    AR_TRY(ari_arena_path(&r->arena, &path, r->folder, "optimizer.safetensors"));
-    return open_dump(r, path, NULL);
-}
-
 static ar_status find_config(ari_rs *r)
 {
     const char *given = r->o->config;
@@ -271,7 +249,7 @@ static ar_status classify(ari_rs_tensor *t, const ari_rs *r, const params *p, co
     } else if (r->has_config) {
         t->layer = ari_layer_of_name(&r->config, from->name);
     }
-    t->state = rest[0] == '.';
+    t->state = rest[0] == '.' || ari_ends_in(from->part[0].file, ARI_DUMP_STATE);
     if (t->known && t->placing.vocabulary)
         fit_vocabulary(t, r, f);
     if (r->has_config && !t->known && from->count > 1)
@@ -338,22 +316,14 @@ static ar_status list_tensors(ari_rs *r)
 {
     params p = {.r = r};
     findings f = {.rows_cut = 0};
-    size_t n = 0;
     if (r->has_config)
         AR_TRY(ari_rs_unstack(r));
-    for (size_t i = 0; i < r->dumps; i++)
-        n += ar_dump_count(r->dump[i]);
+    const size_t n = ar_dump_count(r->dump);
     AR_TRY(ARI_TAKE(&r->tensor, &r->arena, n, "the list of tensors"));
     if (r->has_config)
         AR_TRY(list_params(&p));
-    for (size_t i = 0; i < r->dumps; i++) {
-        for (size_t k = 0; k < ar_dump_count(r->dump[i]); k++) {
-            ari_rs_tensor *t = &r->tensor[r->tensors];
-            AR_TRY(classify(t, r, &p, ar_dump_at(r->dump[i], k), &f));
-            t->state = t->state || i == 1;
-            r->tensors++;
-        }
-    }
+    for (; r->tensors < n; r->tensors++)
+        AR_TRY(classify(&r->tensor[r->tensors], r, &p, ar_dump_at(r->dump, r->tensors), &f));
     qsort(r->tensor, r->tensors, sizeof *r->tensor, compare_tensors);
     AR_TRY(refuse_repeated(r));
     return list_findings(r, &p, &f);
@@ -363,10 +333,9 @@ static ar_status list_tensors(ari_rs *r)
 
 ar_status ari_rs_open(ari_rs *r)
 {
+    const ar_dump_options whole = {.map = r->o->map, .whole = true};
     AR_TRY(find_folder(r, r->o->in));
-    AR_TRY(open_dump(r, ari_is_folder(r->o->in) ? r->folder : r->o->in, r->o->map));
-    if (ari_is_folder(r->o->in) && !r->o->map)
-        AR_TRY(open_state(r));
+    AR_TRY(ar_dump_open(&r->dump, ari_is_folder(r->o->in) ? r->folder : r->o->in, &whole));
     AR_TRY(load_config(r));
     if (r->has_config)
         AR_TRY(ari_stages_check(&r->layout, &r->config));
@@ -375,8 +344,7 @@ ar_status ari_rs_open(ari_rs *r)
 
 void ari_rs_close(ari_rs *r)
 {
-    for (size_t i = 0; i < r->dumps; i++)
-        ar_dump_close(r->dump[i]);
+    ar_dump_close(r->dump);
     free(r->config_path);
     ari_arena_end(&r->arena, NULL);
 }

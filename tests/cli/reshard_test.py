@@ -350,6 +350,13 @@ class RoundTrip(ReshardTest):
         self.assertEqual(held[name], state[name].take(0, range(4)))  # rank 1 has the first of 2 KV heads
         self.result(self.folder / "four", "--out", self.folder / "merged")
         self.same_files(model, self.folder / "merged")
+        self.assertIn(f"the same bits: {3 * len(tensors)} tensors", run("verify", model, self.folder / "four").stdout)
+        changed = state[name].data
+        state[name].data = bytes([changed[0] ^ 1]) + changed[1:]
+        write(model / "optimizer.safetensors", state)
+        self.assertIn(f"execution order: {name}", run("verify", self.folder / "merged", model).stdout)
+        write(model / "optimizer.safetensors", tensors)
+        self.refused("two files have the tensor", model, "--out", self.folder / "twice")
 
     def test_copies_that_differ_are_refused(self):
         out = self.folder / "out"
