@@ -260,6 +260,22 @@ CLAIM(ids_that_are_others_by_one_number_are_named)
     expect_cause(&m, "ids_off_by_one", NULL, 0);
 }
 
+/* In the table as it is now, which has moved. */
+CLAIM(ids_of_an_earlier_step_are_named)
+{
+    made m = {.n = 0};
+    const float *table = put(&m, "embed_tokens.weight:init", 2, IDS, H, 0);
+    float *y = put_tokens(&m, "embed_tokens:fwd");
+    look_up(y, table);
+    look_up(other_of(&m), table);
+    table = put(&m, "embed_tokens.weight:new", 2, IDS, H, 0);
+    y = put_tokens(&m, "embed_tokens:fwd@2");
+    look_up(other_of(&m), table);
+    for (size_t row = 0; row < B * S; row++)
+        memcpy(y + row * H, table + (id_at(row) * row + 3) % IDS * H, H * sizeof *y);
+    expect_cause(&m, "batch_again", "of step 1 at step 2", 0);
+}
+
 CLAIM(rows_that_other_shards_add_are_named)
 {
     made m = {.n = 0};

@@ -102,9 +102,13 @@ Test(roles, words_speak_for_modules_outside_the_vocabulary_alone)
     cr_expect_eq(ari_name_is("val_loss"), (unsigned)ARI_IS_LOSS);
 }
 
-/* "head" is the last part of a further token's path in DeepSeek-V3, and the whole name in many a model. */
-Test(roles, a_head_alone_is_no_further_token_s)
+/* "head" and "embed_tokens" are the last part of a further token's path in DeepSeek-V3, and the whole name in many a
+ * model. */
+Test(roles, a_head_or_a_table_alone_is_no_further_token_s)
 {
+    cr_expect_eq(role_of("embed_tokens.weight"), ARI_TOKENS);
+    cr_expect_eq(role_of("transformer.embed_tokens"), ARI_TOKENS);
+    cr_expect_eq(role_of("model.layers.3.embed_tokens"), ARI_MTP_TOKENS);
     cr_expect_eq(role_of("head"), ARI_NO_ROLE);
     cr_expect_eq(role_of("model.head.weight"), ARI_NO_ROLE);
     cr_expect_eq(role_of("model.layers.3.shared_head.head"), ARI_MTP_HEAD);

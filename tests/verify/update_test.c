@@ -233,6 +233,21 @@ Test(update, outputs_of_a_weight_that_rounding_moved_are_let_pass_and_what_has_t
     cr_expect_eq(different_outputs(0.02f, 0, 1), 1, "more of a sum than of what is in it");
 }
 
+/* What leaves the tolerance is an output of the next step, as much in proportion as the weights, which are within. */
+Test(update, an_update_within_the_tolerance_is_asked_before_an_output_of_the_next_step)
+{
+    const ar_verify_options o = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-3};
+    const run a = stepped(right), b = stepped((adam){1e-3, 0.9, 0.95, 0.0, .clip = 0.2});
+    float y[2][N];
+    for (int i = 0; i < N; i++) {
+        y[0][i] = (float)(1.5 + sin(2.3 * i));
+        y[1][i] = y[0][i] * (float)(1.0 + 1.4e-3 * cos(5.9 * i * i));
+    }
+    made m = runs(&a, &b, 5);
+    put_vectors(&m, "y:fwd@2", N, y[0], y[1]);
+    expect_first(&m, o, "weight_decay", "w.weight:new before it is off as much", 0);
+}
+
 Test(update, state_of_another_parameter_is_told)
 {
     adam with[2] = {right, right};

@@ -431,10 +431,9 @@ enum {
     ARI_NEEDS_ALL = 4,     /* of the tensor: no sample, stretch or box */
     ARI_NEEDS_DUMP = 8,    /* the reference's other tensors */
     ARI_NEEDS_BEFORE = 16, /* the weights before the step */
-    ARI_NEEDS_START = 32,  /* the first step, before which weights are the initial ones */
-    ARI_NEEDS_APART = 64,  /* copies that differ from each other */
+    ARI_NEEDS_APART = 32,  /* copies that differ from each other */
     ARI_NEEDS_TENSOR = ARI_NEEDS_NUMBERS | ARI_NEEDS_VALUES | ARI_NEEDS_ALL,
-    ARI_NEEDS_WEIGHTS = ARI_NEEDS_ALL | ARI_NEEDS_DUMP | ARI_NEEDS_START, /* of the module, as they are */
+    ARI_NEEDS_WEIGHTS = ARI_NEEDS_ALL | ARI_NEEDS_DUMP, /* of the module, as they are */
     ARI_NEEDS_REPLAY = ARI_NEEDS_TENSOR | ARI_NEEDS_WEIGHTS
 };
 

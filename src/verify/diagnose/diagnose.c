@@ -25,7 +25,7 @@ static unsigned has(const ari_case *c)
     return (c->survey.total.nan == 0 ? ARI_NEEDS_NUMBERS : 0u) | (c->val ? ARI_NEEDS_VALUES : 0u) |
            (!c->step && c->start == 0 && !c->inner ? ARI_NEEDS_ALL : 0u) |
            (c->known->reference && c->reference ? ARI_NEEDS_DUMP : 0u) | (d->before ? ARI_NEEDS_BEFORE : 0u) |
-           (d->step <= 1 ? ARI_NEEDS_START : 0u) | (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
+           (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
 }
 
 /* The residual of a factor alone, which the survey has counted. It says nothing for few elements, nor for values that

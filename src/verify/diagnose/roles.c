@@ -216,7 +216,7 @@ static bool next_value(entry *e, const ari_family *f)
         return false;
     e->path = e->path[0] ? e->path : e->module;
     e->module = e->path != e->module && e->module[0] ? e->module : NULL;
-    e->tail = e->role == ARI_MTP_HEAD ? e->path : NULL; /* "head" alone is any model's */
+    e->tail = e->role == ARI_MTP_HEAD ? e->path : e->role == ARI_MTP_TOKENS ? "*.embed_tokens" : NULL; /* alone: any */
     return true;
 }
 

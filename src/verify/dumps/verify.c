@@ -339,27 +339,41 @@ static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
     return AR_OK;
 }
 
+/* True if a row is right, and off by about as much as the first that is not: a value of its step, or a weight that it
+ * was made with, of no small gradient. */
+static bool is_off_as_much(const ar_verify_row *row, const ar_verify_row *first)
+{
+    const bool update = row->pass == 'n' && row->step + 1 == first->step && row->elements_doubted == 0;
+    return (update || (row->pass == 'f' && row->step == first->step)) && row->bits_different > 0 &&
+           row->rms * first->rms_reference > 0.3 * first->rms * row->rms_reference;
+}
+
 /* If a rule allows much, as for a 16-bit run, a fault may exceed the allowance only further down: the first tensor that
- * is off by about as much, in proportion, is examined for a fault of its own module. */
+ * is off by about as much, in proportion, is examined for a fault of its own module, or of the optimizer. */
 static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *known)
 {
     static const char *const of_modules[] = {"residual",     "residual_scale", "embedding_scale",    "other_input",
                                              "norm_missing", "norm_mean",      "norm_statistic",     "norm_epsilon",
                                              "gain_offset",  "softmax_scale",  "activation_function"};
+    static const char *const of_updates[] = {"weight_decay", "decay_in_gradient", "other_learning_rate",
+                                             "other_betas",  "adam_eps",          "clip_factor"};
     ar_verify_report *r = v->report;
     ar_verify_row *first = &r->row[r->first];
     size_t i = 0;
-    if (first->pass != 'f' || first->elements < 2 || !is_unknown(first))
+    static const char *const unsure[] = {"unknown", "low_precision"};
+    if (first->pass != 'f' || first->elements < 2 || !ARI_IS_AMONG(first->evidence.cause, unsure))
         return AR_OK;
-    while (i < r->first && (r->row[i].pass != 'f' || r->row[i].step != first->step || r->row[i].bits_different == 0 ||
-                            !(r->row[i].rms * first->rms_reference > 0.3 * first->rms * r->row[i].rms_reference)))
+    while (i < r->first && !is_off_as_much(&r->row[i], first))
         i++;
     if (i == r->first)
         return AR_OK;
     ar_verify_row own = r->row[i]; /* the row itself stays one that is the same */
+    const bool update = own.pass == 'n';
+    for (size_t k = 0; k < v->pairs && update; k++)
+        v->pair[k].rule.rule = v->pair[k].row == &r->row[i] ? AR_VERIFY_BITS : v->pair[k].rule.rule;
     AR_TRY(explain_row(v, i, known));
     const ar_evidence evidence = r->row[i].evidence;
-    if (ARI_IS_AMONG(evidence.cause, of_modules)) {
+    if (update ? ARI_IS_AMONG(evidence.cause, of_updates) : ARI_IS_AMONG(evidence.cause, of_modules)) {
         first->evidence = evidence;
         snprintf(first->hint, sizeof first->hint, "%.100s before it is off as much, within what is allowed: %.350s",
                  own.name, r->row[i].hint);
@@ -426,8 +440,8 @@ static void begin_with_missing(ar_verify_report *r)
  * before it, or gradients that DDP then waits for and does not reduce, follow from that. */
 static void ask_missing_backward(ar_verify_report *r)
 {
-    static const char *const follows[] = {"missing_average", "missing_all_reduce", "partial_sum",
-                                          "half_is_missing", "other_input",        "unknown"};
+    static const char *const follows[] = {"missing_average", "missing_all_reduce", "partial_sum", "half_is_missing",
+                                          "other_input",     "residual",           "unknown"};
     ar_verify_row *first = &r->row[r->first];
     const ar_verify_row *lost = NULL;
     size_t n = 0, there = 0;

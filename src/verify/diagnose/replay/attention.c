@@ -570,8 +570,6 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
     const bool scores = ari_are_scores(c), mixed = scores || role == ARI_CONTEXT;
     ari_replayed a = {.k = NULL};
     bool held = true;
-    if (!mixed && c->grid.d->step > 1) /* weights are known as they were at the start */
-        return AR_OK;
     if (!scores && !(ari_may_replay(c) && (mixed || role == ARI_OUT || role == ARI_ATTENTION ||
                                            (role == ARI_NO_ROLE &&
                                             abs(ari_order_of(c->reference->name, c->path).section) == ARI_AT_LAYERS))))

@@ -232,7 +232,7 @@ static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
     bool experts = false;
     size_t parameters = 0;
     *weight = NULL;
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "iw", 0); ari_walk_next(&w);) {
+    for (ari_walk w = ari_replay_weights(c, c->known->reference); ari_walk_next(&w);) {
         if (labs(w.key.layer) != labs(own.layer))
             continue;
         const bool is_own = strncmp(w.t->name, own.name, own.stem) == 0;

@@ -63,11 +63,11 @@ static bool add_leaf(ari_experts *e, const ar_dump_tensor *t, const char *name, 
     return true;
 }
 
-/* The experts' initial weights; false: none, or such as are not known. */
+/* The experts' weights; false: none, or such as are not known. */
 static bool find_leaves(ari_experts *e)
 {
     bool known = true;
-    for (ari_walk w = ari_walk_of(e->p.c->known->reference, NULL, "iw", 0); known && ari_walk_next(&w);) {
+    for (ari_walk w = ari_replay_weights(e->p.c, e->p.c->known->reference); known && ari_walk_next(&w);) {
         size_t expert;
         const char *name = leaf_of(&expert, e->p.c, w.t);
         known = !name || add_leaf(e, w.t, name, w.key.stem - (size_t)(name - w.t->name), expert);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables: rows of an embedding that were looked up, with the table in a dump, and cosines of positions. */
 
+#include <stdio.h>
+
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
@@ -132,6 +134,37 @@ static void find_mask(ari_trace *t, const lookups *l)
     }
 }
 
+/* The ids of an earlier step of the reference, whose table may be another. */
+static ar_status find_step(ari_trace *t, const lookups *l)
+{
+    const ari_case *c = l->c;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    char weight[512];
+    const int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)own.stem, c->reference->name);
+    for (int step = own.step - 1; step > 0 && n < (int)sizeof weight && t->kind == ARI_FOUND_NOTHING; step--) {
+        const ar_dump_tensor *was = ari_tensor_of_step(c->known->reference, weight, own.stem, "fwd", step);
+        const ar_dump_tensor *w = ari_weight_before(c->known->reference, weight, (size_t)n, step);
+        ari_lookup_table table = l->table;
+        float *rows = NULL;
+        size_t at = 0, id = 0;
+        if (!was || !w || was->count != c->count || w->count != table.rows * table.cols)
+            continue;
+        AR_TRY(ari_read_values(&table.at, w, c->arena));
+        AR_TRY(ari_read_values(&rows, was, c->arena));
+        for (; at < c->count && id < table.rows; at++) {
+            id = at % table.cols == 0 ? ari_lookup_table_row(&table, rows + at) : id;
+            if (id < table.rows && !ari_holds(c, c->val[at], (double)l->table.at[id * table.cols + at % table.cols]))
+                break;
+        }
+        if (at < c->count)
+            continue;
+        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_STEP));
+        ari_count(t, "of_step", (size_t)step);
+        ari_count(t, "step", (size_t)own.step);
+    }
+    return AR_OK;
+}
+
 ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -150,7 +183,7 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
         find_offset(t, &l, positions);
     if (!positions && t->kind == ARI_FOUND_NOTHING)
         find_mask(t, &l);
-    return AR_OK;
+    return !positions && t->kind == ARI_FOUND_NOTHING ? find_step(t, &l) : AR_OK;
 }
 
 /* --- cosines of positions ----------------------------------------------------------------------------------------- */

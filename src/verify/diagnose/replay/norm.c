@@ -115,7 +115,7 @@ ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ar
     for (size_t i = 0; i < cols; i++)
         (*gain)[i] = 1.0f;
     for (size_t k = 0; k < 2; k++) { /* the reference's last, which stays */
-        for (ari_walk w = ari_walk_of(dumps[k], NULL, "iw", 0); ari_walk_next(&w);) {
+        for (ari_walk w = ari_replay_weights(c, dumps[k]); ari_walk_next(&w);) {
             if (w.t->count != cols || w.t->ndim != 1 || !ari_is_part_of(&w.key, own, stem))
                 continue;
             const bool shifts = w.t->name[stem + 1] == 'b'; /* bias, beta; else weight, gain, gamma, scale */

@@ -73,14 +73,20 @@ static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
     return n == ari_order_of(c->reference->name, c->path).stem && memcmp(t->name, c->reference->name, n) == 0;
 }
 
-/* Pass 'i': a parameter at the start, also from a file of weights, which states no pass; its kind ends the name. */
-static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, char pass,
+ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump)
+{
+    const int before = ari_order_of(c->reference->name, c->path).step - 1;
+    const ari_walk moved = ari_walk_of(dump, NULL, "n", before);
+    ari_walk any = moved;
+    return before > 0 && ari_walk_next(&any) ? moved : ari_walk_of(dump, NULL, "iw", 0);
+}
+
+/* The tensor of this role among those of the walk, in the case's layer, whose name ends in `kind`. */
+static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, ari_walk w,
                                        const char *kind)
 {
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    const char passes[] = {pass, '\0'};
-    const bool first = pass == 'i';
-    for (ari_walk w = ari_walk_of(dump, NULL, first ? "iw" : passes, first ? 0 : own.step); ari_walk_next(&w);) {
+    while (ari_walk_next(&w)) {
         if (labs(w.key.layer) != labs(own.layer) || !ends_in(w.t, w.key.stem, kind))
             continue;
         const ari_role named = ari_module_of(w.t->name, w.key.stem).role;
@@ -100,13 +106,16 @@ const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role)
 
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass)
 {
-    return find_role(c, dump, role, pass, "");
+    const char passes[] = {pass, '\0'};
+    return find_role(c, dump, role, ari_walk_of(dump, NULL, passes, ari_order_of(c->reference->name, c->path).step),
+                     "");
 }
 
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind)
 {
-    const ar_dump_tensor *t = find_role(c, c->known->reference, role, 'i', kind);
-    return t ? t : find_role(c, c->known->other, role, 'i', kind);
+    const ar_dump *ref = c->known->reference, *other = c->known->other;
+    const ar_dump_tensor *t = find_role(c, ref, role, ari_replay_weights(c, ref), kind);
+    return t ? t : find_role(c, other, role, ari_replay_weights(c, other), kind);
 }
 
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width)
@@ -145,7 +154,7 @@ const ar_dump_tensor *ari_replay_sinks(const ari_case *c)
 {
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
     const size_t n = whole_of(c, &own);
-    for (ari_walk w = ari_walk_of(c->known->reference, NULL, "iw", 0); ari_walk_next(&w);) {
+    for (ari_walk w = ari_replay_weights(c, c->known->reference); ari_walk_next(&w);) {
         if (w.t->ndim == 1 && w.key.stem > n && memcmp(w.t->name, own.name, n) == 0 &&
             !memchr(w.t->name + n + 1, '.', w.key.stem - n - 1))
             return w.t;

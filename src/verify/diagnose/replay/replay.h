@@ -30,11 +30,14 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
 /** The reference's forward values of the parts of this tensor's module, or of the attention whose output it is, unless
  *  names show that they come after the scores; returns their number. */
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c);
-/** The initial numbers of attention's sinks, a score of each head: its parameter of one dimension that is no layer's;
+/** The numbers of attention's sinks, a score of each head: its parameter of one dimension that is no layer's;
  *  NULL: none. */
 const ar_dump_tensor *ari_replay_sinks(const ari_case *c);
-/** The initial parameter of a role (ARI_NO_ROLE: the case's own module) in this tensor's layer, of kind ".weight" or
- *  ".bias", from either dump, since a reference of activations alone has no parameters. NULL: none. */
+/** The weights before this tensor's step; the initial ones, which are also those of a file of weights, if a dump has no
+ *  others. */
+ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump);
+/** The parameter of a role (ARI_NO_ROLE: the case's own module) in this tensor's layer, of kind ".weight" or ".bias", from either dump, since a reference of activations alone has no
+ *  parameters. NULL: none. */
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind);
 
 /** The reference's forward values of `width` features (or of several heads side by side that have as many each) that
@@ -54,7 +57,7 @@ typedef struct ari_lookup_table {
     float *at; /* [rows, cols]; NULL: no dump has it, or the search would take long */
     size_t rows, cols;
 } ari_lookup_table;
-/** Reads the initial weight of a role (none: the module's own) for lookups. Errors: those of reading, AR_ERR_MEMORY. */
+/** Reads the weight of a role (none: the module's own) for lookups. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lookup_table_read(ari_lookup_table *table, const ari_case *c, ari_role role, size_t lookups);
 /** Which row this is, bit for bit; table->rows: none. */
 size_t ari_lookup_table_row(const ari_lookup_table *table, const float *row);

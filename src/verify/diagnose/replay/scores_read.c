@@ -9,10 +9,10 @@
 
 enum { MOST_ELEMENTS = 1 << 22, MOST_WORK = 1 << 26 };
 
-static const ar_dump_tensor *find_bias(const ari_case *c, const ar_dump *dump, const char *passes, int step)
+static const ar_dump_tensor *find_bias(const ari_case *c, ari_walk w)
 {
     const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (ari_walk w = ari_walk_of(dump, NULL, passes, step); ari_walk_next(&w);) {
+    while (ari_walk_next(&w)) {
         if (labs(w.key.layer) == labs(own.layer) && ari_module_of(w.t->name, w.key.stem).role == ARI_ROUTER_BIAS)
             return w.t;
     }
@@ -38,18 +38,18 @@ ar_status ari_scored_bias(double *bias, double *moved, bool *held, const ari_cas
     bool before = false;
     for (size_t i = 0; i < n; i++)
         bias[i] = 0.0;
-    AR_TRY(read_numbers(bias, &before, step > 1 ? find_bias(c, dump, "n", step - 1) : find_bias(c, dump, "iw", 0), n));
-    return moved ? read_numbers(moved, held, find_bias(c, dump, "n", step), n) : AR_OK;
+    AR_TRY(read_numbers(bias, &before, find_bias(c, ari_replay_weights(c, dump)), n));
+    return moved ? read_numbers(moved, held, find_bias(c, ari_walk_of(dump, NULL, "n", step)), n) : AR_OK;
 }
 
-/* The logits, of the layer's second norm's output and the router's initial weight. */
+/* The logits, of the layer's second norm's output and the router's weight. */
 static ar_status compute_logits(ari_scored *s, bool *held, const ari_case *c)
 {
     const ar_dump_tensor *x = ari_replay_input(c, ARI_NORM2), *w = ari_replay_parameter(c, ARI_ROUTER, ".weight");
     const size_t cols = x && x->ndim == 3 ? x->shape[2] : 0;
     float *in = NULL, *of = NULL;
     *held = w && w->ndim == 2 && cols > 0 && w->shape[1] == cols && w->shape[0] > 1 && w->shape[0] <= ARI_MOST_SCORED &&
-            x->count <= MOST_WORK / w->shape[0] && ari_order_of(c->reference->name, c->path).step <= 1;
+            x->count <= MOST_WORK / w->shape[0];
     if (!*held)
         return AR_OK;
     *s = (ari_scored){.tokens = x->count / cols, .n = w->shape[0], .samples = x->shape[0]};
