@@ -80,6 +80,7 @@ class Causes(Case):
         latent = {**groups, "model_type": "deepseek_v3", "num_key_value_heads": 4, "topk_group": 2, "q_lora_rank": None,
                   "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
                   "routed_scaling_factor": 2.5, "first_k_dense_replace": 0}
+        sinks = {**llama, "model_type": "gpt_oss", "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 1}
         for fault, config, layout, cause, says in (
                 ("row_input_grad_not_gathered", gpt2, "--tp 2 --dp 2 --cp 2 --mlp-order row-column --batch 4",
                  "missing_all_gather", "has its own 1/2 of them"),
@@ -93,6 +94,8 @@ class Causes(Case):
                 ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "one_sample", "the first sample of"),
                 ("accum_divided_each_time", qwen, "--dp 2 --pp 2 --micro-batches 2 --batch 6", "accumulation_divided", ""),
                 ("bucket_not_packed", qwen, "--dp 2 --tp 2 --pp 2 --zero 2 --micro-batches 2 --batch 4", "no_gradient", ""),
+                ("sinks_left_out", sinks, "--dp 2 --batch 4", "row_statistic", ""),
+                ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights_not_normalised", ""),
                 ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "= N (N = 2 ranks)"),
                 ("router_scale_not_in_gradient", latent, "--dp 2 --cp 2 --ep 2 --batch 4", "routing_weights_scaled",
                  "0.4 times"),

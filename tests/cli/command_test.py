@@ -378,6 +378,9 @@ class Check(CommandTest):
             done = run("check", ROOT / "tests/golden" / model, *layout.split(), "--batch", "4", "--seq", "8", "--steps",
                        "2", "--skip-f64", "--inject", fault)
             self.assertEqual(done.code, 1, f"{fault}, {layout}: shows, {done}")
+        unseen = self.done("check", self.config(), "--dp", "2", "--seq", "8", "--bucket-mode", "eager", "--inject",
+                           "comm_before_producer", code=2)
+        self.assertIn("fault comm_before_producer changed nothing here: without MODEL", unseen.stderr)
         for command in ("check", "train"):
             self.refused(command, ROOT / "tests/golden/llama-gqa-tiny", "--tp", "2", "--seq", "8", "--inject",
                          "init_local_fan", says="these are read")

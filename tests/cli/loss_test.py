@@ -55,6 +55,8 @@ class LossTest(Case):
         self.assertEqual(padded["first_difference"]["tensor"], "loss:fwd")
         for options, says in ((("check", "stack-demo"), "a loss that is the sum of all outputs"),
                               (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
+                              (("check", MODEL, "--dropout", "0.1", "--optimizer", "muon", "--qk-clip", "0.2"),
+                               "QK-Clip's largest logits under dropout"),
                               (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
             self.refused(*options, "--padding", "2", "--dp", "2", says="rows of padding would count in " + says)
 

@@ -359,6 +359,18 @@ static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool
     return AR_OK;
 }
 
+/* A fault that nobody could have seen is no proof: needs say less than the numbers that a run has. */
+static ar_status check_changed(const ari_check_values *v, const ari_checked *checked, size_t n)
+{
+    const ar_fault fault = v->r.run.fault;
+    if (fault == AR_FAULT_NONE || !ari_transport_reports(v->common.process) ||
+        ari_check_worst(checked, n) != AR_CHECK_SAME)
+        return AR_OK;
+    return ar_error_set(
+        AR_ERR_ARG, "fault %s changed nothing here%s: without MODEL and layout those are taken in which it matters",
+        ar_fault_name(fault), checked[0].report->numerics == AR_NUMERICS_NATIVE ? " by more than is allowed" : "");
+}
+
 static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
                             ari_checked *checked, int *exit_code)
 {
@@ -371,6 +383,7 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
     }
     if (watch->trace)
         AR_TRY(write_record(watch, &checked[0], text));
+    AR_TRY(check_changed(v, checked, n));
     if (text)
         ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
     *exit_code = ar_check_passes(checked[0].report, ari_check_worst(checked, n)) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;

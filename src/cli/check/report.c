@@ -438,16 +438,6 @@ static totals count_checks(const ari_checked *checked, size_t n)
     return t;
 }
 
-static void print_injected(FILE *to, ar_numerics numerics, ar_fault fault, bool changed)
-{
-    fprintf(to, "injected: %s (%s)", ar_fault_name(fault), ar_fault_text(fault));
-    if (!changed && numerics == AR_NUMERICS_NATIVE)
-        fprintf(to, "; it changed nothing here by more than is allowed");
-    else if (!changed)
-        fprintf(to, "; it changed nothing here (without MODEL and layout those are taken in which it matters)");
-    fprintf(to, "\n");
-}
-
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault)
 {
     const totals t = count_checks(checked, n);
@@ -457,7 +447,7 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
-        print_injected(to, checked[0].report->numerics, fault, changed);
+        fprintf(to, "injected: %s (%s)\n", ar_fault_name(fault), ar_fault_text(fault));
     if (checked[0].has_net_fault) {
         char what[128];
         ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

@@ -229,7 +229,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_bias_added_twice, GPT2, .needs = {NEEDS_BIAS}},
     {AR_FAULT_row_bias_partial_grad, GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
     {AR_FAULT_init_replica_differs, GPT2, .needs = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
-    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = {NEEDS_SP}},
+    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = {NEEDS_SP, NEEDS_SAMPLES}},
     {AR_FAULT_collective_order_swapped, GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
      .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}}, /* the last two parameters are alike */
     {AR_FAULT_collective_size_mismatch, LLAMA, .needs = {NEEDS_TP, NEEDS_TARGETS}},
@@ -316,7 +316,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
      .needs = {NEEDS_COPIES}},
     {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = {NEEDS_NORMALISED}},
-    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED}},
+    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED, NEEDS_OTHERS}},
     {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = {NEEDS_SOFTMAX}},
     {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_OTHERS}},
     {AR_FAULT_router_logits_bf16, MIXTRAL, .in_f32 = true, .needs = {NEEDS_EXPERTS}},

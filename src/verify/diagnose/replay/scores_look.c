@@ -263,6 +263,8 @@ static ar_status look_at_weights(ari_trace *t, ari_scored *s, const ari_case *c,
     if (!ari_scored_search(&base, s, &(ari_reading_of){s->known ? s->chosen[0] : NULL, ref}, NULL) ||
         !ari_scored_search(&now, s, &(ari_reading_of){s->known ? s->chosen[0] : NULL, val}, &base))
         return AR_OK;
+    if (s->k == 1 && base.function == ARI_SHARES) /* all ones, whatever the scores */
+        base.by.softmax = now.by.softmax;
     if (memcmp(&base.by, &now.by, sizeof base.by) != 0 && !s->known)
         return compare_choices(t, s, c, &base.by, &now.by);
     compare_readings(t, &base, &now);
