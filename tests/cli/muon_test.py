@@ -39,6 +39,13 @@ class MuonTest(Case):
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("first tensor that differs is lm_head.weight:grad", done.stdout)
 
+    def test_biases_are_clipped_within_the_allowance_of_the_factor(self):
+        model = self.put("config.json", {"model_type": "gpt2", "vocab_size": 256, "n_embd": 4, "n_layer": 1, "n_head": 1,
+                                         "n_positions": 64})
+        done = run("check", model.parent, "--dp", "2", "--optimizer", "muon", "--qk-clip", "0.2", "--numerics", "native",
+                   "--batch", "4", "--seq", "5", "--steps", "2", "--seed", "120")
+        self.assertEqual(done.returncode, 0, done.stdout)
+
     def test_options_of_other_optimizers_are_refused(self):
         self.refused("--optimizer", "muon", "--nesterov",
                      says="--nesterov goes with --optimizer sgd; muon has Nesterov's variant always")

@@ -79,6 +79,9 @@ static ar_status keep_allowance(double *off, ari_ref_tensor *t, const element *e
                                 const ari_adam_case *c)
 {
     *off = s->shrink * s->old_allowed + 2.0 * ari_step_of_largest(t) + ROUNDINGS * s->reach;
+    /* QK-Clip multiplies biases by a factor of other tensors, which were moved. */
+    if (t->ndim == 1 && c->optimizer->qk_clip > 0.0)
+        *off = fmax(*off, t->allowed);
     t->allowed = *off + stored_off(t, c);
     if (!t->allowed_each) /* there is one where the gradients' allowances have changed since */
         AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
