@@ -257,6 +257,16 @@ class Check(DumpTest):
         different = self.verify(told["dump"], one["dump"], code=1)
         self.assertEqual(different["first"]["tensor"], one["first_difference"]["tensor"] + "@2")
 
+    def test_a_dump_alone_names_what_the_ranks_share(self):
+        for fault, layout, cause, says in (
+                ("zero_shards_misaligned", "--dp 2 --zero 1 --steps 1", "shares_misaligned", "first moment"),
+                ("dp_averaged_again", "--dp 2 --cp 2", "averaged_again", "1/dp*cp")):
+            told = self.check(*layout.split(), "--inject", fault, code=1)
+            first = self.verify(told["dump"], told["runs"][0]["dump"], code=1)["first"]
+            with self.subTest(fault=fault):
+                self.assertEqual(first["cause"], cause, first["hint"])
+                self.assertIn(says, first["hint"])
+
     def test_native_dumps_say_what_rounding_may_do(self):
         told = self.check("--numerics", "native", "--tp", "2")
         allowed = self.folder / "dump/allowed.safetensors"

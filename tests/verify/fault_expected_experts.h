@@ -211,6 +211,8 @@ static const expected experts_elsewhere[] = {
     {F(expert_bias_not_weighted), "open", EP(2, 2), MLP(0, ".experts:fwd"), 0, "expert_bias_not_weighted"},
     {F(cp_sinks_grad_twice), "open", CP(4), ATTENTION(1, ".sinks:grad"), 0, "counted_twice"},
     {F(mtp_rolled_after_cut), "further", CP(4), "model.layers.2.embed_tokens:fwd", 0, "mtp_rolled_elsewhere"},
+    {F(positions_over_documents), "deepseek", PACKED(2, 1, 4), ATTENTION(0, ".q_rope:fwd"), 0,
+     "positions_over_documents"}, /* some of a head's features turn */
     {F(mtp_rolled_over_documents), "further", PACKED(4, 1, 4), "model.layers.2.embed_tokens:fwd", 0,
      "mtp_rolled_elsewhere"},
     {F(mtp_mean_over_all), "further", TP(4), "loss:fwd", 0, "target_logit: the number of targets is another"},

@@ -132,6 +132,20 @@ Test(update, mistakes_are_named_by_the_state)
     expect_step(&a, &b, "optimizer_state_lost", "second moment is", sizeof cases / sizeof *cases);
 }
 
+/* Zeros, after which weights have moved by their decay alone, or others'. */
+Test(update, gradients_that_the_optimizer_did_not_get_are_told)
+{
+    const run a = stepped(right);
+    for (size_t k = 0; k < 2; k++) {
+        run b = before_step(1.0), given = b;
+        for (int i = 0; i < N; i++)
+            b.grad[i] = k ? given.grad[(i + 1) % N] : 0.0f;
+        step(&b, right);
+        memcpy(b.grad, given.grad, sizeof b.grad);
+        expect_step(&a, &b, k ? "shares_misaligned" : "zeros_for_gradient", "first moment is", k);
+    }
+}
+
 Test(update, nesterov_s_momentum_is_told)
 {
     run r[2];

@@ -84,6 +84,8 @@ static const ari_cause rows[] = {
      FACTOR ": one of two equal contributions is missing, or a division by 2 too many"},
     {"counted_twice", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(SEEN) | IF(TWICE), 0, TIMES,
      FACTOR ": counted twice (a bucket reduced twice, a gradient accumulated over an old one)"},
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(SEEN) | IF(NAMED) | IF(COUNT) | IF(INVERSE), 0, TIMES,
+     FACTOR ": averaged over all of these where the sum was wanted, or once more"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "f", ARI_IS_LOSS, IF(SEEN) | IF(NAMED), 0, TIMES,
      FACTOR ": a sum where the mean was wanted, or the other way round" LOOK "`reduction=\"sum\"` against `\"mean\"`"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "^f", 0, IF(SEEN) | IF(NAMED), 0, TIMES,
@@ -503,6 +505,8 @@ static const ari_cause rows[] = {
     ALSO("g", 0, IF(LONE),
          "; a gradient of one rank's tokens or heads that was not reduced over {mesh}, or of one sample or "
          "micro-batch alone (leading dimensions not flattened, overwritten in place of added)"),
+    {NULL, K(NOTHING), 0, "g", ARI_IS_EXPERT, 0, IF(LONE), "",
+     "; an expert's is added over the ranks with copies of it alone (edp)"},
     ALSO("b", IF(GATHERED), IF(LONE),
          "; its weights are gathered for the backward pass (ZeRO-3): here perhaps in part, a rank's own share alone"),
     ALSO("b", 0, IF(GATHERED) | IF(LONE),

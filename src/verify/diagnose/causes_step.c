@@ -55,6 +55,12 @@ static const ari_cause rows[] = {
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
      "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/r, r {root}, so that small "
      "gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
+    {"zeros_for_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(ZERO), 0, "",
+     "the optimizer got zeros: the gradients are equal, and here the first moment is zero (under ZeRO a share of another "
+     "parameter's gradient; a flat buffer or a main_grad that was not copied before the step)"},
+    {"shares_misaligned", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(FOREIGN), 0, "",
+     "the optimizer got another gradient: the gradients are equal, and here the first moment is not this one's (cosine "
+     "{cosine:.2f}): shares of weights and of gradients that do not line up (ZeRO, a flat buffer)"},
     {"decay_in_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_WEIGHT), 0, "",
      "the gradients are equal, and the first moment is {first:.4g} times the reference's plus {decay:.3g} times the "
      "weight before the step: weight decay was added to the gradient (Adam in place of AdamW)" LOOK

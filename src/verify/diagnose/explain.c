@@ -65,6 +65,24 @@ static ar_status read_earlier(ari_view *v, const ari_explain_case *known)
     return AR_OK;
 }
 
+/* Elements that ranks hold, copies included. */
+static size_t held(const ar_dump_tensor *t)
+{
+    size_t n = 0;
+    for (size_t i = 0; t && i < t->parts; i++) {
+        for (size_t b = 0; b < t->part[i].boxes; b++)
+            n += ari_volume(t->part[i].box[b].extent, t->ndim);
+    }
+    return n;
+}
+
+/* True if ranks have more copies of a new weight than of its moments: each updates its share (ZeRO). */
+static bool updates_shares(const ari_view *v, const ar_dump *other)
+{
+    const size_t n = strlen(v->name), moments = held(ari_tensor_of_step(other, v->name, n, "m", v->d.step));
+    return v->d.pass == 'n' && moments > 0 && moments < held(ari_tensor_of_step(other, v->name, n, "new", v->d.step));
+}
+
 /* Reads how far the gradients explain the weights; nothing for a sample. */
 static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
 {
@@ -325,6 +343,7 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     v.c.facts = ari_facts_of(known);
     v.d.micro_batches = v.c.facts.micro_batches;
     v.d.exact = v.c.facts.exact_numerics;
+    v.d.zero = updates_shares(&v, known->other);
     v.d.pipeline = ari_ranks_along(&known->mesh, ARI_CUTS_LAYERS) > 1;
     if (!e->stretch && !e->step && v.d.ndim >= 3 && ari_is_activation(&v.d))
         AR_TRY(ari_find_documents(&documents, known, v.shape[0], v.shape[v.d.ndim - 2], v.d.step, arena));

@@ -236,7 +236,9 @@ static void find_mesh(ari_rank_copies *r, const ari_explain_case *c)
 ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_tensor *t, const ari_explain_case *c, ari_arena *arena)
 {
     const ar_dump_part *p = t->part, *end = p + t->parts;
-    const int ranks = t->parts > 1 ? end[-1].rank + 1 : 0;
+    const int last = t->parts > 1 ? end[-1].rank + 1 : 0,
+              all_ranks = last > 0 && c->other ? ar_dump_ranks(c->other) : 0;
+    const int ranks = all_ranks > last ? all_ranks : last; /* the last may hold none of an expert's */
     size_t elements = 0, most = 0, n;
     ari_rank_copy *all = NULL;
     ar_layout *layout = NULL;

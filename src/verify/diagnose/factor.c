@@ -188,7 +188,7 @@ static bool name_by_product(ari_trace *t, const ari_case *c, double factor, doub
     for (unsigned set = 1; set < 1u << n; set++) {
         char text[64];
         ari_text to = ari_text_in(text, sizeof text);
-        number product = {1.0, text, NULL, 0};
+        number product = {1.0, text, NULL, ARI_IF(COUNT)};
         int used = 0;
         for (int i = 0; i < n; i++) {
             if (!(set >> i & 1u))

@@ -416,6 +416,11 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     double none, by[2], decay;
     if (!has_equal_gradients(s))
         return AR_OK;
+    const ari_fit *own = &s->fit[OWN_FIRST];
+    if (s->tensor[FIRST + 1] && own[1].yy == 0.0) {
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(ZERO));
+        return AR_OK;
+    }
     const bool first = ari_fit_two(&by[0], &decay, &s->fit[FIRSTS]) < ARI_FIT;
     const bool second = ari_fit_two(&by[1], &none, &s->fit[SECONDS]) < ARI_FIT;
     const bool lost = !first || !second, lost_first = lost && is_lost(&s->fit[OWN_FIRST]),
@@ -427,7 +432,12 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     if (!first && t->kind == ARI_FOUND_NOTHING)
         found_moved(t, &s->fit[FIRST_MOVED]);
     if (!first && t->kind == ARI_FOUND_NOTHING)
-        return found_history(t, s, c);
+        AR_TRY(found_history(t, s, c));
+    if (!first && t->kind == ARI_FOUND_NOTHING && c->grid.d->step == 1 && begins(&own[0]) &&
+        ari_fit_one(&none, &own[1]) > 0.5) {
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(FOREIGN));
+        ari_number(t, "cosine", own[1].ya / sqrt(own[1].aa * own[1].yy));
+    }
     if (!first || t->kind != ARI_FOUND_NOTHING)
         return AR_OK;
     if (fabs(decay * sqrt(s->fit[FIRSTS].bb / s->fit[FIRSTS].yy)) > ARI_KNOWN) { /* part of the moment is the weight */

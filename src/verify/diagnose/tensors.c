@@ -257,6 +257,9 @@ static void found_other(ari_trace *t, const search *s)
 {
     const ari_case *c = s->c;
     const char *own = c->reference->name, *name = s->found->name;
+    /* A weight before the step, up to more than rounding, is one that moved a little. */
+    if ((relation_of(c, own, name) & ARI_IF(OF_BEFORE)) && s->left.worst > ARI_SEEN * c->survey.total.max_difference)
+        return;
     ari_trace_set(t, s->shared ? ARI_FOUND_SHARED_TENSOR : ARI_FOUND_OTHER_TENSOR, relation_of(c, own, name));
     if (!s->shared && c->known->other && holds_reference(s, ar_dump_find(c->known->other, name)))
         t->flags |= ARI_IF(EXCHANGED);

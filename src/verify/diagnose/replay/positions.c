@@ -86,14 +86,19 @@ typedef struct counting {
     ari_lookup_table table;
 } counting;
 
-/* True if the fastest pair of every head of a row is rotated by this many positions, and keeps its length. */
-static bool is_turned(const counting *n, size_t row, double by, size_t apart)
+/* Which features of a head are its fastest pair. */
+typedef struct pair {
+    size_t first, apart;
+} pair;
+
+/* True if that pair of every head of a row is rotated by this many positions, and keeps its length. */
+static bool is_turned(const counting *n, size_t row, double by, const pair *p)
 {
     const ari_case *c = n->c;
     double length = 0.0, x = 0.0, y = 0.0;
-    for (size_t at = row * c->grid.cols; at < (row + 1) * c->grid.cols; at += n->head) {
-        const double r[2] = {(double)c->ref[at], (double)c->ref[at + apart]};
-        const double v[2] = {(double)c->val[at], (double)c->val[at + apart]};
+    for (size_t at = row * c->grid.cols + p->first; at < (row + 1) * c->grid.cols; at += n->head) {
+        const double r[2] = {(double)c->ref[at], (double)c->ref[at + p->apart]};
+        const double v[2] = {(double)c->val[at], (double)c->val[at + p->apart]};
         x += v[0] * r[0] + v[1] * r[1];
         y += v[1] * r[0] - v[0] * r[1];
         length += hypot(v[0], v[1]) * hypot(r[0], r[1]);
@@ -116,26 +121,47 @@ static bool is_moved(const counting *n, size_t row, size_t right, size_t wrong)
     return true;
 }
 
-/* True if all differing rows are those of the wrong position, in one of three readings: rotary pairs of halves, of
- * neighbours, or rows of the table. */
+enum { PAIRS = 4 };
+
+/* Halves or neighbours, of whole heads or of those of their features that differ, where others are not turned. */
+static void find_pairs(pair *p, const counting *n)
+{
+    const size_t *hits = n->c->survey.hits[2];
+    size_t first = n->head, end = 0;
+    for (size_t i = 0; n->head > 0 && i < n->c->grid.cols; i++) {
+        const size_t at = i % n->head;
+        first = hits[i] > 0 && at < first ? at : first;
+        end = hits[i] > 0 && at >= end ? at + 1 : end;
+    }
+    const pair all[PAIRS] = {{0, n->head / 2}, {0, 1}, {first, (end - first) / 2}, {first, 1}};
+    memcpy(p, all, sizeof all);
+}
+
+/* True if all differing rows are those of the wrong position, as rotary pairs or rows of the table. */
 static bool counts_so(const counting *n)
 {
     const ari_grid *g = &n->c->grid;
     const size_t seq = g->shape[1];
-    bool halves = n->head > 0, neighbours = halves;
+    pair pairs[PAIRS];
+    bool turned[PAIRS], may = true;
+    find_pairs(pairs, n);
+    for (size_t k = 0; k < PAIRS; k++)
+        turned[k] = n->head > 0 && pairs[k].apart > 0 && pairs[k].first + pairs[k].apart < n->head;
     bool table = n->table.at && n->table.cols == g->cols && n->table.rows >= seq;
-    for (size_t row = 0; row < g->rows && (halves || neighbours || table); row++) {
+    for (size_t row = 0; row < g->rows && may; row++) {
         const size_t sample = row / seq, at = row % seq, other = n->places ? recut(seq, n->places, true, at) : at;
         const size_t right = g->d->documents ? at - start_of(n->c, sample, at) : at;
         const size_t wrong = n->places && g->d->documents ? other - start_of(n->c, sample, other) : other;
         const double by = (double)wrong - (double)right;
         if (!ari_row_differs(n->c, row))
             continue;
-        halves = halves && by != 0.0 && is_turned(n, row, by, n->head / 2);
-        neighbours = neighbours && by != 0.0 && is_turned(n, row, by, 1);
-        table = table && by != 0.0 && is_moved(n, row, right, wrong);
+        may = table = table && by != 0.0 && is_moved(n, row, right, wrong);
+        for (size_t k = 0; k < PAIRS; k++) {
+            turned[k] = turned[k] && by != 0.0 && is_turned(n, row, by, &pairs[k]);
+            may = may || turned[k];
+        }
     }
-    return halves || neighbours || table;
+    return may;
 }
 
 /* Positions over documents, then those of a zigzag of so many places. */
