@@ -21,9 +21,11 @@ enum {
     ARI_IS_SCORES = 128,       /* [sample, head, query, key] */
     ARI_IS_ROW_PARALLEL = 256, /* its inputs are split */
     ARI_IS_POSITIONS = 512,
-    ARI_IS_ROUTES = 1024, /* the weights of experts */
-    ARI_IS_EXPERT = 2048, /* one of an expert's own weights */
-    ARI_IS_FURTHER = 4096 /* rows of a further token's ids */
+    ARI_IS_ROUTES = 1024,      /* the weights of experts */
+    ARI_IS_EXPERT = 2048,      /* one of an expert's own weights */
+    ARI_IS_FURTHER = 4096,     /* rows of a further token's ids */
+    ARI_IS_QUERY_HEADS = 8192, /* of the attention's output layer its inputs */
+    ARI_IS_KV_HEADS = 16384    /* with the bit before: both packed */
 };
 
 /* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly

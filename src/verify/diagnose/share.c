@@ -204,10 +204,8 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 static bool is_part_of_ring(const ari_case *c, const part *p)
 {
     const ari_difference *d = c->grid.d;
-    const ari_role role = ari_module_of(d->name, strlen(d->name)).role;
     if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || c->survey.total.different < ENOUGH ||
-        (role != ARI_K_ROPE && role != ARI_K_HEADS && role != ARI_V_HEADS && role != ARI_K && role != ARI_V &&
-         role != ARI_K_NORM) ||
+        (ari_name_is(d->name) & (ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS)) != ARI_IS_KV_HEADS ||
         !(p->over >= 0.25 && p->over <= ABOUT) || !(p->angle < 0.97))
         return false;
     const size_t chunks = 2 * (size_t)ari_along(d, ARI_CUTS_POSITIONS); /* two a place, as in zigzag order */

@@ -55,60 +55,39 @@ static int feature_dim(const ari_difference *d, bool inputs)
     return d->ndim == 1 && !inputs ? 0 : -1;
 }
 
-typedef enum head_kind { NO_HEADS, QUERY_HEADS, KEY_HEADS, PACKED_HEADS } head_kind;
+enum { PACKED_HEADS = ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS };
 
-/* Whose heads a module's outputs are, or of the attention's output layer its inputs. */
-static head_kind heads_of(ari_role role)
-{
-    switch (role) {
-    case ARI_Q:
-    case ARI_Q_HEADS:
-    case ARI_Q_ROPE:
-    case ARI_CONTEXT:
-    case ARI_OUT:
-        return QUERY_HEADS;
-    case ARI_K:
-    case ARI_V:
-    case ARI_K_HEADS:
-    case ARI_V_HEADS:
-    case ARI_K_ROPE:
-        return KEY_HEADS;
-    case ARI_QKV:
-        return PACKED_HEADS;
-    default:
-        return NO_HEADS;
-    }
-}
-
-static head_kind heads_along(const ari_difference *d, int dim)
+/* Whose heads are along a dimension; 0: none's. */
+static unsigned heads_along(const ari_difference *d, int dim)
 {
     const ari_role role = ari_module_within(d->name).role;
+    const unsigned is = ari_role_place_of(role)->is;
     const bool parameter = !ari_is_activation(d);
-    if (dim != feature_dim(d, role == ARI_OUT))
-        return NO_HEADS;
+    if (dim != feature_dim(d, role == ARI_OUT) || (is & ARI_IS_NORM))
+        return 0;
     if (role == ARI_OUT && (d->pass == 'f' || (parameter && d->ndim != 2)))
-        return NO_HEADS;
+        return 0;
     /* "q_proj:bwd" is the gradient of its input, which has no heads. */
     const bool projects = role == ARI_QKV || role == ARI_Q || role == ARI_K || role == ARI_V;
-    return projects && !parameter && d->pass != 'f' ? NO_HEADS : heads_of(role);
+    return projects && !parameter && d->pass != 'f' ? 0 : is & PACKED_HEADS;
 }
 
 bool ari_has_heads(const ari_case *c, int dim)
 {
-    return heads_along(c->grid.d, dim) != NO_HEADS;
+    return heads_along(c->grid.d, dim) != 0;
 }
 
 bool ari_is_by_heads(const ari_difference *d)
 {
-    const head_kind kind = d->ndim == 3 && ari_is_activation(d) ? heads_along(d, 2) : NO_HEADS;
-    return (kind == QUERY_HEADS || kind == KEY_HEADS) && d->head_dim > 0 && d->shape[2] % d->head_dim == 0;
+    const unsigned of = d->ndim == 3 && ari_is_activation(d) ? heads_along(d, 2) : 0;
+    return of && of != PACKED_HEADS && d->head_dim > 0 && d->shape[2] % d->head_dim == 0;
 }
 
 size_t ari_head_size(const ari_case *c, int dim)
 {
     const size_t n = c->grid.shape[dim], heads = c->facts.heads, kv = c->facts.kv_heads;
-    const head_kind kind = heads_along(c->grid.d, dim);
-    const size_t all = kind == QUERY_HEADS ? heads : kind == KEY_HEADS ? kv : kind == PACKED_HEADS ? heads + 2 * kv : 0;
+    const unsigned of = heads_along(c->grid.d, dim);
+    const size_t all = of == PACKED_HEADS ? heads + 2 * kv : of == ARI_IS_KV_HEADS ? kv : of ? heads : 0;
     return all > 0 && n % all == 0 && !c->inner ? n / all : 0;
 }
 

@@ -138,22 +138,6 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     return AR_OK;
 }
 
-static bool has_kv_heads(const char *name)
-{
-    switch (ari_module_within(name).role) {
-    case ARI_K:
-    case ARI_V:
-    case ARI_QKV:
-    case ARI_K_NORM:
-    case ARI_K_HEADS:
-    case ARI_V_HEADS:
-    case ARI_K_ROPE:
-        return true;
-    default:
-        return false;
-    }
-}
-
 /* Fewer KV heads than tensor-parallel ranks: neighbours hold copies of a head, and what they have was put together as
  * if each had its own. The head's size is the largest that divides the dimension and has the values. */
 static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
@@ -179,8 +163,10 @@ static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
              "looks like: %s: neighbouring ranks hold copies, which were put together as parts; a rule {\"shard\": "
              "{\"tp\": %d}, \"blocks\": [%zu], \"unit\": %zu} in a map, or \"copies\": %zu in the shard of "
              "capture's spec, says so",
-             has_kv_heads(row->name) ? "KV heads copied, fewer than tensor-parallel ranks" : "parts copied", dim,
-             whole / g.unit, g.unit, g.copies);
+             ari_role_place_of(ari_module_within(row->name).role)->is & ARI_IS_KV_HEADS
+                 ? "KV heads copied, fewer than tensor-parallel ranks"
+                 : "parts copied",
+             dim, whole / g.unit, g.unit, g.copies);
     return AR_OK;
 }
 
