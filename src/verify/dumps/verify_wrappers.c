@@ -22,6 +22,7 @@ typedef struct stem {
 } stem;
 
 typedef struct side {
+    ari_arena *arena;
     stem *stem; /* [n] by `plain`, all different */
     size_t n;
     char removed[sizeof((ar_verify_report *)0)->wrappers[0]]; /* the wrappers, for the report */
@@ -65,7 +66,7 @@ static ar_status list_stems(side *s, const ar_dump *d)
 {
     const size_t n = ar_dump_count(d);
     size_t kept = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&s->stem, n, "names of tensors"));
+    AR_TRY(ARI_TAKE(&s->stem, s->arena, n, "names of tensors"));
     for (size_t i = 0; i < n; i++) {
         const char *name = ar_dump_at(d, i)->name;
         s->stem[i] = (stem){.text = name, .length = ari_order_of(name, NULL).stem};
@@ -76,7 +77,8 @@ static ar_status list_stems(side *s, const ar_dump *d)
             s->stem[kept++] = s->stem[i];
     for (s->n = 0; s->n < kept; s->n++) {
         stem *one = &s->stem[s->n];
-        AR_TRY(ari_text_copy(&one->plain, one->text, one->length, "names of tensors"));
+        AR_TRY(ARI_TAKE(&one->plain, s->arena, one->length + 1, "names of tensors"));
+        memcpy(one->plain, one->text, one->length);
         drop_private(s, one);
     }
     qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
@@ -133,7 +135,7 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
     prefix *found = NULL;
     size_t n = 0, size = 0;
     AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
-    AR_TRY(ARI_ALLOC(&found, size, "names of tensors"));
+    AR_TRY(ARI_TAKE(&found, of->arena, size, "names of tensors"));
     for (size_t i = 0; i < of->n; i++) {
         const char *name = of->stem[i].plain, *dot = find_stem(in, name) ? NULL : strchr(name, '.');
         for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
@@ -152,7 +154,6 @@ static ar_status find_prefix(prefix *best, size_t *most, const side *of, const s
     }
     for (size_t i = 0; i < n; i++)
         *most = are_nested(&found[i], best) ? *most : 0;
-    free(found);
     return AR_OK;
 }
 
@@ -168,14 +169,14 @@ static bool is_shared(const prefix *p, const side *of, const side *in)
 static ar_status take_off(side *s, const prefix *p)
 {
     char *text = NULL;
-    AR_TRY(ari_text_copy(&text, p->text, p->length, "names of tensors"));
+    AR_TRY(ARI_TAKE(&text, s->arena, p->length + 1, "names of tensors"));
+    memcpy(text, p->text, p->length);
     note_wrapper(s, text, p->length);
     for (size_t i = 0; i < s->n; i++) {
         char *plain = s->stem[i].plain;
         if (strncmp(plain, text, p->length) == 0)
             memmove(plain, plain + p->length, strlen(plain + p->length) + 1);
     }
-    free(text);
     qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
     return AR_OK;
 }
@@ -204,10 +205,12 @@ static ar_status name_as_reference(char **gives, bool *renamed, const side *s, c
     const stem *twin = listed ? find_stem(&s[0], listed->plain) : NULL;
     *renamed = twin && by_text(twin, &own) != 0;
     if (!*renamed)
-        *gives = strdup(name);
-    else if (asprintf(gives, "%.*s%s", (int)twin->length, twin->text, name + own.length) < 0)
-        *gives = NULL;
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+        return ari_arena_text(s->arena, gives, name, "names of tensors");
+    const size_t rest = strlen(name + own.length) + 1;
+    AR_TRY(ARI_TAKE(gives, s->arena, twin->length + rest, "names of tensors"));
+    memcpy(*gives, twin->text, twin->length);
+    memcpy(*gives + twin->length, name + own.length, rest);
+    return AR_OK;
 }
 
 static ar_status rename_other(ari_verifying *v, const side *s)
@@ -216,45 +219,40 @@ static ar_status rename_other(ari_verifying *v, const side *s)
     char **name = NULL;
     const char **sorted = NULL;
     size_t renamed = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&name, n, "names of tensors"));
-    ar_status st = ARI_ALLOC(&sorted, n, "names of tensors");
+    AR_TRY(ARI_TAKE(&name, s->arena, n, "names of tensors"));
+    AR_TRY(ARI_TAKE(&sorted, s->arena, n, "names of tensors"));
     qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
+    for (size_t i = 0; i < n; i++) {
         bool other = false;
-        st = name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name);
+        AR_TRY(name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name));
         sorted[i] = name[i];
         renamed += other;
     }
-    if (st == AR_OK && renamed > 0 && !ari_repeated_name(sorted, n)) {
-        st = ari_dump_rename(v->dump[1], (const char *const *)name);
-        v->report->renamed = renamed;
-        for (int k = 0; k < 2; k++)
-            memcpy(v->report->wrappers[k], s[k].removed, sizeof s[k].removed);
-    }
-    for (size_t i = 0; i < n; i++)
-        free(name[i]);
-    free(name);
-    free(sorted);
-    return st;
+    if (renamed == 0 || ari_repeated_name(sorted, n))
+        return AR_OK;
+    v->report->renamed = renamed;
+    for (int k = 0; k < 2; k++)
+        memcpy(v->report->wrappers[k], s[k].removed, sizeof s[k].removed);
+    return ari_dump_rename(v->dump[1], (const char *const *)name);
+}
+
+static ar_status unwrap(ari_verifying *v, side *s)
+{
+    for (int k = 0; k < 2; k++)
+        AR_TRY(list_stems(&s[k], v->dump[k]));
+    if (repeats(&s[0]) || repeats(&s[1]))
+        return AR_OK;
+    AR_TRY(drop_prefix(s));
+    return repeats(&s[0]) || repeats(&s[1]) ? AR_OK : rename_other(v, s);
 }
 
 ar_status ari_verify_unwrap(ari_verifying *v)
 {
-    side s[2] = {{0}, {0}};
-    ar_status st = AR_OK;
+    ari_arena arena = {NULL};
+    side s[2] = {{.arena = &arena}, {.arena = &arena}};
     if (ar_dump_count(v->dump[0]) == 0 || ar_dump_count(v->dump[1]) == 0)
         return AR_OK; /* ari_verify_match refuses it */
-    for (int k = 0; k < 2 && st == AR_OK; k++)
-        st = list_stems(&s[k], v->dump[k]);
-    if (st == AR_OK && !repeats(&s[0]) && !repeats(&s[1])) {
-        st = drop_prefix(s);
-        if (st == AR_OK && !repeats(&s[0]) && !repeats(&s[1]))
-            st = rename_other(v, s);
-    }
-    for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < s[k].n; i++)
-            free(s[k].stem[i].plain);
-        free(s[k].stem);
-    }
+    const ar_status st = unwrap(v, s);
+    ari_arena_end(&arena, NULL);
     return st;
 }

@@ -165,11 +165,12 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
 {
     ari_order_key *key = NULL;
     const char **name = NULL;
+    ari_arena arena = {NULL};
     size_t n = 0;
     long layers = LONG_MAX;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&key, g->count, "an execution order"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&name, g->count, "an execution order"));
+    AR_TRY_TO(done, st, ARI_TAKE(&key, &arena, g->count, "an execution order"));
+    AR_TRY_TO(done, st, ARI_TAKE(&name, &arena, g->count, "an execution order"));
     for (size_t i = 0; i < g->count; i++) {
         if (g->list[i].file == file)
             key[n++] = ari_order_of(g->list[i].full.name, NULL);
@@ -183,17 +184,17 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
         name[i] = key[i].name;
     st = ari_dump_order_text(gives, name, n);
 done:
-    free(name);
-    free(key);
+    ari_arena_end(&arena, NULL);
     return st;
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
-/* The tensors of files first .. end - 1. Gives; free(). */
-static ar_status as_tensors(const ari_gatherer *g, int first, int end, ar_st_tensor **gives, size_t *n)
+/* The tensors of files first .. end - 1. */
+static ar_status as_tensors(const ari_gatherer *g, int first, int end, ari_arena *arena, ar_st_tensor **gives,
+                            size_t *n)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, g->count, "a list of outputs"));
+    AR_TRY(ARI_TAKE(gives, arena, g->count, "a list of outputs"));
     *n = 0;
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *t = &g->list[i];
@@ -208,24 +209,21 @@ ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, con
 {
     char count[24];
     ari_atomic_file *out[ARI_GATHER_FILES] = {NULL};
+    ari_arena arena = {NULL};
     ar_status st = AR_OK;
     snprintf(count, sizeof count, "%zu", targets);
     for (int i = 0; i < files; i++) {
         const char *const metadata[] = {"format", "pt", "targets", count, ARI_DUMP_PLACEMENT, placement[i]};
         ar_st_tensor *list = NULL;
-        int32_t **whole = NULL;
         size_t n = 0;
-        AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &list, &n));
-        st = ari_entries_as_stored(&whole, list, n);
-        if (st == AR_OK)
-            st = ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 3 : 2);
-        ari_entries_free(whole, n);
-        free(list);
-        if (st != AR_OK)
-            goto done;
+        AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &arena, &list, &n));
+        AR_TRY_TO(done, st, ari_entries_as_stored(&arena, list, n));
+        AR_TRY_TO(done, st, ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 3 : 2));
     }
-    return ari_atomic_file_commit_all(out, ARI_GATHER_FILES);
 done:
+    ari_arena_end(&arena, NULL);
+    if (st == AR_OK)
+        return ari_atomic_file_commit_all(out, ARI_GATHER_FILES);
     for (int i = 0; i < ARI_GATHER_FILES; i++)
         ari_atomic_file_discard(out[i]);
     return st;
@@ -234,10 +232,11 @@ done:
 ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65])
 {
     ar_st_tensor *list = NULL;
+    ari_arena arena = {NULL};
     size_t n = 0;
-    AR_TRY(as_tensors(g, 0, files, &list, &n));
+    AR_TRY(as_tensors(g, 0, files, &arena, &list, &n));
     const ar_status st = ari_tensors_hash(hex, list, n);
-    free(list);
+    ari_arena_end(&arena, NULL);
     return st;
 }
 

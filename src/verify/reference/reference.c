@@ -173,35 +173,28 @@ bool ari_is_of_integers(const char *name)
     return dot && strncmp(dot, ".routes", 7) == 0 && (dot[7] == '\0' || dot[7] == ':');
 }
 
-ar_status ari_integers_of(int32_t **gives, const float *values, size_t n)
+ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const float *values, size_t n)
 {
-    AR_TRY(ARI_ALLOC(gives, n, "whole numbers"));
+    AR_TRY(ARI_TAKE(gives, arena, n, "whole numbers"));
     for (size_t i = 0; i < n; i++)
         (*gives)[i] = (int32_t)values[i];
     return AR_OK;
 }
 
-ar_status ari_entries_as_stored(int32_t ***gives, ar_st_tensor *entry, size_t n)
+ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, n, "whole numbers"));
     for (size_t i = 0; i < n; i++) {
         size_t count = 1;
+        int32_t *whole = NULL;
         if (!ari_is_of_integers(entry[i].name))
             continue;
         for (int d = 0; d < entry[i].ndim; d++)
             count *= entry[i].shape[d];
-        AR_TRY(ari_integers_of(&(*gives)[i], entry[i].data, count));
+        AR_TRY(ari_integers_of(&whole, arena, entry[i].data, count));
         entry[i].dtype = AR_I32;
-        entry[i].data = (*gives)[i];
+        entry[i].data = whole;
     }
     return AR_OK;
-}
-
-void ari_entries_free(int32_t **owned, size_t n)
-{
-    for (size_t i = 0; owned && i < n; i++)
-        free(owned[i]);
-    free(owned);
 }
 
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)

@@ -5,6 +5,7 @@
 #include "anyrank/baseline.h"
 #include "anyrank/check.h"
 #include "anyrank/safetensors.h"
+#include "ref/core/size.h"
 
 /* The baseline's tensors, in execution order. */
 typedef struct ari_ref_tensor {
@@ -52,11 +53,10 @@ size_t ari_reference_elements(const ari_reference *r);
 size_t ari_reference_outputs(const ari_reference *r);
 /** True for a tensor's name in a dump, or its own, whose values are whole numbers: files hold them as I32. */
 bool ari_is_of_integers(const char *name);
-/** [n] int32 of such values, which are floats. The caller frees it. */
-AR_NODISCARD ar_status ari_integers_of(int32_t **gives, const float *values, size_t n);
-/** Makes those of n tensors I32. Gives [n], also after a failure; ari_entries_free. */
-AR_NODISCARD ar_status ari_entries_as_stored(int32_t ***gives, ar_st_tensor *entry, size_t n);
-void ari_entries_free(int32_t **owned, size_t n);
+/** [n] int32 of such values, which are floats. */
+AR_NODISCARD ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const float *values, size_t n);
+/** Makes those of n tensors I32. */
+AR_NODISCARD ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n);
 /** As something to write or to hash; borrows. */
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
 /** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one

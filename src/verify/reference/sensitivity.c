@@ -73,6 +73,7 @@ typedef struct measuring {
     double *kinked;   /* [ref->count] largest difference that slopes in doubt make */
     float **doubt;    /* [ref->count], of weights after Adam: how much more of `beside` a step has; NULL: none yet */
     size_t capacity;  /* of beyond and rounds */
+    ari_arena arena;  /* of all but these two lists */
 } measuring;
 
 /* One run. */
@@ -109,9 +110,9 @@ static void note_zeros(const measuring *m, size_t i, const double *values)
 static ar_status keep_quiet(measuring *m, size_t i, const double *values)
 {
     const ari_ref_tensor *t = &m->ref->tensor[i];
-    AR_TRY(ARI_ALLOC(&m->beyond[i], t->count, t->name));
+    AR_TRY(ARI_TAKE(&m->beyond[i], &m->arena, t->count, t->name));
     if (t->pass == 'g')
-        AR_TRY(ARI_ALLOC_ZERO(&m->rounds[i], t->count, t->name));
+        AR_TRY(ARI_TAKE(&m->rounds[i], &m->arena, t->count, t->name));
     for (size_t k = 0; k < t->count; k++)
         m->beyond[i][k] = (float)(values[k] - (double)t->values[k]);
     note_zeros(m, i, values);
@@ -193,14 +194,14 @@ static const float *doubt_of(void *user, const char *name, int step, size_t coun
 static ar_status set_doubts(measuring *m)
 {
     const ari_reference *ref = m->ref;
-    AR_TRY(ARI_ALLOC_ZERO(&m->doubt, ref->count, "doubts"));
+    AR_TRY(ARI_TAKE(&m->doubt, &m->arena, ref->count, "doubts"));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t before = t->step > 1 ? ari_reference_find_in(ref, t->name, 'n', t->step - 1) : ref->count;
         const float *old = before < ref->count ? ref->tensor[before].allowed_each : NULL;
         if (t->pass != 'n' || !t->allowed_each)
             continue;
-        AR_TRY(ARI_ALLOC(&m->doubt[i], t->count, t->name));
+        AR_TRY(ARI_TAKE(&m->doubt[i], &m->arena, t->count, t->name));
         for (size_t k = 0; k < t->count; k++)
             m->doubt[i][k] = fmaxf(0.0f, t->allowed_each[k] - (old ? old[k] : 0.0f));
     }
@@ -344,7 +345,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
     for (int i = 0; i < ARI_NOISE_SEEDS; i++) {
         double *spread = runs[i].spread; /* of the runs before these, which had no doubts: written over */
         if (!spread)
-            AR_TRY(ARI_ALLOC_ZERO(&spread, m->ref->count, "spreads"));
+            AR_TRY(ARI_TAKE(&spread, &m->arena, m->ref->count, "spreads"));
         runs[i] = (measured_run){.m = m, .seed = (uint64_t)i + 1, .spread = spread};
     }
     const ari_tasks t = {ARI_NOISE_SEEDS, m->c->threads < 1 ? 1 : m->c->threads, run_seed, runs, NULL};
@@ -397,43 +398,31 @@ static ar_status allow_kinks(measuring *m, const measured_run *runs)
     return m->ref->kinks > 0 ? allow_all(m, runs) : AR_OK;
 }
 
-static void measuring_fini(measuring *m)
+static ar_status measure(measuring *m)
 {
-    for (size_t i = 0; i < m->capacity; i++) {
-        free(m->beyond[i]);
-        free(m->rounds[i]);
+    measured_run quiet = {.m = m, .tells = true}, runs[ARI_NOISE_SEEDS] = {{0}};
+    const ar_baseline_options *o = &m->c->options;
+    AR_TRY(run_once(&quiet));
+    if (m->fills)
+        AR_TRY(ari_reference_finish(m->ref));
+    AR_TRY(ARI_TAKE(&m->argument, &m->arena, m->ref->count, "kinks"));
+    AR_TRY(ARI_TAKE(&m->kinked, &m->arena, m->ref->count, "kinks"));
+    AR_TRY(allow_once(m, runs));
+    /* In fp32 so few gradients are in doubt that right runs do not need it (numerics.md, section 7). */
+    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && m->c->of != AR_SENSITIVITY_F32) {
+        AR_TRY(set_doubts(m));
+        AR_TRY(allow_once(m, runs));
     }
-    for (size_t i = 0; m->doubt && i < m->ref->count; i++)
-        free(m->doubt[i]);
-    free(m->doubt);
-    free(m->argument);
-    free(m->kinked);
-    free(m->beyond);
-    free(m->rounds);
+    return allow_kinks(m, runs);
 }
 
 ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c)
 {
     measuring m = {.c = c, .ref = ref, .fills = ref->count == 0};
-    measured_run quiet = {.m = &m, .tells = true}, runs[ARI_NOISE_SEEDS] = {{0}};
-    const ar_baseline_options *o = &c->options;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, run_once(&quiet));
-    if (m.fills)
-        AR_TRY_TO(done, st, ari_reference_finish(ref));
-    AR_TRY_TO(done, st, ARI_ALLOC(&m.argument, ref->count, "kinks"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m.kinked, ref->count, "kinks"));
-    AR_TRY_TO(done, st, allow_once(&m, runs));
-    /* In fp32 so few gradients are in doubt that right runs do not need it (numerics.md, section 7). */
-    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && c->of != AR_SENSITIVITY_F32) {
-        AR_TRY_TO(done, st, set_doubts(&m));
-        AR_TRY_TO(done, st, allow_once(&m, runs));
-    }
-    st = allow_kinks(&m, runs);
-done:
-    for (int i = 0; i < ARI_NOISE_SEEDS; i++)
-        free(runs[i].spread);
-    measuring_fini(&m);
+    const ar_status st = measure(&m);
+    ari_arena_end(&m.arena, NULL);
+    free(m.beyond);
+    free(m.rounds);
     return st;
 }
 
@@ -457,9 +446,10 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     const size_t count = n + ref->count;
     ari_allowance *list = NULL;
     ar_st_tensor *tensor = NULL;
+    ari_arena arena = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&list, count, "allowances"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&tensor, count, "tensors of a file"));
+    AR_TRY_TO(done, st, ARI_TAKE(&list, &arena, count, "allowances"));
+    AR_TRY_TO(done, st, ARI_TAKE(&tensor, &arena, count, "tensors of a file"));
     for (size_t i = 0; i < count; i++) {
         list[i] = i < n ? more[i] : allowance_of(&ref->tensor[i - n]);
         tensor[i] = (ar_st_tensor){.name = list[i].name, .dtype = AR_F64, .data = &list[i].value};
@@ -478,7 +468,6 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
                                     hash};
     st = ar_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
 done:
-    free(tensor);
-    free(list);
+    ari_arena_end(&arena, NULL);
     return st;
 }

@@ -249,27 +249,24 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 {
     ar_dump_value *values = NULL;
     ar_tensor *whole = NULL; /* of those whose values are whole numbers */
+    ari_arena arena = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&values, l->count, "a list of a rank's tensors"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&whole, l->count, "a list of a rank's tensors"));
+    AR_TRY_TO(done, st, ARI_TAKE(&values, &arena, l->count, "a list of a rank's tensors"));
+    AR_TRY_TO(done, st, ARI_TAKE(&whole, &arena, l->count, "a list of a rank's tensors"));
     for (size_t i = 0; i < l->count; i++) {
         const ar_tensor *t = &l->list[i]->local;
         int32_t *numbers = NULL;
         ar_dump_listener_at(l, i, &values[i]);
         if (!ari_is_of_integers(values[i].name))
             continue;
-        AR_TRY_TO(done, st, ari_integers_of(&numbers, t->data.ptr, ar_tensor_count(t)));
-        whole[i].data.ptr = numbers;
-        AR_TRY_TO(done, st, ar_tensor_view(&whole[i], AR_I32, t->ndim, t->shape, whole[i].data));
+        AR_TRY_TO(done, st, ari_integers_of(&numbers, &arena, t->data.ptr, ar_tensor_count(t)));
+        AR_TRY_TO(done, st, ar_tensor_view(&whole[i], AR_I32, t->ndim, t->shape, (ar_buf){numbers}));
         values[i].dtype = AR_I32;
         values[i].local = &whole[i];
     }
     st = ar_dump_write(folder, place, values, l->count, metadata, n_meta);
 done:
-    for (size_t i = 0; whole && i < l->count; i++)
-        free(whole[i].data.ptr);
-    free(whole);
-    free(values);
+    ari_arena_end(&arena, NULL);
     return st;
 }
 
