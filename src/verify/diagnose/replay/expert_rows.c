@@ -43,7 +43,7 @@ static ar_status make_rows(rows *r, ari_experts *e)
     for (size_t i = 0; i < r->n; i++) {
         if (i == 0 || r->of[i].expert != r->of[i - 1].expert)
             AR_TRY(ari_expert_read(e, r->of[i].expert));
-        AR_TRY(ar_dump_read_f32(e->input, r->of[i].token * e->cols, e->cols, e->x));
+        e->x = e->input + r->of[i].token * e->cols;
         ari_expert_run(r->y + i * e->cols, e, ARI_OF_INPUT, 1.0);
         for (size_t k = 0; k <= i; k++) {
             for (size_t f = 0; f < e->cols; f++)

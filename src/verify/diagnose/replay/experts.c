@@ -216,7 +216,7 @@ static ar_status run_terms(ari_experts *e, size_t tokens, unsigned made)
             if (!read)
                 AR_TRY(ari_expert_read(e, i));
             read = true;
-            AR_TRY(ar_dump_read_f32(e->input, e->p.token[k] * e->cols, e->cols, e->x));
+            e->x = e->input + e->p.token[k] * e->cols;
             ari_expert_run(e->y[made != ARI_OF_INPUT] + at * e->cols, e, made, s->was);
         }
     }
@@ -353,28 +353,6 @@ static ar_status look_at_sums(ari_trace *t, ari_experts *e)
 
 /* --- the look ----------------------------------------------------------------------------------------------------- */
 
-/* *t becomes NULL unless it has so many elements and the other dump has the same, or has it not. */
-static ar_status keep_right(const ar_dump_tensor **t, const ari_case *c, size_t count)
-{
-    ari_fit f = {0};
-    double p;
-    const ar_dump_tensor *own = *t, *other = own && c->known->other ? ar_dump_find(c->known->other, own->name) : NULL;
-    if (own && (own->count != count || (other && other->count != count)))
-        *t = NULL;
-    if (!*t || !other)
-        return AR_OK;
-    AR_TRY(ari_fit_read(&f, other, own, 0, count));
-    const double left = ari_fit_one(&p, &f);
-    *t = left <= ARI_FIT && ari_is_near(p, 1.0, ARI_KNOWN) ? own : NULL;
-    return AR_OK;
-}
-
-ar_status ari_right_value(const ar_dump_tensor **t, const ari_case *c, ari_role role, size_t count)
-{
-    *t = ari_replay_input(c, role);
-    return keep_right(t, c, count);
-}
-
 /* What a shared expert makes; NULL: there is none. */
 static const ar_dump_tensor *find_shared(const ari_case *c)
 {
@@ -387,7 +365,7 @@ static const ar_dump_tensor *find_shared(const ari_case *c)
     return NULL;
 }
 
-static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
+static ar_status alloc_experts(ari_experts *e)
 {
     const size_t outputs = e->p.tokens * e->most * e->cols;
     size_t largest = 0, most = e->cols;
@@ -403,23 +381,19 @@ static ar_status alloc_experts(ari_experts *e, const ar_dump_tensor *routes)
     }
     for (size_t k = 0; k < 2; k++)
         AR_TRY(ARI_TAKE(&e->y[k], e->p.c->arena, outputs, "experts' outputs"));
-    AR_TRY(ARI_TAKE(&e->x, e->p.c->arena, e->cols, "a token"));
     AR_TRY(ARI_TAKE(&e->act, e->p.c->arena, most, "an expert's features"));
     AR_TRY(ARI_TAKE(&e->equations, e->p.c->arena, e->most * (e->most + 1), "equations"));
     AR_TRY(ARI_TAKE(&e->number, e->p.c->arena, 2 * (e->most + 1), "equations"));
-    AR_TRY(ARI_TAKE(&e->term, e->p.c->arena, e->p.tokens * e->most, "shares of experts"));
-    return routes ? ari_read_values(&e->weight, routes, e->p.c->arena) : AR_OK;
+    return ARI_TAKE(&e->term, e->p.c->arena, e->p.tokens * e->most, "shares of experts");
 }
 
 /* The shared expert's rows, of all tokens of the probe. */
-static ar_status read_shared(ari_experts *e, const ar_dump_tensor *shared)
+static void take_shared(ari_experts *e, const float *shared)
 {
-    for (size_t k = 0; shared && k < e->p.tokens; k++) {
-        AR_TRY(ar_dump_read_f32(shared, e->p.token[k] * e->cols, e->cols, e->x));
-        for (size_t i = 0; i < e->cols; i++)
-            e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + i] = (double)e->x[i];
+    for (size_t at = 0; at < e->p.tokens * e->cols; at++) {
+        const size_t k = at / e->cols, i = at % e->cols;
+        e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + i] = (double)shared[e->p.token[k] * e->cols + i];
     }
-    return AR_OK;
 }
 
 /* True if the reference's rows are these sums, by the weights of the routes where a dump has them. *sums: the other
@@ -442,14 +416,14 @@ static bool solve_all(ari_experts *e, bool *sums)
     return held;
 }
 
-static ar_status look_at_experts(ari_trace *t, ari_experts *e, const ar_dump_tensor *routes,
-                                 const ar_dump_tensor *shared)
+static ar_status look_at_experts(ari_trace *t, ari_experts *e, const float *shared)
 {
     bool held = false, sums = false, others = false;
-    AR_TRY(alloc_experts(e, routes));
+    AR_TRY(alloc_experts(e));
     if (!choose_terms(e, shared != NULL))
         return AR_OK;
-    AR_TRY(read_shared(e, shared));
+    if (shared)
+        take_shared(e, shared);
     AR_TRY(choose_form(e, &held));
     if (!held || e->p.tokens * e->most > MOST_WORK / (e->width * e->cols))
         return AR_OK;
@@ -469,9 +443,10 @@ static ar_status look_at_experts(ari_trace *t, ari_experts *e, const ar_dump_ten
 
 ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
 {
-    const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = routes ? NULL : find_shared(c),
-                         *right = shared;
+    const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = routes ? NULL : find_shared(c);
     ari_experts *e = NULL;
+    float *made = NULL;
+    bool held = true;
     if (!ari_may_replay(c) || (routes && ari_replay_role(c) != ARI_EXPERTS))
         return AR_OK;
     AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
@@ -480,12 +455,11 @@ ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
     if (e->p.tokens == 0 || !find_leaves(e) || (routes ? routes->count > ARI_MOST_WEIGHT : e->n > MOST_UNROUTED))
         return AR_OK;
     e->most = routes ? ARI_MOST_SLOTS : e->n + (shared != NULL);
-    AR_TRY(ari_right_value(&e->input, c, ARI_NORM2, c->count));
-    AR_TRY(keep_right(&right, c, c->count));
-    const bool routed = routes != NULL;
-    AR_TRY(keep_right(&routes, c, e->n * c->grid.rows));
+    AR_TRY(ari_replay_rows(&e->input, &held, c, c->count, ARI_NORM2, 'f'));
+    if (routes)
+        AR_TRY(ari_right_rows(&e->weight, &held, c, e->n * c->grid.rows, routes));
+    if (shared)
+        AR_TRY(ari_right_rows(&made, &held, c, c->count, shared));
     /* Of so many terms any row would be a sum. */
-    if (e->input && right == shared && routed == (routes != NULL) && (routed || 2 * e->most <= e->cols))
-        AR_TRY(look_at_experts(t, e, routes, shared));
-    return AR_OK;
+    return held && (routes || 2 * e->most <= e->cols) ? look_at_experts(t, e, made) : AR_OK;
 }

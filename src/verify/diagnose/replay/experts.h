@@ -49,16 +49,16 @@ typedef struct ari_expert_term {
 
 typedef struct ari_experts {
     ari_probe p;
-    const ar_dump_tensor *input;
+    float *input;                                                       /* [rows][cols] */
     ari_expert_leaf leaf[ARI_EXPERT_WEIGHTS], bias[ARI_EXPERT_WEIGHTS]; /* biases, where there are any: as many */
     ari_expert_form form;
     size_t leaves, biases, n, width, cols, most;
     float *weight;                     /* [rows][n] of the routes; NULL: no dump has them */
     float *stored[ARI_EXPERT_WEIGHTS]; /* by leaf, of one expert: its weight, and behind that its bias */
-    float *w[ARI_EXPERT_WEIGHTS],
-        *x;                /* gate and up [width, cols + 1], down [cols, width + 1]: a row of the weight and its
-                                          bias; [cols]: a token's input */
-    ari_expert_term *term; /* [tokens][most]: those that the routes choose, or all */
+    float *w[ARI_EXPERT_WEIGHTS]; /* gate and up [width, cols + 1], down [cols, width + 1]: a row of the weight and its
+                                   * bias */
+    const float *x;               /* [cols]: a token's input */
+    ari_expert_term *term;        /* [tokens][most]: those that the routes choose, or all */
     size_t terms[ARI_PROBE_TOKENS];
     double *y[2];                     /* [tokens][most][cols]: of the input, and another one */
     double *act, *equations, *number; /* [width or cols]; [most][most + 1]; [2][most + 1] */
@@ -70,9 +70,6 @@ bool ari_expert_is_there(const ari_experts *e, double share, double was);
 AR_NODISCARD ar_status ari_expert_read(ari_experts *e, size_t expert);
 /** y [cols] of e->x and e->w. weight: of the token's. */
 void ari_expert_run(double *y, const ari_experts *e, unsigned made, double weight);
-/** The reference's value of a role, with so many elements, which the other dump has too as far as it has it; else NULL.
- *  Errors: those of reading. */
-AR_NODISCARD ar_status ari_right_value(const ar_dump_tensor **t, const ari_case *c, ari_role role, size_t count);
 /** States what the numbers of the terms show, of which both dumps' rows are sums; true if the routed experts' alone are
  *  others, and nothing is stated. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_look_at_expert_shares(ari_trace *t, bool *others, const ari_experts *e);

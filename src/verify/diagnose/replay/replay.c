@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "verify/diagnose/hypothesis.h"
 
 /* --- inputs and weights ------------------------------------------------------------------------------------------- */
 
@@ -109,6 +110,31 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
     const char passes[] = {pass, '\0'};
     return find_role(c, dump, role, ari_walk_of(dump, NULL, passes, ari_order_of(c->reference->name, c->path).step),
                      "");
+}
+
+ar_status ari_right_rows(float **gives, bool *held, const ari_case *c, size_t count, const ar_dump_tensor *t)
+{
+    const ar_dump_tensor *other = t && c->known->other ? ar_dump_find(c->known->other, t->name) : NULL;
+    ari_fit f = {0};
+    float *x = NULL;
+    double p;
+    *held = *held && t && t->count == count && (!other || other->count == count);
+    if (!*held)
+        return AR_OK;
+    AR_TRY(ari_read_values(gives, t, c->arena));
+    if (!other)
+        return AR_OK;
+    AR_TRY(ari_read_values(&x, other, c->arena));
+    for (size_t i = 0; i < count; i++)
+        ari_fit_add(&f, (double)x[i], (double)(*gives)[i], 0.0);
+    const double left = ari_fit_one(&p, &f);
+    *held = (left <= ARI_FIT && ari_is_near(p, 1.0, ARI_KNOWN)) || f.yy + f.aa == 0.0;
+    return AR_OK;
+}
+
+ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role, char pass)
+{
+    return ari_right_rows(gives, held, c, count, ari_replay_value(c, c->known->reference, role, pass));
 }
 
 const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, const char *kind)

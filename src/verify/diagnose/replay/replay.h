@@ -21,8 +21,11 @@ double ari_softmax(double *p, const double *z, size_t n);
 /** Whether what differs in the gradient of a router's logits, which are z, is that of a loss of its own. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z);
-/** Values of a role in this tensor's layer and step, `count` of them; *held stays true if the reference has them, and
- *  the other dump, if it has them, the same. Errors: AR_ERR_MEMORY, those of reading. */
+/** The values of one of the reference's tensors (NULL: it has none), `count` of them; *held stays true if it has them,
+ *  and the other dump, if it has them, the same. Errors: AR_ERR_MEMORY, those of reading. */
+AR_NODISCARD ar_status ari_right_rows(float **gives, bool *held, const ari_case *c, size_t count,
+                                      const ar_dump_tensor *t);
+/** The same of a role in this tensor's layer and step. */
 AR_NODISCARD ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role,
                                        char pass);
 /** ari_replay_input of either dump and of any pass. */

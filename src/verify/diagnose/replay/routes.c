@@ -16,23 +16,6 @@ typedef struct routes {
     double *p;             /* the scores of a row of z, [n] */
 } routes;
 
-ar_status ari_replay_rows(float **gives, bool *held, const ari_case *c, size_t count, ari_role role, char pass)
-{
-    const ar_dump_tensor *t = ari_replay_value(c, c->known->reference, role, pass);
-    const ar_dump_tensor *other = t && c->known->other ? ar_dump_find(c->known->other, t->name) : NULL;
-    float *x = NULL;
-    *held = *held && t && t->count == count && (!other || other->count == count);
-    if (!*held)
-        return AR_OK;
-    AR_TRY(ari_read_values(gives, t, c->arena));
-    if (!other)
-        return AR_OK;
-    AR_TRY(ari_read_values(&x, other, c->arena));
-    for (size_t i = 0; i < count && *held; i++)
-        *held = fabs((double)x[i] - (double)(*gives)[i]) <= ARI_SUMS * (1.0 + fabs((double)(*gives)[i]));
-    return AR_OK;
-}
-
 /* --- the gradient of the logits ----------------------------------------------------------------------------------- */
 
 /* With scores p, a softmax or sigmoids, w = p, or p over the sum of the experts chosen, and m the sum of w g, the

@@ -50,19 +50,15 @@ static void look_at_sum(ari_trace *t, const ari_case *c, const shared *s)
 
 ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
 {
-    const ar_dump_tensor *routed, *made, *logit;
     shared s = {.logit = NULL};
+    bool held = true, gated = true;
     if (ari_replay_role(c) != ARI_MLP || !ari_may_replay(c) || c->count > ARI_MOST_WEIGHT)
         return AR_OK;
-    AR_TRY(ari_right_value(&routed, c, ARI_EXPERTS, c->count));
-    AR_TRY(ari_right_value(&made, c, ARI_SHARED_DOWN, c->count));
-    AR_TRY(ari_right_value(&logit, c, ARI_SHARED_SHARE, c->grid.rows));
-    if (!routed || !made)
-        return AR_OK;
-    AR_TRY(ari_read_values(&s.routed, routed, c->arena));
-    AR_TRY(ari_read_values(&s.made, made, c->arena));
-    if (logit)
-        AR_TRY(ari_read_values(&s.logit, logit, c->arena));
-    look_at_sum(t, c, &s);
+    AR_TRY(ari_replay_rows(&s.routed, &held, c, c->count, ARI_EXPERTS, 'f'));
+    AR_TRY(ari_replay_rows(&s.made, &held, c, c->count, ARI_SHARED_DOWN, 'f'));
+    AR_TRY(ari_replay_rows(&s.logit, &gated, c, c->grid.rows, ARI_SHARED_SHARE, 'f'));
+    s.logit = gated ? s.logit : NULL;
+    if (held)
+        look_at_sum(t, c, &s);
     return AR_OK;
 }
