@@ -74,11 +74,6 @@ static ar_status add_all(experts *e, size_t n, size_t from, size_t count)
     return AR_OK;
 }
 
-static double sum_of_experts(const ari_hypothesis *h, const ari_run *run, size_t i)
-{
-    return (double)((const float *)h->of)[run->index + i];
-}
-
 /* True if some elements that differ are the sum, or may be. */
 static ar_status may_be(bool *is, experts *e, const ari_case *c, size_t n)
 {
@@ -96,7 +91,7 @@ static ar_status may_be(bool *is, experts *e, const ari_case *c, size_t n)
 
 static ar_status look_at_sums(ari_trace *t, experts *e, const ari_case *c)
 {
-    const ari_hypothesis h = {sum_of_experts, .c = c, .of = e->sum, .beside = ARI_SUMS * c->survey.max_reference};
+    const ari_hypothesis h = {ari_expect_values, .c = c, .of = e->sum, .beside = ARI_SUMS * c->survey.max_reference};
     ari_residual left;
     for (size_t n = 2; n <= e->n && t->kind == ARI_FOUND_NOTHING; n++) {
         bool is = false;

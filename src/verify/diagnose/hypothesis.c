@@ -79,6 +79,11 @@ void ari_explained(ari_trace *t, const ari_residual *r)
     t->weighed = true;
 }
 
+double ari_expect_values(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    return (double)((const float *)h->of)[run->index + i];
+}
+
 /* --- least squares ------------------------------------------------------------------------------------------------ */
 
 double ari_fit_one(double *p, const ari_fit *f)
@@ -120,7 +125,7 @@ bool ari_is_multiple(const ari_case *c, const ari_fit *f)
 
 void ari_equations_add(double *m, const double *x, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i <= n; i++) {
         for (size_t k = 0; k <= n; k++)
             m[i * (n + 1) + k] += x[i] * x[k];
     }
@@ -129,8 +134,9 @@ void ari_equations_add(double *m, const double *x, size_t n)
 /* A pivot that is less of the first one is what rounding left of a zero. */
 static const double least_pivot = 1e-9;
 
-/* Gauss's elimination with the largest pivots. */
-bool ari_equations_solve(double *number, double *m, size_t n)
+/* Gauss's elimination with the largest pivots. In the last row, which is none of the equations, y's squares become what
+ * is left of them. */
+double ari_equations_solve(double *number, double *m, size_t n)
 {
     const size_t cols = n + 1;
     const double first = n > 0 ? fabs(m[0]) : 0.0;
@@ -139,13 +145,13 @@ bool ari_equations_solve(double *number, double *m, size_t n)
         for (size_t row = col + 1; row < n; row++)
             best = fabs(m[row * cols + col]) > fabs(m[best * cols + col]) ? row : best;
         if (!(fabs(m[best * cols + col]) > least_pivot * first))
-            return false;
+            return HUGE_VAL;
         for (size_t i = 0; i <= n; i++) {
             const double x = m[col * cols + i];
             m[col * cols + i] = m[best * cols + i];
             m[best * cols + i] = x;
         }
-        for (size_t row = 0; row < n; row++) {
+        for (size_t row = 0; row <= n; row++) {
             const double by = row == col ? 0.0 : m[row * cols + col] / m[col * cols + col];
             for (size_t i = col; i <= n; i++)
                 m[row * cols + i] -= by * m[col * cols + i];
@@ -153,7 +159,7 @@ bool ari_equations_solve(double *number, double *m, size_t n)
     }
     for (size_t i = 0; i < n; i++)
         number[i] = m[i * cols + n] / m[i * cols + i];
-    return true;
+    return m[n * cols + n] < 0.0 ? 0.0 : m[n * cols + n]; /* a NaN stays */
 }
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */

@@ -38,6 +38,8 @@ ari_residual ari_residual_of(const ari_hypothesis *h);
 bool ari_explains_all(const ari_residual *r, const ari_case *c);
 /** Both in one; *r may be NULL. */
 bool ari_holds_all(ari_residual *r, const ari_hypothesis *h);
+/** An `expect`: `of` has the full tensor's values, floats. */
+double ari_expect_values(const ari_hypothesis *h, const ari_run *run, size_t i);
 /** States how much of the differences the trace explains. */
 void ari_explained(ari_trace *t, const ari_residual *r);
 
@@ -79,11 +81,11 @@ double ari_fit_unsure(const ari_fit *f);
 /** True if y is a times a number, up to the rounding of y and, scaled by the number, of a: the residual's squares are
  *  little more than those of sums in another order and the case's allowance. */
 bool ari_is_multiple(const ari_case *c, const ari_fit *f);
-/** Least squares in n numbers: adds an element of y to the normal equations m, [n][n + 1] and zero at first. x holds
- *  its n terms, then y. */
+/** Least squares in n numbers: adds an element of y to the normal equations m, [n + 1][n + 1] and zero at first: the
+ *  products of its n terms and, last, of y. x holds them. */
 void ari_equations_add(double *m, const double *x, size_t n);
-/** Overwrites m; false: the equations do not determine some number. */
-bool ari_equations_solve(double *number, double *m, size_t n);
+/** Overwrites m; returns what is left of y's squares, HUGE_VAL: the equations do not determine some number. */
+double ari_equations_solve(double *number, double *m, size_t n);
 /** Adds elements [from, from + n) of two tensors: y of the one, a of the other. Errors: those of reading. */
 AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from,
                                     size_t n);

@@ -233,18 +233,13 @@ static bool holds_reference(const search *s, const ar_dump_tensor *t)
     return k == s->samples;
 }
 
-static double of_other(const ari_hypothesis *h, const ari_run *run, size_t i)
-{
-    return (double)((const float *)h->of)[run->index + i];
-}
-
 /* Judges a tensor of the other dump by whether the reference's two differ. Elements that are zero on both sides, but
  * not in the other tensor, are masked. */
 static void judge_values(search *s, const ar_dump_tensor *t, const float *y, bool shared)
 {
     const ari_case *c = s->c;
     const ar_dump_tensor *there = shared ? ar_dump_find(c->known->reference, t->name) : NULL;
-    const ari_hypothesis h = {of_other, .c = c, .of = y, .differs_only = true, .kind = ARI_FOUND_OTHER_TENSOR};
+    const ari_hypothesis h = {ari_expect_values, .c = c, .of = y, .differs_only = true, .kind = ARI_FOUND_OTHER_TENSOR};
     if ((shared && (!there || !is_comparable(c, there) || holds_reference(s, there))) || !ari_holds_all(&s->left, &h))
         return;
     s->found = t;

@@ -57,17 +57,14 @@ static ar_status make_rows(rows *r, ari_experts *e)
 /* What these rows, each times a number, leave of the token's. */
 static double left_by(double *share, const rows *r, const size_t *pick, size_t n)
 {
-    double m[ARI_MOST_SLOTS * (ARI_MOST_SLOTS + 1)], left = r->vv;
+    double m[(ARI_MOST_SLOTS + 1) * (ARI_MOST_SLOTS + 1)];
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < n; k++)
             m[i * (n + 1) + k] = r->products[pick[i] * r->n + pick[k]];
-        m[i * (n + 1) + n] = r->with[pick[i]];
+        m[i * (n + 1) + n] = m[n * (n + 1) + i] = r->with[pick[i]];
     }
-    if (!ari_equations_solve(share, m, n))
-        return HUGE_VAL;
-    for (size_t i = 0; i < n; i++)
-        left -= share[i] * r->with[pick[i]];
-    return left / r->vv;
+    m[n * (n + 1) + n] = r->vv;
+    return ari_equations_solve(share, m, n) / r->vv;
 }
 
 /* The row at one place that leaves least. */

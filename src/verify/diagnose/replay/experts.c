@@ -230,24 +230,18 @@ static double solve(ari_experts *e, size_t k, bool of_reference)
     const size_t n = e->terms[k];
     const double *y = e->y[ARI_OF_INPUT] + k * e->most * e->cols;
     const float *row = of_reference ? e->p.ref[k] : e->p.val[k];
-    double left = 0.0, all = 0.0, of_ref = 0.0, *share = e->number, *at = share + e->most + 1;
-    memset(e->equations, 0, n * (n + 1) * sizeof *e->equations);
+    double of_ref = 0.0, *share = e->number, *at = share + e->most + 1;
+    memset(e->equations, 0, (n + 1) * (n + 1) * sizeof *e->equations);
     for (size_t i = 0; i < e->cols; i++) {
         for (size_t j = 0; j < n; j++)
             at[j] = y[j * e->cols + i];
         at[n] = (double)row[i];
         ari_equations_add(e->equations, at, n);
-    }
-    if (n == 0 || !ari_equations_solve(share, e->equations, n))
-        return HUGE_VAL;
-    for (size_t i = 0; i < e->cols; i++) {
-        double off = (double)row[i];
-        for (size_t j = 0; j < n; j++)
-            off -= share[j] * y[j * e->cols + i];
-        left += off * off;
-        all += pow((double)row[i], 2.0);
         of_ref += pow((double)e->p.ref[k][i], 2.0);
     }
+    const double all = e->equations[n * (n + 2)], left = ari_equations_solve(share, e->equations, n);
+    if (n == 0 || left == HUGE_VAL)
+        return HUGE_VAL;
     for (size_t j = 0; j < n; j++)
         *(of_reference ? &e->term[k * e->most + j].was : &e->term[k * e->most + j].is) = share[j];
     return left / fmax(all, of_ref);
@@ -382,7 +376,7 @@ static ar_status alloc_experts(ari_experts *e)
     for (size_t k = 0; k < 2; k++)
         AR_TRY(ARI_TAKE(&e->y[k], e->p.c->arena, outputs, "experts' outputs"));
     AR_TRY(ARI_TAKE(&e->act, e->p.c->arena, most, "an expert's features"));
-    AR_TRY(ARI_TAKE(&e->equations, e->p.c->arena, e->most * (e->most + 1), "equations"));
+    AR_TRY(ARI_TAKE(&e->equations, e->p.c->arena, (e->most + 1) * (e->most + 1), "equations"));
     AR_TRY(ARI_TAKE(&e->number, e->p.c->arena, 2 * (e->most + 1), "equations"));
     return ARI_TAKE(&e->term, e->p.c->arena, e->p.tokens * e->most, "shares of experts");
 }

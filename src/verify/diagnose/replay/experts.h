@@ -61,7 +61,7 @@ typedef struct ari_experts {
     ari_expert_term *term;        /* [tokens][most]: those that the routes choose, or all */
     size_t terms[ARI_PROBE_TOKENS];
     double *y[2];                     /* [tokens][most][cols]: of the input, and another one */
-    double *act, *equations, *number; /* [width or cols]; [most][most + 1]; [2][most + 1] */
+    double *act, *equations, *number; /* [width or cols]; [most + 1][most + 1]; [2][most + 1] */
     double near;                      /* numbers that differ by less than this share are equal */
 } ari_experts;
 

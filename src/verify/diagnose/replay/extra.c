@@ -10,7 +10,7 @@
  *     d = s (p - 1_y) + s e (1_y - 1/V) + s c 2 lse p,    s = 1/T:
  *
  * three numbers that least squares give. */
-enum { NUMBERS = 3, SURE = 10 }; /* SURE: standard errors */
+enum { NUMBERS = 3, EQUATIONS = (NUMBERS + 1) * (NUMBERS + 1), SURE = 10 }; /* SURE: standard errors */
 
 static const double z_rounding = 1e-8; /* of a weight of squares of lse, which are some tens */
 
@@ -22,37 +22,32 @@ static size_t target_of(const float *d, size_t n)
     return y; /* the one logit that a step is to raise */
 }
 
-/* Adds a row to the equations; returns the sum of its squares. */
-static double add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t token, const float *d)
+static void add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t token, const float *d)
 {
     const size_t n = l->vocabulary, y = target_of(d, n);
-    double dd = 0.0;
     for (size_t k = 0; k < n; k++) {
         const double p = exp((double)s->logits[token * n + k] - s->lse[token]), one = k == y ? 1.0 : 0.0;
         const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[token] * p, (double)d[k]};
         ari_equations_add(m, x, NUMBERS);
-        dd += (double)d[k] * (double)d[k];
     }
-    return dd;
 }
 
 /* Unknown unless the gradient has this form to 1 %, as it has not with other scales of rows. A number's uncertainty
  * follows from the residual per cell and the inverse's diagonal. */
-static void solve(ari_loss_extra *o, const double *equations, double dd, size_t cells)
+static void solve(ari_loss_extra *o, const double *equations, size_t cells)
 {
-    double m[NUMBERS * (NUMBERS + 1)], number[NUMBERS], inverse[NUMBERS], left = dd;
+    double m[EQUATIONS], number[NUMBERS], inverse[NUMBERS];
     memcpy(m, equations, sizeof m);
-    if (!ari_equations_solve(number, m, NUMBERS))
+    const double left = ari_equations_solve(number, m, NUMBERS);
+    if (left == HUGE_VAL)
         return;
-    for (size_t k = 0; k < NUMBERS; k++)
-        left -= number[k] * equations[k * (NUMBERS + 1) + NUMBERS];
-    o->known = number[0] > 0.0 && left <= ARI_UNFITTED * dd;
+    o->known = number[0] > 0.0 && left <= ARI_UNFITTED * equations[EQUATIONS - 1];
     for (size_t k = 1; k < NUMBERS; k++) {
         memcpy(m, equations, sizeof m);
         for (size_t i = 0; i < NUMBERS; i++)
             m[i * (NUMBERS + 1) + NUMBERS] = i == k ? 1.0 : 0.0;
-        const double unsure = ari_equations_solve(inverse, m, NUMBERS)
-                                  ? SURE * sqrt(fmax(left, 0.0) / (double)cells * inverse[k]) / number[0]
+        const double unsure = ari_equations_solve(inverse, m, NUMBERS) < HUGE_VAL
+                                  ? SURE * sqrt(left / (double)cells * inverse[k]) / number[0]
                                   : HUGE_VAL;
         o->is[k - 1] = number[k] / number[0];
         o->unsure[k - 1] = unsure + (k - 1 == ARI_SMOOTHING ? ARI_SUMS : z_rounding);
@@ -62,16 +57,17 @@ static void solve(ari_loss_extra *o, const double *equations, double dd, size_t 
 ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
 {
     const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'b');
-    double m[NUMBERS * (NUMBERS + 1)] = {0.0}, dd = 0.0;
+    double m[EQUATIONS] = {0.0};
     float *d = NULL;
     if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != l->vocabulary || s->targets < 2)
         return AR_OK;
     AR_TRY(ARI_TAKE(&d, l->c->arena, l->vocabulary, t->name));
     for (size_t i = 0; i < l->tokens; i++) {
         AR_TRY(ar_dump_read_f32(t, i * l->vocabulary, l->vocabulary, d));
-        dd += s->counts[i] ? add_row(m, l, s, i, d) : 0.0;
+        if (s->counts[i])
+            add_row(m, l, s, i, d);
     }
-    solve(&s->options, m, dd, s->targets * l->vocabulary);
+    solve(&s->options, m, s->targets * l->vocabulary);
     return AR_OK;
 }
 

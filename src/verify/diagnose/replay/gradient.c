@@ -187,14 +187,14 @@ static bool are_weights(const gradient *g, const double *weight, size_t most)
 static bool fit_weights(const gradient *g, double *weight)
 {
     const int n = g->c->grid.d->micro_batches;
-    double part[MOST_MICRO + 1], m[MOST_MICRO * (MOST_MICRO + 1)] = {0.0};
+    double part[MOST_MICRO + 1], m[(MOST_MICRO + 1) * (MOST_MICRO + 1)] = {0.0};
     for (size_t e = 0; e < g->n; e++) {
         for (int i = 0; i < n; i++)
             part[i] = contribution(g, i, e, SIZE_MAX);
         part[n] = (double)g->c->val[g->element[e]];
         ari_equations_add(m, part, (size_t)n);
     }
-    bool fits = ari_equations_solve(weight, m, (size_t)n) && are_weights(g, weight, SIZE_MAX);
+    bool fits = ari_equations_solve(weight, m, (size_t)n) < HUGE_VAL && are_weights(g, weight, SIZE_MAX);
     for (int i = 0; i < n; i++) /* nothing takes a contribution back: a few elements fit such numbers */
         fits = fits && weight[i] > -ARI_KNOWN;
     return fits;

@@ -301,7 +301,8 @@ enum { MOST_SHARES = 48, MOST_TOKENS = 3 };
 static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, size_t token)
 {
     const size_t n = a->q / (size_t)r->head * (token + 1), at = a->p.sample * a->p.seq + token;
-    double share[ARI_PROBE_FEATURES][MOST_SHARES + 1], m[MOST_SHARES * (MOST_SHARES + 1)] = {0.0}, weight[MOST_SHARES];
+    double share[ARI_PROBE_FEATURES][MOST_SHARES + 1], m[(MOST_SHARES + 1) * (MOST_SHARES + 1)] = {0.0},
+                                                                                            weight[MOST_SHARES];
     if (n > MOST_SHARES || 4 * n > 3 * a->p.outs)
         return 0;
     for (size_t i = 0; i < n; i++) {
@@ -313,7 +314,7 @@ static size_t find_counts(double *count, ari_replayed *a, const ari_recipe *r, s
         share[f][n] = (double)a->p.c->val[at * a->p.c->grid.cols + a->p.out[f]] - (double)a->p.bias[f];
         ari_equations_add(m, share[f], n);
     }
-    if (!ari_equations_solve(count, m, n))
+    if (ari_equations_solve(count, m, n) == HUGE_VAL)
         return 0;
     for (size_t i = 0; i < n; i++)
         count[i] = weight[i] > 0.02 ? count[i] : (double)NAN;

@@ -90,7 +90,7 @@ static double fit(double *times, const ari_terms *s, const ari_products *p, size
 {
     const size_t n = s->terms + (with != SIZE_MAX);
     size_t of[TERMS];
-    double m[TERMS * (TERMS + 1)], left = p->of[y][y];
+    double m[(TERMS + 1) * (TERMS + 1)] = {0.0}, left = p->of[y][y];
     for (size_t i = 0; i < n; i++)
         of[i] = i < s->terms ? s->of[i] : with;
     for (size_t i = 0; i < n; i++) {
@@ -98,7 +98,7 @@ static double fit(double *times, const ari_terms *s, const ari_products *p, size
             m[i * (n + 1) + k] =
                 p->of[of[i]][k < n ? of[k] : y] / sqrt(p->of[of[i]][of[i]]) / (k < n ? sqrt(p->of[of[k]][of[k]]) : 1.0);
     }
-    if (!ari_equations_solve(times, m, n))
+    if (ari_equations_solve(times, m, n) == HUGE_VAL)
         return HUGE_VAL;
     for (size_t i = 0; i < n; i++) {
         times[i] /= sqrt(p->of[of[i]][of[i]]);
