@@ -229,16 +229,9 @@ static ar_status find_twin(const ar_dump_tensor **found, const ari_verifying *v,
     *found = NULL;
     for (size_t i = 0; i < v->pairs && !*found; i++) {
         const ar_dump_tensor *t = v->pair[i].side[side];
-        float a[256], b[256];
-        bool same = v->pair[i].row->pass == row->pass && t->count >= 8 && ari_same_shape(t, own);
-        bool varies = false;
-        for (size_t at = 0; same && at < t->count; at += 256) {
-            const size_t n = t->count - at < 256 ? t->count - at : 256;
-            AR_TRY(ar_dump_read_f32(own, at, n, a));
-            AR_TRY(ar_dump_read_f32(t, at, n, b));
-            same = memcmp(a, b, n * sizeof *a) == 0;
-            varies = varies || (n > 1 && a[0] != a[1]);
-        }
+        bool same = v->pair[i].row->pass == row->pass && t->count >= 8, varies = false;
+        if (same)
+            AR_TRY(ari_are_equal(&same, &varies, own, t));
         *found = same && varies ? t : NULL;
     }
     return AR_OK;

@@ -171,6 +171,9 @@ bool ari_is_loss(const ar_verify_row *r);
  *  activations of later steps that are the first one's.
  *  Errors: AR_ERR_DATA (says which), those of reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
+/** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:
+ *  those of reading. */
+AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
 /** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
 void ari_verify_learn(ar_verify_report *r);
 /** Says of a tensor of another shape what the two shapes have in common. */

@@ -119,17 +119,20 @@ static ar_status keep_quiet(measuring *m, size_t i, const double *values)
     return AR_OK;
 }
 
-/* Values that are not finite say nothing of rounding: they are left out. */
-static double spread_of(const measuring *m, size_t i, const double *values)
+/* From the run without noise. Values that are not finite say nothing of rounding: they are left out. */
+static double apart(const measuring *m, size_t i, const double *values, size_t k)
 {
-    const ari_ref_tensor *t = &m->ref->tensor[i];
-    double spread = 0.0;
-    for (size_t k = 0; k < t->count; k++) {
-        const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
-        if (isfinite(apart) && apart > spread)
-            spread = apart;
-    }
-    return spread;
+    const double by = fabs(values[k] - (double)m->ref->tensor[i].values[k] - (double)m->beyond[i][k]);
+    return isfinite(by) ? by : 0.0;
+}
+
+/* The reference's tensor that a run emits, *i, which the run without noise has too. */
+static ar_status find(size_t *i, const measured_run *r, const char *name, char pass)
+{
+    *i = ari_reference_find_in(r->m->ref, name, pass, r->step);
+    if (*i < r->m->ref->count && ((r->seed == 0 && !r->kinked) || r->m->beyond[*i]))
+        return AR_OK;
+    return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
 }
 
 /* Room for the tensors of the reference, which may be growing. */
@@ -157,9 +160,7 @@ static ar_status hear_quiet(void *user, const char *name, char pass, int ndim, c
     if (m->fills)
         AR_TRY(ari_reference_emit(m->ref, name, pass, ndim, shape, values));
     else
-        i = ari_reference_find_in(m->ref, name, pass, r->step);
-    if (i == m->ref->count)
-        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+        AR_TRY(find(&i, r, name, pass));
     AR_TRY(make_room(m));
     AR_TRY(keep_quiet(m, i, values));
     return m->c->heard ? m->c->heard(m->c->heard_user, name, pass, ndim, shape, values) : AR_OK;
@@ -170,11 +171,12 @@ static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, c
 {
     measured_run *r = user;
     const measuring *m = r->m;
+    size_t i;
     (void)ndim, (void)shape;
-    const size_t i = ari_reference_find_in(m->ref, name, pass, r->step);
-    if (i == m->ref->count || !m->beyond[i])
-        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
-    r->spread[i] = spread_of(m, i, values);
+    AR_TRY(find(&i, r, name, pass));
+    r->spread[i] = 0.0;
+    for (size_t k = 0; k < m->ref->tensor[i].count; k++)
+        r->spread[i] = fmax(r->spread[i], apart(m, i, values, k));
     note_zeros(m, i, values);
     return AR_OK;
 }
@@ -260,23 +262,20 @@ static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, 
 {
     const measured_run *r = user;
     measuring *m = r->m;
+    size_t i;
     (void)ndim, (void)shape;
-    const size_t i = ari_reference_find_in(m->ref, name, pass, r->step);
-    if (i == m->ref->count)
-        return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
+    AR_TRY(find(&i, r, name, pass));
     ari_ref_tensor *t = &m->ref->tensor[i];
     const size_t argument = m->argument[i];
     if (argument < m->ref->count && !t->allowed_each)
         AR_TRY(ARI_ALLOC_ZERO(&t->allowed_each, t->count, t->name));
     note_zeros(m, i, values);
     for (size_t k = 0; k < t->count; k++) {
-        const double apart = fabs(values[k] - (double)t->values[k] - (double)m->beyond[i][k]);
-        if (!isfinite(apart))
-            continue;
+        const double by = apart(m, i, values, k);
         if (argument < m->ref->count && in_doubt(m, argument, k))
-            t->allowed_each[k] = fmaxf(t->allowed_each[k], (float)apart);
+            t->allowed_each[k] = fmaxf(t->allowed_each[k], (float)by);
         else if (!is_whole(r))
-            m->kinked[i] = fmax(m->kinked[i], apart);
+            m->kinked[i] = fmax(m->kinked[i], by);
     }
     return AR_OK;
 }

@@ -23,20 +23,11 @@ static double factor_of(const uses *u, size_t row)
     return u->head ? 1.0 + (double)(row * 7919 % 1009) / 1009.0 : 1.0;
 }
 
-/* The forward value of the norm before a head. */
-static const ar_dump_tensor *input_of(const uses *u, const ari_walk *at)
-{
-    for (ari_walk w = ari_walk_of(u->c->known->reference, u->c->path, "f", at->key.step); ari_walk_next(&w);) {
-        if (w.key.layer == labs(at->key.layer) && ari_module_of(w.t->name, w.key.stem).role == ARI_MTP_NORM)
-            return w.t;
-    }
-    return NULL;
-}
-
 /* What one use contributes: gradients of rows, or of logits with the head's input. */
 static ar_status add_use(uses *u, const ari_walk *at)
 {
-    const ar_dump_tensor *input = u->head ? input_of(u, at) : NULL;
+    const ari_walk forward = ari_walk_of(u->c->known->reference, u->c->path, "f", at->key.step);
+    const ar_dump_tensor *input = u->head ? ari_find_role(forward, ARI_MTP_NORM, at->key.layer) : NULL;
     const size_t each = u->head ? u->rows : u->width, tokens = at->t->count / each;
     float *dy = NULL, *x = NULL;
     if (at->t->count % each != 0 || at->t->count > MOST_WORK ||

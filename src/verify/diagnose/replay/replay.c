@@ -69,6 +69,15 @@ static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem
     return width == w->shape[1] ? ARI_TOKENS : width == w->shape[0] ? ARI_HEAD : ARI_NO_ROLE;
 }
 
+const ar_dump_tensor *ari_find_role(ari_walk w, ari_role role, long layer)
+{
+    while (ari_walk_next(&w)) {
+        if (labs(w.key.layer) == labs(layer) && ari_module_of(w.t->name, w.key.stem).role == role)
+            return w.t;
+    }
+    return NULL;
+}
+
 static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
 {
     return n == ari_order_of(c->reference->name, c->path).stem && memcmp(t->name, c->reference->name, n) == 0;

@@ -14,6 +14,8 @@ bool ari_may_replay(const ari_case *c);
 bool ari_are_scores(const ari_case *c);
 /** The role of the case's own module. */
 ari_role ari_replay_role(const ari_case *c);
+/** The first tensor of a role in a layer, as a key of any pass has it; NULL: none. */
+const ar_dump_tensor *ari_find_role(ari_walk w, ari_role role, long layer);
 /** The reference's forward value of a role in this tensor's layer and step; NULL: none. */
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role);
 /** p = softmax(z) of n elements, which may be the same; returns the logarithm of the sum of exp(z). */

@@ -26,16 +26,6 @@ typedef struct form {
     bool sigmoids, normalised, over_all;
 } form;
 
-static void scores_of(double *p, const routes *r, size_t t, bool sigmoids)
-{
-    for (size_t i = 0; i < r->n; i++)
-        p[i] = (double)r->z[t * r->n + i];
-    if (!sigmoids)
-        (void)ari_softmax(p, p, r->n);
-    for (size_t i = 0; i < r->n && sigmoids; i++)
-        p[i] = 1.0 / (1.0 + exp(-p[i]));
-}
-
 /* True if all rows are of this form; fills the factor of the weights. */
 static bool is_form(double *factor, const routes *r, form f, const float *x)
 {
@@ -43,7 +33,7 @@ static bool is_form(double *factor, const routes *r, form f, const float *x)
     for (size_t t = 0; t < r->tokens; t++) {
         const float *weight = r->weight + t * r->n, *g = r->g + t * r->n;
         double sum = 0.0, m = 0.0;
-        scores_of(r->p, r, t, f.sigmoids);
+        ari_router_scores(r->p, r->z + t * r->n, r->n, !f.sigmoids);
         for (size_t i = 0; i < r->n; i++) {
             sum += weight[i] != 0.0f ? r->p[i] : 0.0;
             m += weight[i] != 0.0f ? r->p[i] * (double)g[i] : 0.0;

@@ -26,14 +26,19 @@ static double group_score(const double *c, size_t n, const ari_score_choice *by,
     return by->by_best || n / by->groups < 2 ? first : first + second;
 }
 
+void ari_router_scores(double *p, const float *z, size_t n, bool softmax)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = softmax ? (double)z[i] : 1.0 / (1.0 + exp(-(double)z[i]));
+    if (softmax)
+        (void)ari_softmax(p, p, n);
+}
+
 /* s->a: the scores of token t, and those by which it chooses. */
 void ari_scored_score(ari_scored *s, size_t t, const ari_score_choice *by, const double *bias)
 {
     const float *z = s->z + t * s->n;
-    for (size_t i = 0; i < s->n; i++)
-        s->a[i] = by->softmax ? (double)z[i] : 1.0 / (1.0 + exp(-(double)z[i]));
-    if (by->softmax)
-        (void)ari_softmax(s->a, s->a, s->n);
+    ari_router_scores(s->a, z, s->n, by->softmax);
     for (size_t i = 0; i < s->n; i++)
         s->a[s->n + i] =
             by->shifted ? 1.0 / (1.0 + exp(-(double)z[i] - bias[i])) : s->a[i] + (by->unbiased ? 0.0 : bias[i]);

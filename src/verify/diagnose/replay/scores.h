@@ -64,6 +64,8 @@ AR_NODISCARD ar_status ari_scored_read(ari_scored *s, bool *held, const ari_case
 /** The bias in this step's passes (0: no dump has it), in `bias` [n], and after its update, in `moved` [n] (NULL: not
  *  wanted); *held: the latter is known. Errors: those of reading. */
 AR_NODISCARD ar_status ari_scored_bias(double *bias, double *moved, bool *held, const ari_case *c, size_t n);
+/** A token's scores, a softmax of its n logits or a sigmoid of each. */
+void ari_router_scores(double *p, const float *z, size_t n, bool softmax);
 /** s->a: the scores of token t, and those by which it chooses before groups are masked. */
 void ari_scored_score(ari_scored *s, size_t t, const ari_score_choice *by, const double *bias);
 /** The experts of token t by a choice, in `chosen` [n]. bias NULL: s->bias. */

@@ -9,16 +9,6 @@
 
 enum { MOST_ELEMENTS = 1 << 22, MOST_WORK = 1 << 26 };
 
-static const ar_dump_tensor *find_bias(const ari_case *c, ari_walk w)
-{
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    while (ari_walk_next(&w)) {
-        if (labs(w.key.layer) == labs(own.layer) && ari_module_of(w.t->name, w.key.stem).role == ARI_ROUTER_BIAS)
-            return w.t;
-    }
-    return NULL;
-}
-
 static ar_status read_numbers(double *gives, bool *held, const ar_dump_tensor *t, size_t n)
 {
     float room[ARI_MOST_SCORED];
@@ -34,12 +24,13 @@ static ar_status read_numbers(double *gives, bool *held, const ar_dump_tensor *t
 ar_status ari_scored_bias(double *bias, double *moved, bool *held, const ari_case *c, size_t n)
 {
     const ar_dump *dump = c->known->reference;
-    const int step = ari_order_of(c->reference->name, c->path).step;
+    const ari_order_key own = ari_order_of(c->reference->name, c->path);
+    const ari_walk after = ari_walk_of(dump, NULL, "n", own.step);
     bool before = false;
     for (size_t i = 0; i < n; i++)
         bias[i] = 0.0;
-    AR_TRY(read_numbers(bias, &before, find_bias(c, ari_replay_weights(c, dump)), n));
-    return moved ? read_numbers(moved, held, find_bias(c, ari_walk_of(dump, NULL, "n", step)), n) : AR_OK;
+    AR_TRY(read_numbers(bias, &before, ari_find_role(ari_replay_weights(c, dump), ARI_ROUTER_BIAS, own.layer), n));
+    return moved ? read_numbers(moved, held, ari_find_role(after, ARI_ROUTER_BIAS, own.layer), n) : AR_OK;
 }
 
 /* The logits, of the layer's second norm's output and the router's weight. */
