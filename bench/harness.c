@@ -123,21 +123,17 @@ static void fill(float *x, size_t n, uint64_t seed)
 ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
 {
     size_t bytes = 0;
-    void *values = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED void *values = NULL;
     AR_TRY(ari_mul_size(&bytes, n, sizeof(float)));
     AR_TRY(b->d->ops->alloc(b->d, b->q, gives, bytes));
     if (b->d->ops->host_reaches) {
         fill(gives->ptr, n, seed);
         return AR_OK;
     }
-    AR_TRY_TO(done, st, ari_alloc(&values, n, sizeof(float), "a benchmark's values"));
+    AR_TRY(ari_alloc(&values, n, sizeof(float), "a benchmark's values"));
     fill(values, n, seed);
-    AR_TRY_TO(done, st, b->d->ops->copy(b->d, b->q, *gives, (ar_cbuf){values}, bytes));
-    st = ar_queue_sync(b->q, 0);
-done:
-    free(values);
-    return st;
+    AR_TRY(b->d->ops->copy(b->d, b->q, *gives, (ar_cbuf){values}, bytes));
+    return ar_queue_sync(b->q, 0);
 }
 
 ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
@@ -153,7 +149,7 @@ ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim
 ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t)
 {
     size_t bytes = 0;
-    void *host = NULL;
+    ARI_OWNED void *host = NULL;
     AR_TRY(ari_mul_size(&bytes, ar_tensor_count(t), ar_dtype_bytes(t->dtype)));
     AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
     ar_status st = b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes);
@@ -161,6 +157,5 @@ ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const a
         st = ar_queue_sync(b->q, 0);
     if (st == AR_OK)
         ari_sha256_update(to, host, bytes);
-    free(host);
     return st;
 }

@@ -270,8 +270,7 @@ static ar_status quantised_create(kernel_bench *b, quantised *v, ar_tensor value
 /* Operands of row kernels besides values. */
 static ar_status rows_create(kernel_bench *b)
 {
-    void *memory = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED void *memory = NULL;
     AR_TRY(ari_alloc_zero(&memory, b->rows, sizeof(int64_t) + 2 * sizeof(int32_t) + 1, "a benchmark's rows"));
     int64_t *row_of = memory;
     int32_t *visible = (int32_t *)(void *)(row_of + b->rows);
@@ -283,16 +282,13 @@ static ar_status rows_create(kernel_bench *b)
         valid[i] = 1;
     }
     const size_t n = b->rows;
-    AR_TRY_TO(done, st, RUN(b, alloc, &b->row_of, n * sizeof *row_of));
-    AR_TRY_TO(done, st, RUN(b, alloc, &b->visible, 2 * n * sizeof *visible));
-    AR_TRY_TO(done, st, RUN(b, alloc, &b->valid, n));
-    AR_TRY_TO(done, st, RUN(b, copy, b->row_of, (ar_cbuf){row_of}, n * sizeof *row_of));
-    AR_TRY_TO(done, st, RUN(b, copy, b->visible, (ar_cbuf){visible}, 2 * n * sizeof *visible));
-    AR_TRY_TO(done, st, RUN(b, copy, b->valid, (ar_cbuf){valid}, n));
-    st = ar_queue_sync(b->on.q, 0);
-done:
-    free(memory);
-    return st;
+    AR_TRY(RUN(b, alloc, &b->row_of, n * sizeof *row_of));
+    AR_TRY(RUN(b, alloc, &b->visible, 2 * n * sizeof *visible));
+    AR_TRY(RUN(b, alloc, &b->valid, n));
+    AR_TRY(RUN(b, copy, b->row_of, (ar_cbuf){row_of}, n * sizeof *row_of));
+    AR_TRY(RUN(b, copy, b->visible, (ar_cbuf){visible}, 2 * n * sizeof *visible));
+    AR_TRY(RUN(b, copy, b->valid, (ar_cbuf){valid}, n));
+    return ar_queue_sync(b->on.q, 0);
 }
 
 /* Two buffers of f32 in pieces that a thread copies at once, short enough that memcpy writes them as a kernel does. */

@@ -176,7 +176,7 @@ static ar_status visit_entry(ar_dump *d, const ari_map *map, const char *below, 
 /* Files `depth` folders below. */
 static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int depth)
 {
-    struct dirent **list = NULL;
+    ARI_OWNED struct dirent **list = NULL;
     char *folder = NULL;
     AR_TRY(ari_arena_path(&d->arena, &folder, d->path, below));
     const int n = scandir(folder, &list, is_shown, alphasort);
@@ -186,7 +186,6 @@ static ar_status walk(ar_dump *d, const ari_map *map, const char *below, int dep
             st = visit_entry(d, map, below, list[i]->d_name, depth);
         free(list[i]);
     }
-    free(list);
     return st;
 }
 
@@ -208,7 +207,7 @@ static ar_status add_state(ar_dump *d)
 static ar_status refuse_folder(const ar_dump *d)
 {
     const char *lacks = d->mapped ? "files of the mapping's pattern" : ".safetensors or .npy files";
-    struct dirent **list = NULL;
+    ARI_OWNED struct dirent **list = NULL;
     const int n = scandir(d->path, &list, is_partial, alphasort);
     ar_status st = ar_error_set(AR_ERR_IO, "%s: a folder without %s", ARI_SHOW(d->path), lacks);
     if (n > 0)
@@ -216,7 +215,6 @@ static ar_status refuse_folder(const ar_dump *d)
                           ARI_SHOW(d->path), lacks, ARI_SHOW(list[0]->d_name));
     for (int i = 0; i < n; i++)
         free(list[i]);
-    free(list);
     return st;
 }
 

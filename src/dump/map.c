@@ -180,12 +180,10 @@ failed:
 
 ar_status ari_map_load(ari_map **gives, const char *path)
 {
-    unsigned char *text = NULL;
+    ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, MAX_BYTES));
-    const ar_status st = ari_map_parse(gives, (const char *)text, length, path);
-    free(text);
-    return st;
+    return ari_map_parse(gives, (const char *)text, length, path);
 }
 
 void ari_map_free(ari_map *m)

@@ -326,7 +326,7 @@ static const char *put_pattern(filling *f, const char *pattern)
 
 ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p, size_t index, const char **problem)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     size_t bytes = 0;
     if (strlen(pattern) > ARI_MAP_PATTERN) {
         *problem = "is too long";
@@ -343,6 +343,5 @@ ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p
         st = AR_ERR_FORMAT;
     else if (p->entry != NULL)
         st = ari_arena_text(p->arena, gives, text, "a name");
-    free(text);
     return st;
 }

@@ -218,15 +218,12 @@ static ar_status read_header(int fd, size_t bytes, const char *path, ari_npy *f,
     if (length > MAX_HEADER)
         return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: a header of %zu bytes, at most %zu are read",
                             ARI_SHOW(path), length, MAX_HEADER);
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&text, length + 1, "a file's header"));
-    ar_status st = ari_file_pread(fd, text, length, *start, path);
+    AR_TRY(ari_file_pread(fd, text, length, *start, path));
     *start += length;
     literal l = {text, length, 0, path};
-    if (st == AR_OK)
-        st = parse_header(&l, f, descr);
-    free(text);
-    AR_TRY(st);
+    AR_TRY(parse_header(&l, f, descr));
     return read_dtype(&f->entry.dtype, descr, path);
 }
 

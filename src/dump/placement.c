@@ -341,7 +341,7 @@ static ar_status check_box(const ar_dump_box *b, const size_t *local, const ari_
 /* Every element of the file's tensor is in one of its boxes. */
 static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const char *file)
 {
-    ari_cover_box *cover = NULL;
+    ARI_OWNED ari_cover_box *cover = NULL;
     ari_cover result = {.fault = ARI_COVERED};
     size_t n = 0;
     AR_TRY(ARI_ALLOC(&cover, t->boxes, "boxes of a placement"));
@@ -351,7 +351,6 @@ static ar_status check_local(const ari_placed *t, const ar_st_entry *e, const ch
     }
     if (e->count > 0)
         ari_cover_check(&result, e->ndim, e->shape, cover, n);
-    free(cover);
     if (result.fault == ARI_COVERED)
         return AR_OK;
     return misplaced(file, e,

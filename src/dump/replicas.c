@@ -164,7 +164,7 @@ ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, 
 {
     ar_status st = AR_OK;
     pair p = {.t = t, .differs = differs, .user = user};
-    copy *list = NULL;
+    ARI_OWNED copy *list = NULL;
     size_t most = 0;
     *found = false;
     *drift = 0;
@@ -181,6 +181,5 @@ ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, 
         st = compare_group(&p, &list[i], same, found, out);
     }
     *drift = p.drift;
-    free(list);
     return st;
 }

@@ -127,7 +127,7 @@ static ar_status copy_bytes(sink *s, const ari_rs_item *item)
 static ar_status copy_item(sink *s, const ari_rs_item *item)
 {
     const ar_dump_tensor *from = item->tensor->from;
-    char *sum = NULL;
+    ARI_OWNED char *sum = NULL;
     ar_status st = AR_OK;
     if (item->bytes == 0)
         return AR_OK;
@@ -139,7 +139,6 @@ static ar_status copy_item(sink *s, const ari_rs_item *item)
     }
     if (st == AR_OK)
         st = copy_rows(s, item, sum);
-    free(sum);
     return st;
 }
 

@@ -58,12 +58,11 @@ static ar_status hash_tensor(ari_sha256 *h, const ar_dump_tensor *t)
 
 static ar_status hash_contents(ari_sha256 *h, const char *path)
 {
-    unsigned char *data = NULL;
+    ARI_OWNED unsigned char *data = NULL;
     size_t bytes = 0;
     if (path)
         AR_TRY(ari_file_read(&data, &bytes, path, ARI_RS_SMALL_BYTES));
     ari_sha256_update(h, path ? (const void *)data : "", path ? bytes : 1);
-    free(data);
     return AR_OK;
 }
 
@@ -182,10 +181,9 @@ static ar_status look_around(const ari_rs_folder *d, char *other, char *link, si
 
 static ar_status refuse_input(const char *out, const ari_rs *r)
 {
-    char *to = realpath(out, NULL), *from = realpath(r->folder, NULL);
+    ARI_OWNED char *to = realpath(out, NULL);
+    ARI_OWNED char *from = realpath(r->folder, NULL);
     const bool same = to && from && strcmp(to, from) == 0;
-    free(to);
-    free(from);
     return same ? ar_error_set(AR_ERR_ARG, "%s: the output's folder is the input's; give another", ARI_SHOW(out))
                 : AR_OK;
 }
@@ -302,14 +300,12 @@ static bool is_weights(const char *name)
 
 static ar_status copy_file(const ari_rs_folder *d, const char *from, const char *name)
 {
-    unsigned char *data = NULL;
+    ARI_OWNED unsigned char *data = NULL;
     size_t bytes = 0;
     char *to = NULL;
     AR_TRY(ari_arena_path(d->arena, &to, d->path, name));
     AR_TRY(ari_file_read(&data, &bytes, from, ARI_RS_SMALL_BYTES));
-    const ar_status st = ari_file_write(to, data, bytes);
-    free(data);
-    return st;
+    return ari_file_write(to, data, bytes);
 }
 
 /* True if the input's tensors came from a file of this name. */

@@ -309,7 +309,8 @@ static ar_status file_path(char **gives, const job *j, size_t k)
 static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
 {
     ar_status st = AR_OK;
-    char *text[2] = {NULL, NULL}, *path = NULL;
+    ARI_OWNED char *path = NULL;
+    char *text[2] = {NULL, NULL};
     void *const before = j->arena.last;
     contents o = {.arena = &j->arena};
     AR_TRY_TO(done, st, file_path(&path, j, k));
@@ -324,7 +325,6 @@ done:
     ari_arena_end(o.arena, before);
     free(text[0]);
     free(text[1]);
-    free(path);
     return st;
 }
 

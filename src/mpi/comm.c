@@ -50,18 +50,15 @@ static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from
     const int *rank = c->all.group->rank, pair[2] = {rank[from], rank[to]};
     const int tag = tag_of(c->context, from < to ? ARI_MPI_UP : ARI_MPI_DOWN);
     const uint64_t id = ari_flight_id(c->all.group->id, (uint64_t)from + 1, ~(uint64_t)to);
-    ari_mpi_channel *h = NULL;
+    ARI_OWNED ari_mpi_channel *h = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&h, 1, "a channel between two ranks"));
-    const ar_status st = ari_mpi_rendezvous_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag);
-    if (st != AR_OK) {
-        free(h);
-        return st;
-    }
+    AR_TRY(ari_mpi_rendezvous_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag));
     h->from = from;
     h->to = to;
     h->next = c->channels;
     c->channels = h;
     *gives = h;
+    h = NULL;
     return AR_OK;
 }
 
@@ -179,21 +176,20 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
     (void)d; /* of whichever device: the queue knows where a call's data are */
     ari_mpi *p = (ari_mpi *)process;
     const int n = process->size;
-    int *rank = NULL, context = 0;
+    ARI_OWNED int *rank = NULL;
+    int context = 0;
     AR_TRY(ARI_ALLOC(&rank, (size_t)n, "ranks"));
     for (int i = 0; i < n; i++)
         rank[i] = i;
-    ar_status st = agree_context(&context, p, NO_PARENT, ++p->comms, process->rank, n);
-    if (st == AR_OK)
-        st = make_comm(gives, p, rank, n, process->rank, context, 0);
-    free(rank);
-    return st;
+    AR_TRY(agree_context(&context, p, NO_PARENT, ++p->comms, process->rank, n));
+    return make_comm(gives, p, rank, n, process->rank, context, 0);
 }
 
 static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
 {
     const ari_mpi_rendezvous *m = &c->all;
-    int *members = NULL, index = 0, context = 0;
+    ARI_OWNED int *members = NULL;
+    int index = 0, context = 0;
     AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->index, m->group->n));
     if (color < 0)
         return AR_OK;
@@ -203,9 +199,7 @@ static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
         index = members[i] == m->index ? i : index;
         members[i] = m->group->rank[members[i]];
     }
-    const ar_status st = make_comm(gives, c->p, members, n, index, context, color);
-    free(members);
-    return st;
+    return make_comm(gives, c->p, members, n, index, context, color);
 }
 
 static ar_status mpi_split(ar_comm **gives, ar_comm *base, int color, int key)

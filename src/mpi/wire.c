@@ -7,6 +7,7 @@
 
 #include "mpi/mpi_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/size.h"
 
 ar_status ari_mpi_status(ari_mpi *p)
 {
@@ -205,7 +206,8 @@ void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
 static void late_for_requests(const ari_mpi_rendezvous *m, uint64_t waited_ns)
 {
     const ari_mpi_requests *r = &m->requests;
-    int *missing = calloc((size_t)m->group->n, sizeof *missing), found = 0;
+    ARI_OWNED int *missing = calloc((size_t)m->group->n, sizeof *missing);
+    int found = 0;
     for (int k = 0; missing && k < m->group->n; k++) {
         for (size_t i = 0; i < r->n; i++) {
             if (r->request[i] != MPI_REQUEST_NULL && r->member[i] == k) {
@@ -215,7 +217,6 @@ static void late_for_requests(const ari_mpi_rendezvous *m, uint64_t waited_ns)
         }
     }
     ari_mpi_late(m, waited_ns, missing, found);
-    free(missing);
 }
 
 /* Longest delay of calls that a rank made before it returned. */

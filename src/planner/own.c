@@ -47,7 +47,7 @@ static ar_status run_dry(ari_dry_memory *dry, const ari_step_case *c, int rank)
 {
     ari_cluster_options o = {.run = c->run, .forward_only = c->forward_only, .tap = c->tapped ? nobody : NULL};
     ar_config config = *c->config;
-    int64_t *ids = NULL;
+    ARI_OWNED int64_t *ids = NULL;
     shorten(&o.run, rank);
     AR_TRY(make_ids(&ids, &o.run, rank));
     const ar_batch batch = {.batch = o.run.batch, .seq = o.run.seq, .input_ids = ids};
@@ -55,9 +55,7 @@ static ar_status run_dry(ari_dry_memory *dry, const ari_step_case *c, int rank)
         config.max_positions = batch.seq;
     o.config = &config;
     o.batch = &batch;
-    const ar_status st = ari_cluster_dry(dry, &o, rank, NULL);
-    free(ids);
-    return st;
+    return ari_cluster_dry(dry, &o, rank, NULL);
 }
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */

@@ -81,7 +81,7 @@ static ar_status choose_chunks(ari_candidate *f, const ari_search *s)
 
 ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 {
-    measured *of = NULL;
+    ARI_OWNED measured *of = NULL;
     if (s->time.cluster.gpu == 0 || r->fitting == 0)
         return AR_OK;
     while (r->equal < r->fitting && r->at[r->equal].seconds <= (1.0 + ARI_EQUAL) * r->at[0].seconds)
@@ -94,7 +94,6 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
     qsort(of, r->equal, sizeof *of, by_simplicity);
     for (size_t i = 0; i < r->equal; i++)
         r->at[i] = of[i].candidate;
-    free(of);
     return s->chunks && !s->first && !s->every ? choose_chunks(&r->at[0], s) : AR_OK;
 }
 

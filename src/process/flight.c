@@ -14,13 +14,9 @@
 
 ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, const int *rank, int n)
 {
-    ari_flight_group *g = NULL;
+    ARI_OWNED ari_flight_group *g = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&g, 1, "a group of ranks"));
-    const ar_status st = ari_alloc((void **)&g->rank, (size_t)n, sizeof *rank, "a group of ranks");
-    if (st != AR_OK) {
-        free(g);
-        return st;
-    }
+    AR_TRY(ari_alloc((void **)&g->rank, (size_t)n, sizeof *rank, "a group of ranks"));
     memcpy(g->rank, rank, (size_t)n * sizeof *rank);
     g->id = id;
     g->n = n;
@@ -28,6 +24,7 @@ ar_status ari_flight_add(ari_flight *f, ari_flight_group **gives, uint64_t id, c
     g->next = f->groups;
     f->groups = g;
     *gives = g;
+    g = NULL;
     return AR_OK;
 }
 
@@ -428,7 +425,7 @@ char *ari_flight_report(const ari_flight_view *views, int ranks, const char *lin
     static const ari_rank_lines silent = {.view = {.last = "?", .now = {.current = "no answer"}}};
     report r;
     char *text = NULL;
-    ari_rank_lines *of = calloc((size_t)ranks, sizeof *of);
+    ARI_OWNED ari_rank_lines *of = calloc((size_t)ranks, sizeof *of);
     if (of && read_report(&r, views, ranks)) {
         for (int i = 0; i < ranks; i++)
             of[i] = views[i].text ? lines_of(&r.view[i], views[i].left) : silent;
@@ -437,6 +434,5 @@ char *ari_flight_report(const ari_flight_view *views, int ranks, const char *lin
     }
     for (int i = 0; of && i < ranks; i++)
         free(of[i].rows);
-    free(of);
     return text;
 }

@@ -204,9 +204,8 @@ static void report_ranks(ari_server *s)
 {
     if (s->verdict == AR_OK)
         s->verdict = ari_flight_judge(s->view, s->size, s->first_late, s->own, s->line, sizeof s->line);
-    char *text = ari_flight_report(s->view, s->size, s->line);
+    ARI_OWNED char *text = ari_flight_report(s->view, s->size, s->line);
     fail_job(s, s->verdict, s->own, -1, text ? text : s->line);
-    free(text);
 }
 
 static void ask_for_views(ari_server *s, int late)
@@ -307,7 +306,7 @@ static void deliver(ari_server *s, value *x)
     size_t total = head, at = 0;
     for (size_t i = 0; i < n; i++)
         total += x->part[i].size;
-    char *all = malloc(total);
+    ARI_OWNED char *all = malloc(total);
     if (!all) {
         fail_job(s, AR_ERR_MEMORY, NULL, -1, "process 0 has no memory for what ranks agree upon");
         return;
@@ -327,7 +326,6 @@ static void deliver(ari_server *s, value *x)
         x->got++;
         send_to(s, r, ARI_MESSAGE_VALUE, all, total, NULL, 0);
     }
-    free(all);
     if (x->got == x->is.readers)
         forget(s, x);
 }

@@ -143,7 +143,7 @@ void ari_store_fail(ari_store *s, ar_status st, const char *why)
 void ari_store_report(ari_store *s, ar_status st, const int *rank, int n, const char *line)
 {
     const size_t ranks = (size_t)n * sizeof *rank;
-    ari_store_verdict *v = malloc(sizeof *v + ranks);
+    ARI_OWNED ari_store_verdict *v = malloc(sizeof *v + ranks);
     if (!v) {
         ari_store_fail(s, st, line);
         return;
@@ -151,7 +151,6 @@ void ari_store_report(ari_store *s, ar_status st, const int *rank, int n, const 
     *v = (ari_store_verdict){.status = st, .own = n};
     memcpy(v + 1, rank, ranks);
     end_world(s, ARI_MESSAGE_REPORT, v, sizeof *v + ranks, line);
-    free(v);
 }
 
 void ari_store_agree_failed(ari_store *s, ar_status st)
@@ -296,11 +295,10 @@ static void take_value(ari_store *s, char *bytes, size_t size)
 static void send_view(ari_store *s)
 {
     pthread_mutex_lock(&s->watch_lock);
-    char *view = s->watcher.view ? s->watcher.view(s->watcher.user) : NULL;
+    ARI_OWNED char *view = s->watcher.view ? s->watcher.view(s->watcher.user) : NULL;
     pthread_mutex_unlock(&s->watch_lock);
     if (!send_message(s, ARI_MESSAGE_VIEW, view, view ? strlen(view) : 0, NULL, 0))
         keep_failure(s, AR_ERR_ABORTED, "process 0 takes no word any more");
-    free(view);
 }
 
 static void take_departure(ari_store *s, const char *bytes)

@@ -379,11 +379,10 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
 /* --- the file ----------------------------------------------------------------------------------------------------- */
 ar_status ari_checkpoint_text_hash(char hex[65], const json_t *o)
 {
-    char *all = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
+    ARI_OWNED char *all = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
     if (all == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the text of a checkpoint's state");
     ari_sha256_of(hex, all, strlen(all));
-    free(all);
     return AR_OK;
 }
 

@@ -27,7 +27,7 @@ struct ar_checkpoint {
 /* Resolved once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
 static ar_status find_folder(char **gives, const char *path)
 {
-    char *latest = NULL;
+    ARI_OWNED char *latest = NULL;
     bool has = false;
     if (path == NULL || path[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "the checkpoint to read has no name");
@@ -35,7 +35,6 @@ static ar_status find_folder(char **gives, const char *path)
         return ari_io_fail("find the checkpoint", path);
     AR_TRY(ari_file_path(&latest, path, ARI_CHECKPOINT_LATEST));
     *gives = realpath(latest, NULL);
-    free(latest);
     if (*gives != NULL)
         AR_TRY(ari_file_is_in(&has, *gives, ARI_CHECKPOINT_TRAINING));
     if (has)
@@ -71,19 +70,15 @@ static ar_status check_entry(const char *path, const ar_st_entry *e)
 static ar_status hash_file(char hash[65], const char *path, const ar_st_file *f)
 {
     const size_t n = ar_st_count(f);
-    ar_st_tensor *list = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED ar_st_tensor *list = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&list, n, "a list of tensors"));
     for (size_t i = 0; i < n; i++) {
         const ar_st_entry *e = ar_st_at(f, i);
-        AR_TRY_TO(done, st, check_entry(path, e));
+        AR_TRY(check_entry(path, e));
         list[i] = (ar_st_tensor){.name = e->name, .dtype = e->dtype, .ndim = e->ndim, .data = e->data};
         memcpy(list[i].shape, e->shape, sizeof e->shape);
     }
-    st = ari_tensors_hash(hash, list, n);
-done:
-    free(list);
-    return st;
+    return ari_tensors_hash(hash, list, n);
 }
 
 static ar_status compare_hash(const char *path, const char *got, const char *want)
@@ -96,21 +91,19 @@ static ar_status compare_hash(const char *path, const char *got, const char *wan
 
 static ar_status open_tensors(ar_st_file **gives, const char *folder, const char *name, const char *want)
 {
-    char *path = NULL, hash[65];
+    ARI_OWNED char *path = NULL;
+    char hash[65];
     AR_TRY(ari_file_path(&path, folder, name));
-    ar_status st = ar_st_open(gives, path);
-    if (st == AR_OK)
-        st = hash_file(hash, path, *gives);
-    if (st == AR_OK)
-        st = compare_hash(path, hash, want);
-    free(path);
-    return st;
+    AR_TRY(ar_st_open(gives, path));
+    AR_TRY(hash_file(hash, path, *gives));
+    return compare_hash(path, hash, want);
 }
 
 static ar_status check_config(const char *folder, const char *want)
 {
-    char *path = NULL, hash[65];
-    unsigned char *text = NULL;
+    ARI_OWNED char *path = NULL;
+    char hash[65];
+    ARI_OWNED unsigned char *text = NULL;
     size_t bytes = 0;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
     ar_status st = ari_file_read(&text, &bytes, path, ARI_JSON_MAX_BYTES);
@@ -118,8 +111,6 @@ static ar_status check_config(const char *folder, const char *want)
         ari_sha256_of(hash, text, bytes);
         st = compare_hash(path, hash, want);
     }
-    free(text);
-    free(path);
     return st;
 }
 
@@ -133,12 +124,10 @@ static ar_status take_apart(ar_checkpoint *c)
 static ar_status open_all(ar_checkpoint *c, const char *path)
 {
     const ari_checkpoint_hashes *h = &c->read.hashes;
-    char *training = NULL;
+    ARI_OWNED char *training = NULL;
     AR_TRY(find_folder(&c->path, path));
     AR_TRY(ari_file_path(&training, c->path, ARI_CHECKPOINT_TRAINING));
-    const ar_status st = ari_checkpoint_read_json(&c->read, training);
-    free(training);
-    AR_TRY(st);
+    AR_TRY(ari_checkpoint_read_json(&c->read, training));
     if (h->weights[0] == '\0')
         return ar_error_set(AR_ERR_FORMAT, "%s/" ARI_CHECKPOINT_TRAINING ": key 'weights_hash' is missing",
                             ARI_SHOW(c->path));

@@ -28,11 +28,9 @@ struct ar_checkpoint_writer {
 
 static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar_config *changed)
 {
-    char *file = NULL;
+    ARI_OWNED char *file = NULL;
     AR_TRY(ari_config_path(&file, path));
-    const ar_status st = ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES);
-    free(file);
-    AR_TRY(st);
+    AR_TRY(ari_file_read(&w->config, &w->config_bytes, file, ARI_JSON_MAX_BYTES));
     if (changed)
         w->model = *changed;
     else if (ar_config_load(&w->model, path) != AR_OK)
@@ -106,7 +104,7 @@ static ar_status stack_one(ar_st_tensor *made, size_t *n, const ari_stacked *s, 
 /* As transformers has GPT-OSS's: the experts of a layer in one tensor each, the last ones in the list, from *own on. */
 static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const ar_config *c)
 {
-    ar_st_tensor *made = NULL;
+    ARI_OWNED ar_st_tensor *made = NULL;
     size_t kept = 0, stacked = 0;
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&made, *n, "a list of full tensors"));
@@ -120,7 +118,6 @@ static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const
     memcpy(list + kept, made, stacked * sizeof *made);
     *own = kept;
     *n = kept + stacked;
-    free(made);
     return st;
 }
 
@@ -128,8 +125,8 @@ static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const
 static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder, bool state, char hash[65])
 {
     static const char *const metadata[] = {"format", "pt"};
-    ar_st_tensor *list = NULL;
-    char *path = NULL;
+    ARI_OWNED ar_st_tensor *list = NULL;
+    ARI_OWNED char *path = NULL;
     size_t n = 0, own = SIZE_MAX;
     AR_TRY(ari_file_path(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
     ar_status st = ari_full_set_entries(w->set, state, &list, &n);
@@ -141,33 +138,28 @@ static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder
         st = ar_st_write(path, list, n, metadata, 1);
     for (size_t i = own; i < n; i++)
         free((void *)(uintptr_t)list[i].data);
-    free(list);
-    free(path);
     return st;
 }
 
 static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
 {
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     if (w->config == NULL)
         return AR_OK;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_CONFIG));
-    const ar_status st = ari_file_write(path, w->config, w->config_bytes);
-    free(path);
-    return st;
+    return ari_file_write(path, w->config, w->config_bytes);
 }
 
 /* A state that cannot be read is refused now, rather than when the run is to be resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
     ari_checkpoint_read again = {.root = NULL};
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
     ar_status st = ari_checkpoint_write_json(path, state, h);
     if (st == AR_OK)
         st = ari_checkpoint_read_json(&again, path);
     ari_checkpoint_read_fini(&again);
-    free(path);
     return st;
 }
 

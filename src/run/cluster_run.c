@@ -363,7 +363,7 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     *result = (ari_cluster_result){0};
     job j = {.o = o};
     const size_t n = (size_t)ar_parallel_world(&o->run.parallel), steps = ari_run_steps(&o->run);
-    float *losses = NULL; /* [n, steps] */
+    ARI_OWNED float *losses = NULL; /* [n, steps] */
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&j.rank, n, "results of the ranks"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&losses, n * steps, "losses"));
@@ -388,7 +388,6 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     free(result->reports);
     result->reports = NULL;
 done:
-    free(losses);
     free(j.rank);
     return st;
 }

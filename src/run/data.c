@@ -189,7 +189,7 @@ bool ar_data_document_begins(const ar_data *d, size_t token)
 static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path)
 {
     static const size_t piece = (size_t)1 << 20;
-    unsigned char *room = NULL;
+    ARI_OWNED unsigned char *room = NULL;
     AR_TRY(ari_alloc((void **)&room, piece, 1, "a piece of a file"));
     ar_status st = AR_OK;
     for (size_t at = 0; at < bytes && st == AR_OK; at += piece) {
@@ -198,7 +198,6 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
         if (st == AR_OK)
             ari_sha256_update(s, room, n);
     }
-    free(room);
     return st;
 }
 

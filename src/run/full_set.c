@@ -307,7 +307,7 @@ static ar_status send_part(pass *p, const char *name, bool state, const ar_tenso
 {
     part head = {.state = state, .layout = *layout, .ndim = local->ndim};
     const size_t count = ar_tensor_count(local);
-    float *packed = NULL;
+    ARI_OWNED float *packed = NULL;
     if (strlen(name) >= sizeof head.name)
         return ar_error_set(AR_ERR_ARG, "%s: the name is too long", name);
     memcpy(head.name, name, strlen(name) + 1);
@@ -318,7 +318,6 @@ static ar_status send_part(pass *p, const char *name, bool state, const ar_tenso
         ari_pack_elements(packed, local);
         st = ari_bytes_put(p->sends, packed, count * sizeof *packed);
     }
-    free(packed);
     return st;
 }
 
@@ -455,10 +454,8 @@ ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor *
 
 ar_status ari_full_set_hash(const ari_full_set *s, char hex[65])
 {
-    ar_st_tensor *list = NULL;
+    ARI_OWNED ar_st_tensor *list = NULL;
     size_t n = 0;
     AR_TRY(ari_full_set_entries(s, false, &list, &n));
-    const ar_status st = ari_tensors_hash(hex, list, n);
-    free(list);
-    return st;
+    return ari_tensors_hash(hex, list, n);
 }

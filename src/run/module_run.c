@@ -62,13 +62,12 @@ static ar_status look(void *user, ar_ctx *ctx)
     const looking *k = user;
     ar_module *module = NULL;
     ar_loss *loss = NULL;
-    ar_param **params = NULL;
+    ARI_OWNED ar_param **params = NULL;
     size_t n = 0;
     AR_TRY(ari_module_build(k->c, 0, true, ctx, &module, &loss));
     ar_status st = ari_module_list(&params, &n, module);
     if (st == AR_OK)
         st = k->fn(k->user, params, n);
-    free(params);
     ar_loss_destroy(loss);
     ar_module_destroy(module);
     return st;

@@ -241,7 +241,7 @@ static ar_status draw_lines(FILE *to, const void *what)
 
 ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void *what), const void *what)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     size_t length = 0;
     FILE *to = open_memstream(&text, &length);
     if (!to)
@@ -252,7 +252,6 @@ ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory for a plot", path);
     if (st == AR_OK)
         st = ari_file_write(path, text, length);
-    free(text);
     return st;
 }
 
@@ -308,13 +307,11 @@ static ar_status write_plot(const ar_training_report *r, const ar_training_optio
 
 ar_status ar_training_plot(const ar_training_report *r, const ar_training_options *o, const char *path)
 {
-    double *room = NULL;
+    ARI_OWNED double *room = NULL;
     size_t count = 0;
     if (r->steps == 0)
         return ar_error_set(AR_ERR_ARG, "%s: no step was taken, so there is nothing to draw", path);
     AR_TRY(ari_mul_size(&count, (size_t)r->steps, 3));
     AR_TRY(ARI_ALLOC(&room, count, "a plot"));
-    const ar_status st = write_plot(r, o, room, path);
-    free(room);
-    return st;
+    return write_plot(r, o, room, path);
 }

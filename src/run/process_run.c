@@ -112,16 +112,14 @@ ar_status ari_process_give_up(ar_process *p, ar_status st)
 ar_status ari_process_agree(ar_process *p, ar_status own)
 {
     ari_outcome v = ari_outcome_of(own);
-    void *all = NULL;
-    size_t *sizes = NULL;
+    ARI_OWNED void *all = NULL;
+    ARI_OWNED size_t *sizes = NULL;
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "what the processes say");
     if (st != AR_OK)
         return ari_process_give_up(p, st);
     st = ar_process_gather(p, &all, sizes, &v, sizeof v);
     if (st == AR_OK && all)
         take_verdicts(&v, all, sizes, p->size);
-    free(sizes);
-    free(all);
     if (st == AR_OK)
         st = ar_process_broadcast(p, &v, sizeof v);
     AR_TRY(st);
@@ -182,8 +180,8 @@ static ar_status take_each(int ranks, unsigned char *all, const size_t *sizes,
 ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
                               ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
 {
-    void *all = NULL;
-    size_t *sizes = NULL;
+    ARI_OWNED void *all = NULL;
+    ARI_OWNED size_t *sizes = NULL;
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
     if (st == AR_OK)
         st = ar_process_gather(p, &all, sizes, own->at, own->count);
@@ -194,7 +192,5 @@ ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
             st = take_each(p->size, all, sizes, take, user);
         st = ari_process_agree(p, st);
     }
-    free(all);
-    free(sizes);
     return st;
 }

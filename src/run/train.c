@@ -154,13 +154,12 @@ static ar_status find_saved(ari_training *j)
     const char *from = o->resume ? ar_checkpoint_path(o->resume) : "", *name = strrchr(from, '/');
     if (!o->save || !o->resume)
         return AR_OK;
-    char *to = realpath(o->save, NULL);
+    ARI_OWNED char *to = realpath(o->save, NULL);
     if (!to)
         return ari_io_fail("find the folder", o->save);
     const size_t length = strlen(to);
     if (name && (size_t)(name - from) == length && strncmp(from, to, length) == 0)
         j->saved = j->report->first;
-    free(to);
     return AR_OK;
 }
 

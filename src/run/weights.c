@@ -201,7 +201,7 @@ static ar_status read_values(float *values, const source *from, int ndim, const 
 {
     const ari_stacked *s = &from->s;
     const size_t cols = ndim == 2 ? shape[1] : 1;
-    float *all;
+    ARI_OWNED float *all = NULL;
     if (from->scales)
         return read_blocks(values, from, shape);
     if (s->ndim == ndim || s->step[0] == 0)
@@ -210,7 +210,6 @@ static ar_status read_values(float *values, const source *from, int ndim, const 
     const ar_status st = ar_st_to_f32(&from->part, all);
     for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
         values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
-    free(all);
     return st;
 }
 
@@ -262,7 +261,7 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
     const float *want = ari_weights_find(l->w, first, again->count);
     if (!want)
         return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, first);
-    float *got = NULL;
+    ARI_OWNED float *got = NULL;
     AR_TRY(ARI_ALLOC(&got, again->count, again->name));
     ar_status st = ar_st_to_f32(again, got);
     for (size_t i = 0; st == AR_OK && i < again->count; i++) {
@@ -272,7 +271,6 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
                               "them, expected the same bits",
                               l->folder, again->name, find_entry(l, first)->name, i, (double)got[i], (double)want[i]);
     }
-    free(got);
     return st;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
 #include "sim/wire.h"
 
 /* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
@@ -81,15 +82,11 @@ void ari_channels_leave(ari_channels *s, int index)
 /* The channels' lock held. */
 static ar_status make_channel(channel **gives, ari_channels *s, int from, int to)
 {
-    channel *h = calloc(1, sizeof *h);
+    ARI_OWNED channel *h = calloc(1, sizeof *h);
     if (!h)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
     const int ranks[2] = {ari_group_rank(s->group, from), ari_group_rank(s->group, to)};
-    const ar_status st = ari_group_create(&h->group, ari_group_world(s->group), ranks, 2);
-    if (st != AR_OK) {
-        free(h);
-        return st;
-    }
+    AR_TRY(ari_group_create(&h->group, ari_group_world(s->group), ranks, 2));
     h->rank[0] = from;
     h->rank[1] = to;
     h->next = s->first;
@@ -99,6 +96,7 @@ static ar_status make_channel(channel **gives, ari_channels *s, int from, int to
             leave_place(h, i);
     }
     *gives = h;
+    h = NULL;
     return AR_OK;
 }
 
@@ -117,20 +115,17 @@ static ar_status find_channel(channel **gives, ari_channels *s, int from, int to
 /* The channels' lock held. */
 static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, channel *h, int index)
 {
-    struct ari_channel_end *e = calloc(1, sizeof *e);
+    ARI_OWNED struct ari_channel_end *e = calloc(1, sizeof *e);
     if (!e)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
-    const ar_status st = ari_sim_comm_init(&e->comm, c->base.ops, h->group, index, c->options);
-    if (st != AR_OK) {
-        free(e);
-        return st;
-    }
+    AR_TRY(ari_sim_comm_init(&e->comm, c->base.ops, h->group, index, c->options));
     e->comm.counted_by = c;
     e->of = h;
     e->next = c->ends;
     c->ends = e;
     h->taken[index] = true;
     *gives = e;
+    e = NULL;
     return AR_OK;
 }
 

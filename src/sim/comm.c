@@ -4,6 +4,7 @@
 
 #include "ref/core/queue_impl.h"
 #include "ref/core/reduce.h"
+#include "ref/core/size.h"
 #include "sim/wire.h"
 
 /* Up to this size the last member to arrive does the work of all: one barrier instead of two. Measured on two cores,
@@ -86,7 +87,7 @@ static ar_status make_groups(ari_group *g, void *arg)
     (void)arg;
     const int n = ari_group_size(g);
     ar_status st = AR_OK;
-    int *members = malloc(2 * (size_t)n * sizeof *members);
+    ARI_OWNED int *members = malloc(2 * (size_t)n * sizeof *members);
     if (!members)
         return ar_error_set(AR_ERR_MEMORY, "split: no memory for %d ranks", n);
     int *ranks = members + n;
@@ -113,7 +114,6 @@ static ar_status make_groups(ari_group *g, void *arg)
 done:
     for (int i = 0; st != AR_OK && i < n; i++)
         leave_split(member_comm(g, i));
-    free(members);
     return st;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/os/threads.h"
+#include "ref/core/size.h"
 #include "sim/wire.h"
 
 enum { MOST_RANKS = 4096 };
@@ -154,7 +155,7 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     ari_world *world = NULL;
     ari_channels *channels = NULL;
     ar_status st = AR_OK;
-    rank_run *runs = calloc((size_t)ranks, sizeof *runs);
+    ARI_OWNED rank_run *runs = calloc((size_t)ranks, sizeof *runs);
     if (!runs)
         return ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no memory for %d ranks", ranks);
     AR_TRY_TO(done, st, instruments_of(&with, &o));
@@ -184,7 +185,6 @@ done:
     }
     ari_world_destroy(world);
     ari_scheduler_destroy(with.scheduler);
-    free(runs);
     return st;
 }
 

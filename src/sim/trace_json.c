@@ -381,19 +381,15 @@ static void put_changes(writer *w, const ari_view_flight *list, size_t n, int64_
 
 static ar_status put_counters(writer *w)
 {
-    ari_view_flight *list = NULL;
-    int64_t *of_rank = NULL;
+    ARI_OWNED ari_view_flight *list = NULL;
+    ARI_OWNED int64_t *of_rank = NULL;
     size_t n = 0;
-    ar_status st = AR_OK;
     AR_TRY(ari_view_flights(&list, &n, w->view));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&of_rank, (size_t)w->view->ranks, "bytes in flight"));
+    AR_TRY(ARI_ALLOC_ZERO(&of_rank, (size_t)w->view->ranks, "bytes in flight"));
     for (int rank = 0; n > 0 && rank <= w->view->ranks; rank++)
         put_counter(w, rank, 0, 0);
     put_changes(w, list, n, of_rank);
-done:
-    free(of_rank);
-    free(list);
-    return st;
+    return AR_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------------ */

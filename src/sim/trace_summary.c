@@ -296,7 +296,7 @@ static void gather_parts(ar_trace_summary *s, parts *p)
 
 static ar_status add_steps(ar_trace_summary *s, parts *p, const ari_trace_view *v)
 {
-    ari_path_step *steps = NULL;
+    ARI_OWNED ari_path_step *steps = NULL;
     size_t count = 0;
     ar_status st = AR_OK;
     uint64_t ns[ARI_PATH_KINDS] = {0};
@@ -305,7 +305,6 @@ static ar_status add_steps(ar_trace_summary *s, parts *p, const ari_trace_view *
         ns[steps[i].kind] += steps[i].end_ns - steps[i].begin_ns;
         st = add_step(p, v, &steps[i]);
     }
-    free(steps);
     s->path_compute = (double)ns[ARI_PATH_COMPUTE] * 1e-9;
     s->path_communication = (double)ns[ARI_PATH_COMMUNICATION] * 1e-9;
     s->path_wait = (double)ns[ARI_PATH_WAIT] * 1e-9;

@@ -223,7 +223,7 @@ static bool all_clean(const ari_bug_run *run, int n)
 static ar_status run_bugs(const bugs_values *v, ar_fault one, int *exit_code)
 {
     const int first = one != AR_FAULT_NONE ? (int)one : 1, n = one != AR_FAULT_NONE ? 1 : FAULTS;
-    ari_bug_run *runs = NULL;
+    ARI_OWNED ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
     AR_TRY(ari_alloc_zero((void **)&runs, (size_t)n, sizeof *runs, "runs of the faults"));
     ar_status st = run_faults(runs, first, n, v);
@@ -236,7 +236,6 @@ static ar_status run_bugs(const bugs_values *v, ar_fault one, int *exit_code)
     }
     for (int i = 0; i < n; i++)
         ari_check_run_fini(&runs[i].with);
-    free(runs);
     return st;
 }
 

@@ -341,11 +341,10 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
 static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
 {
     ar_check_options o = v->o;
-    ar_parallel *parallel = NULL;
+    ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
     const ar_status st = check_with(gives, v, model, &o, parallel);
     gives->run.plan = o.run.plan;
-    free(parallel);
     return st;
 }
 
@@ -434,7 +433,7 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
 {
     v->r.run.fault = AR_FAULT_NONE;
     AR_TRY(complete_values(v));
-    ar_parallel *parallel = NULL;
+    ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
     json_t *all = json_array();
     ar_status st = AR_OK;
@@ -449,7 +448,6 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
         if (st == AR_OK)
             json_array_append_new(all, one);
     }
-    free(parallel);
     if (st != AR_OK) {
         json_decref(all);
         return st;

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "cli/options/subcommand.h"
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 
 typedef struct page {
@@ -484,7 +485,7 @@ static ar_status print_page(FILE *to, FILE *template, const ari_subcommand *all)
 {
     static const char mark[] = "@describe ";
     page p = {.to = to, .all = all};
-    char *line = NULL;
+    ARI_OWNED char *line = NULL;
     size_t size = 0;
     ar_status st = AR_OK;
     while (st == AR_OK && getline(&line, &size, template) >= 0) {
@@ -494,7 +495,6 @@ static ar_status print_page(FILE *to, FILE *template, const ari_subcommand *all)
         else
             fputs(line, to);
     }
-    free(line);
     return st == AR_OK ? check_complete(&p) : st;
 }
 

@@ -127,7 +127,7 @@ static void add_options_to_error(const ari_args_spec *spec, ar_status st)
 
 int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
 {
-    void *values = NULL;
+    ARI_OWNED void *values = NULL;
     bool runs = false;
     int exit_code = ARI_EXIT_SAME;
     ar_status st = ari_alloc_zero(&values, 1, spec->size, "options");
@@ -152,6 +152,5 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
     }
     if (values)
         ari_transport_end(((const ari_common *)values)->process, st);
-    free(values);
     return exit_code;
 }

@@ -9,6 +9,7 @@
 
 #include "cli/shared/command.h"
 #include "ref/core/os/os.h"
+#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "run/process_run.h"
 
@@ -104,27 +105,23 @@ static ar_status compare_options(int rank, const char *options, const char *firs
 
 static ar_status compare_process(void *user, int rank, ari_bytes *b)
 {
-    char *options = malloc(b->count + 1);
+    ARI_OWNED char *options = malloc(b->count + 1);
     if (!options)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the options of process %d", rank);
     const size_t n = b->count;
     options[n] = '\0';
-    ar_status st = ari_bytes_take(b, options, n);
-    if (st == AR_OK)
-        st = compare_options(rank, options, user);
-    free(options);
-    return st;
+    AR_TRY(ari_bytes_take(b, options, n));
+    return compare_options(rank, options, user);
 }
 
 static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, const void *values)
 {
-    char *options = NULL;
+    ARI_OWNED char *options = NULL;
     ar_status st = ari_args_tell(&options, spec, values);
     const ari_bytes own = {.at = (unsigned char *)options, .count = options ? strlen(options) : 0};
     st = ari_process_agree(p, st);
     if (st == AR_OK)
         st = ari_process_collect(p, &own, compare_process, options);
-    free(options);
     return st;
 }
 

@@ -109,7 +109,7 @@ static void print_row(FILE *to, char *row, const shown *s, int rank)
 
 static ar_status print_picture(FILE *to, const shown *s)
 {
-    char *row = NULL;
+    ARI_OWNED char *row = NULL;
     const double columns = s->run.makespan * (double)unit_columns(s);
     if (columns > MOST_COLUMNS) {
         fprintf(to, "  a picture of %.0f columns, at most %d: --json and --csv have the lists\n", columns,
@@ -119,7 +119,6 @@ static ar_status print_picture(FILE *to, const shown *s)
     AR_TRY(ari_alloc((void **)&row, (size_t)(columns + 1), 1, "a picture"));
     for (int r = 0; r < s->shape.ranks; r++)
         print_row(to, row, s, r);
-    free(row);
     return AR_OK;
 }
 
@@ -239,7 +238,7 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
     ar_parallel *p = &r.run.parallel;
     ari_step_case c = {.run.plan = {0}};
     ar_config config;
-    shown *s = NULL;
+    ARI_OWNED shown *s = NULL;
     if (p->pp < 2)
         return ar_error_set(AR_ERR_ARG,
                             "--pipeline shows the schedule of the ranks of --pp: give --pp N of at least 2");
@@ -249,7 +248,6 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
     if (st == AR_OK)
         st = show(v, s, &c);
     shown_fini(s);
-    free(s);
     ari_layout_unload(&c.run);
     return st;
 }

@@ -9,6 +9,7 @@
 
 #include "cli/shared/command.h"
 #include "ref/core/clock.h"
+#include "ref/core/size.h"
 #include "ref/io/json.h"
 
 static const uint64_t FIRST_NS = 1000000000u; /* shorter jobs show nothing */
@@ -59,10 +60,9 @@ static void report_line(const ari_progress *p, double seconds, double fraction, 
 {
     json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),
                              "seconds", seconds, "what", ari_json_text(what));
-    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    ARI_OWNED char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     if (text)
         dprintf(p->fd, "%s\n", text);
-    free(text);
     json_decref(line);
 }
 

@@ -24,14 +24,13 @@ static void add_cell(ari_table *t, const char *text)
 
 static void add_cells(ari_table *t, const char *between, const char *format, va_list args)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     if (vasprintf(&text, format, args) < 0) {
         t->failed = true;
         return;
     }
     for (char *rest = text; rest != NULL;)
         add_cell(t, strsep(&rest, between));
-    free(text);
 }
 
 void ari_table_cell(ari_table *t, const char *format, ...)
@@ -121,15 +120,13 @@ static ar_status end(ari_table *t, FILE *to, int indent)
 {
     while (t->count % t->n != 0 && !t->failed)
         add_cell(t, "");
-    int *widths = calloc(t->n, sizeof *widths);
-    const char **titles = calloc(t->n, sizeof *titles);
+    ARI_OWNED int *widths = calloc(t->n, sizeof *widths);
+    ARI_OWNED const char **titles = calloc(t->n, sizeof *titles);
     const bool failed = widths == NULL || titles == NULL || t->failed;
     if (to != NULL && !failed && indent >= 0)
         print_all(t, titles, widths, to, indent);
     else if (to != NULL && !failed)
         print_markdown(t, titles, to);
-    free(widths);
-    free(titles);
     for (size_t i = 0; i < t->count; i++)
         free(t->cells[i]);
     free(t->cells);

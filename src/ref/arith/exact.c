@@ -319,16 +319,14 @@ ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *co
                          bool others, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
-    size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
+    ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
     for (size_t r = 0; r < n; r++) {
         const bool stays = others && r == (size_t)ar_comm_rank(over);
         bytes[r] = stays ? 0 : counts[r] * width;
         bytes[n + r] = stays ? 0 : own * width;
     }
-    const ar_status st = ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
-    free(bytes);
-    return st;
+    return ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
 }
 
 /* What goes on its way instead of a slice's sums, which end, and room for what comes. */
@@ -357,24 +355,20 @@ ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
 ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over, const char *tag)
 {
     const size_t total = s->count, limbs = (size_t)s->limbs;
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     ar_status st = AR_OK;
     s->sent = s->s;
     AR_TRY(ari_slice_counts(&counts, over, total, s->width > 0 ? 1 : limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
-    AR_TRY_TO(done, st,
-              s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
-                           : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
-    AR_TRY_TO(done, st, ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY_TO(done, st,
-              s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, false, tag)
-                           : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
+    AR_TRY(s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
+                        : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
+    AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
+    AR_TRY(s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, false, tag)
+                        : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue)
         st = ar_event_record(reduced, q);
     else
         st = ari_exact_arrived(ctx, s, over);
-done:
-    free(counts);
     return st;
 }
 
@@ -443,14 +437,13 @@ ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide)
 
 ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over)
 {
-    size_t *counts = NULL, start = 0, count = 0;
+    ARI_OWNED size_t *counts = NULL;
+    size_t start = 0, count = 0;
     const size_t total = ar_tensor_count(y);
     AR_TRY(ari_slice_counts(&counts, over, total, 1));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
     const ar_cbuf own = ar_cbuf_at(ar_const(y->data), start * ar_dtype_bytes(y->dtype));
-    const ar_status st = ar_comm_all_gather(over, ctx->queue, y->data, own, counts, y->dtype, "rounded sums");
-    free(counts);
-    return st;
+    return ar_comm_all_gather(over, ctx->queue, y->data, own, counts, y->dtype, "rounded sums");
 }
 
 static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)

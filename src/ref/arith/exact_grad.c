@@ -151,7 +151,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contr
 ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, size_t out, size_t in, size_t terms)
 {
     size_t sums = 0;
-    int64_t *row_of = NULL;
+    ARI_OWNED int64_t *row_of = NULL;
     *s = (ari_shared_rows){.over = over,
                            .out = out,
                            .in = in,
@@ -170,7 +170,6 @@ ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, s
         row_of[i] = (int64_t)(s->first + i);
     const ar_status st =
         ctx->device->ops->copy(ctx->device, ctx->queue, s->row_of, (ar_cbuf){row_of}, s->rows * sizeof *row_of);
-    free(row_of);
     return st;
 }
 

@@ -208,16 +208,13 @@ static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over
     const size_t n = (size_t)ar_comm_size(over), cols = s->b->x.rows;
     const size_t shape[2] = {s->a->x.rows / n, cols};
     ar_tensor own;
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     AR_TRY(ar_ctx_tensor(ctx, &own, s->folded.dtype, 2, shape));
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
     AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));
     AR_TRY(ari_slice_counts(&counts, over, s->a->x.rows * cols, 1));
-    const ar_status st =
-        ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, own.dtype, AR_SUM, tag);
-    free(counts);
-    AR_TRY(st);
+    AR_TRY(ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, own.dtype, AR_SUM, tag));
     s->partial = s->folded;
     s->folded = own;
     if (q != ctx->queue)
@@ -326,7 +323,7 @@ static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
 static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, size_t each)
 {
     ar_tensor sent = s->sum;
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     if (y->dtype != AR_F32) {
         AR_TRY(ar_ctx_tensor(ctx, &sent, y->dtype, s->sum.ndim, s->sum.shape));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &sent, &s->sum));
@@ -334,7 +331,6 @@ static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, s
     AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
     const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(sent.data), counts, y->dtype,
                                                 AR_SUM, s->o.tag);
-    free(counts);
     drop_operand(ctx, &sent, &s->sum);
     return st;
 }

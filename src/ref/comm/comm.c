@@ -6,6 +6,7 @@
 
 #include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
 #include "ref/core/wait.h"
 
 void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)
@@ -29,17 +30,14 @@ typedef struct job {
 
 static ar_status run_job(void *arg)
 {
-    job *j = arg;
-    const ar_status st = j->c->ops->run(j->c, &j->call);
-    free(j);
-    return st;
+    ARI_OWNED job *j = arg;
+    return j->c->ops->run(j->c, &j->call);
 }
 
 static void drop_job(void *arg, ar_status st, const char *why)
 {
-    job *j = arg;
+    ARI_OWNED job *j = arg;
     ar_comm_abort(j->c, st, why);
-    free(j);
 }
 
 static void *append_bytes(char **at, const void *from, size_t bytes)

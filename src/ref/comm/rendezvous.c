@@ -6,6 +6,7 @@
 
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/size.h"
 
 #define COUNT_MASK ((uint64_t)0xffff) /* worlds have at most 4096 ranks */
 #define DEAD ((uint64_t)1 << 16)
@@ -89,15 +90,14 @@ static int describe_missing(ari_member *m, bool (*is_missing)(const ari_member *
                             size_t size)
 {
     const ari_group *g = m->group;
-    int *missing = calloc((size_t)g->n, sizeof *missing), n = 0;
+    ARI_OWNED int *missing = calloc((size_t)g->n, sizeof *missing);
+    int n = 0;
     for (int i = 0; missing && i < g->n; i++) {
         if (is_missing(m, &g->slot[i]))
             missing[n++] = g->rank[i];
     }
     ari_ranks_describe(missing, n, text, size);
-    const bool known = missing != NULL;
-    free(missing);
-    return known ? n : -1;
+    return missing ? n : -1;
 }
 
 static bool does_not_wait(const ari_member *m, const ari_slot *s)

@@ -5,6 +5,7 @@
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
+#include "ref/core/size.h"
 #include "ref/core/wait.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)
@@ -29,14 +30,12 @@ static ar_status init_ranks(ari_world *w, int ranks)
 
 static ar_status init_whole(ari_world *w)
 {
-    int *all = malloc((size_t)w->ranks * sizeof *all);
+    ARI_OWNED int *all = malloc((size_t)w->ranks * sizeof *all);
     if (!all)
         return AR_ERR_MEMORY;
     for (int i = 0; i < w->ranks; i++)
         all[i] = i;
-    const ar_status st = ari_group_create(&w->whole, w, all, w->ranks);
-    free(all);
-    return st;
+    return ari_group_create(&w->whole, w, all, w->ranks);
 }
 
 ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with)

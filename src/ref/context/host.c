@@ -44,21 +44,19 @@ static ar_status check_floats(const ar_tensor *t)
 ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
 {
     const size_t n = ar_tensor_count(t);
-    uint16_t *rounded = NULL;
+    ARI_OWNED uint16_t *rounded = NULL;
     AR_TRY(check_floats(t));
     if (t->dtype == AR_F32)
         return ar_ctx_upload(c, t, host);
     AR_TRY(ARI_ALLOC(&rounded, n, "numbers of 16 bits"));
     narrow(rounded, host, n);
-    const ar_status st = ar_ctx_upload(c, t, rounded);
-    free(rounded);
-    return st;
+    return ar_ctx_upload(c, t, rounded);
 }
 
 ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
 {
     const size_t n = ar_tensor_count(t);
-    uint16_t *stored = NULL;
+    ARI_OWNED uint16_t *stored = NULL;
     AR_TRY(check_floats(t));
     if (t->dtype == AR_F32)
         return ar_ctx_download(c, host, t);
@@ -66,7 +64,6 @@ ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
     const ar_status st = ar_ctx_download(c, stored, t);
     if (st == AR_OK)
         widen_values(host, stored, n);
-    free(stored);
     return st;
 }
 

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ref/core/os/os.h"
+#include "ref/core/size.h"
 
 /* A crashed process may have left temporary files whose names come round again with its process number. */
 #define TEMPORARY_NAMES 1000
@@ -175,11 +176,10 @@ ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o)
 /* The name itself is durable once the folder is. Some file systems refuse this; the data is safe all the same. */
 static void sync_folder(const char *path)
 {
-    char *folder = strndup(path, folder_length(path));
+    ARI_OWNED char *folder = strndup(path, folder_length(path));
     if (folder == NULL)
         return;
     const int fd = open(folder[0] == '\0' ? "." : folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(folder);
     if (fd < 0)
         return;
     (void)fsync(fd);

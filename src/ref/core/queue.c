@@ -320,7 +320,7 @@ ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop,
         return ari_queue_end(q, fn(arg));
     }
     ari_wait_yield();
-    task *t = malloc(sizeof *t);
+    ARI_OWNED task *t = malloc(sizeof *t);
     if (!t)
         return ar_error_set(AR_ERR_MEMORY, "queue '%s': no memory for a task", q->name);
     const ari_lane *self = ari_lane_self();
@@ -336,7 +336,6 @@ ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop,
     }
     pthread_mutex_unlock(&q->lock);
     ari_wake(&q->work);
-    free(t);
     ari_wait_yield();
     return st;
 }

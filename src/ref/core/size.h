@@ -24,6 +24,9 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 /* The same of elements of the type that *gives points to. */
 #define ARI_ALLOC(gives, n, what) ari_alloc((void **)(gives), n, sizeof **(gives), what)
 #define ARI_ALLOC_ZERO(gives, n, what) ari_alloc_zero((void **)(gives), n, sizeof **(gives), what)
+/* Before a pointer's declaration: what it points to then is freed where its block ends, on every way out. */
+#define ARI_OWNED __attribute__((cleanup(ari_free_owned)))
+void ari_free_owned(void *pointer);
 
 /* Memory that many temporaries take and that ends at once: its blocks, the newest first. Of one thread. */
 typedef struct ari_arena {

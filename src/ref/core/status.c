@@ -97,6 +97,13 @@ ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
     return allocate_array(gives, n, size, what, 1);
 }
 
+void ari_free_owned(void *pointer)
+{
+    void *owned = NULL;
+    memcpy(&owned, pointer, sizeof owned); /* a T ** of any T */
+    free(owned);
+}
+
 /* Before the elements, whose alignment it keeps. */
 typedef union block {
     void *before;

@@ -94,7 +94,7 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
     double *m = mean.ptr;
     const size_t threads = (size_t)ari_threads_for(d, rows, rows * h);
     const size_t stride = x->dtype == AR_BF16 || y->dtype == AR_BF16 ? h + ARI_LINE : 0;
-    void *scratch = NULL;
+    ARI_OWNED void *scratch = NULL;
     AR_TRY(ari_alloc(&scratch, threads * stride, sizeof(float), "norm_forward's scratch"));
     ARI_PARALLEL_FOR (i, rows, d, rows * h) {
         const ptrdiff_t at = (ptrdiff_t)(i * h);
@@ -106,7 +106,6 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
             rms_forward(out, r + i, in, gains, eps, h);
         ari_run_store(y, at, h, out);
     }
-    free(scratch);
     return AR_OK;
 }
 
@@ -274,7 +273,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
     const size_t own = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
     /* dbeta's terms are dy, unless dx takes its place. */
     const bool copied = ari_sum_wanted(dbeta) && dx->data.ptr == dy->data.ptr;
-    void *memory = NULL;
+    ARI_OWNED void *memory = NULL;
     AR_TRY(ari_alloc(&memory, own + 2 * terms, sizeof(float), "norm_backward's scratch"));
     float *scratch = memory;
     const norm_rows n = {.kind = kind,
@@ -306,6 +305,5 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
                             .sums = 2,
                             .sum = {{dgamma, of_block[0], true}, {dbeta, copied ? of_block[1] : slopes, copied}}};
     ari_make_rows(d, &p);
-    free(memory);
     return AR_OK;
 }

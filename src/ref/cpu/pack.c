@@ -14,13 +14,12 @@
 ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, size_t batch, size_t rows, size_t k,
                                 unsigned form)
 {
-    ar_status st = AR_OK;
-    void *memory = NULL;
+    ARI_OWNED void *memory = NULL;
     ar_buf integers = {NULL};
     size_t n = 0;
-    AR_TRY_TO(done, st, ari_cpu_packed_room(d, &n, batch, rows, k, form, NULL));
-    AR_TRY_TO(done, st, ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
-    AR_TRY_TO(done, st, ari_cpu_alloc(d, q, &integers, n));
+    AR_TRY(ari_cpu_packed_room(d, &n, batch, rows, k, form, NULL));
+    AR_TRY(ari_alloc(&memory, 1, sizeof(ar_packed), "a packed operand"));
+    AR_TRY(ari_cpu_alloc(d, q, &integers, n));
     ar_packed *p = memory;
     *p = (ar_packed){.batch = batch,
                      .rows = rows,
@@ -31,9 +30,7 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
                      .narrow = form & AR_PACKED_NARROW};
     *gives = p;
     memory = NULL;
-done:
-    free(memory);
-    return st;
+    return AR_OK;
 }
 
 /** Slot packed_part. Errors: AR_ERR_SHAPE (not inside `whole`), AR_ERR_MEMORY. */

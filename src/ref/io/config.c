@@ -7,6 +7,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "ref/core/size.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 
@@ -233,7 +234,7 @@ ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const c
 /* The name a report calls the model by: the folder's, or a .json file's own unless it is config.json. */
 static void model_name(char *out, size_t cap, const char *path)
 {
-    char *real = realpath(path, NULL);
+    ARI_OWNED char *real = realpath(path, NULL);
     char *text = real != NULL ? real : (char[]){"model"};
     char *base = strrchr(text, '/');
     if (base != NULL && strcmp(base, "/config.json") == 0) {
@@ -245,7 +246,6 @@ static void model_name(char *out, size_t cap, const char *path)
     if (n > 5 && strcmp(base + n - 5, ".json") == 0)
         base[n - 5] = '\0';
     (void)ari_printable(out, cap, base[0] == '\0' ? "model" : base);
-    free(real);
 }
 
 ar_status ar_config_load(ar_config *c, const char *path)
@@ -253,9 +253,9 @@ ar_status ar_config_load(ar_config *c, const char *path)
     if (c == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "config_load: no %s", c == NULL ? "place for the config" : "path");
     const bool folder = ari_is_folder(path);
-    char *file = NULL;
+    ARI_OWNED char *file = NULL;
     AR_TRY(ari_config_path(&file, path));
-    unsigned char *text = NULL;
+    ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     ar_config read = {.layers = 0};
     ar_status st = AR_OK;
@@ -270,7 +270,5 @@ ar_status ar_config_load(ar_config *c, const char *path)
         model_name(read.name, sizeof read.name, file);
         *c = read;
     }
-    free(text);
-    free(file);
     return st;
 }

@@ -9,6 +9,7 @@
 
 #include "anyrank/config.h"
 #include "ref/core/os/os.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -133,7 +134,7 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
 
 ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
 {
-    char *own = NULL;
+    ARI_OWNED char *own = NULL;
     if (path == NULL)
         AR_TRY(ari_data_dir_check());
     if (path == NULL && asprintf(&own, "%s/text.txt", ar_data_dir()) < 0)
@@ -146,7 +147,6 @@ ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
         free(text);
         st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected text", ARI_SHOW(name));
     }
-    free(own);
     if (st != AR_OK)
         return st;
     *gives = text;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/io/file.h"
+#include "ref/core/size.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,7 +43,7 @@ bool ari_is_folder(const char *path)
 
 ar_status ari_folder_make(const char *path)
 {
-    char *copy = NULL;
+    ARI_OWNED char *copy = NULL;
     bool failed = false;
     AR_TRY(ari_text_copy(&copy, path, SIZE_MAX, "a file name"));
     for (char *slash = copy; !failed && *slash && (slash = strchr(slash + 1, '/')) != NULL;) {
@@ -51,7 +52,6 @@ ar_status ari_folder_make(const char *path)
         *slash = '/';
     }
     failed = failed || (mkdir(path, 0777) != 0 && errno != EEXIST);
-    free(copy);
     if (failed)
         return ari_io_fail("make the folder", path);
     return ari_is_folder(path) ? AR_OK : ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
@@ -59,10 +59,9 @@ ar_status ari_folder_make(const char *path)
 
 ar_status ari_file_is_in(bool *is, const char *folder, const char *name)
 {
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, name));
     *is = access(path, F_OK) == 0;
-    free(path);
     return AR_OK;
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -51,24 +52,20 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
 
 ar_status ari_json_load(json_t **gives, const char *path)
 {
-    unsigned char *text = NULL;
+    ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, ARI_JSON_MAX_BYTES));
-    const ar_status st = ari_json_parse(gives, (const char *)text, length, path);
-    free(text);
-    return st;
+    return ari_json_parse(gives, (const char *)text, length, path);
 }
 
 ar_status ari_json_save(const json_t *value, const char *path)
 {
-    char *text = json_dumps(value, JSON_INDENT(2)), *line = NULL;
+    ARI_OWNED char *line = NULL;
+    ARI_OWNED char *text = json_dumps(value, JSON_INDENT(2));
     const int length = text == NULL ? -1 : asprintf(&line, "%s\n", text);
-    free(text);
     if (length < 0)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(path));
-    const ar_status st = ari_file_write(path, line, (size_t)length);
-    free(line);
-    return st;
+    return ari_file_write(path, line, (size_t)length);
 }
 
 /* JSON inside a script element: a text that holds "</script>" must not end it. */
@@ -108,12 +105,10 @@ static ar_status write_page(const char *json, const unsigned char *page, size_t 
 
 ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes, const char *path)
 {
-    char *json = value == NULL ? NULL : json_dumps(value, JSON_COMPACT);
+    ARI_OWNED char *json = value == NULL ? NULL : json_dumps(value, JSON_COMPACT);
     if (json == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its data", ARI_SHOW(path));
-    const ar_status st = write_page(json, page, bytes, path);
-    free(json);
-    return st;
+    return write_page(json, page, bytes, path);
 }
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
@@ -128,13 +123,11 @@ bool ari_utf8_valid(const char *text, size_t length)
 
 json_t *ari_json_text(const char *text)
 {
-    char *clean = strdup(text);
+    ARI_OWNED char *clean = strdup(text);
     if (clean == NULL)
         return NULL;
     ari_utf8_clean(clean);
-    json_t *o = json_string(clean);
-    free(clean);
-    return o;
+    return json_string(clean);
 }
 
 /* --- numbers ------------------------------------------------------------------------------------------------------ */

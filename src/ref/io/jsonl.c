@@ -90,7 +90,7 @@ static ar_status add_line(reader *r, const char *line, size_t length)
 
 ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *path)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     reader r = {.d = d, .path = path};
     ar_status st = AR_OK;
     *d = (ari_documents){.token = NULL};
@@ -104,7 +104,6 @@ ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *pat
     if (d->tokens == 0)
         st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected documents, one a line", ARI_SHOW(path));
 done:
-    free(text);
     if (st != AR_OK)
         ari_documents_fini(d);
     return st;

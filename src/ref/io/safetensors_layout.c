@@ -79,22 +79,19 @@ static ar_status hash_one(ari_sha256 *s, const ar_st_tensor *t)
 
 ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n)
 {
-    ar_status st = AR_OK;
     ari_sha256 s;
-    const ar_st_tensor **order = NULL;
+    ARI_OWNED const ar_st_tensor **order = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&order, n, "names to sort"));
     for (size_t i = 0; i < n; i++) {
         if (tensors[i].name == NULL)
-            AR_TRY_TO(done, st, ar_error_set(AR_ERR_ARG, "tensors_hash: tensor %zu has no name", i));
+            AR_TRY(ar_error_set(AR_ERR_ARG, "tensors_hash: tensor %zu has no name", i));
     }
-    AR_TRY_TO(done, st, ari_st_sort(order, tensors, n, "tensors_hash: "));
+    AR_TRY(ari_st_sort(order, tensors, n, "tensors_hash: "));
     ari_sha256_init(&s);
     for (size_t i = 0; i < n; i++)
-        AR_TRY_TO(done, st, hash_one(&s, order[i]));
+        AR_TRY(hash_one(&s, order[i]));
     ari_sha256_final(&s, hex);
-done:
-    free(order);
-    return st;
+    return AR_OK;
 }
 
 /* --- of a file ---------------------------------------------------------------------------------------------------- */
@@ -144,7 +141,7 @@ static int compare_offsets(const void *a, const void *b)
 
 ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const char *path)
 {
-    ari_st_item **order = NULL;
+    ARI_OWNED ari_st_item **order = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&order, h->n, "a file's header"));
     for (size_t i = 0; i < h->n; i++)
         order[i] = &h->items[i];
@@ -155,7 +152,6 @@ ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const ch
         st = check_item(order[i], end, path);
         end = order[i]->end;
     }
-    free(order);
     if (st == AR_OK && end != data_bytes)
         st = ar_error_set(AR_ERR_FORMAT,
                           "MetadataIncompleteBuffer: %s: the tensors end at byte %" PRIu64

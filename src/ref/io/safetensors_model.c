@@ -139,7 +139,7 @@ ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
 {
     ar_status st = AR_OK;
     struct stat info;
-    char *single = NULL, *index = NULL;
+    ARI_OWNED char *single = NULL, *index = NULL;
     *gives = NULL;
     if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
@@ -158,8 +158,6 @@ ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
     *gives = m;
     m = NULL;
 done:
-    free(single);
-    free(index);
     ar_st_model_close(m);
     return st;
 }
@@ -167,14 +165,13 @@ done:
 ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
 {
     const char *slash = strrchr(path, '/');
-    char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
+    ARI_OWNED char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
     ar_st_model *m = calloc(1, sizeof *m);
     ar_status st = AR_OK;
     if (folder == NULL || m == NULL)
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     else
         st = open_index(m, folder, path);
-    free(folder);
     if (st == AR_OK)
         *gives = m;
     else

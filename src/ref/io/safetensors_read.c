@@ -33,14 +33,11 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
     if (n > bytes - ARI_ST_PREFIX_BYTES)
         return ar_error_set(AR_ERR_FORMAT, "InvalidHeaderLength: %s: a header of %" PRIu64 " bytes in a file of %zu",
                             ARI_SHOW(path), n, bytes);
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     AR_TRY(ARI_ALLOC(&text, (size_t)n + 1, "a file's header"));
-    const ar_status st = ari_file_pread(fd, text, (size_t)n, ARI_ST_PREFIX_BYTES, path);
-    if (st != AR_OK) {
-        free(text);
-        return st;
-    }
+    AR_TRY(ari_file_pread(fd, text, (size_t)n, ARI_ST_PREFIX_BYTES, path));
     *gives = text;
+    text = NULL;
     *length = (size_t)n;
     return AR_OK;
 }
@@ -63,7 +60,7 @@ ar_status ar_st_open(ar_st_file **gives, const char *path)
     ar_status st = AR_OK;
     int fd = -1;
     size_t bytes = 0, length = 0;
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     ar_st_file *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&f, 1, "a file"));
@@ -75,7 +72,6 @@ ar_status ar_st_open(ar_st_file **gives, const char *path)
     *gives = f;
     f = NULL;
 done:
-    free(text);
     ar_st_close(f);
     close(fd); /* a mapping outlives its descriptor: hundreds of shards need none */
     return st;

@@ -41,10 +41,9 @@ const char *ar_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t s
 static ar_status check_single(const char *folder)
 {
     struct stat info;
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, ARI_ST_SINGLE));
     const bool there = lstat(path, &info) == 0;
-    free(path);
     return there ? ar_error_set(AR_ERR_ARG,
                                 "%s: has " ARI_ST_SINGLE
                                 ", which readers take in place of an index: write to another folder, or remove it",
@@ -79,7 +78,7 @@ static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, co
 
 static ar_status save_index(const char *folder, json_t *map, size_t total)
 {
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     ar_status st = ari_file_path(&path, folder, ARI_ST_INDEX);
     json_t *root = json_object(), *metadata = json_object();
     const bool whole = json_object_set_new(metadata, "total_size", integer(total)) == 0 &&
@@ -89,7 +88,6 @@ static ar_status save_index(const char *folder, json_t *map, size_t total)
         st = whole ? ari_json_save(root, path) : no_memory(folder);
     json_decref(metadata);
     json_decref(root);
-    free(path);
     return st;
 }
 
@@ -100,7 +98,7 @@ ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, siz
     size_t total = 0;
     AR_TRY(check_single(folder));
     json_t *map = json_object();
-    const ar_st_tensor **sorted = calloc(n + 1, sizeof(const ar_st_tensor *));
+    ARI_OWNED const ar_st_tensor **sorted = calloc(n + 1, sizeof(const ar_st_tensor *));
     if (sorted == NULL || map == NULL) {
         st = no_memory(folder);
         goto done;
@@ -114,6 +112,5 @@ ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, siz
     st = save_index(folder, map, total);
 done:
     json_decref(map);
-    free(sorted);
     return st;
 }

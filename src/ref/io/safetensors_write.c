@@ -153,17 +153,13 @@ static ar_status place_tensors(ar_st_writer *w, const ar_st_tensor *const *order
 static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, size_t *length, const char *path,
                             const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
 {
-    ar_status st = AR_OK;
-    char *header = NULL;
+    ARI_OWNED char *header = NULL;
     AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
-    AR_TRY_TO(done, st, sort_tensors(*order, tensors, n));
-    AR_TRY_TO(done, st, check_metadata(metadata, n_meta));
-    AR_TRY_TO(done, st, make_header(&header, length, *order, n, metadata, n_meta));
-    AR_TRY_TO(done, st, ari_atomic_file_create(out, path));
-    st = ari_atomic_file_write(*out, header, *length);
-done:
-    free(header);
-    return st;
+    AR_TRY(sort_tensors(*order, tensors, n));
+    AR_TRY(check_metadata(metadata, n_meta));
+    AR_TRY(make_header(&header, length, *order, n, metadata, n_meta));
+    AR_TRY(ari_atomic_file_create(out, path));
+    return ari_atomic_file_write(*out, header, *length);
 }
 
 ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
@@ -171,7 +167,7 @@ ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_
 {
     ar_status st = AR_OK;
     size_t length = 0;
-    const ar_st_tensor **order = NULL;
+    ARI_OWNED const ar_st_tensor **order = NULL;
     ar_st_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
     AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
@@ -182,7 +178,6 @@ ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_
     w = NULL;
 done:
     ar_st_writer_discard(w);
-    free(order);
     return st;
 }
 
@@ -261,7 +256,7 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, co
     ar_status st = AR_OK;
     ari_atomic_file *out = NULL;
     size_t length = 0;
-    const ar_st_tensor **order = NULL;
+    ARI_OWNED const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
     AR_TRY_TO(done, st, begin_file(&out, &order, &length, path, tensors, n, metadata, n_meta));
     AR_TRY_TO(done, st, put_all(out, order, n));
@@ -269,7 +264,6 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, co
     out = NULL;
 done:
     ari_atomic_file_discard(out);
-    free(order);
     return st;
 }
 

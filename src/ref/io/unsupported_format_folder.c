@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -86,7 +87,7 @@ static const named ranks = {"*.safetensors", "a rank's part of a model: anyrank 
 static const named *named_safetensors(const char *folder, const char *name)
 {
     ar_st_file *f = NULL;
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     const named *found = NULL;
     if (strcmp(name, "grads.safetensors") == 0 || strcmp(name, "allowed.safetensors") == 0 ||
         ari_file_path(&path, folder, name) != AR_OK)
@@ -100,14 +101,13 @@ static const named *named_safetensors(const char *folder, const char *name)
     } else if (fnmatch("model*", name, 0) == 0) {
         found = &shards;
     }
-    free(path);
     ar_error_clear();
     return found;
 }
 
 static bool begins_as_listed(const char *folder, const char *name)
 {
-    char *path = NULL;
+    ARI_OWNED char *path = NULL;
     int fd = -1;
     size_t bytes = 0;
     ar_status st = ari_file_path(&path, folder, name);
@@ -117,7 +117,6 @@ static bool begins_as_listed(const char *folder, const char *name)
         st = ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS);
         close(fd);
     }
-    free(path);
     ar_error_clear();
     return st == AR_ERR_FORMAT;
 }
@@ -151,7 +150,7 @@ static ar_status refuse_named(const char *folder, const char *name, size_t more,
 
 ar_status ari_unsupported_format_check_folder(const char *folder)
 {
-    struct dirent **list = NULL;
+    ARI_OWNED struct dirent **list = NULL;
     const int n = scandir(folder, &list, NULL, alphasort);
     ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     const named *found = NULL;
@@ -170,6 +169,5 @@ ar_status ari_unsupported_format_check_folder(const char *folder)
         st = refuse_named(folder, name, more, found);
     for (int i = 0; i < n; i++)
         free(list[i]);
-    free(list);
     return st;
 }

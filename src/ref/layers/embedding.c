@@ -101,16 +101,14 @@ static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch, bool gradient)
 {
     const size_t n = batch->batch * own_count(ctx, batch, false);
-    int64_t *host = NULL;
+    ARI_OWNED int64_t *host = NULL;
     ar_tensor ids;
     AR_TRY(ARI_ALLOC(&host, n, "ids"));
     for (size_t i = 0; i < n; i++) {
         const int64_t id = batch->input_ids[ari_token_at(ctx, batch, i, rank_major(e, ctx))];
         host[i] = gradient && id == e->pad_id ? -1 : id;
     }
-    const ar_status st = ari_numbers(ctx, &ids, AR_I64, n, host);
-    free(host);
-    AR_TRY(st);
+    AR_TRY(ari_numbers(ctx, &ids, AR_I64, n, host));
     AR_TRY(ar_ctx_tensor(ctx, row_of, AR_I64, 1, &n));
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of->data, ar_const(ids.data), n, (int64_t)e->start, (int64_t)e->rows));
     ar_ctx_release(ctx, &ids);
@@ -140,12 +138,12 @@ static ar_dtype selected_as(ar_dtype t, size_t *words)
  * others zero bits: a selection. `y` has its shape. */
 static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *rows, const char *tag)
 {
-    size_t *counts = NULL, words;
+    ARI_OWNED size_t *counts = NULL;
+    size_t words;
     const ar_dtype as = selected_as(y->dtype, &words);
     AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y) * words));
     const ar_status st =
         ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
-    free(counts);
     return st;
 }
 

@@ -19,14 +19,13 @@ enum { JITTER_SEED = 20210111 };
 static ar_status jitter(ar_ctx *ctx, const ar_tensor *z)
 {
     const size_t n = ar_tensor_count(z);
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "logits"));
     ar_status st = ar_ctx_download_floats(ctx, host, z);
     for (size_t i = 0; i < n; i++)
         host[i] *= 1.0f + ari_random_uniform(JITTER_SEED, i, JITTER);
     if (st == AR_OK)
         st = ar_ctx_upload_floats(ctx, z, host);
-    free(host);
     return st;
 }
 
@@ -145,18 +144,13 @@ done:
 static ar_status clear_remote(ar_ctx *ctx, const ar_tensor *of_slots, const ar_tensor *expert,
                               const ari_own_experts *of)
 {
-    float *host = NULL;
-    int32_t *chosen = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&host, of_slots));
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&chosen, expert));
+    ARI_OWNED float *host = NULL;
+    ARI_OWNED int32_t *chosen = NULL;
+    AR_TRY(ari_to_host(ctx, (void **)&host, of_slots));
+    AR_TRY(ari_to_host(ctx, (void **)&chosen, expert));
     for (size_t i = 0; i < ar_tensor_count(of_slots); i++)
         host[i] = (size_t)chosen[i] - of->from < of->own ? host[i] : 0.0f;
-    st = ar_ctx_upload(ctx, of_slots, host);
-done:
-    free(chosen);
-    free(host);
-    return st;
+    return ar_ctx_upload(ctx, of_slots, host);
 }
 
 ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g, const ar_tensor *expert,
@@ -234,14 +228,13 @@ ar_status ari_fault_halves(ar_ctx *ctx, const ar_tensor *pre, bool back)
 static ar_status next_rows(ar_ctx *ctx, const ar_tensor *place)
 {
     const size_t n = ar_tensor_count(place);
-    int64_t *host = NULL;
+    ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "rows of experts"));
     ar_status st = ar_ctx_download(ctx, host, place);
     for (size_t i = 0; i < n; i++)
         host[i] = (host[i] + 1) % (int64_t)n;
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, place, host);
-    free(host);
     return st;
 }
 
@@ -265,24 +258,18 @@ static void drop_slots(float *weight, const int32_t *expert, size_t slots, size_
 ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, const ari_own_experts *of)
 {
     const bool last = ar_faulty(ctx, AR_FAULT_last_expert_left_out);
-    float *host = NULL;
-    int32_t *chosen = NULL;
-    size_t *rows = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED float *host = NULL;
+    ARI_OWNED int32_t *chosen = NULL;
+    ARI_OWNED size_t *rows = NULL;
     if (ar_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
         return clear_remote(ctx, weight, expert, of);
     if (!last && !ar_faulty(ctx, AR_FAULT_expert_capacity_drops))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&host, weight));
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&chosen, expert));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&rows, of->all, "rows of experts"));
+    AR_TRY(ari_to_host(ctx, (void **)&host, weight));
+    AR_TRY(ari_to_host(ctx, (void **)&chosen, expert));
+    AR_TRY(ARI_ALLOC_ZERO(&rows, of->all, "rows of experts"));
     drop_slots(host, chosen, ar_tensor_count(weight), rows, of->all, last);
-    st = ar_ctx_upload(ctx, weight, host);
-done:
-    free(rows);
-    free(chosen);
-    free(host);
-    return st;
+    return ar_ctx_upload(ctx, weight, host);
 }
 
 /* --- expert parallelism ------------------------------------------------------------------------------------------- */

@@ -9,13 +9,11 @@
 /* int64 [n] on the device: 0, 1, .. n - 1. */
 static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)
 {
-    int64_t *host = NULL;
+    ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "rows of a gradient"));
     for (size_t i = 0; i < n; i++)
         host[i] = (int64_t)i;
-    const ar_status st = ari_numbers(ctx, rows, AR_I64, n, host);
-    free(host);
-    return st;
+    return ari_numbers(ctx, rows, AR_I64, n, host);
 }
 
 /* grad(p) += g, fp32, of the shape of the layer's matrix, or of p. */

@@ -97,7 +97,7 @@ ar_status ari_fault_scored(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *b
                of_all = ar_faulty(ctx, AR_FAULT_router_groups_not_masked),
                biased = ar_faulty(ctx, AR_FAULT_router_bias_in_weights);
     ari_routed_host r = {.k = 0};
-    float *b = NULL, *work = NULL;
+    ARI_OWNED float *b = NULL, *work = NULL;
     ar_status st = AR_OK;
     if (!by_best && !of_all && !biased)
         return AR_OK;
@@ -110,8 +110,6 @@ ar_status ari_fault_scored(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *b
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, of->expert, r.expert));
     st = ar_ctx_upload(ctx, of->weight, r.weight);
 done:
-    free(work);
-    free(b);
     ari_routed_host_fini(&r);
     return st;
 }
@@ -142,7 +140,7 @@ ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
     ari_routed_host r = {.k = 0};
     ar_route_rule plain = *rule;
     ar_tensor weight, slopes;
-    float *b = NULL;
+    ARI_OWNED float *b = NULL;
     ar_status st = AR_OK;
     if (ar_faulty(ctx, AR_FAULT_router_scale_not_in_gradient))
         return ARI_KERNEL(ctx, scale, dz, dz, 1.0f / rule->scale);
@@ -159,7 +157,6 @@ ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
     ar_ctx_release(ctx, &slopes);
     ar_ctx_release(ctx, &weight);
 done:
-    free(b);
     ari_routed_host_fini(&r);
     return st;
 }
@@ -169,7 +166,7 @@ done:
 ar_status ari_fault_counted(ar_ctx *ctx, ar_tensor *expert, const ari_chosen *of)
 {
     ari_routed_host r = {.k = 0};
-    float *work = NULL;
+    ARI_OWNED float *work = NULL;
     ar_status st = AR_OK;
     *expert = *of->expert;
     if (!ar_faulty(ctx, AR_FAULT_router_bias_counts_plain))
@@ -180,7 +177,6 @@ ar_status ari_fault_counted(ar_ctx *ctx, ar_tensor *expert, const ari_chosen *of
     AR_TRY_TO(done, st, ar_ctx_tensor(ctx, expert, AR_I32, of->expert->ndim, of->expert->shape));
     st = ar_ctx_upload(ctx, expert, r.expert);
 done:
-    free(work);
     ari_routed_host_fini(&r);
     return st;
 }

@@ -231,28 +231,23 @@ typedef struct target_rows {
 
 static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_rows *t, const int64_t *given, size_t n)
 {
-    int64_t *ids = NULL;
-    uint8_t *valid = NULL;
+    ARI_OWNED int64_t *ids = NULL;
+    ARI_OWNED uint8_t *valid = NULL;
     ar_tensor device_ids;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&ids, n, "targets"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&valid, n, "targets"));
+    AR_TRY(ARI_ALLOC(&ids, n, "targets"));
+    AR_TRY(ARI_ALLOC(&valid, n, "targets"));
     for (size_t i = 0; i < n; i++) {
         ids[i] = given[i];
         valid[i] = given[i] != AR_IGNORE_INDEX;
     }
     ari_fault_targets_at_edge(ctx, c, ids, n);
-    AR_TRY_TO(done, st, ari_numbers(ctx, &device_ids, AR_I64, n, ids));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
-    AR_TRY_TO(done, st, ari_numbers(ctx, &t->valid, AR_U8, n, valid));
-    AR_TRY_TO(done, st,
-              ARI_KERNEL(ctx, rows_in_range, t->row_of.data, ar_const(device_ids.data), n, (int64_t)c->start,
-                         (int64_t)c->owned));
+    AR_TRY(ari_numbers(ctx, &device_ids, AR_I64, n, ids));
+    AR_TRY(ar_ctx_tensor(ctx, &t->row_of, AR_I64, 1, &n));
+    AR_TRY(ari_numbers(ctx, &t->valid, AR_U8, n, valid));
+    AR_TRY(ARI_KERNEL(ctx, rows_in_range, t->row_of.data, ar_const(device_ids.data), n, (int64_t)c->start,
+                      (int64_t)c->owned));
     ar_ctx_release(ctx, &device_ids);
-done:
-    free(ids);
-    free(valid);
-    return st;
+    return AR_OK;
 }
 
 static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_tensor *t, size_t count, ar_op op,

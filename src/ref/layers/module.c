@@ -265,7 +265,7 @@ static void add_once(ar_param *p, ar_param **out, size_t cap, size_t *count)
 ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user)
 {
     const size_t n = own_children(m, NULL, 0);
-    ar_module **children = NULL;
+    ARI_OWNED ar_module **children = NULL;
     ar_status st = f(user, m);
     if (st != AR_OK || n == 0)
         return st;
@@ -273,7 +273,6 @@ ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m)
     own_children(m, children, n);
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = ari_module_each(children[i], f, user);
-    free(children);
     return st;
 }
 
@@ -287,14 +286,13 @@ static ar_status collect_params(void *user, ar_module *m)
 {
     param_list *all = user;
     const size_t n = own_params(m, NULL, 0);
-    ar_param **own = NULL;
+    ARI_OWNED ar_param **own = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&own, n, "a list of parameters"));
     own_params(m, own, n);
     for (size_t i = 0; i < n; i++) {
         if (!all->trainable_only || own[i]->requires_grad)
             add_once(own[i], all->out, all->cap, &all->count);
     }
-    free(own);
     return AR_OK;
 }
 
@@ -325,12 +323,11 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
                          ar_status (*f)(ar_param *p, ar_ctx *ctx, uint64_t seed))
 {
     size_t n = 0;
-    ar_param **all = NULL;
+    ARI_OWNED ar_param **all = NULL;
     AR_TRY(ari_module_list(&all, &n, m));
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = f(all[i], ctx, seed);
-    free(all);
     return st;
 }
 
@@ -344,13 +341,12 @@ static ar_status zero_grad(ar_param *p, ar_ctx *ctx, uint64_t seed)
 static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
 {
     const size_t n = ari_sequential_stages(m, NULL) ? own_children(m, NULL, 0) : 0;
-    ar_module **child = NULL;
+    ARI_OWNED ar_module **child = NULL;
     AR_TRY(ARI_ALLOC(&child, n, "modules"));
     own_children(m, child, n);
     ar_status st = for_own(m, ctx, ar_param_zero_grad);
     for (size_t i = 0; i < n && st == AR_OK; i++)
         st = for_own(child[i], ctx, ar_param_zero_grad);
-    free(child);
     return st;
 }
 
@@ -369,11 +365,9 @@ ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
 ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
 {
     size_t n = 0;
-    ar_param **all = NULL;
+    ARI_OWNED ar_param **all = NULL;
     AR_TRY(ari_module_list(&all, &n, m));
-    const ar_status st = ar_params_reduce(all, n, ctx);
-    free(all);
-    return st;
+    return ar_params_reduce(all, n, ctx);
 }
 
 void ar_module_destroy(ar_module *m)

@@ -187,7 +187,7 @@ void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_l
 static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, ar_tensor *x,
                              const ar_batch *batch)
 {
-    int64_t *memory = NULL;
+    ARI_OWNED int64_t *memory = NULL;
     ar_batch rolled;
     ar_tensor y, logits;
     ctx->use = ARI_USE_BETWEEN;
@@ -200,7 +200,6 @@ static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved 
     if (st == AR_OK && !ctx->counting)
         st = ar_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
     *x = y;
-    free(memory);
     return st;
 }
 
@@ -228,7 +227,7 @@ static ar_status back_through(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_ten
 static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ar_param *weight = NULL;
-    int64_t *memory = NULL;
+    ARI_OWNED int64_t *memory = NULL;
     ar_batch rolled;
     ar_tensor d;
     ar_module_params(m->head[i], &weight, 1, false);
@@ -245,7 +244,6 @@ static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved
     if (st == AR_OK)
         st = back_through(m->block[i], ctx, saved, &d, &rolled);
     m->dx = d;
-    free(memory);
     return st;
 }
 

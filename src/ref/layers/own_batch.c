@@ -94,21 +94,18 @@ void ari_own_batch_fini(ari_own_batch *o)
 static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
 {
     const size_t shape[2] = {batch->batch, ar_positions_count(own)};
-    int64_t *ids = NULL;
+    ARI_OWNED int64_t *ids = NULL;
     AR_TRY(ARI_ALLOC(&ids, shape[0] * shape[1], "ids"));
     take_positions(ids, batch->input_ids, batch, own, 1, sizeof *ids);
-    ar_status st = ar_ctx_tensor(ctx, x, AR_I64, 2, shape);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, x, ids);
-    free(ids);
-    return st;
+    AR_TRY(ar_ctx_tensor(ctx, x, AR_I64, 2, shape));
+    return ar_ctx_upload(ctx, x, ids);
 }
 
 static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
 {
     const size_t width = ari_volume(batch->sample_shape + 1, batch->sample_ndim - 1);
     size_t shape[AR_MAX_DIMS] = {batch->batch};
-    float *part = NULL;
+    ARI_OWNED float *part = NULL;
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];
     shape[1] = shares_positions(ctx) ? ar_positions_count(own) : shape[1];
@@ -117,9 +114,7 @@ static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, 
         return ar_ctx_upload_floats(ctx, x, batch->input);
     AR_TRY(ARI_ALLOC(&part, ar_tensor_count(x), "positions of the input"));
     take_positions(part, batch->input, batch, own, width, sizeof *part);
-    const ar_status st = ar_ctx_upload_floats(ctx, x, part);
-    free(part);
-    return st;
+    return ar_ctx_upload_floats(ctx, x, part);
 }
 
 ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)

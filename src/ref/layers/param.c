@@ -82,28 +82,24 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
     ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .from = p->layout};
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_draw(&draw, p, ctx);
     char other[sizeof p->name];
     const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name, true);
     struct fresh f = {p, host, ari_stream_key(draw.seed, name), &draw};
     ari_for_each_run(&p->value, &draw.from, put_fresh, &f);
-    const ar_status st = upload(p, ctx, host);
-    free(host);
-    return st;
+    return upload(p, ctx, host);
 }
 
 ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
     ar_layout from = p->layout;
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_source(&from, ctx, p->name);
     ari_layout_take(host, &p->value, &from, full);
-    const ar_status st = upload(p, ctx, host);
-    free(host);
-    return st;
+    return upload(p, ctx, host);
 }
 
 ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
@@ -129,22 +125,19 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
  * one rank. spread: of those alone whose terms are spread over the group. */
 static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *over, bool spread)
 {
-    uint8_t *used = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED uint8_t *used = NULL;
     if (ar_comm_size(over) == 1)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&used, n, "used parameters"));
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
-    AR_TRY_TO(done, st, ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
+    AR_TRY(ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
     for (size_t i = 0; i < n && ctx->device->hollow; i++) /* no peer has answered */
         used[i] = params[i]->has_grad;
     for (size_t i = 0; i < n; i++)
         params[i]->has_grad =
             params[i]->requires_grad && used[i] && (params[i]->has_grad || params[i]->spread || !spread);
-done:
-    free(used);
-    return st;
+    return AR_OK;
 }
 
 static bool any_spread(ar_param *const *params, size_t n)

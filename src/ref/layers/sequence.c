@@ -51,13 +51,11 @@ int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, con
 ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
 {
     const size_t each = ar_positions_count(own), n = batch->batch * each;
-    int64_t *host = NULL;
+    ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "positions"));
     for (size_t i = 0; i < n; i++)
         host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
-    const ar_status st = ari_numbers(ctx, at, AR_I64, n, host);
-    free(host);
-    return st;
+    return ari_numbers(ctx, at, AR_I64, n, host);
 }
 
 /* The positions of an x that has all of them, cut for the ranks. */

@@ -231,7 +231,7 @@ ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t wor
 {
     const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
     const size_t shape[2] = {ranks, words};
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     ar_tensor t = {.data = {NULL}};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_equal_counts(&counts, over, words));
@@ -243,6 +243,5 @@ ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t wor
     AR_TRY_TO(done, st, ar_ctx_download(ctx, all, &t));
 done:
     ar_ctx_release(ctx, &t);
-    free(counts);
     return st;
 }

@@ -14,8 +14,7 @@ ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t laye
     const size_t n = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
     const size_t ranks = (size_t)ar_comm_size(ctx->pipeline), all = ranks * (size_t)p.virtual_stages;
     ari_stages stages = {.n = p.virtual_stages, .layers = n, .between = {.ndim = sample_ndim}};
-    ari_staged *child = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED ari_staged *child = NULL;
     if (first + layers > n || sample_ndim < 1 || sample_ndim > AR_SAMPLE_DIMS)
         return ar_error_set(AR_ERR_ARG, "%s: %zu of %zu modules from %zu on, and samples of %d dimensions", m->name,
                             layers, n, first, sample_ndim);
@@ -24,7 +23,7 @@ ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t laye
     AR_TRY(ari_stages_check_layers(&p, layers, first + layers < n));
     AR_TRY(ari_balance_routers(&stages.routers, m));
     memcpy(stages.between.shape, sample_shape, (size_t)sample_ndim * sizeof *sample_shape);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&child, n, "stages"));
+    AR_TRY(ARI_ALLOC_ZERO(&child, n, "stages"));
     for (size_t at = 0; at < all; at++) {
         size_t begin, count;
         ar_stage_layers(&begin, &count, &p.stages, layers, all, at);
@@ -32,8 +31,5 @@ ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t laye
         for (size_t i = from; i < to; i++)
             child[i] = (ari_staged){.rank = (int)(at % ranks), .stage = (int)(at / ranks), .layer = i, .unit = true};
     }
-    st = ari_sequential_keep(m, child, &stages, ctx);
-done:
-    free(child);
-    return st;
+    return ari_sequential_keep(m, child, &stages, ctx);
 }

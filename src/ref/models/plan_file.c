@@ -442,11 +442,10 @@ ar_status ari_plan_hash(char hex[65], const ar_plan *p)
 {
     json_t *rules = NULL;
     AR_TRY(ari_plan_rules_json(&rules, p));
-    char *text = json_dumps(rules, JSON_COMPACT);
+    ARI_OWNED char *text = json_dumps(rules, JSON_COMPACT);
     json_decref(rules);
     if (!text)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its hash", ARI_SHOW(ari_plan_file(p)));
     ari_sha256_of(hex, text, strlen(text));
-    free(text);
     return AR_OK;
 }

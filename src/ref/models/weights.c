@@ -34,7 +34,7 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
 static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
 {
     size_t n = 0;
-    ar_param **all = NULL;
+    ARI_OWNED ar_param **all = NULL;
     ar_status st = AR_OK;
     AR_TRY(ari_module_list(&all, &n, ar_model_module(m)));
     ari_span_begin("weights");
@@ -44,7 +44,6 @@ static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
     for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, ari_value_tap(all[i], ctx, 'i'));
 done:
-    free(all);
     return ari_span_end(st);
 }
 

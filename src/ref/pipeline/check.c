@@ -165,13 +165,10 @@ static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_d
 
 ar_status ari_schedule_check_together(const ar_pipeline_schedule *s)
 {
-    ar_status st = AR_OK;
-    ar_pp_run *run = NULL;
+    ARI_OWNED ar_pp_run *run = NULL;
     for (int r = 0; s->shape.ranks > 1 && r < s->shape.ranks; r++)
         for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
             AR_TRY(check_order(s, r, (ari_pp_direction)d));
     AR_TRY(ARI_ALLOC(&run, 1, "a schedule"));
-    st = ari_schedule_walk(run, s, NULL, NULL, NULL);
-    free(run);
-    return st;
+    return ari_schedule_walk(run, s, NULL, NULL, NULL);
 }

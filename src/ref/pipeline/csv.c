@@ -147,7 +147,7 @@ ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *t
 {
     ar_status st = AR_OK;
     ar_pipeline_schedule *s = NULL;
-    reader *r = NULL;
+    ARI_OWNED reader *r = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a schedule"));
     r->name = name;
     AR_TRY_TO(done, st, read_lines(r, text, length));
@@ -158,24 +158,21 @@ done:
     ar_pipeline_schedule_destroy(s);
     for (int i = 0; i < AR_MAX_STAGES; i++)
         free(r->of[i].at);
-    free(r);
     return st;
 }
 
 ar_status ar_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path)
 {
-    unsigned char *text = NULL;
+    ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, MOST_BYTES));
-    const ar_status st = ar_pipeline_schedule_parse(gives, (const char *)text, length, path);
-    free(text);
-    return st;
+    return ar_pipeline_schedule_parse(gives, (const char *)text, length, path);
 }
 
 ar_status ar_pipeline_schedule_write(const char *path, const ar_pipeline_schedule *s, bool transfers)
 {
     size_t bytes = 1, used = 0;
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     for (int r = 0; r < s->shape.ranks; r++)
         bytes += s->of[r].count * sizeof "255RECV_F999999999" + 1;
     AR_TRY(ari_alloc((void **)&text, bytes, 1, "a schedule"));
@@ -191,7 +188,5 @@ ar_status ar_pipeline_schedule_write(const char *path, const ar_pipeline_schedul
         }
         used += (size_t)snprintf(text + used, bytes - used, "\n");
     }
-    const ar_status st = ari_file_write(path, text, used);
-    free(text);
-    return st;
+    return ari_file_write(path, text, used);
 }

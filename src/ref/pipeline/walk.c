@@ -196,7 +196,7 @@ ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const
 {
     ar_status st = AR_OK;
     size_t items = 0;
-    walker *w = NULL;
+    ARI_OWNED walker *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a schedule"));
     *w = (walker){.s = s, .times = times, .out = out, .each = each, .user = user};
     memset(out, 0, sizeof *out);
@@ -217,7 +217,6 @@ done:
         free(w->made[d]);
         free(w->when[d]);
     }
-    free(w);
     return st;
 }
 

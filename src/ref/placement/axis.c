@@ -102,15 +102,13 @@ ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf bloc
                           const char *tag)
 {
     const bool in_order = a->before == 1;
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     ar_buf packed = whole;
     if (!in_order)
         AR_TRY(ari_step_alloc(ctx, &packed, a->before * a->extent * a->after * ar_dtype_bytes(t)));
     AR_TRY(ARI_ALLOC(&counts, (size_t)a->parts, "sizes of the ranks' parts"));
     ari_axis_counts(counts, a);
-    const ar_status st = ar_comm_all_gather(over, ctx->queue, packed, block, counts, ari_moved_as(t), tag);
-    free(counts);
-    AR_TRY(st);
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, packed, block, counts, ari_moved_as(t), tag));
     if (in_order)
         return AR_OK;
     AR_TRY(ari_axis_unpack(ctx, whole, ar_const(packed), a, t));

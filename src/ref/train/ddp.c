@@ -250,8 +250,7 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
     ar_param **own = NULL;
     size_t n = 0;
     ar_ddp_options with = *o;
-    ar_unit *units = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED ar_unit *units = NULL;
     if (!module)
         return ar_error_set(AR_ERR_ARG, "data parallelism of a module that is NULL");
     if (o->zero >= 2 && o->units == 0) {
@@ -260,11 +259,8 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
         ari_sequential_units(module, units, with.units, &with.root_stage);
         with.unit = units;
     }
-    AR_TRY_TO(done, st, ari_module_list(&own, &n, module));
-    st = create_ddp(gives, ctx, module->name, module, own, n, &with);
-done:
-    free(units);
-    return st;
+    AR_TRY(ari_module_list(&own, &n, module));
+    return create_ddp(gives, ctx, module->name, module, own, n, &with);
 }
 
 /* For what a step that ended early has left under way. */

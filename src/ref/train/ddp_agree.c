@@ -22,15 +22,12 @@ static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, s
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
     const size_t words = each / sizeof(uint64_t);
-    uint64_t *said = NULL;
+    ARI_OWNED uint64_t *said = NULL;
     AR_TRY(ari_alloc_zero((void **)&said, ranks, each, "hashes of parameters"));
     memcpy(said + me * words, own, each);
-    const ar_status st = ari_gather_words(ctx, ctx->dp, said, words, "parameters of data parallelism");
-    if (st != AR_OK) {
-        free(said);
-        return st;
-    }
+    AR_TRY(ari_gather_words(ctx, ctx->dp, said, words, "parameters of data parallelism"));
     *gives = said;
+    said = NULL;
     return AR_OK;
 }
 
@@ -97,37 +94,35 @@ static void first_difference(const uint64_t *said, size_t ranks, size_t n, size_
 static ar_status name_difference(ar_ddp *d, size_t most)
 {
     const size_t ranks = (size_t)ar_comm_size(d->ctx->dp), n = most + 1;
-    uint64_t *own = NULL, *said = NULL;
-    char text[TEXT] = "", *texts = NULL;
+    ARI_OWNED uint64_t *own = NULL, *said = NULL;
+    ARI_OWNED char *texts = NULL;
+    char text[TEXT] = "";
     size_t at = 0, rank = 0;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&own, n, "hashes of parameters"));
+    AR_TRY(ARI_ALLOC(&own, n, "hashes of parameters"));
     for (size_t i = 0; i < n; i++) {
         describe_at(text, d, i);
         own[i] = mix_text(ARI_FNV1A_BASIS, text);
     }
-    AR_TRY_TO(done, st, exchange_messages((void **)&said, d->ctx, own, n * sizeof *own));
+    AR_TRY(exchange_messages((void **)&said, d->ctx, own, n * sizeof *own));
     first_difference(said, ranks, n, &at, &rank);
     memset(text, 0, sizeof text);
     describe_at(text, d, at);
-    AR_TRY_TO(done, st, exchange_messages((void **)&texts, d->ctx, text, sizeof text));
+    AR_TRY(exchange_messages((void **)&texts, d->ctx, text, sizeof text));
     char what[48] = "the options";
     if (at > 0)
         snprintf(what, sizeof what, "parameter %zu", at - 1);
     st =
         ar_error_set(AR_ERR_MISMATCH, "%s: data-parallel ranks 0 and %zu disagree about %s: rank 0 has %s, rank %zu %s",
                      d->name, rank, what, texts, rank, texts + rank * sizeof text);
-done:
-    free(own);
-    free(said);
-    free(texts);
     return st;
 }
 
 ar_status ari_ddp_agree(ar_ddp *d)
 {
     const size_t ranks = (size_t)ar_comm_size(d->ctx->dp);
-    uint64_t own[2] = {ARI_FNV1A_BASIS, d->n}, *said = NULL;
+    ARI_OWNED uint64_t *said = NULL;
+    uint64_t own[2] = {ARI_FNV1A_BASIS, d->n};
     size_t most = 0;
     bool differ = false;
     char text[TEXT];
@@ -142,7 +137,6 @@ ar_status ari_ddp_agree(ar_ddp *d)
         differ = differ || memcmp(said + 2 * r, said, sizeof own) != 0;
         most = said[2 * r + 1] > most ? (size_t)said[2 * r + 1] : most;
     }
-    free(said);
     return differ ? name_difference(d, most) : AR_OK;
 }
 

@@ -23,14 +23,13 @@ static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, siz
 static ar_status count_over(size_t *count, ar_ctx *ctx, size_t mine)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->sequence), at = (size_t)ar_comm_rank(ctx->sequence);
-    int64_t *of = NULL;
+    ARI_OWNED int64_t *of = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&of, ranks, "counts of targets"));
     of[at] = (int64_t)mine;
     const ar_status st = ari_combine(ctx, ctx->dp, of, ranks, AR_I64, AR_SUM, "targets");
     *count = 0;
     for (size_t i = 0; i < ranks; i++)
         *count += ar_faulty(ctx, AR_FAULT_cp_targets_whole) ? ranks * (size_t)of[i] : i == at ? (size_t)of[i] : 0;
-    free(of);
     return st;
 }
 
@@ -109,7 +108,7 @@ static bool is_of_expert(const ar_param *p)
 ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, const ar_tensor *g)
 {
     const size_t n = ar_tensor_count(g);
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     *skip = is_of_expert(p) && ar_faulty(ctx, AR_FAULT_empty_expert_not_updated);
     if (!*skip)
         return AR_OK;
@@ -117,7 +116,6 @@ ar_status ari_fault_skips_update(bool *skip, ar_ctx *ctx, const ar_param *p, con
     const ar_status st = ar_ctx_download(ctx, host, g);
     for (size_t i = 0; i < n; i++)
         *skip = *skip && host[i] == 0.0f;
-    free(host);
     return st;
 }
 

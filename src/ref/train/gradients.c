@@ -11,7 +11,7 @@
 
 ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    ar_gradients *made = NULL;
+    ARI_OWNED ar_gradients *made = NULL;
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < i; k++) {
             if (params[k] == params[i])
@@ -20,25 +20,20 @@ ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const
     }
     AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a gradient manager"));
     *made = (ar_gradients){.ctx = ctx, .n = n};
-    const ar_status st = ARI_ALLOC(&made->params, n, "a list of parameters");
-    if (st != AR_OK) {
-        free(made);
-        return st;
-    }
+    AR_TRY(ARI_ALLOC(&made->params, n, "a list of parameters"));
     if (n > 0)
         memcpy(made->params, params, n * sizeof *params);
     *gives = made;
+    made = NULL;
     return AR_OK;
 }
 
 ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m)
 {
-    ar_param **params = NULL;
+    ARI_OWNED ar_param **params = NULL;
     size_t n = 0;
     AR_TRY(ari_module_list(&params, &n, m));
-    const ar_status st = ar_gradients_create(gives, ctx, params, n);
-    free(params);
-    return st;
+    return ar_gradients_create(gives, ctx, params, n);
 }
 
 void ar_gradients_destroy(ar_gradients *g)
@@ -74,12 +69,10 @@ ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp)
 {
     if (ddp)
         return ar_ddp_wait(ddp);
-    ar_param **trainable = NULL;
+    ARI_OWNED ar_param **trainable = NULL;
     AR_TRY(ARI_ALLOC(&trainable, g->n, "a list of parameters"));
     const size_t n = ar_gradients_trainable(g, trainable, g->n);
-    const ar_status st = ar_params_reduce(trainable, n, g->ctx);
-    free(trainable);
-    return st;
+    return ar_params_reduce(trainable, n, g->ctx);
 }
 
 ar_verdict ar_gradients_last(const ar_gradients *g)

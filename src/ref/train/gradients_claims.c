@@ -54,14 +54,11 @@ static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
 /* The values of a tensor of this rank, on the host. Gives; free(). */
 static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
 {
-    float *values = NULL;
+    ARI_OWNED float *values = NULL;
     AR_TRY(ARI_ALLOC(&values, ar_tensor_count(t), "copies to compare"));
-    const ar_status st = ar_ctx_download_floats(ctx, values, t);
-    if (st != AR_OK) {
-        free(values);
-        return st;
-    }
+    AR_TRY(ar_ctx_download_floats(ctx, values, t));
     *gives = values;
+    values = NULL;
     return AR_OK;
 }
 
@@ -87,7 +84,7 @@ static void look_at_run(void *user, const ari_box_run *r)
 /* Nothing of a layout without boxes: its place stays 0. */
 static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor *local, const ar_layout *layout)
 {
-    float *values = NULL;
+    ARI_OWNED float *values = NULL;
     *e = (elements){.hash = ARI_FNV1A_BASIS};
     if (layout->nbox == 0 || ar_tensor_count(local) == 0)
         return AR_OK;
@@ -96,7 +93,6 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
     host.dtype = AR_F32;
     host.data.ptr = values;
     ari_for_each_run(&host, layout, look_at_run, e);
-    free(values);
     *c = (ari_copy){place_of(layout), e->hash};
     return AR_OK;
 }

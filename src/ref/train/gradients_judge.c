@@ -256,7 +256,7 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
     static const char tag[] = "gradients:verify";
     ar_comm *over = g->ctx->pipeline;
     const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
-    uint64_t *count = NULL, *found = NULL;
+    ARI_OWNED uint64_t *count = NULL, *found = NULL;
     size_t most = 0;
     ar_status st = AR_OK;
     if (ranks == 1)
@@ -274,8 +274,6 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
     AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
     st = take_findings(g, found, count, ranks, most);
 done:
-    free(found);
-    free(count);
     return st;
 }
 

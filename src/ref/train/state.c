@@ -208,7 +208,7 @@ ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
 
 static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar_buf buf, const float *full)
 {
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     ar_tensor local = {.data = {NULL}};
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&s->param->value) + 1, name));
@@ -219,7 +219,6 @@ static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
         AR_TRY_TO(done, st, ari_share_get(ctx, buf, s->param, &local, s->start, s->count));
 done:
     release_state(&local, s, ctx);
-    free(host);
     return st;
 }
 
@@ -244,7 +243,7 @@ ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part
     const size_t rows = p->value.ndim == 1 ? 1 : p->value.shape[1], inputs = p->transposed ? p->value.shape[0] : rows;
     const ar_tensor w = ar_tensor_flat(p->value.dtype, part->weight, s->count);
     const ar_tensor t = part->master.ptr ? ar_tensor_flat(AR_F32, part->master, s->count) : w;
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     if (!p->clip || s->count == 0 || ctx->device->hollow)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&host, s->count, p->name));
@@ -253,6 +252,5 @@ ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part
         host[i] *= p->clip[across ? i % rows : (s->start + i) / inputs];
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, &t, host);
-    free(host);
     return st != AR_OK || !part->master.ptr ? st : ARI_KERNEL(ctx, copy_strided, &w, &t);
 }

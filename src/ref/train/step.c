@@ -79,7 +79,8 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
                                size_t pieces)
 {
     const size_t counts = 1 + ari_trained_depths(what->module);
-    int64_t *own = NULL, sum[1 + AR_MAX_MTP] = {0};
+    ARI_OWNED int64_t *own = NULL;
+    int64_t sum[1 + AR_MAX_MTP] = {0};
     size_t all[1 + AR_MAX_MTP];
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&own, pieces, "counts of targets"));
@@ -102,7 +103,6 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     ari_trained_further(what->module, all + 1);
     if (st == AR_OK)
         st = ari_fault_divisors(targets, ctx, micro, own, n, pieces);
-    free(own);
     return st;
 }
 
@@ -323,7 +323,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
                           const ar_batch *global, const ar_train_options *o)
 {
     const size_t pieces = (size_t)ari_at_least_one(o->parallel.micro_batches);
-    ar_batch *micro = NULL;
+    ARI_OWNED ar_batch *micro = NULL;
     ar_saved *saved = NULL;
     size_t n = 0, most = 0;
     ar_status st = AR_OK;
@@ -351,7 +351,6 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
 done:
     ar_saved_destroy(saved);
     free(what->params);
-    free(micro);
     return st;
 }
 

@@ -147,7 +147,7 @@ enum { NO_UNIT = -1 };
 /* A parameter of two units is the root unit's, as one that is of none. */
 static ar_status assign(ar_ddp *d, int unit)
 {
-    ar_param **own = NULL;
+    ARI_OWNED ar_param **own = NULL;
     size_t n = 0;
     AR_TRY(ari_module_list(&own, &n, d->unit[unit].module));
     for (size_t i = 0; i < d->n; i++) {
@@ -156,7 +156,6 @@ static ar_status assign(ar_ddp *d, int unit)
                 d->unit_of[i] = d->unit_of[i] == NO_UNIT ? unit : d->units;
         }
     }
-    free(own);
     return AR_OK;
 }
 

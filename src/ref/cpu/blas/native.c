@@ -133,7 +133,7 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
         return AR_OK;
     const size_t longer = m.rows > m.cols ? m.rows : m.cols, pieces = m.batch == 1 ? longer : m.batch;
     const int threads = ari_threads_for(d, pieces, work / OPERATION * m.batch);
-    void *rooms = NULL;
+    ARI_OWNED void *rooms = NULL;
     if (room > 0)
         AR_TRY(ari_alloc(&rooms, (size_t)threads * room, sizeof(float), "the widened pieces of a product"));
     if (m.batch == 1) {
@@ -145,6 +145,5 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
             multiply_operands(&to, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
         }
     }
-    free(rooms);
     return AR_OK;
 }

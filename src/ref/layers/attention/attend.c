@@ -244,7 +244,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
     ari_core core = core_of(m, ctx, batch->seq);
     ar_batch seen;
-    int32_t *made = NULL;
+    ARI_OWNED int32_t *made = NULL;
     ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
     rotation r;
     AR_TRY(ari_qk_clip_track(&core.largest, m, ctx));
@@ -253,9 +253,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
     AR_TRY(ari_fault_documents(&seen, &made, ctx, batch, &core.rows));
-    const ar_status st = ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen);
-    free(made);
-    AR_TRY(st);
+    AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));

@@ -336,7 +336,7 @@ static ar_status note_largest(const pass *p)
 {
     const ari_core *c = p->c;
     const size_t n = ar_tensor_count(&p->kept->max);
-    int32_t *rows = NULL;
+    ARI_OWNED int32_t *rows = NULL;
     if (!c->largest || p->ctx->device->hollow)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&rows, n, "largest logits"));
@@ -345,7 +345,6 @@ static ar_status note_largest(const pass *p)
         int32_t *most = &c->largest[c->head_start + i / p->rows % c->heads];
         *most = rows[i] > *most ? rows[i] : *most;
     }
-    free(rows);
     return st;
 }
 

@@ -54,24 +54,21 @@ static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance 
                               const ari_routed_tokens *t, const uint8_t *valid)
 {
     const size_t slots = ar_tensor_count(t->expert), k = b->per_token, each = slots / groups;
-    int32_t *expert = NULL;
+    ARI_OWNED int32_t *expert = NULL;
     AR_TRY(ARI_ALLOC(&expert, slots, "the experts of tokens"));
     const ar_status st = ar_ctx_download(ctx, expert, t->expert);
     for (size_t i = 0; i < slots && st == AR_OK && !ctx->device->hollow; i++) {
         if (expert[i] >= 0 && (!valid || valid[i / k]))
             counts[i / each * b->experts + (size_t)expert[i]]++;
     }
-    free(expert);
     return st;
 }
 
 ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t)
 {
-    uint8_t *valid = NULL;
+    ARI_OWNED uint8_t *valid = NULL;
     AR_TRY(own_tokens(&valid, b, ctx, t));
-    const ar_status st = count_tokens(counts, 1, b, ctx, t, valid);
-    free(valid);
-    return st;
+    return count_tokens(counts, 1, b, ctx, t, valid);
 }
 
 /* --- the gradient ------------------------------------------------------------------------------------------------- */
@@ -98,7 +95,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
 {
     const size_t all = t->batch && t->batch->global_batch > 0 ? t->batch->global_batch : samples,
                  n = samples * b->experts;
-    int64_t *counts = NULL;
+    ARI_OWNED int64_t *counts = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
     ar_status st = count_tokens(counts, samples, b, ctx, t, valid);
     if (st == AR_OK)
@@ -110,7 +107,6 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
         weigh_counts(c + i * b->experts, b, counts + i * b->experts,
                      slots * slots / (double)b->per_token * (double)all);
     }
-    free(counts);
     return st;
 }
 
@@ -119,7 +115,7 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
                               const uint8_t *valid)
 {
     const size_t shape[2] = {b->counts ? 1 : ar_ctx_samples(ctx, t->x), b->experts};
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC(&host, shape[0] * shape[1], "weights of the balance"));
     if (b->counts)
@@ -130,7 +126,6 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
         st = ar_ctx_tensor(ctx, c, AR_F32, 2, shape);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, c, host);
-    free(host);
     return st;
 }
 
@@ -163,7 +158,7 @@ static ar_status add_terms(ari_balance *b, ar_ctx *ctx, const ar_tensor *p, cons
 ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *p, ar_tensor *lse,
                               const ari_routed_tokens *t)
 {
-    uint8_t *counted = NULL;
+    ARI_OWNED uint8_t *counted = NULL;
     ar_tensor c = {0}, valid = {0};
     if (ctx->counting) {
         ar_ctx_release(ctx, lse);
@@ -177,11 +172,10 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
                             "counts them; or balance each sequence",
                             b->name);
     AR_TRY(own_tokens(&counted, b, ctx, t));
-    ar_status st = counted ? ari_numbers(ctx, &valid, AR_U8, t->expert->shape[0], counted) : AR_OK;
-    if (st == AR_OK && b->losses.balance != AR_BALANCE_NONE)
-        st = make_weights(b, ctx, &c, t, counted);
-    free(counted);
-    AR_TRY(st);
+    if (counted)
+        AR_TRY(ari_numbers(ctx, &valid, AR_U8, t->expert->shape[0], counted));
+    if (b->losses.balance != AR_BALANCE_NONE)
+        AR_TRY(make_weights(b, ctx, &c, t, counted));
     if (!ctx->recomputing)
         AR_TRY(add_terms(b, ctx, p, &c, lse, &valid, t));
     AR_TRY(ar_saved_push(saved, b, SAVED_WEIGHTS, &c));
@@ -206,26 +200,22 @@ static float spoilt_factor(const ari_balance *b, const ar_ctx *ctx, const ari_ro
 static ar_status spoil_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t)
 {
     const size_t n = b->experts;
-    int64_t *counts = NULL;
-    uint8_t *valid = NULL;
-    float *host = NULL;
+    ARI_OWNED int64_t *counts = NULL;
+    ARI_OWNED uint8_t *valid = NULL;
+    ARI_OWNED float *host = NULL;
     const float factor = spoilt_factor(b, ctx, t);
     if (c->data.ptr && factor != 1.0f)
         return ARI_KERNEL(ctx, scale, c, c, factor);
     if (!c->data.ptr || !ar_faulty(ctx, AR_FAULT_balance_of_micro_batch))
         return AR_OK;
     ar_status st = own_tokens(&valid, b, ctx, t);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&host, c->shape[0] * n, "weights of the balance"));
-    AR_TRY_TO(done, st, count_tokens(counts, 1, b, ctx, t, valid));
+    AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
+    AR_TRY(ARI_ALLOC(&host, c->shape[0] * n, "weights of the balance"));
+    AR_TRY(count_tokens(counts, 1, b, ctx, t, valid));
     const double own = (double)sum_of(counts, n) / (double)b->per_token;
     for (size_t i = 0; i < c->shape[0]; i++)
         weigh_counts(host + i * n, b, counts, (double)b->per_token * own * (double)ar_batch_tokens(t->batch));
     st = ar_ctx_upload(ctx, c, host);
-done:
-    free(counts);
-    free(valid);
-    free(host);
     return st;
 }
 
@@ -347,24 +337,20 @@ ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx)
 static ar_status add_layers(totals *all, ar_module *m, const ari_stages *s, const ari_staged *at)
 {
     const size_t n = m->ops->children(m, NULL, 0);
-    ar_module **child = NULL;
-    float *of = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC(&child, n, "modules"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&of, s->layers, "losses of routers"));
+    ARI_OWNED ar_module **child = NULL;
+    ARI_OWNED float *of = NULL;
+    AR_TRY(ARI_ALLOC(&child, n, "modules"));
+    AR_TRY(ARI_ALLOC_ZERO(&of, s->layers, "losses of routers"));
     m->ops->children(m, child, n);
     for (size_t i = 0; i < n; i++) {
         totals one = {.ctx = all->ctx};
-        AR_TRY_TO(done, st, ari_module_each(child[i], add_value, &one));
+        AR_TRY(ari_module_each(child[i], add_value, &one));
         of[at[i].layer] += (float)one.value;
     }
-    AR_TRY_TO(done, st, ari_combine(all->ctx, all->ctx->pipeline, of, s->layers, AR_F32, AR_SUM, "routers"));
+    AR_TRY(ari_combine(all->ctx, all->ctx->pipeline, of, s->layers, AR_F32, AR_SUM, "routers"));
     for (size_t i = 0; i < s->layers; i++)
         all->value += (double)of[i];
-done:
-    free(child);
-    free(of);
-    return st;
+    return AR_OK;
 }
 
 ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value)

@@ -131,11 +131,11 @@ static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at,
 
 static ar_status sort_received(const ari_routes *r, sorting *s)
 {
-    size_t *start = NULL, at = 0;
+    ARI_OWNED size_t *start = NULL;
+    size_t at = 0;
     AR_TRY(ARI_ALLOC(&start, r->groups.n + 1, "received rows"));
     for (size_t rank = 0; rank < s->ranks; rank++)
         at += sort_rank(r, s, rank, at, start);
-    free(start);
     return AR_OK;
 }
 
@@ -154,12 +154,11 @@ static void count_moved(ari_routes *r, const sorting *s)
 static ar_status gather(ar_ctx *ctx, ar_tensor *all, const ar_tensor *own, const char *tag)
 {
     const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), own->shape[0], own->shape[1]};
-    size_t *counts = NULL;
+    ARI_OWNED size_t *counts = NULL;
     AR_TRY(ar_ctx_tensor(ctx, all, own->dtype, 3, shape));
     AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(own)));
     const ar_status st =
         ar_comm_all_gather(ctx->ep, ctx->queue, all->data, ar_const(own->data), counts, own->dtype, tag);
-    free(counts);
     return st;
 }
 
@@ -184,29 +183,23 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
 {
     const size_t n = ar_tensor_count(expert), k = expert->shape[1], width = value ? experts : k;
     ar_tensor like = *x;
-    int32_t *chosen = NULL;
-    float *numbers = NULL, *values = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED int32_t *chosen = NULL;
+    ARI_OWNED float *numbers = NULL, *values = NULL;
     like.shape[x->ndim - 1] = width;
     AR_TRY(ar_ctx_tensor(ctx, y, AR_F32, like.ndim, like.shape));
-    AR_TRY_TO(done, st, ARI_ALLOC(&chosen, n, "the experts of tokens"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&values, n, "the experts of tokens"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&numbers, ar_tensor_count(y), "the experts of tokens"));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, chosen, expert));
+    AR_TRY(ARI_ALLOC(&chosen, n, "the experts of tokens"));
+    AR_TRY(ARI_ALLOC(&values, n, "the experts of tokens"));
+    AR_TRY(ARI_ALLOC_ZERO(&numbers, ar_tensor_count(y), "the experts of tokens"));
+    AR_TRY(ar_ctx_download(ctx, chosen, expert));
     if (value)
-        AR_TRY_TO(done, st, ar_ctx_download(ctx, values, value));
+        AR_TRY(ar_ctx_download(ctx, values, value));
     for (size_t i = 0; i < n; i++) {
         if (!value)
             numbers[i] = (float)chosen[i];
         else if (chosen[i] >= 0) /* check_experts tells of the others */
             numbers[i / k * width + (size_t)chosen[i]] = values[i];
     }
-    st = ar_ctx_upload_floats(ctx, y, numbers);
-done:
-    free(numbers);
-    free(values);
-    free(chosen);
-    return st;
+    return ar_ctx_upload_floats(ctx, y, numbers);
 }
 
 /* --- making ------------------------------------------------------------------------------------------------------- */
@@ -305,7 +298,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
                           const size_t *receives, const char *tag)
 {
     const size_t h = x->shape[1], ranks = (size_t)ar_comm_size(ctx->ep);
-    size_t *counts = NULL; /* to send, then to receive */
+    ARI_OWNED size_t *counts = NULL; /* to send, then to receive */
     AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){rows, h}));
     AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < ranks; r++) {
@@ -316,7 +309,6 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     ari_fault_splits(ctx, counts, ranks);
     const ar_status st =
         ar_comm_all_to_all(ctx->ep, ctx->queue, y->data, ar_const(x->data), counts, counts + ranks, x->dtype, tag);
-    free(counts);
     ar_ctx_release(ctx, x);
     return st;
 }

@@ -135,7 +135,7 @@ static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
 {
     const size_t n = s->tokens->experts;
     const bool own = ar_faulty(ctx, AR_FAULT_router_bias_own_counts);
-    float *host = NULL;
+    ARI_OWNED float *host = NULL;
     if (s->tokens->spread && !own)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
     if (!own)
@@ -146,7 +146,6 @@ static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
         step_bias(host, s->counts, n, ctx);
     if (st == AR_OK)
         st = ar_ctx_upload(ctx, &s->bias.value, host);
-    free(host);
     memset(s->counts, 0, n * sizeof *s->counts);
     s->bias.version++;
     return st;
