@@ -55,6 +55,7 @@ class LossTest(Case):
         self.assertEqual(padded["first_difference"]["tensor"], "loss:fwd")
         for options, says in ((("check", "stack-demo"), "a loss that is the sum of all outputs"),
                               (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
+                              (("check", "glm4-moe-demo", "--router-bias-update", "0.01"), "the update of routers' biases"),
                               (("check", MODEL, "--dropout", "0.1", "--optimizer", "muon", "--qk-clip", "0.2"),
                                "QK-Clip's largest logits under dropout"),
                               (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
