@@ -79,6 +79,9 @@ size_t ar_dump_count(const ar_dump *d);
 const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i);
 /** NULL if there is none. */
 const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name);
+/** Of a name under which ranks have values or gradients of other lengths along a dimension, as where each pads its
+ *  samples to its own longest, and which is no tensor of the dump: two of the shapes, into text; else false. */
+bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
 /** Ranks whose files were found; 0: the dump is no rank's. */
 int ar_dump_ranks(const ar_dump *d);
 /** The mesh of its ranks, borrowed; of no dimensions: not told. */

@@ -140,9 +140,11 @@ typedef struct ar_verify_report {
     size_t compared, different, missing,
         unexpected;     /* tensors; different: with those of another shape or dtype or unequal copies */
     size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
-    size_t routed;      /* tensors within experts of tokens that a router chose, of which each rank has other rows than
+    size_t ragged;      /* values and gradients of which ranks have other lengths: left out */
+    char ragged_first[288];
+    size_t routed;  /* tensors within experts of tokens that a router chose, of which each rank has other rows than
                               the reference: not compared */
-    size_t renamed;     /* tensors of the other that are compared under the reference's name, from which only .. */
+    size_t renamed; /* tensors of the other that are compared under the reference's name, from which only .. */
     char wrappers[2][128]; /* .. these components tell theirs apart, in the reference's and in the other's: "module." */
     size_t drift;          /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different, elements_doubted;

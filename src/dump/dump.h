@@ -54,6 +54,9 @@ struct ar_dump {
     size_t pieces, cap_pieces;
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
+    const ari_piece **ragged; /* [raggeds] of what ranks have of other lengths, which is no tensor: one that is not as
+                                 the first of its name */
+    size_t raggeds;
     ar_dump_part *part; /* of all tensors, one after the other */
     ari_arena arena;    /* of all lists, names and boxes */
 };

@@ -378,6 +378,41 @@ size_t ari_piece_group(const ari_piece *p, size_t n)
     return same;
 }
 
+/* Of values and gradients whose files say of one dimension alone that the whole has other extents there, a piece that
+ * is not as the first; NULL: they are a tensor. */
+static const ari_piece *find_ragged(const ari_piece *p, size_t n)
+{
+    const ari_piece *other = NULL;
+    bool differs[AR_ST_MAX_DIMS] = {false};
+    int dimensions = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!p[i].has_shape || !p[i].given || p[i].ndim != p->ndim || p[i].entry->dtype != p->entry->dtype)
+            return NULL;
+        for (int k = 0; k < p->ndim; k++) {
+            differs[k] = differs[k] || p[i].shape[k] != p->shape[k];
+            other = p[i].shape[k] != p->shape[k] ? &p[i] : other;
+        }
+    }
+    for (int k = 0; k < p->ndim; k++)
+        dimensions += differs[k];
+    return dimensions == 1 && (strstr(p->name, ":fwd") || strstr(p->name, ":bwd")) ? other : NULL;
+}
+
+bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
+{
+    size_t i = 0;
+    while (i < d->raggeds && strcmp(d->ragged[i]->name, name) != 0)
+        i++;
+    if (i == d->raggeds)
+        return false;
+    const ari_piece *p = d->ragged[i], *first = p;
+    while (first > d->piece && strcmp(first[-1].name, name) == 0)
+        first--;
+    snprintf(text, 160, "%s on rank %d, %s on rank %d", ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank,
+             ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
+    return true;
+}
+
 static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *part, ari_piece *piece, size_t n)
 {
     AR_TRY(ari_parts_shape(t, d, piece, n));
@@ -398,9 +433,15 @@ ar_status ari_dump_make_tensors(ar_dump *d)
     for (size_t i = 0; i < d->pieces; i++)
         tensors += i == 0 || strcmp(d->piece[i].name, d->piece[i - 1].name) != 0;
     AR_TRY(ARI_TAKE(&d->tensor, &d->arena, tensors, "tensors of a dump"));
+    AR_TRY(ARI_TAKE(&d->ragged, &d->arena, tensors, "tensors of a dump"));
     AR_TRY(ARI_TAKE(&d->part, &d->arena, d->pieces, "parts of a dump"));
     for (size_t i = 0, n = 0; i < d->pieces; i += n) {
         n = ari_piece_group(&d->piece[i], d->pieces - i);
+        d->ragged[d->raggeds] = find_ragged(&d->piece[i], n);
+        if (d->ragged[d->raggeds]) {
+            d->raggeds++;
+            continue;
+        }
         AR_TRY(make_tensor(d, &d->tensor[d->tensors], &d->part[i], &d->piece[i], n));
         d->tensors++;
     }

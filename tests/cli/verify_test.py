@@ -191,6 +191,22 @@ class Verdict(Verify):
         self.assertIn("note: 1 element of new weights, or of outputs that these made, differs by no more than the "
                       "optimizer's step makes of the gradients' differences\n", text)
 
+    def test_samples_padded_to_each_rank_s_own_length_are_left_out(self):
+        """What is no sample's is compared: gradients, updates, the loss."""
+        one = write(self.folder / "one.safetensors", {**weight("x:fwd", [1.0] * 8, [4, 2]), **weight("w:grad", [1.0])})
+        for grad, code in ((1.0, 0), (2.0, 1)):
+            for rank in range(2):
+                box = {"global": [2 * rank, 0], "local": [0, 0], "extent": [2, 2 - rank]}
+                placement = {"version": 1, "rank": rank, "world": 2,
+                             "tensors": {"x:fwd": {"shape": [4, 2 - rank], "boxes": [box]}, "w:grad": {"replicas": 2, "replica": rank}}}
+                (self.folder / "ranks").mkdir(exist_ok=True)
+                write(self.folder / f"ranks/rank-{rank}.safetensors",
+                      {**weight("x:fwd", [1.0] * (4 - 2 * rank), [2, 2 - rank]), **weight("w:grad", [grad])},
+                      {"ANYRANK_PLACEMENT": json.dumps(placement)})
+            text = self.done(one, self.folder / "ranks", code=code).stdout
+            self.assertIn("note: not compared: 1 output and gradient of which ranks have other lengths, such as x:fwd, [4,2] "
+                          "on rank 0, [4,1] on rank 1", text)
+
     def test_names_of_one_side_are_listed(self):
         a, b = self.pair({**weight("x", [1.0]), **weight("y", [1.0])}, {**weight("x", [1.0]), **weight("z", [1.0])})
         done = self.done(a, b, code=1)

@@ -174,6 +174,38 @@ Test(dump_parts, packed_boxes_that_make_the_whole_are_one)
     cr_expect_not_null(ar_dump_at(d, 0)->whole);
 }
 
+/* Two ranks with two samples each, of 2 positions and of 1. */
+static void put_samples(const char *name)
+{
+    static const size_t shapes[][2] = {{2, 2}, {2, 1}};
+    for (size_t rank = 0; rank < 2; rank++) {
+        char file[32], placement[256];
+        snprintf(file, sizeof file, "rank-%zu.safetensors", rank);
+        snprintf(placement, sizeof placement,
+                 "{\"version\":1,\"rank\":%zu,\"tensors\":{\"%s\":{\"shape\":[4,%zu],\"boxes\":[{\"global\":[%zu,0],"
+                 "\"local\":[0,0],\"extent\":[2,%zu]}]}}}",
+                 rank, name, 2 - rank, 2 * rank, 2 - rank);
+        put_tensor(file, name, 2, shapes[rank], low, NULL, placement);
+    }
+}
+
+Test(dump_parts, samples_that_ranks_pad_to_their_own_lengths_are_no_tensor)
+{
+    char text[160];
+    put_samples("x:fwd@2");
+    OWNED(ar_dump_close) ar_dump *d = open_folder();
+    cr_expect_eq(ar_dump_count(d), 0u);
+    cr_expect(ar_dump_is_ragged(d, "x:fwd@2", text));
+    cr_expect_str_eq(text, "[4,2] on rank 0, [4,1] on rank 1");
+    cr_expect_not(ar_dump_is_ragged(d, "x:fwd", text));
+}
+
+Test(dump_parts, weights_have_one_length)
+{
+    put_samples("x:grad");
+    expect_error(AR_ERR_FORMAT, "InvalidPlacement: tensor 'x:grad'", "[4,1]");
+}
+
 Test(dump_parts, dtypes_agree)
 {
     const double d[] = {1, 2, 3, 4};

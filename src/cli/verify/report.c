@@ -376,6 +376,11 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
     if (r->left_out[0] + r->left_out[1] > 0)
         fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
                 r->left_out[0], ARI_PLURAL(r->left_out[0]), r->left_out[1]);
+    if (r->ragged > 0)
+        fprintf(to,
+                "note: not compared: %zu output%s and gradient%s of which ranks have other lengths, such as %s: each "
+                "pads to its own longest sample; pad all ranks' batches to one length to have them compared\n",
+                r->ragged, ARI_PLURAL(r->ragged), ARI_PLURAL(r->ragged), ARI_SHOW(r->ragged_first));
     if (r->routed > 0)
         fprintf(
             to,

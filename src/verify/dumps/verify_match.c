@@ -318,6 +318,18 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
     return AR_OK;
 }
 
+/* The first of them is reported. */
+static bool is_ragged(const ari_verifying *v, const char *name)
+{
+    ar_verify_report *r = v->report;
+    char text[160];
+    if (!ar_dump_is_ragged(v->dump[0], name, text) && !ar_dump_is_ragged(v->dump[1], name, text))
+        return false;
+    if (r->ragged == 0)
+        snprintf(r->ragged_first, sizeof r->ragged_first, "%.100s, %s", name, text);
+    return true;
+}
+
 /* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of
  * its own samples, and which they are among the reference's rows, neither dump tells. What the experts give back has a
  * row for each token, and is compared. */
@@ -352,6 +364,10 @@ static ar_status select_rows(ari_verifying *v, found *all)
         const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
         if (!is_selected(o, &all[i]))
             continue;
+        if (is_ragged(v, all[i].name)) {
+            v->report->ragged++;
+            continue;
+        }
         if (is_routed(&all[i])) {
             v->report->routed++;
             continue;
