@@ -153,14 +153,11 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
 /* A state that cannot be read is refused now, rather than when the run is to be resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
-    ari_checkpoint_read again = {.root = NULL};
+    ARI_ENDED(ari_checkpoint_read_fini) ari_checkpoint_read again = {.root = NULL};
     ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
-    ar_status st = ari_checkpoint_write_json(path, state, h);
-    if (st == AR_OK)
-        st = ari_checkpoint_read_json(&again, path);
-    ari_checkpoint_read_fini(&again);
-    return st;
+    AR_TRY(ari_checkpoint_write_json(path, state, h));
+    return ari_checkpoint_read_json(&again, path);
 }
 
 static ar_status write_files(const ar_checkpoint_writer *w, const char *folder, const ar_checkpoint_state *state,

@@ -273,14 +273,13 @@ static ar_status share_results(job *j, int ranks, float *losses)
 {
     const size_t steps = ari_run_steps(&j->o->run);
     const rank_result *own = &j->rank[ar_process_rank(j->o->run.process)];
-    ari_bytes bytes = {.count = 0};
+    ARI_ENDED(ari_bytes_fini) ari_bytes bytes = {.count = 0};
     ar_status st = ari_bytes_put(&bytes, own, sizeof *own);
     if (st == AR_OK)
         st = ari_bytes_put(&bytes, own->loss, steps * sizeof *own->loss);
     st = ari_process_agree(j->o->run.process, st);
     if (st == AR_OK)
         st = ari_process_collect(j->o->run.process, &bytes, take_result, j);
-    ari_bytes_fini(&bytes);
     AR_TRY(st);
     AR_TRY(ar_process_broadcast(j->o->run.process, losses, (size_t)ranks * steps * sizeof *losses));
     AR_TRY(ar_process_broadcast(j->o->run.process, j->rank, (size_t)ranks * sizeof *j->rank));

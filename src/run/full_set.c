@@ -408,7 +408,7 @@ static ar_status take_parts(void *user, int rank, ari_bytes *b)
 static ar_status take_from_processes(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                      ar_optimizer *optimizer)
 {
-    ari_bytes own = {.count = 0};
+    ARI_ENDED(ari_bytes_fini) ari_bytes own = {.count = 0};
     pass p = {.set = s, .ctx = ctx, .sends = &own};
     ar_status st = ari_process_agree(s->process, take_all(&p, params, n, optimizer));
     p.sends = NULL;
@@ -416,7 +416,6 @@ static ar_status take_from_processes(ari_full_set *s, ar_ctx *ctx, ar_param *con
         p.compare = compare != 0;
         st = ari_process_collect(s->process, &own, take_parts, &p);
     }
-    ari_bytes_fini(&own);
     return st;
 }
 

@@ -185,8 +185,8 @@ static ar_status run_verify(void *values, int *exit_code)
 {
     const verify_values *v = values;
     ar_verify_options o = v->o;
-    globs only = {0}, leave = {0};
-    ari_normal normal = {0};
+    ARI_ENDED(globs_fini) globs only = {0}, leave = {0};
+    ARI_ENDED(ari_normal_fini) ari_normal normal = {0};
     char draws[PATH_MAX];
     ar_verify_report *r = NULL;
     ar_status st = AR_OK;
@@ -206,10 +206,7 @@ static ar_status run_verify(void *values, int *exit_code)
     AR_TRY_TO(done, st, write_results(v, r, v->normal ? &normal : NULL));
     *exit_code = (v->normal ? normal.normal : r->same) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
 done:
-    ari_normal_fini(&normal);
     ar_verify_report_destroy(r);
-    globs_fini(&leave);
-    globs_fini(&only);
     return st;
 }
 

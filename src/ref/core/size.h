@@ -27,6 +27,8 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 /* Before a pointer's declaration: what it points to then is freed where its block ends, on every way out. */
 #define ARI_OWNED __attribute__((cleanup(ari_free_owned)))
 void ari_free_owned(void *pointer);
+/* The same of a thing that `by` ends, also as it is declared. */
+#define ARI_ENDED(by) __attribute__((cleanup(by)))
 
 /* Memory that many temporaries take and that ends at once: its blocks, the newest first. Of one thread. */
 typedef struct ari_arena {

@@ -122,20 +122,16 @@ static void choose_in_bf16(ari_routed_host *r, bool normalised)
 ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, bool normalised)
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
-    ari_routed_host r = {.k = 0};
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
     if (!twice && !ar_faulty(ctx, AR_FAULT_router_ties_higher_index))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, z, NULL));
+    AR_TRY(ari_routed_host_init(&r, ctx, of, z, NULL));
     if (twice)
         soften(&r);
     else
         choose_in_bf16(&r, normalised);
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, of->expert, r.expert));
-    st = ar_ctx_upload(ctx, of->weight, r.weight);
-done:
-    ari_routed_host_fini(&r);
-    return st;
+    AR_TRY(ar_ctx_upload(ctx, of->expert, r.expert));
+    return ar_ctx_upload(ctx, of->weight, r.weight);
 }
 
 /* --- the router's gradient ---------------------------------------------------------------------------------------- */
@@ -181,22 +177,19 @@ ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
     ar_route_rule alone = *rule;
-    ari_routed_host r = {.k = 0};
+    ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
     ar_tensor slopes, chosen;
-    ar_status st = AR_OK;
     if (!twice && !ar_faulty(ctx, AR_FAULT_router_sum_detached))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, g));
+    AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, g));
     through_softmax(&r, twice);
     alone.normalised = false;
-    AR_TRY_TO(done, st, ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
-    AR_TRY_TO(done, st, ari_numbers(ctx, &chosen, AR_F32, r.tokens * r.k, r.weight));
-    st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data), ar_const(of->expert->data),
-                    ar_const(chosen.data), &alone);
+    AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
+    AR_TRY(ari_numbers(ctx, &chosen, AR_F32, r.tokens * r.k, r.weight));
+    const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
+                                    ar_const(of->expert->data), ar_const(chosen.data), &alone);
     ar_ctx_release(ctx, &chosen);
     ar_ctx_release(ctx, &slopes);
-done:
-    ari_routed_host_fini(&r);
     return st;
 }
 

@@ -96,22 +96,18 @@ ar_status ari_fault_scored(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *b
     const bool by_best = ar_faulty(ctx, AR_FAULT_router_groups_by_max),
                of_all = ar_faulty(ctx, AR_FAULT_router_groups_not_masked),
                biased = ar_faulty(ctx, AR_FAULT_router_bias_in_weights);
-    ari_routed_host r = {.k = 0};
+    ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
     ARI_OWNED float *b = NULL, *work = NULL;
-    ar_status st = AR_OK;
     if (!by_best && !of_all && !biased)
         return AR_OK;
-    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, NULL));
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&b, bias));
-    AR_TRY_TO(done, st, ARI_ALLOC(&work, r.experts, "scores"));
+    AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, NULL));
+    AR_TRY(ari_to_host(ctx, (void **)&b, bias));
+    AR_TRY(ARI_ALLOC(&work, r.experts, "scores"));
     if (by_best || of_all)
         choose_all(&r, b, of_all ? NULL : rule, work);
     weigh_again(&r, biased ? b : NULL, rule);
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, of->expert, r.expert));
-    st = ar_ctx_upload(ctx, of->weight, r.weight);
-done:
-    ari_routed_host_fini(&r);
-    return st;
+    AR_TRY(ar_ctx_upload(ctx, of->expert, r.expert));
+    return ar_ctx_upload(ctx, of->weight, r.weight);
 }
 
 /* --- the gradient ------------------------------------------------------------------------------------------------- */
@@ -137,27 +133,24 @@ static void through_biased(ari_routed_host *r, const float *bias, const ar_route
 ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of, const ar_tensor *g,
                                     const ar_tensor *bias, const ar_route_rule *rule)
 {
-    ari_routed_host r = {.k = 0};
+    ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
     ar_route_rule plain = *rule;
     ar_tensor weight, slopes;
     ARI_OWNED float *b = NULL;
-    ar_status st = AR_OK;
     if (ar_faulty(ctx, AR_FAULT_router_scale_not_in_gradient))
         return ARI_KERNEL(ctx, scale, dz, dz, 1.0f / rule->scale);
     if (!ar_faulty(ctx, AR_FAULT_router_bias_in_weights))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, g));
-    AR_TRY_TO(done, st, ari_to_host(ctx, (void **)&b, bias));
+    AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, g));
+    AR_TRY(ari_to_host(ctx, (void **)&b, bias));
     through_biased(&r, b, rule);
     plain.normalised = false;
-    AR_TRY_TO(done, st, ari_numbers(ctx, &weight, AR_F32, r.tokens * r.k, r.weight));
-    AR_TRY_TO(done, st, ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
-    st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data), ar_const(of->expert->data),
-                    ar_const(weight.data), &plain);
+    AR_TRY(ari_numbers(ctx, &weight, AR_F32, r.tokens * r.k, r.weight));
+    AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
+    const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
+                                    ar_const(of->expert->data), ar_const(weight.data), &plain);
     ar_ctx_release(ctx, &slopes);
     ar_ctx_release(ctx, &weight);
-done:
-    ari_routed_host_fini(&r);
     return st;
 }
 
@@ -165,20 +158,16 @@ done:
 
 ar_status ari_fault_counted(ar_ctx *ctx, ar_tensor *expert, const ari_chosen *of)
 {
-    ari_routed_host r = {.k = 0};
+    ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
     ARI_OWNED float *work = NULL;
-    ar_status st = AR_OK;
     *expert = *of->expert;
     if (!ar_faulty(ctx, AR_FAULT_router_bias_counts_plain))
         return AR_OK;
-    AR_TRY_TO(done, st, ari_routed_host_init(&r, ctx, of, NULL, NULL));
-    AR_TRY_TO(done, st, ARI_ALLOC(&work, r.experts, "scores"));
+    AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, NULL));
+    AR_TRY(ARI_ALLOC(&work, r.experts, "scores"));
     choose_all(&r, NULL, NULL, work);
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, expert, AR_I32, of->expert->ndim, of->expert->shape));
-    st = ar_ctx_upload(ctx, expert, r.expert);
-done:
-    ari_routed_host_fini(&r);
-    return st;
+    AR_TRY(ar_ctx_tensor(ctx, expert, AR_I32, of->expert->ndim, of->expert->shape));
+    return ar_ctx_upload(ctx, expert, r.expert);
 }
 
 static int64_t in_bf16(int64_t n)

@@ -173,43 +173,35 @@ static sequential_module *list_of(const ar_module *m)
  * these are the first and the last rank. The other module, whose the parameter may be, becomes a spare. */
 static ar_status share_ends(sequential_module *m, const ari_staged *at, int rank, int ranks)
 {
-    ar_param **here = NULL, **there = NULL;
-    ar_status st = AR_OK;
     for (size_t i = 0; i < m->n; i++) {
         for (size_t k = 0; k < m->n && at[i].rank == rank; k++) {
             const bool ends = (at[i].rank == 0 && at[k].rank == ranks - 1) || (at[k].rank == 0 && rank == ranks - 1);
+            ARI_OWNED ar_param **here = NULL, **there = NULL;
             size_t n = 0, others = 0;
             bool shares = false;
             if (at[k].rank == rank)
                 continue;
-            AR_TRY_TO(done, st, ari_module_list(&here, &n, m->child[i]));
-            AR_TRY_TO(done, st, ari_module_list(&there, &others, m->child[k]));
+            AR_TRY(ari_module_list(&here, &n, m->child[i]));
+            AR_TRY(ari_module_list(&there, &others, m->child[k]));
             for (size_t a = 0; a < n * others; a++) {
                 ar_param *p = here[a / others];
                 if (p != there[a % others])
                     continue;
                 if (!ends)
-                    AR_TRY_TO(done, st,
-                              ar_error_set(AR_ERR_UNSUPPORTED,
-                                           "%s: %s and %s share %s, and are in stages of two ranks, expected the first "
-                                           "and the last: give both to one stage (ar_parallel.stages), or each a "
-                                           "parameter of its own",
-                                           m->base.name, m->child[i]->name, m->child[k]->name, p->name));
+                    AR_TRY(ar_error_set(AR_ERR_UNSUPPORTED,
+                                        "%s: %s and %s share %s, and are in stages of two ranks, expected the first "
+                                        "and the last: give both to one stage (ar_parallel.stages), or each a "
+                                        "parameter of its own",
+                                        m->base.name, m->child[i]->name, m->child[k]->name, p->name));
                 shares = p->ends = true;
             }
-            free(here);
-            free(there);
-            here = there = NULL;
             for (size_t s = 0; s < m->spares; s++)
                 shares = shares && m->spare[s] != m->child[k];
             if (shares)
                 m->spare[m->spares++] = m->child[k];
         }
     }
-done:
-    free(here);
-    free(there);
-    return st;
+    return AR_OK;
 }
 
 static bool is_spare(const sequential_module *m, const ar_module *child)
@@ -422,11 +414,10 @@ ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, 
     else
         count[0] = next_targets(ctx, batch);
     for (size_t depth = 1; depth <= ari_trained_depths(m); depth++) {
-        int64_t *memory = NULL;
+        ARI_OWNED int64_t *memory = NULL;
         ar_batch rolled;
         AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, depth));
         count[depth] = next_targets(ctx, &rolled);
-        free(memory);
     }
     return AR_OK;
 }

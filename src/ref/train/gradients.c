@@ -87,15 +87,12 @@ ar_verdict ar_gradients_last(const ar_gradients *g)
 
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
-    ari_all_claims claims = {.own.words = NULL};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_gradients_exchange_claims(&claims, g, o));
-    AR_TRY_TO(done, st, ari_gradients_judge(g, &claims, o));
-    AR_TRY_TO(done, st, ari_gradients_share_findings(g));
+    ARI_ENDED(ari_all_claims_free) ari_all_claims claims = {.own.words = NULL};
+    AR_TRY(ari_gradients_exchange_claims(&claims, g, o));
+    AR_TRY(ari_gradients_judge(g, &claims, o));
+    AR_TRY(ari_gradients_share_findings(g));
     *v = ar_gradients_last(g);
-done:
-    ari_all_claims_free(&claims);
-    return st;
+    return AR_OK;
 }
 
 ar_status ar_verdict_status(const ar_verdict *v)

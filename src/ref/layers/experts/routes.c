@@ -248,6 +248,7 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
     const size_t all = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
     const size_t sharers = ranks < all ? ranks : all, /* of these ranks, those that have tokens of one sample */
         tokens = of->all->shape[1];
+    ARI_ENDED(sorting_end)
     sorting s = {.ranks = ranks,
                  .me = (size_t)ar_comm_rank(ctx->ep),
                  .k = of->all->shape[2],
@@ -261,13 +262,9 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
                                  .samples = s.samples,
                                  .longest = tokens / of->samples * all,
                                  .over = ctx->expert_sequence}};
-    ar_status st = make_sent(r, &s, ctx, of);
-    if (st == AR_OK)
-        st = make_groups(r, &s);
-    if (st == AR_OK && has_peers(ctx))
-        st = make_moved(r, &s, ctx);
-    sorting_end(&s);
-    return st;
+    AR_TRY(make_sent(r, &s, ctx, of));
+    AR_TRY(make_groups(r, &s));
+    return has_peers(ctx) ? make_moved(r, &s, ctx) : AR_OK;
 }
 
 void ari_routes_end(ari_routes *r, ar_ctx *ctx)
