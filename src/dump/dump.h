@@ -38,6 +38,12 @@ typedef struct ari_dump_file {
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
 
+/* What ranks have of other lengths, and is no tensor. */
+typedef struct ari_ragged {
+    const char *name;
+    const ari_piece *piece; /* one that is not as the first of its name */
+} ari_ragged;
+
 struct ar_dump {
     char *path;
     ar_st_model *model;
@@ -54,8 +60,7 @@ struct ar_dump {
     size_t pieces, cap_pieces;
     ar_dump_tensor *tensor; /* by name */
     size_t tensors;
-    const ari_piece **ragged; /* [raggeds] of what ranks have of other lengths, which is no tensor: one that is not as
-                                 the first of its name */
+    ari_ragged *ragged; /* [raggeds] by name */
     size_t raggeds;
     ar_dump_part *part; /* of all tensors, one after the other */
     ari_arena arena;    /* of all lists, names and boxes */

@@ -400,12 +400,11 @@ static const ari_piece *find_ragged(const ari_piece *p, size_t n)
 
 bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
 {
-    size_t i = 0;
-    while (i < d->raggeds && strcmp(d->ragged[i]->name, name) != 0)
-        i++;
-    if (i == d->raggeds)
+    const ari_ragged key = {.name = name};
+    const ari_ragged *found = d->raggeds ? bsearch(&key, d->ragged, d->raggeds, sizeof key, ari_by_name) : NULL;
+    if (!found)
         return false;
-    const ari_piece *p = d->ragged[i], *first = p;
+    const ari_piece *p = found->piece, *first = p;
     while (first > d->piece && strcmp(first[-1].name, name) == 0)
         first--;
     snprintf(text, 160, "%s on rank %d, %s on rank %d", ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank,
@@ -437,8 +436,8 @@ ar_status ari_dump_make_tensors(ar_dump *d)
     AR_TRY(ARI_TAKE(&d->part, &d->arena, d->pieces, "parts of a dump"));
     for (size_t i = 0, n = 0; i < d->pieces; i += n) {
         n = ari_piece_group(&d->piece[i], d->pieces - i);
-        d->ragged[d->raggeds] = find_ragged(&d->piece[i], n);
-        if (d->ragged[d->raggeds]) {
+        d->ragged[d->raggeds] = (ari_ragged){d->piece[i].name, find_ragged(&d->piece[i], n)};
+        if (d->ragged[d->raggeds].piece) {
             d->raggeds++;
             continue;
         }
