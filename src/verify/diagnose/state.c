@@ -433,8 +433,9 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
         found_moved(t, &s->fit[FIRST_MOVED]);
     if (!first && t->kind == ARI_FOUND_NOTHING)
         AR_TRY(found_history(t, s, c));
+    const ari_tally *all = &c->survey.total; /* zeros of a rank are no other gradient */
     if (!first && t->kind == ARI_FOUND_NOTHING && c->grid.d->step == 1 && begins(&own[0]) &&
-        ari_fit_one(&none, &own[1]) > 0.5) {
+        2 * all->zero < all->different && ari_fit_one(&none, &own[1]) > 0.5) {
         ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(FOREIGN));
         ari_number(t, "cosine", own[1].ya / sqrt(own[1].aa * own[1].yy));
     }
