@@ -239,6 +239,18 @@ class Check(DumpTest):
                                       "--rtol", "1e-4", "--atol", "1e-9", "--json", "-", code=1))
         self.assertEqual((told["first"]["tensor"], told["first"]["cause"]), ("transformer.wte.weight:m", "clip_factor"))
 
+    def test_routes_are_whole_numbers_of_reference_and_ranks(self):
+        model = self.folder / "mixtral"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps({
+            "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "vocab_size": 16, "hidden_size": 8,
+            "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "num_local_experts": 4, "num_experts_per_tok": 2, "max_position_embeddings": 32, "hidden_act": "silu"}))
+        self.check("--dp", "2", "--steps", "1", model=model)
+        for path in "reference.safetensors", "dp2/rank-00000.safetensors":
+            of = {name: one["dtype"] for name, one in header(self.folder / "dump" / path).items() if ".routes" in name}
+            self.assertEqual((set(of.values()), bool(of)), ({"I32"}, True), path)
+
     def test_each_layout_has_a_folder_that_verify_calls_the_same(self):
         told = self.check("--sweep", "3")
         self.assertEqual(told["dump"], str(self.folder / "dump/reference.safetensors"))
