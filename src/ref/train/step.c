@@ -314,8 +314,11 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     *step = (ari_ddp_step){.passes = (size_t)ari_at_least_one(o->parallel.micro_batches),
                            .tokens = ari_batch_positions(global),
                            .depths = 1 + ari_trained_depths(what->module)};
-    ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
+    step->pass_samples = step->samples;
+    /* In a pipeline that defers gradients of weights, other gradients of several micro-batches meet in one reduction. */
+    if (o->parallel.pp <= 1)
+        ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     return AR_OK;
 }
 

@@ -337,8 +337,8 @@ static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari
     const size_t parts = own > 0 ? own : ar_gradient_parts(seq);
     const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * seq : parts);
     size_t start = 0, samples = 0;
-    ar_parallel_rows(often == ARI_EACH_MICRO ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start,
-                     &samples);
+    const bool apart = often == ARI_EACH_MICRO && p->pp <= 1; /* in a pipeline several passes may meet */
+    ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
 }
 
