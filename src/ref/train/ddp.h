@@ -61,7 +61,8 @@ typedef struct ari_unit {
     ar_event *gathered;
 } ari_unit;
 
-/* What a step adds to gradients: samples of the rank that has most, in all and in a micro-batch; 0: not known. */
+/* What a step adds to gradients: samples of the rank that has most, in all and at most in one reduction of ZeRO-2: a
+ * micro-batch's, or of a pipeline all; 0: not known. */
 typedef struct ari_ddp_step {
     size_t samples, pass_samples, passes;
     size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
