@@ -204,6 +204,7 @@ class Verdict(Verify):
                       {**weight("x:fwd", [1.0] * (4 - 2 * rank), [2, 2 - rank]), **weight("w:grad", [grad])},
                       {"ANYRANK_PLACEMENT": json.dumps(placement)})
             text = self.done(one, self.folder / "ranks", code=code).stdout
+            self.assertIn("note: not compared: 1 ", self.done(self.folder / "ranks", self.folder / "ranks").stdout)
             self.assertIn("note: not compared: 1 output and gradient of which ranks have other lengths, such as x:fwd, [4,2] "
                           "on rank 0, [4,1] on rank 1", text)
 

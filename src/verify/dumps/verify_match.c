@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/dump.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
@@ -325,9 +326,23 @@ static bool is_ragged(const ari_verifying *v, const char *name)
     char text[160];
     if (!ar_dump_is_ragged(v->dump[0], name, text) && !ar_dump_is_ragged(v->dump[1], name, text))
         return false;
-    if (r->ragged == 0)
+    if (r->ragged++ == 0)
         snprintf(r->ragged_first, sizeof r->ragged_first, "%.100s, %s", name, text);
     return true;
+}
+
+/* Names that are ragged in both dumps are no tensor of either. */
+static void count_ragged(const ari_verifying *v)
+{
+    const ar_verify_options *o = v->o;
+    const ar_dump *d = v->dump[0];
+    char text[160];
+    for (size_t i = 0; i < d->raggeds; i++) {
+        const char *name = d->ragged[i].name;
+        if (ar_dump_is_ragged(v->dump[1], name, text) && !any_matches(o->leave, o->leave_count, name) &&
+            (o->only_count == 0 || any_matches(o->only, o->only_count, name)))
+            (void)is_ragged(v, name);
+    }
 }
 
 /* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of
@@ -356,6 +371,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
     AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
     take_given_order(v, all, n);
+    count_ragged(v);
     for (size_t i = 0; i < n; i++)
         layers = ari_order_layers(&all[i].key, layers);
     for (size_t i = 0; i < n; i++)
@@ -364,10 +380,8 @@ static ar_status select_rows(ari_verifying *v, found *all)
         const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
         if (!is_selected(o, &all[i]))
             continue;
-        if (is_ragged(v, all[i].name)) {
-            v->report->ragged++;
+        if (is_ragged(v, all[i].name))
             continue;
-        }
         if (is_routed(&all[i])) {
             v->report->routed++;
             continue;
