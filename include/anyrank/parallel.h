@@ -129,9 +129,13 @@ ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank
 /** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
  *  (numerics.md, section 3): halves of halves, of 512 positions or more. */
 size_t ar_gradient_parts(size_t seq);
-/** Of them those of one of cp ranks, each with consecutive positions or with two chunks of a zigzag; 0 where ranks share
- *  parts. */
-size_t ar_gradient_parts_own(size_t seq, size_t cp, bool zigzag);
+/** Positions of a part that context-parallel rank `cp_rank` holds. */
+size_t ar_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank);
+/** The rank that computes the gradient of a part of sample `sample` of those that the ranks share: one of those that
+ *  hold most of it, in turn. The others' rows go to it. */
+int ar_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part);
+/** So many rows of a sample's parts go to other ranks. parts: at most so many a sample does a rank compute. */
+size_t ar_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts);
 
 /** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
  *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its

@@ -48,8 +48,30 @@ Test(long_samples, are_halved_while_the_halves_are_long)
                                    {2048, 4}, {2050, 2}, {3072, 4}, {4096, 8}, {131072, 256}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         cr_expect_eq(ar_gradient_parts(of[i][0]), of[i][1], "%zu positions", of[i][0]);
-    cr_expect_eq(ar_gradient_parts_own(2048, 2, true), 2);
-    cr_expect_eq(ar_gradient_parts_own(2048, 4, false), 1);
-    cr_expect_eq(ar_gradient_parts_own(2048, 4, true), 0, "a zigzag's chunks are half a part");
-    cr_expect_eq(ar_gradient_parts_own(1024, 1, true), 2);
+}
+
+/* Rows that move are those that the ranks with most of a part have not; who computes it changes from sample to sample. */
+Test(long_samples, are_shared_out_by_who_has_most)
+{
+    static const struct {
+        ar_parallel p;
+        size_t seq, parts, moves;
+        int owner[2][2]; /* of parts 0 and 1, of samples 0 and 1 */
+    } of[] = {{{.cp = 2, .zigzag = true}, 2048, 2, 0, {{0, 0}, {1, 1}}},
+              {{.cp = 4}, 2048, 1, 0, {{0, 0}, {1, 1}}},
+              {{.cp = 4, .zigzag = true}, 2048, 4, 1024, {{0, 1}, {3, 2}}}, /* a zigzag's chunks are half a part */
+              {{.cp = 3}, 1536, 2, 512, {{0, 0}, {2, 2}}},
+              {{.cp = 2}, 64, 1, 32, {{0, 1}, {0, 0}}},
+              {{.cp = 4, .cp_inner = 2, .zigzag = true}, 1024, 2, 512, {{0, 2}, {3, 1}}},
+              {{.cp = 1}, 1024, 2, 0, {{0, 0}, {0, 0}}}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        size_t parts = 0;
+        cr_expect_eq(ar_gradient_moves(&of[i].p, of[i].seq, &parts), of[i].moves, "case %zu", i);
+        cr_expect_eq(parts, of[i].parts, "case %zu: %zu", i, parts);
+        for (size_t part = 0; part < ar_gradient_parts(of[i].seq) && part < 2; part++) {
+            for (size_t sample = 0; sample < 2; sample++)
+                cr_expect_eq(ar_gradient_part_owner(&of[i].p, of[i].seq, sample, part), of[i].owner[part][sample],
+                             "case %zu: part %zu of sample %zu", i, part, sample);
+        }
+    }
 }

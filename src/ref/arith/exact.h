@@ -69,6 +69,28 @@ static inline bool ari_exact_grad_begins(ar_param_grad *g)
     return none;
 }
 
+/* Rows of blocks, each of which one rank of a group is to have whole. */
+typedef struct ari_row_blocks {
+    ar_comm *over;
+    size_t blocks;
+    const int *owner;   /* [blocks], the rank */
+    const size_t *rows; /* [ranks, blocks], what each has, block after block */
+} ari_row_blocks;
+
+/* Where they go: for every value that has such rows. */
+typedef struct ari_moved_rows {
+    ar_comm *over;
+    size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
+    size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
+    ar_tensor leave, arrive; /* int64, of the step */
+} ari_moved_rows;
+/** ari_moved_rows_fini, also where it fails. */
+AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of);
+void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx);
+/** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
+AR_NODISCARD ar_status ari_move_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m,
+                                     const char *tag);
+
 /* Sums of a gradient's contraction whose terms are on several ranks, which share its rows: each completes, rounds and
  * adds its own ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
 typedef struct ari_shared_rows {

@@ -120,33 +120,37 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     return st;
 }
 
-/* x is quantised once for all parameters. */
-static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, contractions *k)
+/* x is quantised once for all parameters. c: int32 [tokens]; samples: or parts of them, whose tokens are all here. */
+static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, ar_cbuf c,
+                           size_t samples)
 {
-    const size_t samples = k->b.shape[0], in = k->b.shape[1];
+    const size_t in = x->shape[1];
     ar_packed *b = NULL;
-    ar_buf f = {NULL};
+    ar_buf f;
+    if (samples == 0)
+        return AR_OK;
     AR_TRY(ari_step_alloc(ctx, &f, samples * in * sizeof(int32_t)));
-    k->f = ar_const(f);
-    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k->b, k->c, -1, false, k->narrow));
-    ar_status st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
+    contractions k = {.b = by_sample(x, samples),
+                      .c = c,
+                      .f = ar_const(f),
+                      .narrow = ari_exact_is_narrow(ctx, x->shape[0] / samples)};
+    AR_TRY(ARI_KERNEL(ctx, row_exponents, f, &k.b, k.c, -1, false, k.narrow));
+    ar_status st = quantise_gradient(ctx, &b, &k.b, k.c, -1, k.f, k.narrow);
     for (int i = 0; i < n && st == AR_OK; i++) {
         ar_buf e = {NULL};
         if (!terms[i].to->requires_grad)
             continue;
-        k->a = by_sample(&terms[i].dy, samples);
-        st = ari_step_alloc(ctx, &e, samples * k->a.shape[1] * sizeof(int32_t));
-        k->e = ar_const(e);
+        k.a = by_sample(&terms[i].dy, samples);
+        st = ari_step_alloc(ctx, &e, samples * k.a.shape[1] * sizeof(int32_t));
+        k.e = ar_const(e);
         if (st == AR_OK)
-            st = add_samples(ctx, terms[i].to, k, b, e);
+            st = add_samples(ctx, terms[i].to, &k, b, e);
         ari_step_free(ctx, e);
     }
     end_packed(ctx, b);
     ari_step_free(ctx, f);
     return st;
 }
-
-/* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
 ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, size_t out, size_t in, size_t terms)
 {
@@ -213,99 +217,57 @@ ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s
     return ARI_KERNEL(ctx, acc_add, p->grad->t, p->grad->hl, p->grad->narrow, s->out, &value, ar_const(s->row_of));
 }
 
-/* The rank's tokens of a sample, in the order of their positions, of parts that others have some of too. */
-typedef struct shared_parts {
-    size_t parts, seq, tokens; /* of a sample; its positions, and the rank's own */
-    ar_positions own;
-} shared_parts;
+/* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-static shared_parts shared_parts_of(const ar_ctx *ctx, size_t tokens)
+/* Whose part of which sample's rows are (ar_gradient_parts), of the context-parallel ranks' `tokens` of each sample. */
+static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq)
 {
-    const size_t seq = tokens * (size_t)ar_comm_size(ctx->sequence);
-    return (shared_parts){.parts = ar_gradient_parts(seq),
-                          .seq = seq,
-                          .tokens = tokens,
-                          .own = ar_parallel_positions(&ctx->layout, seq, ar_comm_rank(ctx->sequence))};
-}
-
-/* Those that come before a part. */
-static size_t tokens_before(const shared_parts *s, size_t part)
-{
-    const size_t position = s->seq / s->parts * part;
-    size_t n = 0;
-    if (part == s->parts)
-        return s->tokens;
-    for (int run = 0; run < 2; run++) {
-        const size_t past = position > s->own.first[run] ? position - s->own.first[run] : 0;
-        n += past < s->own.count[run] ? past : s->own.count[run];
+    const size_t parts = ar_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);
+    ARI_OWNED int *owner = NULL;
+    ARI_OWNED size_t *rows = NULL;
+    AR_TRY(ARI_ALLOC(&owner, blocks, "parts of samples"));
+    AR_TRY(ARI_ALLOC(&rows, ranks * blocks, "parts of samples"));
+    for (size_t b = 0; b < blocks; b++) {
+        owner[b] = ar_gradient_part_owner(&ctx->layout, seq, b / parts, b % parts);
+        for (size_t r = 0; r < ranks; r++)
+            rows[r * blocks + b] = ar_gradient_part_rows(&ctx->layout, seq, b % parts, (int)r);
     }
-    return n;
+    return ari_moved_rows_init(m, ctx, &(ari_row_blocks){ctx->sequence, blocks, owner, rows});
 }
 
-/* Part number i of all samples' parts; e and f: where the exponents of all are. */
-static contractions part_of(const contractions *all, const shared_parts *s, size_t i)
+/* The same contractions where each part is one rank's. */
+static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, const ar_tensor *c,
+                           const ari_moved_rows *m, size_t samples)
 {
-    const size_t word = sizeof(int32_t), sample = i / s->parts, from = tokens_before(s, i % s->parts);
-    const size_t n = tokens_before(s, i % s->parts + 1) - from;
-    const ar_tensor a = ar_tensor_slice(&all->a, 0, sample, 1), b = ar_tensor_slice(&all->b, 0, sample, 1);
-    return (contractions){.a = ar_tensor_slice(&a, 2, from, n),
-                          .b = ar_tensor_slice(&b, 2, from, n),
-                          .c = ar_cbuf_at(all->c, (sample * s->tokens + from) * word),
-                          .e = ar_cbuf_at(all->e, i * a.shape[1] * word),
-                          .f = ar_cbuf_at(all->f, i * b.shape[1] * word),
-                          .narrow = all->narrow};
-}
-
-/* One part, of which this rank may have nothing. */
-static ar_status add_shared_part(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, const contractions *k,
-                                 const char *tag)
-{
-    ar_packed *a = NULL, *b = NULL;
-    ar_status st = AR_OK;
-    if (k->a.shape[2] == 0) {
-        st = ARI_KERNEL(ctx, zero, s->sums, s->out * s->in * (size_t)s->limbs * sizeof(int64_t));
-    } else {
-        st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
-        if (st == AR_OK)
-            st = quantise_gradient(ctx, &b, &k->b, k->c, -1, k->f, k->narrow);
-        if (st == AR_OK)
-            st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
-        end_packed(ctx, a);
-        end_packed(ctx, b);
-    }
-    AR_TRY(st);
-    return ari_shared_rows_add(ctx, p, s, k->e, k->f, tag);
-}
-
-/* Exponents of the rows of both, over all ranks that share the tokens, then one part after the other: x is quantised
- * again for each parameter, since the integers of all samples would take more memory. */
-static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, contractions *k)
-{
-    ar_comm *over = ctx->sequence;
     const char *tag = terms->to->name;
-    const size_t samples = k->b.shape[0], out = terms->dy.shape[1], in = k->b.shape[1], word = sizeof(int32_t);
-    const shared_parts of = shared_parts_of(ctx, k->b.shape[2]);
-    const size_t n = samples * of.parts;
-    ar_buf e = {NULL}; /* e, then f */
-    ari_shared_rows s;
-    AR_TRY(ari_step_alloc(ctx, &e, n * (out + in) * word));
-    const ar_buf f = ar_buf_at(e, n * out * word);
-    k->a = by_sample(&terms->dy, samples);
-    k->e = ar_const(e);
-    k->f = ar_const(f);
-    for (size_t i = 0; i < n; i++) {
-        const contractions one = part_of(k, &of, i);
-        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(e, i * out * word), &one.a, one.c, +1, false, k->narrow));
-        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(f, i * in * word), &one.b, one.c, -1, false, k->narrow));
+    ar_grad_terms moved[AR_MAX_PARTS];
+    ar_tensor x_all, c_all;
+    AR_TRY(ari_move_rows(ctx, &c_all, c, m, tag));
+    AR_TRY(ari_move_rows(ctx, &x_all, x, m, tag));
+    for (int i = 0; i < n; i++) {
+        moved[i] = terms[i];
+        if (terms[i].to->requires_grad)
+            AR_TRY(ari_move_rows(ctx, &moved[i].dy, &terms[i].dy, m, terms[i].to->name));
     }
-    AR_TRY(ar_comm_all_reduce(over, ctx->queue, e, k->e, n * (out + in), AR_I32, AR_MAX, tag));
-    ar_status st = ari_shared_rows_init(&s, ctx, over, out, in, of.seq / of.parts);
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
-        const contractions one = part_of(k, &of, i);
-        st = add_shared_part(ctx, terms->to, &s, &one, tag);
+    AR_TRY(add_whole(ctx, moved, n, &x_all, ar_const(c_all.data), samples));
+    for (int i = 0; i < n; i++) {
+        if (terms[i].to->requires_grad)
+            ar_ctx_release(ctx, &moved[i].dy);
     }
-    ari_shared_rows_fini(&s, ctx);
-    ari_step_free(ctx, e);
+    ar_ctx_release(ctx, &x_all);
+    ar_ctx_release(ctx, &c_all);
+    return AR_OK;
+}
+
+static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, const ar_tensor *c,
+                            size_t samples)
+{
+    const size_t seq = x->shape[0] / samples * (size_t)ar_comm_size(ctx->sequence);
+    ari_moved_rows m;
+    ar_status st = shared_parts(&m, ctx, samples, seq);
+    if (st == AR_OK)
+        st = add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ar_gradient_parts(seq)));
+    ari_moved_rows_fini(&m, ctx);
     return st;
 }
 
@@ -335,28 +297,23 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
 {
     const size_t tokens = x->shape[0];
     const ar_tensor x_t = ar_tensor_transposed(x);
-    ar_buf c = {NULL}; /* [samples, tokens of a sample] */
+    ar_tensor c; /* int32, of numbers that a kernel moves */
+    size_t parts = 0;
     bool any = false;
     AR_TRY(begin_gradients(ctx, &any, terms, n, x, samples));
     if (!any)
         return AR_OK;
-    AR_TRY(ari_step_alloc(ctx, &c, tokens * sizeof(int32_t)));
-    AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &x_t, false));
-    AR_TRY(ari_exact_max(ctx, x_rows_over, c, tokens, terms->to->name));
-    const size_t cp = (size_t)ar_comm_size(ctx->sequence), seq = tokens / samples * cp;
-    const size_t own_parts = ar_gradient_parts_own(seq, cp, ctx->layout.zigzag);
-    const bool narrow = ari_exact_is_narrow(ctx, seq / ar_gradient_parts(seq));
-    contractions k = {.b = by_sample(x, samples * (own_parts > 0 ? own_parts : 1)), .c = ar_const(c), .narrow = narrow};
-    if (own_parts > 0)
-        AR_TRY(add_whole(ctx, terms, n, &k));
+    AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){tokens, 1}));
+    AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
+    AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, tokens, terms->to->name));
+    AR_TRY(ar_gradient_moves(&ctx->layout, tokens / samples * (size_t)ar_comm_size(ctx->sequence), &parts) > 0
+               ? add_shared(ctx, terms, n, x, &c, samples)
+               : add_whole(ctx, terms, n, x, ar_const(c.data), samples * parts));
     for (int i = 0; i < n; i++) {
-        if (!terms[i].to->requires_grad)
-            continue;
-        if (own_parts == 0)
-            AR_TRY(add_shared(ctx, &terms[i], &k));
-        ari_work_of_gradient(terms[i].dy.shape[1], x->shape[1], tokens);
+        if (terms[i].to->requires_grad)
+            ari_work_of_gradient(terms[i].dy.shape[1], x->shape[1], tokens);
     }
-    ari_step_free(ctx, c);
+    ar_ctx_release(ctx, &c);
     return AR_OK;
 }
 

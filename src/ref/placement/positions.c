@@ -58,10 +58,53 @@ size_t ar_gradient_parts(size_t seq)
     return parts;
 }
 
-size_t ar_gradient_parts_own(size_t seq, size_t cp, bool zigzag)
+size_t ar_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank)
 {
-    const size_t parts = ar_gradient_parts(seq);
-    return cp == 1 || parts % (zigzag ? 2 * cp : cp) == 0 ? parts / cp : 0;
+    const size_t each = seq / ar_gradient_parts(seq), from = part * each;
+    const ar_positions own = ar_parallel_positions(p, seq, cp_rank);
+    size_t rows = 0;
+    for (int run = 0; run < 2; run++) {
+        const size_t end = own.first[run] + own.count[run];
+        const size_t first = own.first[run] > from ? own.first[run] : from,
+                     last = end < from + each ? end : from + each;
+        rows += first < last ? last - first : 0;
+    }
+    return rows;
+}
+
+/* The most rows of a part that a rank has, and how many ranks have so many. */
+static size_t most_rows(const ar_parallel *p, size_t seq, size_t part, size_t *ranks)
+{
+    size_t most = 0;
+    *ranks = 0;
+    for (int r = 0; r < ari_at_least_one(p->cp); r++) {
+        const size_t rows = ar_gradient_part_rows(p, seq, part, r);
+        *ranks = rows > most ? 1 : *ranks + (rows == most);
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
+int ar_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part)
+{
+    size_t ranks = 0, before = 0;
+    const size_t most = most_rows(p, seq, part, &ranks);
+    for (int r = 0; r < ari_at_least_one(p->cp) - 1; r++) {
+        if (ar_gradient_part_rows(p, seq, part, r) == most && before++ == (sample + part) % ranks)
+            return r;
+    }
+    return ari_at_least_one(p->cp) - 1;
+}
+
+size_t ar_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
+{
+    const size_t all = ar_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
+    size_t moved = 0, ranks = 0;
+    if (cp > 1 && all % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
+        for (size_t part = 0; part < all; part++)
+            moved += seq / all - most_rows(p, seq, part, &ranks);
+    *parts = moved > 0 ? all : all / cp;
+    return moved;
 }
 
 /* Into how many chunks the places of the ring cut a sequence. */

@@ -160,9 +160,8 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     if (is_alone(group))
         return 0;
     const size_t others = is_alone(data) ? 1 : (size_t)ar_comm_size(data) / (size_t)ar_comm_size(group);
-    const size_t cp = (size_t)ar_comm_size(d->ctx->sequence);
-    const size_t own_parts = ar_gradient_parts_own(d->step.tokens, cp, d->ctx->layout.zigzag);
-    size_t of_sample = own_parts > 0 ? own_parts : ar_gradient_parts(d->step.tokens);
+    size_t of_sample = 0;
+    ar_gradient_moves(&d->ctx->layout, d->step.tokens, &of_sample);
     for (size_t i = 0; i < b->info.params; i++) {
         if (b->info.param[i]->adds == AR_ADDS_ANY)
             return SIZE_MAX;

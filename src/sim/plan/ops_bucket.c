@@ -332,11 +332,9 @@ static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari
 {
     const ar_parallel *p = &w->c->run.parallel;
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
-    const size_t seq = w->c->run.seq;
-    const size_t own = ar_gradient_parts_own(seq, ari_op_builder_ranks(w, ARI_OVER_CP), p->zigzag);
-    const size_t parts = own > 0 ? own : ar_gradient_parts(seq);
-    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * seq : parts);
-    size_t start = 0, samples = 0;
+    size_t start = 0, samples = 0, parts = 0;
+    ar_gradient_moves(p, w->c->run.seq, &parts);
+    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * w->c->run.seq : parts);
     const bool apart = often == ARI_EACH_MICRO && p->pp <= 1; /* in a pipeline several passes may meet */
     ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);

@@ -368,25 +368,44 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     return leaves;
 }
 
-/* Within a part of a sample dW is one sum over all positions: of those that share them each rank rounds some rows of it.
- * Their sum over dp adds the rows up, as it does the terms of native numerics. Exponents of all experts move together, those of
- * what their weights share once. */
+/* So many features of the rows of parts of samples go to the ranks that compute these. */
+static void move_rows(ari_op_builder *w, size_t rows, size_t features, ar_dtype dtype, ari_role role)
+{
+    const size_t parts = ar_gradient_parts(w->c->run.seq);
+    call_for(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_CP, ari_op_builder_mul(w, w->own, rows * features), dtype, role);
+    w->op.call[w->op.calls - 1].row = rows / parts * features;
+}
+
+/* Within a part of a sample dW is one sum over all positions: of those that share them one rank has the others' rows of
+ * dY, and of X and its exponents, which go with the first weight that it meets. */
+static void share_rows(ari_op_builder *w, const ari_op_value *x, const ari_op_value *dy, ari_role role)
+{
+    size_t parts = 0;
+    const size_t rows = ar_gradient_moves(&w->c->run.parallel, w->c->run.seq, &parts);
+    if (!w->form.exact || rows == 0)
+        return;
+    if (!w->x_scaled) {
+        move_rows(w, rows, 1, AR_F32, role);
+        move_rows(w, rows, x->local[2], x->dtype, role);
+    }
+    move_rows(w, rows, dy->local[2], dy->dtype, role);
+}
+
+/* Of the rows of experts a sample's are one sum. Exponents of all experts move together, those of what their weights
+ * share once. */
 static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ari_role role)
 {
-    const size_t out = weight->local[0], in = weight->local[1], experts = w->in_experts ? weight->experts : 1;
-    const ari_over over = w->in_experts && w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
-    const size_t ranks = ari_op_builder_ranks(w, over), seq = w->c->run.seq;
-    const size_t parts = w->in_experts ? 1 : ar_gradient_parts(seq), terms = seq / parts;
-    const size_t times = ari_op_builder_mul(w, w->own, ari_op_builder_mul(w, experts, parts));
-    const size_t sums = ari_op_builder_mul(w, out, in), both = ari_op_builder_add(w, out, in);
-    if (!w->form.exact || ranks == 1 ||
-        (!w->in_experts && ar_gradient_parts_own(seq, ranks, w->c->run.parallel.zigzag) > 0))
+    const size_t out = weight->local[0], in = weight->local[1], experts = weight->experts;
+    const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
+    const size_t ranks = ari_op_builder_ranks(w, over), terms = w->c->run.seq;
+    const size_t times = ari_op_builder_mul(w, w->own, experts);
+    const size_t sums = ari_op_builder_mul(w, out, in);
+    if (!w->form.exact || ranks == 1)
         return;
-    if (w->in_experts && !w->x_scaled)
+    if (!w->x_scaled)
         call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
-    call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, w->in_experts ? out : both), AR_I32, role);
-    ari_op_builder_scatter_sums(w, over, sums, terms, ari_op_builder_is_narrow(w, terms),
-                                w->in_experts ? ARI_EXPERTS : role, w->in_experts ? "" : weight_tag);
+    call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, out), AR_I32, role);
+    ari_op_builder_scatter_sums(w, over, sums, terms, ari_op_builder_is_narrow(w, terms), ARI_EXPERTS, "");
     ari_op_builder_repeat(w, times); /* a part at a time */
     ari_op_call *call = &w->op.call[w->op.calls - 1];
     call->row = out > 0 ? call->elements / out : 0;
@@ -408,7 +427,10 @@ void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias,
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             share_exponents(w, ari_op_builder_rows(w), ARI_EACH_PASS, role);
-        sum_over_positions(w, &param, role);
+        if (w->in_experts)
+            sum_over_positions(w, &param, role);
+        else
+            share_rows(w, x, dy, role);
     }
     ari_op_builder_visit(w);
 }

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: they are fewer
+ * than the sums of a matrix, and have no more bytes than their values. */
+#include <stdlib.h>
+
+#include "ref/arith/exact.h"
+#include "ref/context/context.h"
+#include "ref/core/size.h"
+
+void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx)
+{
+    ar_ctx_release(ctx, &m->arrive);
+    ar_ctx_release(ctx, &m->leave);
+    free(m->sent);
+}
+
+/* The rows of block b and those of the blocks before it, of what one rank has. */
+static size_t rows_before(const size_t *rows, size_t block)
+{
+    size_t n = 0;
+    for (size_t b = 0; b < block; b++)
+        n += rows[b];
+    return n;
+}
+
+/* Own rows in the order in which they leave: by the rank that they go to, of each by blocks. */
+static ar_status list_leaving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
+{
+    const size_t *own = of->rows + (size_t)ar_comm_rank(of->over) * of->blocks, all = rows_before(own, of->blocks);
+    ARI_OWNED int64_t *list = NULL;
+    size_t n = 0;
+    AR_TRY(ARI_ALLOC(&list, all, "rows that leave"));
+    for (int rank = 0; rank < ar_comm_size(of->over); rank++) {
+        const size_t before = n;
+        for (size_t b = 0, at = 0; b < of->blocks; at += own[b++]) {
+            for (size_t i = 0; i < own[b] && of->owner[b] == rank; i++)
+                list[n++] = (int64_t)(at + i);
+        }
+        m->sent[rank] = n - before;
+    }
+    AR_TRY(ar_ctx_tensor(ctx, &m->leave, AR_I64, 1, &all));
+    return ar_ctx_upload(ctx, &m->leave, list);
+}
+
+/* Where in what arrives the rows of each own block are: rank after rank has sent those of all blocks. */
+static ar_status list_arriving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
+{
+    const size_t ranks = (size_t)ar_comm_size(of->over);
+    const int me = ar_comm_rank(of->over);
+    ARI_OWNED size_t *next = NULL; /* of each rank's rows in what arrives */
+    ARI_OWNED int64_t *list = NULL;
+    size_t n = 0;
+    AR_TRY(ARI_ALLOC(&next, ranks, "rows that arrive"));
+    for (size_t r = 0; r < ranks; r++) {
+        next[r] = m->rows;
+        for (size_t b = 0; b < of->blocks; b++)
+            m->rows += of->owner[b] == me ? of->rows[r * of->blocks + b] : 0;
+        m->sent[ranks + r] = m->rows - next[r];
+    }
+    AR_TRY(ARI_ALLOC(&list, m->rows, "rows that arrive"));
+    for (size_t b = 0; b < of->blocks; b++) {
+        for (size_t r = 0; r < ranks && of->owner[b] == me; r++) {
+            for (size_t i = 0; i < of->rows[r * of->blocks + b]; i++)
+                list[n++] = (int64_t)next[r]++;
+        }
+    }
+    AR_TRY(ar_ctx_tensor(ctx, &m->arrive, AR_I64, 1, &m->rows));
+    return ar_ctx_upload(ctx, &m->arrive, list);
+}
+
+ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
+{
+    *m = (ari_moved_rows){.over = of->over};
+    AR_TRY(ARI_ALLOC(&m->sent, 2 * (size_t)ar_comm_size(of->over), "numbers of rows"));
+    AR_TRY(list_leaving(m, ctx, of));
+    return list_arriving(m, ctx, of);
+}
+
+/* y = rows of x in another order. */
+static ar_status reorder(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *row_of)
+{
+    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){row_of->shape[0], x->shape[1]}));
+    return ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data), (ar_cbuf){NULL}, 1);
+}
+
+ar_status ari_move_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag)
+{
+    const size_t ranks = (size_t)ar_comm_size(m->over);
+    ARI_OWNED size_t *counts = NULL;
+    ar_tensor sent, came;
+    AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
+    for (size_t r = 0; r < 2 * ranks; r++)
+        counts[r] = m->sent[r] * x->shape[1];
+    AR_TRY(reorder(ctx, &sent, x, &m->leave));
+    AR_TRY(ar_ctx_tensor(ctx, &came, x->dtype, 2, (const size_t[2]){m->rows, x->shape[1]}));
+    AR_TRY(
+        ar_comm_all_to_all(m->over, ctx->queue, came.data, ar_const(sent.data), counts, counts + ranks, x->dtype, tag));
+    ar_ctx_release(ctx, &sent);
+    AR_TRY(reorder(ctx, y, &came, &m->arrive));
+    ar_ctx_release(ctx, &came);
+    return AR_OK;
+}
