@@ -68,6 +68,7 @@ typedef struct ar_groups {
     ar_comm *over;
     const size_t *first;  /* [n + 1] */
     const size_t *sample; /* [n, samples + 1] */
+    const size_t *known;  /* [ranks of over, n, samples]: their rows, of a device without contents; NULL: they tell */
 } ar_groups;
 
 /* The B of each group, made in their order when a group's turn comes. */

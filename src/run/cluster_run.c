@@ -98,7 +98,8 @@ const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS] = {
 
 typedef struct rank_result {
     float *loss; /* [max(steps, 1)] */
-    uint64_t read, written, routed;
+    uint64_t read, written;
+    ari_routed routed;
     uint64_t calls[ARI_COLLECTIVE_KINDS];
     ari_dry_memory memory;
 } rank_result;
@@ -341,7 +342,8 @@ static void collect(ari_cluster_result *result, ar_rank_memory *memory, const ra
     for (size_t r = 0; r < n; r++) {
         const uint64_t moved = rank[r].read + rank[r].written;
         result->bytes += moved;
-        result->routed += rank[r].routed;
+        result->routed.rows += rank[r].routed.rows;
+        result->routed.gradients += rank[r].routed.gradients;
         result->bytes_per_rank_max = moved > result->bytes_per_rank_max ? moved : result->bytes_per_rank_max;
         if (memory)
             memory[r] = rank[r].memory.rank;

@@ -37,7 +37,7 @@ typedef struct ari_cluster_result {
     float *loss;    /* [max(steps, 1)], of rank 0; free() */
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
-    uint64_t routed; /* rows of tokens that expert-parallel ranks have sent each other (ari_step_case) */
+    ari_routed routed;
     uint64_t calls[ARI_COLLECTIVE_KINDS]; /* of rank 0 */
     double seconds;
     bool has_predicted; /* with a cluster */
@@ -51,7 +51,8 @@ AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_clu
 typedef struct ari_dry_memory {
     ar_rank_memory rank;
     size_t stored[ARI_USES]; /* of what is stored; the rest is units' */
-    uint64_t bytes, routed;  /* that it sends, all steps together; as in ari_cluster_result */
+    uint64_t bytes;          /* that it sends, all steps together */
+    ari_routed routed;
 } ari_dry_memory;
 
 /** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank

@@ -228,7 +228,8 @@ static ar_status run_ranks(ari_training *j)
     free(result.loss);
     free(result.reports);
     r->bytes = result.bytes;
-    r->routed = result.routed;
+    j->routed = result.routed;
+    r->routed = result.routed.rows;
     r->has_predicted = result.has_predicted;
     r->predicted = result.predicted;
     return st;
@@ -284,7 +285,7 @@ static ar_status predict_bytes(const ari_training *j)
     const ar_training_options *o = j->o;
     const uint64_t taken = r->steps - r->first;
     ari_step_case traffic = {
-        .run = o->run, .config = &r->config, .verified = verified_steps(r, o), .routed = &r->routed};
+        .run = o->run, .config = &r->config, .verified = verified_steps(r, o), .routed = &j->routed};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;

@@ -18,6 +18,7 @@ typedef struct ari_training {
     uint64_t saved;               /* a step that the writer's folder has; 0: none */
     ari_full_set *full;           /* the weights at the end */
     ar_training_report *report;
+    ari_routed routed;
     size_t losses, norms, rates; /* steps that the report's lists have room for */
 } ari_training;
 

@@ -76,20 +76,24 @@ CLAIM(rows_of_all_experts_are_summed_together)
     cr_expect(native.calls == 1 && is_call(native.call, ARI_CALL_ALL_REDUCE, SLOTS * H, AR_F32, ARI_EXPERTS));
 }
 
-/* Of each expert and sample a sum; of up's, the exponents of what gate has met are known. */
-CLAIM(ranks_that_share_positions_sum_every_experts_gradients)
+/* One of the ranks gets the others' rows; with up's go no exponents, nor x, which gate has met. */
+CLAIM(ranks_that_share_positions_bring_every_experts_rows_together)
 {
     const ar_config c = config_of(MODEL);
     const ari_step_case t = exact_of(&c, (ar_parallel){.cp = 2});
     static const ari_role roles[] = {ARI_EXPERT_DOWN, ARI_EXPERT_GATE, ARI_EXPERT_UP};
+    const size_t features[][2] = {{F, H}, {H, F}, {0, F}}, half = SLOTS / 2;
     for (int i = 0; i < 3; i++) {
         const ari_operation g = the_only(&t, ARI_OPERATION_WEIGHT_GRADIENT, ARI_PASS_BACKWARD, roles[i], 0);
         const ari_op_call *last = &g.call[g.calls - 1];
-        cr_expect_eq(g.calls, i < 2 ? 3 : 2);
-        cr_expect(is_call(last, ARI_CALL_REDUCE_SCATTER, F * H, AR_I64, ARI_EXPERTS) && last->repeats == E * B);
-        cr_expect_eq(g.call[0].elements, (size_t)E * B * (i == 1 ? H : F));
-        cr_expect_eq(g.call[1].elements, i < 2 ? (size_t)E * B * (i == 0 ? H : F) : F * H);
+        cr_expect_eq(g.calls, i < 2 ? 4 : 1);
+        cr_expect(is_call(last, ARI_CALL_ALL_TO_ALL, half * features[i][1], AR_F32, ARI_EXPERTS) && last->routed);
         cr_expect_eq(g.output[0].experts, E);
+        if (i == 2)
+            continue;
+        cr_expect(is_call(&g.call[0], ARI_CALL_ALL_GATHER, (size_t)2 * E * B, AR_I64, ARI_EXPERTS));
+        cr_expect(is_call(&g.call[1], ARI_CALL_ALL_TO_ALL, half, AR_F32, ARI_EXPERTS));
+        cr_expect(is_call(&g.call[2], ARI_CALL_ALL_TO_ALL, half * features[i][0], AR_F32, ARI_EXPERTS));
     }
 }
 

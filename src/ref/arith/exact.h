@@ -91,26 +91,6 @@ void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx);
 AR_NODISCARD ar_status ari_move_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m,
                                      const char *tag);
 
-/* Sums of a gradient's contraction whose terms are on several ranks, which share its rows: each completes, rounds and
- * adds its own ones. What the others hold of those rows is nothing, which the sum over the ranks completes. */
-typedef struct ari_shared_rows {
-    ar_comm *over;
-    size_t *counts;                     /* elements that each rank completes; owned */
-    size_t first, rows, out, in, width; /* width: as of ari_sum_slice */
-    int limbs;
-    ar_buf sums;   /* [out, in], of a sample */
-    ar_buf value;  /* fp32 [rows, in] */
-    ar_buf row_of; /* int64 [rows], first .. first + rows - 1 */
-} ari_shared_rows;
-/** For sums [out, in] of so many terms on all ranks. ari_shared_rows_fini, also where it fails. */
-AR_NODISCARD ar_status ari_shared_rows_init(ari_shared_rows *s, ar_ctx *ctx, ar_comm *over, size_t out, size_t in,
-                                            size_t terms);
-void ari_shared_rows_fini(ari_shared_rows *s, ar_ctx *ctx);
-/** Completes this rank's rows of `s->sums`, with the exponents e [out] and f [in], and adds them to p's gradient.
- *  Collective. */
-AR_NODISCARD ar_status ari_shared_rows_add(ar_ctx *ctx, ar_param *p, const ari_shared_rows *s, ar_cbuf e, ar_cbuf f,
-                                           const char *tag);
-
 /* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
 
 /** True if integers have 15 bits where this arithmetic multiplies by a parameter, unless it is by peaked gradients, */

@@ -195,28 +195,22 @@ static ar_tensor run_of(const run_operand *o, const ar_groups *g, size_t run)
     return ar_tensor_slice(&o->t, 1, run_start(g, run), run_rows(g, run));
 }
 
-/* c [rows]. Where other ranks have rows of the samples, runs without rows here have their exponents. */
-static ar_status run_quantise(ar_ctx *ctx, run_operand *o, const ar_groups *g, ar_cbuf c, const char *tag)
+/* c [rows]. */
+static ar_status run_quantise(ar_ctx *ctx, run_operand *o, const ar_groups *g, ar_cbuf c)
 {
     const size_t features = o->t.shape[0], runs = g->n * g->samples;
+    const bool narrow = ari_exact_is_narrow(ctx, g->longest);
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, runs * features, WORD));
     AR_TRY(ari_step_alloc(ctx, &o->e, bytes));
-    for (size_t run = 0; run < runs; run++) {
-        const ar_tensor t = run_of(o, g, run);
-        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, run * features * WORD), &t,
-                          ar_cbuf_at(c, run_start(g, run) * WORD), o->sign, false,
-                          ari_exact_is_narrow(ctx, g->longest)));
-    }
-    AR_TRY(ari_exact_max(ctx, g->over, o->e, runs * features, tag));
-    AR_TRY(new_packed(ctx, &o->packed, features, o->t.shape[1],
-                      ari_exact_form(o->sign > 0, ari_exact_is_narrow(ctx, g->longest))));
+    AR_TRY(new_packed(ctx, &o->packed, features, o->t.shape[1], ari_exact_form(o->sign > 0, narrow)));
     for (size_t run = 0; run < runs; run++) {
         const ar_tensor t = run_of(o, g, run);
         const size_t start = run_start(g, run);
+        const ar_buf e = ar_buf_at(o->e, run * features * WORD);
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, e, &t, ar_cbuf_at(c, start * WORD), o->sign, false, narrow));
         if (t.shape[1] > 0)
-            AR_TRY(ARI_KERNEL(ctx, pack, o->packed, 0, start, &t, ar_cbuf_at(c, start * WORD), o->sign,
-                              ar_cbuf_at(ar_const(o->e), run * features * WORD)));
+            AR_TRY(ARI_KERNEL(ctx, pack, o->packed, 0, start, &t, ar_cbuf_at(c, start * WORD), o->sign, ar_const(e)));
     }
     return AR_OK;
 }
@@ -232,52 +226,16 @@ static ar_cbuf run_exponents(const run_operand *o, size_t run)
     return ar_cbuf_at(ar_const(o->e), run * o->t.shape[0] * WORD);
 }
 
-/* A run whose sums all ranks of the sequence complete. */
-static ar_status add_shared_run(ar_ctx *ctx, ar_param *p, const run_operand *dy, const run_operand *x,
-                                const ar_groups *g, size_t run, const ari_shared_rows *s, const char *tag)
-{
-    const size_t start = run_start(g, run), rows = run_rows(g, run);
-    ar_packed *a = NULL, *b = NULL;
-    ar_status st = AR_OK;
-    if (rows == 0) {
-        st = ARI_KERNEL(ctx, zero, s->sums, s->out * s->in * (size_t)s->limbs * sizeof(int64_t));
-    } else {
-        AR_TRY(part_of(ctx, &a, dy->packed, 0, s->out, start, rows));
-        AR_TRY(part_of(ctx, &b, x->packed, 0, s->in, start, rows));
-        st = ARI_KERNEL(ctx, gemm_i64, s->sums, a, b, s->limbs, false);
-        end_packed(ctx, b);
-        end_packed(ctx, a);
-    }
-    AR_TRY(st);
-    return ari_shared_rows_add(ctx, p, s, run_exponents(dy, run), run_exponents(x, run), tag);
-}
-
-static ar_status add_shared_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_operand *dy, const run_operand *x,
-                                 const ar_groups *g, const char *tag)
-{
-    ari_shared_rows s;
-    ar_status st = AR_OK;
-    AR_TRY(ari_shared_rows_init(&s, ctx, g->over, dy->t.shape[0], x->t.shape[0], g->longest));
-    for (size_t run = 0; run < g->n * g->samples && st == AR_OK; run++) {
-        ar_param *p = to[run / g->samples * (size_t)n];
-        st = p->requires_grad ? add_shared_run(ctx, p, dy, x, g, run, &s, tag) : AR_OK;
-    }
-    ari_shared_rows_fini(&s, ctx);
-    return st;
-}
-
 /* All groups' parameters number j of n. */
 static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_operand *dy, const run_operand *x,
-                          const ar_groups *g, const char *tag)
+                          const ar_groups *g)
 {
-    if (ari_has_peers(g->over))
-        AR_TRY(add_shared_runs(ctx, to, n, dy, x, g, tag));
     for (size_t i = 0; i < g->n; i++) {
         const ar_runs runs = {g->samples, g->first[i], g->sample + i * (g->samples + 1)};
         const size_t rows = g->first[i + 1] - g->first[i], run = i * g->samples;
         const ar_param *p = to[i * (size_t)n];
         ari_work_of_gradient(dy->t.shape[0], x->t.shape[0], rows);
-        if (p->requires_grad && rows > 0 && !ari_has_peers(g->over))
+        if (p->requires_grad && rows > 0)
             AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->narrow, dy->packed, x->packed,
                               run_exponents(dy, run), run_exponents(x, run), &runs, ari_exact_grad_begins(p->grad)));
     }
@@ -302,27 +260,142 @@ static ar_status begin_gradients(ar_ctx *ctx, bool *any, ar_param *const *to, si
     return AR_OK;
 }
 
+/* x's rows, and their exponents c [rows]. */
+static ar_status add_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x, ar_cbuf c,
+                            const ar_groups *g)
+{
+    run_operand b = {.t = ar_tensor_transposed(x), .sign = -1};
+    AR_TRY(run_quantise(ctx, &b, g, c));
+    for (int j = 0; j < n; j++) {
+        run_operand a = {.t = ar_tensor_transposed(&dy[j]), .sign = +1};
+        AR_TRY(run_quantise(ctx, &a, g, c));
+        AR_TRY(add_runs(ctx, to + j, n, &a, &b, g));
+        run_operand_end(ctx, &a);
+    }
+    run_operand_end(ctx, &b);
+    return AR_OK;
+}
+
+/* --- where other ranks have rows of the samples -------------------------------------------------------------------- */
+
+/* The runs of all of them, whose rows come to one. */
+typedef struct shared_runs {
+    size_t *rows; /* [ranks, runs] */
+    int *owner;   /* [runs] */
+    size_t *first, *sample;
+    ar_groups g; /* of what came here */
+    ari_moved_rows moved;
+} shared_runs;
+
+static void shared_runs_fini(shared_runs *s, ar_ctx *ctx)
+{
+    ari_moved_rows_fini(&s->moved, ctx);
+    free(s->rows);
+    free(s->owner);
+    free(s->first);
+    free(s->sample);
+}
+
+static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const char *tag)
+{
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over), me = (size_t)ar_comm_rank(g->over);
+    ARI_OWNED int64_t *numbers = NULL;
+    ARI_OWNED size_t *counts = NULL;
+    ar_tensor all;
+    AR_TRY(ARI_ALLOC_ZERO(&numbers, ranks * runs, "rows of samples"));
+    AR_TRY(ARI_ALLOC(&counts, ranks, "rows of samples"));
+    for (size_t r = 0; r < ranks; r++)
+        counts[r] = runs;
+    for (size_t run = 0; run < runs; run++)
+        numbers[me * runs + run] = (int64_t)run_rows(g, run);
+    AR_TRY(ar_ctx_tensor(ctx, &all, AR_I64, 2, (const size_t[2]){ranks, runs}));
+    AR_TRY(ar_ctx_upload(ctx, &all, numbers));
+    AR_TRY(ar_comm_all_gather(g->over, ctx->queue, all.data,
+                              ar_cbuf_at(ar_const(all.data), me * runs * sizeof *numbers), counts, AR_I64, tag));
+    AR_TRY(ar_ctx_download(ctx, numbers, &all));
+    ar_ctx_release(ctx, &all);
+    for (size_t i = 0; i < ranks * runs; i++)
+        rows[i] = g->known ? g->known[i] : (size_t)numbers[i];
+    return AR_OK;
+}
+
+/* The groups of the runs that come here; the others have no rows in them. */
+static void own_groups(shared_runs *s, const ar_groups *g)
+{
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
+    s->g = (ar_groups){.n = g->n, .samples = g->samples, .longest = g->longest, .first = s->first, .sample = s->sample};
+    for (size_t i = 0; i < g->n; i++) {
+        size_t *sample = s->sample + i * (g->samples + 1);
+        for (size_t k = 0; k < g->samples; k++) {
+            const size_t run = i * g->samples + k;
+            sample[k + 1] = sample[k];
+            for (size_t r = 0; r < ranks && s->owner[run] == ar_comm_rank(g->over); r++)
+                sample[k + 1] += s->rows[r * runs + run];
+        }
+        s->first[i + 1] = s->first[i] + sample[g->samples];
+    }
+}
+
+/* A run is that rank's which its group's and its sample's numbers add up to, in turn. */
+static ar_status shared_runs_init(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
+{
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
+    *s = (shared_runs){.rows = NULL};
+    AR_TRY(ARI_ALLOC(&s->rows, ranks * runs, "rows of samples"));
+    AR_TRY(ARI_ALLOC(&s->owner, runs, "ranks of samples"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->first, g->n + 1, "rows of groups"));
+    AR_TRY(ARI_ALLOC_ZERO(&s->sample, g->n * (g->samples + 1), "rows of samples"));
+    AR_TRY(tell_runs(ctx, s->rows, g, tag));
+    for (size_t run = 0; run < runs; run++)
+        s->owner[run] = (int)((run / g->samples + run % g->samples) % ranks);
+    own_groups(s, g);
+    return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->over, runs, s->owner, s->rows});
+}
+
+static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+                           const ar_tensor *c, const shared_runs *s, const char *tag)
+{
+    ar_tensor c_all, x_all, dy_all[AR_MAX_PARTS];
+    for (int r = 0; r < ar_comm_size(s->moved.over); r++)
+        ctx->routed.gradients += r == ar_comm_rank(s->moved.over) ? 0 : s->moved.sent[r];
+    AR_TRY(ari_move_rows(ctx, &c_all, c, &s->moved, tag));
+    AR_TRY(ari_move_rows(ctx, &x_all, x, &s->moved, tag));
+    for (int j = 0; j < n; j++)
+        AR_TRY(ari_move_rows(ctx, &dy_all[j], &dy[j], &s->moved, tag));
+    AR_TRY(add_groups(ctx, to, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
+    for (int j = 0; j < n; j++)
+        ar_ctx_release(ctx, &dy_all[j]);
+    ar_ctx_release(ctx, &x_all);
+    ar_ctx_release(ctx, &c_all);
+    return AR_OK;
+}
+
+static ar_status add_shared(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+                            const ar_tensor *c, const ar_groups *g, const char *tag)
+{
+    shared_runs s;
+    ar_status st = shared_runs_init(&s, ctx, g, tag);
+    if (st == AR_OK)
+        st = add_moved(ctx, to, dy, n, x, c, &s, tag);
+    shared_runs_fini(&s, ctx);
+    return st;
+}
+
 ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
                                 const ar_groups *g, ar_comm *x_rows_over, const char *tag)
 {
-    run_operand b = {.t = ar_tensor_transposed(x), .sign = -1};
-    ar_buf c = {NULL}; /* of each row */
+    const ar_tensor x_t = ar_tensor_transposed(x);
+    ar_tensor c; /* int32, of numbers that a kernel moves */
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
     AR_TRY(begin_gradients(ctx, &any, to, g->n * (size_t)n, dy, x, n));
     if (!any)
         return AR_OK;
-    AR_TRY(ari_step_alloc(ctx, &c, x->shape[0] * WORD));
-    AR_TRY(ARI_KERNEL(ctx, col_exponents, c, &b.t, false));
-    AR_TRY(ari_exact_max(ctx, x_rows_over, c, x->shape[0], tag));
-    AR_TRY(run_quantise(ctx, &b, g, ar_const(c), tag));
-    for (int j = 0; j < n; j++) {
-        run_operand a = {.t = ar_tensor_transposed(&dy[j]), .sign = +1};
-        AR_TRY(run_quantise(ctx, &a, g, ar_const(c), tag));
-        AR_TRY(add_runs(ctx, to + j, n, &a, &b, g, tag));
-        run_operand_end(ctx, &a);
-    }
-    run_operand_end(ctx, &b);
-    ari_step_free(ctx, c);
+    AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){x->shape[0], 1}));
+    AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
+    AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, x->shape[0], tag));
+    AR_TRY(ari_has_peers(g->over) ? add_shared(ctx, to, dy, n, x, &c, g, tag)
+                                  : add_groups(ctx, to, dy, n, x, ar_const(c.data), g));
+    ar_ctx_release(ctx, &c);
     return AR_OK;
 }

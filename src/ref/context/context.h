@@ -17,8 +17,10 @@ typedef enum ari_use {
 
 /* The experts of tokens, for a device without contents: what a router would choose. */
 typedef struct ari_known_routes {
-    /* expert [ranks, tokens, k] of all expert-parallel ranks' tokens in the pass under way, of each token ascending. */
-    ar_status (*read)(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3], const char *router);
+    /* expert [ranks, tokens, k] of all expert-parallel ranks' tokens in the pass under way, of each token ascending.
+     * sharer: a rank of ar_ctx.expert_sequence, whose expert-parallel ranks they are. */
+    ar_status (*read)(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3], const char *router,
+                      int sharer);
     void *user;
 } ari_known_routes;
 
@@ -101,7 +103,7 @@ struct ar_ctx {
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     size_t layers;                  /* of the model that was made last; 0: none was */
     size_t own_experts;             /* of a layer of it, on this rank */
-    uint64_t routed;                /* rows of tokens that this rank has sent to the experts of others, and back */
+    ari_routed routed;              /* by this rank */
     const ari_known_routes *routes; /* of a device without contents; NULL: the experts in turn. Borrowed */
     uint64_t seed;
     uint32_t step;

@@ -107,6 +107,12 @@ ari_axes ari_expert_axes(const ar_parallel *p);
 /** Of the ranks with copies of an expert, so many have tokens of the same samples: where the positions of a sequence
  *  are on several groups of expert-parallel ranks. */
 int ari_expert_sequence(const ar_parallel *p);
+
+/* What moves between ranks as the routes of tokens say. */
+typedef struct ari_routed {
+    uint64_t rows;      /* of tokens that expert-parallel ranks send to the experts of others, and back */
+    uint64_t gradients; /* of experts, that go to the rank that computes their gradient of a sample: for each product */
+} ari_routed;
 /** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
 int ari_extent(const ar_parallel *p, ari_axes axes);
 

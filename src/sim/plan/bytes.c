@@ -14,6 +14,7 @@ typedef struct tally {
     bool once_a_pipeline;               /* they are of the first stage */
     size_t bytes[ARI_OVER_COPIES + 1];  /* over each; those of the experts' groups times their ranks: */
     size_t divide[ARI_OVER_COPIES + 1]; /* which these are; 0: no bytes */
+    size_t products, rows, row_bytes;   /* of experts whose rows move: rows of one, bytes of a row of all of them */
 } tally;
 
 /* Groups that make the call at once, as far as this walk stands for them. In the passes it stands for all data-parallel
@@ -59,12 +60,23 @@ static size_t groups(const tally *t, const ari_operation *op, const ari_op_call 
     }
 }
 
+/* After the ranks have told each other the rows of a product their exponents move. */
+static void add_row(tally *t, const ari_op_call *call, const ari_op_call *before)
+{
+    const bool first = before && before->kind == ARI_CALL_ALL_GATHER;
+    t->products += first;
+    t->rows = first ? call->elements : t->rows;
+    t->row_bytes += t->rows > 0 ? call->elements / t->rows * ar_dtype_bytes(call->dtype) : 0;
+}
+
 static ar_status add(void *user, const ari_operation *op)
 {
     tally *t = user;
     for (int i = 0; i < op->calls; i++) {
         ari_op_call call = op->call[i];
         size_t bytes = 0;
+        if (call.routed && op->kind == ARI_OPERATION_WEIGHT_GRADIENT)
+            add_row(t, &call, i > 0 ? &op->call[i - 1] : NULL);
         if ((call.routed && t->c->routed) || (op->counting && call.often == ARI_EACH_VERSION)) /* or made once */
             continue;
         if (call.sliced > 0) /* those of the ranks that this one stands for together */
@@ -147,6 +159,8 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     for (int over = 0; over <= ARI_OVER_COPIES; over++)
         *bytes += t.divide[over] > 0 ? t.bytes[over] / t.divide[over] : 0;
     if (c->routed)
-        *bytes += *c->routed * c->config->hidden * ar_dtype_bytes(ar_activations_of(c->run.precision));
+        *bytes += c->routed->rows * c->config->hidden * ar_dtype_bytes(ar_activations_of(c->run.precision));
+    if (c->routed && t.products > 0)
+        *bytes += c->routed->gradients * t.row_bytes / t.products;
     return AR_OK;
 }

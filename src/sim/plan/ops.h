@@ -18,11 +18,10 @@ typedef struct ari_step_case {
     ar_run run; /* model, plan, layout, batch, steps, numerics, storage of the matrices, dropout, clip, loss, buckets */
     const ar_config *config;
     bool forward_only;
-    uint64_t verified;      /* steps in which gradients and copies are verified */
-    const uint64_t *routed; /* rows that the expert-parallel ranks have sent each other in all of the run; NULL: as if
-                               every expert had as many tokens */
-    bool halves;            /* the rank stands for a pipeline without bubbles: its backward pass is cut in two */
-    bool tapped;            /* somebody listens to the values: some are put together for that, in memory of the step */
+    uint64_t verified;        /* steps in which gradients and copies are verified */
+    const ari_routed *routed; /* by all ranks in all of the run; NULL: as if every expert had as many tokens */
+    bool halves;              /* the rank stands for a pipeline without bubbles: its backward pass is cut in two */
+    bool tapped; /* somebody listens to the values: some are put together for that, in memory of the step */
 } ari_step_case;
 
 /* Kind, and its name in reports. */

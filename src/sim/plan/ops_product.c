@@ -368,47 +368,52 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     return leaves;
 }
 
-/* So many features of the rows of parts of samples go to the ranks that compute these. */
-static void move_rows(ari_op_builder *w, size_t rows, size_t features, ar_dtype dtype, ari_role role)
+/* The rows that ranks send each other of what several have a part of, and in how many blocks they are. */
+typedef struct shared_rows {
+    ari_over over;
+    size_t rows, blocks;
+} shared_rows;
+
+/* Parts of samples, or the rows of each expert of each, as if all had as many. */
+static shared_rows shared_rows_of(ari_op_builder *w, size_t experts)
 {
-    const size_t parts = ar_gradient_parts(w->c->run.seq);
-    call_for(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_CP, ari_op_builder_mul(w, w->own, rows * features), dtype, role);
-    w->op.call[w->op.calls - 1].row = rows / parts * features;
+    const size_t seq = w->c->run.seq;
+    size_t parts = 0;
+    if (!w->in_experts)
+        return (shared_rows){ARI_OVER_CP,
+                             ari_op_builder_mul(w, w->own, ar_gradient_moves(&w->c->run.parallel, seq, &parts)),
+                             ari_op_builder_mul(w, w->own, ar_gradient_parts(seq))};
+    const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
+    const size_t own = ari_op_builder_rows(w) / (w->whole ? w->ranks[ARI_AXIS_TP] : 1);
+    return (shared_rows){over, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
+                         ari_op_builder_mul(w, w->own, experts)};
+}
+
+static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
+{
+    call_for(w, ARI_CALL_ALL_TO_ALL, s->over, ari_op_builder_mul(w, s->rows, features), dtype, role);
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->routed = w->in_experts;
+    call->row = s->rows / s->blocks * features;
 }
 
 /* Within a part of a sample dW is one sum over all positions: of those that share them one rank has the others' rows of
- * dY, and of X and its exponents, which go with the first weight that it meets. */
-static void share_rows(ari_op_builder *w, const ari_op_value *x, const ari_op_value *dy, ari_role role)
+ * dY, and of X and its exponents, which go with the first weight that it meets. Of experts they tell each other first
+ * how many rows each has. */
+static void share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x, const ari_op_value *dy,
+                       ari_role role)
 {
-    size_t parts = 0;
-    const size_t rows = ar_gradient_moves(&w->c->run.parallel, w->c->run.seq, &parts);
-    if (!w->form.exact || rows == 0)
+    const shared_rows s = shared_rows_of(w, weight->experts);
+    if (!w->form.exact || s.rows == 0)
         return;
+    if (!w->x_scaled && w->in_experts)
+        call_for(w, ARI_CALL_ALL_GATHER, s.over, ari_op_builder_mul(w, s.blocks, ari_op_builder_ranks(w, s.over)),
+                 AR_I64, role);
     if (!w->x_scaled) {
-        move_rows(w, rows, 1, AR_F32, role);
-        move_rows(w, rows, x->local[2], x->dtype, role);
+        move_rows(w, &s, 1, AR_F32, role);
+        move_rows(w, &s, x->local[2], x->dtype, role);
     }
-    move_rows(w, rows, dy->local[2], dy->dtype, role);
-}
-
-/* Of the rows of experts a sample's are one sum. Exponents of all experts move together, those of what their weights
- * share once. */
-static void sum_over_positions(ari_op_builder *w, const ari_op_value *weight, ari_role role)
-{
-    const size_t out = weight->local[0], in = weight->local[1], experts = weight->experts;
-    const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
-    const size_t ranks = ari_op_builder_ranks(w, over), terms = w->c->run.seq;
-    const size_t times = ari_op_builder_mul(w, w->own, experts);
-    const size_t sums = ari_op_builder_mul(w, out, in);
-    if (!w->form.exact || ranks == 1)
-        return;
-    if (!w->x_scaled)
-        call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, in), AR_I32, role);
-    call_for(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, times, out), AR_I32, role);
-    ari_op_builder_scatter_sums(w, over, sums, terms, ari_op_builder_is_narrow(w, terms), ARI_EXPERTS, "");
-    ari_op_builder_repeat(w, times); /* a part at a time */
-    ari_op_call *call = &w->op.call[w->op.calls - 1];
-    call->row = out > 0 ? call->elements / out : 0;
+    move_rows(w, &s, dy->local[2], dy->dtype, role);
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,
@@ -427,10 +432,7 @@ void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias,
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             share_exponents(w, ari_op_builder_rows(w), ARI_EACH_PASS, role);
-        if (w->in_experts)
-            sum_over_positions(w, &param, role);
-        else
-            share_rows(w, x, dy, role);
+        share_rows(w, &param, x, dy, role);
     }
     ari_op_builder_visit(w);
 }

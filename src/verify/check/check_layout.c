@@ -130,7 +130,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
                                    .weights_user = b->weights};
     cluster.run.parallel = *p;
     cluster.run.batch += o->padding;
-    uint64_t routed = 0;
+    ari_routed routed = {0, 0};
     const ari_step_case traffic = {.run = cluster.run, .config = &b->config, .routed = &routed};
     *run = (ar_check_run){.parallel = *p};
     if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */

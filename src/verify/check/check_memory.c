@@ -66,8 +66,9 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
     const ari_step_case c = {.run = o->run, .config = o->config};
     ari_routed_rank at = {.ref = ref, .c = &c};
     const ari_known_routes routes = {ari_check_read_routes, &at};
+    const bool shared = o->run.numerics == AR_NUMERICS_EXACT && ari_expert_sequence(&o->run.parallel) > 1;
     const bool routed =
-        (!o->module && ari_experts_routed(&o->run.parallel)) || (like && o->config && o->config->experts.n > 0);
+        !o->module && o->config && o->config->experts.n > 0 && (ari_experts_routed(&o->run.parallel) || shared || like);
     const bool known = routed && o->run.numerics == AR_NUMERICS_EXACT && run->tensors_different == 0;
     ari_cluster_options own = *o;
     own.routes = known ? &routes : NULL;
@@ -81,7 +82,7 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
         ari_memory_raise(&run->memory_predicted, &dry.rank);
         if (!routed || known)
             compare_rank(run, r, &counted[r], &dry.rank);
-        if (o->module && dry.routed > 0)
+        if (o->module && dry.routed.rows + dry.routed.gradients > 0)
             run->has_memory_predicted = false;
         else if (o->module)
             run->bytes_predicted += dry.bytes;

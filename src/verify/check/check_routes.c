@@ -9,35 +9,64 @@
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 
-/* The rank that routes each token of a batch, of those that share out the experts or have copies: [batch, seq]. Gives;
- * free(). */
-static ar_status ranks_of_tokens(int **gives, const ar_run *run)
+/* The ranks that route the tokens of a batch, of those that share out the experts or have copies. */
+typedef struct token_ranks {
+    int ep, sharers; /* of these ranks; that have copies of an expert and tokens of one sample */
+    int *rank;       /* of each token [batch, seq] */
+    size_t *sample;  /* [batch]: of those whose rows come together, its number */
+    size_t *rows;    /* [experts, sharers]: room for a sample's */
+} token_ranks;
+
+static void token_ranks_end(token_ranks *t)
+{
+    free(t->rank);
+    free(t->sample);
+    free(t->rows);
+}
+
+static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t experts)
 {
     const ar_parallel *p = &run->parallel;
     const int cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
     const int tp = ari_experts_whole(p) ? p->tp : 1; /* of these each has a part of the positions */
-    AR_TRY(ari_alloc_zero((void **)gives, run->batch * run->seq, sizeof **gives, "ranks of tokens"));
+    *t = (token_ranks){.ep = ari_at_least_one(p->ep), .sharers = ari_expert_sequence(p)};
+    AR_TRY(ARI_ALLOC_ZERO(&t->rank, run->batch * run->seq, "ranks of tokens"));
+    AR_TRY(ARI_ALLOC_ZERO(&t->sample, run->batch, "samples"));
+    AR_TRY(ARI_ALLOC(&t->rows, experts * (size_t)t->sharers, "rows of a sample"));
     for (int at = 0; at < dp * cp * micro; at++) {
-        const int d = at / micro / cp, c = at / micro % cp;
+        const int d = at / micro / cp, c = at / micro % cp, first = d * cp * tp;
         const ar_positions own = ar_parallel_positions(p, run->seq, c);
         const size_t n = ar_positions_count(&own);
         size_t start = 0, count = 0;
         ar_parallel_rows(p, run->batch, d, at % micro, &start, &count);
         for (size_t row = start; row < start + count; row++) {
+            t->sample[row] = (size_t)(first % t->ep / (cp * tp)) * count + row - start;
             for (size_t i = 0; i < n; i++)
-                (*gives)[row * run->seq + ar_positions_at(&own, i)] = (d * cp + c) * tp + (int)(i / (n / (size_t)tp));
+                t->rank[row * run->seq + ar_positions_at(&own, i)] = first + c * tp + (int)(i / (n / (size_t)tp));
         }
     }
     return AR_OK;
 }
 
-/* Of a token, the experts that are on other ranks. */
-static uint64_t rows_sent(const float *expert, const ar_experts *x, int ep, int rank)
+/* Adds what moves of a sample: the rows of tokens for experts of other ranks, and, of the ranks with copies of an expert,
+ * the rows that the one that computes its gradient has not. */
+static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample, size_t seq, const float *expert,
+                         size_t tokens, const ar_experts *x)
 {
-    uint64_t rows = 0;
-    for (size_t j = 0; j < x->per_token; j++)
-        rows += (size_t)expert[j] / (x->n / (size_t)ep) != (size_t)(rank % ep);
-    return rows;
+    const size_t sharers = (size_t)t->sharers, each = x->n / (size_t)t->ep;
+    memset(t->rows, 0, x->n * sharers * sizeof *t->rows);
+    for (size_t i = 0; i < seq; i++) {
+        const size_t token = sample * seq + i, rank = (size_t)t->rank[token];
+        for (size_t j = 0; j < x->per_token; j++) {
+            const size_t e = (size_t)expert[token % tokens * x->per_token + j];
+            routed->rows += e / each != rank % (size_t)t->ep;
+            t->rows[e * sharers + rank / (size_t)t->ep % sharers]++;
+        }
+    }
+    for (size_t e = 0; e < x->n; e++) {
+        for (size_t r = 0; r < sharers; r++)
+            routed->gradients += r == (e % each + t->sample[sample]) % sharers ? 0 : t->rows[e * sharers + r];
+    }
 }
 
 /* The experts of a router's tokens: the layer, or SIZE_MAX of another tensor. */
@@ -53,26 +82,24 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
     return SIZE_MAX;
 }
 
-ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_step_case *c)
+ar_status ari_check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
 {
-    const ar_parallel *p = &c->run.parallel;
-    const int ep = ari_at_least_one(p->ep), alike = ari_experts_whole(p) ? 1 : ari_at_least_one(p->tp);
-    const size_t k = c->config->experts.per_token;
-    int *rank = NULL;
-    *rows = 0;
-    if (ep == 1)
+    const uint64_t alike = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
+    const ar_experts *x = &c->config->experts;
+    ARI_ENDED(token_ranks_end) token_ranks of = {.rank = NULL};
+    *routed = (ari_routed){.rows = 0};
+    if (x->n == 0)
         return AR_OK;
-    AR_TRY(ranks_of_tokens(&rank, &c->run));
+    AR_TRY(ranks_of_tokens(&of, &c->run, x->n));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t layer = routed_layer(t, c->config);
-        uint64_t sent = 0;
-        const size_t tokens = t->count / k; /* rows of padding are copies */
-        for (size_t token = 0; layer != SIZE_MAX && token < c->run.batch * c->run.seq; token++)
-            sent += rows_sent(t->values + token % tokens * k, &c->config->experts, ep, rank[token]);
-        *rows += layer == SIZE_MAX ? 0 : sent * (uint64_t)alike * ari_routed_exchanges(c, layer);
+        ari_routed sent = {.rows = 0};
+        for (size_t row = 0; layer != SIZE_MAX && row < c->run.batch; row++) /* rows of padding are copies */
+            count_sample(&sent, &of, row, c->run.seq, t->values, t->count / x->per_token, x);
+        routed->rows += layer == SIZE_MAX ? 0 : sent.rows * alike * ari_routed_exchanges(c, layer);
+        routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * alike; /* of two products */
     }
-    free(rank);
     return AR_OK;
 }
 
@@ -92,7 +119,7 @@ static ar_status micro_of(int *micro, const ari_step_case *c, int d, const ar_ct
 }
 
 ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
-                                const char *router)
+                                const char *router, int sharer)
 {
     const ari_routed_rank *r = user;
     const ar_parallel *p = &r->c->run.parallel;
@@ -101,14 +128,15 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
     snprintf(name, sizeof name, "%.*s.routes", (int)(strrchr(router, '.') - router), router);
     const size_t tensor = ari_reference_find_in(r->ref, name, 'f', (int)ctx->step), k = shape[2];
     const ari_ranks of = ari_ranks_of(p);
-    const int own = ari_place_along(&of, r->rank, ari_expert_axes(p));
+    const int own = ari_place_along(&of, r->rank, ari_expert_axes(p)), sharers = ari_expert_sequence(p);
+    const int team = own / ranks / sharers * sharers + sharer;
     int micro = 0;
     if (tensor == r->ref->count)
         return ar_error_set(AR_ERR_INTERNAL, "the baseline has no experts of %s in step %u", router, ctx->step);
     const ari_ref_tensor *known = &r->ref->tensor[tensor];
     AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
     for (int i = 0; i < ranks; i++) {
-        const int at = own / ranks * ranks + i;
+        const int at = team * ranks + i;
         const ar_positions positions = ar_parallel_positions(p, r->c->run.seq, at / tp % cp);
         const size_t each = ar_positions_count(&positions) / (size_t)tp, first = (size_t)(at % tp) * each;
         size_t start = 0, count = 0;

@@ -6,9 +6,9 @@
 #include "sim/plan/ops.h"
 #include "verify/reference/reference.h"
 
-/** Rows that a layout's expert-parallel ranks send each other in a run, from the baseline's routes and the layout
- *  alone: each token's experts, and where they and the token are. 0 without such ranks. */
-AR_NODISCARD ar_status ari_check_routed(uint64_t *rows, const ari_reference *ref, const ari_step_case *c);
+/** What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
+ *  they and the token are. */
+AR_NODISCARD ar_status ari_check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c);
 
 /* A rank of a dry run, whose experts are those that the baseline has chosen. */
 typedef struct ari_routed_rank {
@@ -19,6 +19,6 @@ typedef struct ari_routed_rank {
 /** The read of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router,
  *  the layout no such tokens). */
 AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
-                                             const char *router);
+                                             const char *router, int sharer);
 
 #endif

@@ -444,7 +444,7 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result, con
     const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ar_activations_of(o->run.precision)) : 0;
     run->bytes_counted = result->bytes;
     if (o->run.numerics == AR_NUMERICS_NATIVE) /* as this run has routed them */
-        run->bytes_predicted += result->routed * row;
+        run->bytes_predicted += result->routed.rows * row;
     run->bytes_per_rank_max = result->bytes_per_rank_max;
     memcpy(run->calls, result->calls, sizeof run->calls);
     run->has_predicted = result->has_predicted;

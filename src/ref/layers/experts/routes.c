@@ -45,12 +45,13 @@ static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, co
     return AR_OK;
 }
 
-/* A device without contents has those that are known, or the experts in turn. */
-static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of)
+/* A device without contents has those that are known, or the experts in turn. sharer: of the ranks with tokens of the
+ * same samples, whose they are. */
+static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of, int sharer)
 {
     AR_TRY(ar_ctx_download(ctx, s->expert, of->all));
     if (ctx->device->hollow && ctx->routes)
-        AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, of->all->shape, of->name));
+        AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, of->all->shape, of->name, sharer));
     for (size_t i = 0; i < s->ranks * s->slots && ctx->device->hollow && !ctx->routes; i++)
         s->expert[i] = (int32_t)(i % of->experts);
     return check_experts(s->expert, s->ranks * s->slots, s->k, of->name);
@@ -86,18 +87,24 @@ static size_t sample_of(const sorting *s, size_t rank, size_t i)
     return rank / sharers * s->own_samples + i / (s->slots / s->own_samples);
 }
 
-/* Counts the rows of each expert, and of these each sample's. */
-static void count_rows(ari_routes *r, const sorting *s)
+/* rows of run [expert, sample], e * width + k, += the rows of each expert that are of each sample. */
+static void count_runs(size_t *rows, size_t width, const ari_routes *r, const sorting *s)
 {
-    const size_t n = r->groups.n, width = s->samples + 1;
     size_t e = 0;
     for (size_t rank = 0; rank < s->ranks; rank++) {
         for (size_t i = 0; i < s->slots; i++) {
             if (comes_here(&e, r, s, rank, i))
-                r->sample[e * width + sample_of(s, rank, i) + 1]++;
+                rows[e * width + sample_of(s, rank, i)]++;
         }
     }
-    for (e = 0; e < n; e++) {
+}
+
+/* Counts the rows of each expert, and of these each sample's. */
+static void count_rows(ari_routes *r, const sorting *s)
+{
+    const size_t n = r->groups.n, width = s->samples + 1;
+    count_runs(r->sample + 1, width, r, s);
+    for (size_t e = 0; e < n; e++) {
         for (size_t k = 0; k < s->samples; k++)
             r->sample[e * width + k + 1] += r->sample[e * width + k];
         r->first[e + 1] = r->first[e] + r->sample[e * width + s->samples];
@@ -207,7 +214,7 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
 static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
 {
     AR_TRY(ARI_ALLOC(&s->expert, s->ranks * s->slots, "the experts of tokens"));
-    AR_TRY(read_experts(s, ctx, of));
+    AR_TRY(read_experts(s, ctx, of, ar_comm_rank(ctx->expert_sequence)));
     AR_TRY(ARI_ALLOC(&s->place, s->slots, "rows of experts"));
     AR_TRY(ARI_ALLOC(&s->slot_of, s->slots, "slots of tokens"));
     AR_TRY(ARI_ALLOC_ZERO(&s->next, of->experts + 1, "rows of experts"));
@@ -224,6 +231,21 @@ static ar_status make_groups(ari_routes *r, const sorting *s)
     count_rows(r, s);
     r->groups.first = r->first;
     r->groups.sample = r->sample;
+    return AR_OK;
+}
+
+/* The runs of all ranks with tokens of the same samples, which have nothing to tell on a device without contents. */
+static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
+{
+    const size_t sharers = (size_t)ar_comm_size(ctx->expert_sequence), runs = r->groups.n * s->samples;
+    if (!ctx->device->hollow || sharers == 1)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&r->known, sharers * runs, "rows of samples"));
+    r->groups.known = r->known;
+    for (size_t i = 0; i < sharers; i++) {
+        AR_TRY(read_experts(s, ctx, of, (int)i));
+        count_runs(r->known + i * runs, s->samples, r, s);
+    }
     return AR_OK;
 }
 
@@ -264,7 +286,9 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
                                  .over = ctx->expert_sequence}};
     AR_TRY(make_sent(r, &s, ctx, of));
     AR_TRY(make_groups(r, &s));
-    return has_peers(ctx) ? make_moved(r, &s, ctx) : AR_OK;
+    if (has_peers(ctx))
+        AR_TRY(make_moved(r, &s, ctx));
+    return make_known(r, &s, ctx, of);
 }
 
 void ari_routes_end(ari_routes *r, ar_ctx *ctx)
@@ -275,6 +299,7 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx)
     ar_ctx_release(ctx, &r->place);
     free(r->first);
     free(r->sample);
+    free(r->known);
     free(r->sends);
     free(r->receives);
 }
@@ -300,7 +325,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < ranks; r++) {
         counts[r] = sends[r] * h;
-        ctx->routed += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];
+        ctx->routed.rows += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];
         counts[ranks + r] = receives[r] * h;
     }
     ari_fault_splits(ctx, counts, ranks);

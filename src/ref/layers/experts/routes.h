@@ -17,9 +17,9 @@ typedef struct ari_routes {
     /* Of expert-parallel ranks; the others have NULL. */
     size_t *sends, *receives; /* rows to and from each rank; owned */
     ar_tensor arrived,
-        departed;           /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
+        departed; /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
                                     the slot of all ranks' that it is), and where it is sent back from */
-    size_t *first, *sample; /* owned: those of `groups` */
+    size_t *first, *sample, *known; /* owned: those of `groups` */
 } ari_routes;
 
 /* What they are made of. */
