@@ -364,6 +364,8 @@ class Check(CommandTest):
                                     ("unused_in_last_micro_batch", "--dp 2 --micro-batches 2 --batch 3 --forward-first",
                                      "give a batch below dp times"),
                                     ("muon_of_shards", "--tp 2 --dp 2 --zero 1 --optimizer muon", "give no zero"),
+                                    ("dp_broadcast_over_world", "--dp 2 --zero 2", "have other parameters"),
+                                    ("norm_padded_lanes", "--dp 2", "no power of two"),
                                     ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
             for command in ("check", "train"):
                 self.refused(command, self.config(), "--seq", "8", *layout.split(), "--inject", fault,

@@ -35,6 +35,8 @@ enum { BATCH = 4, SEQ = 24 };
     X(DRAWN_COPIES,                                                                                                   \
       c->learned_positions || row_bias || c->experts.n > 0 || c->latent.kv_rank > 0 || (size_t)p->tp > c->kv_heads,   \
       "acts where ranks draw copies of a parameter, of which this run has none: give tp above the model's KV heads")  \
+    X(PADDED, (c->hidden & (c->hidden - 1)) != 0,                                                                     \
+      "acts where a norm's rows are padded: give a model whose width is no power of two")                             \
     X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                    \
     X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                                 \
     X(INTERLEAVED, c->experts.n > 0 && ari_family_of(c->arch)->interleaved,                                           \
@@ -83,6 +85,8 @@ enum { BATCH = 4, SEQ = 24 };
     X(DP, dp || cp, "acts between data-parallel ranks: give dp of at least 2")                                        \
     X(SHARDS, tp || p->pp > 1 || p->zero > 0 || p->ep > 1,                                                            \
       "acts between ranks that hold shards of parameters: give tp, pp or ep of at least 2")                           \
+    X(OTHER_PARAMETERS, tp || p->pp > 1 || p->ep > 1,                                                                 \
+      "acts where other ranks have other parameters: give tp, pp or ep of at least 2")                                \
     X(SEVERAL_IN_BUCKET, r->ddp.bucket_bytes > 0,                                                                     \
       "acts where a bucket has several gradients: give larger buckets (bucket-bytes)")                                \
     X(HOLDERS, tp || dp || cp, "acts between ranks that hold copies of a parameter: give tp, cp or dp of at least 2") \
@@ -210,7 +214,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
     {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_TARGETS}},
     {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
-    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_SHARDS}},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_OTHER_PARAMETERS}},
     {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3,
      .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
     {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
@@ -225,7 +229,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
      .needs = {NEEDS_TP}}, /* 256 ids; the gradients' norm is no number */
     {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = {NEEDS_TP, NEEDS_PACKED}},
-    {AR_FAULT_norm_padded_lanes, GPT2},
+    {AR_FAULT_norm_padded_lanes, GPT2, .needs = {NEEDS_PADDED}},
     {AR_FAULT_bias_added_twice, GPT2, .needs = {NEEDS_BIAS}},
     {AR_FAULT_row_bias_partial_grad, GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
     {AR_FAULT_init_replica_differs, GPT2, .needs = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
