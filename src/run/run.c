@@ -121,8 +121,8 @@ ar_status ari_run_check_loss(const ar_run *r, const ar_config *c)
         return ar_error_set(AR_ERR_ARG, "%s: has no experts, which a balance and a router's z-loss are about", c->name);
     if ((r->loss.router.balance != AR_BALANCE_NONE || r->loss.router.z_loss > 0.0) && c->experts.scores.groups > 0)
         return ar_error_set(AR_ERR_ARG,
-                            "%s: routes by sigmoids or by groups; a balance and a router's z-loss are about "
-                            "softmax probabilities alone: expected neither, or a router bias update",
+                            "%s: has routers of DeepSeek's form (sigmoids, groups, scaled weights); a balance and a "
+                            "router's z-loss are computed of a plain softmax alone: expected neither",
                             c->name);
     if (r->optimizer.qk_clip > 0.0 && c->qk_norm != AR_QK_NORM_NONE)
         return ar_error_set(AR_ERR_ARG,

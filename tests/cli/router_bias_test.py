@@ -35,8 +35,8 @@ class RouterBiasTest(Case):
     def test_what_makes_no_sense_is_refused(self):
         self.refused("check", "mixtral-demo", *UPDATE, says="no bias by which they choose")
         self.refused("train", "llama-demo", *UPDATE, says="no bias by which they choose")
-        self.refused("check", MODEL, "--balance", "batch", says="sigmoids")
-        self.refused("check", MODEL, "--router-z-loss", "0.1", says="sigmoids")
+        for command, loss, value in (("check", "--balance", "batch"), ("train", "--router-z-loss", "0.1")):
+            self.refused(command, MODEL, loss, value, says=f"{MODEL}: has routers of DeepSeek's form (sigmoids, ")
         for value in ("-1", "nan", "inf", "x"):
             self.refused("check", MODEL, "--router-bias-update", value, says="--router-bias-update")
 

@@ -259,6 +259,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
 static ar_status announce(const ari_check_values *v, const ar_check_options *o, const ar_config *c)
 {
     ari_estimate e;
+    AR_TRY(ar_run_check(&o->run, c));
     AR_TRY(ari_check_estimate(&e, o, c));
     const bool minutes = e.seconds > 100.0;
     if (e.seconds > 30.0 && e.bytes <= e.available && !v->common.quiet && (!o->text || access(o->text, R_OK) == 0))

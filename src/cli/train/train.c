@@ -62,9 +62,8 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     AR_TRY(ari_train_config(&c, folder, sizeof folder, o));
     AR_TRY(ari_estimate_layers(&c));
     AR_TRY(ari_layout_load(&v->r, &o->run));
-    AR_TRY(ari_run_check_positions(&c, o->run.seq));
+    AR_TRY(ar_run_check(&o->run, &c));
     AR_TRY(ari_run_check_targets(&o->run, &c));
-    AR_TRY(ar_parallel_check(&o->run.parallel, &c, &o->run.plan, o->run.batch, o->run.seq));
     bool read = o->resume != NULL;
     if (!read && o->run.fault != AR_FAULT_NONE)
         AR_TRY(ari_weights_exist(&read, folder));
