@@ -241,6 +241,8 @@ MUTANTS = [
      "(e % each + t->sample[sample]) % sharers", "e % each % sharers", "verify/random_layouts_test"),
     ("a dry run takes its own routes for those of the ranks that share its samples", "src/verify/check/check_routes.c",
      "sharers * sharers + sharer;", "sharers * sharers + own / ranks % sharers;", "verify/random_layouts_test"),
+    ("no gradient of another micro-batch comes before those that a pipeline defers", "src/ref/core/axis.c",
+     " && p->schedule != AR_PP_ZERO_BUBBLE", "", "verify/deferred_sums_test"),
     ("a sum of two limbs is sent without what its lower one carries", "src/ref/numerics/sent_sum.h",
      "ari_add64(hi, lo >> 32)", "hi", "cpu/accumulator_kernels_test"),
     ("the low slice that a rank sends has no sign", "src/ref/numerics/sent_sum.h",

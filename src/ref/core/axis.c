@@ -171,6 +171,11 @@ int ari_expert_sequence(const ar_parallel *p)
     return sharers > ep ? sharers / ep : 1;
 }
 
+bool ari_passes_apart(const ar_parallel *p)
+{
+    return p->pp <= 1 || (!p->own_schedule && p->virtual_stages <= 1 && p->schedule != AR_PP_ZERO_BUBBLE);
+}
+
 int ari_extent(const ar_parallel *p, ari_axes axes)
 {
     const ari_ranks r = ari_ranks_of(p);

@@ -108,6 +108,10 @@ ari_axes ari_expert_axes(const ar_parallel *p);
  *  are on several groups of expert-parallel ranks. */
 int ari_expert_sequence(const ar_parallel *p);
 
+/** True if a rank makes all gradients of a micro-batch before it begins any of another: in a pipeline that defers those
+ *  of weights others come before them, and a weight of two stages of a rank has two passes. */
+bool ari_passes_apart(const ar_parallel *p);
+
 /* What moves between ranks as the routes of tokens say. */
 typedef struct ari_routed {
     uint64_t rows;      /* of tokens that expert-parallel ranks send to the experts of others, and back */

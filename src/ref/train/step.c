@@ -316,8 +316,7 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
                            .depths = 1 + ari_trained_depths(what->module)};
     ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     step->pass_samples = step->samples;
-    /* In a pipeline that defers gradients of weights, other gradients of several micro-batches meet in one reduction. */
-    if (o->parallel.pp <= 1)
+    if (ari_passes_apart(&o->parallel))
         ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     return AR_OK;
 }

@@ -335,7 +335,7 @@ static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari
     size_t start = 0, samples = 0, parts = 0;
     ar_gradient_moves(p, w->c->run.seq, &parts);
     const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * w->c->run.seq : parts);
-    const bool apart = often == ARI_EACH_MICRO && p->pp <= 1; /* in a pipeline several passes may meet */
+    const bool apart = often == ARI_EACH_MICRO && ari_passes_apart(p);
     ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
 }
