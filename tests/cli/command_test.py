@@ -366,6 +366,8 @@ class Check(CommandTest):
                                     ("muon_of_shards", "--tp 2 --dp 2 --zero 1 --optimizer muon", "give no zero"),
                                     ("dp_broadcast_over_world", "--dp 2 --zero 2", "have other parameters"),
                                     ("norm_padded_lanes", "--dp 2", "no power of two"),
+                                    ("world_rank_in_group", "--tp 2", "wider than a tensor-parallel group"),
+                                    ("zero_gather_missing", "--dp 2 --zero 3", "give dp of at least 2 and zero 1 or 2"),
                                     ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
             for command in ("check", "train"):
                 self.refused(command, self.config(), "--seq", "8", *layout.split(), "--inject", fault,

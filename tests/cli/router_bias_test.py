@@ -56,6 +56,8 @@ class RouterBiasTest(Case):
                                     "expert_capacity_drops", "this model's go to all"),
                                    ("llama-demo", "last_expert_left_out", "mistake of experts, which this model has not")):
             self.refused("check", model, "--tp", "2", "--inject", fault, says=[f"fault {fault} ", says])
+        for fault in ("experts_not_reduced", "experts_dx_not_reduced", "experts_combined_first", "router_grad_local"):
+            self.refused("check", MODEL, "--tp", "2", "--sp", "--etp", "1", "--inject", fault, says="not etp 1")
 
 
 if __name__ == "__main__":

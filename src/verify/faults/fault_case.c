@@ -75,6 +75,8 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of a shared expert's gate, which this model has not")                                             \
     X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                          \
       "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")              \
+    X(CUT_EXPERTS, tp && !ari_experts_whole(p),                                                                       \
+      "acts where tensor-parallel ranks share an expert's width: give tp of at least 2, and not etp 1")               \
     X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                     \
     X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                    \
       "acts between copies of experts: give ep of at least 2, and dp of more than ep")                                \
@@ -89,6 +91,8 @@ enum { BATCH = 4, SEQ = 24 };
       "acts where other ranks have other parameters: give tp, pp or ep of at least 2")                                \
     X(SEVERAL_IN_BUCKET, r->ddp.bucket_bytes > 0,                                                                     \
       "acts where a bucket has several gradients: give larger buckets (bucket-bytes)")                                \
+    X(WIDER_WORLD, dp || cp || p->pp > 1,                                                                             \
+      "acts where the world is wider than a tensor-parallel group: give dp, cp or pp of at least 2")                  \
     X(HOLDERS, tp || dp || cp, "acts between ranks that hold copies of a parameter: give tp, cp or dp of at least 2") \
     X(NO_SAMPLE, batch < samples, "acts where a rank has no sample: give a batch below dp")                           \
     X(NO_LAST_SAMPLE, batch < (p->forward_first ? samples : pieces),                                                  \
@@ -130,6 +134,8 @@ enum { BATCH = 4, SEQ = 24 };
       "acts where the optimizer's states are shared out: give dp of at least 2 and zero")                             \
     X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2")     \
     X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")       \
+    X(WHOLE_WEIGHTS, (dp || cp) && (p->zero == 1 || p->zero == 2),                                                    \
+      "acts where updated shares are gathered: give dp of at least 2 and zero 1 or 2")                                \
     X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                     \
       "acts between copies of shards: give replicas (dp-replicate) and zero")                                         \
     X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                      \
@@ -224,7 +230,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
     {AR_FAULT_gradnorm_local_clip, GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
     {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
-    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2)},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = {NEEDS_WIDER_WORLD}},
     {AR_FAULT_positions_local, GPT2, SP(2), .needs = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
      .needs = {NEEDS_TP}}, /* 256 ids; the gradients' norm is no number */
@@ -256,7 +262,8 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
      .needs = {NEEDS_MODULE}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
-    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1},
+     .needs = {NEEDS_UPDATE, NEEDS_WHOLE_WEIGHTS}},
     {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
     {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
     {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = {NEEDS_MICRO, NEEDS_TARGETS}},
@@ -349,7 +356,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE_EACH, NEEDS_OTHERS}},
     {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
      .needs = {NEEDS_ROUTER_Z}},
-    {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
     {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = {NEEDS_EXPERTS, NEEDS_SP}},
     {AR_FAULT_sp_router_grad_local, MIXTRAL, .run.parallel = {.tp = 2, .sp = true, .etp = 1},
      .needs = {NEEDS_EXPERTS, NEEDS_OWN_TOKENS}},
@@ -370,9 +377,9 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_mtp_head_grad_lost, FURTHER, .needs = {NEEDS_MTP}},
     {AR_FAULT_mtp_embedding_grad_lost, FURTHER, PP(2, 2), .needs = {NEEDS_MTP}},
     {AR_FAULT_mtp_embedding_grad_twice, FURTHER, PP(2, 2), .needs = {NEEDS_MTP}},
-    {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_TP}},
-    {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_TP}},
-    {AR_FAULT_experts_combined_first, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_TP}},
+    {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_experts_combined_first, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
     {AR_FAULT_experts_gate_up_in_halves, GPT_OSS, .needs = {NEEDS_INTERLEAVED}},
     {AR_FAULT_expert_bias_not_weighted, GPT_OSS, .needs = {NEEDS_EXPERT_BIAS}},
     {AR_FAULT_expert_rows_off_by_one, MIXTRAL, .needs = {NEEDS_EXPERTS}},
