@@ -392,6 +392,41 @@ static bool is_legal(layout_draw *d)
            ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
 }
 
+/* Rows of padding would count in losses of routers, in what they choose, and in dropout before these. */
+static bool may_pad(const layout_draw *d)
+{
+    const ar_config *c = &d->config;
+    const bool counted = c->experts.n > 0 || d->optimizer.qk_clip > 0.0;
+    return c->arch != AR_ARCH_STACK && !ar_config_router_losses(c, &d->loss) && d->loss.router.bias_update == 0.0 &&
+           (d->dropout == 0.0 || !counted);
+}
+
+void layout_draw_add_more(layout_draw *d)
+{
+    uint64_t own = (d->seed + 3) * SEEDS_APART;
+    const layout_draw before = *d;
+    ar_parallel *p = &d->parallel;
+    pick(&own, 2);
+    if (!d->by_check)
+        return;
+    if (coin(&own) && coin(&own))
+        d->documents = 1 + pick(&own, d->seq < 4 ? d->seq : 4);
+    if (coin(&own) && may_pad(d))
+        d->more_rows = 1 + pick(&own, 3);
+    const bool given = d->json[0] != '\0' && p->pp > 1 && coin(&own);
+    for (int tries = given ? 30 : 0; tries > 0; tries--) {
+        size_t layers = 0;
+        draw_stages(&p->stages, &own, ar_parallel_stages(p), &layers);
+        if (layers == d->config.layers)
+            break;
+        p->stages.n = 0;
+    }
+    if (ar_parallel_check(p, &d->config, &d->plan, d->batch + d->more_rows, d->seq) != AR_OK) {
+        *d = before;
+        ar_error_clear();
+    }
+}
+
 void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 {
     uint64_t state = seed * SEEDS_APART, again = ~state * SEEDS_APART, stages = again ^ state;
@@ -469,7 +504,7 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
     snprintf(
         out + used, cap - (size_t)used,
         ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s%s qk-clip %g decay %g betas %g %g, clip %g, dropout %g, "
-        "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d",
+        "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d documents %zu more rows %zu",
         d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
         d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
         ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->shards ? " shards" : "",
@@ -477,5 +512,5 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         ar_balance_name(d->loss.router.balance), d->loss.router.balance_weight, d->loss.router.z_loss,
         d->loss.router.bias_update, ar_schedule_name(o->schedule), (int)o->warmup_steps,
         o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
-        d->mask_per_sample, d->mask_per_head, d->packed, d->positions);
+        d->mask_per_sample, d->mask_per_head, d->packed, d->positions, d->documents, d->more_rows);
 }

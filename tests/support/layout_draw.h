@@ -57,6 +57,8 @@ typedef struct layout_draw {
     bool labels, padding, additive, mask_per_sample, mask_per_head;
     bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;
+    size_t documents; /* of a check: in each sequence, at most */
+    size_t more_rows; /* of a check: rows of padding in the layout's batch */
 } layout_draw;
 
 /** The draw of a seed. Draws that are not legal are drawn again. */
@@ -68,6 +70,9 @@ void layout_family_draw(layout_draw *d, uint64_t *seed);
 void layout_draw_add_experts(layout_draw *d, uint64_t seed);
 /** Gives every second draw a plan with parts split in any way, where that is legal. */
 AR_NODISCARD ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed);
+/** Adds what only a check has: documents, rows of padding, layers given by stage where a file says how many there are. By
+ *  numbers of its own; nothing where that is not legal. */
+void layout_draw_add_more(layout_draw *d);
 /** The run that the draw is, of a model named "draw", in exact numerics. */
 ar_run layout_draw_to_run(const layout_draw *d);
 /** All of it in one line. */

@@ -74,7 +74,9 @@ static bool cut_unevenly(const layout_draw *d)
     X(not_normalised, d->config.experts.n > 0 && !d->config.experts.normalised) \
     X(ep, p->ep > 1)                                                           \
     X(all_gather, p->dispatch == AR_DISPATCH_ALL_GATHER)                       \
-    X(etp1, p->etp == 1)
+    X(etp1, p->etp == 1)                                                       \
+    X(documents, d->documents > 1)                                             \
+    X(padding_rows, d->more_rows > 0)
 /* clang-format on */
 #define ENUMERATE(name, has) HAS_##name,
 #define NAME(name, has) #name,
@@ -119,13 +121,14 @@ static const int wanted[][MOST_FEATURES] = {
                         [HAS_zero_bubble] = 100, [HAS_given_layers] = 100, [HAS_fewer_micro_batches] = 200,
                         [HAS_tied] = 150, [HAS_tp] = 200, [HAS_dp] = 300, [HAS_zero1] = 100, [HAS_zero2] = 100,
                         [HAS_zero3] = 100, [HAS_copies_of_shares] = 25, [HAS_cp] = 150, [HAS_recompute] = 150),
-    [DRAW_FAMILIES] =
-        ROW([HAS_tp] = 200, [HAS_parallel_residual] = 50, [HAS_cp] = 150, [HAS_zero1] = 200, [HAS_zero2] = 200,
-            [HAS_zero3] = 200, [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
-    [DRAW_EXPERTS] = ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100,
-                         [HAS_recompute] = 150, [HAS_one_expert] = 100, [HAS_all_experts] = 100,
-                         [HAS_shared_expert] = 100, [HAS_normalised] = 100, [HAS_not_normalised] = 100, [HAS_ep] = 100,
-                         [HAS_all_gather] = 50, [HAS_etp1] = 50, [HAS_copies_of_shares] = 50),
+    [DRAW_FAMILIES] = ROW([HAS_tp] = 200, [HAS_parallel_residual] = 50, [HAS_cp] = 150, [HAS_zero1] = 200,
+                          [HAS_zero2] = 200, [HAS_zero3] = 200, [HAS_documents] = 50, [HAS_padding_rows] = 100,
+                          [HAS_given_layers] = 25, [HAS_zero_of_3] = 100, [HAS_zero_of_5] = 100, [HAS_zero_of_7] = 100),
+    [DRAW_EXPERTS] =
+        ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100, [HAS_recompute] = 150,
+            [HAS_one_expert] = 100, [HAS_all_experts] = 100, [HAS_shared_expert] = 100, [HAS_normalised] = 100,
+            [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_all_gather] = 50, [HAS_etp1] = 50,
+            [HAS_copies_of_shares] = 50, [HAS_documents] = 50, [HAS_padding_rows] = 50, [HAS_given_layers] = 25),
 };
 
 bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind)
@@ -159,6 +162,7 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
         char text[LAYOUT_DRAW_TEXT];
         layout_draw d;
         layout_draw_make(&d, kind, start + (uint64_t)i);
+        layout_draw_add_more(&d);
         d.device = device;
         d.bf16 = d.bf16 || getenv("ANYRANK_TEST_BF16") != NULL;
         layout_histogram_add(&h, &d);

@@ -274,6 +274,8 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
     ar_check_options o = {.run = layout_draw_to_run(d),
                           .parallel = &d->parallel,
                           .layouts = 1,
+                          .documents = d->documents,
+                          .padding = d->more_rows,
                           .strict_predictions = true,
                           .skip_f64 = true};
     o.run.model = path;
