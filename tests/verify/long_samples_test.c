@@ -5,8 +5,8 @@
 
 #define MIXTRAL_OF_ONE_LAYER                                                                               \
     "{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", \"vocab_size\": 11, "      \
-    "\"hidden_size\": 8, \"intermediate_size\": 6, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, " \
-    "\"num_key_value_heads\": 2, \"num_local_experts\": 3, \"num_experts_per_tok\": 2, "                   \
+    "\"hidden_size\": 8, \"intermediate_size\": 48, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, " \
+    "\"num_key_value_heads\": 2, \"num_local_experts\": 4, \"num_experts_per_tok\": 2, "                   \
     "\"max_position_embeddings\": 8192, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\"}"
 
 static void check_parts(const ar_parallel *layout, size_t layouts, size_t batch, size_t seq, ar_precision precision)
@@ -40,6 +40,20 @@ static const ar_parallel of_four[] = {
 Test(long_samples, whose_parts_are_the_ranks_own)
 {
     check_parts(of_four, sizeof of_four / sizeof *of_four, 1, 2048, AR_PRECISION_BF16);
+}
+
+/* One rank computes the gradients of an expert and a sample, the next one those of the next. */
+static const ar_parallel of_shared_experts[] = {
+    {.cp = 2},
+    {.cp = 4, .zigzag = true, .ep = 2},
+    {.cp = 4, .ep = 2, .dp = 2, .micro_batches = 2},
+    {.tp = 2, .sp = true, .etp = 1},
+};
+
+Test(long_samples, of_experts_that_ranks_share)
+{
+    check_parts(of_shared_experts, sizeof of_shared_experts / sizeof *of_shared_experts, 4, 16, AR_PRECISION_F32);
+    check_parts(of_shared_experts, sizeof of_shared_experts / sizeof *of_shared_experts, 6, 16, AR_PRECISION_BF16);
 }
 
 Test(long_samples, are_halved_while_the_halves_are_long)
