@@ -3,10 +3,10 @@
  * memory where every part is one rank's, where ranks share parts, and where a rank has nothing of some. */
 #include "tests/verify/support.h"
 
-#define MIXTRAL_OF_ONE_LAYER                                                                               \
-    "{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", \"vocab_size\": 11, "      \
+#define MIXTRAL_OF_ONE_LAYER                                                                                \
+    "{\"architectures\": [\"MixtralForCausalLM\"], \"model_type\": \"mixtral\", \"vocab_size\": 11, "       \
     "\"hidden_size\": 8, \"intermediate_size\": 48, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, " \
-    "\"num_key_value_heads\": 2, \"num_local_experts\": 4, \"num_experts_per_tok\": 2, "                   \
+    "\"num_key_value_heads\": 2, \"num_local_experts\": 4, \"num_experts_per_tok\": 2, "                    \
     "\"max_position_embeddings\": 8192, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\"}"
 
 static void check_parts(const ar_parallel *layout, size_t layouts, size_t batch, size_t seq, ar_precision precision)
