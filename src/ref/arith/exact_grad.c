@@ -154,7 +154,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
 
 /* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-/* Whose part of which sample's rows are (ar_gradient_parts), of the context-parallel ranks' `tokens` of each sample. */
+/* The rows of every part of every sample (ar_gradient_parts), and whose it is. */
 static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq)
 {
     const size_t parts = ar_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);

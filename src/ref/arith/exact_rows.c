@@ -14,21 +14,14 @@ void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx)
     free(m->sent);
 }
 
-/* The rows of block b and those of the blocks before it, of what one rank has. */
-static size_t rows_before(const size_t *rows, size_t block)
-{
-    size_t n = 0;
-    for (size_t b = 0; b < block; b++)
-        n += rows[b];
-    return n;
-}
-
 /* Own rows in the order in which they leave: by the rank that they go to, of each by blocks. */
 static ar_status list_leaving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
 {
-    const size_t *own = of->rows + (size_t)ar_comm_rank(of->over) * of->blocks, all = rows_before(own, of->blocks);
+    const size_t *own = of->rows + (size_t)ar_comm_rank(of->over) * of->blocks;
     ARI_OWNED int64_t *list = NULL;
-    size_t n = 0;
+    size_t n = 0, all = 0;
+    for (size_t b = 0; b < of->blocks; b++)
+        all += own[b];
     AR_TRY(ARI_ALLOC(&list, all, "rows that leave"));
     for (int rank = 0; rank < ar_comm_size(of->over); rank++) {
         const size_t before = n;

@@ -161,6 +161,6 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     if (c->routed)
         *bytes += c->routed->rows * c->config->hidden * ar_dtype_bytes(ar_activations_of(c->run.precision));
     if (c->routed && t.products > 0)
-        *bytes += c->routed->gradients * t.row_bytes / t.products;
+        *bytes += c->routed->gradients * (t.row_bytes / t.products);
     return AR_OK;
 }

@@ -404,7 +404,7 @@ static void share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_
                        ari_role role)
 {
     const shared_rows s = shared_rows_of(w, weight->experts);
-    if (!w->form.exact || s.rows == 0)
+    if (!w->form.exact || s.rows == 0 || s.blocks == 0)
         return;
     if (!w->x_scaled && w->in_experts)
         call_for(w, ARI_CALL_ALL_GATHER, s.over, ari_op_builder_mul(w, s.blocks, ari_op_builder_ranks(w, s.over)),
