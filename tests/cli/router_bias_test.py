@@ -58,6 +58,9 @@ class RouterBiasTest(Case):
             self.refused("check", model, "--tp", "2", "--inject", fault, says=[f"fault {fault} ", says])
         for fault in ("experts_not_reduced", "experts_dx_not_reduced", "experts_combined_first", "router_grad_local"):
             self.refused("check", MODEL, "--tp", "2", "--sp", "--etp", "1", "--inject", fault, says="not etp 1")
+        for model, fault, more in ((MODEL, "dp_broadcast_over_world", ("--dp", "2", "--ep", "2")),
+                                   ("mixtral-demo", "balance_of_micro_batch", ("--tp", "2", "--balance", "batch"))):
+            self.refused("check", model, *more, "--inject", fault, says=f"fault {fault} acts where")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ enum { BATCH = 4, SEQ = 24 };
     X(OTHERS, c->experts.per_token < c->experts.n,                                                                    \
       "acts where a token leaves experts out, and this model's go to all")                                            \
     X(CHOICES, c->experts.per_token > 1, "acts where a token has several experts, which this model has not")          \
+    X(PARTS, dp || cp || micro || (sp && ari_experts_whole(p)),                                                       \
+      "acts where a batch has several parts: give dp, cp or micro-batches of at least 2")                             \
     X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                            \
       "is a mistake of a balance of each sequence: give balance sequence")                                            \
     X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                      \
@@ -87,8 +89,8 @@ enum { BATCH = 4, SEQ = 24 };
     X(DP, dp || cp, "acts between data-parallel ranks: give dp of at least 2")                                        \
     X(SHARDS, tp || p->pp > 1 || p->zero > 0 || p->ep > 1,                                                            \
       "acts between ranks that hold shards of parameters: give tp, pp or ep of at least 2")                           \
-    X(OTHER_PARAMETERS, tp || p->pp > 1 || p->ep > 1,                                                                 \
-      "acts where other ranks have other parameters: give tp, pp or ep of at least 2")                                \
+    X(OTHER_PARAMETERS, tp || p->pp > 1 || (p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p))),                  \
+      "acts where other ranks have other parameters: give tp or pp of at least 2")                                    \
     X(SEVERAL_IN_BUCKET, r->ddp.bucket_bytes > 0,                                                                     \
       "acts where a bucket has several gradients: give larger buckets (bucket-bytes)")                                \
     X(WIDER_WORLD, dp || cp || p->pp > 1,                                                                             \
@@ -349,7 +351,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_router_groups_by_max, GLM_MOE, .needs = {NEEDS_GROUPS}},
     {AR_FAULT_router_groups_not_masked, GLM_MOE, .needs = {NEEDS_GROUPS}},
     {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2),
-     .needs = {NEEDS_BALANCE, NEEDS_BALANCE_ALL, NEEDS_OTHERS}},
+     .needs = {NEEDS_BALANCE, NEEDS_BALANCE_ALL, NEEDS_OTHERS, NEEDS_PARTS}},
     {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE, NEEDS_CHOICES, NEEDS_OTHERS}},
     {AR_FAULT_balance_detached, MIXTRAL, BALANCED(BATCH), .needs = {NEEDS_BALANCE, NEEDS_OTHERS}},
     {AR_FAULT_balance_divided_by_dp, MIXTRAL, BALANCED(BATCH), DP(2), .needs = {NEEDS_BALANCE, NEEDS_DP, NEEDS_OTHERS}},
