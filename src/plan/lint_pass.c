@@ -309,30 +309,31 @@ static void attention(ari_lint_state *l, const ari_operation *op)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-static const ar_placement own_tokens = {AR_SHARD, 0};
+static const ar_placement own_tokens = {AR_SHARD, 0}, own_positions = {AR_SHARD, 1};
 
-/* The largest logits of a token are those of all experts. By the routes of all ranks that share experts out each knows
- * which rows come. */
-static void route(ari_lint_state *l, const ari_operation *op)
-{
-    ari_lint_type heard = {.at = {[ARI_LINT_EP] = own_tokens}}, all = heard;
-    for (int i = 0; i < op->weights; i++)
-        use(l, op, i);
-    all.at[ARI_LINT_EP] = whole;
-    ari_lint_output(l, op, 0, along(l, op, taken(l, op, 0), FEATURES, false));
-    ari_lint_collectives_to(l, op, &heard, 1, NULL, &all);
-    if (!ari_lint_whole(heard.at[ARI_LINT_EP]))
-        ari_lint_judge(l, op, ARI_LINT_EP, &heard, ari_lint_mismatch(heard.at[ARI_LINT_EP], whole));
-}
-
-/* Each rank takes its experts' rows of gathered tokens, which have to be those of all ranks, and so do their weights. */
-static void take_rows(ari_lint_state *l, const ari_operation *op, ari_lint_type *gathered, int n, ar_placement to)
+static void expect_whole(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, int axis)
 {
     for (int i = 0; i < n; i++) {
-        if (!ari_lint_whole(gathered[i].at[ARI_LINT_EP]))
-            ari_lint_judge(l, op, ARI_LINT_EP, &gathered[i], ari_lint_mismatch(gathered[i].at[ARI_LINT_EP], whole));
+        if (!ari_lint_whole(v[i].at[axis]))
+            ari_lint_judge(l, op, axis, &v[i], ari_lint_mismatch(v[i].at[axis], whole));
     }
-    gathered[0].at[ARI_LINT_EP] = to;
+}
+
+/* The largest logits of a token are those of all experts. By the routes of all ranks that share experts out each knows
+ * which rows come; a balance of each sequence is by the counts of all ranks that have positions of it. */
+static void route(ari_lint_state *l, const ari_operation *op)
+{
+    const int n = ar_config_balance(l->c->config, &l->c->run.loss) == AR_BALANCE_SEQUENCE ? 2 : 1;
+    const ari_lint_type x = taken(l, op, 0);
+    ari_lint_type own[2] = {{.at = {[ARI_LINT_EP] = own_tokens}}}, all = {.at = {[ARI_LINT_EP] = whole}};
+    for (int i = 0; i < op->weights; i++)
+        use(l, op, i);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        own[1].at[axis].kind = ari_lint_same(x.at[axis], own_positions) ? AR_PARTIAL_SUM : AR_INVARIANT;
+    ari_lint_output(l, op, 0, along(l, op, x, FEATURES, false));
+    ari_lint_collectives_to(l, op, own, n, NULL, &all);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        expect_whole(l, op, own, n, axis);
 }
 
 /* Rows of each rank's own tokens, on their way to the ranks of their experts: along the axes of those they become what
@@ -347,8 +348,9 @@ static ari_lint_type send_rows(ari_lint_state *l, const ari_operation *op, ari_l
     x.at[ARI_LINT_EP] = x.at[ARI_LINT_EDP] = own_tokens;
     ari_lint_type sent[2] = {x, x};
     ari_lint_collectives_to(l, op, sent, n, NULL, &end);
-    if (gathered)
-        take_rows(l, op, sent, n, end.at[ARI_LINT_EP]);
+    if (gathered) /* each takes its experts' rows of the tokens of all ranks, by their weights */
+        expect_whole(l, op, sent, n, ARI_LINT_EP);
+    sent[0].at[ARI_LINT_EP] = end.at[ARI_LINT_EP];
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         sent[0].at[axis] = op->output[0].by_expert >> axis & 1 ? end.at[axis] : sent[0].at[axis];
     return sent[0];

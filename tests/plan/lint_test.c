@@ -34,6 +34,7 @@ static layout_draw draw_experts(int i)
 {
     layout_draw d;
     layout_draw_make(&d, DRAW_EXPERTS, FIRST_SEED + 200 + (uint64_t)i);
+    layout_draw_add_more(&d); /* balances */
     d.parallel.zero = d.parallel.zero > 0;
     d.parallel.dp_replicate = 1;
     return d;
@@ -325,6 +326,8 @@ static ar_status visit_damaged(void *user, const ari_operation *op)
     ari_operation copy = *op;
     if (is_message(b, op))
         return AR_OK;
+    if (op->counting) /* the same operations follow */
+        return ari_lint_visit(b->l, op);
     if (b->what <= CUT_TOKEN)
         damage_call(b, &copy);
     else if (b->what == FALSE_CLAIM || b->what == SHORT_PART)

@@ -373,13 +373,21 @@ static void draw_loss(layout_draw *d, uint64_t *s)
     if (d->config.arch != AR_ARCH_STACK)
         d->loss = (ar_loss_options){.label_smoothing = smoothed ? PICK(s, shares) : 0.0,
                                     .z_loss = squared ? PICK(s, weights) : 0.0};
-    if (d->config.experts.scores.groups > 0)
-        d->loss.router.bias_update = coin(s) ? PICK(s, shares) : 0.0;
+}
+
+/* What routers add to the loss, and move. */
+static void draw_router(layout_draw *d)
+{
+    static const double weights[] = {1e-4, 0.02, 3.0};
+    uint64_t own = (d->seed + 5) * SEEDS_APART;
+    ar_router_losses *r = &d->loss.router;
+    pick(&own, 2);
+    r->bias_update = ar_config_router_bias(&d->config) && coin(&own) ? PICK(&own, weights) : 0.0;
     if (d->config.experts.n == 0 || d->config.experts.scores.groups > 0)
         return;
-    d->loss.router.balance = (ar_balance)(coin(s) ? pick(s, AR_BALANCES) : 0);
-    d->loss.router.balance_weight = d->loss.router.balance != AR_BALANCE_NONE ? PICK(s, weights) : 0.0;
-    d->loss.router.z_loss = coin(s) && coin(s) ? PICK(s, weights) : 0.0;
+    r->balance = (ar_balance)pick(&own, AR_BALANCES);
+    r->balance_weight = r->balance != AR_BALANCE_NONE ? PICK(&own, weights) : 0.0;
+    r->z_loss = coin(&own) ? PICK(&own, weights) : 0.0;
 }
 
 static bool is_legal(layout_draw *d)
@@ -409,6 +417,7 @@ void layout_draw_add_more(layout_draw *d)
     pick(&own, 2);
     if (!d->by_check)
         return;
+    draw_router(d);
     if (coin(&own) && coin(&own))
         d->documents = 1 + pick(&own, d->seq < 4 ? d->seq : 4);
     if (coin(&own) && may_pad(d))

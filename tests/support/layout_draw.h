@@ -70,8 +70,8 @@ void layout_family_draw(layout_draw *d, uint64_t *seed);
 void layout_draw_add_experts(layout_draw *d, uint64_t seed);
 /** Gives every second draw a plan with parts split in any way, where that is legal. */
 AR_NODISCARD ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed);
-/** Adds what only a check has: documents, rows of padding, layers given by stage where a file says how many there are. By
- *  numbers of its own; nothing where that is not legal. */
+/** Adds what only a check draws: losses of routers, documents, rows of padding, layers given by stage where a file says
+ *  how many there are. By numbers of its own; nothing of the latter where that is not legal. */
 void layout_draw_add_more(layout_draw *d);
 /** The run that the draw is, of a model named "draw", in exact numerics. */
 ar_run layout_draw_to_run(const layout_draw *d);
@@ -86,7 +86,7 @@ AR_NODISCARD ar_status layout_draw_check(ar_check_report **gives, const layout_d
 AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);
 
 /* How many of a number of draws have each thing that layout_draw_count.c names, and how many ranks. */
-enum { LAYOUT_DRAW_FEATURES = 64 };
+enum { LAYOUT_DRAW_FEATURES = 80 };
 typedef struct layout_histogram {
     int draws, has[LAYOUT_DRAW_FEATURES], ranks[LAYOUT_DRAW_RANKS + 1];
 } layout_histogram;

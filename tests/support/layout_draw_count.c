@@ -75,6 +75,10 @@ static bool cut_unevenly(const layout_draw *d)
     X(ep, p->ep > 1)                                                           \
     X(all_gather, p->dispatch == AR_DISPATCH_ALL_GATHER)                       \
     X(etp1, p->etp == 1)                                                       \
+    X(balance_each, d->loss.router.balance == AR_BALANCE_SEQUENCE)             \
+    X(balance_all, d->loss.router.balance > AR_BALANCE_SEQUENCE)               \
+    X(router_z_loss, d->loss.router.z_loss > 0.0)                              \
+    X(bias_update, d->loss.router.bias_update > 0.0)                           \
     X(documents, d->documents > 1)                                             \
     X(padding_rows, d->more_rows > 0)
 /* clang-format on */
@@ -128,7 +132,8 @@ static const int wanted[][MOST_FEATURES] = {
         ROW([HAS_tp] = 200, [HAS_zero] = 200, [HAS_pp] = 200, [HAS_sp] = 100, [HAS_cp] = 100, [HAS_recompute] = 150,
             [HAS_one_expert] = 100, [HAS_all_experts] = 100, [HAS_shared_expert] = 100, [HAS_normalised] = 100,
             [HAS_not_normalised] = 100, [HAS_ep] = 100, [HAS_all_gather] = 50, [HAS_etp1] = 50,
-            [HAS_copies_of_shares] = 50, [HAS_documents] = 50, [HAS_padding_rows] = 50, [HAS_given_layers] = 25),
+            [HAS_copies_of_shares] = 50, [HAS_documents] = 50, [HAS_padding_rows] = 50, [HAS_given_layers] = 25,
+            [HAS_balance_each] = 50, [HAS_balance_all] = 100, [HAS_router_z_loss] = 100, [HAS_bias_update] = 50),
 };
 
 bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind)
