@@ -367,6 +367,8 @@ class Check(CommandTest):
                                     ("dp_broadcast_over_world", "--dp 2 --zero 2", "have other parameters"),
                                     ("norm_padded_lanes", "--dp 2", "no power of two"),
                                     ("world_rank_in_group", "--tp 2", "wider than a tensor-parallel group"),
+                                    ("silent_truncation", "--tp 2", "does not divide the vocabulary"),
+                                    ("muon_norm_of_shards", "--dp 2 --optimizer muon", "a matrix is in parts"),
                                     ("zero_gather_missing", "--dp 2 --zero 3", "give dp of at least 2 and zero 1 or 2"),
                                     ("init_local_fan", "--dp 2", "tensor-parallel ranks")):
             for command in ("check", "train"):

@@ -59,8 +59,9 @@ class RouterBiasTest(Case):
         for fault in ("experts_not_reduced", "experts_dx_not_reduced", "experts_combined_first", "router_grad_local"):
             self.refused("check", MODEL, "--tp", "2", "--sp", "--etp", "1", "--inject", fault, says="not etp 1")
         for model, fault, more in ((MODEL, "dp_broadcast_over_world", ("--dp", "2", "--ep", "2")),
+                                   (MODEL, "experts_summed_over_dp", ("--tp", "2", "--sp", "--etp", "1", "--ep", "2")),
                                    ("mixtral-demo", "balance_of_micro_batch", ("--tp", "2", "--balance", "batch"))):
-            self.refused("check", model, *more, "--inject", fault, says=f"fault {fault} acts where")
+            self.refused("check", model, *more, "--inject", fault, says=f"fault {fault} acts ")
 
 
 if __name__ == "__main__":

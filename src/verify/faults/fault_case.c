@@ -106,6 +106,10 @@ enum { BATCH = 4, SEQ = 24 };
     X(UNLIKE_MICRO, documents || batch % pieces > 0,                                                                  \
       "acts where micro-batches have unlike numbers of targets: give a batch that dp times micro-batches do not "     \
       "divide, or documents")                                                                                         \
+    X(UNEVEN_VOCABULARY, tp && c->vocab % (size_t)p->tp != 0,                                                         \
+      "acts where tp does not divide the vocabulary: give a tp of at least 2 that does not")                          \
+    X(CUT_MATRICES, tp || ari_part_path(ari_family_of(c->arch), ARI_QKV),                                             \
+      "acts where a matrix is in parts: give tp of at least 2")                                                       \
     X(NO_SP, !sp, "acts where every tensor-parallel rank has all tokens: give no sp")                                 \
     X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                                   \
     X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                       \
@@ -235,7 +239,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = {NEEDS_WIDER_WORLD}},
     {AR_FAULT_positions_local, GPT2, SP(2), .needs = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
-     .needs = {NEEDS_TP}}, /* 256 ids; the gradients' norm is no number */
+     .needs = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is no number */
     {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = {NEEDS_TP, NEEDS_PACKED}},
     {AR_FAULT_norm_padded_lanes, GPT2, .needs = {NEEDS_PADDED}},
     {AR_FAULT_bias_added_twice, GPT2, .needs = {NEEDS_BIAS}},
@@ -277,7 +281,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_ADAM}},
     {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
     {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
-    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON}},
+    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON, NEEDS_CUT_MATRICES}},
     {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_MUON}},
     {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_TP, NEEDS_MUON}},
     {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
@@ -401,7 +405,7 @@ static const ari_fault_case cases[] = {
     {AR_FAULT_ep_weights_detached, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
     {AR_FAULT_ep_grads_times_ep, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP}},
     {AR_FAULT_edp_group_missing, MIXTRAL, EP(4, 2), .needs = {NEEDS_EDP}},
-    {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP, NEEDS_NO_ZERO}},
+    {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP, NEEDS_DP, NEEDS_NO_ZERO}},
     {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EXPERTS, NEEDS_OTHERS}},
     {AR_FAULT_gradnorm_own_experts, MIXTRAL, EP(2, 2), .needs = {NEEDS_UPDATE, NEEDS_EP}},
 };
