@@ -38,7 +38,7 @@ typedef struct match_weights {
         char name[128];
         size_t n;
         float *values;
-    } at[256];
+    } at[512];
 } match_weights;
 /** An ar_baseline_weights that makes them; user: a match_weights, zeroed but for seed and scale. */
 const float *match_weights_make(void *user, const char *name, size_t count);
