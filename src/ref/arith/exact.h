@@ -79,17 +79,17 @@ typedef struct ari_row_blocks {
 
 /* Where they go: for every value that has such rows. */
 typedef struct ari_moved_rows {
+    ar_ctx *ctx;
     ar_comm *over;
     size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
     size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
 } ari_moved_rows;
-/** ari_moved_rows_fini, also where it fails. */
+/** ari_moved_rows_end, also where it fails; of what is all zero nothing. */
 AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of);
-void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx);
+void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
-AR_NODISCARD ar_status ari_move_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m,
-                                     const char *tag);
+AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag);
 
 /* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
 

@@ -177,12 +177,12 @@ static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
     const char *tag = terms->to->name;
     ar_grad_terms moved[AR_MAX_PARTS];
     ar_tensor x_all, c_all;
-    AR_TRY(ari_move_rows(ctx, &c_all, c, m, tag));
-    AR_TRY(ari_move_rows(ctx, &x_all, x, m, tag));
+    AR_TRY(ari_move_rows(&c_all, c, m, tag));
+    AR_TRY(ari_move_rows(&x_all, x, m, tag));
     for (int i = 0; i < n; i++) {
         moved[i] = terms[i];
         if (terms[i].to->requires_grad)
-            AR_TRY(ari_move_rows(ctx, &moved[i].dy, &terms[i].dy, m, terms[i].to->name));
+            AR_TRY(ari_move_rows(&moved[i].dy, &terms[i].dy, m, terms[i].to->name));
     }
     AR_TRY(add_whole(ctx, moved, n, &x_all, ar_const(c_all.data), samples));
     for (int i = 0; i < n; i++) {
@@ -198,12 +198,9 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, int n, cons
                             size_t samples)
 {
     const size_t seq = x->shape[0] / samples * (size_t)ar_comm_size(ctx->sequence);
-    ari_moved_rows m;
-    ar_status st = shared_parts(&m, ctx, samples, seq);
-    if (st == AR_OK)
-        st = add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ar_gradient_parts(seq)));
-    ari_moved_rows_fini(&m, ctx);
-    return st;
+    ARI_ENDED(ari_moved_rows_end) ari_moved_rows m = {.ctx = NULL};
+    AR_TRY(shared_parts(&m, ctx, samples, seq));
+    return add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ar_gradient_parts(seq)));
 }
 
 /* Checks all, and gives those that are to have one a gradient; any: whether there is one. */

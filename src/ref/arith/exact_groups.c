@@ -287,9 +287,9 @@ typedef struct shared_runs {
     ari_moved_rows moved;
 } shared_runs;
 
-static void shared_runs_fini(shared_runs *s, ar_ctx *ctx)
+static void shared_runs_end(shared_runs *s)
 {
-    ari_moved_rows_fini(&s->moved, ctx);
+    ari_moved_rows_end(&s->moved);
     free(s->rows);
     free(s->owner);
     free(s->first);
@@ -337,10 +337,9 @@ static void own_groups(shared_runs *s, const ar_groups *g)
 }
 
 /* A run is that rank's which its group's and its sample's numbers add up to, in turn. */
-static ar_status shared_runs_init(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
+static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
-    *s = (shared_runs){.rows = NULL};
     AR_TRY(ARI_ALLOC(&s->rows, ranks * runs, "rows of samples"));
     AR_TRY(ARI_ALLOC(&s->owner, runs, "ranks of samples"));
     AR_TRY(ARI_ALLOC_ZERO(&s->first, g->n + 1, "rows of groups"));
@@ -358,10 +357,10 @@ static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy
     ar_tensor c_all, x_all, dy_all[AR_MAX_PARTS];
     for (int r = 0; r < ar_comm_size(s->moved.over); r++)
         ctx->routed.gradients += r == ar_comm_rank(s->moved.over) ? 0 : s->moved.sent[r];
-    AR_TRY(ari_move_rows(ctx, &c_all, c, &s->moved, tag));
-    AR_TRY(ari_move_rows(ctx, &x_all, x, &s->moved, tag));
+    AR_TRY(ari_move_rows(&c_all, c, &s->moved, tag));
+    AR_TRY(ari_move_rows(&x_all, x, &s->moved, tag));
     for (int j = 0; j < n; j++)
-        AR_TRY(ari_move_rows(ctx, &dy_all[j], &dy[j], &s->moved, tag));
+        AR_TRY(ari_move_rows(&dy_all[j], &dy[j], &s->moved, tag));
     AR_TRY(add_groups(ctx, to, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
     for (int j = 0; j < n; j++)
         ar_ctx_release(ctx, &dy_all[j]);
@@ -373,12 +372,9 @@ static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy
 static ar_status add_shared(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
                             const ar_tensor *c, const ar_groups *g, const char *tag)
 {
-    shared_runs s;
-    ar_status st = shared_runs_init(&s, ctx, g, tag);
-    if (st == AR_OK)
-        st = add_moved(ctx, to, dy, n, x, c, &s, tag);
-    shared_runs_fini(&s, ctx);
-    return st;
+    ARI_ENDED(shared_runs_end) shared_runs s = {.rows = NULL};
+    AR_TRY(shared_runs_make(&s, ctx, g, tag));
+    return add_moved(ctx, to, dy, n, x, c, &s, tag);
 }
 
 ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,

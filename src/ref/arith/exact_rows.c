@@ -7,15 +7,17 @@
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 
-void ari_moved_rows_fini(ari_moved_rows *m, ar_ctx *ctx)
+void ari_moved_rows_end(ari_moved_rows *m)
 {
-    ar_ctx_release(ctx, &m->arrive);
-    ar_ctx_release(ctx, &m->leave);
+    if (!m->ctx)
+        return;
+    ar_ctx_release(m->ctx, &m->arrive);
+    ar_ctx_release(m->ctx, &m->leave);
     free(m->sent);
 }
 
 /* Own rows in the order in which they leave: by the rank that they go to, of each by blocks. */
-static ar_status list_leaving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
+static ar_status list_leaving(ari_moved_rows *m, const ari_row_blocks *of)
 {
     const size_t *own = of->rows + (size_t)ar_comm_rank(of->over) * of->blocks;
     ARI_OWNED int64_t *list = NULL;
@@ -31,12 +33,12 @@ static ar_status list_leaving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_bloc
         }
         m->sent[rank] = n - before;
     }
-    AR_TRY(ar_ctx_tensor(ctx, &m->leave, AR_I64, 1, &all));
-    return ar_ctx_upload(ctx, &m->leave, list);
+    AR_TRY(ar_ctx_tensor(m->ctx, &m->leave, AR_I64, 1, &all));
+    return ar_ctx_upload(m->ctx, &m->leave, list);
 }
 
 /* Where in what arrives the rows of each own block are: rank after rank has sent those of all blocks. */
-static ar_status list_arriving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
+static ar_status list_arriving(ari_moved_rows *m, const ari_row_blocks *of)
 {
     const size_t ranks = (size_t)ar_comm_size(of->over);
     const int me = ar_comm_rank(of->over);
@@ -57,16 +59,16 @@ static ar_status list_arriving(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blo
                 list[n++] = (int64_t)next[r]++;
         }
     }
-    AR_TRY(ar_ctx_tensor(ctx, &m->arrive, AR_I64, 1, &m->rows));
-    return ar_ctx_upload(ctx, &m->arrive, list);
+    AR_TRY(ar_ctx_tensor(m->ctx, &m->arrive, AR_I64, 1, &m->rows));
+    return ar_ctx_upload(m->ctx, &m->arrive, list);
 }
 
 ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)
 {
-    *m = (ari_moved_rows){.over = of->over};
+    *m = (ari_moved_rows){.ctx = ctx, .over = of->over};
     AR_TRY(ARI_ALLOC(&m->sent, 2 * (size_t)ar_comm_size(of->over), "numbers of rows"));
-    AR_TRY(list_leaving(m, ctx, of));
-    return list_arriving(m, ctx, of);
+    AR_TRY(list_leaving(m, of));
+    return list_arriving(m, of);
 }
 
 /* y = rows of x in another order. */
@@ -76,8 +78,9 @@ static ar_status reorder(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar
     return ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data), (ar_cbuf){NULL}, 1);
 }
 
-ar_status ari_move_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag)
+ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag)
 {
+    ar_ctx *ctx = m->ctx;
     const size_t ranks = (size_t)ar_comm_size(m->over);
     ARI_OWNED size_t *counts = NULL;
     ar_tensor sent, came;
