@@ -97,7 +97,7 @@ void ari_blas_describe(ar_cpu_info *out)
     (void)snprintf(out->blas_version, sizeof out->blas_version, "%.12s (%s)", version,
                    parallel >= NO_THREADS && parallel <= OPENMP ? threads[parallel] : "unknown threads");
     (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", openblas_get_corename());
-    if (set)
+    if (set && *set)
         (void)snprintf(out->blas_reason, sizeof out->blas_reason, "%s=%.16s is set", "OPENBLAS_CORETYPE", set);
     else
         (void)snprintf(out->blas_reason, sizeof out->blas_reason, "OpenBLAS's own choice");
