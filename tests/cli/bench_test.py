@@ -35,6 +35,11 @@ class Bench(unittest.TestCase):
             self.assertIn(head, done.stdout.splitlines()[0])
             result = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual((result["tool"], result["command"], result["what"]), ("anyrank", "bench", arguments[0]))
+        machine = result["machine"]
+        self.assertIn(f"kernels {machine['kernels']}: {machine['reason']}\n", done.stdout)
+        info = subprocess.run([COMMAND, "info"], capture_output=True, text=True, check=True, timeout=600).stdout
+        for said in ("cpu", "features", "blas", "kernels", "reason"):
+            self.assertIn(machine[said], info)
         return result[key]
 
     def refused(self, *arguments, says):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: they are fewer
- * than the sums of a matrix, and have no more bytes than their values. */
+/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: in a model that is
+ * wider than a part of a sample is long they are fewer than a matrix has sums, and each has no more bytes than its
+ * storage. */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
