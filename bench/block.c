@@ -9,6 +9,8 @@
 #include "ref/core/size.h"
 #include "run/run.h"
 
+ARI_OWNER(ari_profile, ari_profile_end)
+
 #define GPT                                                                                                      \
     .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \
     .qkv_bias = true, .out_bias = true, .mlp_bias = true, .causal = true
@@ -247,15 +249,13 @@ static ar_status profile_side(slot_list *l, const slot_row *head, side *s, const
 {
     enum { PASSES = 2 }; /* the first one makes the events of the second */
     const size_t n = l->n;
-    ari_profile *profile = NULL;
+    ARI_OWNED_BY(ari_profile_end) ari_profile *profile = NULL;
     AR_TRY(ari_profile_begin(&profile, s->d));
-    ar_status st = AR_OK;
-    for (int i = 0; i < PASSES && st == AR_OK; i++) {
+    for (int i = 0; i < PASSES; i++) {
         l->n = n;
-        st = profile_pass(l, head, s, profile, batch);
+        AR_TRY(profile_pass(l, head, s, profile, batch));
     }
-    ari_profile_end(profile);
-    return st;
+    return AR_OK;
 }
 
 /* --- the benchmark ------------------------------------------------------------------------------------------------ */

@@ -68,9 +68,9 @@ ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, 
                           void *user)
 {
     enum { FIRST, PRODUCTS };
-    ari_bench_series s = {0};
-    const ar_status st = ari_bench_repeat(&s, sides + 1, n, warm, fn, user);
-    for (size_t i = 0; i < sides && st == AR_OK; i++) {
+    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
+    AR_TRY(ari_bench_repeat(&s, sides + 1, n, warm, fn, user));
+    for (size_t i = 0; i < sides; i++) {
         const size_t side = i == 0 ? FIRST : PRODUCTS + i;
         const ari_bench_stat seconds = ari_bench_times_of(&s, side), ratio = ari_bench_ratio_of(&s, side, FIRST);
         row[i] = (ari_bench_side){.seconds = seconds.median,
@@ -79,8 +79,7 @@ ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, 
                                   .over_first = ratio.median,
                                   .spread = i == 0 ? seconds.spread : ratio.spread};
     }
-    ari_bench_series_destroy(&s);
-    return st;
+    return AR_OK;
 }
 
 /* --- a device ----------------------------------------------------------------------------------------------------- */

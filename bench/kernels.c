@@ -456,11 +456,10 @@ static const ari_field kernel_fields[] = {
 /* Adds the kernel's rows: in fp32, and in bf16 where it has that. */
 static ar_status time_kernel(kernel_row *rows, size_t *n, const kernel_bench *b, const kernel *k, size_t repetitions)
 {
-    ari_bench_series s = {0};
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
     timed t = {.b = b, .k = k, .sides = k->bf16 ? MOST_SIDES : WAYS, .calls = {1, 1, 1, 1}};
-    AR_TRY_TO(done, st, count_calls(&t));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, t.sides, repetitions, 1, time_sides, &t));
+    AR_TRY(count_calls(&t));
+    AR_TRY(ari_bench_repeat(&s, t.sides, repetitions, 1, time_sides, &t));
     for (size_t first = 0; first < t.sides; first += WAYS) {
         const ar_dtype dtype = b->as[first / WAYS].x.dtype;
         const size_t bytes = bytes_of(k, dtype);
@@ -476,9 +475,7 @@ static ar_status time_kernel(kernel_row *rows, size_t *n, const kernel_bench *b,
                                     .over_copy = ratio.median,
                                     .spread = ratio.spread};
     }
-done:
-    ari_bench_series_destroy(&s);
-    return st;
+    return AR_OK;
 }
 
 enum { SIZES = 2 };
@@ -486,14 +483,13 @@ enum { SIZES = 2 };
 /* All kernels in one size, the one after `begun` others. */
 static ar_status time_size(ari_bench_session *s, kernel_row *rows, size_t *n, const size_t size[2], size_t begun)
 {
-    kernel_bench b = {.rows = size[0], .cols = size[1]};
-    ar_status st = kernels_create(&b, s);
-    for (size_t i = 0; i < KERNELS && st == AR_OK; i++) {
+    ARI_ENDED(kernels_destroy) kernel_bench b = {.rows = size[0], .cols = size[1]};
+    AR_TRY(kernels_create(&b, s));
+    for (size_t i = 0; i < KERNELS; i++) {
         ari_bench_progress(s, begun * KERNELS + i, SIZES * KERNELS);
-        st = time_kernel(rows, n, &b, &kernels[i], s->repetitions);
+        AR_TRY(time_kernel(rows, n, &b, &kernels[i], s->repetitions));
     }
-    kernels_destroy(&b);
-    return st;
+    return AR_OK;
 }
 
 /* Tensors of 128 KiB, of which a second cache level holds all that a kernel moves, and of 64 MiB, of which no cache

@@ -12,6 +12,8 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
+ARI_OWNER(ar_queue, ar_queue_destroy)
+
 /* Creation of communicators: all members meet through the store, where a missing one is named; then all enter NCCL,
  * which splits an existing communicator, or makes one from an id of the first member's. NCCL has no timeout: the
  * watcher ends what never ends. The last step is a call on the new communicator, so that no setup is left to run during
@@ -180,7 +182,7 @@ static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int co
 static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
 {
     const size_t peers = (size_t)c->base.size - 1;
-    ar_p2p *all = NULL;
+    ARI_OWNED ar_p2p *all = NULL;
     AR_TRY(ari_alloc((void **)&all, 2 * peers, sizeof *all, "messages to peers"));
     for (size_t i = 0; i < peers; i++) {
         const int peer = (int)i < c->base.rank ? (int)i : (int)i + 1;
@@ -188,11 +190,8 @@ static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
         all[peers + i] = (ar_p2p){.peer = peer, .buf = {(int32_t *)c->word.ptr + 1 + i}, .count = 1};
     }
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = all, .count = 2 * peers, .on = q, .tag = ""};
-    ar_status st = ari_nccl_enqueue(c, &call);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    free(all);
-    return st;
+    AR_TRY(ari_nccl_enqueue(c, &call));
+    return ar_queue_sync(q, 0);
 }
 
 /* The first calls, on a stream that ends with them: what NCCL and CUDA leave until they need it is made now, where all
@@ -203,21 +202,17 @@ static ar_status warm_up(ari_nccl_comm *c)
     ari_nccl_world *w = c->world;
     const ar_device_ops *dev = w->device->ops;
     const size_t bytes = (size_t)c->base.size * sizeof(int32_t);
-    ar_queue *q = NULL;
+    ARI_OWNED_BY(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
     ari_queue_heed(q, w->failure);
     const ari_call sum = {.kind = ARI_BARRIER, .on = q, .tag = ""};
-    ar_status st = dev->alloc(w->device, q, &c->word, bytes);
-    if (st == AR_OK)
-        st = dev->zero(w->device, q, c->word, bytes);
-    if (st == AR_OK && c->base.size > 1)
-        st = ari_nccl_enqueue(c, &sum);
-    if (st == AR_OK && c->base.size > 1)
-        st = call_all_peers(c, q);
-    if (st == AR_OK)
-        st = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
-    return st;
+    AR_TRY(dev->alloc(w->device, q, &c->word, bytes));
+    AR_TRY(dev->zero(w->device, q, c->word, bytes));
+    if (c->base.size > 1) {
+        AR_TRY(ari_nccl_enqueue(c, &sum));
+        AR_TRY(call_all_peers(c, q));
+    }
+    return ar_queue_sync(q, 0);
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */

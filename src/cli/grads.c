@@ -196,15 +196,11 @@ static ar_status run_grads(void *values, int *exit_code)
 {
     const grads_values *v = values;
     (void)exit_code;
-    ari_watch watch = {0};
+    ARI_ENDED(ari_watch_fini) ari_watch watch = {0};
     AR_TRY(check_values(v));
-    ar_run run = ari_run_of(&v->r, &v->common);
-    ar_status st = ari_watch_begin(&watch, &v->watch);
-    if (st == AR_OK)
-        st = run_watched(v, &run, &watch);
-    ari_layout_unload(&run);
-    ari_watch_fini(&watch);
-    return st;
+    ARI_ENDED(ari_layout_unload) ar_run run = ari_run_of(&v->r, &v->common);
+    AR_TRY(ari_watch_begin(&watch, &v->watch));
+    return run_watched(v, &run, &watch);
 }
 
 static const grads_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},

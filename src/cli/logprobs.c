@@ -221,10 +221,8 @@ static ar_status run_logprobs(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "--top goes with --out FILE, where the most likely tokens are written");
     if (v->o.other && !v->o.side[0] && !v->o.side[1])
         return ar_error_set(AR_ERR_ARG, "--other goes with --rollout or --trainer, whose weights it may be");
-    ar_run run = ari_run_of(&v->r, &v->common);
-    const ar_status st = run_it(v, &run, exit_code);
-    ari_layout_unload(&run);
-    return st;
+    ARI_ENDED(ari_layout_unload) ar_run run = ari_run_of(&v->r, &v->common);
+    return run_it(v, &run, exit_code);
 }
 
 static const logprobs_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},

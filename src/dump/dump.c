@@ -9,6 +9,8 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
+ARI_OWNER(ar_dump, ar_dump_close)
+
 /* --- the execution order ------------------------------------------------------------------------------------------ */
 /* The execution order of all ranks, from the order of each. A chain of tensors: what a rank names for the first time
  * comes right behind what it names before it. */
@@ -77,20 +79,16 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     if (gives == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "ar_dump_open: a path and a place for the dump are needed");
     *gives = NULL;
-    ar_dump *d = NULL;
+    ARI_OWNED_BY(ar_dump_close) ar_dump *d = NULL;
     AR_TRY(create(&d, path));
     d->whole = o != NULL && o->whole && o->map == NULL;
     d->all_matched = o != NULL && o->all_matched;
-    ari_map *map = NULL;
-    ar_status st = o == NULL || o->map == NULL ? AR_OK : ari_map_load(&map, o->map);
-    if (st == AR_OK)
-        st = open_all(d, map);
-    ari_map_free(map);
-    if (st == AR_OK)
-        *gives = d;
-    else
-        ar_dump_close(d);
-    return st;
+    ARI_OWNED_BY(ari_map_free) ari_map *map = NULL;
+    if (o != NULL && o->map != NULL)
+        AR_TRY(ari_map_load(&map, o->map));
+    AR_TRY(open_all(d, map));
+    ARI_GIVE(gives, d);
+    return AR_OK;
 }
 
 ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)

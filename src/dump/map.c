@@ -161,21 +161,17 @@ static ar_status read_map(ari_map *m)
 ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name)
 {
     char called[2 * ARI_PRINTABLE];
-    ari_map *m = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ari_map_free) ari_map *m = NULL;
     if (length > MAX_BYTES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, a mapping has at most %zu", ARI_SHOW(name), length,
                             MAX_BYTES);
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a mapping"));
     snprintf(called, sizeof called, "InvalidMapping: %s", name);
-    AR_TRY_TO(failed, st, ari_arena_text(&m->arena, &m->name, name, "a mapping"));
-    AR_TRY_TO(failed, st, ari_json_parse(&m->root, text, length, called));
-    AR_TRY_TO(failed, st, read_map(m));
-    *gives = m;
+    AR_TRY(ari_arena_text(&m->arena, &m->name, name, "a mapping"));
+    AR_TRY(ari_json_parse(&m->root, text, length, called));
+    AR_TRY(read_map(m));
+    ARI_GIVE(gives, m);
     return AR_OK;
-failed:
-    ari_map_free(m);
-    return st;
 }
 
 ar_status ari_map_load(ari_map **gives, const char *path)

@@ -18,6 +18,7 @@ AR_NODISCARD ar_status ari_map_load(ari_map **gives, const char *path);
 AR_NODISCARD ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name);
 /** Accepts NULL. */
 void ari_map_free(ari_map *m);
+ARI_OWNER(ari_map, ari_map_free)
 
 /** Which rank a file of the folder is: by the mapping's file pattern. *rank = -1: none, the file is left out. Several
  *  files may be one rank's. Errors: AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the

@@ -12,6 +12,8 @@
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
+ARI_OWNER(ari_npy, ari_npy_close)
+
 /* The magic, two bytes of version, then the header's length in 2 bytes (version 1) or 4. */
 #define MAGIC "\x93NUMPY"
 #define MAGIC_BYTES ((size_t)6)
@@ -271,22 +273,17 @@ static ar_status name_entry(ari_npy *f, const char *path)
 
 ar_status ari_npy_open(ari_npy **gives, const char *path)
 {
-    ar_status st = AR_OK;
-    int fd = -1;
+    ARI_ENDED(ari_file_close) int fd = -1;
     size_t bytes = 0, start = 0;
-    ari_npy *f = NULL;
+    ARI_OWNED_BY(ari_npy_close) ari_npy *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&f, 1, "a file"));
-    AR_TRY_TO(done, st, read_header(fd, bytes, path, f, &start));
-    AR_TRY_TO(done, st, lay_out(f, bytes - start, path));
-    AR_TRY_TO(done, st, name_entry(f, path));
-    AR_TRY_TO(done, st, map_file(f, fd, bytes, start, path));
-    *gives = f;
-    f = NULL;
-done:
-    ari_npy_close(f);
-    close(fd);
-    return st;
+    AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a file"));
+    AR_TRY(read_header(fd, bytes, path, f, &start));
+    AR_TRY(lay_out(f, bytes - start, path));
+    AR_TRY(name_entry(f, path));
+    AR_TRY(map_file(f, fd, bytes, start, path));
+    ARI_GIVE(gives, f);
+    return AR_OK;
 }
 
 void ari_npy_close(ari_npy *f)

@@ -283,7 +283,7 @@ static ar_status check_holders(const ar_dump *d, ari_arena *a, const ar_dump_ten
 
 static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ari_piece *piece)
 {
-    ari_arena scratch = {NULL};
+    ARI_ENDED(ari_arena_free) ari_arena scratch = {NULL};
     holder *h = NULL;
     size_t most = 0, n = 0;
     for (size_t i = 0; i < t->parts; i++)
@@ -295,9 +295,7 @@ static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ar
             if (ari_dump_box_count(t->ndim, &piece[i].box[k]) > 0)
                 h[n++] = (holder){&piece[i].box[k], &piece[i]};
         }
-    const ar_status st = t->count == 0 ? AR_OK : check_holders(d, &scratch, t, piece, h, n);
-    ari_arena_end(&scratch, NULL);
-    return st;
+    return t->count == 0 ? AR_OK : check_holders(d, &scratch, t, piece, h, n);
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

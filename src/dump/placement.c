@@ -281,22 +281,17 @@ static ar_status parse_text(json_t **gives, const char *text, const char *key, c
 
 ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *own, const char *file)
 {
-    ar_status st = AR_OK;
-    json_t *dcp_root = NULL, *own_root = NULL;
+    json_auto_t *dcp_root = NULL, *own_root = NULL;
     reading r = {.p = p, .file = file};
     *p = (ari_placement){.rank = -1};
-    AR_TRY_TO(done, st, parse_text(&dcp_root, dcp, ARI_DUMP_DCP, file));
-    AR_TRY_TO(done, st, parse_text(&own_root, own, ARI_DUMP_PLACEMENT, file));
+    AR_TRY(parse_text(&dcp_root, dcp, ARI_DUMP_DCP, file));
+    AR_TRY(parse_text(&own_root, own, ARI_DUMP_PLACEMENT, file));
     if (own_root != NULL)
-        AR_TRY_TO(done, st, read_rank(&r, own_root));
+        AR_TRY(read_rank(&r, own_root));
     snprintf(r.where, sizeof r.where, "%s: %s", ARI_SHOW(file), ARI_DUMP_DCP);
     if (dcp_root != NULL && !json_is_object(dcp_root))
-        AR_TRY_TO(done, st, invalid(r.where, "has to be an object"));
-    st = read_tensors(&r, json_object_get(own_root, "tensors"), dcp_root);
-done:
-    json_decref(dcp_root);
-    json_decref(own_root);
-    return st;
+        AR_TRY(invalid(r.where, "has to be an object"));
+    return read_tensors(&r, json_object_get(own_root, "tensors"), dcp_root);
 }
 
 void ari_placement_forget_tensors(ari_placement *p)

@@ -253,22 +253,18 @@ static ar_status write_index(ari_rs *r)
 
 static ar_status write_all(ari_rs *r, ar_reshard_result *result)
 {
-    ari_rs_folder d = {.fd = -1};
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_rs_folder_end) ari_rs_folder d = {.fd = -1};
     if (!r->o->dry_run) {
-        AR_TRY_TO(done, st, ari_rs_folder_begin(&d, r));
-        AR_TRY_TO(done, st, compare_copies(r));
+        AR_TRY(ari_rs_folder_begin(&d, r));
+        AR_TRY(compare_copies(r));
     }
     for (size_t k = 0; k < r->files; k++)
-        AR_TRY_TO(done, st, make_file(&d, r, &r->file[k], result));
-    if (!r->o->dry_run) {
-        if (r->merged)
-            AR_TRY_TO(done, st, write_index(r));
-        st = ari_rs_copy_small(&d, r, &result->copied);
-    }
-done:
-    ari_rs_folder_end(&d);
-    return st;
+        AR_TRY(make_file(&d, r, &r->file[k], result));
+    if (r->o->dry_run)
+        return AR_OK;
+    if (r->merged)
+        AR_TRY(write_index(r));
+    return ari_rs_copy_small(&d, r, &result->copied);
 }
 
 #define MAX_RANKS 65536

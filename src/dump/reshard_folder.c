@@ -208,13 +208,11 @@ static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, json_t *request
 
 ar_status ari_rs_folder_begin(ari_rs_folder *d, ari_rs *r)
 {
-    json_t *request = NULL;
+    json_auto_t *request = NULL;
     *d = (ari_rs_folder){.path = r->o->out, .fd = -1, .arena = &r->arena};
     AR_TRY(ari_arena_path(d->arena, &d->journal_path, d->path, JOURNAL));
     AR_TRY(make_request(&request, r));
-    const ar_status st = begin_folder(d, r, request);
-    json_decref(request);
-    return st;
+    return begin_folder(d, r, request);
 }
 
 void ari_rs_folder_end(ari_rs_folder *d)

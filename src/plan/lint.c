@@ -8,6 +8,8 @@
 #include "plan/names.h"
 #include "ref/core/size.h"
 
+ARI_OWNER(ar_lint_report, ar_lint_report_destroy)
+
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -187,8 +189,7 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
 {
     /* Types do not depend on what a sum is made of: native numerics have one collective where exact ones have four. */
     ari_step_case c = {.run = *run, .config = config};
-    ar_lint_report *r = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_lint_report_destroy) ar_lint_report *r = NULL;
     c.run.numerics = AR_NUMERICS_NATIVE;
     c.run.precision = AR_PRECISION_F32;
     c.run.steps = run->steps > 0 ? 1 : 0;
@@ -201,12 +202,9 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
                             ar_fault_name(run->fault));
     AR_TRY(ar_run_check(&c.run, config));
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "the report of lint"));
-    AR_TRY_TO(done, st, report_of(r, &c));
-    *gives = r;
-    r = NULL;
-done:
-    ar_lint_report_destroy(r);
-    return st;
+    AR_TRY(report_of(r, &c));
+    ARI_GIVE(gives, r);
+    return AR_OK;
 }
 
 void ar_lint_report_destroy(ar_lint_report *r)

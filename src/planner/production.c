@@ -7,6 +7,9 @@
 #include "planner/planner.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/pipeline/schedule.h"
+
+ARI_OWNER(ari_sections, ari_sections_destroy)
 
 /* Bytes of a value, a gradient and a weight in 16 bits; of a master weight and of each moment in fp32. */
 static const double VALUE = 2.0, FLOAT = 4.0;
@@ -359,19 +362,15 @@ static void begin_account(account *a, const ari_planned *p)
 
 ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
 {
-    ari_sections *a = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ari_sections_destroy) ari_sections *a = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&a, 1, "sections of a model"));
     begin_account(a, p);
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&a->section, a->blocks.n + 2, "sections"));
-    AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
+    AR_TRY(ARI_ALLOC_ZERO(&a->section, a->blocks.n + 2, "sections"));
+    AR_TRY(ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
     a->blocks_begun = false;
-    AR_TRY_TO(done, st, ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));
-    *gives = a;
-    a = NULL;
-done:
-    ari_sections_destroy(a);
-    return st;
+    AR_TRY(ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));
+    ARI_GIVE(gives, a);
+    return AR_OK;
 }
 
 void ari_sections_destroy(ari_sections *s)
@@ -404,9 +403,8 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
     const ar_parallel *layout = &p->step.run.parallel;
     const size_t layers = p->step.config->layers;
     ar_parallel few = *layout;
-    ari_sections *sections = NULL;
-    ar_pipeline_schedule *schedule = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ari_sections_destroy) ari_sections *sections = NULL;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
     if (layout->stages.n == 0 &&
         (double)ari_at_least_one(layout->pp) * ari_at_least_one(layout->virtual_stages) > (double)layers)
         return ar_error_set(
@@ -414,11 +412,8 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
             "%zu layers cannot be split into %d stages on each of %d ranks; use at most one stage for each layer",
             layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
     few.micro_batches = ari_memory_micro_batches(layout);
-    AR_TRY_TO(done, st, ari_sections_create(&sections, p));
-    AR_TRY_TO(done, st, ar_parallel_schedule(&schedule, &few));
+    AR_TRY(ari_sections_create(&sections, p));
+    AR_TRY(ar_parallel_schedule(&schedule, &few));
     *m = ari_sections_memory(sections, p, schedule, INFINITY);
-done:
-    ar_pipeline_schedule_destroy(schedule);
-    ari_sections_destroy(sections);
-    return st;
+    return AR_OK;
 }

@@ -15,6 +15,8 @@
 #include "run/checkpoint.h"
 #include "run/full_set.h"
 
+ARI_OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
+
 struct ar_checkpoint_writer {
     ari_checkpoint_folder folder;
     size_t keep;
@@ -43,21 +45,17 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
 
 ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
 {
-    ar_checkpoint_writer *w = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a writer of checkpoints"));
     w->keep = o->keep;
     w->folder.fd = -1;
     if (o->config != NULL)
-        AR_TRY_TO(failed, st, read_config(w, o->config, o->changed));
-    AR_TRY_TO(failed, st, ari_full_set_create(&w->set, o->process));
+        AR_TRY(read_config(w, o->config, o->changed));
+    AR_TRY(ari_full_set_create(&w->set, o->process));
     if (!o->process || ar_process_rank(o->process) == 0)
-        AR_TRY_TO(failed, st, ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
-    *gives = w;
+        AR_TRY(ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
+    ARI_GIVE(gives, w);
     return AR_OK;
-failed:
-    ar_checkpoint_writer_destroy(w);
-    return st;
 }
 
 void ar_checkpoint_writer_destroy(ar_checkpoint_writer *w)

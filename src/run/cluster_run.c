@@ -218,11 +218,9 @@ static int threads_of(const ari_cluster_options *o, int ranks)
 static ar_status rank_main(ar_comm *world, void *arg)
 {
     const job *j = arg;
-    ar_device *device = NULL;
+    ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     AR_TRY(ar_device_create(&device, &j->o->run.device, threads_of(j->o, ar_comm_size(world))));
-    const ar_status st = rank_on(world, device, arg);
-    ar_device_destroy(device);
-    return st;
+    return rank_on(world, device, arg);
 }
 
 static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)

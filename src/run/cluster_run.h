@@ -6,6 +6,9 @@
 #include "anyrank/run.h"
 #include "anyrank/train.h"
 #include "ref/context/context.h"
+#include "ref/core/size.h"
+
+ARI_OWNER(ar_device, ar_device_destroy)
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {

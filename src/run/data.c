@@ -14,6 +14,9 @@
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 
+ARI_OWNER(ar_data, ar_data_close)
+ARI_OWNER(ar_st_file, ar_st_close)
+
 typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64, TOKEN_HELD } token_kind;
 static const size_t token_bytes[] = {1, 2, 4, 4, 8, 4};
 enum { MOST_TOKEN_BYTES = 8, TOKENS_AT_ONCE = 4096 };
@@ -97,11 +100,9 @@ static ar_status take_tensor(ar_data *d, const ar_st_file *f)
 
 static ar_status open_safetensors(ar_data *d)
 {
-    ar_st_file *f = NULL;
+    ARI_OWNED_BY(ar_st_close) ar_st_file *f = NULL;
     AR_TRY(ar_st_open(&f, d->path));
-    const ar_status st = take_tensor(d, f);
-    ar_st_close(f);
-    return st;
+    return take_tensor(d, f);
 }
 
 static ar_status open_jsonl(ar_data *d)
@@ -115,8 +116,7 @@ static ar_status open_jsonl(ar_data *d)
 
 ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
 {
-    ar_data *d = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_data_close) ar_data *d = NULL;
     if (gives == NULL || (size_t)format >= FORMATS)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
     if (path == NULL)
@@ -126,23 +126,18 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     d->fd = -1;
     if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ar_data_dir() : path) < 0) {
         d->path = NULL; /* asprintf leaves it undefined */
-        st = ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
-        goto failed;
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
     }
-    AR_TRY_TO(failed, st, ari_file_open(&d->fd, &d->bytes, d->path));
+    AR_TRY(ari_file_open(&d->fd, &d->bytes, d->path));
     if (format != AR_DATA_SAFETENSORS && !(format == AR_DATA_AUTO && ari_ends_in(d->path, ".safetensors")))
-        AR_TRY_TO(failed, st, ari_unsupported_format_check_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
+        AR_TRY(ari_unsupported_format_check_file(d->fd, d->bytes, d->path, ARI_WANT_TOKENS));
     if (format == AR_DATA_AUTO)
-        AR_TRY_TO(failed, st, format_of_name(&d->format, d->path));
-    AR_TRY_TO(failed, st,
-              d->format == AR_DATA_SAFETENSORS ? open_safetensors(d)
-              : d->format == AR_DATA_JSONL     ? open_jsonl(d)
-                                               : open_raw(d));
-    *gives = d;
+        AR_TRY(format_of_name(&d->format, d->path));
+    AR_TRY(d->format == AR_DATA_SAFETENSORS ? open_safetensors(d)
+           : d->format == AR_DATA_JSONL     ? open_jsonl(d)
+                                            : open_raw(d));
+    ARI_GIVE(gives, d);
     return AR_OK;
-failed:
-    ar_data_close(d);
-    return st;
 }
 
 void ar_data_close(ar_data *d)

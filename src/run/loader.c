@@ -8,6 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
+ARI_OWNER(ar_loader, ar_loader_destroy)
+
 #define MAX_WINDOWS ((uint64_t)1 << 32) /* places that a 32-bit word can draw */
 
 struct ar_loader {
@@ -88,9 +90,8 @@ static ar_status check_options(const ar_data *d, const ar_loader_options *o)
 
 ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o)
 {
-    ar_loader *l = NULL;
+    ARI_OWNED_BY(ar_loader_destroy) ar_loader *l = NULL;
     size_t tokens = 0;
-    ar_status st = AR_OK;
     AR_TRY(check_options(d, o));
     AR_TRY(ari_mul_size(&tokens, o->batch, o->seq));
     AR_TRY(ARI_ALLOC_ZERO(&l, 1, "a loader"));
@@ -101,17 +102,14 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     l->per_row = l->row / o->seq;
     l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
-    AR_TRY_TO(failed, st, ARI_ALLOC(&l->ids, tokens, "the tokens of a batch"));
+    AR_TRY(ARI_ALLOC(&l->ids, tokens, "the tokens of a batch"));
     if (o->packing.on)
-        AR_TRY_TO(failed, st, ARI_ALLOC(&l->documents, tokens, "the documents of a batch"));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&l->sample, o->batch, "the samples of a batch"));
+        AR_TRY(ARI_ALLOC(&l->documents, tokens, "the documents of a batch"));
+    AR_TRY(ARI_ALLOC(&l->sample, o->batch, "the samples of a batch"));
     if (!o->in_order)
-        AR_TRY_TO(failed, st, ARI_ALLOC(&l->order, l->windows, "the order of an epoch"));
-    *gives = l;
+        AR_TRY(ARI_ALLOC(&l->order, l->windows, "the order of an epoch"));
+    ARI_GIVE(gives, l);
     return AR_OK;
-failed:
-    ar_loader_destroy(l);
-    return st;
 }
 
 void ar_loader_destroy(ar_loader *l)

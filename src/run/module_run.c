@@ -60,17 +60,13 @@ typedef struct looking {
 static ar_status look(void *user, ar_ctx *ctx)
 {
     const looking *k = user;
-    ar_module *module = NULL;
-    ar_loss *loss = NULL;
+    ARI_OWNED_BY(ar_module_destroy) ar_module *module = NULL;
+    ARI_OWNED_BY(ar_loss_destroy) ar_loss *loss = NULL;
     ARI_OWNED ar_param **params = NULL;
     size_t n = 0;
     AR_TRY(ari_module_build(k->c, 0, true, ctx, &module, &loss));
-    ar_status st = ari_module_list(&params, &n, module);
-    if (st == AR_OK)
-        st = k->fn(k->user, params, n);
-    ar_loss_destroy(loss);
-    ar_module_destroy(module);
-    return st;
+    AR_TRY(ari_module_list(&params, &n, module));
+    return k->fn(k->user, params, n);
 }
 
 ar_status ari_module_look(const ar_module_case *c, const ar_run *run,

@@ -126,16 +126,12 @@ ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const cha
     if (!data)
         return ar_error_set(AR_ERR_INTERNAL, "the page of the timeline has no place for a trace");
     const char *rest = data + sizeof place_of_data - 1;
-    ari_trace_view view;
+    ARI_ENDED(ari_trace_view_fini) ari_trace_view view = {0};
     ari_trace_text *text = NULL;
     AR_TRY(ari_trace_view_init(&view, t, clock));
-    ar_status st = ari_text_create(&text, path);
-    if (st == AR_OK) {
-        fwrite(page, 1, (size_t)(data - page), text->to);
-        put_data(text->to, &view, t, title ? title : "");
-        fwrite(rest, 1, ari_trace_page_bytes - (size_t)(rest - page), text->to);
-        st = ari_text_end(text, AR_OK);
-    }
-    ari_trace_view_fini(&view);
-    return st;
+    AR_TRY(ari_text_create(&text, path));
+    fwrite(page, 1, (size_t)(data - page), text->to);
+    put_data(text->to, &view, t, title ? title : "");
+    fwrite(rest, 1, ari_trace_page_bytes - (size_t)(rest - page), text->to);
+    return ari_text_end(text, AR_OK);
 }

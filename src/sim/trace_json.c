@@ -406,23 +406,19 @@ ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const cha
 {
     if (!t)
         return ar_error_set(AR_ERR_ARG, "ar_trace_write_json: the trace is missing");
-    ari_trace_view view;
+    ARI_ENDED(ari_trace_view_fini) ari_trace_view view = {0};
     ari_trace_text *text = NULL;
     AR_TRY(ari_trace_view_init(&view, t, clock));
-    ar_status st = ari_text_create(&text, path);
-    if (st == AR_OK) {
-        writer w = {.to = text->to, .view = &view};
-        fprintf(w.to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
-                clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
-        put_names(&w);
-        put_slices(&w);
-        put_arrows(&w);
-        st = put_counters(&w);
-        if (view.cut)
-            put_cut(&w);
-        fprintf(w.to, "\n]}\n");
-        st = ari_text_end(text, st);
-    }
-    ari_trace_view_fini(&view);
-    return st;
+    AR_TRY(ari_text_create(&text, path));
+    writer w = {.to = text->to, .view = &view};
+    fprintf(w.to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
+            clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
+    put_names(&w);
+    put_slices(&w);
+    put_arrows(&w);
+    const ar_status st = put_counters(&w);
+    if (view.cut)
+        put_cut(&w);
+    fprintf(w.to, "\n]}\n");
+    return ari_text_end(text, st);
 }

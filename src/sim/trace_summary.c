@@ -332,14 +332,10 @@ ar_status ar_trace_summarise(ar_trace_summary *s, const ar_trace *t, ar_trace_cl
 {
     if (!s || !t)
         return ar_error_set(AR_ERR_ARG, "ar_trace_summarise: %s is missing", s ? "the trace" : "the summary's place");
-    ari_trace_view v;
+    ARI_ENDED(ari_trace_view_fini) ari_trace_view v = {0};
     *s = (ar_trace_summary){.seconds = 0};
     AR_TRY(ari_trace_view_init(&v, t, clock));
-    ar_status st = AR_OK;
     s->seconds = (double)(v.end_ns - v.start_ns) * 1e-9;
-    AR_TRY_TO(done, st, count_ranks(s, &v));
-    AR_TRY_TO(done, st, find_path(s, &v));
-done:
-    ari_trace_view_fini(&v);
-    return st;
+    AR_TRY(count_ranks(s, &v));
+    return find_path(s, &v);
 }

@@ -161,13 +161,8 @@ ar_status ari_trace_view_init(ari_trace_view *v, const ar_trace *t, ar_trace_clo
         return ar_error_set(AR_ERR_ARG, "a trace has no clock %d", (int)clock);
     if (clock == AR_TRACE_VIRTUAL && !ari_trace_is_virtual(t))
         return ar_error_set(AR_ERR_ARG, "the run that was traced had no virtual time: its options named no cluster");
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, show_lanes(v, t));
-    AR_TRY_TO(failed, st, put_together(v));
-    return AR_OK;
-failed:
-    ari_trace_view_fini(v);
-    return st;
+    AR_TRY(show_lanes(v, t));
+    return put_together(v);
 }
 
 void ari_trace_view_fini(ari_trace_view *v)

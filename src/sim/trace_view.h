@@ -47,7 +47,7 @@ typedef struct ari_trace_view {
 } ari_trace_view;
 
 /** Errors: AR_ERR_ARG (no such clock, or the virtual clock of a run without a cluster), AR_ERR_MEMORY. The view borrows
- *  the trace. */
+ *  the trace; the caller ends it also after an error. */
 AR_NODISCARD ar_status ari_trace_view_init(ari_trace_view *v, const ar_trace *t, ar_trace_clock clock);
 void ari_trace_view_fini(ari_trace_view *v);
 

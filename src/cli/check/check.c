@@ -325,7 +325,7 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
         o->run.sim.faults = &gives->net_fault;
         o->run.sim.fault_count = 1;
     }
-    ari_progress progress;
+    ARI_ENDED(ari_progress_end) ari_progress progress;
     char about[64];
     snprintf(about, sizeof about, "%s: ", model);
     ari_progress_begin(&progress, &v->common);
@@ -334,9 +334,7 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
     o->progress_user = &progress;
     gives->run = o->run;
     AR_TRY(announce(v, o, &c));
-    const ar_status st = ar_check(&gives->report, o);
-    ari_progress_end(&progress);
-    return st;
+    return ar_check(&gives->report, o);
 }
 
 static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)

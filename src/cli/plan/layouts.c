@@ -247,24 +247,22 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
 
 static ar_status run_search(const ari_plan_request *a)
 {
-    ari_ranking r;
-    ar_status st = ari_search_run(&r, &a->search);
+    ARI_ENDED(ari_ranking_fini) ari_ranking r = {0};
+    const ar_status st = ari_search_run(&r, &a->search);
     ari_progress_end(a->search.user);
-    if (st == AR_OK && r.layouts == 0)
-        st = ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
-                          a->search.ranks, a->search.fixed.cp_inner);
-    if (st == AR_OK && r.legal == 0 && !a->v->all)
-        st = ar_error_set(AR_ERR_INDIVISIBLE,
-                          "no layout of %d GPUs is legal: %s (--all lists every one with its reason)", a->search.ranks,
-                          r.refused);
-    if (st == AR_OK && ari_wants_text(&a->v->common))
-        st = ari_ranking_print(stdout, a, &r);
-    if (st == AR_OK && a->v->csv)
-        st = ari_ranking_csv(a->v->csv, &a->search.base, &r);
-    if (st == AR_OK && wants_layouts(a->v))
-        st = save_ranking(a, &r);
-    ari_ranking_fini(&r);
-    return st;
+    AR_TRY(st);
+    if (r.layouts == 0)
+        return ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
+                            a->search.ranks, a->search.fixed.cp_inner);
+    if (r.legal == 0 && !a->v->all)
+        return ar_error_set(AR_ERR_INDIVISIBLE,
+                            "no layout of %d GPUs is legal: %s (--all lists every one with its reason)",
+                            a->search.ranks, r.refused);
+    if (ari_wants_text(&a->v->common))
+        AR_TRY(ari_ranking_print(stdout, a, &r));
+    if (a->v->csv)
+        AR_TRY(ari_ranking_csv(a->v->csv, &a->search.base, &r));
+    return wants_layouts(a->v) ? save_ranking(a, &r) : AR_OK;
 }
 
 static ar_status run_table(const ari_plan_request *a)

@@ -15,6 +15,8 @@
 #include "verify/dumps/normal.h"
 #include "verify/dumps/report.h"
 
+ARI_OWNER(ar_verify_report, ar_verify_report_destroy)
+
 typedef struct verify_values {
     ari_common common;
     ar_verify_options o; /* but for the rule and what it allows, and the globs */
@@ -172,13 +174,11 @@ static ar_status write_results(const verify_values *v, const ar_verify_report *r
 
 static ar_status compare_dumps(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
 {
-    ari_progress progress;
+    ARI_ENDED(ari_progress_end) ari_progress progress;
     ari_progress_begin(&progress, &v->common);
     o->progress = ari_progress_show;
     o->progress_user = &progress;
-    const ar_status st = ar_verify(gives, o);
-    ari_progress_end(&progress);
-    return st;
+    return ar_verify(gives, o);
 }
 
 static ar_status run_verify(void *values, int *exit_code)
@@ -188,26 +188,23 @@ static ar_status run_verify(void *values, int *exit_code)
     ARI_ENDED(globs_fini) globs only = {0}, leave = {0};
     ARI_ENDED(ari_normal_fini) ari_normal normal = {0};
     char draws[PATH_MAX];
-    ar_verify_report *r = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_verify_report_destroy) ar_verify_report *r = NULL;
     o.threads = v->common.threads;
     if (v->normal && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
         o.allowed = draws;
     AR_TRY(choose_rule(&o, v));
-    AR_TRY_TO(done, st, globs_init(&only, &v->only, "only"));
-    AR_TRY_TO(done, st, globs_init(&leave, &v->leave, "ignore"));
+    AR_TRY(globs_init(&only, &v->only, "only"));
+    AR_TRY(globs_init(&leave, &v->leave, "ignore"));
     o.only = only.glob;
     o.only_count = only.n;
     o.leave = leave.glob;
     o.leave_count = leave.n;
-    AR_TRY_TO(done, st, compare_dumps(&r, v, &o));
+    AR_TRY(compare_dumps(&r, v, &o));
     if (v->normal)
-        AR_TRY_TO(done, st, ari_normal_judge(&normal, r, o.allowed));
-    AR_TRY_TO(done, st, write_results(v, r, v->normal ? &normal : NULL));
+        AR_TRY(ari_normal_judge(&normal, r, o.allowed));
+    AR_TRY(write_results(v, r, v->normal ? &normal : NULL));
     *exit_code = (v->normal ? normal.normal : r->same) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-done:
-    ar_verify_report_destroy(r);
-    return st;
+    return AR_OK;
 }
 
 static const verify_values defaults = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};

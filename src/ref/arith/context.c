@@ -14,15 +14,13 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
 {
     const bool native = o->numerics == AR_NUMERICS_NATIVE;
     const ar_declared_check declared = o->placements == AR_DECLARED_BY_BUILD ? by_build : o->placements;
-    ar_ctx *c = NULL;
+    ARI_OWNED_BY(ar_ctx_destroy) ar_ctx *c = NULL;
     if ((unsigned)o->placements > AR_DECLARED_TRUSTED)
         return ar_error_set(AR_ERR_ARG, "placements %d, expected 0 (by the build) to %d", (int)o->placements,
                             AR_DECLARED_TRUSTED);
     AR_TRY(ari_ctx_create(&c, o, native ? ar_arith_native(o->precision) : ar_arith_exact(o->precision)));
-    const ar_status st = declared == AR_DECLARED_CHECKED ? ari_ledger_check(c) : AR_OK;
-    if (st == AR_OK)
-        *gives = c;
-    else
-        ar_ctx_destroy(c);
-    return st;
+    if (declared == AR_DECLARED_CHECKED)
+        AR_TRY(ari_ledger_check(c));
+    ARI_GIVE(gives, c);
+    return AR_OK;
 }

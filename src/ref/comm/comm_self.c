@@ -5,6 +5,9 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+
+ARI_OWNER(ari_failure, ari_failure_release)
 
 /* A group of one; all that was split from it share one world and one first error. */
 typedef struct self_comm {
@@ -119,10 +122,8 @@ ar_status ar_comm_self(ar_comm **gives)
     if (!gives)
         return ar_error_set(AR_ERR_ARG, "ar_comm_self: no place for the communicator");
     *gives = NULL;
-    ari_failure *world = NULL;
+    ARI_OWNED_BY(ari_failure_release) ari_failure *world = NULL;
     if (ari_failure_create(&world) != AR_OK)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
-    const ar_status st = self_give(gives, world);
-    ari_failure_release(world);
-    return st;
+    return self_give(gives, world);
 }

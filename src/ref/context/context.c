@@ -91,7 +91,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
         return ar_error_set(AR_ERR_ARG, "a context of a pipeline of %d ranks needs the world", ar_comm_size(o->pp.all));
     AR_TRY(check_storage(o));
     AR_TRY(check_precision(o));
-    ar_ctx *c = calloc(1, sizeof *c);
+    ARI_OWNED_BY(ar_ctx_destroy) ar_ctx *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a context");
     c->device = o->device;
@@ -112,17 +112,13 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     c->seed = o->seed;
     c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
-    AR_TRY_TO(failed, st, ar_comm_self(&c->self));
+    AR_TRY(o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
+    AR_TRY(ar_comm_self(&c->self));
     use_groups(c, o);
     c->world = o->world ? o->world : c->tp;
-    AR_TRY_TO(failed, st, join_stage(c));
-    *gives = c;
+    AR_TRY(join_stage(c));
+    ARI_GIVE(gives, c);
     return AR_OK;
-failed:
-    ar_ctx_destroy(c);
-    return st;
 }
 
 void ar_ctx_destroy(ar_ctx *c)

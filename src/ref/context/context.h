@@ -4,6 +4,9 @@
 
 #include "anyrank/context.h"
 #include "ref/core/axis.h"
+#include "ref/core/size.h"
+
+ARI_OWNER(ar_ctx, ar_ctx_destroy)
 
 /* Uses of memory in a model's step, by the part that allocates. */
 typedef enum ari_use {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "anyrank/status.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 /* Files are written whole or not at all: everything the project writes appears by rename, so a reader never sees half a
@@ -38,6 +39,7 @@ AR_NODISCARD ar_status ari_atomic_file_commit(ari_atomic_file *o);
 AR_NODISCARD ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n);
 /** Closes and removes the file. Accepts NULL. */
 void ari_atomic_file_discard(ari_atomic_file *o);
+ARI_OWNER(ari_atomic_file, ari_atomic_file_discard)
 
 /** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
 ar_status ari_io_fail(const char *what, const char *path);

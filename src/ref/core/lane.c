@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/lane.h"
+#include "ref/core/size.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+ARI_OWNER(ari_lane, ari_lane_destroy)
 
 static _Thread_local ari_lane *self;
 
@@ -13,8 +16,7 @@ ari_lane *ari_lane_self(void)
 
 ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank, const char *name)
 {
-    ar_status st = AR_OK;
-    ari_lane *l = calloc(1, sizeof *l);
+    ARI_OWNED_BY(ari_lane_destroy) ari_lane *l = calloc(1, sizeof *l);
     *gives = NULL;
     if (!l)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane of rank %d", rank);
@@ -27,14 +29,11 @@ ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments 
     }
     snprintf(l->name, sizeof l->name, "%s", name);
     if (with->trace)
-        AR_TRY_TO(failed, st, ari_recording_create(&l->recording, with->trace, l));
+        AR_TRY(ari_recording_create(&l->recording, with->trace, l));
     if (with->scheduler)
-        AR_TRY_TO(failed, st, ari_turn_create(&l->turn, with->scheduler));
-    *gives = l;
+        AR_TRY(ari_turn_create(&l->turn, with->scheduler));
+    ARI_GIVE(gives, l);
     return AR_OK;
-failed:
-    ari_lane_destroy(l);
-    return st;
 }
 
 void ari_lane_destroy(ari_lane *l)

@@ -27,8 +27,21 @@ AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const
 /* Before a pointer's declaration: what it points to then is freed where its block ends, on every way out. */
 #define ARI_OWNED __attribute__((cleanup(ari_free_owned)))
 void ari_free_owned(void *pointer);
-/* The same of a thing that `by` ends, also as it is declared. */
+/* The same of a thing that `by` ends, also as it is declared: by a pointer to it; and of what a pointer points to, whose
+ * type ARI_OWNER has given `by` as its end, NULL included. */
 #define ARI_ENDED(by) __attribute__((cleanup(by)))
+#define ARI_OWNED_BY(by) __attribute__((cleanup(by##_owned)))
+#define ARI_OWNER(type, by)                       \
+    static inline void by##_owned(type **pointer) \
+    {                                             \
+        by(*pointer);                             \
+    }
+/* Gives the caller what a function owned, which then is not ended with its block. */
+#define ARI_GIVE(gives, owned) \
+    do {                       \
+        *(gives) = (owned);    \
+        (owned) = NULL;        \
+    } while (0)
 
 /* Memory that many temporaries take and that ends at once: its blocks, the newest first. Of one thread. */
 typedef struct ari_arena {
@@ -45,6 +58,11 @@ AR_NODISCARD ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity
 #define ARI_GROW_IN(a, list, capacity, count, what) ari_arena_grow(a, list, capacity, count, sizeof **(list), what)
 /** Frees what was taken since a->last was this; NULL: all. */
 void ari_arena_end(ari_arena *a, void *last);
+/** Frees all. */
+static inline void ari_arena_free(ari_arena *a)
+{
+    ari_arena_end(a, NULL);
+}
 
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */

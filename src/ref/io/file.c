@@ -89,6 +89,12 @@ ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
     return AR_OK;
 }
 
+void ari_file_close(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
 ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path)
 {
     size_t done = 0;

@@ -29,6 +29,8 @@ AR_NODISCARD ar_status ari_file_is_in(bool *is, const char *folder, const char *
 /** Opens a regular file for reading and gives its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */
 AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);
+/** Closes *fd, unless it is -1. */
+void ari_file_close(const int *fd);
 
 /** Reads exactly `bytes` bytes from `offset`. Errors: AR_ERR_IO, also where the file became shorter meanwhile. */
 AR_NODISCARD ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path);

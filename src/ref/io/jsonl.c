@@ -77,15 +77,13 @@ static ar_status add_object(reader *r, const json_t *object)
 static ar_status add_line(reader *r, const char *line, size_t length)
 {
     char name[400];
-    json_t *object = NULL;
+    json_auto_t *object = NULL;
     r->line++;
     if (strspn(line, " \t\r\n") >= length)
         return AR_OK;
     snprintf(name, sizeof name, "%s: line %zu", ARI_SHOW(r->path), r->line);
     AR_TRY(ari_json_parse(&object, line, length, name));
-    const ar_status st = add_object(r, object);
-    json_decref(object);
-    return st;
+    return add_object(r, object);
 }
 
 ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *path)

@@ -322,11 +322,9 @@ static ar_status add_tensor(const reader *r, char *name, const slice *value)
                             ARI_SHOW(r->path), ARI_SHOW(name), value->end - value->begin, ARI_ST_MAX_DESCRIPTION);
     if (value->negative_zero)
         return bad_field(r, name, "-0 is not a size");
-    json_t *fields = NULL;
+    json_auto_t *fields = NULL;
     AR_TRY(parse_slice(r, value, &fields));
-    const ar_status st = read_fields(r, item, fields);
-    json_decref(fields);
-    return st;
+    return read_fields(r, item, fields);
 }
 
 /* --- the whole header --------------------------------------------------------------------------------------------- */

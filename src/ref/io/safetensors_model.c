@@ -9,6 +9,8 @@
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
+ARI_OWNER(ar_st_model, ar_st_model_close)
+
 typedef struct shard {
     const char *name; /* borrowed from the index */
     char *path;
@@ -137,46 +139,37 @@ static bool exists(const char *path)
 
 ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
 {
-    ar_status st = AR_OK;
     struct stat info;
     ARI_OWNED char *single = NULL, *index = NULL;
     *gives = NULL;
     if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
-    ar_st_model *m = NULL;
+    ARI_OWNED_BY(ar_st_model_close) ar_st_model *m = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model's files"));
-    AR_TRY_TO(done, st, ari_file_path(&single, folder, ARI_ST_SINGLE));
-    AR_TRY_TO(done, st, ari_file_path(&index, folder, ARI_ST_INDEX));
+    AR_TRY(ari_file_path(&single, folder, ARI_ST_SINGLE));
+    AR_TRY(ari_file_path(&index, folder, ARI_ST_INDEX));
     if (exists(single)) /* as the official loader: one file goes before an index */
-        AR_TRY_TO(done, st, ar_st_open(&m->single, single));
+        AR_TRY(ar_st_open(&m->single, single));
     else if (exists(index))
-        AR_TRY_TO(done, st, open_index(m, folder, index));
+        AR_TRY(open_index(m, folder, index));
     else
-        goto done;
+        return AR_OK;
     m->single_path = m->single != NULL ? single : NULL;
     single = m->single != NULL ? NULL : single;
-    *gives = m;
-    m = NULL;
-done:
-    ar_st_model_close(m);
-    return st;
+    ARI_GIVE(gives, m);
+    return AR_OK;
 }
 
 ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
 {
     const char *slash = strrchr(path, '/');
     ARI_OWNED char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
-    ar_st_model *m = calloc(1, sizeof *m);
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_st_model_close) ar_st_model *m = calloc(1, sizeof *m);
     if (folder == NULL || m == NULL)
-        st = ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
-    else
-        st = open_index(m, folder, path);
-    if (st == AR_OK)
-        *gives = m;
-    else
-        ar_st_model_close(m);
-    return st;
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
+    AR_TRY(open_index(m, folder, path));
+    ARI_GIVE(gives, m);
+    return AR_OK;
 }
 
 void ar_st_model_close(ar_st_model *m)

@@ -94,23 +94,17 @@ static ar_status save_index(const char *folder, json_t *map, size_t total)
 ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
                             size_t shards)
 {
-    ar_status st = AR_OK;
     size_t total = 0;
     AR_TRY(check_single(folder));
-    json_t *map = json_object();
+    json_auto_t *map = json_object();
     ARI_OWNED const ar_st_tensor **sorted = calloc(n + 1, sizeof(const ar_st_tensor *));
-    if (sorted == NULL || map == NULL) {
-        st = no_memory(folder);
-        goto done;
-    }
+    if (sorted == NULL || map == NULL)
+        return no_memory(folder);
     for (size_t i = 0; i < n; i++) {
         size_t bytes = 0;
-        AR_TRY_TO(done, st, ari_st_tensor_bytes(&bytes, &tensors[i]));
-        AR_TRY_TO(done, st, ari_add_size(&total, total, bytes));
+        AR_TRY(ari_st_tensor_bytes(&bytes, &tensors[i]));
+        AR_TRY(ari_add_size(&total, total, bytes));
     }
-    AR_TRY_TO(done, st, fill_map(map, sorted, n, tensors, shard, shards, folder));
-    st = save_index(folder, map, total);
-done:
-    json_decref(map);
-    return st;
+    AR_TRY(fill_map(map, sorted, n, tensors, shard, shards, folder));
+    return save_index(folder, map, total);
 }

@@ -7,6 +7,8 @@
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
+ARI_OWNER(ar_st_writer, ar_st_writer_discard)
+
 /* The official library's order: the dtype table from its end, then names in byte order. */
 static int compare_tensors(const void *a, const void *b)
 {
@@ -165,20 +167,16 @@ static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, 
 ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                             const char *const *metadata, size_t n_meta)
 {
-    ar_status st = AR_OK;
     size_t length = 0;
     ARI_OWNED const ar_st_tensor **order = NULL;
-    ar_st_writer *w = NULL;
+    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
+    AR_TRY(ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
     w->n = n;
-    AR_TRY_TO(done, st, begin_file(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
-    AR_TRY_TO(done, st, place_tensors(w, order, tensors, length));
-    *gives = w;
-    w = NULL;
-done:
-    ar_st_writer_discard(w);
-    return st;
+    AR_TRY(begin_file(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY(place_tensors(w, order, tensors, length));
+    ARI_GIVE(gives, w);
+    return AR_OK;
 }
 
 ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
@@ -253,18 +251,14 @@ static ar_status put_all(ari_atomic_file *out, const ar_st_tensor *const *order,
 ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
-    ar_status st = AR_OK;
-    ari_atomic_file *out = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     size_t length = 0;
     ARI_OWNED const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
-    AR_TRY_TO(done, st, begin_file(&out, &order, &length, path, tensors, n, metadata, n_meta));
-    AR_TRY_TO(done, st, put_all(out, order, n));
-    *gives = out;
-    out = NULL;
-done:
-    ari_atomic_file_discard(out);
-    return st;
+    AR_TRY(begin_file(&out, &order, &length, path, tensors, n, metadata, n_meta));
+    AR_TRY(put_all(out, order, n));
+    ARI_GIVE(gives, out);
+    return AR_OK;
 }
 
 ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,

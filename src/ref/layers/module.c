@@ -96,14 +96,11 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
 
 ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name, ar_held tap)
 {
-    ar_module *m = NULL;
+    ARI_OWNED ar_module *m = NULL;
     AR_TRY(ari_alloc_zero((void **)&m, 1, bytes, name));
-    const ar_status st = ar_module_init(m, ops, name, tap);
-    if (st == AR_OK)
-        *gives = m;
-    else
-        free(m);
-    return st;
+    AR_TRY(ar_module_init(m, ops, name, tap));
+    ARI_GIVE(gives, m);
+    return AR_OK;
 }
 
 ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)

@@ -8,7 +8,12 @@
 #include "anyrank/loss.h"
 #include "anyrank/parallel.h"
 #include "ref/context/context.h"
+#include "ref/core/size.h"
 #include "ref/placement/ledger.h"
+
+ARI_OWNER(ar_loss, ar_loss_destroy)
+ARI_OWNER(ar_module, ar_module_destroy)
+ARI_OWNER(ar_saved, ar_saved_destroy)
 
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place); of
  * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */

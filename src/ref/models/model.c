@@ -11,6 +11,8 @@
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
 
+ARI_OWNER(ar_model, ar_model_destroy)
+
 enum {
     OUTER = 8
 }; /* modules besides the blocks, at most: an embedding, a norm, heads, where a chain of blocks begins */
@@ -209,7 +211,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
                                       .experts = balance == AR_BALANCE_LAYERS ? c->experts.n : 0},
                           .fresh = true,
                           .depths = c->mtp}};
-    ar_model *m = NULL;
+    ARI_OWNED_BY(ar_model_destroy) ar_model *m = NULL;
     k.sequence = ar_plan_by_tokens(k.plan, tp, ari_ctx_sp(ctx));
     AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(&ctx->layout) ? 1 : tp, k.plan));
     AR_TRY(check_pipeline(ctx, c));
@@ -218,12 +220,9 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model"));
     m->config = *c;
     ctx->layers = c->layers;
-    const ar_status st = create_list(m, &k);
-    if (st == AR_OK)
-        *gives = m;
-    else
-        ar_model_destroy(m);
-    return st;
+    AR_TRY(create_list(m, &k));
+    ARI_GIVE(gives, m);
+    return AR_OK;
 }
 
 void ar_model_destroy(ar_model *m)

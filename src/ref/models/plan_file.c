@@ -348,20 +348,16 @@ done:
 
 ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name)
 {
-    json_t *o = NULL;
+    json_auto_t *o = NULL;
     AR_TRY(ari_json_parse(&o, text, length, name));
-    const ar_status st = read_plan(p, o, name);
-    json_decref(o);
-    return st;
+    return read_plan(p, o, name);
 }
 
 ar_status ar_plan_load(ar_plan *p, const char *path)
 {
-    json_t *o = NULL;
+    json_auto_t *o = NULL;
     AR_TRY(ari_json_load(&o, path));
-    const ar_status st = read_plan(p, o, path);
-    json_decref(o);
-    return st;
+    return read_plan(p, o, path);
 }
 
 /* --- back into JSON ----------------------------------------------------------------------------------------------- */

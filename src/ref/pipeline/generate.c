@@ -68,8 +68,7 @@ static ar_status fill_rank(ar_pipeline_schedule *s, ar_pp_schedule kind, int ran
 ar_status ar_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks, int virtual_stages,
                                       int micro_batches)
 {
-    ar_status st = AR_OK;
-    ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     if ((unsigned)kind >= AR_PP_SCHEDULES)
         return ar_error_set(AR_ERR_ARG, "schedule %d, expected 0 (1f1b) to %d", (int)kind, AR_PP_SCHEDULES - 1);
     if (ranks < 1 || ranks > AR_MAX_STAGES || virtual_stages < 1 || virtual_stages > AR_MAX_STAGES)
@@ -80,13 +79,10 @@ ar_status ar_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedu
                             virtual_stages, ar_pp_schedule_name(kind));
     AR_TRY(ari_schedule_begin(&s, (ar_pipeline_shape){ranks, ranks * virtual_stages, micro_batches}));
     for (int r = 0; r < ranks; r++)
-        AR_TRY_TO(failed, st, fill_rank(s, kind, r));
-    AR_TRY_TO(failed, st, ari_schedule_add_transfers(s));
-    *gives = s;
+        AR_TRY(fill_rank(s, kind, r));
+    AR_TRY(ari_schedule_add_transfers(s));
+    ARI_GIVE(gives, s);
     return AR_OK;
-failed:
-    ar_pipeline_schedule_destroy(s);
-    return st;
 }
 
 /* --- of one's own ------------------------------------------------------------------------------------------------- */
@@ -120,14 +116,10 @@ ar_status ari_schedule_finish(ar_pipeline_schedule *s)
 ar_status ar_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
                                    const ar_pp_operation *const *lists, const size_t *counts)
 {
-    ar_status st = AR_OK;
-    ar_pipeline_schedule *s = NULL;
-    AR_TRY_TO(done, st, ari_schedule_begin(&s, shape));
-    AR_TRY_TO(done, st, copy_lists(s, lists, counts));
-    AR_TRY_TO(done, st, ari_schedule_finish(s));
-    *gives = s;
-    s = NULL;
-done:
-    ar_pipeline_schedule_destroy(s);
-    return st;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    AR_TRY(ari_schedule_begin(&s, shape));
+    AR_TRY(copy_lists(s, lists, counts));
+    AR_TRY(ari_schedule_finish(s));
+    ARI_GIVE(gives, s);
+    return AR_OK;
 }

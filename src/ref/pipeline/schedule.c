@@ -30,8 +30,7 @@ const char *ar_pp_kind_name(ar_pp_kind k)
 
 ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape)
 {
-    ar_status st = AR_OK;
-    ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     if (shape.ranks < 1 || shape.stages < 1 || shape.micro_batches < 1)
         return ar_error_set(AR_ERR_ARG, "a pipeline of %d ranks, %d stages, %d micro-batches: each is at least 1",
                             shape.ranks, shape.stages, shape.micro_batches);
@@ -45,12 +44,9 @@ ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape sha
                             shape.stages, shape.micro_batches, AR_MAX_STAGE_MICRO_BATCHES);
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, "a schedule"));
     s->shape = shape;
-    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&s->of, (size_t)shape.ranks, "a schedule"));
-    *gives = s;
+    AR_TRY(ARI_ALLOC_ZERO(&s->of, (size_t)shape.ranks, "a schedule"));
+    ARI_GIVE(gives, s);
     return AR_OK;
-failed:
-    ar_pipeline_schedule_destroy(s);
-    return st;
 }
 
 ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro)

@@ -3,6 +3,9 @@
 #define ARI_PIPELINE_SCHEDULE_H
 
 #include "anyrank/schedule.h"
+#include "ref/core/size.h"
+
+ARI_OWNER(ar_pipeline_schedule, ar_pipeline_schedule_destroy)
 
 /* Operations of a rank, as they are put together. */
 typedef struct ari_pp_list {

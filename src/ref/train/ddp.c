@@ -15,6 +15,8 @@
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 
+ARI_OWNER(ar_ddp, ar_ddp_destroy)
+
 ar_ddp_options ar_ddp_defaults(void)
 {
     return (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES};
@@ -205,7 +207,7 @@ static ar_status init_ddp(ar_ddp *d)
 static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params,
                             size_t n, const ar_ddp_options *o)
 {
-    ar_ddp *d = NULL;
+    ARI_OWNED_BY(ar_ddp_destroy) ar_ddp *d = NULL;
     ar_status st = check_options(o);
     if (st == AR_OK)
         st = ari_ddp_check_hook(ctx, o);
@@ -222,17 +224,14 @@ static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_mo
     d->n = n;
     d->sync = true;
     snprintf(d->name, sizeof d->name, "%s", name && name[0] ? name : "ddp");
-    AR_TRY_TO(failed, st, ar_module_init(&d->base, &ari_ddp_ops, d->name, AR_HELD_UNKNOWN));
+    AR_TRY(ar_module_init(&d->base, &ari_ddp_ops, d->name, AR_HELD_UNKNOWN));
     d->stage = o->zero > 1 && ar_comm_size(ctx->shard) == 1 ? 1 : o->zero;
     ari_span_begin("%s: data parallelism", d->name);
-    AR_TRY_TO(failed, st, ari_span_end(init_ddp(d)));
+    AR_TRY(ari_span_end(init_ddp(d)));
     d->options.unit = NULL; /* the caller's, of which nothing is looked at any more */
     d->options.units = 0;
-    *gives = d;
+    ARI_GIVE(gives, d);
     return AR_OK;
-failed:
-    ar_ddp_destroy(d);
-    return st;
 }
 
 ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params, size_t n,

@@ -258,23 +258,20 @@ ar_status ari_gradients_share_findings(ar_gradients *g)
     const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
     ARI_OWNED uint64_t *count = NULL, *found = NULL;
     size_t most = 0;
-    ar_status st = AR_OK;
     if (ranks == 1)
         return AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&count, ranks, "numbers of findings"));
+    AR_TRY(ARI_ALLOC_ZERO(&count, ranks, "numbers of findings"));
     count[me] = g->findings;
-    AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, count, 1, tag));
+    AR_TRY(ari_gather_words(g->ctx, over, count, 1, tag));
     for (size_t r = 0; r < ranks; r++)
         most = count[r] > most ? (size_t)count[r] : most;
     if (most == 0)
-        goto done;
-    AR_TRY_TO(done, st, ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
     for (size_t i = 0; i < g->findings; i++)
         memcpy(found + (me * most + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
-    AR_TRY_TO(done, st, ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
-    st = take_findings(g, found, count, ranks, most);
-done:
-    return st;
+    AR_TRY(ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
+    return take_findings(g, found, count, ranks, most);
 }
 
 /* --- as text ------------------------------------------------------------------------------------------------------ */

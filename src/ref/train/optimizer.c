@@ -8,6 +8,8 @@
 #include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 
+ARI_OWNER(ar_optimizer, ar_optimizer_destroy)
+
 static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 {
     for (size_t i = 0; i < o->n; i++) {
@@ -31,19 +33,15 @@ static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, const ar_op
 ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                               const ar_optimizer_options *o)
 {
-    ar_optimizer *made = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(create_optimizer(&made, ctx, o));
-    AR_TRY_TO(failed, st, ARI_ALLOC(&made->states, n, "an optimizer's parameters"));
+    AR_TRY(ARI_ALLOC(&made->states, n, "an optimizer's parameters"));
     for (size_t i = 0; i < n; i++) {
         if (params[i]->requires_grad)
-            AR_TRY_TO(failed, st, add_param(made, ctx, params[i]));
+            AR_TRY(add_param(made, ctx, params[i]));
     }
-    *gives = made;
+    ARI_GIVE(gives, made);
     return AR_OK;
-failed:
-    ar_optimizer_destroy(made);
-    return st;
 }
 
 ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)

@@ -12,6 +12,8 @@
 #include "ref/train/step.h"
 #include "ref/train/units.h"
 
+ARI_OWNER(ar_pipeline_schedule, ar_pipeline_schedule_destroy)
+
 /* The values that pass a stage, forward or backward. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
 typedef struct flow {
@@ -335,16 +337,12 @@ static void destroy_pipeline(pipeline *p)
 ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
                            const ar_train_options *o, ar_train_result *result)
 {
-    ar_pipeline_schedule *all = NULL;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *all = NULL;
+    ARI_ENDED(destroy_pipeline)
     pipeline p = {.trained = trained, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
     AR_TRY(ar_parallel_schedule(&all, &o->parallel));
     p.schedule = ar_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
-    ar_status st = ari_ctx_transfers(ctx, &p.transfers);
-    if (st == AR_OK)
-        st = ARI_ALLOC_ZERO(&p.slots, (size_t)ctx->layout.virtual_stages * n, "micro-batches in stages");
-    if (st == AR_OK)
-        st = run_schedule(&p);
-    destroy_pipeline(&p);
-    ar_pipeline_schedule_destroy(all);
-    return st;
+    AR_TRY(ari_ctx_transfers(ctx, &p.transfers));
+    AR_TRY(ARI_ALLOC_ZERO(&p.slots, (size_t)ctx->layout.virtual_stages * n, "micro-batches in stages"));
+    return run_schedule(&p);
 }

@@ -219,24 +219,19 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, co
 
 ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
 {
-    ar_check_report *r = NULL;
-    ari_check_base base = {.weights = NULL};
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *r = NULL;
+    ARI_ENDED(ari_check_base_fini) ari_check_base base = {.weights = NULL};
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
-    AR_TRY_TO(done, st, begin_report(r, o));
-    AR_TRY_TO(done, st, ari_check_base_init(&base, o, &r->config, r->folder));
-    AR_TRY_TO(done, st, describe_baseline(r, &base));
+    AR_TRY(begin_report(r, o));
+    AR_TRY(ari_check_base_init(&base, o, &r->config, r->folder));
+    AR_TRY(describe_baseline(r, &base));
     if (o->dump)
-        AR_TRY_TO(done, st, dump_reference(r, o, &base));
+        AR_TRY(dump_reference(r, o, &base));
     if (o->gradcheck)
-        AR_TRY_TO(done, st, run_gradcheck(r, o, &base));
-    AR_TRY_TO(done, st, run_layouts(r, o, &base));
-    *gives = r;
-    r = NULL;
-done:
-    ari_check_base_fini(&base);
-    ar_check_report_destroy(r);
-    return st;
+        AR_TRY(run_gradcheck(r, o, &base));
+    AR_TRY(run_layouts(r, o, &base));
+    ARI_GIVE(gives, r);
+    return AR_OK;
 }
 
 typedef struct listing {
@@ -258,7 +253,7 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
 {
     char folder[512];
     ar_config c;
-    int64_t *ids = NULL;
+    ARI_OWNED int64_t *ids = NULL;
     double unused = 0.0;
     ari_estimate e;
     listing l = {emit, user};
@@ -276,9 +271,7 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
                                    .steps = o->run.steps > 0 ? 1 : 0,
                                    .optimizer = o->run.optimizer,
                                    .clip = o->run.clip};
-    const ar_status st = ar_baseline_run(&c, &b, &batch, &unused);
-    free(ids);
-    return st;
+    return ar_baseline_run(&c, &b, &batch, &unused);
 }
 
 void ar_check_report_destroy(ar_check_report *r)

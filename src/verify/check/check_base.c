@@ -152,22 +152,19 @@ ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
 {
     const size_t steps = ari_run_steps(&o->run);
     measuring m = {.ref = &b->ref, .error = NOTHING_MEASURED};
-    double *losses = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED double *losses = NULL;
     b->max_error_vs_f64 = NAN;
     AR_TRY(ARI_ALLOC_ZERO(&losses, steps, "losses"));
-    AR_TRY_TO(done, st, run_exact(b, o, losses));
+    AR_TRY(run_exact(b, o, losses));
     for (size_t i = 0; i < steps; i++)
         b->loss[i] = (float)losses[i];
     if (o->run.numerics == AR_NUMERICS_NATIVE)
-        AR_TRY_TO(done, st, allow_differences(b, &m, o));
+        AR_TRY(allow_differences(b, &m, o));
     else if (!o->skip_f64)
-        AR_TRY_TO(done, st, run_binary64(&m, b, o, losses));
+        AR_TRY(run_binary64(&m, b, o, losses));
     if (!o->skip_f64 && !(m.error < 0.0))
         b->max_error_vs_f64 = m.error;
-done:
-    free(losses);
-    return st;
+    return AR_OK;
 }
 
 /* --- where ranks are processes ------------------------------------------------------------------------------------ */

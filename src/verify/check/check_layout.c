@@ -136,20 +136,15 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */
         AR_TRY(ari_check_routed(&routed, &b->ref, &traffic));
     AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
-    ari_dump_ranks dump = {.ranks = 0};
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_dump_ranks_fini) ari_dump_ranks dump = {.ranks = 0};
     if (o->dump) {
-        AR_TRY_TO(done, st, ari_dump_ranks_create(&dump, p, NULL));
+        AR_TRY(ari_dump_ranks_create(&dump, p, NULL));
         cluster.tap = ar_dump_listener_tap;
         cluster.tap_user = dump.user;
     }
-    AR_TRY_TO(done, st, run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
-    AR_TRY_TO(done, st, run_again(run, &b->ref, &cluster, &dump));
-    AR_TRY_TO(done, st, explain_bytes(run, &cluster));
-    AR_TRY_TO(done, st, traffic_in_bf16(&run->bytes_bf16, &traffic));
-    if (o->dump)
-        st = write_dump(run, b, o, &dump);
-done:
-    ari_dump_ranks_fini(&dump);
-    return st;
+    AR_TRY(run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
+    AR_TRY(run_again(run, &b->ref, &cluster, &dump));
+    AR_TRY(explain_bytes(run, &cluster));
+    AR_TRY(traffic_in_bf16(&run->bytes_bf16, &traffic));
+    return o->dump ? write_dump(run, b, o, &dump) : AR_OK;
 }

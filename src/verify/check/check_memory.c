@@ -95,11 +95,9 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
 ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                            const ar_rank_memory *counted)
 {
-    ar_device *like = NULL;
+    ARI_OWNED_BY(ar_device_destroy) ar_device *like = NULL;
     run->has_memory_predicted = is_predicted(o);
     if (run->has_memory_predicted && o->run.device.kind != AR_DEVICE_CPU)
         AR_TRY(ar_device_create(&like, &o->run.device, 1));
-    const ar_status st = check_ranks(run, ref, o, counted, like);
-    ar_device_destroy(like);
-    return st;
+    return check_ranks(run, ref, o, counted, like);
 }

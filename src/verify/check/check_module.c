@@ -68,7 +68,7 @@ static ar_status keep_tensor(void *user, const ar_tap_event *e)
 {
     ari_reference *ref = user;
     const ar_layout *o = e->layout;
-    double *full = NULL;
+    ARI_OWNED double *full = NULL;
     size_t count = 1;
     for (int d = 0; d < o->ndim; d++)
         AR_TRY(ari_mul_size(&count, count, o->shape[d]));
@@ -80,9 +80,7 @@ static ar_status keep_tensor(void *user, const ar_tap_event *e)
     AR_TRY(ARI_ALLOC_ZERO(&full, count, e->name));
     ari_for_each_run(e->local, o, copy_run, full);
     ari_reference_begin(ref, (int)e->step);
-    const ar_status st = ari_reference_emit(ref, e->name, e->pass, o->ndim, o->shape, full);
-    free(full);
-    return st;
+    return ari_reference_emit(ref, e->name, e->pass, o->ndim, o->shape, full);
 }
 
 static ari_cluster_options cluster_of(const module_run *run)
@@ -145,33 +143,27 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
 
 ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, const ar_check_module_options *o)
 {
-    ar_check_report *r = NULL;
-    ar_batch *batch = NULL;
-    ari_reference ref = {0};
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *r = NULL;
+    ARI_OWNED ar_batch *batch = NULL;
+    ARI_ENDED(ari_reference_fini) ari_reference ref = {0};
     AR_TRY(ari_module_options_check(c, o));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r, 1, "a report"));
+    AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->config.name, sizeof r->config.name, "%s", c->name);
-    AR_TRY_TO(done, st, ari_module_batches(&batch, c, ari_run_steps(&o->run)));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->loss, ari_run_steps(&o->run), "losses"));
+    AR_TRY(ari_module_batches(&batch, c, ari_run_steps(&o->run)));
+    AR_TRY(ARI_ALLOC_ZERO(&r->loss, ari_run_steps(&o->run), "losses"));
     r->fresh = true;
     r->batch = batch->batch;
     r->seq = 1;
     r->steps = (int)o->run.steps;
     r->max_error_vs_f64 = NAN;
     const module_run one = {.c = c, .o = o, .batch = batch};
-    AR_TRY_TO(done, st, run_one_rank(&ref, r->loss, &one));
+    AR_TRY(run_one_rank(&ref, r->loss, &one));
     for (size_t i = 0; i < ref.count; i++)
         r->parameters += ref.tensor[i].pass == 'i' ? ref.tensor[i].count : 0;
-    AR_TRY_TO(done, st, ari_check_describe(r, &ref));
-    AR_TRY_TO(done, st, run_layouts(r, &ref, &one));
-    *gives = r;
-    r = NULL;
-done:
-    ari_reference_fini(&ref);
-    free(batch);
-    ar_check_report_destroy(r);
-    return st;
+    AR_TRY(ari_check_describe(r, &ref));
+    AR_TRY(run_layouts(r, &ref, &one));
+    ARI_GIVE(gives, r);
+    return AR_OK;
 }
 
 /* --- in words ----------------------------------------------------------------------------------------------------- */

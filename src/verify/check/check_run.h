@@ -6,10 +6,13 @@
 #include "anyrank/check_module.h"
 #include "plan/lint.h"
 #include "planner/estimate.h"
+#include "ref/core/size.h"
 #include "ref/placement/ledger.h"
 #include "run/cluster_run.h"
 #include "run/run.h"
 #include "verify/check/compare.h"
+
+ARI_OWNER(ar_check_report, ar_check_report_destroy)
 
 /** Estimates a whole check by its largest layout. Errors: those of ar_parallel_check, of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);

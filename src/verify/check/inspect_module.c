@@ -9,6 +9,8 @@
 #include "ref/core/text.h"
 #include "verify/check/check_run.h"
 
+ARI_OWNER(ar_module_inspection, ar_module_inspection_destroy)
+
 static const char *pass_of(const ari_ledger_record *r)
 {
     return r->pass == 'b' ? "backward" : "forward";
@@ -110,47 +112,37 @@ static ar_status note_ranks(ari_ledger *w, const ari_cluster_options *o)
 static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options *o)
 {
     ari_cluster_options own = *o;
-    ari_ledger unread = {.pass = 'f'};
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_ledger_fini) ari_ledger unread = {.pass = 'f'};
     own.ledger = &unread;
-    for (int r = 0; r < ar_parallel_world(&m->parallel) && st == AR_OK; r++) {
+    for (int r = 0; r < ar_parallel_world(&m->parallel); r++) {
         ari_dry_memory dry;
         unread.values = unread.records = 0;
-        st = ari_cluster_dry(&dry, &own, r, NULL);
-        if (st != AR_OK)
-            break;
+        AR_TRY(ari_cluster_dry(&dry, &own, r, NULL));
         m->bytes += dry.bytes;
         ari_memory_raise(&m->memory, &dry.rank);
     }
-    ari_ledger_fini(&unread);
-    return st;
+    return AR_OK;
 }
 
 ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *c, const ar_run *run)
 {
     const ar_check_module_options o = {.run = *run, .parallel = &run->parallel, .layouts = 1};
-    ar_module_inspection *m = NULL;
-    ar_batch *batch = NULL;
-    ari_ledger w = {.pass = 'f'};
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_module_inspection_destroy) ar_module_inspection *m = NULL;
+    ARI_OWNED ar_batch *batch = NULL;
+    ARI_ENDED(ari_ledger_fini) ari_ledger w = {.pass = 'f'};
     AR_TRY(ari_module_options_check(c, &o));
     AR_TRY(ar_parallel_check_ranks(&run->parallel));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m, 1, "an inspection"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&m->lint, 1, "the report of lint"));
-    AR_TRY_TO(done, st, ari_module_batches(&batch, c, ari_run_steps(run)));
+    AR_TRY(ARI_ALLOC_ZERO(&m, 1, "an inspection"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->lint, 1, "the report of lint"));
+    AR_TRY(ari_module_batches(&batch, c, ari_run_steps(run)));
     snprintf(m->name, sizeof m->name, "%s", c->name);
     m->parallel = run->parallel;
     const ari_cluster_options cluster = {.run = *run, .batch = batch, .module = c};
-    AR_TRY_TO(done, st, note_ranks(&w, &cluster));
-    AR_TRY_TO(done, st, take_operations(m, &w));
-    AR_TRY_TO(done, st, count_ranks(m, &cluster));
-    *gives = m;
-    m = NULL;
-done:
-    ari_ledger_fini(&w);
-    free(batch);
-    ar_module_inspection_destroy(m);
-    return st;
+    AR_TRY(note_ranks(&w, &cluster));
+    AR_TRY(take_operations(m, &w));
+    AR_TRY(count_ranks(m, &cluster));
+    ARI_GIVE(gives, m);
+    return AR_OK;
 }
 
 void ar_module_inspection_destroy(ar_module_inspection *m)

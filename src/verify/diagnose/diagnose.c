@@ -341,8 +341,6 @@ static ar_status diagnose(ari_diagnosis *out, const ari_difference *given, ari_a
 
 ar_status ari_diagnose(ari_diagnosis *out, const ari_difference *given)
 {
-    ari_arena arena = {NULL};
-    const ar_status st = diagnose(out, given, &arena);
-    ari_arena_end(&arena, NULL);
-    return st;
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    return diagnose(out, given, &arena);
 }

@@ -411,8 +411,6 @@ static ar_status explain(ar_verify_row *row, const ar_dump_tensor *reference, co
 ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
                       const ari_explain_case *known)
 {
-    ari_arena arena = {NULL};
-    const ar_status st = explain(row, reference, other, known, &arena);
-    ari_arena_end(&arena, NULL);
-    return st;
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    return explain(row, reference, other, known, &arena);
 }

@@ -311,10 +311,7 @@ ar_status ar_verify_html(const ar_verify_report *r, const char *path)
 {
     if (!r || !path)
         return ar_error_set(AR_ERR_ARG, "ar_verify_html: no %s", r ? "path" : "report");
-    json_t *report;
-    ar_status st = report_of(&report, r);
-    if (st == AR_OK)
-        st = ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);
-    json_decref(report);
-    return st;
+    json_auto_t *report = NULL;
+    AR_TRY(report_of(&report, r));
+    return ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);
 }

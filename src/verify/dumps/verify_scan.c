@@ -548,10 +548,7 @@ static ar_status scan(pass *p, ari_arena *own)
 
 ar_status ari_verify_scan(ari_verifying *v)
 {
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    ari_arena own = {NULL};
-    const ar_status st = scan(&(pass){.v = v, .lock = &lock}, &own);
-    ari_arena_end(&own, NULL);
-    pthread_mutex_destroy(&lock);
-    return st;
+    ARI_ENDED(pthread_mutex_destroy) pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    ARI_ENDED(ari_arena_free) ari_arena own = {NULL};
+    return scan(&(pass){.v = v, .lock = &lock}, &own);
 }

@@ -248,11 +248,9 @@ static ar_status unwrap(ari_verifying *v, side *s)
 
 ar_status ari_verify_unwrap(ari_verifying *v)
 {
-    ari_arena arena = {NULL};
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
     side s[2] = {{.arena = &arena}, {.arena = &arena}};
     if (ar_dump_count(v->dump[0]) == 0 || ar_dump_count(v->dump[1]) == 0)
         return AR_OK; /* ari_verify_match refuses it */
-    const ar_status st = unwrap(v, s);
-    ari_arena_end(&arena, NULL);
-    return st;
+    return unwrap(v, s);
 }

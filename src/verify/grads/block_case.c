@@ -9,6 +9,7 @@
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "ref/layers/parts.h"
 
 /* A tensor of inputs.safetensors, the parameter it is, and which sizes of the config its shape has. */
 typedef enum extent { END, BATCH, SEQ, HIDDEN, QUERIES, KEYS, FFN } extent;
@@ -81,7 +82,7 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
 {
     enum { LARGEST = 1 << 24 };
     char path[600];
-    json_t *json = NULL;
+    json_auto_t *json = NULL;
     snprintf(path, sizeof path, "%.580s/case.json", folder);
     AR_TRY(ari_json_load(&json, path));
     const ari_json_at at = {json, path, AR_ERR_CONFIG};
@@ -96,27 +97,22 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
                      .causal = true,
                      .max_positions = SIZE_MAX};
     snprintf(c->name, sizeof c->name, "%.60s", folder);
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_json_size(&at, "batch", 1, LARGEST, &b->batch.batch));
-    AR_TRY_TO(done, st, ari_json_size(&at, "seq", 1, LARGEST, &b->batch.seq));
-    AR_TRY_TO(done, st, ari_json_size(&at, "hidden", 1, LARGEST, &c->hidden));
-    AR_TRY_TO(done, st, ari_json_size(&at, "heads", 1, LARGEST, &c->heads));
+    AR_TRY(ari_json_size(&at, "batch", 1, LARGEST, &b->batch.batch));
+    AR_TRY(ari_json_size(&at, "seq", 1, LARGEST, &b->batch.seq));
+    AR_TRY(ari_json_size(&at, "hidden", 1, LARGEST, &c->hidden));
+    AR_TRY(ari_json_size(&at, "heads", 1, LARGEST, &c->heads));
     c->kv_heads = c->heads;
-    AR_TRY_TO(done, st, ari_json_size_or(&at, "kv_heads", 1, LARGEST, &c->kv_heads));
-    AR_TRY_TO(done, st, ari_json_size(&at, "ffn", 1, LARGEST, &c->ffn));
-    AR_TRY_TO(done, st, ari_json_bool_or(&at, "causal", &c->causal));
-    AR_TRY_TO(done, st, ari_json_real_or(&at, "eps", &c->norm_eps));
-    AR_TRY_TO(done, st, ari_json_string_or(&at, "activation", &activation));
-    AR_TRY_TO(done, st, parse_activation(&c->activation, activation, path));
-    if (c->hidden % c->heads != 0 || c->heads % c->kv_heads != 0 || c->norm_eps < 0.0) {
-        st = ar_error_set(AR_ERR_CONFIG, "%s: hidden %zu, heads %zu, kv_heads %zu, eps %g do not make a block", path,
-                          c->hidden, c->heads, c->kv_heads, c->norm_eps);
-        goto done;
-    }
+    AR_TRY(ari_json_size_or(&at, "kv_heads", 1, LARGEST, &c->kv_heads));
+    AR_TRY(ari_json_size(&at, "ffn", 1, LARGEST, &c->ffn));
+    AR_TRY(ari_json_bool_or(&at, "causal", &c->causal));
+    AR_TRY(ari_json_real_or(&at, "eps", &c->norm_eps));
+    AR_TRY(ari_json_string_or(&at, "activation", &activation));
+    AR_TRY(parse_activation(&c->activation, activation, path));
+    if (c->hidden % c->heads != 0 || c->heads % c->kv_heads != 0 || c->norm_eps < 0.0)
+        return ar_error_set(AR_ERR_CONFIG, "%s: hidden %zu, heads %zu, kv_heads %zu, eps %g do not make a block", path,
+                            c->hidden, c->heads, c->kv_heads, c->norm_eps);
     c->head_dim = c->hidden / c->heads;
-done:
-    json_decref(json);
-    return st;
+    return AR_OK;
 }
 
 static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *path, size_t i)
@@ -251,17 +247,12 @@ ar_status ari_block_case_run(void *user, ar_ctx *ctx)
     ar_block_options o;
     ar_block_split split;
     char name[96];
-    ar_module *block = NULL;
-    ar_saved *saved = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_config_block(&b->config, 0, &o, name, sizeof name));
-    AR_TRY_TO(done, st, ar_plan_block(&b->plan, &b->config, 0, sequence, &split));
+    ARI_OWNED_BY(ar_saved_destroy) ar_saved *saved = NULL;
+    ARI_OWNED_BY(ar_module_destroy) ar_module *block = NULL;
+    AR_TRY(ar_config_block(&b->config, 0, &o, name, sizeof name));
+    AR_TRY(ar_plan_block(&b->plan, &b->config, 0, sequence, &split));
     o.split = &split;
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ar_block_create(&block, ctx, name, &o));
-    AR_TRY_TO(done, st, forward_backward(b, ctx, block, saved));
-done:
-    ar_module_destroy(block);
-    ar_saved_destroy(saved);
-    return st;
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_block_create(&block, ctx, name, &o));
+    return forward_backward(b, ctx, block, saved);
 }

@@ -165,12 +165,11 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
 {
     ari_order_key *key = NULL;
     const char **name = NULL;
-    ari_arena arena = {NULL};
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
     size_t n = 0;
     long layers = LONG_MAX;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_TAKE(&key, &arena, g->count, "an execution order"));
-    AR_TRY_TO(done, st, ARI_TAKE(&name, &arena, g->count, "an execution order"));
+    AR_TRY(ARI_TAKE(&key, &arena, g->count, "an execution order"));
+    AR_TRY(ARI_TAKE(&name, &arena, g->count, "an execution order"));
     for (size_t i = 0; i < g->count; i++) {
         if (g->list[i].file == file)
             key[n++] = ari_order_of(g->list[i].full.name, NULL);
@@ -182,10 +181,7 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
     qsort(key, n, sizeof *key, compare_keys);
     for (size_t i = 0; i < n; i++)
         name[i] = key[i].name;
-    st = ari_dump_order_text(gives, name, n);
-done:
-    ari_arena_end(&arena, NULL);
-    return st;
+    return ari_dump_order_text(gives, name, n);
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
@@ -232,35 +228,27 @@ done:
 ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65])
 {
     ar_st_tensor *list = NULL;
-    ari_arena arena = {NULL};
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
     size_t n = 0;
     AR_TRY(as_tensors(g, 0, files, &arena, &list, &n));
-    const ar_status st = ari_tensors_hash(hex, list, n);
-    ari_arena_end(&arena, NULL);
-    return st;
+    return ari_tensors_hash(hex, list, n);
 }
 
 ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path, ar_sensitivity of,
                                    const char *hash)
 {
-    ari_allowance *wanted = NULL;
+    ARI_OWNED ari_allowance *wanted = NULL;
     size_t n = 0;
-    ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC(&wanted, g->count, "allowances"));
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *w = &g->list[i];
         if (!w->tap[0]) /* under its own name, which the reference has */
             continue;
         const size_t at = ari_reference_find(ref, w->tap, w->pass);
-        if (at == ref->count) {
-            st = ar_error_set(AR_ERR_INTERNAL, "the baseline did not emit %s%s", w->tap, ari_pass_suffix(w->pass));
-            goto done;
-        }
+        if (at == ref->count)
+            return ar_error_set(AR_ERR_INTERNAL, "the baseline did not emit %s%s", w->tap, ari_pass_suffix(w->pass));
         snprintf(wanted[n].name, sizeof wanted[n].name, "%s", w->full.name);
         wanted[n++].value = ref->tensor[at].allowed;
     }
-    st = ari_allowances_write(ref, wanted, n, path, of, hash);
-done:
-    free(wanted);
-    return st;
+    return ari_allowances_write(ref, wanted, n, path, of, hash);
 }

@@ -14,6 +14,8 @@
 #include "verify/faults/fault_case.h"
 #include "verify/grads/grads.h"
 
+ARI_OWNER(ari_weights, ari_weights_destroy)
+
 enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
 
 #define RANKS_NAME "ranks"
@@ -118,8 +120,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
 {
     ari_gatherer *g = taps->outputs;
     const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
-    char *order = NULL, *documents = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED char *order = NULL, *documents = NULL;
     AR_TRY(check_complete(g, o->run.fault));
     AR_TRY(ari_gather_hash(g, files, result->outputs_hash));
     result->tensors = g->count;
@@ -137,26 +138,22 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
         if (result->file[i][0])
             path[n++] = result->file[i];
     }
-    AR_TRY_TO(done, st, ari_folder_make(o->out));
-    AR_TRY_TO(done, st,
-              ari_gather_write(g, ari_dump_targets(cluster->batch), files + (o->activations ? 1 : 0), path, placement));
+    AR_TRY(ari_folder_make(o->out));
+    AR_TRY(ari_gather_write(g, ari_dump_targets(cluster->batch), files + (o->activations ? 1 : 0), path, placement));
     if (o->per_rank) {
         ari_dump_facts facts;
-        AR_TRY_TO(done, st, ari_dump_facts_of(&facts, cluster->config, &o->run, cluster->batch));
-        AR_TRY_TO(done, st, ari_documents_text(&documents, cluster->batch, 1));
+        AR_TRY(ari_dump_facts_of(&facts, cluster->config, &o->run, cluster->batch));
+        AR_TRY(ari_documents_text(&documents, cluster->batch, 1));
         ari_dump_fact(&facts, "cu_seqlens", documents);
-        AR_TRY_TO(done, st, file_path(result, RANKS_FOLDER, o, RANKS_NAME));
-        AR_TRY_TO(done, st, ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
+        AR_TRY(file_path(result, RANKS_FOLDER, o, RANKS_NAME));
+        AR_TRY(ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
     }
     if (o->sensitivity) {
-        AR_TRY_TO(done, st, file_path(result, ALLOWED_FILE, o, "allowed.safetensors"));
-        st =
-            ari_gather_write_allowed(g, sensitive, result->file[ALLOWED_FILE], o->sensitivity_of, result->outputs_hash);
+        AR_TRY(file_path(result, ALLOWED_FILE, o, "allowed.safetensors"));
+        return ari_gather_write_allowed(g, sensitive, result->file[ALLOWED_FILE], o->sensitivity_of,
+                                        result->outputs_hash);
     }
-done:
-    free(documents);
-    free(order);
-    return st;
+    return AR_OK;
 }
 
 static ari_estimate_dump dump_of(const ar_grads_options *o)
@@ -193,46 +190,35 @@ static ar_status run_and_write(ar_grads_result *result, const ar_grads_options *
 {
     static const char *const names[] = {[OUTPUTS_FILE] = "outputs.safetensors", [GRADS_FILE] = "grads.safetensors"};
     static const char *const block_names[] = {"block.safetensors"};
-    ari_grads_taps taps = {.outputs = NULL};
-    ari_reference sensitive = {0};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_grads_taps_create(&taps, g, o));
-    AR_TRY_TO(done, st, run_grads(cluster, &taps, result));
+    ARI_ENDED(ari_grads_taps_fini) ari_grads_taps taps = {.outputs = NULL};
+    ARI_ENDED(ari_reference_fini) ari_reference sensitive = {0};
+    AR_TRY(ari_grads_taps_create(&taps, g, o));
+    AR_TRY(run_grads(cluster, &taps, result));
     if (o->sensitivity)
-        AR_TRY_TO(done, st, allow_differences(&sensitive, cluster, o));
-    st = cluster->body ? write_files(result, &taps, o, cluster, block_names, 1, &sensitive)
-                       : write_files(result, &taps, o, cluster, names, 2, &sensitive);
-done:
-    ari_reference_fini(&sensitive);
-    ari_grads_taps_fini(&taps);
-    return st;
+        AR_TRY(allow_differences(&sensitive, cluster, o));
+    return cluster->body ? write_files(result, &taps, o, cluster, block_names, 1, &sensitive)
+                         : write_files(result, &taps, o, cluster, names, 2, &sensitive);
 }
 
 static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options *o)
 {
     char folder[512];
-    ari_input_batch input = {0};
-    ari_weights *weights = NULL;
-    ari_gatherer g = {0};
+    ARI_ENDED(ari_input_batch_fini) ari_input_batch input = {0};
+    ARI_OWNED_BY(ari_weights_destroy) ari_weights *weights = NULL;
+    ARI_ENDED(ari_gatherer_fini) ari_gatherer g = {0};
     ar_config *c = &result->config;
     ari_cluster_options cluster = {.run = o->run, .config = c, .batch = &input.batch};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_run_config(c, folder, sizeof folder, &o->run));
-    AR_TRY_TO(done, st, ari_input_batch_load(&input, c, o->input));
+    AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
+    AR_TRY(ari_input_batch_load(&input, c, o->input));
     memcpy(result->note, input.note, sizeof result->note);
-    AR_TRY_TO(done, st, check_case(c, &input.batch, o, &cluster.run.plan));
-    AR_TRY_TO(done, st, ari_weights_load(&weights, c, folder));
+    AR_TRY(check_case(c, &input.batch, o, &cluster.run.plan));
+    AR_TRY(ari_weights_load(&weights, c, folder));
     result->fresh = weights == NULL;
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh, input.batch.documents));
-    AR_TRY_TO(done, st, want_all(&g, c, &input.batch));
+    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh, input.batch.documents));
+    AR_TRY(want_all(&g, c, &input.batch));
     cluster.weights = weights ? ari_weights_find : NULL;
     cluster.weights_user = weights;
-    st = run_and_write(result, o, &cluster, &g);
-done:
-    ari_gatherer_fini(&g);
-    ari_weights_destroy(weights);
-    ari_input_batch_fini(&input);
-    return st;
+    return run_and_write(result, o, &cluster, &g);
 }
 
 /* Its input is given whole, and there is no step around it. */
@@ -250,21 +236,16 @@ static ar_status check_block(const ar_run *r)
 
 static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options *o)
 {
-    ari_block_case block = {0};
-    ari_gatherer g = {0};
+    ARI_ENDED(ari_block_case_fini) ari_block_case block = {0};
+    ARI_ENDED(ari_gatherer_fini) ari_gatherer g = {0};
     ari_cluster_options cluster = {
         .run = o->run, .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
-    ar_status st = AR_OK;
     AR_TRY(check_block(&o->run));
-    AR_TRY_TO(done, st, ari_block_case_load(&block, o->block));
-    AR_TRY_TO(done, st, check_case(&block.config, &block.batch, o, &block.plan));
-    AR_TRY_TO(done, st, ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false, false));
-    AR_TRY_TO(done, st, ari_block_case_want(&block, &g));
-    st = run_and_write(result, o, &cluster, &g);
-done:
-    ari_gatherer_fini(&g);
-    ari_block_case_fini(&block);
-    return st;
+    AR_TRY(ari_block_case_load(&block, o->block));
+    AR_TRY(check_case(&block.config, &block.batch, o, &block.plan));
+    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false, false));
+    AR_TRY(ari_block_case_want(&block, &g));
+    return run_and_write(result, o, &cluster, &g);
 }
 
 /* Refuses options for which a file of gradients has no place. */

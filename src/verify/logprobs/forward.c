@@ -167,21 +167,21 @@ typedef struct listener {
 static ar_status give_rows(const listener *l, const float *narrow, const double *wide)
 {
     const size_t v = l->vocab;
-    double *copy = NULL;
-    ar_status st = narrow ? ARI_ALLOC(&copy, v, "a row of logits") : AR_OK;
+    ARI_OWNED double *copy = NULL;
+    if (narrow)
+        AR_TRY(ARI_ALLOC(&copy, v, "a row of logits"));
     for (size_t i = 0; i < l->r->spans; i++) {
         const span *of = &l->r->span[i];
-        for (size_t t = 1; t < of->n && st == AR_OK; t++) {
+        for (size_t t = 1; t < of->n; t++) {
             const size_t at = of->row * l->r->batch.seq + of->start + t;
             const double *row = wide ? wide + (at - 1) * v : copy;
             for (size_t j = 0; narrow && j < v; j++)
                 copy[j] = (double)narrow[(at - 1) * v + j];
             const ari_place place = (narrow ? ari_place_of : ari_place_of_f64)(row, v, l->r->ids[at]);
-            st = l->fn(l->user, of->sequence, t, row, &place);
+            AR_TRY(l->fn(l->user, of->sequence, t, row, &place));
         }
     }
-    free(copy);
-    return st;
+    return AR_OK;
 }
 
 static ar_status hear_baseline(void *user, const char *name, char pass, int ndim, const size_t *shape,

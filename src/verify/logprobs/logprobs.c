@@ -476,8 +476,7 @@ ar_status ar_logprobs(ar_logprobs_result *result, const ar_logprobs_options *o)
 {
     *result = (ar_logprobs_result){.sequences = 0};
     AR_TRY(check_given(o));
+    ARI_ENDED(job_fini)
     job j = {.o = o, .result = result, .model = {.run = o->run, .config = &result->config, .binary64 = o->binary64}};
-    const ar_status st = run_job(&j);
-    job_fini(&j);
-    return st;
+    return run_job(&j);
 }

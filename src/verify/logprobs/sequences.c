@@ -70,35 +70,28 @@ static ar_status add_row(ari_sequences *s, const ar_batch *b, size_t row, const 
 
 static ar_status read_batch(ari_sequences *s, const ar_config *c, const char *path)
 {
-    ari_input_batch in;
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_input_batch_fini) ari_input_batch in = {0};
     AR_TRY(ari_input_batch_load(&in, c, path));
     if (in.batch.additive_mask)
-        AR_TRY_TO(done, st,
-                  ar_error_set(AR_ERR_UNSUPPORTED,
-                               "%s: attention_mask has 4 dimensions; expected [b, s] of 0 and 1, which says what is "
-                               "padding",
-                               ARI_SHOW(path)));
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: attention_mask has 4 dimensions; expected [b, s] of 0 and 1, which says what is "
+                            "padding",
+                            ARI_SHOW(path));
     if (in.batch.labels)
-        AR_TRY_TO(done, st,
-                  ar_error_set(AR_ERR_UNSUPPORTED, "%s: labels would not be looked at: each token is predicted",
-                               ARI_SHOW(path)));
-    for (size_t row = 0; row < in.batch.batch && st == AR_OK; row++)
-        st = add_row(s, &in.batch, row, path);
-done:
-    ari_input_batch_fini(&in);
-    return st;
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: labels would not be looked at: each token is predicted",
+                            ARI_SHOW(path));
+    for (size_t row = 0; row < in.batch.batch; row++)
+        AR_TRY(add_row(s, &in.batch, row, path));
+    return AR_OK;
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
 static ar_status add_text(ari_sequences *s, const char *text, size_t length, const char *where, bool given)
 {
-    json_t *value = NULL;
+    json_auto_t *value = NULL;
     AR_TRY(ari_json_parse(&value, text, length, where));
-    const ar_status st = ari_records_add(s, value, where, given);
-    json_decref(value);
-    return st;
+    return ari_records_add(s, value, where, given);
 }
 
 static bool is_blank(const char *text, size_t n)
@@ -137,14 +130,11 @@ static ar_status read_lines(ari_sequences *s, const char *text, size_t length, c
 
 static ar_status read_json(ari_sequences *s, const char *path, bool given)
 {
-    unsigned char *bytes = NULL;
+    ARI_OWNED unsigned char *bytes = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&bytes, &length, path, ARI_JSON_MAX_BYTES));
     const char *text = (const char *)bytes;
-    const ar_status st =
-        has_lines(text, length) ? read_lines(s, text, length, path, given) : add_text(s, text, length, path, given);
-    free(bytes);
-    return st;
+    return has_lines(text, length) ? read_lines(s, text, length, path, given) : add_text(s, text, length, path, given);
 }
 
 /* --- both --------------------------------------------------------------------------------------------------------- */

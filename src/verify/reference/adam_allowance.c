@@ -120,8 +120,7 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
 {
     const float *old = initial->values;
     double old_allowed = stored_off(initial, c); /* the initial values are exact but for that */
-    element *e = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED element *e = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&e, initial->count, initial->name));
     for (int t = 1; t <= c->steps; t++) {
         const size_t grad = ari_reference_find_in(ref, initial->name, 'g', t),
@@ -135,12 +134,10 @@ static ar_status allow_parameter(ari_reference *ref, const ari_ref_tensor *initi
         s.old = old;
         s.old_allowed = old_allowed;
         advance(e, &s);
-        AR_TRY_TO(done, st, keep_allowance(&old_allowed, &ref->tensor[new], e, &s, c));
+        AR_TRY(keep_allowance(&old_allowed, &ref->tensor[new], e, &s, c));
         old = ref->tensor[new].values;
     }
-done:
-    free(e);
-    return st;
+    return AR_OK;
 }
 
 /* Muon keeps no second moment of what it updates itself. */

@@ -208,7 +208,7 @@ ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)
 static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
                       float *const *values)
 {
-    ar_st_tensor *list = NULL;
+    ARI_OWNED ar_st_tensor *list = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&list, r->count, "a list to hash"));
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
@@ -218,9 +218,7 @@ static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari
         list[n] = ari_reference_entry(t, t->name);
         list[n++].data = values ? values[i] : t->values;
     }
-    const ar_status st = ari_tensors_hash(hex, list, n);
-    free(list);
-    return st;
+    return ari_tensors_hash(hex, list, n);
 }
 
 ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r, float *const *values)

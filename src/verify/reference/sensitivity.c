@@ -304,11 +304,9 @@ static bool report_progress(void *user, double fraction)
 
 static ar_status run_model(const ari_sensitivity_case *c, const ar_baseline_options *o)
 {
-    double *losses = NULL;
+    ARI_OWNED double *losses = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&losses, o->steps > 1 ? (size_t)o->steps : 1, "losses"));
-    const ar_status st = ar_baseline_run(c->config, o, c->batch, losses);
-    free(losses);
-    return st;
+    return ar_baseline_run(c->config, o, c->batch, losses);
 }
 
 static ar_status run_once(measured_run *r)
@@ -445,10 +443,9 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     const size_t count = n + ref->count;
     ari_allowance *list = NULL;
     ar_st_tensor *tensor = NULL;
-    ari_arena arena = {NULL};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_TAKE(&list, &arena, count, "allowances"));
-    AR_TRY_TO(done, st, ARI_TAKE(&tensor, &arena, count, "tensors of a file"));
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    AR_TRY(ARI_TAKE(&list, &arena, count, "allowances"));
+    AR_TRY(ARI_TAKE(&tensor, &arena, count, "tensors of a file"));
     for (size_t i = 0; i < count; i++) {
         list[i] = i < n ? more[i] : allowance_of(&ref->tensor[i - n]);
         tensor[i] = (ar_st_tensor){.name = list[i].name, .dtype = AR_F64, .data = &list[i].value};
@@ -465,8 +462,5 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
                                     safety,
                                     "anyrank.reference",
                                     hash};
-    st = ar_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
-done:
-    ari_arena_end(&arena, NULL);
-    return st;
+    return ar_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
 }

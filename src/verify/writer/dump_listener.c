@@ -249,25 +249,21 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 {
     ar_dump_value *values = NULL;
     ar_tensor *whole = NULL; /* of those whose values are whole numbers */
-    ari_arena arena = {NULL};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_TAKE(&values, &arena, l->count, "a list of a rank's tensors"));
-    AR_TRY_TO(done, st, ARI_TAKE(&whole, &arena, l->count, "a list of a rank's tensors"));
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    AR_TRY(ARI_TAKE(&values, &arena, l->count, "a list of a rank's tensors"));
+    AR_TRY(ARI_TAKE(&whole, &arena, l->count, "a list of a rank's tensors"));
     for (size_t i = 0; i < l->count; i++) {
         const ar_tensor *t = &l->list[i]->local;
         int32_t *numbers = NULL;
         ar_dump_listener_at(l, i, &values[i]);
         if (!ari_is_of_integers(values[i].name))
             continue;
-        AR_TRY_TO(done, st, ari_integers_of(&numbers, &arena, t->data.ptr, ar_tensor_count(t)));
-        AR_TRY_TO(done, st, ar_tensor_view(&whole[i], AR_I32, t->ndim, t->shape, (ar_buf){numbers}));
+        AR_TRY(ari_integers_of(&numbers, &arena, t->data.ptr, ar_tensor_count(t)));
+        AR_TRY(ar_tensor_view(&whole[i], AR_I32, t->ndim, t->shape, (ar_buf){numbers}));
         values[i].dtype = AR_I32;
         values[i].local = &whole[i];
     }
-    st = ar_dump_write(folder, place, values, l->count, metadata, n_meta);
-done:
-    ari_arena_end(&arena, NULL);
-    return st;
+    return ar_dump_write(folder, place, values, l->count, metadata, n_meta);
 }
 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)

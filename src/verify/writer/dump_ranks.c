@@ -189,26 +189,21 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     tensor_name *name = NULL;
     const char **order = NULL;
     ar_st_tensor *tensor = NULL;
-    ari_arena arena = {NULL};
-    char *text = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_TAKE(&name, &arena, r->count, "names of a dump"));
-    AR_TRY_TO(done, st, ARI_TAKE(&order, &arena, r->count, "names of a dump"));
-    AR_TRY_TO(done, st, ARI_TAKE(&tensor, &arena, r->count, "tensors of a dump"));
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    ARI_OWNED char *text = NULL;
+    AR_TRY(ARI_TAKE(&name, &arena, r->count, "names of a dump"));
+    AR_TRY(ARI_TAKE(&order, &arena, r->count, "names of a dump"));
+    AR_TRY(ARI_TAKE(&tensor, &arena, r->count, "tensors of a dump"));
     for (size_t i = 0; i < r->count; i++) {
         const ari_ref_tensor *t = &r->tensor[i];
         (void)ari_dump_name(name[i], t->name, t->pass, (uint32_t)t->step); /* a reference's names fit */
         order[i] = name[i];
         tensor[i] = ari_reference_entry(t, name[i]);
     }
-    AR_TRY_TO(done, st, ari_entries_as_stored(&arena, tensor, r->count));
-    AR_TRY_TO(done, st, ari_dump_order_text(&text, order, r->count));
+    AR_TRY(ari_entries_as_stored(&arena, tensor, r->count));
+    AR_TRY(ari_dump_order_text(&text, order, r->count));
     ari_dump_facts all = *f;
     ari_dump_fact(&all, "format", "pt");
     ari_dump_fact(&all, ARI_DUMP_PLACEMENT, text);
-    st = ar_st_write(path, tensor, r->count, all.pair, all.n);
-done:
-    ari_arena_end(&arena, NULL);
-    free(text);
-    return st;
+    return ar_st_write(path, tensor, r->count, all.pair, all.n);
 }
