@@ -73,11 +73,8 @@ static ar_status take_step(trainee *t, ar_ctx *ctx, const ar_batch *batch, const
 
 static ar_status run_ranks(const ari_cluster_options *cluster)
 {
-    ari_cluster_result result = {0};
-    const ar_status st = ari_cluster_run(&result, cluster);
-    free(result.loss);
-    free(result.reports);
-    return st;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
+    return ari_cluster_run(&result, cluster);
 }
 
 typedef struct ddp_row {

@@ -387,24 +387,19 @@ static ar_status compare_all(ari_nccl_world *w, const ar_process *p)
 static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_process *p)
 {
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = "the world"};
-    int *rank = NULL;
+    ARI_OWNED int *rank = NULL;
     ari_pending *begun = NULL;
     AR_TRY(ari_alloc((void **)&rank, (size_t)w->size, sizeof *rank, "ranks"));
     for (int i = 0; i < w->size; i++)
         rank[i] = i;
-    ar_status st = new_comm(gives, w, WORLD_ID, rank, w->size, w->rank);
-    free(rank);
-    if (st == AR_OK)
-        st = ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call);
-    if (st == AR_OK && w->size > 1)
-        st = compare_all(w, p);
-    if (st == AR_OK && w->size > 1)
-        st = enter_by_id(*gives);
-    if (st == AR_OK)
-        st = warm_up(*gives);
-    if (st == AR_OK)
-        st = ari_nccl_world_enqueued(w, begun, NULL);
-    return st;
+    AR_TRY(new_comm(gives, w, WORLD_ID, rank, w->size, w->rank));
+    AR_TRY(ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call));
+    if (w->size > 1) {
+        AR_TRY(compare_all(w, p));
+        AR_TRY(enter_by_id(*gives));
+    }
+    AR_TRY(warm_up(*gives));
+    return ari_nccl_world_enqueued(w, begun, NULL);
 }
 
 ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)

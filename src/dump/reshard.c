@@ -187,17 +187,15 @@ done:
 
 static ar_status make_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, ar_reshard_result *result)
 {
-    ari_rs_contents c;
+    ARI_ENDED(ari_rs_contents_free) ari_rs_contents c;
     bool kept = false;
-    ar_status st = ari_rs_contents_make(&c, r, f);
-    if (st == AR_OK && !r->o->dry_run)
-        st = ari_rs_folder_kept(&kept, d, r, &c);
+    AR_TRY(ari_rs_contents_make(&c, r, f));
+    if (!r->o->dry_run)
+        AR_TRY(ari_rs_folder_kept(&kept, d, r, &c));
     if (kept)
         ari_rs_progress(r, f->bytes, f->name);
-    else if (st == AR_OK && !r->o->dry_run)
-        st = write_file(d, r, &c);
-    ari_rs_contents_free(&c);
-    AR_TRY(st);
+    else if (!r->o->dry_run)
+        AR_TRY(write_file(d, r, &c));
     result->files++;
     result->files_kept += kept;
     result->bytes += f->bytes;

@@ -143,16 +143,14 @@ ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uin
                              const ari_call *call)
 {
     size_t size = 0;
-    void *bytes = NULL;
+    ARI_OWNED void *bytes = NULL;
     ari_gather_result all;
     AR_TRY(ari_call_encoded_bytes(&size, call, n));
     AR_TRY(ari_alloc(&bytes, size, 1, "a call as bytes"));
     ari_call_encode(bytes, call, n);
-    ar_status st = ari_store_exchange(c, group, seq, index, n, bytes, size, &all);
-    free(bytes);
-    AR_TRY(st);
+    AR_TRY(ari_store_exchange(c, group, seq, index, n, bytes, size, &all));
     ari_calls k;
-    st = ari_calls_init(&k, rank, n);
+    ar_status st = ari_calls_init(&k, rank, n);
     if (st != AR_OK) {
         free(all.memory);
         return st;

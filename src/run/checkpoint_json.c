@@ -389,19 +389,16 @@ ar_status ari_checkpoint_text_hash(char hex[65], const json_t *o)
 ar_status ari_checkpoint_write_json(const char *path, const ar_checkpoint_state *s, const ari_checkpoint_hashes *hashes)
 {
     ari_checkpoint_read whole = {.state = *s, .hashes = *hashes};
-    const object o = {json_object(), {NULL, path, AR_ERR_FORMAT}, ""};
+    json_auto_t *root = json_object();
+    const object o = {root, {NULL, path, AR_ERR_FORMAT}, ""};
     char own[65];
-    ar_status st = AR_OK;
     snprintf(whole.data_hash, sizeof whole.data_hash, "%s", s->data_hash == NULL ? "" : s->data_hash);
-    AR_TRY_TO(done, st, put(&o, "format", json_string(ARI_CHECKPOINT_FORMAT)));
-    AR_TRY_TO(done, st, put(&o, "version", json_integer(ARI_CHECKPOINT_VERSION)));
-    AR_TRY_TO(done, st, state(&o, &whole));
-    AR_TRY_TO(done, st, ari_checkpoint_text_hash(own, o.out));
-    AR_TRY_TO(done, st, put(&o, ARI_CHECKPOINT_OWN_HASH, json_string(own)));
-    st = ari_json_save(o.out, path);
-done:
-    json_decref(o.out);
-    return st;
+    AR_TRY(put(&o, "format", json_string(ARI_CHECKPOINT_FORMAT)));
+    AR_TRY(put(&o, "version", json_integer(ARI_CHECKPOINT_VERSION)));
+    AR_TRY(state(&o, &whole));
+    AR_TRY(ari_checkpoint_text_hash(own, o.out));
+    AR_TRY(put(&o, ARI_CHECKPOINT_OWN_HASH, json_string(own)));
+    return ari_json_save(root, path);
 }
 
 /* Before anything is believed: whose file this is, of which version, and whether it is as it was written. */

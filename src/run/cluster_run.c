@@ -16,6 +16,8 @@
 #include "run/process_run.h"
 #include "run/run.h"
 
+ARI_OWNER(ar_comm, ar_comm_destroy)
+
 /* --- what a rank trains with -------------------------------------------------------------------------------------- */
 static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
@@ -58,17 +60,12 @@ static ar_status create_module(ari_trainer *t, ar_ctx *ctx, const ari_cluster_op
 
 ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
-    ar_status st = AR_OK;
     *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
-    AR_TRY_TO(failed, st, (o->module ? create_module : create_model)(t, ctx, o));
-    AR_TRY_TO(failed, st, create_ddp(t, ctx, o));
+    AR_TRY((o->module ? create_module : create_model)(t, ctx, o));
+    AR_TRY(create_ddp(t, ctx, o));
     for (size_t i = 0; o->module && i < t->n; i++)
-        AR_TRY_TO(failed, st, ari_value_tap(t->params[i], ctx, 'i'));
-    AR_TRY_TO(failed, st, create_optimizer(t, ctx, o));
-    return AR_OK;
-failed:
-    ari_trainer_destroy(t);
-    return st;
+        AR_TRY(ari_value_tap(t->params[i], ctx, 'i'));
+    return create_optimizer(t, ctx, o);
 }
 
 void ari_trainer_destroy(ari_trainer *t)
@@ -226,7 +223,7 @@ static ar_status rank_main(ar_comm *world, void *arg)
 static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 {
     ar_sim_options sim = j->o->run.sim;
-    ar_trace *own = NULL;
+    ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
     /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
     sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
@@ -234,13 +231,12 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
         AR_TRY(ar_trace_create(&own));
         sim.trace = own;
     }
-    ar_status st = ar_sim_run(ranks, &sim, rank_main, j, result->reports);
-    if (st == AR_OK && sim.cluster) {
-        st = ar_trace_summarise(&result->predicted, sim.trace, AR_TRACE_VIRTUAL);
-        result->has_predicted = st == AR_OK;
-    }
-    ar_trace_destroy(own);
-    return st;
+    AR_TRY(ar_sim_run(ranks, &sim, rank_main, j, result->reports));
+    if (!sim.cluster)
+        return AR_OK;
+    AR_TRY(ar_trace_summarise(&result->predicted, sim.trace, AR_TRACE_VIRTUAL));
+    result->has_predicted = true;
+    return AR_OK;
 }
 
 /* --- ranks as processes ------------------------------------------------------------------------------------------- */
@@ -308,10 +304,9 @@ static ar_status ignore(void *user, const ar_tap_event *event)
 ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank, const ar_device *like)
 {
     ari_cluster_options own = *o;
-    ar_comm *world = NULL;
-    ar_device *device = NULL;
-    rank_result result = {.loss = NULL};
-    ar_status st = AR_OK;
+    ARI_OWNED float *losses = NULL;
+    ARI_OWNED_BY(ar_comm_destroy) ar_comm *world = NULL;
+    ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     own.run.steps = o->routes || o->module ? o->run.steps : o->run.steps > 0;
     own.run.fault = AR_FAULT_NONE;
     own.run.process = NULL;
@@ -319,18 +314,15 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     own.weights = NULL;
     own.tap = o->tap ? ignore : NULL;
     own.tap_user = NULL;
-    AR_TRY_TO(done, st, ARI_ALLOC(&result.loss, ari_run_steps(&own.run), "losses"));
-    AR_TRY_TO(done, st, ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
-    AR_TRY_TO(done, st, ari_dry_device_create(&device, like));
-    AR_TRY_TO(done, st, run_rank(world, device, &own, &result));
+    AR_TRY(ARI_ALLOC(&losses, ari_run_steps(&own.run), "losses"));
+    rank_result result = {.loss = losses};
+    AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
+    AR_TRY(ari_dry_device_create(&device, like));
+    AR_TRY(run_rank(world, device, &own, &result));
     *m = result.memory;
     m->bytes = result.read + result.written;
     m->routed = result.routed;
-done:
-    ar_device_destroy(device);
-    ar_comm_destroy(world);
-    free(result.loss);
-    return st;
+    return AR_OK;
 }
 
 /* --- all ranks ---------------------------------------------------------------------------------------------------- */

@@ -9,6 +9,7 @@
 #include "ref/core/size.h"
 
 ARI_OWNER(ar_device, ar_device_destroy)
+ARI_OWNER(ar_trace, ar_trace_destroy)
 
 /* Training steps of a model on N simulated ranks. */
 typedef struct ari_cluster_options {
@@ -37,7 +38,7 @@ typedef struct ari_cluster_options {
 extern const char *const ari_collective_kind[ARI_COLLECTIVE_KINDS];
 
 typedef struct ari_cluster_result {
-    float *loss;    /* [max(steps, 1)], of rank 0; free() */
+    float *loss;    /* [max(steps, 1)], of rank 0 */
     uint64_t bytes; /* moved between ranks, all ranks together, each byte once */
     uint64_t bytes_per_rank_max;
     ari_routed routed;
@@ -45,9 +46,14 @@ typedef struct ari_cluster_result {
     double seconds;
     bool has_predicted; /* with a cluster */
     ar_trace_summary predicted;
-    ar_sim_rank_report *reports; /* [world] if a run of threads failed, else NULL; free() */
+    ar_sim_rank_report *reports; /* [world] if a run of threads failed, else NULL */
 } ari_cluster_result;
 
+static inline void ari_cluster_result_fini(ari_cluster_result *result)
+{
+    free(result->loss);
+    free(result->reports);
+}
 /** Errors: the first rank's, with the table of ranks in ar_error_message. */
 AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o);
 

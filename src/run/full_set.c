@@ -385,23 +385,20 @@ static ar_status check_world(const ar_ctx *ctx)
 static ar_status take_parts(void *user, int rank, ari_bytes *b)
 {
     pass p = *(const pass *)user;
-    ar_status st = AR_OK;
     p.rank = rank;
-    while (b->count > 0 && st == AR_OK) {
+    while (b->count > 0) {
         part head;
         ar_tensor local;
-        float *values = NULL;
+        ARI_OWNED float *values = NULL;
         AR_TRY(ari_bytes_take(b, &head, sizeof head));
         head.name[sizeof head.name - 1] = '\0';
         AR_TRY(ar_tensor_view(&local, AR_F32, head.ndim, head.shape, (ar_buf){NULL}));
         AR_TRY(ARI_ALLOC(&values, ar_tensor_count(&local), head.name));
         local.data.ptr = values;
-        st = ari_bytes_take(b, values, ar_tensor_count(&local) * sizeof *values);
-        if (st == AR_OK)
-            st = take_here(&p, head.name, head.state, &local, &head.layout);
-        free(values);
+        AR_TRY(ari_bytes_take(b, values, ar_tensor_count(&local) * sizeof *values));
+        AR_TRY(take_here(&p, head.name, head.state, &local, &head.layout));
     }
-    return st;
+    return AR_OK;
 }
 
 /* First copies are written before any other is compared with them. */

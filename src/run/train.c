@@ -223,10 +223,8 @@ static ar_status begin_module(ari_training *j)
 static ar_status run_ranks(ari_training *j)
 {
     ar_training_report *r = j->report;
-    ari_cluster_result result;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     const ar_status st = ari_cluster_run(&result, &j->cluster);
-    free(result.loss);
-    free(result.reports);
     r->bytes = result.bytes;
     j->routed = result.routed;
     r->routed = result.routed.rows;

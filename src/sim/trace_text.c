@@ -48,8 +48,7 @@ ar_status ari_text_end(ari_trace_text *t, ar_status st)
         st = written;
     if (st == AR_OK)
         st = ari_atomic_file_commit(t->out);
-    else
-        ari_atomic_file_discard(t->out);
+    ari_atomic_file_discard(t->out);
     free(t);
     return st;
 }

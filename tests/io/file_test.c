@@ -117,6 +117,7 @@ static void new_and_old_files(size_t temporary)
         cr_assert_ok(ari_atomic_file_write(o, texts[i], strlen(texts[i])));
         expect_files(i + temporary, temporary);
         cr_assert_ok(ari_atomic_file_commit(o));
+        ari_atomic_file_discard(o);
         expect_files(1, 0);
         expect_text(path, texts[i]);
         struct stat info;

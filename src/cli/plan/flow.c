@@ -279,25 +279,19 @@ static ar_status print_flow(FILE *to, const ari_plan_values *v, const ari_flow *
 ar_status ari_plan_flow(const ari_plan_values *v)
 {
     ar_config config;
-    ari_step_case c = {.run.plan = {0}};
+    ARI_ENDED(ari_planned_end) ari_step_case c = {.run.plan = {0}};
     ari_flow_options o;
-    ari_flow f = {.row = NULL};
+    ARI_ENDED(ari_flow_fini) ari_flow f = {.row = NULL};
     ari_run_values r = v->r;
     uint64_t bytes = 0;
-    ar_status st = AR_OK;
     ari_planned_one(&r.run.parallel);
-    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &r, &v->common));
-    AR_TRY_TO(done, st, flow_options(&o, v, &c.run.parallel));
+    AR_TRY(ari_planned_case(&c, &config, &r, &v->common));
+    AR_TRY(flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY_TO(done, st, ari_traffic_bytes(&bytes, &c));
-    AR_TRY_TO(done, st, ari_flow_init(&f, &c, &o));
+    AR_TRY(ari_traffic_bytes(&bytes, &c));
+    AR_TRY(ari_flow_init(&f, &c, &o));
     if (ari_wants_text(&v->common))
-        AR_TRY_TO(done, st, print_flow(stdout, v, &f, &c, bytes));
-    if (v->common.json)
-        st = ari_json_end(as_json(v, &f, &c, bytes), &v->common);
-done:
-    ari_flow_fini(&f);
-    ari_layout_unload(&c.run);
-    return st;
+        AR_TRY(print_flow(stdout, v, &f, &c, bytes));
+    return v->common.json ? ari_json_end(as_json(v, &f, &c, bytes), &v->common) : AR_OK;
 }

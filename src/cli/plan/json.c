@@ -198,16 +198,12 @@ static ar_status write_titles(ari_atomic_file *out, const ari_planned *base)
 
 ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r)
 {
-    ari_atomic_file *out = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     AR_TRY(ari_atomic_file_create(&out, path));
-    ar_status st = write_titles(out, base);
-    for (size_t i = 0; i < r->n && st == AR_OK; i++) {
+    AR_TRY(write_titles(out, base));
+    for (size_t i = 0; i < r->n; i++) {
         const ari_planned p = ari_choice_planned(base, &r->at[i].choice);
-        st = write_row(out, &r->at[i], &p);
-    }
-    if (st != AR_OK) {
-        ari_atomic_file_discard(out);
-        return st;
+        AR_TRY(write_row(out, &r->at[i], &p));
     }
     return ari_atomic_file_commit(out);
 }

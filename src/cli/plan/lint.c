@@ -4,6 +4,8 @@
 #include "cli/plan/plan.h"
 #include "ref/io/json.h"
 
+ARI_OWNER(ar_lint_report, ar_lint_report_destroy)
+
 typedef struct lint_values {
     ari_common common;
     ari_run_values r;
@@ -70,25 +72,19 @@ static ar_status run_lint(void *values, int *exit_code)
 {
     lint_values *v = values;
     ar_config config;
-    ari_step_case c;
-    ar_lint_report *r = NULL;
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_planned_end) ari_step_case c = {.run.plan = {0}};
+    ARI_OWNED_BY(ar_lint_report_destroy) ar_lint_report *r = NULL;
     if (!v->r.run.model)
         return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
                                         "llama-demo");
-    AR_TRY_TO(done, st, ari_planned_case(&c, &config, &v->r, &v->common));
+    AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY_TO(done, st, ar_lint(&r, &c.run, &config));
+    AR_TRY(ar_lint(&r, &c.run, &config));
     *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
     if (ari_wants_text(&v->common))
         print_lint(stdout, r, &c);
-    if (v->common.json)
-        st = ari_json_end(as_json(r, &c), &v->common);
-done:
-    ar_lint_report_destroy(r);
-    ari_layout_unload(&c.run);
-    return st;
+    return v->common.json ? ari_json_end(as_json(r, &c), &v->common) : AR_OK;
 }
 
 static const lint_values defaults = {.r = ARI_RUN_NOT_GIVEN()};

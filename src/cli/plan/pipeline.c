@@ -236,7 +236,7 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
 {
     ari_run_values r = v->r;
     ar_parallel *p = &r.run.parallel;
-    ari_step_case c = {.run.plan = {0}};
+    ARI_ENDED(ari_planned_end) ari_step_case c = {.run.plan = {0}};
     ar_config config;
     ARI_OWNED shown *s = NULL;
     if (p->pp < 2)
@@ -244,10 +244,8 @@ ar_status ari_plan_pipeline(const ari_plan_values *v)
                             "--pipeline shows the schedule of the ranks of --pp: give --pp N of at least 2");
     ari_planned_one(p);
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a schedule"));
-    ar_status st = step_of(&c, &config, &r, &v->common);
-    if (st == AR_OK)
-        st = show(v, s, &c);
+    AR_TRY(step_of(&c, &config, &r, &v->common));
+    const ar_status st = show(v, s, &c);
     shown_fini(s);
-    ari_layout_unload(&c.run);
     return st;
 }

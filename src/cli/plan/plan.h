@@ -31,9 +31,10 @@
 /** Sets the extents that a search varies to those of a single layout, where none are given. */
 void ari_planned_one(ar_parallel *p);
 /** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
- *  In every case ari_layout_unload(&c->run). Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+ *  In every case ari_planned_end. Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
 AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                          const ari_common *common);
+void ari_planned_end(ari_step_case *c);
 /** The same, checked. Errors: also those of ari_layout_check and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);

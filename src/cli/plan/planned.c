@@ -38,6 +38,11 @@ ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_v
     return ari_layout_load(r, run);
 }
 
+void ari_planned_end(ari_step_case *c)
+{
+    ari_layout_unload(&c->run);
+}
+
 ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     c->run = (ar_run){0};

@@ -135,25 +135,25 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
 {
     ari_plan_request one = *a;
     ari_search *s = &one.search;
-    ari_ranking r;
+    ARI_ENDED(ari_ranking_fini) ari_ranking r;
     s->base.step.run.seq = seq;
     s->ranks = ranks;
     s->first = true;
-    ar_status st = ari_search_run(&r, s);
+    const ar_status st = ari_search_run(&r, s);
     s->first = false;
-    const ari_candidate *best = r.n > 0 && r.at[0].legal == AR_OK ? &r.at[0] : NULL;
-    if (st == AR_OK && best) {
-        ari_table_row(t, "%d\t%zu", ranks, seq);
-        st = ari_layout_cells(t, &one, best);
-    }
+    AR_TRY(st);
+    if (r.n == 0 || r.at[0].legal != AR_OK)
+        return AR_OK;
+    const ari_candidate *best = &r.at[0];
+    ari_table_row(t, "%d\t%zu", ranks, seq);
+    AR_TRY(ari_layout_cells(t, &one, best));
+    if (!a->v->common.json)
+        return AR_OK;
     ari_depth d;
-    if (st == AR_OK && best && a->v->common.json)
-        st = ari_depth_of(&d, s, &best->choice, NULL);
-    if (st == AR_OK && best && a->v->common.json)
-        json_array_append_new(
-            rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));
-    ari_ranking_fini(&r);
-    return st;
+    AR_TRY(ari_depth_of(&d, s, &best->choice, NULL));
+    json_array_append_new(
+        rows, json_pack("{s:i, s:I, s:o}", "gpus", ranks, "seq", (json_int_t)seq, "best", ari_depth_json(&d)));
+    return AR_OK;
 }
 
 /* From one GPU to all of them, then longer sequences on all. */
@@ -201,21 +201,18 @@ ar_status ari_plan_table_run(json_t **gives, FILE *to, const ari_plan_request *a
     ari_table decision = {.columns = columns, .n = 2 + ari_layout_columns(columns + 2, &a->config)};
     const ari_plan_table which = (ari_plan_table)a->v->table;
     ari_table *t = which == ARI_PLAN_MEMORY ? &memory : which == ARI_PLAN_SCALING ? &scaling : &decision;
-    json_t *rows = json_array();
+    json_auto_t *rows = json_array();
     const int most = which == ARI_PLAN_DECISION || a->v->gpus > 0 ? a->search.ranks : MOST_SHOWN;
     if (to)
         ari_plan_request_print(to, a, most, which != ARI_PLAN_DECISION);
-    ar_status st =
+    const ar_status st =
         which == ARI_PLAN_DECISION ? decision_rows(t, rows, a) : rows_by_tp(t, rows, a, which == ARI_PLAN_SCALING);
     ari_progress_end(a->search.user);
     const ar_status printed = ari_table_end(t, st == AR_OK ? to : NULL, 2);
-    st = st == AR_OK ? printed : st;
-    if (st != AR_OK) {
-        json_decref(rows);
-        return st;
-    }
+    AR_TRY(st);
+    AR_TRY(printed);
     if (to)
         print_notes(to, which);
-    *gives = rows;
+    ARI_GIVE(gives, rows);
     return AR_OK;
 }

@@ -231,7 +231,8 @@ ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n)
 
 ar_status ari_atomic_file_commit(ari_atomic_file *o)
 {
-    return ari_atomic_file_commit_all(&o, 1);
+    AR_TRY(sync_file(o));
+    return publish(o);
 }
 
 void ari_atomic_file_discard(ari_atomic_file *o)

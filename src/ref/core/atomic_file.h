@@ -30,8 +30,8 @@ AR_NODISCARD ar_status ari_atomic_file_write_at(ari_atomic_file *o, size_t offse
 AR_NODISCARD ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o);
 /** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
 AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o);
-/** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. Frees `o` in
- *  both cases. */
+/** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. `o` is then
+ *  only to be discarded. */
 AR_NODISCARD ar_status ari_atomic_file_commit(ari_atomic_file *o);
 /** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
  *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs

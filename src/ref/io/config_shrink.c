@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/config_parts.h"
 
@@ -347,7 +348,7 @@ static bool same_sizes(const ar_config *a, const ar_config *b)
 
 ar_status ari_config_rewrite(unsigned char **text, size_t *bytes, const ar_config *c)
 {
-    json_t *object = NULL;
+    json_auto_t *object = NULL;
     ar_config read;
     AR_TRY(ari_json_parse(&object, (const char *)*text, *bytes, c->name));
     (void)ari_config_language_model(&object);
@@ -356,19 +357,15 @@ ar_status ari_config_rewrite(unsigned char **text, size_t *bytes, const ar_confi
         json_object_set_new(object, "num_nextn_predict_layers", json_integer((json_int_t)c->mtp));
         json_object_set_new(object, "mtp_loss_scaling_factor", json_real(c->mtp_weight));
     }
-    char *resized = json_dumps(object, JSON_INDENT(2));
-    json_decref(object);
+    ARI_OWNED char *resized = json_dumps(object, JSON_INDENT(2));
     if (!resized)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its config.json", c->name);
-    ar_status st = ar_config_parse(&read, resized, strlen(resized), c->name);
-    if (st == AR_OK && !same_sizes(&read, c))
-        st = ar_error_set(AR_ERR_INTERNAL, "%s: its config.json describes another model", c->name);
-    if (st != AR_OK) {
-        free(resized);
-        return st;
-    }
+    AR_TRY(ar_config_parse(&read, resized, strlen(resized), c->name));
+    if (!same_sizes(&read, c))
+        return ar_error_set(AR_ERR_INTERNAL, "%s: its config.json describes another model", c->name);
     free(*text);
     *text = (unsigned char *)resized;
     *bytes = strlen(resized);
+    resized = NULL;
     return AR_OK;
 }

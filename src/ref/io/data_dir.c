@@ -140,16 +140,12 @@ ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
     if (path == NULL && asprintf(&own, "%s/text.txt", ar_data_dir()) < 0)
         return ar_error_set(AR_ERR_MEMORY, "text.txt: no memory for its path");
     const char *name = path == NULL ? own : path;
-    unsigned char *text = NULL;
+    ARI_OWNED unsigned char *text = NULL;
     size_t bytes = 0;
-    ar_status st = ari_file_read_text(&text, &bytes, name, MAX_TEXT_BYTES);
-    if (st == AR_OK && bytes == 0) {
-        free(text);
-        st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected text", ARI_SHOW(name));
-    }
-    if (st != AR_OK)
-        return st;
-    *gives = text;
+    AR_TRY(ari_file_read_text(&text, &bytes, name, MAX_TEXT_BYTES));
+    if (bytes == 0)
+        return ar_error_set(AR_ERR_DATA, "%s: is empty, expected text", ARI_SHOW(name));
+    ARI_GIVE(gives, text);
     *length = bytes;
     return AR_OK;
 }

@@ -170,11 +170,8 @@ ar_status ari_file_write(const char *path, const void *data, size_t bytes)
             return ari_io_fail("write", "standard output");
         return AR_OK;
     }
-    ari_atomic_file *o = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *o = NULL;
     AR_TRY(ari_atomic_file_create(&o, path));
-    const ar_status st = ari_atomic_file_write(o, data, bytes);
-    if (st == AR_OK)
-        return ari_atomic_file_commit(o);
-    ari_atomic_file_discard(o);
-    return st;
+    AR_TRY(ari_atomic_file_write(o, data, bytes));
+    return ari_atomic_file_commit(o);
 }

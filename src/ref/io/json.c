@@ -87,20 +87,15 @@ static ar_status write_page(const char *json, const unsigned char *page, size_t 
 {
     static const char place[] = "@DATA@";
     const char *start = (const char *)page, *data = strstr(start, place);
-    ari_atomic_file *out = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     if (data == NULL)
         return ar_error_set(AR_ERR_INTERNAL, "%s: the page has no place for its data", ARI_SHOW(path));
     const char *rest = data + sizeof place - 1;
     AR_TRY(ari_atomic_file_create(&out, path));
-    ar_status st = ari_atomic_file_write(out, start, (size_t)(data - start));
-    if (st == AR_OK)
-        st = write_escaped(out, json);
-    if (st == AR_OK)
-        st = ari_atomic_file_write(out, rest, bytes - (size_t)(rest - start));
-    if (st == AR_OK)
-        return ari_atomic_file_commit(out);
-    ari_atomic_file_discard(out);
-    return st;
+    AR_TRY(ari_atomic_file_write(out, start, (size_t)(data - start)));
+    AR_TRY(write_escaped(out, json));
+    AR_TRY(ari_atomic_file_write(out, rest, bytes - (size_t)(rest - start)));
+    return ari_atomic_file_commit(out);
 }
 
 ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes, const char *path)

@@ -9,6 +9,8 @@
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
+ARI_OWNER(ar_st_file, ar_st_close)
+
 struct ar_st_file {
     ari_st_header header;
     void *map; /* the whole file */
@@ -57,24 +59,19 @@ static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start
 
 ar_status ar_st_open(ar_st_file **gives, const char *path)
 {
-    ar_status st = AR_OK;
-    int fd = -1;
+    ARI_ENDED(ari_file_close) int fd = -1; /* a mapping outlives its descriptor: hundreds of shards need none */
     size_t bytes = 0, length = 0;
     ARI_OWNED char *text = NULL;
-    ar_st_file *f = NULL;
+    ARI_OWNED_BY(ar_st_close) ar_st_file *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&f, 1, "a file"));
-    AR_TRY_TO(done, st, ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS));
-    AR_TRY_TO(done, st, read_header(fd, bytes, path, &text, &length));
+    AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a file"));
+    AR_TRY(ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS));
+    AR_TRY(read_header(fd, bytes, path, &text, &length));
     const size_t start = ARI_ST_PREFIX_BYTES + length;
-    AR_TRY_TO(done, st, ari_st_header_parse(&f->header, text, length, bytes - start, path));
-    AR_TRY_TO(done, st, map_data(f, fd, bytes, start, path));
-    *gives = f;
-    f = NULL;
-done:
-    ar_st_close(f);
-    close(fd); /* a mapping outlives its descriptor: hundreds of shards need none */
-    return st;
+    AR_TRY(ari_st_header_parse(&f->header, text, length, bytes - start, path));
+    AR_TRY(map_data(f, fd, bytes, start, path));
+    ARI_GIVE(gives, f);
+    return AR_OK;
 }
 
 void ar_st_close(ar_st_file *f)

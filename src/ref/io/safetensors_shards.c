@@ -79,16 +79,12 @@ static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, co
 static ar_status save_index(const char *folder, json_t *map, size_t total)
 {
     ARI_OWNED char *path = NULL;
-    ar_status st = ari_file_path(&path, folder, ARI_ST_INDEX);
-    json_t *root = json_object(), *metadata = json_object();
+    json_auto_t *root = json_object(), *metadata = json_object();
     const bool whole = json_object_set_new(metadata, "total_size", integer(total)) == 0 &&
                        json_object_set(root, "metadata", metadata) == 0 &&
                        json_object_set(root, "weight_map", map) == 0;
-    if (st == AR_OK)
-        st = whole ? ari_json_save(root, path) : no_memory(folder);
-    json_decref(metadata);
-    json_decref(root);
-    return st;
+    AR_TRY(ari_file_path(&path, folder, ARI_ST_INDEX));
+    return whole ? ari_json_save(root, path) : no_memory(folder);
 }
 
 ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,

@@ -99,7 +99,7 @@ static ar_status put_header(FILE *f, const ar_st_tensor *const *order, size_t n,
 static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *const *order, size_t n,
                              const char *const *metadata, size_t n_meta)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     size_t bytes = 0;
     FILE *f = open_memstream(&text, &bytes);
     if (f == NULL)
@@ -111,16 +111,13 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
     const bool failed = ferror(f) != 0;
     if ((fclose(f) != 0 || failed) && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for a header of %zu tensors", n);
-    if (st == AR_OK && bytes - ARI_ST_PREFIX_BYTES > ARI_ST_MAX_HEADER)
-        st = ar_error_set(AR_ERR_ARG, "a header of %zu bytes, at most %zu are allowed", bytes - ARI_ST_PREFIX_BYTES,
-                          ARI_ST_MAX_HEADER);
-    if (st != AR_OK) {
-        free(text);
-        return st;
-    }
+    AR_TRY(st);
+    if (bytes - ARI_ST_PREFIX_BYTES > ARI_ST_MAX_HEADER)
+        return ar_error_set(AR_ERR_ARG, "a header of %zu bytes, at most %zu are allowed", bytes - ARI_ST_PREFIX_BYTES,
+                            ARI_ST_MAX_HEADER);
     const uint64_t header = bytes - ARI_ST_PREFIX_BYTES;
     memcpy(text, &header, sizeof header);
-    *gives = text;
+    ARI_GIVE(gives, text);
     *length = bytes;
     return AR_OK;
 }
@@ -192,25 +189,14 @@ ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t b
     return AR_OK;
 }
 
-/* The file's end takes the writer with it, whatever becomes of the file. */
-static ari_atomic_file *release_file(ar_st_writer *w)
-{
-    ari_atomic_file *out = w->out;
-    w->out = NULL;
-    ar_st_writer_discard(w);
-    return out;
-}
-
 ar_status ar_st_writer_commit(ar_st_writer *w)
 {
-    for (size_t i = 0; i < w->n; i++)
-        if (w->slot[i].done != w->slot[i].bytes) {
-            const ar_status st = ar_error_set(AR_ERR_ARG, "tensor '%s': %zu of its %zu bytes were written",
-                                              ARI_SHOW(w->slot[i].name), w->slot[i].done, w->slot[i].bytes);
-            ar_st_writer_discard(w);
-            return st;
-        }
-    return ari_atomic_file_commit(release_file(w));
+    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *own = w;
+    for (size_t i = 0; i < own->n; i++)
+        if (own->slot[i].done != own->slot[i].bytes)
+            return ar_error_set(AR_ERR_ARG, "tensor '%s': %zu of its %zu bytes were written",
+                                ARI_SHOW(own->slot[i].name), own->slot[i].done, own->slot[i].bytes);
+    return ari_atomic_file_commit(own->out);
 }
 
 void ar_st_writer_discard(ar_st_writer *w)
@@ -264,7 +250,7 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, co
 ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
                       size_t n_meta)
 {
-    ari_atomic_file *out = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));
     return ari_atomic_file_commit(out);
 }

@@ -70,12 +70,11 @@ static ar_status put_all(list *l, const ar_config *c)
 
 ar_status ari_streams_check(const ar_config *c, uint64_t seed)
 {
+    ARI_OWNED ari_random_stream *streams = NULL;
     list l = {.seed = seed};
     AR_TRY(put_all(&l, c));
-    AR_TRY(ARI_ALLOC(&l.at, l.n, "names of random streams"));
-    ar_status st = put_all(&l, c);
-    if (st == AR_OK)
-        st = ari_streams_distinct(l.at, l.n);
-    free(l.at);
-    return st;
+    AR_TRY(ARI_ALLOC(&streams, l.n, "names of random streams"));
+    l.at = streams;
+    AR_TRY(put_all(&l, c));
+    return ari_streams_distinct(l.at, l.n);
 }

@@ -116,21 +116,20 @@ static ar_status check_complete(const reader *r, int stage, int micro)
 
 ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, bool transfers)
 {
-    ar_status st = AR_OK;
+    ARI_OWNED uint16_t *done = NULL;
     size_t items = 0;
     reader r = {.shape = &s->shape, .transfers = transfers};
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
-    AR_TRY(ARI_ALLOC_ZERO(&r.done, items, "a schedule"));
+    AR_TRY(ARI_ALLOC_ZERO(&done, items, "a schedule"));
+    r.done = done;
     for (r.rank = 0; r.rank < s->shape.ranks; r.rank++) {
         for (r.at = 0; r.at < s->of[r.rank].count; r.at++)
-            AR_TRY_TO(done, st, check_operation(&r, &s->of[r.rank].at[r.at]));
+            AR_TRY(check_operation(&r, &s->of[r.rank].at[r.at]));
         for (int micro = 0; micro < s->shape.micro_batches; micro++)
             for (int stage = r.rank; stage < s->shape.stages; stage += s->shape.ranks)
-                AR_TRY_TO(done, st, check_complete(&r, stage, micro));
+                AR_TRY(check_complete(&r, stage, micro));
     }
-done:
-    free(r.done);
-    return st;
+    return AR_OK;
 }
 
 /* The next operation of a kind in a list from *at on, which is left behind it; NULL: none. */

@@ -325,35 +325,30 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
                           const ar_batch *global, const ar_train_options *o)
 {
     const size_t pieces = (size_t)ari_at_least_one(o->parallel.micro_batches);
+    ARI_OWNED ar_param **params = NULL;
     ARI_OWNED ar_batch *micro = NULL;
-    ar_saved *saved = NULL;
+    ARI_OWNED_BY(ar_saved_destroy) ar_saved *saved = NULL;
     size_t n = 0, most = 0;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, own_batches(&micro, &n, &most, ctx, global, &o->parallel));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, ari_module_list(&what->params, &what->n, what->module));
-    AR_TRY_TO(done, st, ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
-    AR_TRY_TO(done, st, count_targets(&result->targets, what, ctx, micro, n, pieces));
-    AR_TRY_TO(done, st, ari_trained_zero(what->module, what->loss, ctx));
+    AR_TRY(own_batches(&micro, &n, &most, ctx, global, &o->parallel));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ari_module_list(&params, &what->n, what->module));
+    what->params = params;
+    AR_TRY(ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
+    AR_TRY(count_targets(&result->targets, what, ctx, micro, n, pieces));
+    AR_TRY(ari_trained_zero(what->module, what->loss, ctx));
     if (o->ddp)
-        AR_TRY_TO(done, st, start_ddp(what, global, o));
-    AR_TRY_TO(done, st, count_routes(what, ctx, saved, micro, n, most, o));
-    AR_TRY_TO(done, st, run_batches(what, ctx, saved, micro, n, most, o, result));
+        AR_TRY(start_ddp(what, global, o));
+    AR_TRY(count_routes(what, ctx, saved, micro, n, most, o));
+    AR_TRY(run_batches(what, ctx, saved, micro, n, most, o, result));
     ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
-    AR_TRY_TO(done, st, ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
+    AR_TRY(ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
-        goto done;
-    AR_TRY_TO(done, st, reduce_gradients(what, ctx, o));
-    if (optimizer) {
-        ari_span_begin("optimizer");
-        AR_TRY_TO(done, st, ari_span_end(update_weights(result, what, ctx, optimizer, o)));
-    } else {
-        AR_TRY_TO(done, st, verify_gradients(ctx, NULL, o));
-    }
-done:
-    ar_saved_destroy(saved);
-    free(what->params);
-    return st;
+        return AR_OK;
+    AR_TRY(reduce_gradients(what, ctx, o));
+    if (!optimizer)
+        return verify_gradients(ctx, NULL, o);
+    ari_span_begin("optimizer");
+    return ari_span_end(update_weights(result, what, ctx, optimizer, o));
 }
 
 static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,

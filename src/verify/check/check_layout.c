@@ -56,27 +56,21 @@ static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
 {
     const ari_step_case listed = {.run = o->run, .config = o->config};
     ari_cluster_options again = *o;
-    ari_cluster_result result = {0};
-    ar_trace *own = NULL;
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
+    ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
     if (run->error || run->tensors_different > 0 || run->bytes_counted == run->bytes_predicted || o->run.process)
         return AR_OK;
     again.tap = NULL;
     if (!o->run.sim.trace) {
         AR_TRY(ar_trace_create(&own));
         again.run.sim.trace = own;
-        AR_TRY_TO(done, st, ari_cluster_run(&result, &again));
+        AR_TRY(ari_cluster_run(&result, &again));
     }
-    st = ari_recorded_calls(&run->call_cause, &listed, again.run.sim.trace);
-    if (st == AR_ERR_DATA) {
-        snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
-        st = AR_OK;
-    }
-done:
-    free(result.loss);
-    free(result.reports);
-    ar_trace_destroy(own);
-    return st;
+    const ar_status st = ari_recorded_calls(&run->call_cause, &listed, again.run.sim.trace);
+    if (st != AR_ERR_DATA)
+        return st;
+    snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
+    return AR_OK;
 }
 
 /* "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */

@@ -94,18 +94,14 @@ static ari_cluster_options cluster_of(const module_run *run)
 
 static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run *run)
 {
-    ari_cluster_result result = {0};
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     void *user[1] = {ref};
     ari_cluster_options options = cluster_of(run);
     options.run.fault = AR_FAULT_NONE;
     options.tap = keep_tensor;
     options.tap_user = user;
-    const ar_status st = ari_cluster_run(&result, &options);
-    if (st == AR_OK)
-        memcpy(loss, result.loss, ari_run_steps(&run->o->run) * sizeof *loss);
-    free(result.loss);
-    free(result.reports);
-    AR_TRY(st);
+    AR_TRY(ari_cluster_run(&result, &options));
+    memcpy(loss, result.loss, ari_run_steps(&run->o->run) * sizeof *loss);
     return ari_reference_finish(ref);
 }
 
@@ -249,18 +245,13 @@ void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, s
 ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_case *c,
                           const ar_check_module_options *o)
 {
-    ar_check_report *same = NULL;
-    ar_gradcheck_module_report *gradients = NULL;
-    ar_status st = ar_check_module(&same, c, o);
-    if (st == AR_OK)
-        st = ar_gradcheck_module(&gradients, c, o);
-    if (st == AR_OK) {
-        ar_check_module_text(same, text, cap);
-        const size_t used = strlen(text);
-        ar_gradcheck_module_text(gradients, text + used, cap - used);
-        *right = same->result == AR_CHECK_SAME && gradients->ok;
-    }
-    ar_check_report_destroy(same);
-    ar_gradcheck_module_report_destroy(gradients);
-    return st;
+    ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *same = NULL;
+    ARI_OWNED_BY(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *gradients = NULL;
+    AR_TRY(ar_check_module(&same, c, o));
+    AR_TRY(ar_gradcheck_module(&gradients, c, o));
+    ar_check_module_text(same, text, cap);
+    const size_t used = strlen(text);
+    ar_gradcheck_module_text(gradients, text + used, cap - used);
+    *right = same->result == AR_CHECK_SAME && gradients->ok;
+    return AR_OK;
 }

@@ -13,6 +13,7 @@
 #include "verify/check/compare.h"
 
 ARI_OWNER(ar_check_report, ar_check_report_destroy)
+ARI_OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
 
 /** Estimates a whole check by its largest layout. Errors: those of ar_parallel_check, of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);

@@ -124,24 +124,23 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
     const ari_reference *ref = ranks[0].reference;
     ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
     expecting e = {.ref = ref, .config = o->config};
-    ar_status st = AR_OK;
+    ARI_OWNED expected *of = NULL;
     if (o->body || o->module) /* no model */
         return AR_OK;
     c.run.batch = o->batch->batch;
     c.run.seq = o->batch->seq;
-    AR_TRY(ARI_ALLOC(&e.of, ref->count, "shapes of a rank"));
+    AR_TRY(ARI_ALLOC(&of, ref->count, "shapes of a rank"));
+    e.of = of;
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         memset(e.of, 0, ref->count * sizeof *e.of);
         e.last = (ari_operation){0};
         /* A rank without samples has weights all the same. */
-        AR_TRY_TO(done, st, ari_operations_pass(&c, ARI_PASS_FORWARD, r, visit_weights, &e));
-        AR_TRY_TO(done, st, ari_operations(&c, r, visit_outputs, &e));
+        AR_TRY(ari_operations_pass(&c, ARI_PASS_FORWARD, r, visit_weights, &e));
+        AR_TRY(ari_operations(&c, r, visit_outputs, &e));
         for (size_t i = 0; i < ref->count; i++) {
             if (e.of[i].is)
                 compare_shape(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);
         }
     }
-done:
-    free(e.of);
-    return st;
+    return AR_OK;
 }

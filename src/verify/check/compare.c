@@ -452,17 +452,15 @@ static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, float *c
     for (size_t i = 0; i < c->reference->count; i++) {
         const ari_finding *f = &c->finding[i];
         const size_t count = ari_finding_count(f);
-        float *packed = NULL;
+        ARI_OWNED float *packed = NULL;
         if (!gives_values(c, gathered, i))
             continue;
         AR_TRY(ARI_ALLOC_ZERO(&packed, count, "a gathered tensor"));
-        ar_status st = send ? move_boxes(f, gathered[i], packed, false) : AR_OK;
-        if (st == AR_OK)
-            st = transfer(b, packed, count * sizeof *packed, send);
-        if (st == AR_OK && !send)
-            st = move_boxes(f, gathered[i], packed, true);
-        free(packed);
-        AR_TRY(st);
+        if (send)
+            AR_TRY(move_boxes(f, gathered[i], packed, false));
+        AR_TRY(transfer(b, packed, count * sizeof *packed, send));
+        if (!send)
+            AR_TRY(move_boxes(f, gathered[i], packed, true));
     }
     return AR_OK;
 }

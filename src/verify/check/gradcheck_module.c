@@ -340,9 +340,8 @@ done:
 ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
                               const ar_check_module_options *o)
 {
-    ar_gradcheck_module_report *r = NULL;
-    ari_cluster_result result = {0};
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     AR_TRY(ari_module_case_check(c));
     AR_TRY(ari_module_run_check(&o->run, c->name));
     if (o->run.loss.router.balance != AR_BALANCE_NONE || o->run.loss.router.z_loss > 0.0)
@@ -353,7 +352,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
     checking k = {.c = c, .o = o, .report = r};
-    AR_TRY_TO(done, st, c->batch(c->user, 1, &k.batch));
+    AR_TRY(c->batch(c->user, 1, &k.batch));
     r->batch = k.batch.batch;
     const ari_cluster_options cluster = {.batch = &k.batch,
                                          .run.dropout = o->run.dropout,
@@ -366,14 +365,9 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
                                          .run.fault = o->run.fault,
                                          .body = rank_body,
                                          .body_user = &k};
-    AR_TRY_TO(done, st, ari_cluster_run(&result, &cluster));
-    *gives = r;
-    r = NULL;
-done:
-    free(result.loss);
-    free(result.reports);
-    ar_gradcheck_module_report_destroy(r);
-    return st;
+    AR_TRY(ari_cluster_run(&result, &cluster));
+    ARI_GIVE(gives, r);
+    return AR_OK;
 }
 
 void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r)

@@ -16,27 +16,19 @@ static bool is_first_gradient(void *user, const ar_tap_event *e)
 
 static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o, size_t documents)
 {
-    int64_t *ids = NULL;
-    int32_t *packed = NULL;
-    ar_batch *batch = NULL;
-    ari_cluster_result result = {0};
-    ar_status st = ari_text_batches(&ids, &batch, &o->run, o->config->vocab, NULL);
-    if (st == AR_OK && documents > 1)
-        st = ari_random_documents(&packed, batch, ari_run_steps(&o->run), documents, o->run.seed);
-    if (st == AR_OK) {
-        o->batch = batch;
-        st = ari_cluster_run(&result, o);
-        t->ended = st == AR_OK;
-        st = st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
-    }
+    ARI_OWNED int64_t *ids = NULL;
+    ARI_OWNED int32_t *packed = NULL;
+    ARI_OWNED ar_batch *batch = NULL;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
+    AR_TRY(ari_text_batches(&ids, &batch, &o->run, o->config->vocab, NULL));
+    if (documents > 1)
+        AR_TRY(ari_random_documents(&packed, batch, ari_run_steps(&o->run), documents, o->run.seed));
+    o->batch = batch;
+    const ar_status st = ari_cluster_run(&result, o);
+    t->ended = st == AR_OK;
     if (t->ended)
         memcpy(t->loss, result.loss, sizeof t->loss);
-    free(result.loss);
-    free(result.reports);
-    free(batch);
-    free(packed);
-    free(ids);
-    return st;
+    return st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
 }
 
 ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)

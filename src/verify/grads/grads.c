@@ -51,14 +51,12 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
 
 static ar_status run_grads(ari_cluster_options *o, ari_grads_taps *taps, ar_grads_result *result)
 {
-    ari_cluster_result done;
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result done = {0};
     o->tap = ari_tap_both;
     o->tap_user = taps->user;
     const ar_status st = ari_cluster_run(&done, o);
-    free(done.reports);
     if (done.loss)
         result->loss = done.loss[0];
-    free(done.loss);
     result->batch = o->batch->batch;
     result->seconds = done.seconds;
     result->bytes = done.bytes;

@@ -323,22 +323,21 @@ static void conclude(ar_logprobs_side *side, search *s)
 ar_status ari_lp_explain(ar_logprobs_side *side, const ari_lp_case *c)
 {
     search s = {.c = c, .cause = SECTION};
-    ar_status st = AR_OK;
+    ARI_OWNED double *predicted = NULL;
     for (size_t i = 0; i < c->claims; i++)
         s.squares += square_of(c->claim[i].reference, &c->claim[i]);
     s.left = s.squares;
     if (!side->off && side->worst <= NOTHING)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&s.predicted, c->claims, "predicted log-probabilities"));
+    AR_TRY(ARI_ALLOC(&predicted, c->claims, "predicted log-probabilities"));
+    s.predicted = predicted;
     try_rows(&s);
     if (!is_found(&s))
-        AR_TRY_TO(done, st, try_samplers(&s));
+        AR_TRY(try_samplers(&s));
     if (side->off && !is_found(&s))
-        AR_TRY_TO(done, st, try_readings(&s));
+        AR_TRY(try_readings(&s));
     if (side->off)
-        AR_TRY_TO(done, st, try_weights(&s));
+        AR_TRY(try_weights(&s));
     conclude(side, &s);
-done:
-    free(s.predicted);
-    return st;
+    return AR_OK;
 }

@@ -213,31 +213,23 @@ static ar_status run_ranks(ari_lp_model *m, const listener *l)
 {
     const rows *r = l->r;
     const size_t world = (size_t)ar_parallel_world(&m->run.parallel);
-    ari_gatherer g = {0};
-    ari_cluster_result done = {.reports = NULL};
-    void **users = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(end, st, ari_gather_want_logits(&g, m->config, &r->batch, 0));
-    AR_TRY_TO(end, st, ARI_ALLOC(&users, world, "listeners of the ranks"));
+    ARI_ENDED(ari_gatherer_fini) ari_gatherer g = {0};
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result done = {.reports = NULL};
+    ARI_OWNED void **users = NULL;
+    AR_TRY(ari_gather_want_logits(&g, m->config, &r->batch, 0));
+    AR_TRY(ARI_ALLOC(&users, world, "listeners of the ranks"));
     for (size_t i = 0; i < world; i++)
         users[i] = &g;
-    AR_TRY_TO(end, st,
-              ari_cluster_run(&done, &(ari_cluster_options){.run = m->run,
-                                                            .config = m->config,
-                                                            .batch = &r->batch,
-                                                            .weights = m->weights ? find_weights : NULL,
-                                                            .weights_user = m,
-                                                            .forward_only = true,
-                                                            .tap = ari_gather_tap,
-                                                            .tap_user = users}));
-    AR_TRY_TO(end, st, ari_gather_check(&g));
-    st = give_rows(l, g.list[0].full.values, NULL);
-end:
-    free(done.reports);
-    free(done.loss);
-    free(users);
-    ari_gatherer_fini(&g);
-    return st;
+    AR_TRY(ari_cluster_run(&done, &(ari_cluster_options){.run = m->run,
+                                                         .config = m->config,
+                                                         .batch = &r->batch,
+                                                         .weights = m->weights ? find_weights : NULL,
+                                                         .weights_user = m,
+                                                         .forward_only = true,
+                                                         .tap = ari_gather_tap,
+                                                         .tap_user = users}));
+    AR_TRY(ari_gather_check(&g));
+    return give_rows(l, g.list[0].full.values, NULL);
 }
 
 ar_status ari_lp_forward(ari_lp_model *m, const ari_sequences *s, ari_lp_reading reading, ari_row_fn fn, void *user)

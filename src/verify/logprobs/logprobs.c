@@ -394,23 +394,19 @@ static json_t *line_of(const job *j, size_t i)
 
 static ar_status write_lines(const job *j)
 {
-    ari_atomic_file *f;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *f = NULL;
     AR_TRY(ari_atomic_file_create(&f, j->o->out));
-    for (size_t i = 0; i < j->input.count && st == AR_OK; i++) {
+    for (size_t i = 0; i < j->input.count; i++) {
         json_t *line = line_of(j, i);
-        char *text = line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(j->o->binary64 ? 17 : 9)) : NULL;
+        ARI_OWNED char *text =
+            line ? json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(j->o->binary64 ? 17 : 9)) : NULL;
         json_decref(line);
-        st = text ? ari_atomic_file_write(f, text, strlen(text))
-                  : ar_error_set(AR_ERR_MEMORY, "%s: no memory for a line", ARI_SHOW(j->o->out));
-        free(text);
-        if (st == AR_OK)
-            st = ari_atomic_file_write(f, "\n", 1);
+        if (!text)
+            return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a line", ARI_SHOW(j->o->out));
+        AR_TRY(ari_atomic_file_write(f, text, strlen(text)));
+        AR_TRY(ari_atomic_file_write(f, "\n", 1));
     }
-    if (st == AR_OK)
-        return ari_atomic_file_commit(f);
-    ari_atomic_file_discard(f);
-    return st;
+    return ari_atomic_file_commit(f);
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */

@@ -215,9 +215,10 @@ static void make_round(fit *f, ari_support support, ari_sampler *s)
 
 ar_status ari_samplers_fit(ari_sampler found[ARI_SUPPORTS], const ari_lp_case *c)
 {
-    fit *f = NULL;
+    ARI_OWNED fit *f = NULL;
+    ARI_OWNED float *sorted = NULL;
+    ARI_OWNED double *mass = NULL;
     grid g;
-    ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a search"));
     f->c = c;
     f->v = c->model->config->vocab;
@@ -225,8 +226,10 @@ ar_status ari_samplers_fit(ari_sampler found[ARI_SUPPORTS], const ari_lp_case *c
                                                        : room < LOOKED_AT_LEAST ? LOOKED_AT_LEAST
                                                                                 : room;
     f->step = c->claims > looked ? c->claims / looked : 1;
-    AR_TRY_TO(done, st, ARI_ALLOC(&f->sorted, f->v, "a row of logits"));
-    AR_TRY_TO(done, st, ARI_ALLOC(&f->mass, f->v, "a row of logits"));
+    AR_TRY(ARI_ALLOC(&sorted, f->v, "a row of logits"));
+    AR_TRY(ARI_ALLOC(&mass, f->v, "a row of logits"));
+    f->sorted = sorted;
+    f->mass = mass;
     coarse_grid(&g);
     look(f, &g);
     for (int k = 0; k < ARI_SUPPORTS; k++)
@@ -240,9 +243,5 @@ ar_status ari_samplers_fit(ari_sampler found[ARI_SUPPORTS], const ari_lp_case *c
         make_round(f, (ari_support)k, &found[k]);
         found[k].left = left_of(f, 1, (ari_support)k, &found[k]);
     }
-done:
-    free(f->sorted);
-    free(f->mass);
-    free(f);
-    return st;
+    return AR_OK;
 }

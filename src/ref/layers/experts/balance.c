@@ -369,14 +369,12 @@ ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value)
 ar_status ari_balance_share(ar_module *m, ar_ctx *ctx)
 {
     ari_routers r;
+    ARI_OWNED int64_t *counts = NULL;
     AR_TRY(ari_balance_routers(&r, m));
-    totals all = {.ctx = ctx, .experts = r.experts};
-    AR_TRY(ARI_ALLOC_ZERO(&all.counts, r.experts, "tokens of experts"));
-    ar_status st = ari_module_each(m, share_counts, &all);
-    if (st == AR_OK && r.experts > 0)
-        st = ari_combine(ctx, ctx->pipeline, all.counts, r.experts, AR_I64, AR_SUM, "routers");
-    if (st == AR_OK)
-        st = ari_module_each(m, set_totals, &all);
-    free(all.counts);
-    return st;
+    AR_TRY(ARI_ALLOC_ZERO(&counts, r.experts, "tokens of experts"));
+    totals all = {.ctx = ctx, .experts = r.experts, .counts = counts};
+    AR_TRY(ari_module_each(m, share_counts, &all));
+    if (r.experts > 0)
+        AR_TRY(ari_combine(ctx, ctx->pipeline, all.counts, r.experts, AR_I64, AR_SUM, "routers"));
+    return ari_module_each(m, set_totals, &all);
 }
