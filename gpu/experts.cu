@@ -197,15 +197,6 @@ ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, of), const ar_tens
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */
 
-/* The sum over a row's experts of p*c; 0 without a c. */
-ARI_ON_GPU float balance_of(const float *p, const float *c, size_t n)
-{
-    float r = 0.0f;
-    for (size_t i = 0; i < n && c; i++)
-        r = ari_add32(r, ari_mul32(p[i], c[i]));
-    return r;
-}
-
 ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
                       ar_cbuf lse, double z, ar_cbuf valid)
 {
@@ -215,7 +206,7 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
     const ari_divisor by_each = ari_divisor_of(each);
     float *out = dev<float>(terms);
     return launch_each(d, q, p->shape[0], [=] ARI_ON_GPU(size_t t) {
-        float term = balance_of(rows + t * n, slopes ? slopes + ari_quotient(&by_each, t) * n : nullptr, n);
+        float term = ari_route_balance(rows + t * n, slopes ? slopes + ari_quotient(&by_each, t) * n : nullptr, n);
         if (logarithms)
             term = ari_add32(term, ari_route_z_term(z, logarithms[t]));
         out[t] = counts && !counts[t] ? 0.0f : term;
@@ -235,7 +226,7 @@ ARI_FOR_DTYPES(route_losses, dz, (dz, p, balance, each, lse, z, valid), const ar
         const float *row = probabilities + b.index * n;
         const float *c = slopes ? slopes + ari_quotient(&by_each, b.index) * n : nullptr;
         const float of_z = logarithms ? ari_route_z(z, logarithms[b.index]) : 0.0f;
-        const float r = balance_of(row, c, n);
+        const float r = ari_route_balance(row, c, n);
         T *out = gradients + b.index * n;
         b.each(counts && !counts[b.index] ? 0 : n, [&](size_t i) {
             float sum = load(out[i]);

@@ -96,43 +96,6 @@ static bool all_equal(const size_t *counts, int n)
     return true;
 }
 
-/* --- one at a time ------------------------------------------------------------------------------------------------ */
-
-static ar_status all_reduce(const mover *m)
-{
-    const ari_call *k = m->call;
-    return check(m, m->nccl->AllReduce(k->in.ptr, k->out.ptr, k->count, m->type, m->op, m->comm, m->stream));
-}
-
-static ar_status reduce(const mover *m)
-{
-    const ari_call *k = m->call;
-    return check(m, m->nccl->Reduce(k->in.ptr, m->r == k->root ? k->out.ptr : NULL, k->count, m->type, m->op, k->root,
-                                    m->comm, m->stream));
-}
-
-static ar_status broadcast(const mover *m)
-{
-    const ari_call *k = m->call;
-    return check(m, m->nccl->Broadcast(k->in.ptr, k->out.ptr, k->count, m->type, k->root, m->comm, m->stream));
-}
-
-static ar_status reduce_scatter_equal(const mover *m)
-{
-    const ari_call *k = m->call;
-    return k->counts[0] == 0 ? AR_OK
-                             : check(m, m->nccl->ReduceScatter(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->op,
-                                                               m->comm, m->stream));
-}
-
-static ar_status all_gather_equal(const mover *m)
-{
-    const ari_call *k = m->call;
-    return k->counts[0] == 0
-               ? AR_OK
-               : check(m, m->nccl->AllGather(k->in.ptr, k->out.ptr, k->counts[0], m->type, m->comm, m->stream));
-}
-
 /* --- groups ------------------------------------------------------------------------------------------------------- */
 
 static ar_status reduce_scatter(const mover *m)
@@ -190,27 +153,36 @@ static ar_status check_own(const mover *m)
 static ar_status move(const mover *m)
 {
     const ari_call *k = m->call;
+    const ari_nccl *nccl = m->nccl;
     const bool equal = k->counts && all_equal(k->counts, m->n);
+    const size_t n = equal ? k->counts[0] : k->count;
+    const void *in = k->in.ptr;
+    void *out = k->out.ptr;
     if (m->n == 1)
         return copy_own(m);
     switch (k->kind) {
     case ARI_ALL_REDUCE:
-        return k->count == 0 ? AR_OK : all_reduce(m);
+        return n == 0 ? AR_OK : check(m, nccl->AllReduce(in, out, n, m->type, m->op, m->comm, m->stream));
     case ARI_BROADCAST:
-        return k->count == 0 ? AR_OK : broadcast(m);
+        return n == 0 ? AR_OK : check(m, nccl->Broadcast(in, out, n, m->type, k->root, m->comm, m->stream));
     case ARI_REDUCE:
-        return k->count == 0 ? AR_OK : reduce(m);
+        out = m->r == k->root ? out : NULL;
+        return n == 0 ? AR_OK : check(m, nccl->Reduce(in, out, n, m->type, m->op, k->root, m->comm, m->stream));
     case ARI_REDUCE_SCATTER:
-        return equal ? reduce_scatter_equal(m) : grouped(m, reduce_scatter);
+        if (!equal)
+            return grouped(m, reduce_scatter);
+        return n == 0 ? AR_OK : check(m, nccl->ReduceScatter(in, out, n, m->type, m->op, m->comm, m->stream));
     case ARI_ALL_GATHER:
-        return equal ? all_gather_equal(m) : grouped(m, all_gather);
+        if (!equal)
+            return grouped(m, all_gather);
+        return n == 0 ? AR_OK : check(m, nccl->AllGather(in, out, n, m->type, m->comm, m->stream));
     case ARI_SEND:
         return send_to(m, k->peer, k->in.ptr, k->count);
     case ARI_RECV:
         return recv_from(m, k->peer, k->out.ptr, k->count);
     case ARI_BARRIER: {
         void *word = m->c->word.ptr;
-        return check(m, m->nccl->AllReduce(word, word, 1, ARI_NCCL_I32, ARI_NCCL_SUM, m->comm, m->stream));
+        return check(m, nccl->AllReduce(word, word, 1, ARI_NCCL_I32, ARI_NCCL_SUM, m->comm, m->stream));
     }
     default:
         return grouped(m, pairs);

@@ -148,7 +148,7 @@ ar_status ari_flow_init(ari_flow *f, const ari_step_case *c, const ari_flow_opti
     for (int i = 0; i <= ARI_PASS_STEP; i++)
         b.shown[i] = SIZE_MAX;
     *f = (ari_flow){0};
-    AR_TRY(ari_operations_once(c, o->rank, add_row, &b));
+    AR_TRY(ari_operations(c, ARI_OPS_ONCE, o->rank, add_row, &b));
     end_layer(&b);
     return AR_OK;
 }

@@ -174,7 +174,7 @@ static ar_status report_of(ar_lint_report *r, const ari_step_case *c)
     ari_lint_state l;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ari_lint_begin(&l, &f, r, c));
-    AR_TRY_TO(done, st, ari_operations_pipeline(c, ari_lint_visit, &l));
+    AR_TRY_TO(done, st, ari_operations(c, ARI_OPS_PIPELINE, 0, ari_lint_visit, &l));
     AR_TRY_TO(done, st, ari_lint_end(&l));
     AR_TRY_TO(done, st, ARI_ALLOC(&r->finding, f.count, "the findings of lint"));
     for (r->count = 0; r->count < f.count; r->count++)

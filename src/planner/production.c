@@ -366,9 +366,9 @@ ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
     AR_TRY(ARI_ALLOC_ZERO(&a, 1, "sections of a model"));
     begin_account(a, p);
     AR_TRY(ARI_ALLOC_ZERO(&a->section, a->blocks.n + 2, "sections"));
-    AR_TRY(ari_operations_pass(&a->step, ARI_PASS_FORWARD, 0, count_forward, a));
+    AR_TRY(ari_operations(&a->step, ARI_OPS_FORWARD, 0, count_forward, a));
     a->blocks_begun = false;
-    AR_TRY(ari_operations_pass(&a->step, ARI_PASS_BACKWARD, 0, count_backward, a));
+    AR_TRY(ari_operations(&a->step, ARI_OPS_BACKWARD, 0, count_backward, a));
     ARI_GIVE(gives, a);
     return AR_OK;
 }

@@ -80,5 +80,5 @@ ar_status ari_memory_states(ari_memory *m, const ari_step_case *c, int rank)
         h.zero = h.shares; /* nobody to share with */
     *m = (ari_memory){{0}};
     AR_TRY(ari_operations_params(c, rank, add_param, &h));
-    return c->forward_only ? AR_OK : ari_operations_buckets(c, rank, add_bucket, &h);
+    return c->forward_only ? AR_OK : ari_operations(c, ARI_OPS_BUCKETS, rank, add_bucket, &h);
 }

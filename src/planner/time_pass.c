@@ -449,7 +449,7 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
         w.links[g] = ari_links_of(p, o, (ari_over)g);
     ar_status st = alloc_sections(passes, passes->blocks.n + 3);
     if (st == AR_OK)
-        st = ari_operations_passes(&c, busiest(&c), visit_operation, &w);
+        st = ari_operations(&c, ARI_OPS_PASSES, busiest(&c), visit_operation, &w);
     if (st != AR_OK)
         ari_passes_fini(passes);
     return st;

@@ -138,7 +138,7 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
         if (like)
             *w.to = *like;
         else
-            st = ari_operations_step(&c, (int)w.rank * each, visit_operation, &w);
+            st = ari_operations(&c, ARI_OPS_OUTSIDE, (int)w.rank * each, visit_operation, &w);
         w.to->room = like ? 0 : w.to->room;
     }
     if (st != AR_OK)

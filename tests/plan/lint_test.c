@@ -354,7 +354,7 @@ static size_t findings(const layout_draw *d, breaker *b)
     c.run.numerics = AR_NUMERICS_NATIVE;
     cr_assert_ok(ari_lint_begin(&l, &f, &counts, &c));
     b->l = &l;
-    cr_assert_ok(ari_operations_pipeline(&c, visit_damaged, b));
+    cr_assert_ok(ari_operations(&c, ARI_OPS_PIPELINE, 0, visit_damaged, b));
     cr_assert_ok(ari_lint_end(&l));
     ari_lint_fini(&l);
     free(f.found);

@@ -39,9 +39,9 @@ static ar_status count_ranks(counted *n, const ari_step_case *step, int ranks)
     one.run.batch = 1;
     *n = (counted){.layers = (double)(step->config->layers / config.layers), .walked = config.layers};
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_operations_pass(&one, ARI_PASS_FORWARD, r, count_operation, n));
+        AR_TRY(ari_operations(&one, ARI_OPS_FORWARD, r, count_operation, n));
         if (!step->forward_only)
-            AR_TRY(ari_operations_pass(&one, ARI_PASS_BACKWARD, r, count_operation, n));
+            AR_TRY(ari_operations(&one, ARI_OPS_BACKWARD, r, count_operation, n));
     }
     return AR_OK;
 }

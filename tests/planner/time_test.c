@@ -83,7 +83,7 @@ static ar_status time_start(double *seconds, const ari_planned *p, const ari_tim
     *seconds = 0.0;
     for (int r = 0; r < pp; r++) {
         starting s = {.links = ari_links_of(p, o, ARI_OVER_DP)};
-        AR_TRY(ari_operations_start(&c, r * each, add_start, &s));
+        AR_TRY(ari_operations(&c, ARI_OPS_START, r * each, add_start, &s));
         *seconds = fmax(*seconds, s.seconds);
     }
     return AR_OK;

@@ -67,7 +67,7 @@ Test(ops_context, the_ranks_lists_add_up_to_the_bytes_of_the_run)
             t.run.clip = 1.0;
             cr_assert_ok(ari_traffic_bytes(&bytes, &t));
             for (int r = 0; r < ar_parallel_world(&t.run.parallel); r++)
-                cr_assert_ok(ari_operations(&t, r, sum_calls, &sent));
+                cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, r, sum_calls, &sent));
             cr_expect_float_eq(sent, (double)bytes, 0.5, "%s, layout %zu: %.1f, %zu", c.name, i, sent, (size_t)bytes);
         }
     }

@@ -257,9 +257,9 @@ static ar_status visit_taken(void *user, const ari_operation *op)
 typedef enum walk { OF_RANK, ONCE, OF_PIPELINE, WALKS } walk;
 static ar_status go(walk k, const ari_step_case *c, int rank, ari_operation_visitor f, edges *e)
 {
-    return k == OF_RANK ? ari_operations(c, rank, f, e)
-           : k == ONCE  ? ari_operations_once(c, rank, f, e)
-                        : ari_operations_pipeline(c, f, e);
+    return k == OF_RANK ? ari_operations(c, ARI_OPS_STEP, rank, f, e)
+           : k == ONCE  ? ari_operations(c, ARI_OPS_ONCE, rank, f, e)
+                        : ari_operations(c, ARI_OPS_PIPELINE, 0, f, e);
 }
 
 static edges edges_of(walk k, const ari_step_case *c, int rank, size_t changes)
@@ -356,15 +356,15 @@ CLAIM(numbers_do_not_depend_on_the_walk)
     ari_step_case one = {.config = &c, .run = {.batch = 2, .seq = 12}}, two = one;
     size_t all = 0, parts = 0, stage = 0;
     two.run.parallel = (ar_parallel){.pp = 2, .tp = 2};
-    cr_assert_ok(ari_operations(&one, 0, hash_numbers, &all));
-    cr_assert_ok(ari_operations_pass(&one, ARI_PASS_BACKWARD, 0, hash_numbers, &parts));
-    cr_assert_ok(ari_operations_pass(&one, ARI_PASS_FORWARD, 0, hash_numbers, &parts));
+    cr_assert_ok(ari_operations(&one, ARI_OPS_STEP, 0, hash_numbers, &all));
+    cr_assert_ok(ari_operations(&one, ARI_OPS_BACKWARD, 0, hash_numbers, &parts));
+    cr_assert_ok(ari_operations(&one, ARI_OPS_FORWARD, 0, hash_numbers, &parts));
     cr_expect_eq(parts, all);
-    cr_assert_ok(ari_operations(&two, 0, hash_numbers, &stage));
+    cr_assert_ok(ari_operations(&two, ARI_OPS_STEP, 0, hash_numbers, &stage));
     cr_expect_eq(stage, 0, "the second layer is on the second stage");
-    cr_assert_ok(ari_operations(&two, 3, hash_numbers, &stage));
+    cr_assert_ok(ari_operations(&two, ARI_OPS_STEP, 3, hash_numbers, &stage));
     cr_expect_gt(stage, 0);
-    cr_assert_ok(ari_operations_pipeline(&two, hash_numbers, &all));
+    cr_assert_ok(ari_operations(&two, ARI_OPS_PIPELINE, 0, hash_numbers, &all));
 }
 
 EVERY_CLAIM(ops_edges)

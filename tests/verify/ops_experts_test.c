@@ -135,7 +135,7 @@ static ar_status follow(void *user, const ari_operation *op)
 static void expect_order(const ari_step_case *t, ari_operation_pass pass, const step *of, size_t n)
 {
     steps s = {.pass = pass, .of = of, .n = n};
-    cr_assert_ok(ari_operations(t, 0, follow, &s));
+    cr_assert_ok(ari_operations(t, ARI_OPS_STEP, 0, follow, &s));
     cr_expect_eq(s.at, n);
 }
 #define ORDER(t, pass, of) expect_order((t), (pass), (of), sizeof(of) / sizeof *(of))
@@ -186,7 +186,7 @@ CLAIM(experts_gradients_do_not_wait_for_the_second_half)
     const ar_config c = config_of(MODEL);
     const ari_step_case t = exact_of(&c, (ar_parallel){.pp = 2, .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = 2});
     size_t seen = 0;
-    cr_assert_ok(ari_operations(&t, 0, expect_half, &seen));
+    cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, expect_half, &seen));
     cr_expect_eq(seen, 2 * (1 + 3));
 }
 
@@ -273,7 +273,7 @@ CLAIM(buckets_are_packed_by_hand)
                     .n = i ? sizeof by_size / sizeof *by_size : sizeof reverse / sizeof *reverse};
         listed l = {.n = 0};
         t.run.ddp = (ar_ddp_options){.bucket_bytes = 8000, .order = i ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE};
-        cr_assert_ok(ari_operations_buckets(&t, 0, check_bucket, &p));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_BUCKETS, 0, check_bucket, &p));
         cr_assert_ok(ari_operations_params(&t, 0, list_param, &l));
         cr_expect_eq(p.at, p.n);
         cr_expect_eq(p.elements, l.elements);
@@ -299,7 +299,7 @@ CLAIM(lists_do_not_grow_with_the_number_of_experts)
         c.experts.n = i ? 512 : 2;
         ari_step_case t = exact_of(&c, (ar_parallel){.tp = 2, .sp = true});
         t.run.ddp.bucket_bytes = (size_t)1 << 40;
-        cr_assert_ok(ari_operations_once(&t, 1, count_visits, &visits[i]));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_ONCE, 1, count_visits, &visits[i]));
     }
     cr_expect_eq(visits[0], visits[1]);
 }

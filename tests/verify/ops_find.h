@@ -38,7 +38,7 @@ static inline found found_on(int rank, const ari_step_case *c, ari_operation_kin
                              ari_role role, size_t layer)
 {
     found f = {.kind = kind, .pass = pass, .role = role, .layer = layer};
-    cr_assert_ok(ari_operations(c, rank, found_add, &f));
+    cr_assert_ok(ari_operations(c, ARI_OPS_STEP, rank, found_add, &f));
     return f;
 }
 

@@ -30,8 +30,8 @@ static void expect_same_sums(ari_step_case t)
     ar_parallel_text(layout, sizeof layout, &t.run.parallel);
     for (int rank = 0; rank < ar_parallel_world(&t.run.parallel); rank++) {
         sums each = {0}, once = {0};
-        cr_assert_ok(ari_operations(&t, rank, add_sums, &each));
-        cr_assert_ok(ari_operations_once(&t, rank, add_sums, &once));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, rank, add_sums, &each));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_ONCE, rank, add_sums, &once));
         cr_expect_gt(each.elements, 0);
         cr_expect(each.passes == once.passes && each.calls == once.calls && each.elements == once.elements &&
                       each.multiply_adds == once.multiply_adds,

@@ -49,7 +49,7 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
         for (int k = 0; k < 2; k++) {
             t.run.parallel.overlap = k == 0 ? 1 : 2 + i % 8;
             cr_assert_ok(ari_traffic_bytes(&bytes[k], &t));
-            cr_assert_ok(ari_operations(&t, 0, add_sums, &s[k]));
+            cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, add_sums, &s[k]));
         }
         const bool beside = d.parallel.sp && d.parallel.tp > 1;
         cr_expect_eq(bytes[0], bytes[1], "draw %d", i);
@@ -86,7 +86,7 @@ Test(ops_overlap, inputs_come_whole_for_deferred_gradients)
     t.run.parallel.micro_batches = 3;
     t.run.parallel.schedule = AR_PP_ZERO_BUBBLE;
     deferred_calls n = {0};
-    cr_assert_ok(ari_operations(&t, 0, add_deferred, &n));
+    cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, add_deferred, &n));
     cr_expect_eq(n.all, 2 * 3);
     cr_expect_eq(n.main, n.all);
 }

@@ -160,7 +160,7 @@ Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
         t.run.ddp = ar_ddp_defaults();
         count n = {0};
         uint64_t bytes = 0;
-        cr_assert_ok(ari_operations_once(&t, 7, tally, &n));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_ONCE, 7, tally, &n));
         cr_assert_ok(ari_traffic_bytes(&bytes, &t));
         visits[i] = n.visits;
     }
@@ -174,8 +174,8 @@ Test(ops, a_visitor_ends_the_walk_and_sizes_that_overflow_are_refused)
     const ar_parallel tp2 = {.tp = 2};
     const ari_step_case t = native_of(&c, tp2, 4, 512), huge = native_of(&c, tp2, (size_t)1 << 40, (size_t)1 << 40);
     count n = {0};
-    cr_expect_eq(ari_operations(&huge, 0, tally, &n), AR_ERR_OVERFLOW);
+    cr_expect_eq(ari_operations(&huge, ARI_OPS_STEP, 0, tally, &n), AR_ERR_OVERFLOW);
     n = (count){.ends = true};
-    cr_expect_eq(ari_operations(&t, 0, tally, &n), AR_ERR_DATA);
+    cr_expect_eq(ari_operations(&t, ARI_OPS_STEP, 0, tally, &n), AR_ERR_DATA);
     cr_expect_eq(n.visits, 2); /* the embedding, the first norm */
 }

@@ -252,7 +252,7 @@ Test(plans, what_moves_in_a_layer_is_what_its_placements_say)
         snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i].rules);
         cr_assert_ok(ar_plan_parse(&t.run.plan, text, strlen(text), "p"));
         cr_assert_ok(ar_plan_check(&t.run.plan, &c, all[i].sp));
-        cr_assert_ok(ari_operations(&t, 0, add_moved, &m));
+        cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, add_moved, &m));
         cr_expect_str_eq(m.text, all[i].calls, "%s: %s", text, m.text);
         ar_plan_fini(&t.run.plan);
     }

@@ -129,4 +129,7 @@ ARI_DECLARE_EXACT(contract_groups)
 ARI_DECLARE_EXACT(grad_groups)
 #undef ARI_DECLARE_EXACT
 
+/** Ends what was packed, which a step's memory counts. Accepts NULL. */
+void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p);
+
 #endif

@@ -91,7 +91,7 @@ static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_ten
     return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
 }
 
-static void end_packed(ar_ctx *ctx, ar_packed *p)
+void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p)
 {
     ari_step_count_free(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
     ctx->device->ops->packed_destroy(ctx->device, ctx->queue, p);
@@ -116,7 +116,7 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
     if (st == AR_OK)
         st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->narrow, a, b, k->e, k->f, NULL,
                         ari_exact_grad_begins(p->grad));
-    end_packed(ctx, a);
+    ari_exact_end_packed(ctx, a);
     return st;
 }
 
@@ -147,7 +147,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
             st = add_samples(ctx, terms[i].to, &k, b, e);
         ari_step_free(ctx, e);
     }
-    end_packed(ctx, b);
+    ari_exact_end_packed(ctx, b);
     ari_step_free(ctx, f);
     return st;
 }

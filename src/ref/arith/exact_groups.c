@@ -17,12 +17,6 @@ static ar_status new_packed(ar_ctx *ctx, ar_packed **p, size_t rows, size_t k, u
     return AR_OK;
 }
 
-static void end_packed(ar_ctx *ctx, ar_packed *p)
-{
-    ari_step_count_free(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
-    ctx->device->ops->packed_destroy(ctx->device, ctx->queue, p);
-}
-
 /* Rows and terms of what is packed, to be ended as that is. */
 static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *whole, size_t row, size_t rows, size_t col,
                          size_t cols)
@@ -75,7 +69,7 @@ static ar_status multiply_group(ar_ctx *ctx, const grouped *o, size_t i)
         st = ARI_KERNEL(ctx, gemm_round, &to, a, o->b[i]->packed, e, ar_const(o->b[i]->e), none, AR_ACT_NONE, NULL,
                         NULL);
     }
-    end_packed(ctx, a);
+    ari_exact_end_packed(ctx, a);
     ari_work_of_product(&(ari_extents){.batch = 1, .rows = rows, .k = o->a->shape[1]}, &o->b[i]->x);
     return st;
 }
@@ -153,7 +147,7 @@ static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, co
             AR_TRY(multiply_group(ctx, o, i));
     }
     AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_exact_store(ctx, y, &o->y));
-    end_packed(ctx, o->packed);
+    ari_exact_end_packed(ctx, o->packed);
     ari_step_free(ctx, o->e);
     return AR_OK;
 }
@@ -217,7 +211,7 @@ static ar_status run_quantise(ar_ctx *ctx, run_operand *o, const ar_groups *g, a
 
 static void run_operand_end(ar_ctx *ctx, run_operand *o)
 {
-    end_packed(ctx, o->packed);
+    ari_exact_end_packed(ctx, o->packed);
     ari_step_free(ctx, o->e);
 }
 

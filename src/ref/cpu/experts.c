@@ -216,15 +216,6 @@ static void add_losses(float *dz, const float *p, const float *c, float r, bool 
         dz[i] = ari_add32(dz[i], ari_mul32(p[i], z));
 }
 
-/* The sum over a row's experts of p*c. */
-static float balance_of(const float *p, const float *c, size_t n)
-{
-    float r = 0.0f;
-    for (size_t i = 0; i < n && c; i++)
-        r = ari_add32(r, ari_mul32(p[i], c[i]));
-    return r;
-}
-
 /** Slot route_terms. */
 ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
                               ar_cbuf lse, double z, ar_cbuf valid)
@@ -238,7 +229,7 @@ ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_
         out[t] = 0.0f;
         if (counts && !counts[t])
             continue;
-        out[t] = balance_of(row, c, experts);
+        out[t] = ari_route_balance(row, c, experts);
         if (lse.ptr)
             out[t] = ari_add32(out[t], ari_route_z_term(z, ((const float *)lse.ptr)[t]));
     }
@@ -256,7 +247,7 @@ ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, a
         const float *row = (const float *)p.ptr + t * experts;
         const float *c = balance.ptr ? (const float *)balance.ptr + t / each * experts : NULL;
         const float of_z = lse.ptr ? ari_route_z(z, ((const float *)lse.ptr)[t]) : 0.0f;
-        const float r = balance_of(row, c, experts);
+        const float r = ari_route_balance(row, c, experts);
         float room[ARI_BLOCK];
         for (size_t from = 0, count; from < experts && (!counts || counts[t]); from += count) {
             const ptrdiff_t at = (ptrdiff_t)(t * experts + from);

@@ -110,23 +110,35 @@ static void store_exponent(int32_t *e, double top, const groups *g, bool max_int
     *e = max_into && *e > own ? *e : own;
 }
 
-/* e[0..n) of n <= BLOCK groups. */
-static void plain_block(int32_t *e, const groups *g, size_t n, bool max_into)
+/* e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. False, with nothing written, where fp32 does
+ * not tell. */
+static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
     float room[BLOCK];
     uint32_t top[BLOCK] = {0};
-    for (size_t k = 0; side_by_side(g) && k < g->along; k++)
-        top_of_each(top, run_of(g, 0, k, n, room), n);
+    bool normal = true;
+    for (size_t k = 0; side_by_side(g) && k < g->along; k++) {
+        const float *x = run_of(g, 0, k, n, room);
+        if (scale)
+            narrow_top_of_each(top, x, scale[k], n);
+        else
+            top_of_each(top, x, n);
+    }
     for (size_t i = 0; !side_by_side(g) && i < n; i++)
         for (size_t k = 0; k < g->along; k += BLOCK) {
-            const uint32_t of_run = top_of_run(run_of(g, i, k, run_length(g, k), room), run_length(g, k));
+            const size_t length = run_length(g, k);
+            const float *x = run_of(g, i, k, length, room);
+            const uint32_t of_run = scale ? narrow_top_of_run(x, scale + k, length) : top_of_run(x, length);
             top[i] = of_run > top[i] ? of_run : top[i];
         }
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; scale && i < n; i++)
+        normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
+    for (size_t i = 0; normal && i < n; i++)
         store_exponent(e + i, (double)ari_float32(top[i]), g, max_into);
+    return normal;
 }
 
-/* The same for values scaled by scale[0..along). */
+/* The same in binary64. */
 static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t n, bool max_into)
 {
     float room[BLOCK];
@@ -141,27 +153,6 @@ static void scaled_block(int32_t *e, const groups *g, const double *scale, size_
         }
     for (size_t i = 0; i < n; i++)
         store_exponent(e + i, ari_float64(top[i]), g, max_into);
-}
-
-/* The same in fp32. False, with nothing written, where that does not tell. */
-static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
-{
-    float room[BLOCK];
-    uint32_t top[BLOCK] = {0};
-    bool normal = true;
-    for (size_t k = 0; side_by_side(g) && k < g->along; k++)
-        narrow_top_of_each(top, run_of(g, 0, k, n, room), scale[k], n);
-    for (size_t i = 0; !side_by_side(g) && i < n; i++)
-        for (size_t k = 0; k < g->along; k += BLOCK) {
-            const uint32_t of_run =
-                narrow_top_of_run(run_of(g, i, k, run_length(g, k), room), scale + k, run_length(g, k));
-            top[i] = of_run > top[i] ? of_run : top[i];
-        }
-    for (size_t i = 0; i < n; i++)
-        normal &= top[i] > 0x00800000u && top[i] < 0x7f800000u;
-    for (size_t i = 0; normal && i < n; i++)
-        store_exponent(e + i, (double)ari_float32(top[i]), g, max_into);
-    return normal;
 }
 
 /* e[batch, rows] over the columns of a, scaled by s, of [batch, cols], unless that is NULL. */
@@ -179,9 +170,8 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
         const ptrdiff_t begin = ari_matrix_offset(a, at) + (ptrdiff_t)first * m.row_stride;
         const groups g = {a, begin, m.cols, m.row_stride, m.col_stride, narrow};
         int32_t *out = e + at * m.rows + first;
-        if (!s)
-            plain_block(out, &g, n, max_into);
-        else if (!s->narrow || !narrow_block(out, &g, s->narrow + at * m.cols, n, max_into))
+        const float *narrow_scale = s && s->narrow ? s->narrow + at * m.cols : NULL;
+        if ((s && !narrow_scale) || !narrow_block(out, &g, narrow_scale, n, max_into))
             scaled_block(out, &g, s->wide + at * m.cols, n, max_into);
     }
 }

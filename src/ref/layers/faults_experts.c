@@ -172,25 +172,31 @@ static void through_softmax(ari_routed_host *r, bool twice)
     }
 }
 
+ar_status ari_routed_host_backward(const ari_routed_host *r, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+                                   const ar_route_rule *rule)
+{
+    ar_route_rule plain = *rule;
+    ar_tensor weight, slopes;
+    plain.normalised = false;
+    AR_TRY(ari_numbers(ctx, &weight, AR_F32, r->tokens * r->k, r->weight));
+    AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r->tokens * r->k, r->g));
+    const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
+                                    ar_const(of->expert->data), ar_const(weight.data), &plain);
+    ar_ctx_release(ctx, &slopes);
+    ar_ctx_release(ctx, &weight);
+    return st;
+}
+
 ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of, const ar_tensor *g,
                                     const ar_route_rule *rule)
 {
     const bool twice = ar_faulty(ctx, AR_FAULT_router_softmax_twice);
-    ar_route_rule alone = *rule;
     ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
-    ar_tensor slopes, chosen;
     if (!twice && !ar_faulty(ctx, AR_FAULT_router_sum_detached))
         return AR_OK;
     AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, g));
     through_softmax(&r, twice);
-    alone.normalised = false;
-    AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
-    AR_TRY(ari_numbers(ctx, &chosen, AR_F32, r.tokens * r.k, r.weight));
-    const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
-                                    ar_const(of->expert->data), ar_const(chosen.data), &alone);
-    ar_ctx_release(ctx, &chosen);
-    ar_ctx_release(ctx, &slopes);
-    return st;
+    return ari_routed_host_backward(&r, ctx, dz, of, rule);
 }
 
 /* --- rows of the experts ------------------------------------------------------------------------------------------ */

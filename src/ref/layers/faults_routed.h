@@ -19,5 +19,8 @@ AR_NODISCARD ar_status ari_routed_host_init(ari_routed_host *r, ar_ctx *ctx, con
 void ari_routed_host_fini(ari_routed_host *r);
 /** A tensor's numbers, int32 or as fp32. Gives; free(). Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_to_host(ar_ctx *ctx, void **gives, const ar_tensor *t);
+/** route_backward of r's g and weight by a rule that does not divide. Errors: those of the device. */
+AR_NODISCARD ar_status ari_routed_host_backward(const ari_routed_host *r, ar_ctx *ctx, const ar_tensor *dz,
+                                                const ari_chosen *of, const ar_route_rule *rule);
 
 #endif

@@ -134,8 +134,6 @@ ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
                                     const ar_tensor *bias, const ar_route_rule *rule)
 {
     ARI_ENDED(ari_routed_host_fini) ari_routed_host r = {.k = 0};
-    ar_route_rule plain = *rule;
-    ar_tensor weight, slopes;
     ARI_OWNED float *b = NULL;
     if (ar_faulty(ctx, AR_FAULT_router_scale_not_in_gradient))
         return ARI_KERNEL(ctx, scale, dz, dz, 1.0f / rule->scale);
@@ -144,14 +142,7 @@ ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_
     AR_TRY(ari_routed_host_init(&r, ctx, of, NULL, g));
     AR_TRY(ari_to_host(ctx, (void **)&b, bias));
     through_biased(&r, b, rule);
-    plain.normalised = false;
-    AR_TRY(ari_numbers(ctx, &weight, AR_F32, r.tokens * r.k, r.weight));
-    AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r.tokens * r.k, r.g));
-    const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
-                                    ar_const(of->expert->data), ar_const(weight.data), &plain);
-    ar_ctx_release(ctx, &slopes);
-    ar_ctx_release(ctx, &weight);
-    return st;
+    return ari_routed_host_backward(&r, ctx, dz, of, rule);
 }
 
 /* --- counts ------------------------------------------------------------------------------------------------------- */

@@ -29,13 +29,6 @@ static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
     return m->o.fused ? ar_tensor_slice(t, t->ndim - 1, (size_t)i * width, width) : ari_linear_part_of(&m->first, t, i);
 }
 
-/* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status redistribute_value(const mlp_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
-                                    ar_tp_redistribution change, bool ends)
-{
-    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
-}
-
 /* The activation's output from the first layer's: fused with its bias unless gated. */
 static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *act, const ar_tensor *x)
 {
@@ -64,7 +57,7 @@ static ar_status up_to_second(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     ar_tensor in;
     AR_TRY(ari_check_features(m->base.name, "input", x, m->o.hidden));
-    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &in, x, m->split.enter, false));
     return first_half(m, ctx, saved, act, &in);
 }
 
@@ -76,7 +69,7 @@ static ar_status mlp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
     ar_tensor act, out;
     AR_TRY(up_to_second(m, ctx, saved, &act, x));
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
-    AR_TRY(redistribute_value(m, ctx, y, &out, m->split.leave, true));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -119,7 +112,7 @@ static ar_status mlp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     ar_tensor dout, dact, dpre, pre, din;
     ari_input_prefetch prefetch = {.next = &m->first};
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(ari_linear_backward(&m->second, ctx, saved, &dact, &dout, m->second_name, &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
@@ -131,7 +124,7 @@ static ar_status mlp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, shared ? base->name : m->first_name,
                                &prefetch));
     ar_ctx_release(ctx, &dpre);
-    return dx ? redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
+    return dx ? ARI_REDISTRIBUTE(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
 static size_t mlp_params(const ar_module *base, ar_param **out, size_t cap)

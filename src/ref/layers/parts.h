@@ -97,6 +97,9 @@ size_t ari_features_sum(const ari_features *f);
  *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                            ar_tp_redistribution change, const char *tag, bool ends);
+/* The same of a module's hidden features, under its name. */
+#define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
+    ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
 /** Ends y where it is not x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.

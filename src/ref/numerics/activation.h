@@ -204,82 +204,32 @@ ARI_FN double ari_drelu64(double x)
 
 /* --- by kind ------------------------------------------------------------------------------------------------------ */
 
+/* A function of an activation and a number: of each kind its own, of AR_ACT_NONE `identity`. */
+#define ARI_ACT_FUNCTION(type, name, d, width, identity) \
+    ARI_FN type name(ar_activation kind, type x)         \
+    {                                                    \
+        switch (kind) {                                  \
+        case AR_ACT_GELU_ERF:                            \
+            return ari_##d##gelu_erf##width(x);          \
+        case AR_ACT_GELU_TANH:                           \
+            return ari_##d##gelu_tanh##width(x);         \
+        case AR_ACT_SILU:                                \
+            return ari_##d##silu##width(x);              \
+        case AR_ACT_RELU:                                \
+            return ari_##d##relu##width(x);              \
+        case AR_ACT_CLAMPED:                             \
+            return ari_##d##clamped##width(x);           \
+        case AR_ACT_NONE:                                \
+            break;                                       \
+        }                                                \
+        return identity;                                 \
+    }
+
 /** act32(x). AR_ACT_NONE is the identity. */
-ARI_FN float ari_act32(ar_activation kind, float x)
-{
-    switch (kind) {
-    case AR_ACT_GELU_ERF:
-        return ari_gelu_erf32(x);
-    case AR_ACT_GELU_TANH:
-        return ari_gelu_tanh32(x);
-    case AR_ACT_SILU:
-        return ari_silu32(x);
-    case AR_ACT_RELU:
-        return ari_relu32(x);
-    case AR_ACT_CLAMPED:
-        return ari_clamped32(x);
-    case AR_ACT_NONE:
-        break;
-    }
-    return ari_canonical32(x);
-}
-
+ARI_ACT_FUNCTION(float, ari_act32, , 32, ari_canonical32(x))
 /** The derivative of act at x. Of the identity 1; NaN passes there too. */
-ARI_FN float ari_dact32(ar_activation kind, float x)
-{
-    switch (kind) {
-    case AR_ACT_GELU_ERF:
-        return ari_dgelu_erf32(x);
-    case AR_ACT_GELU_TANH:
-        return ari_dgelu_tanh32(x);
-    case AR_ACT_SILU:
-        return ari_dsilu32(x);
-    case AR_ACT_RELU:
-        return ari_drelu32(x);
-    case AR_ACT_CLAMPED:
-        return ari_dclamped32(x);
-    case AR_ACT_NONE:
-        break;
-    }
-    return x != x ? ari_nan32() : 1.0f;
-}
-
-ARI_FN double ari_act64(ar_activation kind, double x)
-{
-    switch (kind) {
-    case AR_ACT_GELU_ERF:
-        return ari_gelu_erf64(x);
-    case AR_ACT_GELU_TANH:
-        return ari_gelu_tanh64(x);
-    case AR_ACT_SILU:
-        return ari_silu64(x);
-    case AR_ACT_RELU:
-        return ari_relu64(x);
-    case AR_ACT_CLAMPED:
-        return ari_clamped64(x);
-    case AR_ACT_NONE:
-        break;
-    }
-    return x;
-}
-
-ARI_FN double ari_dact64(ar_activation kind, double x)
-{
-    switch (kind) {
-    case AR_ACT_GELU_ERF:
-        return ari_dgelu_erf64(x);
-    case AR_ACT_GELU_TANH:
-        return ari_dgelu_tanh64(x);
-    case AR_ACT_SILU:
-        return ari_dsilu64(x);
-    case AR_ACT_RELU:
-        return ari_drelu64(x);
-    case AR_ACT_CLAMPED:
-        return ari_dclamped64(x);
-    case AR_ACT_NONE:
-        break;
-    }
-    return x != x ? x : 1.0;
-}
+ARI_ACT_FUNCTION(float, ari_dact32, d, 32, x != x ? ari_nan32() : 1.0f)
+ARI_ACT_FUNCTION(double, ari_act64, , 64, x)
+ARI_ACT_FUNCTION(double, ari_dact64, d, 64, x != x ? x : 1.0)
 
 #endif

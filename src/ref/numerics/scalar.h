@@ -229,6 +229,15 @@ ARI_FN float ari_route_z_term(double z, float lse)
     return ari_round32(z * (double)lse * (double)lse);
 }
 
+/** The sum over a row's experts of p*c; 0 without a c. */
+ARI_FN float ari_route_balance(const float *p, const float *c, size_t n)
+{
+    float r = 0.0f;
+    for (size_t i = 0; i < n && c; i++)
+        r = ari_add32(r, ari_mul32(p[i], c[i]));
+    return r;
+}
+
 /** fl32(y + fl32(s*x)). */
 ARI_FN float ari_add_gated32(float y, float s, float x)
 {

@@ -120,12 +120,12 @@ static void count_micro_batches(tally *t)
 static ar_status walk(tally *t, int rank)
 {
     const ari_step_case *c = t->c;
-    AR_TRY(ari_operations_start(c, rank, add, t));
-    AR_TRY(ari_operations_counting(c, rank, add, t));
-    AR_TRY(ari_operations_pass(c, ARI_PASS_FORWARD, rank, add, t));
+    AR_TRY(ari_operations(c, ARI_OPS_START, rank, add, t));
+    AR_TRY(ari_operations(c, ARI_OPS_COUNTING, rank, add, t));
+    AR_TRY(ari_operations(c, ARI_OPS_FORWARD, rank, add, t));
     if (!c->forward_only)
-        AR_TRY(ari_operations_pass(c, ARI_PASS_BACKWARD, rank, add, t));
-    return ari_operations_step(c, rank, add, t);
+        AR_TRY(ari_operations(c, ARI_OPS_BACKWARD, rank, add, t));
+    return ari_operations(c, ARI_OPS_OUTSIDE, rank, add, t);
 }
 
 ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)

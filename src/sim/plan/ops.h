@@ -217,28 +217,31 @@ typedef struct ari_operation {
 
 typedef ar_status (*ari_operation_visitor)(void *user, const ari_operation *op);
 
-/** Visits what rank `rank` of the world does from its first weight to the end of its first step. A status of the
- *  visitor other than AR_OK ends the walk and is its result. The case is a legal one (ar_run_check). Errors:
- *  AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
-AR_NODISCARD ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The same with one pass for all micro-batches of as many samples (ari_operation.times), but in exact numerics for the
- *  first, which has the exchanges of new weights. So no number of them costs anything. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The passes alone of that. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_passes(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The same of rank 0 and all ranks of its pipeline together: outside of the passes one after the other; a pass goes
- *  through all stages. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user);
-/** The same in parts: before the first step; one forward or backward pass of all samples through the rank's stages by
- *  the ranks that share them, the first since the weights changed; what is outside of the passes in a step. Together
- *  they hold every collective of a run, each as often as ari_call_often says. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-AR_NODISCARD ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass pass, int rank,
-                                           ari_operation_visitor visit, void *user);
-AR_NODISCARD ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user);
-/** The same of the forward pass that counts the routes; nothing where a step has none (ari_step_counts). */
-AR_NODISCARD ar_status ari_operations_counting(const ari_step_case *c, int rank, ari_operation_visitor visit,
-                                               void *user);
+/* What a walk visits. */
+typedef enum ari_op_extent {
+    ARI_OPS_STEP, /* what rank `rank` of the world does from its first weight to the end of its first step */
+    /* The same with one pass for all micro-batches of as many samples (ari_operation.times), but in exact numerics for
+     * the first, which has the exchanges of new weights. So no number of them costs anything. */
+    ARI_OPS_ONCE,
+    ARI_OPS_PASSES, /* the passes alone of that */
+    /* The same of rank 0 and all ranks of its pipeline together: outside of the passes one after the other; a pass goes
+     * through all stages. */
+    ARI_OPS_PIPELINE,
+    /* The same in parts, which together hold every collective of a run, each as often as ari_call_often says: before
+     * the first step; one pass of all samples through the rank's stages by the ranks that share them, the first since
+     * the weights changed; what is outside of the passes in a step. */
+    ARI_OPS_START,
+    ARI_OPS_COUNTING, /* the forward pass that counts the routes; nothing where a step has none (ari_step_counts) */
+    ARI_OPS_FORWARD,
+    ARI_OPS_BACKWARD,
+    ARI_OPS_OUTSIDE,
+    ARI_OPS_BUCKETS, /* the gradient sum of every bucket, also of those that nothing moves */
+} ari_op_extent;
+
+/** Visits what `which` says. A status of the visitor other than AR_OK ends the walk and is its result. The case is a
+ *  legal one (ar_run_check). Errors: AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_operations(const ari_step_case *c, ari_op_extent which, int rank,
+                                      ari_operation_visitor visit, void *user);
 
 /** Bits of the parts of its number that a value is: all of them, or by its role of those side by side. */
 unsigned ari_op_parts(const ari_op_value *v);
@@ -248,9 +251,6 @@ size_t ari_operations_values(const ari_step_case *c);
 typedef ar_status (*ari_param_visitor)(void *user, size_t layer, const ari_op_value *v);
 /** Visits the rank's parameters in the order of their registration, a tied one once. Errors: as above. */
 AR_NODISCARD ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visitor visit, void *user);
-/** Visits the gradient sum of every bucket, also of those that nothing moves. Errors: as above. */
-AR_NODISCARD ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit,
-                                              void *user);
 
 /** True if a parameter belongs to a norm. */
 bool ari_op_builder_is_norm(ari_role role);

@@ -239,63 +239,41 @@ static ar_status all_of(ari_op_builder *w, bool each, bool alone)
     return w->st;
 }
 
-ar_status ari_operations(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
+ar_status ari_operations(const ari_step_case *c, ari_op_extent which, int rank, ari_operation_visitor visit, void *user)
 {
     ari_op_builder w = walk_of(c, rank, visit, user);
-    return all_of(&w, true, false);
-}
-
-ar_status ari_operations_once(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    return all_of(&w, false, false);
-}
-
-ar_status ari_operations_passes(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    return all_of(&w, false, true);
-}
-
-ar_status ari_operations_pipeline(const ari_step_case *c, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, 0, visit, user);
-    w.pipeline = true;
-    return all_of(&w, false, false);
-}
-
-ar_status ari_operations_start(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    ari_op_builder_start(&w);
-    return w.st;
-}
-
-ar_status ari_operations_pass(const ari_step_case *c, ari_operation_pass which, int rank, ari_operation_visitor visit,
-                              void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    take_samples(&w, c->run.batch, c->run.batch);
-    passes_of(&w, which);
-    return w.st;
-}
-
-ar_status ari_operations_counting(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    w.counting = true;
-    take_samples(&w, c->run.batch, c->run.batch);
-    if (ari_step_counts(c))
-        passes_of(&w, ARI_PASS_FORWARD);
-    return w.st;
-}
-
-ar_status ari_operations_step(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    ari_op_builder_before(&w);
-    ari_op_builder_counts(&w);
-    ari_op_builder_after(&w);
+    switch (which) {
+    case ARI_OPS_STEP:
+        return all_of(&w, true, false);
+    case ARI_OPS_PIPELINE:
+        w.pipeline = true;
+        return all_of(&w, false, false);
+    case ARI_OPS_ONCE:
+        return all_of(&w, false, false);
+    case ARI_OPS_PASSES:
+        return all_of(&w, false, true);
+    case ARI_OPS_START:
+        ari_op_builder_start(&w);
+        break;
+    case ARI_OPS_COUNTING:
+        w.counting = true;
+        if (!ari_step_counts(c))
+            break;
+        /* fall through */
+    case ARI_OPS_FORWARD:
+    case ARI_OPS_BACKWARD:
+        take_samples(&w, c->run.batch, c->run.batch);
+        passes_of(&w, which == ARI_OPS_BACKWARD ? ARI_PASS_BACKWARD : ARI_PASS_FORWARD);
+        break;
+    case ARI_OPS_OUTSIDE:
+        ari_op_builder_before(&w);
+        ari_op_builder_counts(&w);
+        ari_op_builder_after(&w);
+        break;
+    case ARI_OPS_BUCKETS:
+        ari_op_builder_buckets(&w);
+        break;
+    }
     return w.st;
 }
 
@@ -313,12 +291,5 @@ ar_status ari_operations_params(const ari_step_case *c, int rank, ari_param_visi
 {
     ari_op_builder w = walk_of(c, rank, NULL, user);
     visit_params(&w, visit);
-    return w.st;
-}
-
-ar_status ari_operations_buckets(const ari_step_case *c, int rank, ari_operation_visitor visit, void *user)
-{
-    ari_op_builder w = walk_of(c, rank, visit, user);
-    ari_op_builder_buckets(&w);
     return w.st;
 }

@@ -172,7 +172,7 @@ static ar_status compare_rank(rank_trace *r, const ari_step_case *c, const ar_tr
     }
     for (uint64_t s = 0; s < steps; s++) {
         r->later = s > 0;
-        AR_TRY(ari_operations(c, r->rank, compare_operation, r));
+        AR_TRY(ari_operations(c, ARI_OPS_STEP, r->rank, compare_operation, r));
     }
     return compare_end(r, ari_trace_is_virtual(t));
 }

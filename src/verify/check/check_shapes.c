@@ -135,8 +135,8 @@ ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const
         memset(e.of, 0, ref->count * sizeof *e.of);
         e.last = (ari_operation){0};
         /* A rank without samples has weights all the same. */
-        AR_TRY(ari_operations_pass(&c, ARI_PASS_FORWARD, r, visit_weights, &e));
-        AR_TRY(ari_operations(&c, r, visit_outputs, &e));
+        AR_TRY(ari_operations(&c, ARI_OPS_FORWARD, r, visit_weights, &e));
+        AR_TRY(ari_operations(&c, ARI_OPS_STEP, r, visit_outputs, &e));
         for (size_t i = 0; i < ref->count; i++) {
             if (e.of[i].is)
                 compare_shape(run, ref, i, r, &ranks[r].finding[i], &e.of[i]);

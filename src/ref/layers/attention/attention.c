@@ -67,13 +67,6 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
     return AR_OK;
 }
 
-/* Redistributes x; `ends`: x is this module's and is released. */
-static ar_status redistribute_value(const ari_attention *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
-                                    ar_tp_redistribution change, bool ends)
-{
-    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
-}
-
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
 static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *in)
 {
@@ -105,7 +98,7 @@ static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     ar_tensor in, qkv;
     AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
-    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &in, x, m->split.enter, false));
     if (m->latent) {
         AR_TRY(ari_latent_forward(m, ctx, saved, &qkv, &in));
         return ari_attend(m, ctx, saved, context, &qkv, batch);
@@ -123,7 +116,7 @@ static ar_status attention_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved
     ar_tensor context, out;
     AR_TRY(make_context(m, ctx, saved, &context, x, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
-    AR_TRY(redistribute_value(m, ctx, y, &out, m->split.leave, true));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &out, m->split.leave, true));
     return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -145,7 +138,7 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
     ari_attention *m = (ari_attention *)base;
     ar_tensor dout, dcontext, dqkv, din;
     ari_input_prefetch prefetch = {.next = &m->qkv};
-    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, m->latent ? NULL : &prefetch));
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ari_attend_backward(m, ctx, saved, &dqkv, &dcontext));
@@ -155,7 +148,7 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
                      : ari_linear_backward(&m->qkv, ctx, saved, dx ? &din : NULL, &dqkv,
                                            m->o.fused ? m->qkv_name[0] : base->name, &prefetch));
     ar_ctx_release(ctx, &dqkv);
-    return dx ? redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
+    return dx ? ARI_REDISTRIBUTE(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true) : AR_OK;
 }
 
 /* --- construction ------------------------------------------------------------------------------------------------- */

@@ -58,12 +58,6 @@ static ar_status tap_own(const experts_module *m, ar_ctx *ctx, const char *part,
     return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->at);
 }
 
-static ar_status redistribute_value(const experts_module *m, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
-                                    ar_tp_redistribution change, bool ends)
-{
-    return ari_tp_redistribute(ctx, y, x, &(ari_features){1, {m->o.hidden}}, change, m->base.name, ends);
-}
-
 /* The group that cuts the experts; NULL: they are whole. */
 static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 {
@@ -278,7 +272,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     ar_tensor in, routes, weight, rows, made;
     ari_routes r;
     AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
-    AR_TRY(redistribute_value(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &in, x, m->split.enter, false));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
     AR_TRY(route(m, ctx, saved, &routes, &weight, &in, batch));
     ar_status st = make_routes(m, ctx, &r, &routes, &in);
@@ -294,7 +288,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
     AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
     AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));
-    AR_TRY(redistribute_value(m, ctx, y, &made, m->split.leave, true));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &made, m->split.leave, true));
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -420,12 +414,12 @@ static ar_status experts_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     experts_module *m = (experts_module *)base;
     ar_tensor dout, din, unwanted;
     AR_TRY(ari_check_features(base->name, "gradient", dy, m->o.hidden));
-    AR_TRY(redistribute_value(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(gradient_of(m, ctx, saved, &din, &dout, batch));
     ari_release_placed(ctx, &dout, dy);
     if (!dx)
         dx = &unwanted;
-    AR_TRY(redistribute_value(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true));
     return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.enter.from));
 }
 
