@@ -215,14 +215,8 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
 static const ar_st_entry *peer(void *user, int rank, const char *name)
 {
     const ar_dump *d = user;
-    size_t low = 0, high = d->files;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (d->file[middle].rank < rank)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    size_t low = 0;
+    ARI_BISECT(low, d->files, i, d->file[i].rank < rank)
     for (; low < d->files && d->file[low].rank == rank; low++) {
         const ari_dump_file *f = &d->file[low];
         const ar_st_entry *e = f->st != NULL ? ar_st_find(f->st, name) : &f->npy->entry;

@@ -7,6 +7,7 @@
 
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/text.h"
 
 /* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
 #define PATIENCE_NS UINT64_C(250000000)
@@ -20,13 +21,11 @@ const char *ar_transport_name(ar_transport t)
 
 ar_status ar_transport_parse(ar_transport *t, const char *text)
 {
-    for (int i = 0; i < AR_TRANSPORTS; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *t = (ar_transport)i;
-            return AR_OK;
-        }
-    }
-    return ar_error_set(AR_ERR_ARG, "transport '%.40s': sim, mpi or nccl", text);
+    const size_t found = ari_word_of(text, names, AR_TRANSPORTS);
+    if (found == AR_TRANSPORTS)
+        return ar_error_set(AR_ERR_ARG, "transport '%.40s': sim, mpi or nccl", text);
+    *t = (ar_transport)found;
+    return AR_OK;
 }
 
 void ar_process_destroy(ar_process *p)

@@ -225,15 +225,13 @@ static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
     unsigned had = 0;
     *found = false;
     AR_TRY(next_word(word, &rest));
-    for (size_t i = 0; i < MACHINES; i++) {
-        if (strcmp(word, ar_sim_cluster_names[i]) == 0) {
-            *found = true;
-            *text = rest;
-            AR_TRY(read_words(c, machines[i], &had));
-            c->gpu = (int)i + 1;
-            return AR_OK;
-        }
-    }
+    const size_t i = ari_word_of(word, ar_sim_cluster_names, MACHINES);
+    *found = i < MACHINES;
+    if (!*found)
+        return AR_OK;
+    *text = rest;
+    AR_TRY(read_words(c, machines[i], &had));
+    c->gpu = (int)i + 1;
     return AR_OK;
 }
 

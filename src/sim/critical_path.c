@@ -44,14 +44,8 @@ static ar_status make_line(lane_line *to, const ari_trace_view *v, const ari_vie
 static const stretch *stretch_before(const walk *w, size_t lane, uint64_t ns)
 {
     const lane_line *l = &w->lanes[lane];
-    size_t low = 0, high = l->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (l->list[middle].begin < ns)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    size_t low = 0;
+    ARI_BISECT(low, l->count, i, l->list[i].begin < ns)
     return low > 0 ? &l->list[low - 1] : NULL;
 }
 

@@ -301,14 +301,8 @@ static void put_transfers(writer *w, size_t lane)
 /* The last thing that a lane had done by then; NULL: nothing. Records are in the order in which they began. */
 static const ari_record *done_by(const ari_trace_view *v, const ari_view_lane *l, uint64_t ns)
 {
-    size_t low = 0, high = l->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (ari_view_begin(v, l->shown[middle]) < ns)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    size_t low = 0;
+    ARI_BISECT(low, l->count, i, ari_view_begin(v, l->shown[i]) < ns)
     while (low > 0) {
         const ari_record *r = l->shown[--low];
         if (ari_view_end(v, r) <= ns && ari_view_end(v, r) > ari_view_begin(v, r))

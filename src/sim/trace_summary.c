@@ -232,14 +232,8 @@ static ar_status add_part(parts *to, const char *kind, const char *name, int ran
 /* By the spans that it lies in; what lies in none is plain computation. */
 static ar_status add_compute(parts *to, const names *n, int rank, uint64_t begin, uint64_t end)
 {
-    size_t low = 0, high = n->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (n->list[middle].end <= begin)
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    size_t low = 0;
+    ARI_BISECT(low, n->count, i, n->list[i].end <= begin)
     for (; low < n->count && n->list[low].begin < end; low++) {
         const named *s = &n->list[low];
         const uint64_t from = s->begin > begin ? s->begin : begin, until = s->end < end ? s->end : end;

@@ -17,6 +17,7 @@
 
 #include "cli/options/subcommand.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 
 typedef struct page {
@@ -379,10 +380,7 @@ static ar_status fish(page *p, char *words)
 static bool given_by_python(const ari_option *o)
 {
     static const char *const names[] = {"json", "quiet", "no-color", "progress-fd"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(o->name, names[i]) == 0)
-            return true;
-    return o->at == ARI_OPT_NO_FIELD;
+    return ARI_IS_AMONG(o->name, names) || o->at == ARI_OPT_NO_FIELD;
 }
 
 /* An option's name as a keyword: "bucket_bytes". */

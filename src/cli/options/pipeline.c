@@ -38,10 +38,7 @@ const ari_option ari_pipeline_options[] = {
 /* The schedule of that name; AR_PP_SCHEDULES: none. */
 static ar_pp_schedule named(const char *text)
 {
-    for (int i = 0; i < AR_PP_SCHEDULES; i++)
-        if (!text || strcmp(text, schedule_names[i]) == 0)
-            return (ar_pp_schedule)i;
-    return AR_PP_SCHEDULES;
+    return text ? (ar_pp_schedule)ari_word_of(text, schedule_names, AR_PP_SCHEDULES) : (ar_pp_schedule)0;
 }
 
 static bool is_file(const ari_run_values *v)

@@ -76,6 +76,17 @@ AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size
             qsort(list, n, sizeof *(list), compare); \
     } while (0)
 
+/* Raises `low` to the first place from there to `high` of which `before` is false, as it is of all after it; `before` is
+ * of place i. */
+#define ARI_BISECT(low, high, i, before)             \
+    for (size_t end_ = (high); (low) < end_;) {      \
+        const size_t i = (low) + (end_ - (low)) / 2; \
+        if (before)                                  \
+            (low) = i + 1;                           \
+        else                                         \
+            end_ = i;                                \
+    }
+
 /** The coordinates of element `index`, counted row by row, in a tensor of that shape; 0 along a dimension of none. */
 static inline void ari_coordinates(size_t *at, size_t index, int ndim, const size_t *shape)
 {

@@ -116,13 +116,7 @@ void ari_documents_fini(ari_documents *d)
 
 bool ari_documents_begins(const ari_documents *d, size_t token)
 {
-    size_t from = 0, to = d->documents; /* of the ends, which rise */
-    while (from < to) {
-        const size_t middle = from + (to - from) / 2;
-        if (d->end[middle] < token)
-            from = middle + 1;
-        else
-            to = middle;
-    }
+    size_t from = 0; /* of the ends, which rise */
+    ARI_BISECT(from, d->documents, i, d->end[i] < token)
     return token == 0 || (from < d->documents && d->end[from] == token);
 }

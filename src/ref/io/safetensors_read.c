@@ -96,19 +96,10 @@ const ar_st_entry *ar_st_at(const ar_st_file *f, size_t i)
 
 const ar_st_entry *ar_st_find(const ar_st_file *f, const char *name)
 {
-    size_t low = 0, high = f->header.n;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const ar_st_entry *e = &f->header.by_name[middle]->entry;
-        const int order = strcmp(name, e->name);
-        if (order == 0)
-            return e;
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return NULL;
+    const ari_st_header *h = &f->header;
+    size_t low = 0;
+    ARI_BISECT(low, h->n, i, strcmp(h->by_name[i]->entry.name, name) < 0)
+    return low < h->n && strcmp(h->by_name[low]->entry.name, name) == 0 ? &h->by_name[low]->entry : NULL;
 }
 
 const char *ar_st_metadata(const ar_st_file *f, const char *key)

@@ -36,13 +36,7 @@ ar_status ar_batch_check(const ar_batch *b, size_t positions)
 /* The first of the places [from, to) whose document is not below `number`, or `to`. */
 static size_t first_of(const int32_t *documents, size_t from, size_t to, int64_t number)
 {
-    while (from < to) {
-        const size_t middle = from + (to - from) / 2;
-        if (documents[middle] < number)
-            from = middle + 1;
-        else
-            to = middle;
-    }
+    ARI_BISECT(from, to, i, documents[i] < number)
     return from;
 }
 

@@ -186,14 +186,8 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
 {
     const other_names *all = user;
     const size_t stem = ari_order_of(t->name, ar_dump_path(all->other)).stem;
-    size_t first = 0, n = 0, end = all->n;
-    while (first < end) { /* the first whose name is not before the stem */
-        const size_t middle = first + (end - first) / 2;
-        if (strncmp(all->list[middle].name, t->name, stem) < 0)
-            first = middle + 1;
-        else
-            end = middle;
-    }
+    size_t first = 0, n = 0; /* the first whose name is not before the stem */
+    ARI_BISECT(first, all->n, i, strncmp(all->list[i].name, t->name, stem) < 0)
     while (first + n < all->n && strlen(all->list[first + n].name) == stem &&
            memcmp(all->list[first + n].name, t->name, stem) == 0)
         n++;

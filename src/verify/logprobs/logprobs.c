@@ -176,15 +176,8 @@ static void find_largest(top_entry *out, size_t top, const double *logits, size_
 
 size_t ari_lp_claim_at(const ari_lp_claim *claim, size_t n, size_t sequence, size_t at)
 {
-    size_t low = 0, high = n;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const ari_lp_claim *one = &claim[middle];
-        if (one->sequence < sequence || (one->sequence == sequence && one->at < at))
-            low = middle + 1;
-        else
-            high = middle;
-    }
+    size_t low = 0;
+    ARI_BISECT(low, n, i, claim[i].sequence < sequence || (claim[i].sequence == sequence && claim[i].at < at))
     return low < n && claim[low].sequence == sequence && claim[low].at == at ? low : n;
 }
 

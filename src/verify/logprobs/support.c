@@ -52,21 +52,14 @@ static void sum_row(fit *f, double temperature)
 /* How many of the sorted row stay. */
 static size_t kept(const fit *f, ari_support support, double temperature, double number)
 {
-    size_t low = 0, high = f->v - 1; /* the last one that stays lies between them */
+    size_t low = 0; /* of the last one that stays */
     if (support == ARI_ALL)
         return f->v;
     if (support == ARI_LARGEST_K)
         return number < (double)f->v ? (size_t)number : f->v;
     const double wanted = number * f->mass[f->v - 1], least = (double)f->sorted[0] + temperature * log(number);
-    while (low < high) {
-        const size_t middle = (low + high) / 2;
-        const bool enough =
-            support == ARI_LARGEST_P ? f->mass[middle] >= wanted : (double)f->sorted[middle + 1] < least;
-        if (enough)
-            high = middle;
-        else
-            low = middle + 1;
-    }
+    ARI_BISECT(low, f->v - 1, i,
+               support == ARI_LARGEST_P ? !(f->mass[i] >= wanted) : !((double)f->sorted[i + 1] < least))
     return low + 1;
 }
 

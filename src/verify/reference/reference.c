@@ -110,19 +110,10 @@ ar_status ari_reference_finish(ari_reference *r)
 
 size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step)
 {
-    size_t low = 0, high = r->count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const ari_ref_tensor *t = &r->tensor[r->by_name[middle]];
-        const int c = compare_keys(name, pass, step, t);
-        if (c == 0)
-            return r->by_name[middle];
-        if (c < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return r->count;
+    size_t low = 0;
+    ARI_BISECT(low, r->count, i, compare_keys(name, pass, step, &r->tensor[r->by_name[i]]) > 0)
+    const size_t at = low < r->count ? r->by_name[low] : r->count;
+    return at < r->count && compare_keys(name, pass, step, &r->tensor[at]) == 0 ? at : r->count;
 }
 
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
