@@ -93,19 +93,15 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
 
 ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)
 {
-    ar_dump *d = NULL;
+    ARI_OWNED_BY(ar_dump_close) ar_dump *d = NULL;
     *gives = NULL;
     AR_TRY(create(&d, path));
-    const ar_status st = ARI_TAKE(&d->tensor, &d->arena, n, path);
-    if (st != AR_OK) {
-        ar_dump_close(d);
-        return st;
-    }
+    AR_TRY(ARI_TAKE(&d->tensor, &d->arena, n, path));
     d->tensors = n;
     for (size_t i = 0; i < n; i++)
         d->tensor[i] = tensors[i];
     qsort(d->tensor, n, sizeof *d->tensor, ari_by_name);
-    *gives = d;
+    ARI_GIVE(gives, d);
     return AR_OK;
 }
 

@@ -16,6 +16,8 @@
 #include "run/checkpoint.h"
 #include "run/run.h"
 
+ARI_OWNER(ar_checkpoint, ar_checkpoint_close)
+
 struct ar_checkpoint {
     char *path;
     ari_checkpoint_read read;
@@ -142,14 +144,10 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
 
 ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
 {
-    ar_checkpoint *c = NULL;
+    ARI_OWNED_BY(ar_checkpoint_close) ar_checkpoint *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a checkpoint"));
-    const ar_status st = open_all(c, path);
-    if (st != AR_OK) {
-        ar_checkpoint_close(c);
-        return st;
-    }
-    *gives = c;
+    AR_TRY(open_all(c, path));
+    ARI_GIVE(gives, c);
     return AR_OK;
 }
 

@@ -172,26 +172,20 @@ static ar_status write_files(const ar_checkpoint_writer *w, const char *folder, 
 
 static ar_status write_checkpoint(ar_checkpoint_writer *w, const ar_checkpoint_state *state, bool optimizer)
 {
-    char name[ARI_CHECKPOINT_NAME], *folder = NULL, *written = NULL;
+    char name[ARI_CHECKPOINT_NAME];
+    ARI_OWNED char *folder = NULL, *written = NULL;
     if (state == NULL)
         return ar_error_set(AR_ERR_ARG, "rank 0 saves a checkpoint without a state");
     ari_checkpoint_name(name, state->step);
     AR_TRY(ari_file_path(&written, w->folder.path, name));
-    ar_status st = ari_checkpoint_folder_begin(&w->folder, &folder, state->step);
-    if (st == AR_OK) {
-        st = write_files(w, folder, state, optimizer);
-        if (st == AR_OK)
-            st = ari_checkpoint_folder_publish(&w->folder, state->step);
-        else
-            ari_checkpoint_folder_abandon(&w->folder);
-    }
-    free(folder);
-    if (st != AR_OK) {
-        free(written);
-        return st;
-    }
+    AR_TRY(ari_checkpoint_folder_begin(&w->folder, &folder, state->step));
+    const ar_status st = write_files(w, folder, state, optimizer);
+    if (st != AR_OK)
+        ari_checkpoint_folder_abandon(&w->folder);
+    AR_TRY(st);
+    AR_TRY(ari_checkpoint_folder_publish(&w->folder, state->step));
     free(w->written);
-    w->written = written;
+    ARI_GIVE(&w->written, written);
     ari_checkpoint_folder_keep(&w->folder, state->step, w->keep);
     return AR_OK;
 }

@@ -20,7 +20,7 @@
 ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, const size_t *shape)
 {
     size_t count = 1;
-    float *values = NULL;
+    ARI_OWNED float *values = NULL;
     void *writer = NULL; /* zero bytes: nobody */
     if (strlen(name) >= sizeof t->name)
         return ar_error_set(AR_ERR_ARG, "a tensor's name has at most %zu bytes: '%s'", sizeof t->name - 1,
@@ -28,12 +28,9 @@ ar_status ari_full_tensor_init(ari_full_tensor *t, const char *name, int ndim, c
     for (int d = 0; d < ndim; d++)
         AR_TRY(ari_mul_size(&count, count, shape[d]));
     AR_TRY(ARI_ALLOC_ZERO(&values, count, name));
-    const ar_status st = ari_alloc_zero(&writer, count, sizeof *t->writer, name);
-    if (st != AR_OK) {
-        free(values);
-        return st;
-    }
-    *t = (ari_full_tensor){.ndim = ndim, .count = count, .values = values, .writer = writer};
+    AR_TRY(ari_alloc_zero(&writer, count, sizeof *t->writer, name));
+    *t = (ari_full_tensor){.ndim = ndim, .count = count, .writer = writer};
+    ARI_GIVE(&t->values, values);
     snprintf(t->name, sizeof t->name, "%s", name);
     for (int d = 0; d < ndim; d++)
         t->shape[d] = shape[d];
@@ -176,14 +173,12 @@ struct ari_full_set {
 
 ar_status ari_full_set_create(ari_full_set **gives, ar_process *p)
 {
-    ari_full_set *s = NULL;
+    ARI_OWNED ari_full_set *s = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, "full tensors"));
-    if (pthread_mutex_init(&s->lock, NULL) != 0) {
-        free(s);
+    if (pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lock");
-    }
     s->process = p;
-    *gives = s;
+    ARI_GIVE(gives, s);
     return AR_OK;
 }
 
@@ -269,17 +264,13 @@ static ari_full_tensor *find_tensor(ari_full_set *s, size_t from, const char *na
 
 static ar_status add_tensor(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
 {
-    ari_full_tensor *made = NULL;
+    ARI_OWNED ari_full_tensor *made = NULL;
     AR_TRY(ARI_GROW(&s->list, &s->capacity, s->count, "the list of full tensors"));
     AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a full tensor"));
-    const ar_status st = ari_full_tensor_init(made, name, layout->ndim, layout->shape);
-    if (st != AR_OK) {
-        free(made);
-        return st;
-    }
+    AR_TRY(ari_full_tensor_init(made, name, layout->ndim, layout->shape));
     made->state = state;
-    s->list[s->count++] = made;
-    *e = made;
+    *e = s->list[s->count++] = made;
+    made = NULL;
     return AR_OK;
 }
 

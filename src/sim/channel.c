@@ -37,14 +37,12 @@ struct ari_channel_end {
 ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
 {
     const int n = ari_group_size(g);
-    ari_channels *s = calloc(1, sizeof *s + (size_t)n * sizeof *s->gone);
-    if (!s || pthread_mutex_init(&s->lock, NULL) != 0) {
-        free(s);
+    ARI_OWNED ari_channels *s = calloc(1, sizeof *s + (size_t)n * sizeof *s->gone);
+    if (!s || pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the channels of %d ranks", n);
-    }
     s->group = g;
     s->n = s->left = n;
-    *gives = s;
+    ARI_GIVE(gives, s);
     return AR_OK;
 }
 

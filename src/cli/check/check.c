@@ -434,24 +434,19 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
     AR_TRY(complete_values(v));
     ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
-    json_t *all = json_array();
-    ar_status st = AR_OK;
-    for (size_t i = 0; i < n && st == AR_OK; i++) {
+    json_auto_t *all = json_array();
+    for (size_t i = 0; i < n; i++) {
         ar_check_options o;
         ar_config c;
         json_t *one = NULL;
-        st = options_of(v, models[i], &c, &o, parallel);
+        ar_status st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
             st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
         ari_layout_unload(&o.run);
-        if (st == AR_OK)
-            json_array_append_new(all, one);
+        AR_TRY(st);
+        json_array_append_new(all, one);
     }
-    if (st != AR_OK) {
-        json_decref(all);
-        return st;
-    }
-    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:o}", "models", all)), &v->common);
+    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:O}", "models", all)), &v->common);
 }
 
 /* A fault that no model shows, in the module that does. */

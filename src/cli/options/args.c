@@ -213,7 +213,7 @@ ar_status ari_args_again(const ari_args_spec *spec, void *values)
 
 ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values)
 {
-    char *text = NULL;
+    ARI_OWNED char *text = NULL;
     size_t size = 0;
     *gives = NULL;
     FILE *to = open_memstream(&text, &size);
@@ -232,11 +232,9 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
             fprintf(to, "no --%s\n", o->name);
     }
     const bool failed = ferror(to) != 0;
-    if (fclose(to) != 0 || failed) {
-        free(text);
+    if (fclose(to) != 0 || failed)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
-    }
-    *gives = text;
+    ARI_GIVE(gives, text);
     return AR_OK;
 }
 

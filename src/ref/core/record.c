@@ -50,12 +50,10 @@ ar_status ar_trace_create(ar_trace **gives)
     if (!gives)
         return ar_error_set(AR_ERR_ARG, "ar_trace_create: no place for the trace");
     *gives = NULL;
-    ar_trace *t = calloc(1, sizeof *t);
-    if (!t || pthread_mutex_init(&t->lock, NULL) != 0) {
-        free(t);
+    ARI_OWNED ar_trace *t = calloc(1, sizeof *t);
+    if (!t || pthread_mutex_init(&t->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a trace");
-    }
-    *gives = t;
+    ARI_GIVE(gives, t);
     return AR_OK;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/scheduler.h"
+#include "ref/core/size.h"
 
 #include <pthread.h>
 #include <stddef.h>
@@ -59,12 +60,10 @@ static uint64_t draw(ari_scheduler *s)
 
 ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed)
 {
-    ari_scheduler *s = calloc(1, sizeof *s);
+    ARI_OWNED ari_scheduler *s = calloc(1, sizeof *s);
     *gives = NULL;
-    if (!s || pthread_mutex_init(&s->lock, NULL) != 0) {
-        free(s);
+    if (!s || pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a scheduler");
-    }
     s->last = &s->turns;
     s->hash = 0xcbf29ce484222325u; /* FNV-1a */
     s->random = seed;
@@ -72,7 +71,7 @@ ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed)
     s->lowest = UINT64_MAX / 2;
     s->falls = one_in[draw(s) % WAYS];
     s->holders = 1;
-    *gives = s;
+    ARI_GIVE(gives, s);
     return AR_OK;
 }
 
@@ -228,12 +227,10 @@ static ari_turn *choose_turn(ari_scheduler *s)
 
 ar_status ari_turn_create(ari_turn **gives, ari_scheduler *s)
 {
-    ari_turn *t = calloc(1, sizeof *t);
+    ARI_OWNED ari_turn *t = calloc(1, sizeof *t);
     *gives = NULL;
-    if (!t || !ari_semaphore_init(&t->chosen)) {
-        free(t);
+    if (!t || !ari_semaphore_init(&t->chosen))
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane's turn");
-    }
     t->scheduler = s;
     pthread_mutex_lock(&s->lock);
     t->id = ++s->made;
@@ -243,7 +240,7 @@ ar_status ari_turn_create(ari_turn **gives, ari_scheduler *s)
     s->last = &t->next;
     s->holders++;
     pthread_mutex_unlock(&s->lock);
-    *gives = t;
+    ARI_GIVE(gives, t);
     return AR_OK;
 }
 

@@ -46,15 +46,13 @@ struct ari_failure {
 
 ar_status ari_failure_create(ari_failure **gives)
 {
-    ari_failure *f = NULL;
+    ARI_OWNED ari_failure *f = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a failure to come"));
     atomic_init(&f->refs, 1);
     atomic_init(&f->st, AR_OK);
-    if (pthread_mutex_init(&f->lock, NULL) != 0) {
-        free(f);
+    if (pthread_mutex_init(&f->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no lock for a failure to come");
-    }
-    *gives = f;
+    ARI_GIVE(gives, f);
     return AR_OK;
 }
 

@@ -65,34 +65,30 @@ ar_status ari_file_is_in(bool *is, const char *folder, const char *name)
     return AR_OK;
 }
 
+void ari_file_close(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
 ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 {
     if (path == NULL)
         return ar_error_set(AR_ERR_ARG, "a path is missing");
     /* O_NONBLOCK: opening a named pipe without a writer would wait for ever. It changes nothing for regular files. */
-    const int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ARI_ENDED(ari_file_close) int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (opened < 0)
         return ari_io_fail("open", path);
     struct stat info;
-    if (fstat(opened, &info) != 0) {
-        const ar_status st = ari_io_fail("read the size", path);
-        close(opened);
-        return st;
-    }
-    if (!S_ISREG(info.st_mode)) {
-        close(opened);
+    if (fstat(opened, &info) != 0)
+        return ari_io_fail("read the size", path);
+    if (!S_ISREG(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: %s, expected a regular file", ARI_SHOW(path),
                             S_ISDIR(info.st_mode) ? "is a directory" : "is a pipe, a socket or a device");
-    }
     *fd = opened;
+    opened = -1;
     *bytes = (size_t)info.st_size;
     return AR_OK;
-}
-
-void ari_file_close(const int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
 }
 
 ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path)
@@ -139,26 +135,17 @@ void ari_pages_drop(const void *data, size_t bytes)
 
 ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit)
 {
-    int fd = -1;
+    ARI_ENDED(ari_file_close) int fd = -1;
     size_t bytes = 0;
     AR_TRY(ari_file_open(&fd, &bytes, path));
-    if (bytes > limit || bytes == SIZE_MAX) {
-        close(fd);
+    if (bytes > limit || bytes == SIZE_MAX)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: has %zu bytes, at most %zu are read", ARI_SHOW(path), bytes, limit);
-    }
-    unsigned char *data = malloc(bytes + 1);
-    if (data == NULL) {
-        close(fd);
+    ARI_OWNED unsigned char *data = malloc(bytes + 1);
+    if (data == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its %zu bytes", ARI_SHOW(path), bytes);
-    }
-    const ar_status st = ari_file_pread(fd, data, bytes, 0, path);
-    close(fd);
-    if (st != AR_OK) {
-        free(data);
-        return st;
-    }
+    AR_TRY(ari_file_pread(fd, data, bytes, 0, path));
     data[bytes] = 0;
-    *gives = data;
+    ARI_GIVE(gives, data);
     *length = bytes;
     return AR_OK;
 }

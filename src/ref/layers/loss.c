@@ -452,18 +452,16 @@ static const ar_loss_ops cross_entropy = {.kind = "cross_entropy",
 static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *name, const char *of, size_t classes,
                                    ar_placement shard, const ari_head_options *head)
 {
-    classifier *c = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED classifier *c = NULL;
+    void *self = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, name));
     c->shard = shard;
     c->head = *head;
-    AR_TRY_TO(failed, st, ari_path(c->of, sizeof c->of, of, NULL));
-    AR_TRY_TO(failed, st, ari_path(c->name, sizeof c->name, of, "logits"));
+    AR_TRY(ari_path(c->of, sizeof c->of, of, NULL));
+    AR_TRY(ari_path(c->name, sizeof c->name, of, "logits"));
     init_cross_entropy(&c->loss, ctx, classes, ari_placed_by_features(shard));
-    return ar_loss_create(gives, ctx, name, &cross_entropy, c);
-failed:
-    free(c);
-    return st;
+    ARI_GIVE(&self, c);
+    return ar_loss_create(gives, ctx, name, &cross_entropy, self);
 }
 
 ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes, ar_held held)
@@ -577,12 +575,10 @@ ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name
                                     .forward = squared_forward,
                                     .backward = squared_backward,
                                     .destroy = free};
-    squared_error *s = NULL;
+    ARI_OWNED squared_error *s = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, name));
-    const ar_status st = ari_path(s->name, sizeof s->name, name, "output");
-    if (st != AR_OK) {
-        free(s);
-        return st;
-    }
-    return ar_loss_create(gives, ctx, name, &ops, s);
+    AR_TRY(ari_path(s->name, sizeof s->name, name, "output"));
+    void *self = NULL;
+    ARI_GIVE(&self, s);
+    return ar_loss_create(gives, ctx, name, &ops, self);
 }

@@ -302,16 +302,14 @@ size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable
 ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)
 {
     const size_t n = ar_module_params(m, NULL, 0, false);
-    ar_param **all = NULL;
+    ARI_OWNED ar_param **all = NULL;
     if (n == SIZE_MAX)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
     AR_TRY(ARI_ALLOC(&all, n, "a list of parameters"));
     *count = ar_module_params(m, all, n, false);
-    if (*count > n) {
-        free(all);
+    if (*count > n)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    }
-    *gives = all;
+    ARI_GIVE(gives, all);
     return AR_OK;
 }
 

@@ -422,15 +422,13 @@ static json_t *rule_json(const ar_plan_rule *rule)
 
 ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p)
 {
-    json_t *rules = json_array();
+    json_auto_t *rules = json_array();
     int failed = !rules;
     for (size_t i = 0; i < p->rules && !failed; i++)
         failed = json_array_append_new(rules, rule_json(&p->rule[i]));
-    if (failed) {
-        json_decref(rules);
+    if (failed)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its rules as JSON", ARI_SHOW(ari_plan_file(p)));
-    }
-    *gives = rules;
+    ARI_GIVE(gives, rules);
     return AR_OK;
 }
 

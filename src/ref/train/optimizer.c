@@ -46,15 +46,11 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
 
 ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
 {
-    ar_optimizer *made = NULL;
+    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(create_optimizer(&made, ctx, o));
     made->ddp = ddp;
-    const ar_status st = ari_zero_init(made, ctx);
-    if (st != AR_OK) {
-        ar_optimizer_destroy(made);
-        return st;
-    }
-    *gives = made;
+    AR_TRY(ari_zero_init(made, ctx));
+    ARI_GIVE(gives, made);
     return AR_OK;
 }
 

@@ -43,7 +43,6 @@ void ari_comparator_fini(ari_comparator *c)
         free(c->kept[i].local);
     for (ari_waiting_report *w = c->waiting, *next; w; w = next) {
         next = w->next;
-        free(w->local.data.ptr);
         free(w);
     }
     free(c->finding);
@@ -229,18 +228,15 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, con
 
 static ar_status let_wait(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t)
 {
-    ari_waiting_report *w = NULL;
-    ar_tensor local;
-    AR_TRY(ar_tensor_view(&local, AR_F32, t->ndim, t->shape, (ar_buf){NULL}));
-    AR_TRY(ari_alloc(&local.data.ptr, ar_tensor_count(t), sizeof(float), "a report that waits for others"));
-    const ar_status st = ARI_ALLOC_ZERO(&w, 1, "a report that waits for others");
-    if (st != AR_OK) {
-        free(local.data.ptr);
-        return st;
-    }
-    ari_pack_elements(local.data.ptr, t);
-    *w = (ari_waiting_report){.next = c->waiting, .tensor = i, .local = local, .layout = *o};
-    c->waiting = w;
+    ARI_OWNED ari_waiting_report *w = NULL;
+    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w + ar_tensor_count(t) * sizeof *w->values,
+                          "a report that waits for others"));
+    AR_TRY(ar_tensor_view(&w->local, AR_F32, t->ndim, t->shape, (ar_buf){w->values}));
+    ari_pack_elements(w->values, t);
+    w->next = c->waiting;
+    w->tensor = i;
+    w->layout = *o;
+    ARI_GIVE(&c->waiting, w);
     return AR_OK;
 }
 
@@ -259,7 +255,6 @@ static ar_status add_waiting(ari_comparator *c, size_t i)
         }
         *at = w->next;
         const ar_status st = add_report(c, i, &w->layout, &w->local, where);
-        free(w->local.data.ptr);
         free(w);
         AR_TRY(st);
         f->broken = false;

@@ -38,8 +38,9 @@ enum { ARI_KEPT_COPIES = 4 };
 typedef struct ari_waiting_report {
     struct ari_waiting_report *next;
     size_t tensor;   /* index in the reference */
-    ar_tensor local; /* contiguous, owned */
+    ar_tensor local; /* contiguous, of `values` */
     ar_layout layout;
+    float values[];
 } ari_waiting_report;
 
 /* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes. */

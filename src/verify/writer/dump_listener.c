@@ -153,17 +153,13 @@ static ar_status stack(kept *k, const ar_tensor *t, const ar_layout *o)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: a rank reports it in pieces that do not fit together", k->name);
     const ari_side where = ari_side_of(&k->layout, k->local.shape[0], o, t->shape[0]);
     const size_t had = ar_tensor_count(&k->local), more = ar_tensor_count(t);
-    float *whole = NULL;
+    ARI_OWNED float *whole = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&whole, had + more, k->name));
-    const ar_status st = join_boxes(k, o, where);
-    if (st != AR_OK) {
-        free(whole);
-        return st;
-    }
+    AR_TRY(join_boxes(k, o, where));
     memcpy(whole + (where == ARI_BEFORE ? more : 0), k->local.data.ptr, had * sizeof *whole);
     ari_for_each_run(t, o, copy_run, whole + (where == ARI_BEFORE ? 0 : had));
     free(k->local.data.ptr);
-    k->local.data.ptr = whole;
+    ARI_GIVE(&k->local.data.ptr, whole);
     k->local.shape[0] += t->shape[0];
     return AR_OK;
 }
