@@ -20,7 +20,7 @@ if [ $# -ne 1 ] || [ ! -d "$1" ]; then
     echo "usage: $0 BUILD_DIR" >&2
     exit 2
 fi
-objects=$(find "$1" -path '*ref/baseline/*.o' | sort)
+objects=$(find "$1/CMakeFiles" -path '*ref/baseline/*.o' | sort)
 if [ -z "$objects" ]; then
     echo "check_baseline_symbols: no object of src/ref/baseline under $1: build first" >&2
     exit 2

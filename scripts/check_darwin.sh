@@ -1,33 +1,33 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the library and the command for macOS on ARM, as far as that goes without one: with the compiler and the
-# system's headers that zig has (pip install ziglang), and the headers of jansson and BLIS of this machine. What the
-# objects need from elsewhere must be in the system's library, but for BLIS, jansson and the pages that the build makes.
+# system's headers that zig has (scripts/wheel_tools.sh), and this machine's headers of jansson. What the objects need from
+# elsewhere must be in the system's library, but for CBLAS, jansson and the pages that the build makes.
 #
-#   scripts/check_darwin.sh [ZIG]      exit status 0, 1 with what is wrong, or 77 without zig or llvm-nm
+#   scripts/check_darwin.sh      exit status 0, 1 with what is wrong, or 77 without zig or llvm-nm
 set -eu
 cd "$(dirname "$0")/.."
-zig=${1:-$(command -v zig || command -v python-zig || true)}
-if [ -z "$zig" ] || ! command -v llvm-nm >/dev/null 2>&1; then
-    echo "no zig here (pip install ziglang), or no llvm-nm"
+if ! command -v llvm-nm >/dev/null 2>&1; then
+    echo "no llvm-nm here (scripts/install_deps.sh --lint installs it)"
     exit 77
 fi
+zig=$(scripts/wheel_tools.sh)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/include" "$scratch/objects"
-for header in jansson.h jansson_config.h blis.h; do
-    path=$(printf '#include <%s>\n' $header | cc -E -I/usr/include/blis - | sed -n "s:^# 1 \"\(.*/$header\)\".*:\1:p" | head -n 1)
+for header in jansson.h jansson_config.h; do
+    path=$(printf '#include <%s>\n' $header | cc -E - | sed -n "s:^# 1 \"\(.*/$header\)\".*:\1:p" | head -n 1)
     cp "$path" "$scratch/include/"
 done
-echo 'int omp_get_thread_num(void);' > "$scratch/include/omp.h" # BLIS's header of a build with OpenMP includes it
 folders=$(sed -n '/^set(ANYRANK_FOLDERS/,/)/p' CMakeLists.txt | sed 's/set(ANYRANK_FOLDERS//; s/)//')
 # Unquoted on purpose: a list of folders.
 # shellcheck disable=SC2086
-for folder in $folders src/mpi src/cli src/cli/* bench; do
+for folder in $folders src/ref/cpu/blas src/mpi src/cli src/cli/* bench; do
     case $folder in
         src/mpi) echo src/mpi/absent.c ;;
+        src/ref/cpu/blas) printf 'src/ref/cpu/blas/%s.c\n' native cblas other ;;
         *.[ch]) ;;
-        *) ls "$folder"/*.c ;;
+        *) find "$folder" -maxdepth 1 -name "*.c" ;;
     esac
 done > "$scratch/files"
 export scratch zig
@@ -35,14 +35,15 @@ status=0
 xargs -P "$(getconf _NPROCESSORS_ONLN)" -I{} sh -c '
     exec "$zig" cc -target aarch64-macos.13.0 -c -o "$scratch/objects/$(echo {} | tr / _).o" -isystem "$scratch/include" \
         -Iinclude -Isrc -I. -std=gnu17 -D_GNU_SOURCE -D_DARWIN_C_SOURCE -ffp-contract=off -fno-sanitize=all -O1 -Wall -Wextra \
-        -Wno-unknown-pragmas -Wno-format-zero-length -DANYRANK_VERSION=\"\" -DANYRANK_BUILD_TYPE=\"\" \
+        -Werror -Wno-unknown-pragmas -Wno-format-zero-length -Wno-missing-field-initializers -Wno-string-concatenation -DANYRANK_VERSION=\"\" -DANYRANK_BUILD_TYPE=\"\" \
         -DANYRANK_SOURCE_DATA=\"\" -DANYRANK_BUILD_TREE=\"\" -DANYRANK_INSTALLED_DATA=\"\" \
-        -DANYRANK_DATA_FROM_COMMAND=\"\" -DANYRANK_WHY_NO_CUDA=\"\" -DANYRANK_WHY_NO_MPI=\"\" {}' < "$scratch/files" ||
+        -DANYRANK_DATA_FROM_COMMAND=\"\" -DANYRANK_WHY_NO_CUDA=\"\" -DANYRANK_WHY_NO_MPI=\"\" \
+        -DANYRANK_WHY_BLAS=\"\" -DANYRANK_DATA_FROM_BUILD=\"\" -DARI_BLAS_NAME=\"accelerate\" {}' < "$scratch/files" ||
     status=1
 [ $status -eq 0 ] || exit 1
 "$zig" cc -target aarch64-macos.13.0 -shared -Wl,-undefined,dynamic_lookup -o "$scratch/anyrank.dylib" "$scratch"/objects/*.o
 llvm-nm -u "$scratch/anyrank.dylib" | sed -n 's/^ *U  *//p; s/^\(_[^ ]*\)$/\1/p' | sort -u |
-    grep -vE '^_(bli_|json_|ari_(plan|report|trace)_(kinds|page))|^dyld_' > "$scratch/needed" || true
+    grep -vE '^_(cblas_|json_|ari_(plan|report|trace)_(kinds|page)|ari_fault_texts)|^dyld_' > "$scratch/needed" || true
 tr -cs 'A-Za-z0-9_$' '\n' < "$("$zig" env | sed -n 's/.*lib_dir[^"]*"\([^"]*\)".*/\1/p')/libc/darwin/libSystem.tbd" |
     sort -u > "$scratch/offered"
 if comm -23 "$scratch/needed" "$scratch/offered" | grep .; then

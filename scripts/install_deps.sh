@@ -4,7 +4,7 @@
 #
 #   scripts/install_deps.sh            to build and run the command
 #   scripts/install_deps.sh --tests    also to build and run the tests: of MPI and of the kernels of CUDA too
-#   scripts/install_deps.sh --lint     also clang-format and clang-tidy
+#   scripts/install_deps.sh --lint     also clang-format, clang-tidy, clang with libFuzzer, llvm-nm
 #   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
 #   scripts/install_deps.sh --pytorch  also PyTorch, Transformers, pytest and mypy (scripts/pytorch_tools.txt) into
 #                                      ~/.cache/anyrank/python-venv (or $ANYRANK_PYTHON_VENV), with which ./test --all
@@ -134,6 +134,12 @@ has_qemu() { have qemu-aarch64-static || have qemu-aarch64; }
 has_venv() { have python3 && python3 -c 'import venv, ensurepip, sys; sys.exit(sys.version_info < (3, 9))' >/dev/null 2>&1; }
 has_clang_format() { have clang-format; }
 has_clang_tidy() { have clang-tidy; }
+has_llvm_nm() { have llvm-nm; }
+has_fuzzer() {
+    have clang || return 1
+    echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' > "$scratch/try.c"
+    clang -fsanitize=fuzzer -o "$scratch/try" "$scratch/try.c" >/dev/null 2>&1
+}
 
 # One line a need: the check's name, what a person calls it, the packages of Debian and Ubuntu. Headers of the C library
 # are named because apt is told not to install what gcc only recommends.
@@ -163,6 +169,8 @@ TABLE
     if [ $lint = yes ]; then
         echo "clang_format|clang-format|clang-format"
         echo "clang_tidy|clang-tidy|clang-tidy"
+        echo "fuzzer|clang with libFuzzer|clang libclang-rt-dev"
+        echo "llvm_nm|llvm-nm|llvm"
     fi
     if [ $aarch64 = yes ]; then
         echo "aarch64_compilers|gcc and g++ for aarch64-linux-gnu|gcc-aarch64-linux-gnu g++-aarch64-linux-gnu"

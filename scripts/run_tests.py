@@ -328,7 +328,8 @@ def bits_on_arm(build):
 
 
 # What takes longest, where no earlier run of the build directory tells.
-LONG = ["python/wheel_test", "pages/long_test", "gpu/cuda_command_test", "verify/pytorch_page_test", "pytorch/trial_test",
+LONG = ["python/wheel_test", "fuzz/run", "pages/long_test", "darwin/compiled", "gpu/cuda_command_test",
+        "verify/pytorch_page_test", "pytorch/trial_test",
         "python/pytest_example_test", "python/test_pytest_plugin", "check/clang", "cli/logprobs_test", "python/test_capture_ranks",
         "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
         "verify/check_test", "cli/bench_test", "verify/steps_test", "cli/cluster_test", "check/format",
@@ -385,7 +386,7 @@ NEED_BUILD = {"check/baseline_symbols", "check/clang", "scripts/test_command"}
 
 
 def needs_build(name):
-    return name in NEED_BUILD or not name.startswith(("check/", "scripts/"))
+    return name in NEED_BUILD or not name.startswith(("check/", "scripts/", "fuzz/", "darwin/"))
 
 
 FORMAT_MAJOR = 14  # whose output the sources are kept in
@@ -467,6 +468,8 @@ def source_checks(build, extended):
     symbols = ROOT / "scripts/check_baseline_symbols.sh"
     if os.access(symbols, os.X_OK):
         checks.append(("check/baseline_symbols", lambda name: simple_check(name, [str(symbols), build])))
+    for name, *command in ("darwin/compiled", "scripts/check_darwin.sh"), ("fuzz/run", "tests/fuzz/run.sh", "--runs", "20000"):
+        checks.append((name, lambda name, command=command: simple_check(name, command)))
     for path in sorted((ROOT / "scripts").glob("test_*.py")):
         checks.append((f"scripts/{path.stem}", lambda name, path=path: simple_check(name, [python, str(path)])))
     for path in sorted(ROOT.glob("tests/*/*_test.py")):
@@ -529,7 +532,7 @@ def preset_run(preset, title, selected, report, jobs):
 
 def is_quick(name):
     """Whether a program is of the minutes that look at every kernel and layer: what another processor needs."""
-    return name.startswith(("arith/", "cpu/", "core/", "layers/", "numerics/"))
+    return name.startswith(("arith/", "cpu/", "core/", "layers/", "numerics/", "sim/swap"))
 
 
 SANITIZERS = {"asan": ("under AddressSanitizer and UndefinedBehaviorSanitizer", lambda program: True),
@@ -557,7 +560,8 @@ def lacks_arm():
 # What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
 HELD = {
     "format, types, clang, kernels' PTX, the wheel, the site and the project's own scripts":
-        "check/format check/types check/clang gpu/ptx_test gpu/device_check_test python/wheel_test install/install_test "
+        "check/format check/types check/clang darwin/compiled gpu/ptx_test gpu/device_check_test python/wheel_test "
+        "install/install_test "
         "pages/site_test scripts/*",
     "the command with the CUDA device": "gpu/cuda_command_test",
     "processes, launchers, MPI and NCCL's host side":
@@ -566,6 +570,7 @@ HELD = {
     "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test gpu/conformance_own_main",
     "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
     "pages that take long": "pages/long_test",
+    "readers of other people's files, fuzzed": "fuzz/run",
     "conversions, and runs with PyTorch": "python/convert_test pytorch/*",
 }
 

@@ -6,8 +6,8 @@
 #   scripts/wheel.sh --aarch64 [--out DIR]   of 64-bit ARM on another processor, after scripts/install_deps.sh --aarch64
 #
 # The wheel is built from the source distribution, so that this is complete. gcc compiles, zig links against glibc 2.28
-# (scripts/cmake/manylinux.cmake), auditwheel checks. The tools of scripts/wheel_tools.txt are installed below build/wheel, from
-# where pip finds packages; the compiler, CMake, the BLAS and jansson are this machine's (scripts/install_deps.sh).
+# (scripts/cmake/manylinux.cmake), auditwheel checks. scripts/wheel_tools.sh installs these tools; the compiler, CMake, the
+# BLAS and jansson are this machine's (scripts/install_deps.sh). Exit status 77 where no package index is reached.
 set -eu
 cd "$(dirname "$0")/.."
 root=$(pwd -P)
@@ -48,12 +48,7 @@ quietly() {
     "$@" >> "$log" 2>&1 || { status=$?; tail -n 40 "$log" >&2; echo "wheel.sh: failed: $* (all of it: $log)" >&2; exit $status; }
 }
 
-if ! cmp -s scripts/wheel_tools.txt "$tools/installed.txt"; then
-    rm -rf "$tools"
-    quietly "${PYTHON:-python3}" -m venv "$tools"
-    quietly "$tools/bin/python" -m pip install --disable-pip-version-check -r scripts/wheel_tools.txt
-    cp scripts/wheel_tools.txt "$tools/installed.txt"
-fi
+quietly scripts/wheel_tools.sh
 
 # Files of a source distribution have no time by which make would see that they changed: every build is whole.
 rm -rf "$work/source" "$work/raw" "${work:?}/$arch"
@@ -62,7 +57,7 @@ quietly "$tools/bin/python" -m build --sdist --no-isolation --outdir "$work/raw"
 sdist=$(ls "$work/raw"/*.tar.gz)
 tar -xzf "$sdist" -C "$work/source" --strip-components 1
 
-ANYRANK_ZIG=$("$tools/bin/python" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
+ANYRANK_ZIG=$(scripts/wheel_tools.sh)
 export ANYRANK_ZIG ANYRANK_WHEEL_ARCH="$arch" _PYTHON_HOST_PLATFORM="linux-$arch"
 export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
 quietly "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work/raw" -C build-dir="$work/$arch" \

@@ -23,8 +23,8 @@ typedef struct ar_st_entry {
 typedef struct ar_st_file ar_st_file;
 
 /** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
- *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor;
- *  AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY. Duplicate names and keys, which the format
+ *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
+ *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY. Duplicate names and keys, which the format
  *  forbids and its official library lets pass, are refused; so are names that hold a NUL. Memory stays within a small
  *  multiple of the header's bytes. The file must not shrink while it is open, or reading its data ends in SIGBUS.
  *  Gives; close with ar_st_close. Threads: an open file may be read by many. */

@@ -2,18 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Drives the readers of other people's files, and of a connection's first bytes, with libFuzzer, under AddressSanitizer and
 # UndefinedBehaviorSanitizer:
-#   tests/fuzz/run.sh [SECONDS [TARGET ...]]       processor seconds a target (default 60); all targets if none is named
-# Needs clang with libFuzzer (CC=clang-14). Builds in BUILD (default build/fuzz); what it finds stays there, and the
-# seeds in tests/fuzz/corpus as they are. Ends with a line a target: inputs, coverage, corpus, findings.
+#   tests/fuzz/run.sh [SECONDS [TARGET ...]]         processor seconds a target (default 60); all targets if none is named
+#   tests/fuzz/run.sh --runs INPUTS [TARGET ...]     so many inputs a target instead, from one seed
+# Needs clang with libFuzzer (CC=clang). Builds in BUILD (default build/fuzz); what it finds stays there, and the seeds in
+# tests/fuzz/corpus as they are. A line a target: inputs, coverage, corpus, findings. Exit status 1 if there are findings,
+# 77 without such a clang.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$root/build/fuzz}
-clang=${CC:-clang-14}
+clang=${CC:-clang}
+runs=''
+if [ "${1:-}" = --runs ]; then
+    runs=$2
+    shift
+fi
 seconds=${1:-60}
 shift || true
 [ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump handshake
 
 mkdir -p "$build"
+if ! echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
+    "$clang" -fsanitize=fuzzer -x c - -o "$build/probe" 2>/dev/null; then
+    echo "no $clang with libFuzzer here (scripts/install_deps.sh --lint installs it)"
+    exit 77
+fi
 CC=$clang cmake -S "$root" -B "$build" -G Ninja -DANYRANK_TESTS=OFF -DANYRANK_CUDA=OFF -DANYRANK_OPENMP=OFF \
     -DANYRANK_SANITIZE=address -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g -w -fsanitize=fuzzer-no-link" >"$build/build.log"
 cmake --build "$build" --target anyrank -j "${JOBS:-2}" >>"$build/build.log"
@@ -31,17 +43,22 @@ length_of() {
     esac
 }
 
-# Runs one target for its processor seconds: on a busy machine the clock would stop it early.
+# Runs one target for its inputs or processor seconds: on a busy machine the clock would stop it early.
 drive() {
-    local name=$1 found="$build/found-$1" log="$build/$1.log"
+    local name=$1 found="$build/found-$1" log="$build/$1.log" limits=(-timeout=20) fixed=()
+    if [ -n "$runs" ]; then
+        rm -rf "$build/corpus-$name"
+        limits=(-timeout=1200 -seed=1 "-runs=$runs")
+        if setarch -R true 2>/dev/null; then fixed=(setarch -R); fi # addresses are among what is tried
+    fi
     mkdir -p "$build/corpus-$name" "$found"
-    nice -n 19 "$build/fuzz-$name" -dict="$root/tests/fuzz/$name.dict" -max_len=4096 -timeout=20 -rss_limit_mb=2048 \
+    nice -n 19 "${fixed[@]}" "$build/fuzz-$name" -dict="$root/tests/fuzz/$name.dict" -max_len=4096 "${limits[@]}" -rss_limit_mb=2048 \
         -print_final_stats=1 -artifact_prefix="$found/" "$build/corpus-$name" "$root/tests/fuzz/corpus/$name" >"$log" 2>&1 &
     local pid=$! used
-    while used=$(ps -o cputimes= -p $pid) && [ "${used// /}" -lt "$seconds" ]; do
+    while [ -z "$runs" ] && used=$(ps -o cputimes= -p $pid) && [ "${used// /}" -lt "$seconds" ]; do
         sleep 1
     done
-    kill -INT $pid 2>/dev/null || true
+    [ -n "$runs" ] || kill -INT $pid 2>/dev/null || true
     wait $pid || true
     summary "$name" "$log" "$found"
 }

@@ -75,7 +75,8 @@ static void compare_run(void *user, const ari_box_run *r)
     if (!c->gathered && r->stride == 1 && memcmp(r->local, c->reference + r->full, r->count * sizeof(float)) == 0)
         return;
     for (size_t i = 0; i < r->count; i++) {
-        const float actual = r->local[(ptrdiff_t)i * r->stride], expected = c->reference[r->full + i];
+        const float expected = c->reference[r->full + i];
+        float actual = r->local[(ptrdiff_t)i * r->stride];
         if (c->gathered) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
             __atomic_store(&c->gathered[r->full + i], &actual, __ATOMIC_RELAXED);
         if (ari_bits32(actual) == ari_bits32(expected))

@@ -101,10 +101,9 @@ static void begin_step(void *user, int step)
 static void note_zeros(const measuring *m, size_t i, const double *values)
 {
     const ari_ref_tensor *t = &m->ref->tensor[i];
-    const uint8_t yes = 1;
     for (size_t k = 0; m->rounds[i] && k < t->count; k++)
         if (values[k] != 0.0 || t->values[k] != 0.0f)
-            __atomic_store(&m->rounds[i][k], &yes, __ATOMIC_RELAXED);
+            __atomic_store_n(&m->rounds[i][k], 1, __ATOMIC_RELAXED);
 }
 
 static ar_status keep_quiet(measuring *m, size_t i, const double *values)
