@@ -22,8 +22,8 @@ from anyrank._errors import AnyrankError
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, local_of, loss_of, tensors_of, version_of,
-                                     whole_of)
+from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, local_of, loss_of, scalar_of,
+                                      tensors_of, version_of, whole_of)
 from anyrank.capture._model import DTensor, groups_of, parameters_of, router_biases_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
@@ -310,7 +310,15 @@ class Capture:
         if of is None:
             return
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
-        loss = loss_of(output)
+        loss, scalar = loss_of(output), scalar_of(output)
+        if loss is None and scalar is not None and scalar.requires_grad:
+            of.unsure = output
+            return
+        self._take_output(of, output, scalar if loss is None else loss)
+
+    def _take_output(self, of: Pass, output: typing.Any, loss: torch.Tensor | None) -> None:
+        """What the model gives out: its loss alone, if it has one."""
+        of.unsure = None
         if loss is not None:
             of.loss_seen = True
             self._take_own(of, "loss", loss)
@@ -334,6 +342,9 @@ class Capture:
             if self._passes:
                 self._next_step()
             return
+        for of in self._of_step:
+            if of.unsure is not None:
+                self._take_output(of, of.unsure, scalar_of(of.unsure))
         self._keep_gradients(unseen=True)
         if self._is_over():
             self._keep_parameters("new", self._step)
@@ -409,8 +420,12 @@ class Capture:
         of = next((one for one in self._of_step if not one.loss_seen), None)
         if of is None or self._record is None or loss.dim() or in_backward():
             return
-        of.loss_seen = True
-        self._record.sums.add(self._take_own(of, "loss", loss))
+        scalar = scalar_of(of.unsure)
+        if scalar is not None:
+            self._take_output(of, of.unsure, scalar if is_scaled(loss, scalar) else None)
+        if not of.loss_seen:
+            of.loss_seen = True
+            self._record.sums.add(self._take_own(of, "loss", loss))
 
     def after_backward(self) -> None:
         if self._listener is not None:

@@ -8,6 +8,7 @@ The gradient of an input through one module alone is what those nodes hand on th
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
 import weakref
@@ -89,12 +90,32 @@ def tensors_of(output: typing.Any) -> list[torch.Tensor]:
 
 
 def loss_of(output: typing.Any) -> torch.Tensor | None:
-    """The loss among a model's outputs: what is named so, or a tuple's only scalar."""
+    """The loss among a model's outputs: what is named so."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if loss is None and isinstance(output, (tuple, list)) and len(output) > 1:
-        scalars = [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()]
-        loss = scalars[0] if len(scalars) == 1 else None
     return loss if isinstance(loss, torch.Tensor) else None
+
+
+def scalar_of(output: typing.Any) -> torch.Tensor | None:
+    """A tuple's only scalar, which may be the loss."""
+    several = isinstance(output, (tuple, list)) and len(output) > 1
+    scalars = [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()] if several else []
+    return scalars[0] if len(scalars) == 1 else None
+
+
+# What a loss goes through on its way to backward(): a scale, a divisor, another dtype, DDP.
+_SCALED = re.compile(r"(Mul|Div|Neg|ToCopy|Clone|View|Alias|Squeeze|Unsqueeze)Backward\d*|_DDPSinkBackward")
+
+
+def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
+    """Whether backward() is called on this scalar, or on a multiple of it, and on nothing else that has a gradient."""
+    node, at, wanted = root.grad_fn, root.output_nr, scalar.grad_fn
+    while node is not None and (node is not wanted or at != scalar.output_nr):
+        inputs = [(f, i) for f, i in node.next_functions if f is not None]
+        of_ddp = node.name() == "_DDPSinkBackward"
+        if not _SCALED.fullmatch(node.name()) or not (at < len(node.next_functions) if of_ddp else len(inputs) == 1):
+            return False
+        node, at = node.next_functions[at] if of_ddp else inputs[0]
+    return node is not None or root is scalar
 
 
 def in_backward() -> bool:
@@ -206,6 +227,7 @@ class Pass:
 
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         self.number, self.calls, self.loss_seen = number, dict[str, int](), False
+        self.unsure: typing.Any = None  # the model's output while it is not known whether its only scalar is the loss
         self.outputs: dict[str, tuple[typing.Any, int]] = {}  # of modules that are called as what the model gives out
         given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
         self.batch = given[0].shape[0] if given else None

@@ -253,6 +253,25 @@ class Written(CaptureCase):
             if form == "more":
                 self.assertTrue(torch.equal(self.value(own[0]), y))
 
+    def test_a_tuples_only_scalar_is_the_loss_if_backward_is_called_on_a_multiple_of_it(self) -> None:
+        class Net(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin, self.scale = nn.Linear(3, 3), nn.Parameter(torch.tensor(2.0))
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                y = self.lin(x)
+                return y, (y.square().mean() if own else self.scale.exp())
+
+        for own in (True, False):
+            model = Net()
+            with anyrank.capture(model, self.path / "dump", only=["*:fwd"]):
+                y, scalar = model(torch.ones(2, 3))
+                loss = scalar if own else (scalar * y).square().sum()
+                (loss / 4).backward()
+            self.assertEqual(set(self.files()), {"lin:fwd", "loss:fwd", *([] if own else ["output:fwd", "output.1:fwd"])})
+            self.assertTrue(torch.equal(self.value("loss:fwd"), loss if own else loss / 4))
+
     def test_micro_batches_follow_one_another(self) -> None:
         self.captured(Model, folder="one", steps=1)
         self.captured(Model, steps=1, micro=2)
