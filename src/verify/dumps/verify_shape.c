@@ -16,8 +16,9 @@ typedef struct shapes {
 
 /* The reference's index of element i of the other; SIZE_MAX: none. */
 typedef struct guess {
-    enum { TRANSPOSED, PART, PADDED, RESHAPED, COPIED } kind;
+    enum { TRANSPOSED, PART, PADDED, RESHAPED, COPIED, ASIDE } kind;
     int dim;
+    int cut;             /* ASIDE: the reference's dimension whose parts stand one after the other along `dim` */
     size_t offset;       /* of a part */
     size_t unit, copies; /* COPIED: so many elements of the dimension, so many times one after the other */
 } guess;
@@ -39,6 +40,18 @@ static size_t place_of(const shapes *s, const guess *g, size_t i)
         const size_t rows = s->a->shape[s->a->ndim - 2], cols = s->a->shape[s->a->ndim - 1], matrix = rows * cols;
         const size_t at = i % matrix, r = at / rows, c = at % rows;
         return i / matrix * matrix + c * cols + r;
+    }
+    if (g->kind == ASIDE) {
+        size_t at[AR_ST_MAX_DIMS], index = 0;
+        for (int d = s->b->ndim - 1; d >= 0; d--) {
+            at[d] = i % s->b->shape[d];
+            i /= s->b->shape[d];
+        }
+        at[g->cut] += at[g->dim] / s->a->shape[g->dim] * s->b->shape[g->cut];
+        at[g->dim] %= s->a->shape[g->dim];
+        for (int d = 0; d < s->a->ndim; d++)
+            index = index * s->a->shape[d] + at[d];
+        return index;
     }
     const size_t inner = ari_volume(s->b->shape + g->dim + 1, s->b->ndim - g->dim - 1), n = s->b->shape[g->dim],
                  m = s->a->shape[g->dim];
@@ -157,6 +170,15 @@ static ar_status guess_copied(ar_verify_row *row, const shapes *s, int dim)
     }
     if (!yes)
         return AR_OK;
+    if (dim == 0 && g.unit == whole && strchr("fb", row->pass)) {
+        row->evidence = (ar_evidence){.cause = "same_samples"};
+        snprintf(row->pattern, sizeof row->pattern, "the reference's samples %zu times, one after the other", g.copies);
+        snprintf(
+            row->hint, sizeof row->hint,
+            "every data-parallel rank worked on the whole batch: each needs a part of its own (DistributedSampler, "
+            "or a slice by its rank); if that is meant, \"dp\": null in the shard of capture's spec says so");
+        return AR_OK;
+    }
     snprintf(row->pattern, sizeof row->pattern,
              "every %zu of the reference's dimension %d stand %zu times one after the other", g.unit, dim, g.copies);
     snprintf(row->hint, sizeof row->hint,
@@ -221,6 +243,35 @@ static ar_status guess_reshaped(ar_verify_row *row, const shapes *s)
     return AR_OK;
 }
 
+/* Parts along one dimension that were put together along another, as where a spec names the wrong one. */
+static ar_status guess_aside(ar_verify_row *row, const shapes *s)
+{
+    guess g = {.kind = ASIDE, .dim = -1, .cut = -1};
+    bool yes = false;
+    for (int d = 0; d < s->a->ndim; d++) {
+        const size_t whole = s->a->shape[d], has = s->b->shape[d];
+        if (whole == has)
+            continue;
+        int *which = whole > has ? &g.cut : &g.dim;
+        if (*which >= 0 || has == 0 || whole == 0 || (whole > has ? whole % has : has % whole) != 0)
+            return AR_OK;
+        *which = d;
+    }
+    if (g.dim < 0 || g.cut < 0 || s->a->count != s->b->count)
+        return AR_OK;
+    AR_TRY(agrees(s, &g, &yes));
+    if (!yes)
+        return AR_OK;
+    snprintf(row->pattern, sizeof row->pattern,
+             "the reference's %zu parts along dimension %d, side by side along dimension %d",
+             s->b->shape[g.dim] / s->a->shape[g.dim], g.cut, g.dim);
+    snprintf(row->hint, sizeof row->hint,
+             "looks like: another dimension is divided than the files say: in the shard of capture's spec (the first "
+             "glob that matches counts), or in a map, it is dimension %d of this tensor, not %d",
+             g.cut, g.dim);
+    return AR_OK;
+}
+
 static ar_status guess_all(ar_verify_row *row, const shapes *s)
 {
     int other_dim = -1;
@@ -234,6 +285,8 @@ static ar_status guess_all(ar_verify_row *row, const shapes *s)
             AR_TRY(guess_copied(row, s, other_dim));
         if (!row->pattern[0] && other_dim >= 0)
             AR_TRY(guess_padded(row, s, other_dim));
+        if (!row->pattern[0] && other_dim < 0)
+            AR_TRY(guess_aside(row, s));
     }
     if (!row->pattern[0] && s->a->count == s->b->count && s->a->count > 0)
         AR_TRY(guess_reshaped(row, s));
