@@ -56,6 +56,8 @@ static const trace of_replicas[] = {
     {"the own block among zeros", "transformer.h.3.mlp.c_fc", 'b', WHOLE(4, 2, 8, 16), own_features,
      CAUSE("missing_all_gather"),
      HINT("missing all-gather along features: every rank has its own 1/4 of them right and zeros elsewhere")},
+    {"the own block of a gradient among zeros", "h.0.rel.weight", 'g', WHOLE(4, 2, 8, 16), own_features,
+     CAUSE("missing_all_reduce"), HINT("every rank has its own 1/4 of the", "the ranks' sum is the gradient")},
     {"the own block among rubbish", "transformer.h.3.mlp.c_fc", 'b', WHOLE(4, 2, 8, 16), own_features,
      CAUSE("missing_all_gather"), HINT("along features", "never arrived"), BY(3.0f)},
     {"one wrong value in the own block", "transformer.h.3.mlp.c_fc", 'b', WHOLE(4, 2, 8, 16), own_features_but_one,

@@ -89,6 +89,9 @@ static const ari_cause rows[] = {
     ALSO("g", 0, 0,
          "; under DDP and FSDP it did not run: no_sync, the module inside called, a parameter that gets no gradient "
          "(detached, frozen, not used), for which DDP waits"),
+    {"missing_all_reduce", K(OWN_BLOCK), ARI_IDENTITY + 5, "g", 0, IF(ZERO), IF(LONE), "",
+     "a missing all-reduce of a gradient: every rank has its own 1/{n} of the {axis} right and zeros elsewhere, as of a "
+     "parameter that all hold and of which each uses a part (of own heads, own ids): the ranks' sum is the gradient"},
     {"missing_all_gather", K(OWN_BLOCK), ARI_IDENTITY + 5, ANY, 0, IF(ZERO), IF(LONE), "",
      "a missing all-gather along {axis}: every rank has its own 1/{n} of them right and zeros elsewhere"},
     {"missing_all_gather", K(OWN_BLOCK), ARI_TRACE + 5, ANY, 0, 0, IF(LONE), "",
@@ -123,7 +126,8 @@ static const ari_cause rows[] = {
      "2*{places}-1-r, in this order"},
     {"batch_order", K(SHARDS), ARI_IDENTITY + 5, "fb", 0, IF(PACKED) | IF(SAMPLES), 0, "",
      "samples in another order: {pairs}; with accumulation most loaders deal micro-batch m of data-parallel rank r as "
-     "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once" LOOK
+     "the (m N + r)-th of the global batch, others give each rank all of its micro-batches at once (\"samples\": "
+     "\"by_rank\" in capture's spec)" LOOK
      "samplers, shuffling, the order of data-parallel ranks and of micro-batches"},
     {"packed_cut_as_one", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(PACKED), IF(SAMPLES), "",
      "a packed tensor (q|k|v, gate|up) sharded as one block: {pairs}" LOOK
@@ -303,8 +307,9 @@ static const ari_cause rows[] = {
      DEALT "tokens gathered over {q} ranks left one part after the other ([ranks, b, s/N] against [b, s]), or batch "
            "and sequence exchanged" SLICES},
     {"samples_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(SAMPLES), 0, MOVED,
-     DEALT "samples dealt out to ranks in turn on one side, in runs on the other (dp sharding of the batch)" SLICES LOOK
-           "`DistributedSampler` against contiguous slices of the batch"},
+     DEALT
+     "samples dealt out to ranks in turn on one side, in runs on the other (dp sharding of the batch; \"samples\": "
+     "\"dealt\" in capture's spec)" SLICES LOOK "`DistributedSampler` against contiguous slices of the batch"},
     {"tokens_dealt_out", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, IF(TOKENS), 0, MOVED,
      DEALT "tokens dealt out to ranks in turn on one side, in runs on the other (sequence sharding)" SLICES},
     {"dimension_flattened", K(INTERLEAVED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
