@@ -10,6 +10,7 @@ typedef struct adam {
     int ahead;   /* steps that the counter has had */
     int history; /* whose its moments have; 0: none */
     double eps;  /* beside the root; inside of it where it is negative */
+    double most; /* of an element of the gradient; 0: any */
 } adam;
 
 static const adam right = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .decay = 0.5, .clip = 0.2};
@@ -37,6 +38,7 @@ static void step(run *r, adam a)
         double w = (double)r->init[i], m = 0.0, v = 0.0, g = (double)r->grad[i] * a.clip;
         if (a.history > 0)
             m = 1e-3 * cos((4.1 + a.history) * i), v = 1e-6 * (2.0 + sin((3.3 + a.history) * i));
+        g = a.most > 0.0 ? fmax(-a.most, fmin(g, a.most)) : g;
         g += a.decay_in_gradient ? a.decay * w : 0.0;
         for (int t = 1; t <= (a.twice ? 2 : 1); t++) {
             const int as = t + a.ahead;
@@ -108,6 +110,11 @@ Test(update, mistakes_are_named_by_the_state)
         {{RIGHT}, {1e-3, 0.9, 0.95, 0.5, .clip = 1.0}, "clip_factor", NULL},
         {{RIGHT}, {1e-3, 0.9, 0.95, 0.5, .clip = 0.04}, "clip_factor", NULL},
         {{RIGHT}, {RIGHT, .decay_in_gradient = true}, "decay_in_gradient", NULL},
+        {{RIGHT},
+         {1e-3, 0.9, 0.95, 0.5, .clip = 1.0, .most = 0.015},
+         "clipped",
+         "here the optimizer got them cut at 0.015"},
+        {{1e-3, 0.9, 0.95, 0.5, .clip = 1.0, .most = 0.025}, {RIGHT}, "clipped", "in the reference"},
         {{RIGHT}, {RIGHT, .twice = true}, "update_twice", NULL},
         {{RIGHT}, {RIGHT, .ahead = 1}, "adam_step_counter", NULL},
         {{RIGHT}, {RIGHT, .eps = 1e-3}, "adam_eps", NULL},
@@ -158,6 +165,20 @@ Test(update, nesterov_s_momentum_is_told)
     }
     made m = runs(&r[0], &r[1], 4); /* SGD has no second moment */
     expect_first(&m, close_to, "nesterov", "momentum of 0.9", 0);
+}
+
+Test(update, decay_that_sgd_s_momentum_lacks_is_told)
+{
+    run r[2];
+    for (int k = 0; k < 2; k++) {
+        r[k] = before_step(1.0);
+        for (int i = 0; i < N; i++) {
+            r[k].m[i] = (float)((double)r[k].grad[i] + (k == 0 ? 0.01 : 0.0) * (double)r[k].init[i]);
+            r[k].new[i] = r[k].init[i] - 0.1f * r[k].m[i];
+        }
+    }
+    made m = runs(&r[0], &r[1], 4);
+    expect_first(&m, close_to, "weight_decay", "the reference's less 0.01 times the weight", 0);
 }
 
 /* Within a tolerance, but the other optimizer's. */
@@ -410,4 +431,47 @@ Test(update, outputs_that_got_no_gradient_are_told)
     put_pair(&m, (ar_st_tensor){.name = "h.attn.qkv.weight:grad", .dtype = AR_F32, .ndim = 2, .shape = {OUT, IN}},
              weight[0], weight[1]);
     expect_first(&m, (ar_verify_options){.atol = 0.0}, "no_gradient", "rows 16..31 of 48 of h.attn.qkv.weight's", 0);
+}
+
+/* Decay moves weights by less than the rule allows, and what the next step computes with them by more. */
+Test(update, a_step_within_the_rule_is_told_by_what_follows)
+{
+    const run a = stepped((adam){RIGHT}), b = stepped((adam){1e-3, 0.9, 0.95, 0.2, .clip = 0.2});
+    made m = runs(&a, &b, 5);
+    const float *y = put_tokens(&m, "y:fwd@2");
+    for (size_t i = 0; i < (size_t)B * S * H; i++) /* one vector is added, which has a cause of its own */
+        other_of(&m)[i] = y[i] + 4e-4f * noise(i % H + 13);
+    expect_first(&m, (ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .rtol = 3e-4, .atol = 1e-6}, "weight_decay",
+                 "w.weight:new before it is off as much", 0);
+}
+
+/* A parameter's gradient alone says nothing, its module's says whose it is: of reversed samples. */
+Test(update, a_gradient_is_told_by_that_of_its_module)
+{
+#define ORDER {"ANYRANK_PLACEMENT", "{\"version\":1,\"order\":[\"h.w.weight:grad\",\"h.w:bwd\"]}"}
+    made m = {.metadata = {ORDER, ORDER}};
+    const float *w = put(&m, "h.w.weight:grad", 2, H, H, 0);
+    for (size_t i = 0; i < (size_t)H * H; i++)
+        other_of(&m)[i] = w[i] + 0.1f * sinf(1.0f + 3.7f * (float)(i * i % 1009));
+    const float *d = put(&m, "h.w:bwd", 3, 4, S, H);
+    for (size_t i = 0; i < (size_t)4 * S * H; i++)
+        other_of(&m)[i] = d[(3 - i / (S * H)) * S * H + i % (S * H)];
+    expect_first(&m, close_to, "reversed", "its gradient h.w:bwd says: ", 0);
+}
+
+Test(update, a_term_of_the_loss_is_told_from_all_of_it)
+{
+    for (int terms = 0; terms < 2; terms++) {
+        made m = {.n = 0};
+        put_vectors(&m, "loss:fwd", 1, (const float[]){2.5f}, (const float[]){4.1234f});
+        const float *d = put_tokens(&m, "a:bwd");
+        for (size_t i = 0; i < (size_t)B * S * H; i++)
+            other_of(&m)[i] = 3.0f * d[i];
+        if (terms > 0)
+            put_tokens(&m, "b:bwd");
+        for (size_t i = 0; terms > 0 && i < (size_t)B * S * H; i++)
+            other_of(&m)[i] = data_of(&m, 0, m.n - 1)[i];
+        expect_first(&m, close_to, "reduced_again",
+                     terms > 0 ? "one term of the loss alone" : "its gradient a:bwd says", 0);
+    }
 }

@@ -446,13 +446,13 @@ enum {
     M(function, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 4, ARI_NEEDS_NUMBERS)                                  \
     M(curve, ARI_IDENTITY + 9, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
     M(empty_expert, ARI_IDENTITY + 9, ARI_ON_WHOLE, "g", 0, ARI_NEEDS_DUMP)                                  \
+    M(state, ARI_IDENTITY + 10, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                  \
     M(other, ARI_IDENTITY + 9, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_DUMP)                                        \
     M(scores, ARI_IDENTITY + 9, ARI_ON_WHOLE, "fb", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \
     M(counts, ARI_IDENTITY + 9, ARI_ON_RANKS | ARI_ON_WHOLE, "n", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)     \
     M(routes, ARI_IDENTITY + 9, ARI_ON_WHOLE, "b", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                     \
     M(experts, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_REPLAY)                                     \
     M(shares, ARI_IDENTITY + 8, ARI_ON_WHOLE, "f", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                     \
-    M(state, ARI_IDENTITY + 8, ARI_ON_WHOLE, "nmv", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)                   \
     M(muon, ARI_IDENTITY + 8, ARI_ON_RANKS | ARI_ON_WHOLE, "n", 16, ARI_NEEDS_DUMP | ARI_NEEDS_BEFORE)       \
     M(order, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
     M(transposed, ARI_IDENTITY + 8, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                   \

@@ -55,6 +55,12 @@ static const ari_cause rows[] = {
     {"adam_eps", K(EPSILON), ARI_IDENTITY, ANY, 0, 0, 0, "",
      "another epsilon in Adam: {where} the update is the other's over 1 + {epsilon:.3g}/r, r {root}, so that small "
      "gradients move less" LOOK "`eps` of `Adam`; added inside or outside of the root"},
+    {"clipped", K(STATE), ARI_IDENTITY + 10, ANY, 0, IF(OF_GRADIENT) | IF(CUT), 0, "",
+     "the gradients are equal, and {where} the optimizer got them cut at {limit:.4g} each, which {cut} elements exceed: "
+     "clipped by value, where the other side clips by the norm or not at all" LOOK "`clip_grad_value_`"},
+    {"weight_decay", K(STATE), ARI_IDENTITY + 10, ANY, 0, IF(OF_WEIGHT) | IF(AVERAGE), 0, "",
+     "weight decay of SGD: the gradients are equal, and the momentum is the reference's {sign} {part:.3g} times the "
+     "weight before the step"},
     {"zeros_for_gradient", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(OF_GRADIENT) | IF(ZERO), 0, "",
      "the optimizer got zeros: the gradients are equal, and here the first moment is zero (under ZeRO a share of another "
      "parameter's gradient; a flat buffer or a main_grad that was not copied before the step)"},

@@ -410,11 +410,57 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     return AR_OK;
 }
 
+/* A first moment that is its gradient, cut at a limit, times a number. */
+typedef struct cutting {
+    double by, most;       /* largest moment over gradient, largest moment */
+    double worst;          /* deviation of a moment */
+    size_t at_limit, less; /* how many are at the limit, and below it */
+} cutting;
+
+static void add_ratio(void *user, const double *x)
+{
+    cutting *k = user;
+    k->by = x[1] != 0.0 ? fmax(k->by, x[0] / x[1]) : k->by;
+    k->most = fmax(k->most, fabs(x[0]));
+}
+
+static void add_cut(void *user, const double *x)
+{
+    cutting *k = user;
+    const double g = k->by * x[1];
+    k->worst = fmax(k->worst, fabs(x[0] - copysign(fmin(fabs(g), k->most), g)));
+    k->at_limit += fabs(g) > (1.0 + ARI_KNOWN) * k->most;
+    k->less += fabs(g) < (1.0 - ARI_KNOWN) * k->most;
+}
+
+/* The gradient that one side's optimizer got is cut element by element. */
+static ar_status found_cut(ari_trace *t, const state *s, const ari_case *c)
+{
+    for (int k = 0; k < 2; k++) {
+        const ar_dump_tensor *const beside[] = {s->tensor[FIRST + k], s->tensor[GRADIENT + k]};
+        cutting cut = {.by = 0.0};
+        AR_TRY(ari_read_beside(beside, 2, c->start, c->count, add_ratio, &cut));
+        AR_TRY(ari_read_beside(beside, 2, c->start, c->count, add_cut, &cut));
+        if (cut.at_limit < 4 || cut.less == 0 || !(cut.worst <= ARI_KNOWN * cut.most))
+            continue;
+        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(CUT));
+        ari_number(t, "limit", cut.most / cut.by);
+        ari_count(t, "cut", cut.at_limit);
+        ari_words(t, "where", k == 0 ? "in the reference" : "here");
+        return AR_OK;
+    }
+    return AR_OK;
+}
+
 /* With equal gradients, explains the moments or, if they are equal too, the step. */
 static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
 {
     double none, by[2], decay;
     if (!has_equal_gradients(s))
+        return AR_OK;
+    if (c->grid.d->step == 1)
+        AR_TRY(found_cut(t, s, c));
+    if (t->kind != ARI_FOUND_NOTHING)
         return AR_OK;
     const ari_fit *own = &s->fit[OWN_FIRST];
     if (s->tensor[FIRST + 1] && own[1].yy == 0.0) {
@@ -474,19 +520,40 @@ static void compare_momentum(ari_trace *t, const state *s)
     ari_number(t, "dampening", 1.0 - taken);
 }
 
+/* SGD's first momentum is its gradient and, with weight decay, a part of the weight. */
+static ar_status compare_first_momentum(ari_trace *t, const state *s, const ari_case *c)
+{
+    const ari_fit *f = &s->fit[FIRSTS];
+    double by, decay;
+    if (!has_equal_gradients(s))
+        return AR_OK;
+    AR_TRY(found_cut(t, s, c));
+    if (t->kind != ARI_FOUND_NOTHING || !(ari_fit_two(&by, &decay, f) < ARI_FIT) || !ari_is_near(by, 1.0, ARI_KNOWN) ||
+        !(fabs(decay) * sqrt(f->bb / f->yy) > ARI_SEEN))
+        return AR_OK;
+    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT) | ARI_IF(AVERAGE));
+    ari_number(t, "part", fabs(decay));
+    ari_words(t, "sign", "%s", decay > 0.0 ? "plus" : "less");
+    return AR_OK;
+}
+
 /* A sample is left to the stretch, which is looked at too. */
 ar_status ari_measure_state(ari_trace *t, const ari_case *c)
 {
     state s;
     find_state(&s, c);
     const bool adam = has_state(&s, BEFORE, FIRST_KEPT, 1);
-    const bool sgd =
-        !s.tensor[SECOND] && has_state(&s, GRADIENT, SECOND, 1) && has_state(&s, FIRST_KEPT, SECOND_KEPT, 1);
+    const bool first = c->grid.d->step == 1,
+               sgd = !s.tensor[SECOND] && has_state(&s, GRADIENT, SECOND, 1) &&
+                     (first ? has_state(&s, BEFORE, GRADIENT, 1) : has_state(&s, FIRST_KEPT, SECOND_KEPT, 1));
     if (!c->known->other || c->step || c->count < 8 || !(adam || sgd) || s.tensor[GRADIENT]->count != c->full->count)
         return AR_OK;
     AR_TRY(ari_read_beside(s.tensor, TENSORS, c->start, c->count, add_state, &s));
     if (adam)
         return compare_states(t, &s, c);
-    compare_momentum(t, &s);
+    if (!first)
+        compare_momentum(t, &s);
+    else
+        AR_TRY(compare_first_momentum(t, &s, c));
     return AR_OK;
 }

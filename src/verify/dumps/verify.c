@@ -300,6 +300,19 @@ static bool is_unknown(const ar_verify_row *row)
     return row->evidence.cause && strcmp(row->evidence.cause, "unknown") == 0;
 }
 
+/* A module whose gradient is the reference's, and is not zero. */
+static ar_status find_right_gradient(const ar_verify_row **found, const ari_verifying *v, int step)
+{
+    *found = NULL;
+    for (const ari_pair *p = v->pair; p < v->pair + v->pairs && !*found; p++) {
+        bool same, varies = false;
+        if (p->row->pass == 'b' && p->row->step == step && p->row->state == AR_VERIFY_SAME)
+            AR_TRY(ari_are_equal(&same, &varies, p->side[0], p->side[0]));
+        *found = varies ? p->row : NULL;
+    }
+    return AR_OK;
+}
+
 /* The loss's own gradient may tell what the loss alone does not: another divisor is a factor of it, one for all or one
  * for each rank's samples. And the gradient of a module's input may tell what a parameter's does not: both are made
  * from the output's gradient, where a part of a sum is harder to see in a sum over tokens. */
@@ -309,7 +322,7 @@ static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
                                            "reduced_again",    "averaged_again",     "divisor_of_other_count",
                                            "wrong_scalar",     "counted_twice",      "sum_over_tokens",
                                            "mean_over_tokens", "samples_weighted"};
-    static const char *const sums[] = {"missing_reduce_scatter", "missing_all_reduce", "missing_average"};
+    static const char *const vague[] = {"unknown", "low_precision", "rounding", "part_of_one_rank", "later_tokens"};
     ar_verify_report *r = v->report;
     ar_verify_row *first = &r->row[r->first], back = {.name = NULL};
     const bool loss = first->pass == 'f' && first->elements == 1;
@@ -325,10 +338,16 @@ static ar_status ask_gradient(ari_verifying *v, const ari_explain_case *known)
         AR_TRY(explain_row(v, i, known));
         back = *row;
     }
-    if (!(loss ? ARI_IS_AMONG(back.evidence.cause, divisors) : ARI_IS_AMONG(back.evidence.cause, sums)))
+    const char *cause = back.evidence.cause;
+    if (!cause || !(loss ? ARI_IS_AMONG(cause, divisors) : !ARI_IS_AMONG(cause, vague)))
         return AR_OK;
+    const ar_verify_row *right = NULL;
+    if (loss)
+        AR_TRY(find_right_gradient(&right, v, first->step));
     first->evidence = back.evidence;
-    snprintf(first->hint, sizeof first->hint, "its gradient %.200s says: %.280s", back.name, back.hint);
+    snprintf(first->hint, sizeof first->hint, "%s %.100s says: %.270s%s%.60s",
+             right ? "one term of the loss alone, as its gradient" : "its gradient", back.name, back.hint,
+             right ? "; right is another term's, " : "", right ? right->name : "");
     return AR_OK;
 }
 
@@ -354,9 +373,10 @@ static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *kn
     ar_verify_row *first = &r->row[r->first];
     size_t i = 0;
     static const char *const unsure[] = {"unknown", "low_precision"};
-    if (first->pass != 'f' || first->elements < 2 || !ARI_IS_AMONG(first->evidence.cause, unsure))
+    const bool asked = ARI_IS_AMONG(first->evidence.cause, unsure);
+    if (first->pass != 'f' || first->elements < 2 || (!asked && first->step < 2))
         return AR_OK;
-    while (i < r->first && !is_off_as_much(&r->row[i], first))
+    while (i < r->first && !((asked || r->row[i].pass == 'n') && is_off_as_much(&r->row[i], first)))
         i++;
     if (i == r->first)
         return AR_OK;
