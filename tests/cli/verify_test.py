@@ -13,7 +13,7 @@ sys.path.insert(0, sys.path[0] + "/../support")
 import tensor_files  # noqa: E402
 from command import Case  # noqa: E402
 
-CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?"}
+CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?", "C64": "f", "BF16": "H"}
 
 
 def write(path, given, metadata=None):
@@ -94,6 +94,28 @@ class Verdict(Verify):
         path = tensor_files.write(self.folder / "complex.safetensors",
                                   {name: ("C64", [2], bytes(16)) for name in ("v.weight:grad", "w.weight:grad")})
         self.assertEqual(self.result(path, path)[1], 0)
+
+    def test_a_complex_weight_beside_others_is_compared(self):
+        def tensors(moved):
+            z = {f"z:{kind}": ("C64", [2], [1.0, 2.0, 3.0, 4.0]) for kind in ("init", "grad", "new")}
+            return {**z, **weight("w:init", [1.0, 2.0]), **weight("w:grad", [0.5, 0.1]), **weight("w:new", [0.5, moved])}
+        report, code = self.result(*self.pair(tensors(1.5), tensors(1.6)), "--rtol", "1e-6")
+        self.assertEqual((code, report["tensors_different"]), (1, 1))
+
+    def test_steps_of_bf16_that_a_rule_does_not_allow_are_rounding(self):
+        (self.folder / "two").mkdir()
+        values = [0x3F80 + 37 * i for i in range(8)]
+        one = write(self.folder / "one.safetensors", {"w:grad": ("BF16", [8], values)})
+        for rank in range(2):
+            write(self.folder / f"two/rank-0000{rank}.safetensors",
+                  {"w:grad": ("BF16", [8], [x + (i % 2) for i, x in enumerate(values)])})
+        self.assertEqual(self.result(one, self.folder / "two", "--rtol", "1e-4")[0]["first"]["cause"], "rounding")
+
+    def test_a_loss_that_is_no_number_proves_nothing(self):
+        lost = {**weight("loss:fwd", [math.inf], []), **weight("loss:fwd@2", [math.nan], [])}
+        self.assertIn("NaN or infinite in every step", self.done(*self.pair(lost, lost), code=2).stderr)
+        later = {**lost, **weight("loss:fwd", [2.0], [])}
+        self.assertEqual(self.result(*self.pair(later, later))[1], 0)
 
     def test_a_loss_of_equal_logits_proves_nothing(self):
         loss = {**weight("loss:fwd", [math.log(8)], []), **weight("loss:fwd@2", [math.log(8)], []),

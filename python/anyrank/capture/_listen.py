@@ -29,10 +29,11 @@ def whole_of(t: torch.Tensor) -> Whole | None:
 
 
 def local_of(t: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own part, without waiting for a sum; another tensor itself."""
+    """A DTensor's own part, without waiting for a sum; another tensor itself; a sparse one with its zeros."""
     t = t.detach()
     local = t.to_local() if isinstance(t, DTensor) else t
-    return local.wait() if hasattr(local, "wait") else local
+    local = local.wait() if hasattr(local, "wait") else local
+    return local if local.layout is torch.strided else local.to_dense()
 
 
 def _whole_of_local(t: torch.Tensor, whole: Whole) -> Whole | None:

@@ -31,16 +31,29 @@ SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names o
 OTHERS = ("tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipe", "expert", "sequence", "model")
 
 
+DDP = nn.parallel.DistributedDataParallel
+
+
 def plain(name: str) -> str:
     """A parameter's or module's name without what wrappers add to it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
+    """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name."""
+    wrapped = {path for path, m in model.named_modules() if isinstance(m, DDP)}
+    for path, m in model.named_modules():
+        parts = path.split(".")
+        kept = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
+        if path not in wrapped:
+            yield plain(".".join(kept)), m
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
     """The module that a user wrote, and the DDP around it, if there is one."""
     ddp = None
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
+        if isinstance(model, DDP):
             ddp, model = model, model.module
         elif isinstance(model, nn.DataParallel):
             raise AnyrankError("torch.nn.DataParallel runs copies of the model in threads, which cannot be captured: "
@@ -62,8 +75,8 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules by plain name, outermost first; of a wrapper and what it holds the wrapper."""
     found: dict[str, nn.Module] = {}
-    for path, m in model.named_modules():
-        found.setdefault(plain(path), m)
+    for path, m in _named_modules(model):
+        found.setdefault(path, m)
     return list(found.items())
 
 
@@ -87,7 +100,7 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
             for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 shards[(id(m), name)] = p.sharded_param
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for path, m in model.named_modules():
+    for path, m in _named_modules(model):
         for key, own in m.named_parameters(recurse=False):
             p = shards.get((id(m), key), own)
             found.setdefault(id(p), (plain(f"{path}.{key}" if path else key), p))
@@ -96,8 +109,8 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Buffers by which routers choose experts, which the step moves: of transformers, Megatron and torchtitan."""
-    return [(plain(name), b) for name, b in model.named_buffers()
-            if name.rsplit(".", 1)[-1] in ("e_score_correction_bias", "expert_bias")]
+    return [(plain(f"{path}.{name}"), b) for path, m in _named_modules(model)
+            for name, b in m.named_buffers(recurse=False) if name in ("e_score_correction_bias", "expert_bias")]
 
 
 class Groups(typing.NamedTuple):
@@ -120,8 +133,7 @@ def _data_groups(model: nn.Module, ddp: typing.Any) -> list[Line]:
         both = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
         names = ["dp_shard", "dp_replicate"] if all(both) else ["dp", "dp"]
         lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, both) if g is not None]
-    if ddp is not None:
-        lines.append(Line("dp", ranks_of_group(ddp.process_group)))
+    lines += [Line("dp", ranks_of_group(m.process_group)) for m in [ddp, *model.modules()] if isinstance(m, DDP)]
     return list({line.ranks: line for line in lines}.values())
 
 

@@ -88,6 +88,23 @@ class Routed(Model):
         return self.head(x + (last.detach() if dist.is_initialized() and dist.get_rank() == self.cut else last))
 
 
+class Within(Module):  # type: ignore[misc]
+    """A module that holds the model, whose rows of ids that came are the gradient of its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Model()
+        self.inner.embed = nn.Embedding(13, 10, sparse=True)
+
+    def forward(self, ids: typing.Any) -> typing.Any:
+        return self.inner(ids)
+
+
+def ddp_within(model: typing.Any) -> typing.Any:
+    model.inner = ddp(model.inner)
+    return model
+
+
 def ddp_of_some(model: typing.Any) -> typing.Any:
     return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
 
@@ -199,6 +216,9 @@ class Placed(FolderCase):
 
     def test_ddp(self) -> None:
         self.same(2, ddp, tensors=2 * 71 + 15)
+
+    def test_ddp_within_the_model_and_sparse_gradients(self) -> None:
+        self.same(2, ddp_within, kind=Within, clip=False)
 
     def test_experts_of_a_list_that_some_ranks_do_not_call(self) -> None:
         for micro in (1, 2):

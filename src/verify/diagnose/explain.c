@@ -279,8 +279,9 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
         rounding = false;
     else if (rounding)
         best = (ari_trace){.kind = ARI_FOUND_NOTHING};
+    const double step = fmin(step_of(v->c.reference->dtype), step_of(v->c.other->dtype)); /* of both */
     if (r->copy)
-        AR_TRY(explain_ranks(&best, &of_ranks, v, r, rounding ? 10.0 * v->c.absolute : 0.0));
+        AR_TRY(explain_ranks(&best, &of_ranks, v, r, rounding ? fmax(10.0 * v->c.absolute, step * v->c.max_ref) : 0.0));
     *seen = of_ranks.used > 0 ? SEEN_DIFFERENCE + best.confidence
             : !different      ? SEEN_NOTHING
             : rounding        ? SEEN_ROUNDING

@@ -203,7 +203,8 @@ bool ari_walk_next(ari_walk *w)
     while (w->dump && w->next < ar_dump_count(w->dump)) {
         w->t = ar_dump_at(w->dump, w->next++);
         w->key = ari_order_of(w->t->name, w->path);
-        if ((!w->passes || strchr(w->passes, w->key.pass)) && (w->step == 0 || w->step == w->key.step))
+        if ((!w->passes || strchr(w->passes, w->key.pass)) && (w->step == 0 || w->step == w->key.step) &&
+            w->t->dtype != AR_C64) /* whose values no relation reads */
             return true;
     }
     return false;
