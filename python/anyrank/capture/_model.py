@@ -109,7 +109,7 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Buffers by which routers choose experts, which the step moves: of transformers, Megatron and torchtitan."""
-    return [(plain(f"{path}.{name}"), b) for path, m in _named_modules(model)
+    return [(plain(f"{path}.{name}" if path else name), b) for path, m in _named_modules(model)
             for name, b in m.named_buffers(recurse=False) if name in ("e_score_correction_bias", "expert_bias")]
 
 
