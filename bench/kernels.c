@@ -24,7 +24,8 @@ typedef struct kernel_bench {
     size_t rows, cols;
     operands as[2];    /* fp32, bf16 */
     ar_tensor copy[2]; /* from, to: f32, half of the most bytes that a kernel moves each */
-    ar_buf row;        /* f32 [cols]: gains, offsets, a bias */
+    ar_buf row;        /* f32 [cols]: gains, offsets */
+    ar_buf no_bias; /* f32 [cols] of zeros: an activation keeps its input with the bias, which would grow each call */
     ar_buf mean, rstd; /* of x's rows */
     ar_buf sum[2];     /* f32 [cols]: gradients of parameters */
     ar_buf cos, sin;   /* of rope */
@@ -77,9 +78,9 @@ static ar_status run_dropout(const kernel_bench *b, const operands *o)
     return RUN(b, dropout, NULL, &o->y, &o->x, &o->up, &which);
 }
 
-KERNEL(gelu, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_ERF, &o->y)
+KERNEL(gelu, bias_act, &o->z, ar_const(b->no_bias), AR_ACT_GELU_ERF, &o->y)
 KERNEL(gelu_backward, act_backward, &o->y, &o->dy, &o->x, AR_ACT_GELU_ERF, &(ar_row_sum){.f32 = b->sum[0]})
-KERNEL(gelu_tanh, bias_act, &o->z, ar_const(b->row), AR_ACT_GELU_TANH, &o->y)
+KERNEL(gelu_tanh, bias_act, &o->z, ar_const(b->no_bias), AR_ACT_GELU_TANH, &o->y)
 KERNEL(gated, gated_forward, &o->y, &o->x, &o->up, AR_ACT_SILU)
 KERNEL(gated_backward, gated_backward, &o->y, &o->z, &o->dy, &o->x, &o->up, AR_ACT_SILU, &unsummed, &unsummed)
 
@@ -317,6 +318,8 @@ static ar_status buffers_create(kernel_bench *b)
         AR_TRY(ari_bench_values(&b->on, &b->sum[i], b->cols, 8));
     }
     AR_TRY(ari_bench_values(&b->on, &b->row, b->cols, 6));
+    AR_TRY(RUN(b, alloc, &b->no_bias, b->cols * sizeof(float)));
+    AR_TRY(RUN(b, zero, b->no_bias, b->cols * sizeof(float)));
     AR_TRY(ari_bench_values(&b->on, &b->rstd, b->rows, 7));
     AR_TRY(ari_bench_values(&b->on, &b->sums, 2 * n, 10));
     AR_TRY(RUN(b, zero, b->sums, n * sizeof(float))); /* of which AdamW has its second moments */
@@ -341,10 +344,10 @@ static ar_status buffers_create(kernel_bench *b)
 static void kernels_destroy(kernel_bench *b)
 {
     ar_device *d = b->on.d;
-    const ar_buf all[] = {b->copy[0].data, b->copy[1].data, b->row,          b->mean,         b->rstd,    b->sum[0],
-                          b->sum[1],       b->cos,          b->sin,          b->sums,         b->t,       b->hl,
-                          b->plain.c,      b->plain.e,      b->transposed.c, b->transposed.e, b->key,     b->key_sum,
-                          b->row_of,       b->visible,      b->valid,        b->norm,         b->exponent};
+    const ar_buf all[] = {b->copy[0].data, b->copy[1].data, b->row,          b->mean,         b->rstd,     b->sum[0],
+                          b->sum[1],       b->cos,          b->sin,          b->sums,         b->t,        b->hl,
+                          b->plain.c,      b->plain.e,      b->transposed.c, b->transposed.e, b->key,      b->key_sum,
+                          b->row_of,       b->visible,      b->valid,        b->norm,         b->exponent, b->no_bias};
     for (size_t i = 0; d && i < sizeof all / sizeof *all; i++)
         d->ops->free(d, b->on.q, all[i]);
     for (int i = 0; d && i < 2; i++) {

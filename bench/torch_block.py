@@ -154,7 +154,8 @@ class Side:
             return
         torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
         try:
-            self.call = self.call or torch.compile(self.module)
+            if self.call is None:  # no truth value of it is asked for: that is its length, which a compiled block has not
+                self.call = torch.compile(self.module)
             for _ in range(3):
                 self.seconds()
             self.times += [self.seconds() for _ in range(repetitions)]

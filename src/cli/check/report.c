@@ -151,7 +151,7 @@ static void print_bf16(FILE *to, const ar_check_report *r)
     }
     if (r->numerics == AR_NUMERICS_NATIVE || !(most > 0.0))
         return;
-    fprintf(to, "  bytes moved: exact sums travel as integers; a run in bf16 moves ");
+    fprintf(to, "  bytes moved are those of exact sums; a run in bf16 moves ");
     if (r->runs == 1)
         fprintf(to, "%s, %.1f times less\n", ARI_COUNT(r->run[0].bytes_bf16), most);
     else
