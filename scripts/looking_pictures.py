@@ -3,7 +3,7 @@
 """Draws the figures of by-looking.md, of the model of two layers whose config.json is on that page, from what
 `anyrank plan` and the trace of `anyrank check` say of it.
 
-    scripts/looking_pictures.py [build/anyrank]          writes docs/pictures/look-*.svg
+    scripts/looking_pictures.py [build/anyrank [DIR]]          writes look-*.svg into docs/pictures, or DIR
 
 Nothing is timed by a clock of this machine, so every machine draws the same figures.
 """
@@ -18,6 +18,7 @@ import pipeline_picture as pipeline
 import ring_picture as ring
 
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+PICTURES = pathlib.Path(sys.argv[2]) if len(sys.argv) > 2 else DOCS / "pictures"
 FLOWS = (("look-one", "one rank", ""), ("look-tp", "tp=2", "--tp 2"),
          ("look-sp", "tp=2 with sequence parallelism", "--tp 2 --sp"), ("look-cp", "cp=2, zigzag", "--cp 2 --zigzag"))
 FLOW = "--flow --batch 1 --seq 64 --numerics native"
@@ -28,7 +29,7 @@ SCHEDULES = (("gpipe", "gpipe: all forward, then all back"), ("1f1b", "1f1b: bac
 PIPELINE = "--pipeline --pp 2 --micro-batches 4"
 TRACE = ("--dp 2 --batch 8 --seq 64 --steps 1 --numerics native --skip-f64 --cluster inside=1us:5GB/s,flops=1T "
          "--bucket-bytes 2MiB")
-MEMORY = "--batch 4 --seq 64 --numerics native"
+MEMORY = "--batch 4 --seq 64 --numerics native --cluster inside=1us:5GB/s,flops=1T"  # no GPU, which has a reserve
 ZEROS = tuple((f"zero={stage}" if stage else "dp=4", f"--dp 4 --zero {stage}") for stage in range(4))
 LAYOUTS = (("one rank", "--tp 1"), ("tp=4", "--tp 4"), ("tp=4 sp", "--tp 4 --sp"), ("cp=4 zigzag", "--cp 4 --zigzag"),
            ("pp=2 dp=2", "--pp 2 --dp 2"), ("dp=4", "--dp 4"), ("dp=4 zero=3", "--dp 4 --zero 3"))
@@ -64,7 +65,7 @@ def amount(count):
 
 
 def picture(name, height, title, body, style=STYLE):
-    (DOCS / "pictures" / f"{name}.svg").write_text("\n".join(
+    (PICTURES / f"{name}.svg").write_text("\n".join(
         [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
          f'role="img" aria-label="{title}">', f"<style>{style}</style>", rect(0, 0, WIDTH, height, "paper"), *body,
          "</svg>", ""]), encoding="utf-8")

@@ -1,22 +1,20 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Draws the planner's pictures into docs/pictures: planner.svg, and with chromium the page of --html as planner.png, in
-# dark mode and on a phone.
+# Draws the planner's pictures into docs/pictures: planner.svg, and with chromium, where there is one, the page of --html as
+# planner.png. Into DIR: planner.svg alone.
 #
-#   scripts/planner_picture.sh [build/anyrank]
+#   scripts/planner_picture.sh [build/anyrank [DIR]]
 set -eu
 
 anyrank=${1:-build/anyrank}
-pictures=$(cd "$(dirname "$0")/../docs/pictures" && pwd)
-page=$(mktemp -d)/plan.html
+pictures=$(cd "${2:-$(dirname "$0")/../docs/pictures}" && pwd)
 
 plan() { "$anyrank" plan llama-3-70b --gpus 64 --batch 256 --seq 8192 --quiet "$@"; }
-shot() {
-    chromium --headless --hide-scrollbars --virtual-time-budget=3000 --window-size="$2" \
-        --screenshot="$pictures/$1" "file://$page"
-}
 
 plan --top 12 --svg "$pictures/planner.svg"
+if [ $# -gt 1 ] || ! command -v chromium >/dev/null 2>&1; then exit 0; fi
+page=$(mktemp -d)/plan.html
 plan --top 0 --html "$page"
-shot planner.png 1100,1150
+chromium --headless --hide-scrollbars --virtual-time-budget=3000 --window-size=1100,1150 \
+    --screenshot="$pictures/planner.png" "file://$page"
 rm -r "$(dirname "$page")"

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of docs/pictures that are drawn from evidence, and from plans and traces on a described cluster's clock, are
+what their scripts draw today. ANYRANK names another command than build/anyrank."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "docs/pictures"
+ANYRANK = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
+PRINTED = {"bf16.svg": ["curves_picture.py", "docs/evidence/2026-11/bf16-losses.tsv"],
+           "losses.svg": ["losses_picture.py"],
+           "overlap.svg": ["overlap_picture.py", ANYRANK],
+           "pipeline.svg": ["pipeline_picture.py", ANYRANK],
+           "context-parallel.svg": ["ring_picture.py", ANYRANK]}
+
+
+def run(*command):
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{command}: exit status {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+class Pictures(unittest.TestCase):
+    def same(self, name, drawn, script):
+        if drawn != (PICTURES / name).read_text(encoding="utf-8"):
+            self.fail(f"docs/pictures/{name} is not what scripts/{script} draws")
+
+    def test_what_scripts_print(self):
+        for name, (script, *given) in PRINTED.items():
+            with self.subTest(name):
+                self.same(name, run(sys.executable, f"scripts/{script}", *given), script)
+
+    def test_what_scripts_write(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run(sys.executable, "scripts/looking_pictures.py", ANYRANK, folder)
+            run("scripts/planner_picture.sh", ANYRANK, folder)
+            written = sorted(pathlib.Path(folder).glob("*.svg"))
+            self.assertGreater(len(written), 8)
+            for path in written:
+                with self.subTest(path.name):
+                    script = "planner_picture.sh" if path.name == "planner.svg" else "looking_pictures.py"
+                    self.same(path.name, path.read_text(encoding="utf-8"), script)
+
+
+if __name__ == "__main__":
+    unittest.main()
