@@ -12,6 +12,8 @@
 #include "run/run.h"
 #include "verify/check/check_run.h"
 
+ARI_OWNER(ar_ddp, ar_ddp_destroy)
+
 #define STEPS 3 /* counted ones of a repetition */
 
 /* Options of the steps. */
@@ -143,24 +145,21 @@ static ar_status time_row(ddp_rank *k, ddp_row *row, double *seconds)
 {
     const ar_ddp_options options = {.bucket_bytes = row->bucket_bytes, .mode = row->mode};
     const ari_lane *lane = ari_lane_self();
-    ar_ddp *ddp = NULL;
+    ARI_OWNED_BY(ar_ddp_destroy) ar_ddp *ddp = NULL;
     double start = 0.0;
     uint64_t virtual_start = 0;
-    ar_status st = AR_OK;
     if (row->ddp)
         AR_TRY(ar_ddp_create_params(&ddp, k->together, k->r->o->config->name, k->t.params, k->t.count, &options));
-    AR_TRY_TO(done, st, count_step(k, ddp, row));
-    AR_TRY_TO(done, st, meet(k));
+    AR_TRY(count_step(k, ddp, row));
+    AR_TRY(meet(k));
     virtual_start = lane ? lane->virtual_ns : 0;
     start = ari_bench_seconds();
     for (int i = 0; i < STEPS; i++)
-        AR_TRY_TO(done, st, ddp_step(k, ddp));
+        AR_TRY(ddp_step(k, ddp));
     row->virtual_seconds = lane ? (double)(lane->virtual_ns - virtual_start) * 1e-9 / STEPS : 0.0;
-    AR_TRY_TO(done, st, meet(k));
+    AR_TRY(meet(k));
     *seconds = (ari_bench_seconds() - start) / STEPS;
-done:
-    ar_ddp_destroy(ddp);
-    return st;
+    return AR_OK;
 }
 
 static ar_status ddp_rank_create(ddp_rank *k)

@@ -151,10 +151,8 @@ ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const a
     ARI_OWNED void *host = NULL;
     AR_TRY(ari_mul_size(&bytes, ar_tensor_count(t), ar_dtype_bytes(t->dtype)));
     AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
-    ar_status st = b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes);
-    if (st == AR_OK)
-        st = ar_queue_sync(b->q, 0);
-    if (st == AR_OK)
-        ari_sha256_update(to, host, bytes);
-    return st;
+    AR_TRY(b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes));
+    AR_TRY(ar_queue_sync(b->q, 0));
+    ari_sha256_update(to, host, bytes);
+    return AR_OK;
 }

@@ -20,6 +20,8 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
+ARI_OWNER(ar_st_file, ar_st_close)
+
 #define JOURNAL ".anyrank-reshard.json"
 #define HIDDEN ".anyrank-"
 #define INDEX ".index.json"
@@ -262,16 +264,15 @@ ar_status ari_rs_folder_kept(bool *kept, ari_rs_folder *d, ari_rs *r, const ari_
 {
     const char *wanted = json_string_value(json_object_get(json_object_get(d->journal, "files"), c->file->name));
     char *path = NULL, hex[65] = "";
-    ar_st_file *file = NULL;
+    ARI_OWNED_BY(ar_st_close) ar_st_file *file = NULL;
     *kept = false;
     if (!wanted)
         return AR_OK;
     AR_TRY(ari_arena_path(d->arena, &path, d->path, c->file->name));
-    ar_status st = ar_st_open(&file, path);
+    const ar_status st = ar_st_open(&file, path);
     if (st == AR_OK && same_header(file, c))
         hash_data(hex, r, file, c);
     *kept = st == AR_OK && strcmp(hex, wanted) == 0;
-    ar_st_close(file);
     return st == AR_ERR_MEMORY ? st : AR_OK; /* whatever else is wrong with it, it is written again */
 }
 

@@ -98,6 +98,7 @@ typedef struct ari_passes {
     ari_walked blocks;
     size_t layers;
 } ari_passes;
+/** The caller ends it also after an error, as what is outside. */
 AR_NODISCARD ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_time_options *o);
 void ari_passes_fini(ari_passes *passes);
 /** When the last backward pass over the layers [first, first + layers) has made a parameter's gradient. */

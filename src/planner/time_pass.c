@@ -447,12 +447,8 @@ ar_status ari_passes_init(ari_passes *passes, const ari_planned *p, const ari_ti
     w.all = ari_stage_of_layers(&passes->blocks, passes->model, 0, passes->layers);
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    ar_status st = alloc_sections(passes, passes->blocks.n + 3);
-    if (st == AR_OK)
-        st = ari_operations(&c, ARI_OPS_PASSES, busiest(&c), visit_operation, &w);
-    if (st != AR_OK)
-        ari_passes_fini(passes);
-    return st;
+    AR_TRY(alloc_sections(passes, passes->blocks.n + 3));
+    return ari_operations(&c, ARI_OPS_PASSES, busiest(&c), visit_operation, &w);
 }
 
 void ari_passes_fini(ari_passes *passes)

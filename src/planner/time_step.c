@@ -127,23 +127,20 @@ ar_status ari_outside_init(ari_outside *s, const ari_planned *p, const ari_time_
     const ar_parallel *layout = &c.run.parallel;
     const int stages = ari_extent(layout, ARI_CUTS_LAYERS), each = ar_parallel_world(layout) / stages;
     walk w = {.p = p, .o = o};
-    ar_status st = AR_OK;
     *s = (ari_outside){.n = (size_t)stages, .virtual_stages = layout->virtual_stages};
     AR_TRY(ARI_ALLOC_ZERO(&s->rank, s->n, "ranks of a pipeline"));
     for (int g = 0; g <= ARI_OVER_COPIES; g++)
         w.links[g] = ari_links_of(p, o, (ari_over)g);
-    for (w.rank = 0; w.rank < s->n && st == AR_OK; w.rank++) {
+    for (w.rank = 0; w.rank < s->n; w.rank++) {
         const ari_outside_rank *like = find_like(s, p, w.rank, other);
         w.to = &s->rank[w.rank];
         if (like)
             *w.to = *like;
         else
-            st = ari_operations(&c, ARI_OPS_OUTSIDE, (int)w.rank * each, visit_operation, &w);
+            AR_TRY(ari_operations(&c, ARI_OPS_OUTSIDE, (int)w.rank * each, visit_operation, &w));
         w.to->room = like ? 0 : w.to->room;
     }
-    if (st != AR_OK)
-        ari_outside_fini(s);
-    return st;
+    return AR_OK;
 }
 
 void ari_outside_fini(ari_outside *s)

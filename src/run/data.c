@@ -186,14 +186,12 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
     static const size_t piece = (size_t)1 << 20;
     ARI_OWNED unsigned char *room = NULL;
     AR_TRY(ari_alloc((void **)&room, piece, 1, "a piece of a file"));
-    ar_status st = AR_OK;
-    for (size_t at = 0; at < bytes && st == AR_OK; at += piece) {
+    for (size_t at = 0; at < bytes; at += piece) {
         const size_t n = bytes - at < piece ? bytes - at : piece;
-        st = ari_file_pread(fd, room, n, at, path);
-        if (st == AR_OK)
-            ari_sha256_update(s, room, n);
+        AR_TRY(ari_file_pread(fd, room, n, at, path));
+        ari_sha256_update(s, room, n);
     }
-    return st;
+    return AR_OK;
 }
 
 ar_status ar_data_hash(const ar_data *d, char hex[65])

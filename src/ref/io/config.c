@@ -258,17 +258,12 @@ ar_status ar_config_load(ar_config *c, const char *path)
     ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     ar_config read = {.layers = 0};
-    ar_status st = AR_OK;
     struct stat there;
     if (folder && lstat(file, &there) != 0) /* then what the folder holds says more than that the file is missing */
-        st = ari_unsupported_format_check_folder(path);
-    if (st == AR_OK)
-        st = ari_file_read_text(&text, &length, file, ARI_JSON_MAX_BYTES);
-    if (st == AR_OK)
-        st = ar_config_parse(&read, (const char *)text, length, file);
-    if (st == AR_OK) {
-        model_name(read.name, sizeof read.name, file);
-        *c = read;
-    }
-    return st;
+        AR_TRY(ari_unsupported_format_check_folder(path));
+    AR_TRY(ari_file_read_text(&text, &length, file, ARI_JSON_MAX_BYTES));
+    AR_TRY(ar_config_parse(&read, (const char *)text, length, file));
+    model_name(read.name, sizeof read.name, file);
+    *c = read;
+    return AR_OK;
 }

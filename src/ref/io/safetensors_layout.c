@@ -146,16 +146,15 @@ ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const ch
     for (size_t i = 0; i < h->n; i++)
         order[i] = &h->items[i];
     ARI_SORT(order, h->n, compare_offsets);
-    ar_status st = AR_OK;
     uint64_t end = 0;
-    for (size_t i = 0; i < h->n && st == AR_OK; i++) {
-        st = check_item(order[i], end, path);
+    for (size_t i = 0; i < h->n; i++) {
+        AR_TRY(check_item(order[i], end, path));
         end = order[i]->end;
     }
-    if (st == AR_OK && end != data_bytes)
-        st = ar_error_set(AR_ERR_FORMAT,
-                          "MetadataIncompleteBuffer: %s: the tensors end at byte %" PRIu64
-                          " of the data, the file at %" PRIu64,
-                          ARI_SHOW(path), end, data_bytes);
-    return st;
+    if (end != data_bytes)
+        return ar_error_set(AR_ERR_FORMAT,
+                            "MetadataIncompleteBuffer: %s: the tensors end at byte %" PRIu64
+                            " of the data, the file at %" PRIu64,
+                            ARI_SHOW(path), end, data_bytes);
+    return AR_OK;
 }

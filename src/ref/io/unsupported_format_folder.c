@@ -108,15 +108,13 @@ static const named *named_safetensors(const char *folder, const char *name)
 static bool begins_as_listed(const char *folder, const char *name)
 {
     ARI_OWNED char *path = NULL;
-    int fd = -1;
+    ARI_ENDED(ari_file_close) int fd = -1;
     size_t bytes = 0;
     ar_status st = ari_file_path(&path, folder, name);
     if (st == AR_OK)
         st = ari_file_open(&fd, &bytes, path);
-    if (st == AR_OK) {
+    if (st == AR_OK)
         st = ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS);
-        close(fd);
-    }
     ar_error_clear();
     return st == AR_ERR_FORMAT;
 }

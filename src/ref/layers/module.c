@@ -263,14 +263,14 @@ ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m)
 {
     const size_t n = own_children(m, NULL, 0);
     ARI_OWNED ar_module **children = NULL;
-    ar_status st = f(user, m);
-    if (st != AR_OK || n == 0)
-        return st;
+    AR_TRY(f(user, m));
+    if (n == 0)
+        return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&children, n, "a list of modules"));
     own_children(m, children, n);
-    for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = ari_module_each(children[i], f, user);
-    return st;
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ari_module_each(children[i], f, user));
+    return AR_OK;
 }
 
 typedef struct param_list {

@@ -247,10 +247,9 @@ ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part
     if (!p->clip || s->count == 0 || ctx->device->hollow)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&host, s->count, p->name));
-    ar_status st = ar_ctx_download(ctx, host, &t);
-    for (size_t i = 0; i < s->count && st == AR_OK; i++)
+    AR_TRY(ar_ctx_download(ctx, host, &t));
+    for (size_t i = 0; i < s->count; i++)
         host[i] *= p->clip[across ? i % rows : (s->start + i) / inputs];
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, &t, host);
-    return st != AR_OK || !part->master.ptr ? st : ARI_KERNEL(ctx, copy_strided, &w, &t);
+    AR_TRY(ar_ctx_upload(ctx, &t, host));
+    return part->master.ptr ? ARI_KERNEL(ctx, copy_strided, &w, &t) : AR_OK;
 }

@@ -271,19 +271,13 @@ static ar_status run_shared(ari_check_base *b, const ar_check_options *o)
 ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text, uint64_t seed)
 {
     size_t count = 0, length = 0;
-    unsigned char *bytes = NULL;
+    ARI_OWNED unsigned char *bytes = NULL;
     AR_TRY(ari_mul_size(&count, batch, seq));
+    AR_TRY(ari_text_load(&bytes, &length, text));
     AR_TRY(ARI_ALLOC(gives, count, "token ids"));
-    const ar_status st = ari_text_load(&bytes, &length, text);
-    if (st != AR_OK) {
-        free(*gives);
-        *gives = NULL;
-        return st;
-    }
     const size_t start = (size_t)((seed * 7919u) % length);
     for (size_t i = 0; i < count; i++)
         (*gives)[i] = (int64_t)(bytes[(start + i) % length] % vocab);
-    free(bytes);
     return AR_OK;
 }
 

@@ -97,17 +97,16 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
                  n = samples * b->experts;
     ARI_OWNED int64_t *counts = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
-    ar_status st = count_tokens(counts, samples, b, ctx, t, valid);
-    if (st == AR_OK)
-        st = ari_combine(ctx, ctx->sequence, counts, n, AR_I64, AR_SUM, b->name);
-    if (st == AR_OK && b->spread)
-        st = ari_combine(ctx, ctx->tp, counts, n, AR_I64, AR_SUM, b->name);
-    for (size_t i = 0; i < samples && st == AR_OK; i++) {
+    AR_TRY(count_tokens(counts, samples, b, ctx, t, valid));
+    AR_TRY(ari_combine(ctx, ctx->sequence, counts, n, AR_I64, AR_SUM, b->name));
+    if (b->spread)
+        AR_TRY(ari_combine(ctx, ctx->tp, counts, n, AR_I64, AR_SUM, b->name));
+    for (size_t i = 0; i < samples; i++) {
         const double slots = (double)sum_of(counts + i * b->experts, b->experts);
         weigh_counts(c + i * b->experts, b, counts + i * b->experts,
                      slots * slots / (double)b->per_token * (double)all);
     }
-    return st;
+    return AR_OK;
 }
 
 /* *c: [groups, E] on the device; of consecutive tokens, or (one group) of all. */
@@ -116,17 +115,13 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
 {
     const size_t shape[2] = {b->counts ? 1 : ar_ctx_samples(ctx, t->x), b->experts};
     ARI_OWNED float *host = NULL;
-    ar_status st = AR_OK;
     AR_TRY(ARI_ALLOC(&host, shape[0] * shape[1], "weights of the balance"));
     if (b->counts)
         weigh_counts(host, b, b->counts, b->divisor);
     else
-        st = weigh_samples(host, shape[0], b, ctx, t, valid);
-    if (st == AR_OK)
-        st = ar_ctx_tensor(ctx, c, AR_F32, 2, shape);
-    if (st == AR_OK)
-        st = ar_ctx_upload(ctx, c, host);
-    return st;
+        AR_TRY(weigh_samples(host, shape[0], b, ctx, t, valid));
+    AR_TRY(ar_ctx_tensor(ctx, c, AR_F32, 2, shape));
+    return ar_ctx_upload(ctx, c, host);
 }
 
 /* z/T, the weight of a token's z-loss; 0 of no tokens. */
