@@ -36,15 +36,12 @@ static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t firs
 /* Emits a head-major tensor as [b, s, heads*d]. */
 static ar_status emit_heads(ari_bl_run *run, const char *part, char pass, const double *y, size_t heads, size_t d)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t features = heads * d;
     double *x = ari_bl_doubles(run, run->tokens, features);
-    if (x == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     merge_heads(run, x, features, 0, y, heads, d);
-    AR_TRY(ari_bl_emit_tokens(run, part, pass, x, features, 0, features));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_emit_tokens(run, part, pass, x, features, 0, features);
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------------------ */
@@ -125,12 +122,11 @@ static double scale_of(const ari_bl_run *run)
 static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, double *sunk,
                             const double *sink, const double *q, const double *k)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t s = run->s, d = run->c->head_dim;
     double *scores = ari_bl_doubles(run, s, s), *logits = ari_bl_doubles(run, 2, s + 1), *p = logits + s + 1;
     uint8_t *visible = ari_bl_take(run, s + 1, 1, 1);
-    if (scores == NULL || logits == NULL || visible == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1};
     AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, ARI_BL_PLAIN));
     const double scale = scale_of(run);
@@ -160,7 +156,6 @@ static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double 
         for (size_t key = 0; run->noise != NULL && key < s; key++)
             probs[query * s + key] = ari_bl_branch(run, probs[query * s + key]);
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -176,8 +171,7 @@ static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm
 {
     const size_t width = heads * run->c->head_dim;
     double *rows = ari_bl_doubles(run, run->tokens, width);
-    if (rows == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < width; i++)
             rows[t * width + i] = x[t * ld + first + i];
@@ -190,16 +184,14 @@ static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm
 static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved, double *g,
                                     size_t heads)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t width = heads * run->c->head_dim;
     double *dy = ari_bl_doubles(run, run->tokens, width), *dx = ari_bl_doubles(run, run->tokens, width);
-    if (dy == NULL || dx == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     merge_heads(run, dy, width, 0, g, heads, run->c->head_dim);
     AR_TRY(ari_bl_norm_backward(run, norm, dx, NULL, NULL, dy, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, dy, saved));
     split_heads(run, g, dx, width, 0, heads, run->c->head_dim);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -242,14 +234,11 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
     a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : NULL;
     a->sunk = p->sinks != NULL ? ari_bl_doubles(run, run->tokens, heads) : NULL;
-    if (a->q == NULL || a->k == NULL || a->v == NULL || a->probs == NULL || a->context == NULL || a->dropped == NULL ||
-        (p->sinks != NULL && a->sunk == NULL) || (run->c->score_cap > 0.0 && a->bare == NULL))
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(split_qkv(run, a, p->qk_norm, qkv));
     const ari_bl_memory *mark = run->top;
     double *out = ari_bl_doubles(run, run->tokens, heads * values);
-    if (out == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     run->largest = p->largest;
     for (size_t at = 0; at < run->b * heads; at++)
         AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s,
@@ -277,12 +266,11 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
 static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, double *dot,
                                const double *probs, const double *bare)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t s = run->s;
     double *products = ari_bl_doubles(run, s, 1);
     uint8_t *visible = ari_bl_take(run, s, 1, 1);
-    if (products == NULL || visible == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const double scale = scale_of(run);
     for (size_t query = 0; query < s; query++) {
         const double *p = probs + query * s;
@@ -302,7 +290,6 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
                 ds_row[key] = ari_bl_branch(run, d * scale);
             }
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -358,34 +345,30 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
 /* A sink has no value, so that of its probability the gradient is 0 and that of the logit -p*D: a term of each row. */
 static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double *dot)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t heads = run->c->heads, s = run->s;
     double *values = ari_bl_doubles(run, run->tokens, heads), *gradient = ari_bl_doubles(run, heads, 1);
-    if (values == NULL || gradient == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t at = 0; at < run->b * heads; at++)
         for (size_t query = 0; query < s; query++)
             values[(at / heads * s + query) * heads + at % heads] =
                 ari_bl_branch(run, -(sunk[at * s + query] * dot[at * s + query]));
     const ari_bl_terms terms = {.values = values, .stream = true};
     AR_TRY(ari_bl_gradient(run, gradient, 1, heads, &terms));
-    AR_TRY(ari_bl_emit_gradient(run, run->names->sinks, "", heads, 0, gradient));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_emit_gradient(run, run->names->sinks, "", heads, 0, gradient);
 }
 
 ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_params *p,
                                     const ari_bl_attention *a)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
     const size_t members = heads / groups, values = ar_config_value_dim(run->c);
     double *dout = ari_bl_doubles(run, run->tokens, heads * values), *dq = ari_bl_doubles(run, run->tokens, heads * d);
     double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * values);
     double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
     double *dot = ari_bl_doubles(run, run->tokens, heads);
-    if (dout == NULL || dq == NULL || dk == NULL || dv == NULL || dp == NULL || ds == NULL || dot == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     split_heads(run, dout, dcontext, heads * values, 0, heads, values);
     for (size_t at = 0; at < run->b * heads; at++) {
         const ari_bl_matrix dout_rows = {dout + at * s * values, values, 1},
@@ -405,7 +388,5 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
         AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * values, ds + at * s * s,
                               a->dropped + at * s * s, dout + at * s * values, a->q + at * s * d, a->k + kv * s * d));
     }
-    AR_TRY(finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed);
 }

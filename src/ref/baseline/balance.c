@@ -44,8 +44,7 @@ ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e)
 {
     e->seen = ari_bl_take(run, 1, 1, sizeof *e->seen);
     double *count = ari_bl_doubles(run, 1, run->c->experts.n), *p = ari_bl_doubles(run, 1, run->c->experts.n);
-    if (e->seen == NULL || count == NULL || p == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     *e->seen = (ari_bl_seen){.next = run->seen, .count = count, .p = p};
     run->seen = e->seen;
     return AR_OK;
@@ -102,12 +101,11 @@ static double z_of(const ari_bl_run *run)
 /* The losses of tokens [first, first + n). */
 static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_routed *r, size_t first, size_t n)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const double z = z_of(run);
     const bool balances = balance_of(run) != AR_BALANCE_NONE;
     double *c = ari_bl_doubles(run, 1, run->c->experts.n);
-    if (c == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     if (balances)
         make_c(run, c, r, first, n);
     for (size_t t = first; t < first + n; t++) {
@@ -117,7 +115,6 @@ static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_rout
         if (!is_padding(run, t))
             ari_bl_sums_add(sums, 0, term);
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -133,14 +130,13 @@ static bool has_losses(const ari_bl_run *run)
 
 static ar_status losses_of(ari_bl_run *run, double *value, const ari_bl_routed *r)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t each = run->tokens / parts_of(run);
     ari_bl_sums sums;
     AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t part = 0; part < parts_of(run); part++)
         AR_TRY(add_terms(run, &sums, r, part * each, each));
     *value = ari_bl_sums_value(&sums, 0);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -170,23 +166,21 @@ ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const
  * in an earlier pass nothing else is there any more. */
 static ar_status value_of(ari_bl_run *run, double *value, const ari_bl_seen *layer)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     if (run->o->mode != AR_MODE_F64)
         return losses_of(run, value, layer->routed);
     double *c = ari_bl_doubles(run, 1, run->c->experts.n);
-    if (c == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     make_c(run, c, NULL, 0, 0);
     *value = layer->value;
     for (size_t i = 0; i < run->c->experts.n; i++)
         *value += c[i] * layer->p[i];
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
 ar_status ari_bl_balance_add(ari_bl_run *run, double *more)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const bool together = balance_of(run) == AR_BALANCE_LAYERS;
     size_t layers = 0, i = 0;
     double sum = 0.0;
@@ -195,8 +189,7 @@ ar_status ari_bl_balance_add(ari_bl_run *run, double *more)
     if (layers == 0 || !has_losses(run))
         return AR_OK;
     double *of = ari_bl_doubles(run, layers, 1);
-    if (of == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next) { /* the last layer is first */
         i++;
         of[layers - i] = layer->value;
@@ -206,7 +199,6 @@ ar_status ari_bl_balance_add(ari_bl_run *run, double *more)
     for (i = 0; i < layers; i++)
         sum += of[i];
     *more += sum;
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -233,15 +225,13 @@ ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_rout
 {
     const size_t n = run->c->experts.n, each = run->tokens / parts_of(run);
     for (size_t part = 0; part < parts_of(run) && balance_of(run) != AR_BALANCE_NONE; part++) {
-        const ari_bl_memory *mark = run->top;
+        ARI_BL_SCOPE(run);
         double *c = ari_bl_doubles(run, 1, n);
-        if (c == NULL)
-            return run->memory;
+        AR_TRY(run->memory);
         make_c(run, c, r, part * each, each);
         for (size_t t = part * each; t < (part + 1) * each; t++)
             if (!is_padding(run, t))
                 add_balance(run, dz + t * n, r->p + t * n, c);
-        ari_bl_release(run, mark);
     }
     if (run->o->loss.router.z_loss > 0.0)
         add_z(run, dz, r);

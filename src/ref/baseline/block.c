@@ -135,8 +135,7 @@ static ar_status mlp_forward(ari_bl_run *run, const ari_bl_mlp *mlp, ari_bl_mlp_
     const size_t f = run->c->ffn, h = run->c->hidden;
     saved->fc = ari_bl_doubles(run, run->tokens, mlp->fc.out);
     saved->act = ari_bl_doubles(run, run->tokens, f);
-    if (saved->fc == NULL || saved->act == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_forward(run, &mlp->fc, saved->fc, x, run->tokens));
     AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
     ari_bl_activate(run, saved->act, saved->fc, run->tokens, f);
@@ -155,8 +154,7 @@ static ar_status regroup(ari_bl_run *run, double *rows, bool back)
 {
     const size_t heads = run->c->heads, d = run->c->head_dim, width = 3 * heads * d;
     double *row = ari_bl_doubles(run, width, 1);
-    if (row == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++, rows += width) {
         for (size_t i = 0; i < width; i++)
             row[i] = rows[i];
@@ -182,8 +180,7 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     }
     double *qkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
     double *branch = ari_bl_doubles(run, run->tokens, h), *r = ari_bl_doubles(run, run->tokens, h);
-    if (saved->y == NULL || qkv == NULL || branch == NULL || r == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
 
     AR_TRY(run->c->latent.kv_rank > 0 ? ari_bl_latent_forward(run, &p->latent, &saved->latent, qkv, saved->attention_x)
                                       : ari_bl_linear_forward(run, &p->qkv, qkv, saved->attention_x, run->tokens));
@@ -224,16 +221,14 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
     *dbranch = dy;
     if (run->o->dropout > 0.0) {
         double *dropped = ari_bl_doubles(run, run->tokens, run->c->hidden);
-        if (dropped == NULL)
-            return run->memory;
+        AR_TRY(run->memory);
         *dbranch = dropped;
         AR_TRY(ari_bl_dropout(run, site, 'b', dropped, dy, 0, run->c->hidden));
         ari_bl_keep_all(run, dropped, run->tokens * run->c->hidden);
     }
     if (run->c->branch_scale > 0.0) {
         double *scaled = ari_bl_doubles(run, run->tokens, run->c->hidden);
-        if (scaled == NULL)
-            return run->memory;
+        AR_TRY(run->memory);
         scale_rows(run, scaled, *dbranch);
         *dbranch = scaled;
     }
@@ -241,8 +236,7 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
         return AR_OK;
     double *dmade = ari_bl_doubles(run, run->tokens, run->c->hidden);
     const double *dnormed = *dbranch;
-    if (dmade == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     *dbranch = dmade;
     AR_TRY(ari_bl_norm_backward(run, norm, dmade, NULL, NULL, dnormed, saved));
     return ari_bl_norm_gradients(run, norm, dnormed, saved);
@@ -257,8 +251,7 @@ static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_
         return AR_OK;
     }
     double *dbranch = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (dbranch == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_norm_backward(run, norm, dbranch, dx, dy, din, saved));
     return ari_bl_norm_gradients(run, norm, din, saved);
 }
@@ -269,8 +262,7 @@ static ar_status mlp_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx
     const ari_bl_names *names = run->names;
     const size_t h = run->c->hidden, f = run->c->ffn;
     double *dact_out = ari_bl_doubles(run, run->tokens, f), *dfc = ari_bl_doubles(run, run->tokens, mlp->fc.out);
-    if (dact_out == NULL || dfc == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact_out, dy, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act, NULL));
@@ -300,8 +292,7 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
     const size_t h = run->c->hidden;
     double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in),
            *dqkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
-    if (dcontext == NULL || dqkv == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const double *dout;
     AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dy));
     AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout, run->tokens));
@@ -352,8 +343,7 @@ ar_status ari_bl_block_backward(ari_bl_run *run, size_t layer, const ari_bl_para
     const ari_bl_memory *mark = run->top;
     const size_t h = run->c->hidden;
     double *din = ari_bl_doubles(run, run->tokens, h), *dr = ari_bl_doubles(run, run->tokens, h);
-    if (din == NULL || dr == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY((run->c->residual == AR_RESIDUAL_IN_TURN ? backward_in_turn : backward_parallel)(run, p, dx, dy, saved, din,
                                                                                             dr));
     AR_TRY(ari_bl_emit_tokens(run, "", 'b', dx, h, 0, h));

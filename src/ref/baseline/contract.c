@@ -117,8 +117,7 @@ static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k,
     int32_t *qa = ari_bl_take(run, m, k, sizeof *qa);
     int32_t *qb = ari_bl_take(run, n + LANES - 1, k, sizeof *qb); /* the last lanes may be rows of zeros */
     double *scaled = ari_bl_doubles(run, 1, k);
-    if (shift == NULL || e == NULL || f == NULL || qa == NULL || qb == NULL || scaled == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     column_exponents(shift, n, k, b, how & ARI_BL_SCALED);
     for (size_t i = 0; i < m; i++)
         e[i] = quantise(qa + i * k, scaled, k, a.at + i * a.row, a.col, shift, +1, w);
@@ -140,8 +139,7 @@ ARI_SIMD static ar_status sequential32(ari_bl_run *run, double *c, size_t m, siz
 {
     float *columns = ari_bl_take(run, k, n, sizeof *columns); /* B transposed: column k of B is contiguous */
     float *sum = ari_bl_take(run, 1, n, sizeof *sum);
-    if (columns == NULL || sum == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t j = 0; j < n; j++)
         for (size_t kk = 0; kk < k; kk++)
             columns[kk * n + j] = (float)b.at[j * b.row + kk * b.col];
@@ -174,8 +172,7 @@ ARI_SIMD static ar_status sequential64(ari_bl_run *run, double *c, size_t m, siz
                                        ari_bl_matrix b)
 {
     const double *columns = columns_of(run, n, k, b);
-    if (columns == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < m; i++) {
         double *sum = c + i * n;
         const double *x = a.at + i * a.row;
@@ -236,8 +233,7 @@ static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t 
     const ar_noise_units *unit = &run->noise->unit;
     const double *band = bands_of(run, n, k, b);
     double *x = ari_bl_doubles(run, 1, k);
-    if (band == NULL || x == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < m; i++) {
         for (size_t kk = 0; kk < k; kk++)
             x[kk] = a.at[i * a.row + kk * a.col];
@@ -257,7 +253,7 @@ static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t 
 ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
                           int how)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     if (run->o->mode == AR_MODE_EXACT)
         AR_TRY(exact(run, c, m, n, k, a, b, how));
     else if (run->o->mode == AR_MODE_FP32)
@@ -266,6 +262,5 @@ ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t
         AR_TRY(noisy64(run, c, m, n, k, a, b));
     else
         AR_TRY(sequential64(run, c, m, n, k, a, b));
-    ari_bl_release(run, mark);
     return AR_OK;
 }

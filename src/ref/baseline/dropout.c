@@ -8,15 +8,12 @@
 /* As it is stored; y itself is not rounded to that yet. */
 static ar_status emit_stored(ari_bl_run *run, const char *part, char pass, const double *y, size_t cols)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *stored = ari_bl_doubles(run, run->tokens, cols);
-    if (stored == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * cols; i++)
         stored[i] = ari_bl_keep(run, y[i]);
-    AR_TRY(ari_bl_emit_tokens(run, part, pass, stored, cols, 0, cols));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_emit_tokens(run, part, pass, stored, cols, 0, cols);
 }
 
 ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x, size_t heads,

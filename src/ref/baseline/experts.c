@@ -44,8 +44,7 @@ static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, size_t out, const c
     const char *const name[3] = {part_name(run, "", part), NULL, NULL};
     const size_t width[3] = {out, 0, 0};
     const size_t before = run->training != NULL ? run->training->n : 0;
-    if (name[0] == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_load_linear(run, l, run->c->hidden, name, width, run->c->experts.bias));
     if (run->training != NULL)
         run->training->of[before].matrix = false;
@@ -58,8 +57,7 @@ static ar_status load_expert(ari_bl_run *run, ari_bl_mlp *mlp, const char *below
     const char *const fc[3] = {part_name(run, below, parts[0]), part_name(run, below, parts[1]), NULL};
     const char *const down[3] = {part_name(run, below, parts[2]), NULL, NULL};
     const size_t fc_width[3] = {f, f, 0}, down_width[3] = {run->c->hidden, 0, 0};
-    if (fc[0] == NULL || fc[1] == NULL || down[0] == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_load_linear(run, &mlp->fc, run->c->hidden, fc, fc_width, run->c->experts.bias));
     return ari_bl_load_linear(run, &mlp->down, f, down, down_width, run->c->experts.bias);
 }
@@ -79,12 +77,10 @@ static ar_status load_bias(ari_bl_run *run, ari_bl_experts *e)
 {
     const size_t n = run->c->experts.n;
     const char *name = part_name(run, run->c->experts.w123 ? "" : "gate", "e_score_correction_bias");
-    if (name == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_parameter(run, &e->bias, name, n, 0, AR_INIT_UNIFORM_BIAS, n, n));
     e->tokens = ari_bl_take(run, n, 1, sizeof *e->tokens);
-    if (e->tokens == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     ari_bl_training_add(run, name, n, 0, e->bias, 1, 1);
     if (run->training != NULL)
         run->training->of[run->training->n - 1].tokens = e->tokens;
@@ -100,8 +96,7 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     if (x->scores.groups > 0 && !x->scores.softmax)
         AR_TRY(load_bias(run, e));
     e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
-    if (e->of == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < x->n; i++) {
         char below[32];
         snprintf(below, sizeof below, "experts.%zu", i);
@@ -150,30 +145,24 @@ static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
 static ar_status emit_slots(ari_bl_run *run, const char *part, char pass, const ari_bl_routed *r, const double *value)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *all = ari_bl_doubles(run, run->tokens, n);
-    if (all == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * k; i++)
         all[i / k * n + r->expert[i]] = value[i];
-    AR_TRY(emit(run, part, pass, all, n, 0, n));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return emit(run, part, pass, all, n, 0, n);
 }
 
 /* The experts of the slots, [tokens, k], as numbers. */
 static ar_status emit_chosen(ari_bl_run *run, const ari_bl_routed *r)
 {
     const size_t k = run->c->experts.per_token;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *all = ari_bl_doubles(run, run->tokens, k);
-    if (all == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * k; i++)
         all[i] = (double)r->expert[i];
-    AR_TRY(emit(run, "routes", 'f', all, k, 0, k));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return emit(run, "routes", 'f', all, k, 0, k);
 }
 
 /* Those that are not padding. */
@@ -197,9 +186,7 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
     r->first = ari_bl_take(run, n + 1, 1, sizeof *r->first);
     r->of = ari_bl_take(run, n, run->b + 1, sizeof *r->of);
     double *z = ari_bl_doubles(run, run->tokens, n), *work = ari_bl_doubles(run, 2, n);
-    if (work == NULL || r->p == NULL || r->lse == NULL || r->weight == NULL || r->expert == NULL || r->place == NULL ||
-        r->first == NULL || r->of == NULL || z == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
     AR_TRY(emit(run, router_name(run), 'f', z, n, 0, n));
     for (size_t t = 0; t < run->tokens; t++) {
@@ -277,8 +264,7 @@ static ar_status shared_forward(ari_bl_run *run, const ari_bl_experts *e, ari_bl
     const size_t f = run->c->experts.shared, h = run->c->hidden;
     double *logit = ari_bl_doubles(run, run->tokens, 1);
     r->share = ari_bl_doubles(run, run->tokens, 1);
-    if (logit == NULL || r->share == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(take_mlp(run, &r->shared, run->tokens, f));
     AR_TRY(expert_forward(run, &e->shared, &r->shared, x, 0, run->tokens));
     AR_TRY(emit_of_shared(run, ".gate_proj", 'f', r->shared.fc, 2 * f, 0, f));
@@ -308,8 +294,7 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
     AR_TRY(route(run, e, saved, x));
     AR_TRY(ari_bl_balance_forward(run, e, saved));
     saved->x = ari_bl_doubles(run, rows, h);
-    if (saved->x == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(take_mlp(run, &saved->experts, rows, config->ffn));
     spread(run, saved->x, x, saved, NULL);
     for (size_t i = 0; i < config->n; i++) {
@@ -339,20 +324,17 @@ static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double 
                                  const ari_bl_mlp_saved *saved, const double *x, size_t first, size_t rows,
                                  const size_t *of)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t f = mlp->down.in;
     double *dact = ari_bl_doubles(run, rows, f), *dfc = ari_bl_doubles(run, rows, 2 * f);
-    if (dact == NULL || dfc == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact, dy, rows));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first * f, of));
     ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0);
     if (of == NULL)
         AR_TRY(emit_shared(run, dact, dfc, f));
     AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, rows));
-    AR_TRY(ari_bl_linear_gradients(run, &mlp->fc, dfc, x, of));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, of);
 }
 
 static double dot(const ari_bl_run *run, const double *a, const double *b, size_t n, double *work)
@@ -375,8 +357,7 @@ static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     const size_t h = run->c->hidden;
     double *dshared = ari_bl_doubles(run, run->tokens, h), *dlogit = ari_bl_doubles(run, run->tokens, 1);
     double *more = ari_bl_doubles(run, run->tokens, h);
-    if (dshared == NULL || dlogit == NULL || more == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens && !run->c->experts.ungated; t++) {
         const double share = r->share[t], dshare = dot(run, dy + t * h, r->shared.y + t * h, h, work);
         dlogit[t] = ari_bl_keep(run, ari_bl_branch(run, dshare * (share * (1.0 - share))));
@@ -402,8 +383,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
 {
     const size_t n = run->c->experts.n, h = run->c->hidden;
     double *dz = ari_bl_doubles(run, run->tokens, n), *more = ari_bl_doubles(run, run->tokens, h);
-    if (dz == NULL || more == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
     ari_bl_router_gradient(run, dz, g, r);
     ari_bl_keep_all(run, dz, run->tokens * n);
@@ -421,12 +401,11 @@ ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, doub
                                   const ari_bl_routed *saved, const double *x)
 {
     const ar_experts *config = &run->c->experts;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t h = run->c->hidden, k = config->per_token;
     double *dmade = ari_bl_doubles(run, run->tokens * k, h), *drows = ari_bl_doubles(run, run->tokens * k, h);
     double *g = ari_bl_doubles(run, run->tokens, k), *work = ari_bl_doubles(run, 1, h);
-    if (dmade == NULL || drows == NULL || g == NULL || work == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * k; i++)
         g[i] = dot(run, dy + i / k * h, saved->experts.y + saved->place[i] * h, h, work);
     spread(run, dmade, dy, saved, saved->weight);
@@ -440,7 +419,5 @@ ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, doub
     if (config->shared > 0)
         AR_TRY(shared_backward(run, e, dx, dy, saved, x, work));
     AR_TRY(router_backward(run, e, dx, g, saved, x));
-    AR_TRY(emit(run, "", 'b', dx, h, 0, h));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return emit(run, "", 'b', dx, h, 0, h);
 }

@@ -36,14 +36,11 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
 static ar_status table_gradient(ari_bl_run *run, const char *name, size_t rows, const ari_bl_terms *terms)
 {
     const size_t h = run->c->hidden;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *gradient = ari_bl_doubles(run, rows, h);
-    if (gradient == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_gradient(run, gradient, rows, h, terms));
-    AR_TRY(ari_bl_emit_gradient(run, name, "weight", rows, h, gradient));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_emit_gradient(run, name, "weight", rows, h, gradient);
 }
 
 ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
@@ -69,16 +66,13 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     AR_TRY(table_gradient(run, run->names->embed, run->c->vocab, terms));
     if (m->positions == NULL)
         return AR_OK;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     size_t *position = ari_bl_take(run, run->tokens, 1, sizeof *position);
-    if (position == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         position[t] = ari_bl_position(run->batch, t / run->s, t % run->s);
     const ari_bl_terms rows = {.values = m->dx, .row_of = position, .stream = true};
-    AR_TRY(table_gradient(run, run->names->positions, run->c->max_positions, &rows));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return table_gradient(run, run->names->positions, run->c->max_positions, &rows);
 }
 
 /* A row of logits with a target. With e of label smoothing and c of the z-loss, fl32(((1 - e)*(lse - x_target) + e*(lse
@@ -102,12 +96,11 @@ static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *
 /* Logits in m->dlogits become their gradient. */
 static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t v = run->c->vocab;
     double *p = ari_bl_doubles(run, 1, v);
     ari_bl_sums sums;
-    if (p == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     const double share = run->share > 0.0 ? run->share : 1.0;
     size_t targets = 0;
@@ -127,7 +120,6 @@ static ar_status cross_entropy(ari_bl_run *run, ari_bl_model *m, double *loss)
         *loss = targets == 0 ? 0.0 : share * mean;
     else
         *loss = targets == 0 ? (double)ari_nan32() : ari_bl_fl(run, mean);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -159,13 +151,12 @@ static void scale_logits(ari_bl_run *run, const ari_bl_model *m)
 /* Without a head: the loss is the sum of all elements of its output. */
 static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     ari_bl_sums sums;
     AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
         ari_bl_sums_add(&sums, 0, m->head_x[i]);
     *loss = ari_bl_sums_value(&sums, 0);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 

@@ -83,8 +83,7 @@ static ar_status path_forward(ari_bl_run *run, const ari_bl_linear *l, const ari
                               ari_bl_norm_saved *saved, double *y, const double *low, size_t ld, size_t first)
 {
     double *c = ari_bl_doubles(run, run->tokens, l->in);
-    if (c == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         memcpy(c + t * l->in, low + t * ld + first, l->in * sizeof *c);
     AR_TRY(ari_bl_norm_forward(run, norm, saved, c));
@@ -112,8 +111,7 @@ ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_
     const size_t rank = run->c->latent.q_rank, width = l->down.out;
     double *q = ari_bl_doubles(run, run->tokens, f.heads * f.d), *low = ari_bl_doubles(run, run->tokens, width);
     double *up = ari_bl_doubles(run, run->tokens, f.up);
-    if (q == NULL || low == NULL || up == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     if (rank == 0)
         AR_TRY(multiply(run, &l->q, q, x));
     AR_TRY(multiply(run, &l->down, low, x));
@@ -132,8 +130,7 @@ static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ar
                                size_t ld, size_t first, const double *dy, const ari_bl_norm_saved *saved)
 {
     double *dnormed = ari_bl_doubles(run, run->tokens, l->in), *dc = ari_bl_doubles(run, run->tokens, l->in);
-    if (dnormed == NULL || dc == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, l, dnormed, dy, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, l->name[0], 'b', dnormed, l->in, 0, l->in));
     AR_TRY(ari_bl_linear_gradients(run, l, dy, saved->y, NULL));
@@ -148,8 +145,7 @@ static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ar
 static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *dshared, const double *dqkv)
 {
     double *ones = ari_bl_doubles(run, f->heads, 1);
-    if (ones == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t head = 0; head < f->heads; head++)
         ones[head] = 1.0;
     for (size_t t = 0; t < run->tokens; t++) {
@@ -168,8 +164,7 @@ static ar_status keys_backward(ari_bl_run *run, const ari_bl_latent *l, double *
     const latent_form f = form_of(run->c);
     const size_t plain = f.d - f.r, width = l->down.out;
     double *dup = ari_bl_doubles(run, run->tokens, f.up), *dshared = ari_bl_doubles(run, run->tokens, f.r);
-    if (dup == NULL || dshared == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t head = 0; head < f.heads; head++) {
             const double *k = dqkv + t * f.qkv + (f.heads + head) * f.d;
@@ -188,12 +183,11 @@ ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double
                                  const ari_bl_latent_saved *saved, const double *x)
 {
     const latent_form f = form_of(run->c);
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t h = run->c->hidden, rank = run->c->latent.q_rank, features = f.heads * f.d, width = l->down.out;
     double *dq = ari_bl_doubles(run, run->tokens, features), *dlow = ari_bl_doubles(run, run->tokens, width);
     double *more = ari_bl_doubles(run, run->tokens, h);
-    if (dq == NULL || dlow == NULL || more == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         memcpy(dq + t * features, dqkv + t * f.qkv, features * sizeof *dq);
     AR_TRY(keys_backward(run, l, dlow, dqkv, saved));
@@ -207,7 +201,5 @@ ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double
     AR_TRY(ari_bl_emit_tokens(run, run->names->dattention, 'b', dx, h, 0, h));
     if (rank == 0)
         AR_TRY(ari_bl_linear_gradients(run, &l->q, dq, x, NULL));
-    AR_TRY(ari_bl_linear_gradients(run, &l->down, dlow, x, NULL));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_linear_gradients(run, &l->down, dlow, x, NULL);
 }

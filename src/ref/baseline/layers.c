@@ -34,15 +34,13 @@ static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p,
 {
     const size_t in = l->in, width = l->width[p];
     double *dw = ari_bl_doubles(run, width, in);
-    if (dw == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const ari_bl_terms terms = {.dy = dy + at, .ld = l->out, .x = x, .of = of};
     AR_TRY(ari_bl_gradient(run, dw, width, in, &terms));
     if (!l->conv1d)
         return ari_bl_emit_gradient(run, l->name[p], "weight", width, in, dw);
     double *turned = ari_bl_doubles(run, in, width);
-    if (turned == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t o = 0; o < width; o++)
         for (size_t i = 0; i < in; i++)
             turned[i * width + o] = dw[o * in + i];
@@ -52,10 +50,9 @@ static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p,
 ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy, const double *x,
                                   const size_t *of)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *dbias = ari_bl_doubles(run, l->out, 1);
-    if (dbias == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     if (l->bias != NULL) {
         const ari_bl_terms terms = {.values = dy, .of = of};
         AR_TRY(ari_bl_gradient(run, dbias, 1, l->out, &terms));
@@ -69,7 +66,6 @@ ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const
         at += l->width[p];
         ari_bl_release(run, part_mark);
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -111,8 +107,7 @@ ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_n
     saved->rstd = ari_bl_doubles(run, rows, 1);
     const ari_bl_memory *mark = run->top;
     double *work = ari_bl_doubles(run, 1, h);
-    if (saved->y == NULL || saved->xhat == NULL || saved->rstd == NULL || work == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < rows; t++)
         norm_row(run, norm, saved->y + t * h, saved->xhat + t * h, saved->rstd + t, x + t * h, work);
     ari_bl_release(run, mark);
@@ -126,8 +121,7 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
     const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
     const ari_bl_memory *mark = run->top;
     double *g = ari_bl_doubles(run, 1, h), *work = ari_bl_doubles(run, 1, h);
-    if (g == NULL || work == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < rows; t++) {
         const double *xhat = saved->xhat + t * h;
         for (size_t i = 0; i < h; i++) {
@@ -151,10 +145,9 @@ ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const 
                                 const ari_bl_norm_saved *saved)
 {
     const size_t h = norm->width, rows = run->tokens * norm->per_token;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *values = ari_bl_doubles(run, rows, h), *gradient = ari_bl_doubles(run, 1, h);
-    if (values == NULL || gradient == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < rows * h; i++)
         values[i] = ari_bl_stream(run, dy[i] * saved->xhat[i]);
     ari_bl_terms terms = {.values = values, .per_token = norm->per_token, .stream = true};
@@ -165,6 +158,5 @@ ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm *norm, const 
         AR_TRY(ari_bl_gradient(run, gradient, 1, h, &terms));
         AR_TRY(ari_bl_emit_gradient(run, norm->name, "bias", h, 0, gradient));
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }

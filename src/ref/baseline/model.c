@@ -63,8 +63,7 @@ ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m)
     if (c->learned_positions)
         AR_TRY(load_table(run, &m->positions, run->names->positions, c->max_positions));
     m->block = ari_bl_take(run, c->layers, 1, sizeof *m->block);
-    if (m->block == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t layer = 0; layer < c->layers; layer++)
         AR_TRY(load_block(run, &m->block[layer], layer));
     if (c->final_norm)
@@ -81,8 +80,7 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
     m->ids = ari_bl_take(run, run->tokens, 1, sizeof *m->ids);
     m->head_x = ari_bl_doubles(run, run->tokens, h);
     m->dx = ari_bl_doubles(run, run->tokens, h);
-    if (m->ids == NULL || m->head_x == NULL || m->dx == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         m->ids[t] = (size_t)run->batch->input_ids[t];
     if (run->names->head == NULL)
@@ -98,7 +96,7 @@ ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m)
 ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *loss)
 {
     const size_t h = run->c->hidden;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     ari_bl_norm_saved normed;
     if (run->c->final_norm)
         AR_TRY(ari_bl_norm_forward(run, &m->final_norm, &normed, x));
@@ -109,8 +107,7 @@ ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *
         return AR_OK;
     double *dnormed = run->c->final_norm ? ari_bl_doubles(run, run->tokens, h) : m->dx;
     double *further = ari_bl_doubles(run, run->c->mtp > 0 ? run->tokens : 0, h);
-    if (run->memory != AR_OK)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_mtp_backward(run, m, further));
     AR_TRY(ari_bl_loss_backward(run, m, dnormed));
     AR_TRY(ari_bl_head_gradient(run, m));
@@ -120,7 +117,6 @@ ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *
         AR_TRY(ari_bl_norm_backward(run, &m->final_norm, m->dx, NULL, NULL, dnormed, &normed));
         AR_TRY(ari_bl_norm_gradients(run, &m->final_norm, dnormed, &normed));
     }
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -132,8 +128,7 @@ static ar_status run_pass(ari_bl_run *run, ari_bl_model *m, double *loss)
     ari_bl_block *saved = ari_bl_take(run, layers, 1, sizeof *saved);
     const ari_bl_memory **mark = ari_bl_take(run, layers, 1, sizeof *mark);
     double *embedded = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (saved == NULL || mark == NULL || embedded == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_embed(run, m, embedded));
     const double *x = embedded;
     for (size_t layer = 0; layer < layers; layer++) {
@@ -205,8 +200,7 @@ ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_op
     if (o->noise_seed == 0)
         return AR_OK;
     run->noise = ari_bl_take(run, 1, 1, sizeof *run->noise);
-    if (run->noise == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     run->noise->key = ari_stream_key(o->noise_seed, "noise");
     run->noise->unit = is_fp32(&o->noise) ? fp32 : o->noise;
     return AR_OK;
@@ -220,8 +214,7 @@ static ar_status run_model(ari_bl_run *run, const ar_batch *batch, double *loss)
         AR_TRY(ari_bl_check_tokens(run->c, &batch[i]));
     }
     double *value = ari_bl_doubles(run, steps, 1); /* *loss stays as it is where a later step fails */
-    if (value == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(run_steps(run, batch, value));
     for (size_t i = 0; i < steps; i++)
         loss[i] = value[i];
@@ -248,8 +241,7 @@ static ar_status run_block(ari_bl_run *run, const ar_batch *batch, const float *
     AR_TRY(load_block(run, &p, 0));
     double *input = ari_bl_doubles(run, run->tokens, run->c->hidden);
     double *gradient = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (input == NULL || gradient == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < count; i++)
         input[i] = (double)x[i];
     AR_TRY(ari_bl_block_forward(run, 0, &p, &saved, input));

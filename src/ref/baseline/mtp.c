@@ -43,8 +43,7 @@ ar_status ari_bl_load_mtp(ari_bl_run *run, ari_bl_model *m)
     const size_t h = run->c->hidden, width[3] = {h, 0, 0};
     static const char *const joined[3] = {"eh_proj", NULL, NULL};
     m->mtp = ari_bl_take(run, run->c->mtp, 1, sizeof *m->mtp);
-    if (m->mtp == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->c->mtp; i++) {
         ari_bl_mtp *d = &m->mtp[i];
         d->layer = run->c->layers + i;
@@ -66,8 +65,7 @@ static ar_status roll(ari_bl_run *run, ari_bl_mtp *d, size_t shift)
     const int64_t *labels = b->labels != NULL ? b->labels : b->input_ids;
     int64_t *ids = ari_bl_take(run, run->tokens, 1, sizeof *ids), *to = ari_bl_take(run, run->tokens, 1, sizeof *to);
     d->of.ids = ari_bl_take(run, run->tokens, 1, sizeof *d->of.ids);
-    if (ids == NULL || to == NULL || d->of.ids == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++) {
         const size_t place = t % run->s + shift;
         const bool ends = place >= run->s, apart = !ends && ari_bl_apart(b, t / run->s, t % run->s, place);
@@ -93,8 +91,7 @@ ar_status ari_bl_take_mtp(ari_bl_run *run, ari_bl_model *m)
         d->of.dlogits = ari_bl_doubles(run, run->tokens, run->c->vocab);
         if (run->c->logit_cap > 0.0)
             d->of.bare = ari_bl_doubles(run, run->tokens, run->c->vocab);
-        if (run->memory != AR_OK)
-            return run->memory;
+        AR_TRY(run->memory);
     }
     return AR_OK;
 }
@@ -106,8 +103,7 @@ static ar_status forward_one(ari_bl_run *run, ari_bl_mtp *d, const double *enter
     mtp_scope s;
     double *rows = ari_bl_doubles(run, run->tokens, h), *z = ari_bl_doubles(run, run->tokens, h), part = 0.0;
     d->both = ari_bl_doubles(run, run->tokens, 2 * h);
-    if (rows == NULL || z == NULL || d->both == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     enter(run, &s, d);
     AR_TRY(ari_bl_embed(run, &d->of, rows));
     AR_TRY(ari_bl_norm_forward(run, &d->tokens_norm, &d->tokens, rows));
@@ -144,12 +140,11 @@ ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *more)
 static ar_status backward_one(ari_bl_run *run, ari_bl_mtp *d, double *dentered, const double *more)
 {
     const size_t h = run->c->hidden;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     mtp_scope s;
     double *dmade = ari_bl_doubles(run, run->tokens, h), *dz = ari_bl_doubles(run, run->tokens, h);
     double *dboth = ari_bl_doubles(run, run->tokens, 2 * h), *dtokens = ari_bl_doubles(run, run->tokens, h);
-    if (dmade == NULL || dz == NULL || dboth == NULL || dtokens == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     enter(run, &s, d);
     AR_TRY(ari_bl_loss_backward(run, &d->of, dmade));
     for (size_t i = 0; more != NULL && i < run->tokens * h; i++)
@@ -171,7 +166,6 @@ static ar_status backward_one(ari_bl_run *run, ari_bl_mtp *d, double *dentered, 
     AR_TRY(ari_bl_norm_backward(run, &d->tokens_norm, d->of.dx, NULL, NULL, dtokens, &d->tokens));
     AR_TRY(ari_bl_norm_gradients(run, &d->tokens_norm, dtokens, &d->tokens));
     leave(run, &s);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 

@@ -42,8 +42,7 @@ static ar_status iterate(ari_bl_run *run, double *x, size_t m, size_t n)
 {
     double *gram = ari_bl_doubles(run, m, m), *square = ari_bl_doubles(run, m, m);
     double *product = ari_bl_doubles(run, m, n);
-    if (gram == NULL || square == NULL || product == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const ari_bl_matrix rows = {x, n, 1}, columns = {x, 1, n}, g = {gram, m, 1};
     for (int i = 0; i < 5; i++) {
         AR_TRY(ari_bl_contract(run, gram, m, m, n, rows, rows, true));
@@ -60,13 +59,12 @@ static ar_status iterate(ari_bl_run *run, double *x, size_t m, size_t n)
 static ar_status orthogonalise(ari_bl_run *run, const ari_bl_trained *p, double *u, size_t outputs, size_t inputs,
                                size_t row, size_t col)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const bool tall = outputs > inputs;
     const size_t m = tall ? inputs : outputs, n = tall ? outputs : inputs;
     const double r = (double)outputs, c = (double)inputs;
     double *x = ari_bl_doubles(run, m, n);
-    if (x == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < m; i++)
         for (size_t k = 0; k < n; k++)
             x[i * n + k] = u[(tall ? k : i) * row + (tall ? i : k) * col];
@@ -81,7 +79,6 @@ static ar_status orthogonalise(ari_bl_run *run, const ari_bl_trained *p, double 
     for (size_t i = 0; i < m; i++)
         for (size_t k = 0; k < n; k++)
             u[(tall ? k : i) * row + (tall ? i : k) * col] = ari_bl_fl(run, rate * x[i * n + k]);
-    ari_bl_release(run, mark);
     return AR_OK;
 }
 
@@ -101,14 +98,13 @@ static void direction(const ari_bl_run *run, const ari_bl_trained *p, double *u)
 
 ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const bool conv1d = run->names->conv1d;
     const size_t outputs = conv1d ? p->cols : p->rows, inputs = conv1d ? p->rows : p->cols;
     const size_t row = conv1d ? 1 : p->cols, col = conv1d ? p->cols : 1;
     const double shrink = ari_bl_fl(run, 1.0 - p->lr * p->weight_decay);
     double *u = ari_bl_doubles(run, p->rows, p->cols);
-    if (u == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     direction(run, p, u);
     size_t at = 0;
     for (int i = 0; i < p->blocks || i == 0; i++) {
@@ -123,6 +119,5 @@ ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p)
             *w = ari_bl_fl(run, ari_bl_fl(run, *w * shrink) - u[i]);
             *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }
-    ari_bl_release(run, mark);
     return AR_OK;
 }

@@ -220,8 +220,7 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
     char name[ARI_BL_NAME_SIZE]; /* as the weights' callback and the random streams know it */
     ari_bl_name(run, name, part);
     double *v = ari_bl_doubles(run, rows, cols > 0 ? cols : 1);
-    if (v == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const size_t count = rows * (cols > 0 ? cols : 1);
     const float *given = NULL;
     if (run->o->weights != NULL) {
@@ -299,14 +298,12 @@ ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const
     }
     double *weight = ari_bl_doubles(run, l->out, in);
     double *bias = with_bias ? ari_bl_doubles(run, l->out, 1) : NULL;
-    if (weight == NULL || (with_bias && bias == NULL))
-        return run->memory;
+    AR_TRY(run->memory);
     size_t at = 0;
     for (int p = 0; p < l->parts; p++) {
-        const ari_bl_memory *mark = run->top;
+        ARI_BL_SCOPE(run);
         AR_TRY(load_part(run, l, p, at, weight, bias));
         at += l->width[p];
-        ari_bl_release(run, mark);
     }
     l->weight = weight;
     l->bias = bias;

@@ -17,7 +17,7 @@ static ar_status run_forward(trial *t, size_t from, bool keep, double *loss)
 {
     ari_bl_run *run = &t->run;
     const size_t layers = run->c->layers, count = run->tokens * run->c->hidden;
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const double *x = t->input[from];
     for (size_t layer = from; layer < layers; layer++) {
         ari_bl_block saved;
@@ -26,9 +26,7 @@ static ar_status run_forward(trial *t, size_t from, bool keep, double *loss)
         if (keep)
             memcpy(t->input[layer + 1], x, count * sizeof *x);
     }
-    AR_TRY(ari_bl_end(run, &t->model, x, loss));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_end(run, &t->model, x, loss);
 }
 
 static ar_status load(trial *t)
@@ -42,8 +40,7 @@ static ar_status load(trial *t)
     t->input = ari_bl_take(run, layers + 1, 1, sizeof *t->input);
     for (size_t i = 0; t->input != NULL && i <= layers; i++)
         t->input[i] = ari_bl_doubles(run, run->tokens, run->c->hidden);
-    if (run->memory != AR_OK)
-        return run->memory;
+    AR_TRY(run->memory);
     AR_TRY(ari_bl_embed(run, &t->model, t->input[0]));
     return run_forward(t, 0, true, &loss);
 }

@@ -170,7 +170,7 @@ static void part_pairs(double *x, double *work, size_t half, bool apart)
  * as halves, which they stay in between. */
 void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
 {
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     const size_t d = run->c->head_dim, half = ar_rope_dim(run->rope, d) / 2, length = length_of(run);
     const size_t first = run->rope->last ? d - 2 * half : 0;
     const double factor = attention_factor(run);
@@ -200,5 +200,4 @@ void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
         }
     for (size_t row = 0; work != NULL && direction < 0.0 && row < run->b * heads * run->s; row++)
         part_pairs(x + row * d + first, work, half, false);
-    ari_bl_release(run, mark);
 }

@@ -48,6 +48,11 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
+void ari_bl_scope_end(const ari_bl_scope *s)
+{
+    ari_bl_release(s->run, s->mark);
+}
+
 /* flatten: all that is called is compiled for each level too. */
 ARI_SIMD __attribute__((flatten)) void ari_bl_noise_refill(ari_bl_noise *noise)
 {
@@ -111,14 +116,11 @@ ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const
     const size_t shape[3] = {run->b, run->s, features};
     if (ld == features)
         return ari_bl_emit(run, part, pass, 3, shape, x);
-    const ari_bl_memory *mark = run->top;
+    ARI_BL_SCOPE(run);
     double *copy = ari_bl_doubles(run, run->tokens, features);
-    if (copy == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < features; i++)
             copy[t * features + i] = x[t * ld + first + i];
-    AR_TRY(ari_bl_emit(run, part, pass, 3, shape, copy));
-    ari_bl_release(run, mark);
-    return AR_OK;
+    return ari_bl_emit(run, part, pass, 3, shape, copy);
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "anyrank/baseline.h"
+#include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
 enum { ARI_BL_NAME_SIZE = 400 };
@@ -65,13 +66,20 @@ typedef struct ari_bl_run {
 
 /* --- memory: a stack ---------------------------------------------------------------------------------------------- */
 /** rows*cols elements of `size` bytes, all zero; NULL on failure, with run->memory set (a later success leaves it set,
- *  so that several can be checked at once). Lives until a release. */
+ *  so that AR_TRY(run->memory) checks several at once). Lives until a release. */
 void *ari_bl_take(ari_bl_run *run, size_t rows, size_t cols, size_t size);
 /** ari_bl_take of binary64 values. */
 double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols);
 /** Frees everything taken since `mark` was the top. What an error return leaves is released by whoever releases next,
  *  at the latest by the end of the run. */
 void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
+/** What is taken from here on is released at the end of the block, however that ends. */
+#define ARI_BL_SCOPE(run) ARI_ENDED(ari_bl_scope_end) const ari_bl_scope ari_bl_scope_ = {(run), (run)->top}
+typedef struct {
+    ari_bl_run *run;
+    const ari_bl_memory *mark;
+} ari_bl_scope;
+void ari_bl_scope_end(const ari_bl_scope *s);
 
 /* --- rounding and emission ---------------------------------------------------------------------------------------- */
 /** The next ARI_BL_NOISE_READY numbers. */

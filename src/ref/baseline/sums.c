@@ -117,8 +117,7 @@ static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, s
                              const ari_bl_terms *terms)
 {
     double *dw = ari_bl_doubles(run, rows, cols);
-    if (dw == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     const size_t parts = parts_of_sample(run, terms), length = run->s / parts;
     for (size_t i = 0; i < run->b * parts; i++) {
         const size_t begin = terms->of != NULL ? terms->of[i] : i * length;
@@ -169,7 +168,7 @@ static bool is_matrix(const ari_bl_terms *terms)
 ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols, const ari_bl_terms *terms)
 {
     for (size_t first = 0; first < rows; first += BAND) {
-        const ari_bl_memory *mark = run->top;
+        ARI_BL_SCOPE(run);
         const size_t band = rows - first < BAND ? rows - first : BAND;
         ari_bl_sums sums;
         AR_TRY(ari_bl_sums_open(run, &sums, band * cols, is_matrix(terms)));
@@ -181,7 +180,6 @@ ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t
         }
         for (size_t i = 0; i < band * cols; i++)
             gradient[first * cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), terms);
-        ari_bl_release(run, mark);
     }
     return AR_OK;
 }

@@ -23,8 +23,7 @@ ar_status ari_bl_training_open(ari_bl_run *run)
     ari_bl_trained *blocks =
         ari_bl_take(run, ar_config_blocks(run->c) + 1,
                     BLOCK_PARAMETERS + ROUTER_PARAMETERS + EXPERT_PARAMETERS * run->c->experts.n, sizeof *blocks);
-    if (t == NULL || blocks == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     t->of = blocks;
     run->training = t;
     return AR_OK;
@@ -66,8 +65,7 @@ ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from)
     if (run->training == NULL || !(run->o->optimizer.qk_clip > 0.0))
         return AR_OK;
     p->largest = ari_bl_doubles(run, run->c->kv_heads, 1);
-    if (p->largest == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t i = 0; i < run->c->kv_heads; i++)
         p->largest[i] = -INFINITY;
     for (size_t i = from; i < run->training->n; i++) {
@@ -113,8 +111,7 @@ ar_status ari_bl_training_take(ari_bl_run *run)
             p->v = ari_bl_doubles(run, p->rows, width_of(p));
         if (run->o->bf16 && p->cols > 0)
             p->master = ari_bl_doubles(run, p->rows, p->cols);
-        if (run->memory != AR_OK)
-            return run->memory;
+        AR_TRY(run->memory);
         for (size_t k = 0; p->master != NULL && k < p->rows * p->cols; k++)
             p->master[k] = p->at[k / p->cols * p->row + k % p->cols * p->col];
     }
@@ -350,8 +347,7 @@ static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
     const ari_bl_memory *mark = run->top;
     const size_t shape[2] = {p->rows, p->cols}, width = width_of(p);
     double *values = ari_bl_doubles(run, p->rows, width);
-    if (values == NULL)
-        return run->memory;
+    AR_TRY(run->memory);
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width; c++)
             values[r * width + c] = p->at[r * p->row + c * p->col];
