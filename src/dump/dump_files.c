@@ -350,8 +350,7 @@ static int compare_places(const void *a, const void *b)
     const ari_dump_file *x = *(const ari_dump_file *const *)a, *y = *(const ari_dump_file *const *)b;
     const ari_placement *p = &x->placement, *q = &y->placement;
     for (int i = 0; i < p->mesh.ndim && i < q->mesh.ndim; i++) {
-        if (p->at[i] != q->at[i])
-            return p->at[i] < q->at[i] ? -1 : 1;
+        ARI_ASCENDING(p->at[i], q->at[i]);
     }
     return compare_files(x, y);
 }

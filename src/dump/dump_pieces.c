@@ -82,8 +82,7 @@ static int compare_pieces(const void *a, const void *b)
     const int by_name = strcmp(p->name, q->name);
     if (by_name != 0)
         return by_name;
-    if (p->rank != q->rank)
-        return p->rank < q->rank ? -1 : 1;
+    ARI_ASCENDING(p->rank, q->rank);
     return p->file < q->file ? -1 : p->file > q->file;
 }
 

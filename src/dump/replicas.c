@@ -26,10 +26,8 @@ typedef struct pair {
 static int compare_copies(const void *a, const void *b)
 {
     const copy *x = a, *y = b;
-    if (x->start != y->start)
-        return x->start < y->start ? -1 : 1;
-    if (x->box->replica != y->box->replica)
-        return x->box->replica < y->box->replica ? -1 : 1;
+    ARI_ASCENDING(x->start, y->start);
+    ARI_ASCENDING(x->box->replica, y->box->replica);
     return (x->part > y->part) - (x->part < y->part);
 }
 

@@ -100,8 +100,7 @@ static ar_status rank_item(ari_rs_item *i, bool *here, const ari_rs *r, const ar
 static int compare_items(const void *a, const void *b)
 {
     const ar_dump_tensor *x = ((const ari_rs_item *)a)->tensor->from, *y = ((const ari_rs_item *)b)->tensor->from;
-    if (x->dtype != y->dtype)
-        return x->dtype > y->dtype ? -1 : 1;
+    ARI_ASCENDING(y->dtype, x->dtype);
     return strcmp(x->name, y->name);
 }
 

@@ -265,8 +265,7 @@ static ar_status classify(ari_rs_tensor *t, const ari_rs *r, const params *p, co
 static int compare_tensors(const void *a, const void *b)
 {
     const ari_rs_tensor *x = a, *y = b;
-    if (x->order != y->order)
-        return x->order < y->order ? -1 : 1;
+    ARI_ASCENDING(x->order, y->order);
     return strcmp(x->from->name, y->from->name);
 }
 

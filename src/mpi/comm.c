@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "mpi/mpi_impl.h"
+#include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
@@ -88,19 +89,6 @@ static ar_status run_message(ari_mpi_comm *c, const ari_call *call)
 
 /* --- collectives -------------------------------------------------------------------------------------------------- */
 
-static ar_status reserve(ari_mpi_comm *c, size_t bytes)
-{
-    if (bytes <= c->scratch_bytes)
-        return AR_OK;
-    void *larger = malloc(bytes);
-    if (!larger)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes that arrive from other ranks", bytes);
-    free(c->scratch);
-    c->scratch = larger;
-    c->scratch_bytes = bytes;
-    return AR_OK;
-}
-
 static ar_status run_on_host(ar_comm *base, const ari_call *call)
 {
     ari_mpi_comm *c = comm_of(base);
@@ -108,7 +96,8 @@ static ar_status run_on_host(ar_comm *base, const ari_call *call)
         return run_message(c, call);
     const bool ring = ari_kind_of(call->kind)->ring;
     if (ring)
-        AR_TRY(reserve(c, ari_mpi_ring_scratch(c, call)));
+        AR_TRY(ari_scratch_reserve(&c->scratch, &c->scratch_bytes, ari_mpi_ring_scratch(c, call),
+                                   "that arrive from other ranks"));
     AR_TRY(ari_mpi_meet(&c->all, call));
     ar_status st = AR_OK;
     if (ring)

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "mpi/mpi_impl.h"
+#include "ref/comm/moves.h"
 #include "ref/core/reduce.h"
 
 /* Round the ring: a rank receives parts from its left neighbour, one after the other, combines each with its own input
@@ -285,17 +286,12 @@ static void keep(const ring *g)
 
 size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call)
 {
-    size_t largest = 0;
     const bool slots = call->kind == ARI_ALL_REDUCE || call->kind == ARI_REDUCE;
     if (c->base.size == 1 || !(slots || call->kind == ARI_REDUCE_SCATTER))
         return 0;
     if (slots)
         return call->count > 0 ? (size_t)WINDOW * SEGMENT_BYTES : 0;
-    for (int i = 0; i < c->base.size; i++)
-        largest = call->counts[i] > largest ? call->counts[i] : largest;
-    /* Two places, each a whole number of cache lines. The sum of the counts fits, but twice the largest may not. */
-    const size_t place = (largest * ar_dtype_bytes(call->dtype) + 63) / 64 * 64;
-    return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
+    return ari_two_parts(call, c->base.size);
 }
 
 ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call)

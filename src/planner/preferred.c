@@ -48,12 +48,9 @@ static int parts_of(const ari_choice *c)
 static int by_simplicity(const void *a, const void *b)
 {
     const measured *x = a, *y = b;
-    if (x->unusual != y->unusual)
-        return x->unusual - y->unusual;
-    if (x->parts != y->parts)
-        return x->parts - y->parts;
-    if (x->candidate.choice.cp != y->candidate.choice.cp)
-        return x->candidate.choice.cp - y->candidate.choice.cp;
+    ARI_ASCENDING(x->unusual, y->unusual);
+    ARI_ASCENDING(x->parts, y->parts);
+    ARI_ASCENDING(x->candidate.choice.cp, y->candidate.choice.cp);
     return x->candidate.seconds < y->candidate.seconds ? -1 : x->candidate.seconds > y->candidate.seconds;
 }
 

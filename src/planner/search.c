@@ -395,8 +395,7 @@ void ari_seeker_note(ari_ranking *r, const ari_candidate *f)
 static int by_seconds(const void *a, const void *b)
 {
     const ari_candidate *x = a, *y = b;
-    if ((x->legal != AR_OK) != (y->legal != AR_OK))
-        return x->legal != AR_OK ? 1 : -1;
+    ARI_ASCENDING(x->legal != AR_OK, y->legal != AR_OK);
     return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
 }
 
@@ -504,8 +503,7 @@ static int by_rank(const void *a, const void *b)
     const ari_candidate *x = a, *y = b;
     if (x->legal != AR_OK || y->legal != AR_OK || (x->fits && y->fits))
         return by_seconds(a, b);
-    if (x->fits != y->fits)
-        return x->fits ? -1 : 1;
+    ARI_ASCENDING(y->fits, x->fits);
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 

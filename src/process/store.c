@@ -405,6 +405,8 @@ static ar_status init_locks(ari_store *s)
 
 static void free_store(ari_store *s)
 {
+    if (!s)
+        return;
     if (s->started && write(s->stop[1], "", 1) == 1)
         pthread_join(s->thread, NULL);
     if (s->fd >= 0)
@@ -420,6 +422,7 @@ static void free_store(ari_store *s)
     free(s->text);
     free(s);
 }
+ARI_OWNER(ari_store, free_store)
 
 /* Why process 0 and this process do not belong together. */
 static ar_status turned_away(const ari_store *s, ari_heard heard)
@@ -483,21 +486,16 @@ static ar_status join_store(ari_store *s)
 
 ar_status ari_store_create(ari_store **gives, const ari_store_options *o)
 {
-    ari_store *s = NULL;
+    ARI_OWNED_BY(free_store) ari_store *s = NULL;
     *gives = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, "what processes share"));
     s->is = *o;
     s->fd = s->stop[0] = s->stop[1] = -1;
-    ar_status st = init_locks(s);
-    if (st == AR_OK)
-        st = ARI_ALLOC_ZERO(&s->left_ns, (size_t)o->size, "what processes share");
-    if (st == AR_OK)
-        st = join_store(s);
-    if (st == AR_OK)
-        *gives = s;
-    else
-        free_store(s);
-    return st;
+    AR_TRY(init_locks(s));
+    AR_TRY(ARI_ALLOC_ZERO(&s->left_ns, (size_t)o->size, "what processes share"));
+    AR_TRY(join_store(s));
+    ARI_GIVE(gives, s);
+    return AR_OK;
 }
 
 uint64_t ari_store_left_ns(ari_store *s, int rank)

@@ -2,6 +2,7 @@
 /* One rank's place in a group, of which a communicator is one and each end of its channels is another. */
 #include <stdlib.h>
 
+#include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 #include "sim/wire.h"
 
@@ -41,13 +42,5 @@ bool ari_is_staged(const ari_sim_comm *c)
 
 ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
 {
-    if (bytes <= c->scratch_bytes)
-        return AR_OK;
-    void *larger = malloc(bytes);
-    if (!larger)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of partial sums", bytes);
-    free(c->scratch);
-    c->scratch = larger;
-    c->scratch_bytes = bytes;
-    return AR_OK;
+    return ari_scratch_reserve(&c->scratch, &c->scratch_bytes, bytes, "of partial sums");
 }

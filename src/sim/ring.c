@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/comm/moves.h"
 #include "ref/core/reduce.h"
 #include "sim/wire.h"
 
@@ -284,14 +285,9 @@ static void reduce_pieces(const ring *g)
 /* Bytes of partial sums. */
 static size_t scratch_of(const ari_sim_comm *c, const ari_call *call)
 {
-    size_t largest = 0;
     if (call->kind != ARI_REDUCE_SCATTER)
         return chain_scratch(c, call);
-    for (int i = 0; c->base.size > 2 && i < c->base.size; i++)
-        largest = call->counts[i] > largest ? call->counts[i] : largest;
-    /* Two places, each a whole number of cache lines. The sum of the counts fits, but twice the largest may not. */
-    const size_t place = (largest * ar_dtype_bytes(call->dtype) + 63) / 64 * 64;
-    return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
+    return c->base.size > 2 ? ari_two_parts(call, c->base.size) : 0;
 }
 
 static void move_pieces(const ring *g)

@@ -45,11 +45,9 @@ static bool shows(const ari_trace_view *v, const ari_record *r)
 static int by_order(const void *a, const void *b)
 {
     const ari_record *x = *(const ari_record *const *)a, *y = *(const ari_record *const *)b;
-    if (x->order != y->order)
-        return x->order < y->order ? -1 : 1;
+    ARI_ASCENDING(x->order, y->order);
     const bool x_in = x->kind == ARI_RECORD_TRANSFER, y_in = y->kind == ARI_RECORD_TRANSFER;
-    if (x_in != y_in)
-        return x_in ? 1 : -1;
+    ARI_ASCENDING(x_in, y_in);
     return x < y ? -1 : x > y;
 }
 
@@ -107,10 +105,8 @@ static bool same_rendezvous(const ari_record *x, const ari_record *y)
 static int by_rendezvous(const void *a, const void *b)
 {
     const ari_rendezvous_member *x = a, *y = b;
-    if (x->record->group != y->record->group)
-        return x->record->group < y->record->group ? -1 : 1;
-    if (x->record->seq != y->record->seq)
-        return x->record->seq < y->record->seq ? -1 : 1;
+    ARI_ASCENDING(x->record->group, y->record->group);
+    ARI_ASCENDING(x->record->seq, y->record->seq);
     return x->lane < y->lane ? -1 : x->lane > y->lane;
 }
 
@@ -219,8 +215,7 @@ void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text
 static int by_time(const void *a, const void *b)
 {
     const ari_view_flight *x = a, *y = b;
-    if (x->ns != y->ns)
-        return x->ns < y->ns ? -1 : 1;
+    ARI_ASCENDING(x->ns, y->ns);
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 

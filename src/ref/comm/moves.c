@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/moves.h"
 
+#include <stdlib.h>
+
 size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer)
 {
     while (at < call->count && !(call->p2p[at].send == sends && call->p2p[at].peer == peer))
@@ -134,4 +136,27 @@ size_t ari_output_count(const ari_call *call, int rank, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     return k->to_root && call->root != rank ? 0 : count_of(call, k->out, rank, n);
+}
+
+size_t ari_two_parts(const ari_call *call, int n)
+{
+    size_t largest = 0;
+    for (int i = 0; i < n; i++)
+        largest = call->counts[i] > largest ? call->counts[i] : largest;
+    /* The sum of the counts fits, but twice the largest may not. */
+    const size_t place = (largest * ar_dtype_bytes(call->dtype) + 63) / 64 * 64;
+    return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
+}
+
+ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t bytes, const char *of)
+{
+    if (bytes <= *has)
+        return AR_OK;
+    void *larger = malloc(bytes);
+    if (!larger)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes %s", bytes, of);
+    free(*scratch);
+    *scratch = larger;
+    *has = bytes;
+    return AR_OK;
 }

@@ -57,6 +57,10 @@ bool ari_next_move(ari_moves *s, ari_move *move);
 /** Elements of the input and of the output that the rank has: none where they are the root's alone. */
 size_t ari_input_count(const ari_call *call, int rank, int n);
 size_t ari_output_count(const ari_call *call, int rank, int n);
+/** Bytes of two places for the largest part, each a whole number of cache lines. */
+size_t ari_two_parts(const ari_call *call, int n);
+/** Scratch grows to `bytes`, losing its contents. of: what for, as a message has it. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t bytes, const char *of);
 
 /** The next operation of a batch, at or after `at`, that sends to (or receives from) `peer`; call->count if none. */
 size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer);

@@ -105,19 +105,17 @@ static ar_status pass_download(ar_ctx *c, const ar_tensor *t)
 ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
 {
     const ar_dtype seen = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
-    void *host = NULL;
+    ARI_OWNED void *host = NULL;
     *view = *t;
     if (c->device->hollow)
         return pass_download(c, t);
     if (c->device->ops->host_reaches && seen == t->dtype)
         return AR_OK;
     AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(seen), "a tensor's values on the host"));
-    ar_status st = ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host});
-    if (st == AR_OK)
-        st = download(c, host, t);
-    if (st != AR_OK)
-        free(host);
-    return st;
+    AR_TRY(ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host}));
+    AR_TRY(download(c, host, t));
+    host = NULL; /* the view's */
+    return AR_OK;
 }
 
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t)

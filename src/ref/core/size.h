@@ -69,6 +69,12 @@ static inline void ari_arena_free(ari_arena *a)
 AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
 #define ARI_GROW(list, capacity, count, what) ari_grow(list, capacity, count, sizeof **(list), what)
 
+/* In a function that orders x and y for qsort: returns which is first unless these two of them are equal. */
+#define ARI_ASCENDING(of_x, of_y)            \
+    do {                                     \
+        if ((of_x) != (of_y))                \
+            return (of_x) < (of_y) ? -1 : 1; \
+    } while (0)
 /* qsort, also of a list of nothing, which may be NULL. */
 #define ARI_SORT(list, n, compare)                   \
     do {                                             \

@@ -132,10 +132,8 @@ static int compare_offsets(const void *a, const void *b)
 {
     const ari_st_item *x = *(const ari_st_item *const *)a;
     const ari_st_item *y = *(const ari_st_item *const *)b;
-    if (x->begin != y->begin)
-        return x->begin < y->begin ? -1 : 1;
-    if (x->end != y->end)
-        return x->end < y->end ? -1 : 1;
+    ARI_ASCENDING(x->begin, y->begin);
+    ARI_ASCENDING(x->end, y->end);
     return x < y ? -1 : x > y; /* the same range twice: a stable order, so the same message each time */
 }
 

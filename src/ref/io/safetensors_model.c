@@ -107,27 +107,21 @@ static ar_status check_shards(const ar_st_model *m, const json_t *map, const cha
 
 static ar_status open_index(ar_st_model *m, const char *folder, const char *path)
 {
-    json_t *root = NULL;
-    const json_t *map = NULL;
+    json_auto_t *root = NULL;
     AR_TRY(ari_json_load(&root, path));
-    ar_status st = AR_OK;
     if (!json_is_object(root))
-        st = ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: expected an object", ARI_SHOW(path));
-    else if (!json_is_object(map = json_object_get(root, "weight_map")))
-        st = ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: key 'weight_map' is missing or not an object",
-                          ARI_SHOW(path));
-    if (st == AR_OK)
-        st = list_shards(m, map, path);
-    if (st == AR_OK)
-        st = open_shards(m, folder);
-    if (st == AR_OK)
-        st = collect_names(m, map, path);
-    if (st == AR_OK)
-        st = check_shards(m, map, path);
-    json_decref(root);
+        return ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: expected an object", ARI_SHOW(path));
+    const json_t *map = json_object_get(root, "weight_map");
+    if (!json_is_object(map))
+        return ar_error_set(AR_ERR_FORMAT, "InvalidIndex: %s: key 'weight_map' is missing or not an object",
+                            ARI_SHOW(path));
+    AR_TRY(list_shards(m, map, path));
+    AR_TRY(open_shards(m, folder));
+    AR_TRY(collect_names(m, map, path));
+    AR_TRY(check_shards(m, map, path));
     for (size_t i = 0; i < m->n_shards; i++)
         m->shards[i].name = NULL; /* the index owned the names */
-    return st;
+    return AR_OK;
 }
 
 /* A dangling link exists: it is an error to report and not an absence. */

@@ -14,8 +14,7 @@ static int compare_tensors(const void *a, const void *b)
 {
     const ar_st_tensor *x = *(const ar_st_tensor *const *)a;
     const ar_st_tensor *y = *(const ar_st_tensor *const *)b;
-    if (x->dtype != y->dtype)
-        return x->dtype > y->dtype ? -1 : 1;
+    ARI_ASCENDING(y->dtype, x->dtype);
     return strcmp(x->name, y->name);
 }
 

@@ -6,6 +6,19 @@
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
+static ar_status init_as(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, ar_init_scheme init)
+{
+    const int ndim = layout->ndim;
+    AR_TRY(ar_param_init(p, ctx, name, layout, false));
+    p->init = init;
+    p->init_range = 0.02; /* GPT-2's; at 0 a normal distribution is all zeros */
+    p->fan_in = ndim > 0 ? layout->shape[ndim - 1] : 1;
+    p->fan_out = ndim > 0 ? layout->shape[0] : 1;
+    p->spread = ari_ctx_sp(ctx) && ndim == 1;
+    p->matrix = ndim == 2;
+    return AR_OK;
+}
+
 ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, const char *part, int ndim,
                               const size_t *shape, ar_init_scheme init)
 {
@@ -13,14 +26,7 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, module, part));
     AR_TRY(ar_layout_replicate(&layout, ndim, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
-    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
-    p->init = init;
-    p->init_range = 0.02; /* GPT-2's; at 0 a normal distribution is all zeros */
-    p->fan_in = ndim > 0 ? shape[ndim - 1] : 1;
-    p->fan_out = ndim > 0 ? shape[0] : 1;
-    p->spread = ari_ctx_sp(ctx) && ndim == 1;
-    p->matrix = ndim == 2;
-    return AR_OK;
+    return init_as(p, ctx, name, &layout, init);
 }
 
 ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, const char *part, const size_t shape[2],
@@ -32,13 +38,7 @@ ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, cons
     if (ar_layout_shard(&layout, 2, shape, dim, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)) != AR_OK)
         return ar_error_set(AR_ERR_INDIVISIBLE, "%s: dimension %d of %zu x %zu cannot be split over tp=%d", name, dim,
                             shape[0], shape[1], ar_comm_size(ctx->tp));
-    AR_TRY(ar_param_init(p, ctx, name, &layout, false));
-    p->init = init;
-    p->init_range = 0.02;
-    p->fan_in = shape[1];
-    p->fan_out = shape[0];
-    p->matrix = true;
-    return AR_OK;
+    return init_as(p, ctx, name, &layout, init);
 }
 
 size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)

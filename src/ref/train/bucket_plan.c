@@ -46,10 +46,8 @@ static bool is_at_ends(const ar_ddp *d, const ar_param *p)
 static int larger_first(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
-    if (x->unit != y->unit)
-        return x->unit < y->unit ? -1 : 1;
-    if (x->bytes != y->bytes)
-        return x->bytes < y->bytes ? 1 : -1;
+    ARI_ASCENDING(x->unit, y->unit);
+    ARI_ASCENDING(y->bytes, x->bytes);
     return x->registered < y->registered ? -1 : x->registered > y->registered;
 }
 

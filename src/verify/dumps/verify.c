@@ -81,10 +81,8 @@ typedef struct ranked {
 static int by_badness(const void *a, const void *b)
 {
     const ranked *x = a, *y = b;
-    if (x->infinite != y->infinite)
-        return x->infinite ? -1 : 1;
-    if (x->badness != y->badness)
-        return x->badness > y->badness ? -1 : 1;
+    ARI_ASCENDING(y->infinite, x->infinite);
+    ARI_ASCENDING(y->badness, x->badness);
     return x->row < y->row ? -1 : x->row > y->row;
 }
 

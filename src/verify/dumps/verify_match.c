@@ -121,10 +121,8 @@ static size_t join_names(found *all, const ari_verifying *v)
 static int by_meaning(const void *a, const void *b)
 {
     const ari_order_key *x = &((const found *)a)->key, *y = &((const found *)b)->key;
-    if (x->pass != y->pass)
-        return x->pass < y->pass ? -1 : 1;
-    if (x->step != y->step)
-        return x->step < y->step ? -1 : 1;
+    ARI_ASCENDING(x->pass, y->pass);
+    ARI_ASCENDING(x->step, y->step);
     const int order = memcmp(x->name, y->name, x->stem < y->stem ? x->stem : y->stem);
     if (order)
         return order;
@@ -187,8 +185,7 @@ static void take_given_order(const ari_verifying *v, found *all, size_t n)
 static int by_execution(const void *a, const void *b)
 {
     const found *x = a, *y = b;
-    if (x->given != y->given)
-        return x->given < y->given ? -1 : 1;
+    ARI_ASCENDING(x->given, y->given);
     return ari_order_compare(&x->key, &y->key);
 }
 

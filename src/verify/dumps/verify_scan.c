@@ -406,6 +406,12 @@ static bool may_allow(const ari_verifying *v)
     return v->o->rule == AR_VERIFY_TOLERANCE || v->o->rule == AR_VERIFY_SENSITIVITY;
 }
 
+static void add_pair(pass *p, ari_pair *pair)
+{
+    p->pair[p->pairs++] = pair;
+    p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+}
+
 static size_t choose_again(pass *p, ar_status *st)
 {
     double reach[ARI_DOUBT_STEPS];
@@ -417,10 +423,8 @@ static size_t choose_again(pass *p, ar_status *st)
         if (pair->format[0].parts > 1 || !pair->sums)
             continue;
         *st = may_be_doubted(pair) ? find_doubt(pair, p->v, reach) : ask_for_bits(pair);
-        if (!pair->doubt && pair->rule.rule != AR_VERIFY_BITS)
-            continue;
-        p->pair[p->pairs++] = pair;
-        p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+        if (pair->doubt || pair->rule.rule == AR_VERIFY_BITS)
+            add_pair(p, pair);
     }
     return p->first[p->pairs];
 }
@@ -431,11 +435,8 @@ static size_t choose_pairs(pass *p, bool unequal)
     p->pairs = 0;
     p->first[0] = 0;
     for (size_t i = 0; i < p->v->pairs; i++) {
-        ari_pair *pair = &p->v->pair[i];
-        if (atomic_load(&pair->unequal) != unequal)
-            continue;
-        p->pair[p->pairs++] = pair;
-        p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+        if (atomic_load(&p->v->pair[i].unequal) == unequal)
+            add_pair(p, &p->v->pair[i]);
     }
     return p->first[p->pairs];
 }

@@ -109,8 +109,7 @@ typedef struct prefix {
 static int compare_prefixes(const void *a, const void *b)
 {
     const prefix *x = a, *y = b;
-    if (x->length != y->length)
-        return x->length < y->length ? -1 : 1;
+    ARI_ASCENDING(x->length, y->length);
     return memcmp(x->text, y->text, x->length);
 }
 

@@ -314,23 +314,23 @@ static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
     return AR_OK;
 }
 
+static void end(const gradcheck *g)
+{
+    for (size_t i = 0; i < g->n; i++)
+        free(g->of[i].values);
+    free(g->of);
+    free(g->moved);
+}
+
 ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c)
 {
     int64_t ids[SAMPLES * POSITIONS];
     int32_t documents[SAMPLES * POSITIONS];
-    gradcheck g = {.c = c};
-    ar_status st = shrink(&g, ids, documents);
-    if (st == AR_OK)
-        st = take_gradients(&g);
-    if (st == AR_OK)
-        st = plan_moves(&g);
-    if (st == AR_OK)
-        st = take_differences(&g);
-    if (st == AR_OK)
-        finish(out, &g);
-    for (size_t i = 0; i < g.n; i++)
-        free(g.of[i].values);
-    free(g.of);
-    free(g.moved);
-    return st;
+    ARI_ENDED(end) gradcheck g = {.c = c};
+    AR_TRY(shrink(&g, ids, documents));
+    AR_TRY(take_gradients(&g));
+    AR_TRY(plan_moves(&g));
+    AR_TRY(take_differences(&g));
+    finish(out, &g);
+    return AR_OK;
 }
