@@ -332,11 +332,10 @@ done:
 static ar_status remove_others(const job *j, size_t files)
 {
     for (size_t k = files; k < AR_MAX_BOXES; k++) {
-        char *path = NULL;
+        ARI_OWNED char *path = NULL;
         AR_TRY(file_path(&path, j, k));
-        const ar_status st = unlink(path) == 0 || errno == ENOENT ? AR_OK : ari_io_fail("remove", path);
-        free(path);
-        AR_TRY(st);
+        if (unlink(path) != 0 && errno != ENOENT)
+            return ari_io_fail("remove", path);
     }
     return AR_OK;
 }

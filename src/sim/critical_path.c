@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/trace_view.h"
 
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 
 /* A lane's activities in sequence: collectives, work, waits. Spans only name those that lie in them. */
@@ -19,6 +17,7 @@ typedef struct lane_line {
 
 typedef struct walk {
     const ari_trace_view *v;
+    ari_arena *arena;
     lane_line *lanes;
     size_t lane; /* where the path is, */
     uint64_t at; /* and when */
@@ -28,9 +27,9 @@ typedef struct walk {
 
 /* --- lanes as lines of stretches ---------------------------------------------------------------------------------- */
 
-static ar_status make_line(lane_line *to, const ari_trace_view *v, const ari_view_lane *lane)
+static ar_status make_line(lane_line *to, ari_arena *arena, const ari_trace_view *v, const ari_view_lane *lane)
 {
-    AR_TRY(ARI_ALLOC(&to->list, lane->count, "a critical path"));
+    AR_TRY(ARI_TAKE(&to->list, arena, lane->count, "a critical path"));
     for (size_t i = 0; i < lane->count; i++) {
         const ari_record *r = lane->shown[i];
         const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
@@ -56,7 +55,7 @@ static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_
 {
     if (begin >= w->at)
         return AR_OK;
-    AR_TRY(ARI_GROW(&w->steps, &w->capacity, w->count, "a critical path"));
+    AR_TRY(ARI_GROW_IN(w->arena, &w->steps, &w->capacity, w->count, "a critical path"));
     w->steps[w->count++] = (ari_path_step){kind, w->lane, begin, w->at, record};
     w->at = begin;
     return AR_OK;
@@ -172,24 +171,15 @@ static void find_end(walk *w)
     }
 }
 
-ar_status ari_critical_path(ari_path_step **gives, size_t *count, const ari_trace_view *v)
+ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *arena, const ari_trace_view *v)
 {
-    walk w = {.v = v};
-    ar_status st = AR_OK;
-    *gives = NULL;
-    *count = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&w.lanes, v->lane_count, "a critical path"));
+    walk w = {.v = v, .arena = arena};
+    AR_TRY(ARI_TAKE(&w.lanes, arena, v->lane_count, "a critical path"));
     for (size_t i = 0; i < v->lane_count; i++)
-        AR_TRY_TO(done, st, make_line(&w.lanes[i], v, &v->lanes[i]));
+        AR_TRY(make_line(&w.lanes[i], arena, v, &v->lanes[i]));
     find_end(&w);
-    AR_TRY_TO(done, st, walk_back(&w));
+    AR_TRY(walk_back(&w));
     *gives = w.steps;
     *count = w.count;
-    w.steps = NULL;
-done:
-    for (size_t i = 0; i < v->lane_count; i++)
-        free(w.lanes[i].list);
-    free(w.lanes);
-    free(w.steps);
-    return st;
+    return AR_OK;
 }

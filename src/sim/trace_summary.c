@@ -18,11 +18,11 @@ typedef struct intervals {
     size_t count, capacity;
 } intervals;
 
-static ar_status add_interval(intervals *to, uint64_t begin, uint64_t end)
+static ar_status add_interval(ari_arena *arena, intervals *to, uint64_t begin, uint64_t end)
 {
     if (begin >= end)
         return AR_OK;
-    AR_TRY(ARI_GROW(&to->list, &to->capacity, to->count, "a summary"));
+    AR_TRY(ARI_GROW_IN(arena, &to->list, &to->capacity, to->count, "a summary"));
     to->list[to->count++] = (interval){begin, end};
     return AR_OK;
 }
@@ -76,6 +76,7 @@ static uint64_t common(const intervals *a, const intervals *b)
 
 /* Activities of one rank. */
 typedef struct rank_time {
+    ari_arena arena;     /* of the intervals */
     intervals moves;     /* in collectives, on any lane */
     intervals computes;  /* virtual clock: work on any lane; real clock: the main lane in neither of the other two */
     intervals idles;     /* real clock: the main lane in collectives and waits */
@@ -90,11 +91,11 @@ static ar_status add_record(rank_time *to, const ari_trace_view *v, const ari_vi
         to->begin = begin < to->begin ? begin : to->begin;
         to->end = end > to->end ? end : to->end;
         if (moves || r->kind == ARI_RECORD_WAIT)
-            AR_TRY(add_interval(&to->idles, begin, end));
+            AR_TRY(add_interval(&to->arena, &to->idles, begin, end));
     }
     if (r->kind == ARI_RECORD_WORK)
-        AR_TRY(add_interval(&to->computes, begin, end));
-    return moves ? add_interval(&to->moves, begin, end) : AR_OK;
+        AR_TRY(add_interval(&to->arena, &to->computes, begin, end));
+    return moves ? add_interval(&to->arena, &to->moves, begin, end) : AR_OK;
 }
 
 /* By the real clock a main lane computes where nothing else is known of it. */
@@ -102,10 +103,10 @@ static ar_status rest_computes(rank_time *t)
 {
     uint64_t at = t->begin;
     for (size_t i = 0; i < t->idles.count; i++) {
-        AR_TRY(add_interval(&t->computes, at, t->idles.list[i].begin));
+        AR_TRY(add_interval(&t->arena, &t->computes, at, t->idles.list[i].begin));
         at = t->idles.list[i].end;
     }
-    return add_interval(&t->computes, at, t->end);
+    return add_interval(&t->arena, &t->computes, at, t->end);
 }
 
 static ar_status time_of_rank(rank_time *to, const ari_trace_view *v, int rank)
@@ -124,11 +125,9 @@ static ar_status time_of_rank(rank_time *to, const ari_trace_view *v, int rank)
     return AR_OK;
 }
 
-static void fini_rank(rank_time *t)
+static void end_rank(rank_time *t)
 {
-    free(t->moves.list);
-    free(t->computes.list);
-    free(t->idles.list);
+    ari_arena_free(&t->arena);
 }
 
 static void count_rank(ar_trace_summary *s, const rank_time *t, int rank)
@@ -147,12 +146,9 @@ static void count_rank(ar_trace_summary *s, const rank_time *t, int rank)
 static ar_status count_ranks(ar_trace_summary *s, const ari_trace_view *v)
 {
     for (int rank = 0; rank < v->ranks; rank++) {
-        rank_time t = {.begin = 0};
-        const ar_status st = time_of_rank(&t, v, rank);
-        if (st == AR_OK)
-            count_rank(s, &t, rank);
-        fini_rank(&t);
-        AR_TRY(st);
+        ARI_ENDED(end_rank) rank_time t = {.begin = 0};
+        AR_TRY(time_of_rank(&t, v, rank));
+        count_rank(s, &t, rank);
     }
     for (size_t i = 0; i < v->member_count; i++)
         s->bytes += v->members[i].record->bytes_read + v->members[i].record->bytes_written;
@@ -169,6 +165,7 @@ typedef struct named {
 } named;
 
 typedef struct names {
+    ari_arena *arena;
     named *list;
     size_t count, capacity;
     const ari_record *open[64]; /* spans; deeper ones are not recorded */
@@ -182,7 +179,7 @@ static ar_status name_until(names *n, uint64_t end)
         n->at = end > n->at ? end : n->at;
         return AR_OK;
     }
-    AR_TRY(ARI_GROW(&n->list, &n->capacity, n->count, "a summary"));
+    AR_TRY(ARI_GROW_IN(n->arena, &n->list, &n->capacity, n->count, "a summary"));
     n->list[n->count++] = (named){n->at, end, n->open[n->depth - 1]->name};
     n->at = end;
     return AR_OK;
@@ -213,6 +210,7 @@ static ar_status name_lane(names *n, const ari_trace_view *v, const ari_view_lan
 /* --- parts of the path -------------------------------------------------------------------------------------------- */
 
 typedef struct parts {
+    ari_arena *arena;
     ar_trace_part *list;
     size_t count, capacity;
     names *lanes; /* [lanes of the view] */
@@ -222,7 +220,7 @@ static ar_status add_part(parts *to, const char *kind, const char *name, int ran
 {
     if (ns == 0)
         return AR_OK;
-    AR_TRY(ARI_GROW(&to->list, &to->capacity, to->count, "a summary"));
+    AR_TRY(ARI_GROW_IN(to->arena, &to->list, &to->capacity, to->count, "a summary"));
     ar_trace_part *p = &to->list[to->count++];
     *p = (ar_trace_part){.rank = rank, .seconds = (double)ns * 1e-9};
     snprintf(p->what, sizeof p->what, "%s%s%s", kind, kind[0] && name[0] ? " " : "", name);
@@ -290,36 +288,32 @@ static void gather_parts(ar_trace_summary *s, parts *p)
 
 static ar_status add_steps(ar_trace_summary *s, parts *p, const ari_trace_view *v)
 {
-    ARI_OWNED ari_path_step *steps = NULL;
+    ari_path_step *steps = NULL;
     size_t count = 0;
-    ar_status st = AR_OK;
     uint64_t ns[ARI_PATH_KINDS] = {0};
-    AR_TRY(ari_critical_path(&steps, &count, v));
-    for (size_t i = 0; i < count && st == AR_OK; i++) {
+    AR_TRY(ari_critical_path(&steps, &count, p->arena, v));
+    for (size_t i = 0; i < count; i++) {
         ns[steps[i].kind] += steps[i].end_ns - steps[i].begin_ns;
-        st = add_step(p, v, &steps[i]);
+        AR_TRY(add_step(p, v, &steps[i]));
     }
     s->path_compute = (double)ns[ARI_PATH_COMPUTE] * 1e-9;
     s->path_communication = (double)ns[ARI_PATH_COMMUNICATION] * 1e-9;
     s->path_wait = (double)ns[ARI_PATH_WAIT] * 1e-9;
-    return st;
+    return AR_OK;
 }
 
 static ar_status find_path(ar_trace_summary *s, const ari_trace_view *v)
 {
-    parts p = {0};
-    ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&p.lanes, v->lane_count, "a summary"));
-    for (size_t i = 0; i < v->lane_count; i++)
-        AR_TRY_TO(done, st, name_lane(&p.lanes[i], v, &v->lanes[i]));
-    AR_TRY_TO(done, st, add_steps(s, &p, v));
+    ARI_ENDED(ari_arena_free) ari_arena arena = {0};
+    parts p = {.arena = &arena};
+    AR_TRY(ARI_TAKE(&p.lanes, &arena, v->lane_count, "a summary"));
+    for (size_t i = 0; i < v->lane_count; i++) {
+        p.lanes[i].arena = &arena;
+        AR_TRY(name_lane(&p.lanes[i], v, &v->lanes[i]));
+    }
+    AR_TRY(add_steps(s, &p, v));
     gather_parts(s, &p);
-done:
-    for (size_t i = 0; i < v->lane_count; i++)
-        free(p.lanes[i].list);
-    free(p.lanes);
-    free(p.list);
-    return st;
+    return AR_OK;
 }
 
 ar_status ar_trace_summarise(ar_trace_summary *s, const ar_trace *t, ar_trace_clock clock)

@@ -7,6 +7,7 @@
 
 #include "ref/core/atomic_file.h"
 #include "ref/core/record.h"
+#include "ref/core/size.h"
 
 /* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,
  * and the collectives put together again from what each member recorded. */
@@ -86,8 +87,9 @@ typedef struct ari_path_step {
 } ari_path_step;
 
 /** The critical path: from the last end back to the first begin, at every moment what decided it. The steps, the last
- *  one in time first, touch each other: together they are the whole run. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, const ari_trace_view *v);
+ *  one in time first, touch each other: together they are the whole run. They are the arena's. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *arena,
+                                         const ari_trace_view *v);
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
 

@@ -93,9 +93,9 @@ typedef struct ari_documents {
 
 /** Reads a file of `bytes` bytes with one object per line: the bytes of a string "text" (UTF-8) as tokens, or the
  *  numbers of a list "input_ids". Members that do not concern the tokens, empty lines and documents without a token are
- *  skipped. Gives; ari_documents_fini. Errors, with the line: AR_ERR_FORMAT (no such object, or both), AR_ERR_DATA (a
- *  token below 0 or above 2^31 - 1; no document at all), AR_ERR_UNSUPPORTED (labels, masks, positions), AR_ERR_OVERFLOW
- *  (a line beyond ARI_JSON_MAX_BYTES); AR_ERR_IO, AR_ERR_MEMORY. */
+ *  skipped. Gives; ari_documents_fini, also after an error. Errors, with the line: AR_ERR_FORMAT (no such object, or
+ *  both), AR_ERR_DATA (a token below 0 or above 2^31 - 1; no document at all), AR_ERR_UNSUPPORTED (labels, masks,
+ *  positions), AR_ERR_OVERFLOW (a line beyond ARI_JSON_MAX_BYTES); AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *path);
 void ari_documents_fini(ari_documents *d);
 /** True if a document begins at this token. */

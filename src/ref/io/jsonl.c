@@ -90,21 +90,17 @@ ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *pat
 {
     ARI_OWNED char *text = NULL;
     reader r = {.d = d, .path = path};
-    ar_status st = AR_OK;
     *d = (ari_documents){.token = NULL};
     AR_TRY(ari_alloc_zero((void **)&text, bytes + 1, 1, "the lines of a file"));
-    AR_TRY_TO(done, st, ari_file_pread(fd, text, bytes, 0, path));
+    AR_TRY(ari_file_pread(fd, text, bytes, 0, path));
     for (size_t at = 0, end = 0; at < bytes; at = end + 1) {
         const char *newline = memchr(text + at, '\n', bytes - at);
         end = newline != NULL ? (size_t)(newline - text) : bytes;
-        AR_TRY_TO(done, st, add_line(&r, text + at, end - at));
+        AR_TRY(add_line(&r, text + at, end - at));
     }
     if (d->tokens == 0)
-        st = ar_error_set(AR_ERR_DATA, "%s: is empty, expected documents, one a line", ARI_SHOW(path));
-done:
-    if (st != AR_OK)
-        ari_documents_fini(d);
-    return st;
+        return ar_error_set(AR_ERR_DATA, "%s: is empty, expected documents, one a line", ARI_SHOW(path));
+    return AR_OK;
 }
 
 void ari_documents_fini(ari_documents *d)

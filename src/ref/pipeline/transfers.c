@@ -14,21 +14,15 @@ typedef struct receives {
     size_t count, next;
 } receives;
 
-static void receives_free(receives *r)
-{
-    free(r->op);
-    free(r->at);
-}
-
 /* taken: of each (stage, micro-batch), which of the rank's computations takes it. */
-static ar_status receives_find(receives *out, const ar_pipeline_schedule *s, int rank, ari_pp_direction d,
-                               const size_t *taken)
+static ar_status receives_find(receives *out, ari_arena *arena, const ar_pipeline_schedule *s, int rank,
+                               ari_pp_direction d, const size_t *taken)
 {
     const ar_pipeline_shape *shape = &s->shape;
     const int peer = (rank + (d == ARI_PP_ACTIVATION ? shape->ranks - 1 : 1)) % shape->ranks;
     const ari_pp_list *from = &s->of[peer];
-    AR_TRY(ARI_ALLOC(&out->op, from->count, "a schedule"));
-    AR_TRY(ARI_ALLOC(&out->at, from->count, "a schedule"));
+    AR_TRY(ARI_TAKE(&out->op, arena, from->count, "a schedule"));
+    AR_TRY(ARI_TAKE(&out->at, arena, from->count, "a schedule"));
     for (size_t i = 0; i < from->count; i++) {
         const ar_pp_operation *o = &from->at[i];
         const int target = ari_pp_target(shape, d, o->stage);
@@ -78,7 +72,7 @@ static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int ran
 static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedule *s, int rank,
                                      size_t *const taken[ARI_PP_DIRECTIONS])
 {
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_arena_free) ari_arena arena = {0};
     receives r[ARI_PP_DIRECTIONS] = {0};
     for (size_t i = 0; i < s->of[rank].count; i++) {
         const ar_pp_operation *o = &s->of[rank].at[i];
@@ -86,12 +80,8 @@ static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedu
             taken[ari_pp_direction_of(o->kind)][ari_pp_item(&s->shape, o->stage, o->micro)] = i;
     }
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        AR_TRY_TO(done, st, receives_find(&r[d], s, rank, (ari_pp_direction)d, taken[d]));
-    st = merge(list, s, rank, r);
-done:
-    for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        receives_free(&r[d]);
-    return st;
+        AR_TRY(receives_find(&r[d], &arena, s, rank, (ari_pp_direction)d, taken[d]));
+    return merge(list, s, rank, r);
 }
 
 ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s)

@@ -194,30 +194,24 @@ static ar_status walk_ranks(walker *w)
 ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
                             ar_pp_event_fn each, void *user)
 {
-    ar_status st = AR_OK;
+    ARI_ENDED(ari_arena_free) ari_arena arena = {0};
     size_t items = 0;
-    ARI_OWNED walker *w = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a schedule"));
+    walker *w = NULL;
+    AR_TRY(ARI_TAKE(&w, &arena, 1, "a schedule"));
     *w = (walker){.s = s, .times = times, .out = out, .each = each, .user = user};
     memset(out, 0, sizeof *out);
-    AR_TRY_TO(done, st, ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
+    AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
-        AR_TRY_TO(done, st, ARI_ALLOC(&w->made[d], items, "a schedule"));
+        AR_TRY(ARI_TAKE(&w->made[d], &arena, items, "a schedule"));
         for (size_t i = 0; i < items; i++)
             w->made[d][i] = NOT_YET;
         if (times && times->at_once)
             continue;
-        AR_TRY_TO(done, st, ARI_ALLOC(&w->when[d], items, "a schedule"));
+        AR_TRY(ARI_TAKE(&w->when[d], &arena, items, "a schedule"));
         for (size_t i = 0; i < items; i++)
             w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET};
     }
-    st = walk_ranks(w);
-done:
-    for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
-        free(w->made[d]);
-        free(w->when[d]);
-    }
-    return st;
+    return walk_ranks(w);
 }
 
 static bool is_time(double t)

@@ -205,11 +205,10 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     const ar_layout nothing = nothing_of(c, tensor);
     ari_rank_copy *copy = NULL;
-    context b = {.name = NULL};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, context_init(&b, c, t, &o->run.parallel));
-    AR_TRY_TO(done, st, ARI_TAKE(&copy, &b.arena, (size_t)c->ranks, "copies of a tensor"));
-    AR_TRY_TO(done, st, copy_parts(copy, &b.arena, c, tensor, &nothing));
+    ARI_ENDED(context_fini) context b = {.name = NULL};
+    AR_TRY(context_init(&b, c, t, &o->run.parallel));
+    AR_TRY(ARI_TAKE(&copy, &b.arena, (size_t)c->ranks, "copies of a tensor"));
+    AR_TRY(copy_parts(copy, &b.arena, c, tensor, &nothing));
     const ari_difference d = {.name = t->name,
                               .pass = t->pass,
                               .step = t->step,
@@ -244,18 +243,14 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .exact = o->run.numerics == AR_NUMERICS_EXACT,
                               .unsteady = c->earlier && !same_difference(c->earlier, f)};
     ari_diagnosis p = {.hint = ""};
-    st = ari_diagnose(&p, &d);
+    const ar_status st = ari_diagnose(&p, &d);
     /* Ranks of a module may report parts of another tensor than one rank's: that is the difference. */
     const bool unfit = st == AR_ERR_ARG && o->module;
-    st = unfit ? AR_OK : st;
-    if (st != AR_OK)
-        goto done;
+    AR_TRY(unfit ? AR_OK : st);
     snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
     snprintf(f->hint, sizeof f->hint, "%s", unfit ? ar_error_message() : p.hint);
     f->evidence = p.evidence;
-done:
-    context_fini(&b);
-    return st;
+    return AR_OK;
 }
 
 /* --- reports that do not make a whole ----------------------------------------------------------------------------- */
