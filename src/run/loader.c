@@ -13,6 +13,7 @@ ARI_OWNER(ar_loader, ar_loader_destroy)
 #define MAX_WINDOWS ((uint64_t)1 << 32) /* places that a 32-bit word can draw */
 
 struct ar_loader {
+    ari_arena arena;     /* of the lists */
     const ar_data *data; /* borrowed */
     ar_loader_options options;
     uint64_t key;
@@ -102,12 +103,12 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     l->per_row = l->row / o->seq;
     l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
-    AR_TRY(ARI_ALLOC(&l->ids, tokens, "the tokens of a batch"));
+    AR_TRY(ARI_TAKE(&l->ids, &l->arena, tokens, "the tokens of a batch"));
     if (o->packing.on)
-        AR_TRY(ARI_ALLOC(&l->documents, tokens, "the documents of a batch"));
-    AR_TRY(ARI_ALLOC(&l->sample, o->batch, "the samples of a batch"));
+        AR_TRY(ARI_TAKE(&l->documents, &l->arena, tokens, "the documents of a batch"));
+    AR_TRY(ARI_TAKE(&l->sample, &l->arena, o->batch, "the samples of a batch"));
     if (!o->in_order)
-        AR_TRY(ARI_ALLOC(&l->order, l->windows, "the order of an epoch"));
+        AR_TRY(ARI_TAKE(&l->order, &l->arena, l->windows, "the order of an epoch"));
     ARI_GIVE(gives, l);
     return AR_OK;
 }
@@ -116,10 +117,7 @@ void ar_loader_destroy(ar_loader *l)
 {
     if (l == NULL)
         return;
-    free(l->order);
-    free(l->sample);
-    free(l->documents);
-    free(l->ids);
+    ari_arena_free(&l->arena);
     free(l);
 }
 

@@ -79,11 +79,6 @@ void ari_buckets_free(ar_ddp *d)
         dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].shard);
     }
     dev->free(d->ctx->device, d->ctx->queue, d->used_device);
-    free(d->buckets);
-    free(d->all_counts);
-    free(d->offsets);
-    free(d->bucketed);
-    free(d->slots);
 }
 
 /* --- the state of a step ------------------------------------------------------------------------------------------ */

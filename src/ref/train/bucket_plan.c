@@ -27,7 +27,8 @@ typedef struct candidate {
 } candidate;
 
 typedef struct draft {
-    candidate *at; /* [n], in the order of packing */
+    ari_arena arena; /* of its lists */
+    candidate *at;   /* [n], in the order of packing */
     size_t n;
     size_t *last; /* [buckets]: the place in `at` of the last parameter of each */
     size_t buckets;
@@ -104,8 +105,8 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
 
 static ar_status collect_candidates(draft *f, const ar_ddp *d)
 {
-    AR_TRY(ARI_ALLOC(&f->at, d->n, "parameters of buckets"));
-    AR_TRY(ARI_ALLOC(&f->last, d->n, "buckets"));
+    AR_TRY(ARI_TAKE(&f->at, &f->arena, d->n, "parameters of buckets"));
+    AR_TRY(ARI_TAKE(&f->last, &f->arena, d->n, "buckets"));
     for (int unit = d->units; unit-- > 0;)
         AR_TRY(collect_unit(f, d, unit));
     AR_TRY(collect_unit(f, d, d->units));
@@ -200,10 +201,10 @@ static void add_to_unit(ar_ddp *d, ari_bucket *b)
 
 static ar_status fill_buckets(ar_ddp *d, const draft *f)
 {
-    AR_TRY(ARI_ALLOC_ZERO(&d->slots, f->n, "parameters of buckets"));
-    AR_TRY(ARI_ALLOC_ZERO(&d->bucketed, f->n, "parameters of buckets"));
-    AR_TRY(ARI_ALLOC_ZERO(&d->offsets, f->n, "offsets in buckets"));
-    AR_TRY(ARI_ALLOC_ZERO(&d->buckets, f->buckets, "buckets"));
+    AR_TRY(ARI_TAKE(&d->slots, &d->lists, f->n, "parameters of buckets"));
+    AR_TRY(ARI_TAKE(&d->bucketed, &d->lists, f->n, "parameters of buckets"));
+    AR_TRY(ARI_TAKE(&d->offsets, &d->lists, f->n, "offsets in buckets"));
+    AR_TRY(ARI_TAKE(&d->buckets, &d->lists, f->buckets, "buckets"));
     d->count = f->buckets;
     for (size_t i = 0; i < d->count; i++) {
         const size_t draft_bucket = f->at[f->last[i]].bucket;
@@ -223,7 +224,7 @@ static ar_status share_out(ar_ddp *d)
     const size_t most = (size_t)(shard > copies ? shard : copies);
     size_t all = 0, start = 0;
     AR_TRY(ari_mul_size(&all, d->count, most));
-    AR_TRY(ARI_ALLOC_ZERO(&d->all_counts, all, "shares of buckets"));
+    AR_TRY(ARI_TAKE(&d->all_counts, &d->lists, all, "shares of buckets"));
     for (size_t i = 0; i < d->count; i++) {
         ari_bucket *b = &d->buckets[i];
         const ar_comm *over = ari_ctx_shard(d->ctx, b->expert);
@@ -238,20 +239,19 @@ static ar_status share_out(ar_ddp *d)
     return AR_OK;
 }
 
+static void end_draft(draft *f)
+{
+    ari_arena_free(&f->arena);
+}
+
 ar_status ari_buckets_plan(ar_ddp *d)
 {
-    draft f = {0};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, collect_candidates(&f, d));
+    ARI_ENDED(end_draft) draft f = {.n = 0};
+    AR_TRY(collect_candidates(&f, d));
     pack_candidates(&f, d->options.bucket_bytes);
     number_buckets(&f);
-    AR_TRY_TO(done, st, fill_buckets(d, &f));
+    AR_TRY(fill_buckets(d, &f));
     for (size_t i = 0; i < d->count; i++)
         d->buckets[i].info.own_count = d->buckets[i].info.elements;
-    if (d->options.zero)
-        AR_TRY_TO(done, st, share_out(d));
-done:
-    free(f.at);
-    free(f.last);
-    return st;
+    return d->options.zero ? share_out(d) : AR_OK;
 }

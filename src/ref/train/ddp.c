@@ -191,13 +191,13 @@ static ar_status init_ddp(ar_ddp *d)
     AR_TRY(ari_units_init(d));
     AR_TRY(ari_ddp_agree(d));
     AR_TRY(ari_buckets_plan(d));
-    AR_TRY(ARI_ALLOC_ZERO(&d->used, d->trained, "used parameters"));
-    AR_TRY(ARI_ALLOC(&d->unused, d->trained, "names of unused parameters"));
+    AR_TRY(ARI_TAKE(&d->used, &d->lists, d->trained, "used parameters"));
+    AR_TRY(ARI_TAKE(&d->unused, &d->lists, d->trained, "names of unused parameters"));
     AR_TRY(ari_buckets_alloc(d));
     AR_TRY(borrow_queue(d));
     AR_TRY(add_hooks(d));
     for (size_t i = 0; i < d->trained && d->options.hook && d->options.hook_state; i++)
-        AR_TRY(ARI_ALLOC_ZERO(&d->slots[i].state, ar_tensor_count(&d->slots[i].param->value), "a hook's state"));
+        AR_TRY(ARI_TAKE(&d->slots[i].state, &d->lists, ar_tensor_count(&d->slots[i].param->value), "a hook's state"));
     if (!d->options.keep_weights)
         AR_TRY(ar_ddp_broadcast_parameters(d));
     return ari_weights_share(d);
@@ -282,12 +282,10 @@ void ar_ddp_destroy(ar_ddp *d)
         ar_param *p = d->slots[i].param;
         ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
         p->share = p->share == &d->slots[i].share ? NULL : p->share;
-        free(d->slots[i].state);
     }
     ari_units_free(d);
     ari_buckets_free(d);
-    free(d->used);
-    free(d->unused);
+    ari_arena_free(&d->lists);
     free(d->params);
     free(d);
 }

@@ -5,6 +5,7 @@
 
 #include "anyrank/ddp.h"
 #include "ref/context/context.h"
+#include "ref/core/size.h"
 
 /* One parameter of a bucket. */
 typedef struct ari_ddp_slot {
@@ -76,6 +77,7 @@ struct ar_ddp {
     ar_ddp_options options;
     bool unhooked;     /* zb_hooks_skipped */
     int stage;         /* options.zero, or 1 where one rank alone has all shares */
+    ari_arena lists;   /* all but params */
     ar_param **params; /* [n]: all, in the order of registration */
     size_t n;
     /* Those that require a gradient, bucket after bucket: */

@@ -198,8 +198,8 @@ static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *given)
 ar_status ari_units_init(ar_ddp *d)
 {
     const int given = d->stage >= 2 ? (int)d->options.units : 0;
-    AR_TRY(ARI_ALLOC_ZERO(&d->unit_of, d->n, "units of parameters"));
-    AR_TRY(ARI_ALLOC_ZERO(&d->unit, (size_t)given + 1, "units"));
+    AR_TRY(ARI_TAKE(&d->unit_of, &d->lists, d->n, "units of parameters"));
+    AR_TRY(ARI_TAKE(&d->unit, &d->lists, (size_t)given + 1, "units"));
     d->units = given;
     for (size_t i = 0; i < d->n; i++)
         d->unit_of[i] = NO_UNIT;
@@ -229,8 +229,6 @@ void ari_units_free(ar_ddp *d)
     }
     ari_ctx_free(d->ctx, d->room);
     ari_step_count_free(d->ctx, d->room_bytes);
-    free(d->unit);
-    free(d->unit_of);
 }
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
