@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which device, by its name; which way of it, by the environment; why there is none. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 #include "dump/placement.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/os/os.h"

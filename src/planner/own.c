@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/dry), with all tokens zero. */
-#include <stdlib.h>
 
 #include "anyrank/schedule.h"
 #include "planner/planner.h"

@@ -2,7 +2,6 @@
 /* Which of the fastest layouts is advised, and why. Predictions of layouts that differ by less than planner.md's errors
  * say nothing about their order: of those the simplest comes first. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "planner/search.h"

@@ -4,7 +4,6 @@
 #include "planner/time.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "planner/time_impl.h"

@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"

@@ -2,7 +2,6 @@
 /* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. simulated-cluster.md says how it is read. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "sim/trace_view.h"

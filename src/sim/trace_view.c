@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/trace_view.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/core/size.h"

@@ -4,7 +4,6 @@
 #include "cli/bugs/bugs.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/options/run.h"

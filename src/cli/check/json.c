@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The stable JSON of a check: check.md lists its fields. */
-#include <math.h>
 
+#include "ref/io/json.h"
 #include "cli/check/check.h"
 #include "cli/options/run.h"
 #include "cli/options/transport.h"
 #include "cli/shared/command.h"
 #include "ref/core/size.h"
-#include "ref/io/json.h"
 #include "run/cluster_run.h"
 
 static const char *const result_names[] = {"same", "mispredicted", "vacuous", "different", "error"};

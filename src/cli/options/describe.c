@@ -12,7 +12,6 @@
  * The text after an option in a manual page adds to its entry. A page that lacks an option is an error. */
 #include <ctype.h>
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cli/options/subcommand.h"

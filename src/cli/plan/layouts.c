@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cost of layouts: the question from the options, and its answer. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/model.h"
 #include "cli/plan/plan.h"

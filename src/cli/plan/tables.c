@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables of a model's layouts: memory and time by tp, and the best layout by number of GPUs. */
-#include <string.h>
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"

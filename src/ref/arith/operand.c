@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/arith/operand.h"
 
-#include <stdlib.h>
-
 #include "ref/context/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stddef.h>
-#include <stdlib.h>
 
 #include "ref/core/record.h"
 #include "ref/core/size.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Injected faults of context parallelism, and of the order in which tokens of several ranks are put together. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"

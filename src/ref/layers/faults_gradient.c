@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of gradients that are sums of several terms. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"

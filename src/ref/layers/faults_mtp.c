@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of multi-token prediction. */
-#include <stdlib.h>
 
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of routers of sigmoids: which experts a token has, their weights, and the counts by which
  * the bias of the choice moves. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"

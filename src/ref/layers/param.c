@@ -2,8 +2,6 @@
 #include "anyrank/param.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/arith.h"
 #include "ref/context/context.h"

@@ -2,7 +2,6 @@
 #include "ref/layers/parts.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 

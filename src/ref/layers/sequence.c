@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The positions of a rank, and what moves along a sequence between the tensor-parallel regions. */
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"

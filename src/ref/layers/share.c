@@ -2,7 +2,6 @@
 /* Which elements of a parameter a rank holds: shares of it. */
 #include "ref/layers/share.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/context/context.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's list of modules, cut into the stages of a pipeline. */
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"

@@ -2,8 +2,6 @@
 #include "anyrank/parallel.h"
 
 #include <limits.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "anyrank/comm.h"
 #include "anyrank/model.h"

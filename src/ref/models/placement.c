@@ -3,7 +3,6 @@
 #include "ref/models/placement.h"
 
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "anyrank/reshard.h"

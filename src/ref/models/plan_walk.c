@@ -3,7 +3,6 @@
 #include "anyrank/plan_walk.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/context/context.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Values of a model's parameters: fresh ones, or given ones. */
-#include <stdlib.h>
 
 #include "ref/context/context.h"
 #include "ref/core/record.h"

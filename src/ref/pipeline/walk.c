@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Goes through a schedule: every rank as far as it can, until all are at their ends or nobody can. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/placement/axis.h"
 
-#include <stdlib.h>
-
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 

@@ -2,7 +2,6 @@
 #include "anyrank/placement.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/text.h"

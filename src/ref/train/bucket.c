@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The way of a bucket: packed, summed over its groups, copied back, on the queue that carries it. */
-#include <stdlib.h>
 
+#include "ref/train/bucket.h"
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
-#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */

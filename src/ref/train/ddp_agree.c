@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Agreement of the data-parallel ranks: on their parameters, and on which of them got a gradient. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/record.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/train/faults.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"

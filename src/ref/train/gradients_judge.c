@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Findings from the ranks' claims: the same everywhere, since all ranks judge the same table. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/context/context.h"

@@ -3,7 +3,6 @@
 
 #include <fnmatch.h>
 #include <math.h>
-#include <stdlib.h>
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"

@@ -3,8 +3,6 @@
 #include "ref/train/step.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/gradients.h"

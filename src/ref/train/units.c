@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO-2: no rank keeps whole gradients. When a unit has gone backward its gradients are reduced into this rank's
  * shares, and their memory is given back; its next backward pass begins with the shares in their places. */
-#include <stdlib.h>
 
+#include "ref/train/units.h"
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/bucket.h"
 #include "ref/train/faults.h"
-#include "ref/train/units.h"
 
 /* --- whole gradients ---------------------------------------------------------------------------------------------- */
 

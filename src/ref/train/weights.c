@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO-3: between its uses a weight is shared out. A unit's weights are gathered before each of its passes, the next
  * unit's while it computes, and given back after it; those of the root unit stay for a step. */
-#include <stdlib.h>
 
 #include "anyrank/arith.h"
 #include "ref/core/record.h"

@@ -3,7 +3,6 @@
  * dump. */
 #include <ctype.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "dump/dump.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shapes of what the ranks of a run held beside those that the list of operations has of the layout. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "plan/names.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The diagnosis of a tensor of two dumps: reads it, decides which elements count as different, and explains its full
  * copy and the copies of its ranks. */
-#include <stdio.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/case.h"

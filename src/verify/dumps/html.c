@@ -2,9 +2,7 @@
 /* A report for programs, and as a page of its own. The page is verify/dumps/report_page.html, which the build puts into
  * the library; what it shows is written into it where it says so. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "dump/placement.h"
 #include "ref/core/size.h"

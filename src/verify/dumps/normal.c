@@ -3,7 +3,6 @@
  * by a bound. */
 #include "verify/dumps/normal.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

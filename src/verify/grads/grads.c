@@ -2,7 +2,6 @@
 #include "anyrank/grads.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "planner/estimate.h"

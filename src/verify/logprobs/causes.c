@@ -3,7 +3,6 @@
  * another run of the model, and is judged by the share of the squares of the differences that it takes away. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/model.h"

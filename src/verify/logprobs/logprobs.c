@@ -2,7 +2,6 @@
 #include "verify/logprobs/logprobs.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 #include "ref/core/record.h"
 #include "ref/layers/attention/attention.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"

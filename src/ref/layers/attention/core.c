@@ -4,8 +4,6 @@
  * section 4). */
 #include "ref/layers/attention/core.h"
 
-#include <stdlib.h>
-
 #include "ref/core/lane.h"
 #include "ref/core/size.h"
 #include "ref/layers/attention/context_parallel.h"

@@ -2,7 +2,6 @@
 /* QK-Clip: queries and keys of a KV head, one of whose logits was above a bound in this step, are scaled by as much as
  * brings that logit down to it. A logit is an integer of the softmax, whose maximum no order changes. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/layers/attention/attention.h"

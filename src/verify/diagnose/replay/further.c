@@ -3,7 +3,6 @@
  * are added up, the head's with factors, as those of a softmax cancel: of the difference, and of what the reference's
  * own values say that those uses contribute. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "verify/diagnose/replay/replay.h"

@@ -3,8 +3,6 @@
  * token. A dump without a bias has one of zeros. */
 #include "verify/diagnose/replay/scores.h"
 
-#include <stdlib.h>
-
 #include "ref/core/size.h"
 
 enum { MOST_ELEMENTS = 1 << 22, MOST_WORK = 1 << 26 };
