@@ -31,8 +31,8 @@ int main(void)
     if (mkdtemp(folder) == NULL)
         return 1;
     snprintf(command, sizeof command,
-             "mkdir -p %s/ref/baseline && echo 'void bli_dgemm(void); void f(void) { bli_dgemm(); }' | "
-             "cc -xc -c -o %s/ref/baseline/f.o -",
+             "mkdir -p %s/CMakeFiles/ref/baseline && echo 'void bli_dgemm(void); void f(void) { bli_dgemm(); }' | "
+             "cc -xc -c -o %s/CMakeFiles/ref/baseline/f.o -",
              folder, folder);
     const int made = run(command), rejected = check(folder);
     snprintf(command, sizeof command, "rm -r %s", folder);
