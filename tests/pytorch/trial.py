@@ -35,6 +35,7 @@ import blind3_cases  # noqa: E402
 import blind_cases  # noqa: E402
 import cases  # noqa: E402
 import experts_cases  # noqa: E402
+import other_kinds_cases  # noqa: E402
 import strangers_cases  # noqa: E402
 from forks import fork_ranks  # noqa: E402
 
@@ -157,7 +158,7 @@ def main():
     cases.FOLDER.mkdir(exist_ok=True)
     trial, rows = Trial(args.anyrank, folder, args.folder is not None, args.again), []
     asked = [case for case in [*cases.CASES, *blind_cases.CASES, *blind2_cases.CASES, *blind3_cases.CASES,
-                         *experts_cases.CASES]
+                         *experts_cases.CASES, *other_kinds_cases.CASES]
              if any(fnmatch.fnmatchcase(case.name, glob) for glob in args.only)]
     asked = sample(asked, args.every)
     for case in asked:

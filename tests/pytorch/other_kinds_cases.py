@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the programs of other_kinds.py, right and with mistakes that users of DDP and of parallel layers report."""
+
+import dataclasses
+
+from cases import TOLERANCE, Case
+from other_kinds import PROGRAMS
+
+# program, ranks, fault, causes ("|": partly right from there), where the first wrong tensor is
+BROKEN = [
+    # Each rank's samples are contrasted with its own alone (solo-learn 253).
+    ("towers", 2, "negatives_of_own_rank", "| sum_for_mean mean_of_means", "loss:fwd"),
+    # all_gather without a gradient for other ranks' features: half of each, as the ranks' gradients are averaged.
+    ("towers", 2, "features_of_others_detached", "averaged_again partial_sum half_is_missing", "text.3:bwd image.3:bwd"),
+    # Each rank divides by its own number of targets.
+    ("masked", 2, "own_number_of_targets", "mean_of_means", "loss:fwd"),
+    # model.module(..) in place of model(..): DDP reduces nothing.
+    ("masked", 2, "module_within_called", "missing_average", "*:grad"),
+    # No sampler: each rank has all samples.
+    ("masked", 2, "whole_batch_on_each_rank", "same_samples", "word:fwd"),
+    ("masked", 2, "second_term_halved", "averaged_again wrong_scalar", "loss:fwd"),
+    ("masked", 2, "clipped_element_by_element", "clipped", "*:new *:m"),
+    # The learning rate times the number of ranks.
+    ("convolutions", 2, "rate_times_ranks", "update_scaled other_learning_rate", "*:new"),
+    ("convolutions", 2, "decay_left_out", "weight_decay", "*:m *:new"),
+    ("convolutions", 3, "samples_in_turn", "samples_dealt_out batch_order", "stem:fwd"),
+    ("recurrent", 2, "state_not_carried", "other_input |", "cells:fwd@2"),
+    ("recurrent", 2, "labels_not_shifted", "other_labels labels_shifted", "loss:fwd"),
+    ("recurrent", 2, "schedule_twice_a_step", "update_scaled other_learning_rate", "*:new@2"),
+    ("vision", 2, "input_gradient_not_summed", "missing_all_reduce", "blocks.1*:bwd"),
+    ("vision", 4, "packed_weight_cut_as_one", "packed_cut_as_one", "*.qkv.weight:init"),
+    # Each rank's heads use their columns of a table that all have, and gradients are not summed.
+    ("vision", 2, "relative_places_of_own_heads", "missing_all_reduce", "*.near.weight:grad"),
+    # Norms and biases decay: too little for the rule in a weight, and plain in what the next step computes.
+    ("vision", 2, "vectors_decay", "weight_decay", "*:new *@2"),
+    ("pipeline", 2, "gradients_in_other_order", "reversed input_of_other_micro_batch batch_order", "layers.1.*"),
+    ("pipeline", 2, "first_gradient_sent_again", "input_of_other_micro_batch slices_repeated", "layers.1.*"),
+]
+
+
+@dataclasses.dataclass
+class OtherKind(Case):
+    ranks: int = 2
+
+    @property
+    def world(self):
+        return self.ranks
+
+    @property
+    def hand(self):
+        return True
+
+    def prepare(self):
+        """Nothing is made once for all ranks."""
+
+    def reference(self):
+        return "other-kind", self.model
+
+    def run_reference(self, path):
+        PROGRAMS[self.model](0, 1, None, path)
+
+    def run(self, rank, path):
+        PROGRAMS[self.model](rank, self.ranks, self.bug, path)
+
+    def against(self, anyrank, reference):
+        return reference, (*TOLERANCE, *(["--common"] if self.model == "pipeline" else []))
+
+
+def runs():
+    for model, n in [*((m, 2) for m in PROGRAMS), ("vision", 4), ("masked", 4), ("convolutions", 3)]:
+        yield OtherKind(f"other-kind-right-{model}{n}", model, ranks=n)
+    for model, n, bug, causes, first in BROKEN:
+        good, partly = (tuple(part.split()) for part in (causes + "|").split("|")[:2])
+        yield OtherKind(f"other-kind-{model}{n}-{bug}", model, bug, causes=good, partly=partly, first=tuple(first.split()), ranks=n)
+
+
+CASES = [*runs()]
