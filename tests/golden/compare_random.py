@@ -6,7 +6,7 @@ visible positions and gradients of `anyrank grads`, at a random tensor-parallel 
 Round-off is what separates PyTorch's fp32 from PyTorch's binary64 on the same model: some models amplify it more than
 others. anyrank may be as far from binary64 as the golden models may be from PyTorch, or twice as far as PyTorch's fp32.
 
-tests/pytorch/random_models_test.py runs the first forty. Of others about one in a hundred, whose scores are not scaled
+tests/pytorch/random_models_test.py runs the first 32. Of others about one in a hundred, whose scores are not scaled
 down (query_pre_attn_scalar 1), has more error than that: what is summed is 25 bits of a row's largest element.
 
     python3 tests/golden/compare_random.py [--anyrank BINARY] [--first SEED] [--models N]
