@@ -58,14 +58,22 @@ static ar_status create_module(ari_trainer *t, ar_ctx *ctx, const ari_cluster_op
     return ari_module_list(&t->params, &t->n, t->module);
 }
 
-ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+static ar_status create_parts(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
-    *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
     AR_TRY((o->module ? create_module : create_model)(t, ctx, o));
     AR_TRY(create_ddp(t, ctx, o));
     for (size_t i = 0; o->module && i < t->n; i++)
         AR_TRY(ari_value_tap(t->params[i], ctx, 'i'));
     return create_optimizer(t, ctx, o);
+}
+
+ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
+{
+    *t = (ari_trainer){.step = {.parallel = o->run.parallel, .clip = o->run.clip, .forward_only = o->forward_only}};
+    const ar_status st = create_parts(t, ctx, o);
+    if (st != AR_OK)
+        ari_trainer_destroy(t);
+    return st;
 }
 
 void ari_trainer_destroy(ari_trainer *t)
