@@ -24,10 +24,10 @@ typedef struct ar_st_file ar_st_file;
 
 /** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
  *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
- *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY. Duplicate names and keys, which the format
- *  forbids and its official library lets pass, are refused; so are names that hold a NUL. Memory stays within a small
- *  multiple of the header's bytes. The file must not shrink while it is open, or reading its data ends in SIGBUS.
- *  Gives; close with ar_st_close. Threads: an open file may be read by many. */
+ *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
+ *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
+ *  reading its data ends in SIGBUS. Gives; close with ar_st_close. Threads: an open file may be read by many. */
 AR_NODISCARD ar_status ar_st_open(ar_st_file **gives, const char *path);
 void ar_st_close(ar_st_file *f);
 size_t ar_st_count(const ar_st_file *f);
