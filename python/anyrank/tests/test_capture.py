@@ -263,11 +263,11 @@ class Written(CaptureCase):
                 y = self.lin(x)
                 return y, (y.square().mean() if own else self.scale.exp())
 
-        for own in (True, False):
+        for own, power in ((True, 0), (False, 0), (False, 2)):
             model = Net()
             with anyrank.capture(model, self.path / "dump", only=["*:fwd"]):
                 y, scalar = model(torch.ones(2, 3))
-                loss = scalar if own else (scalar * y).square().sum()
+                loss = scalar if own else scalar.pow(power) if power else (scalar * y).square().sum()
                 (loss / 4).backward()
             outputs = [] if own else ["output:fwd", "output.1:fwd"]
             self.assertEqual(set(self.files()), {"lin:fwd", "loss:fwd", *outputs})
