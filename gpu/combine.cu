@@ -18,17 +18,10 @@ namespace ARI_GPU
                 return ari_max_##name(x, y);                      \
             case AR_MIN:                                          \
                 return ari_min_##name(x, y);                      \
-            case AR_PROD:                                         \
-                return ari_prod_##name(x, y);                     \
             case AR_SUM:                                          \
-            case AR_AVG:                                          \
                 break;                                            \
             }                                                     \
             return ari_sum_##name(x, y);                          \
-        }                                                         \
-        ARI_ON_GPU static type mean(type sum, int n)              \
-        {                                                         \
-            return ari_mean_##name(sum, n);                       \
         }                                                         \
     };
 NUMBERS(f32, float)
@@ -49,13 +42,12 @@ template <class N> struct combine_each {
     const element *in[most_inputs];
     int n;
     ar_op op;
-    int divisor; /* 0: no division */
     ARI_ON_GPU void operator()(size_t i) const
     {
         element sum = in[0][i];
         for (int k = 1; k < n; k++)
             sum = N::combined(op, sum, in[k][i]);
-        out[i] = divisor > 0 ? N::mean(sum, divisor) : sum;
+        out[i] = sum;
     }
 };
 
@@ -76,7 +68,6 @@ ar_status combine_all(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, 
             kernel.in[kernel.n++] = dev<element>(in[done++]);
         kernel.out = dev<element>(done < n ? partial.buf() : out);
         kernel.op = op;
-        kernel.divisor = op == AR_AVG && done == n ? n : 0;
         AR_TRY(launch_each(d, q, count, kernel));
     }
     return AR_OK;

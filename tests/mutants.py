@@ -453,9 +453,9 @@ MUTANTS = [
     ("the summary of a trace counts the bytes read alone", "src/sim/trace_summary.c",
      "v->members[i].record->bytes_read + v->members[i].record->bytes_written;", "v->members[i].record->bytes_read;",
      "sim/trace_summary_test"),
-    ("a mean is not divided where four inputs join a sum", "src/sim/sum.c",
-     "if (s->finishes && n > 1 && s->kernel.finish)", "if (s->finishes && n > 1 && n < 4 && s->kernel.finish)",
-     "sim/collectives_test sim/slice_test"),
+    ("three inputs join a sum in another order", "src/sim/sum.c",
+     "s->kernel.four(to, sum, next[0], next[1], next[2], count);",
+     "s->kernel.four(to, sum, next[0], next[2], next[1], count);", "sim/collectives_test sim/slice_test"),
     # --- src/sim/plan
     ("groups without samples are predicted to move activations", "src/sim/plan/bytes.c",
      "with_samples = t->dp < t->c->run.batch ? t->dp : t->c->run.batch;", "with_samples = t->dp;",
@@ -743,10 +743,11 @@ MUTANTS = [
     ("of many strangers the first ones stay", "src/process/door.c",
      "drop(d, i < d->guests ? i : 0);", "drop(d, d->guests - 1 + 0 * i);", "process/key_main"),
     # --- src/mpi
-    ("a mean over processes is divided at every step of the ring", "src/mpi/ring.c",
-     "if (completes(g, k->part) && g->kernel.finish)", "if (g->kernel.finish)", "mpi/mpi_test"),
+    ("a sum over processes is made in another order than the ring's", "src/mpi/parts.c",
+     "scratch + (size_t)((r + k) % n) * PIECE_BYTES, count);",
+     "scratch + (size_t)((r + n + 1 - k) % n) * PIECE_BYTES, count);", "mpi/mpi_test"),
     ("a late rank of a group is named by its place in the group", "src/mpi/wire.c",
-     "members[i] = m->group->rank[members[i]];", "members[i] = members[i] + 0 * m->index;", "mpi/mpi_test"),
+     "missing[found++] = m->group->rank[k];", "missing[found++] = k;", "mpi/mpi_test"),
     ("the groups of one split have one name at the store", "src/mpi/comm.c",
      "(uint64_t)color, 0);", "0 * (uint64_t)color, 0);", "mpi/mpi_test"),
 ]

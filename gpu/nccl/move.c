@@ -41,10 +41,6 @@ static int op_of(ar_op op)
         return ARI_NCCL_MAX;
     case AR_MIN:
         return ARI_NCCL_MIN;
-    case AR_PROD:
-        return ARI_NCCL_PROD;
-    case AR_AVG:
-        return ARI_NCCL_AVG;
     case AR_SUM:
         break;
     }
@@ -165,9 +161,6 @@ static ar_status move(const mover *m)
         return n == 0 ? AR_OK : check(m, nccl->AllReduce(in, out, n, m->type, m->op, m->comm, m->stream));
     case ARI_BROADCAST:
         return n == 0 ? AR_OK : check(m, nccl->Broadcast(in, out, n, m->type, k->root, m->comm, m->stream));
-    case ARI_REDUCE:
-        out = m->r == k->root ? out : NULL;
-        return n == 0 ? AR_OK : check(m, nccl->Reduce(in, out, n, m->type, m->op, k->root, m->comm, m->stream));
     case ARI_REDUCE_SCATTER:
         if (!equal)
             return grouped(m, reduce_scatter);
@@ -233,9 +226,6 @@ size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *k)
         break;
     case ARI_REDUCE_SCATTER:
         elements = ari_counts_before(k->counts, n) - k->counts[left];
-        break;
-    case ARI_REDUCE:
-        elements = left == k->root ? 0 : k->count;
         break;
     case ARI_RECV:
         elements = k->count;

@@ -35,7 +35,7 @@ enum {
     ARI_NCCL_F64 = 8,
     ARI_NCCL_BF16 = 9
 };
-enum { ARI_NCCL_SUM = 0, ARI_NCCL_PROD = 1, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3, ARI_NCCL_AVG = 4 };
+enum { ARI_NCCL_SUM = 0, ARI_NCCL_MAX = 2, ARI_NCCL_MIN = 3 };
 
 /* X(name without "nccl", arguments). Results are ncclResult_t; communicators and streams are pointers; types and
  * operations are enumerations, whose values are ints. */

@@ -21,13 +21,11 @@ AR_BEGIN_DECLS
  *
  * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them. N = 1: a copy.
  * - Order (the ring's): slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2, ...,
- *   c (modulo N), from left to right; reduce: everything in the order root+1, ..., root. So all_reduce has the bits of
- *   reduce_scatter (counts from ar_comm_slice) then all_gather. NCCL has orders of its own for floats; also its AR_AVG
- *   of floats multiplies before it adds, and its AR_MAX and AR_MIN of floats pass over NaN and the sign of 0.
- * - AR_SUM, AR_PROD: in the type's own arithmetic. BF16 and F16: each step in fp32, rounded to the type (ties to even).
- *   Integers wrap modulo 2^64, 2^32 or 2^8. Where a float's sum or product is NaN, its payload is not defined.
- * - AR_AVG: the sum as above, then one division by N: correctly rounded (BF16, F16: of the fp32 quotient); integers:
- *   toward zero, of the wrapped sum.
+ *   c (modulo N), from left to right. So all_reduce has the bits of reduce_scatter (counts from ar_comm_slice) then
+ *   all_gather. NCCL has orders of its own for floats; also its AR_MAX and AR_MIN of floats pass over NaN and the sign
+ *   of 0.
+ * - AR_SUM: in the type's own arithmetic. BF16 and F16: each step in fp32, rounded to the type (ties to even). Integers
+ *   wrap modulo 2^64, 2^32 or 2^8. Where a float's sum is NaN, its payload is not defined.
  * - AR_MAX, AR_MIN: of floats as IEEE 754-2019 maximum and minimum, whatever the order: NaN where any is NaN (the one
  *   canonical quiet NaN, sign 0), and -0 below +0.
  *
@@ -36,7 +34,7 @@ AR_BEGIN_DECLS
  * where both ranks give one, except in exchange, send and recv), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends
  * the world: every rank of every group of it gets an error, and ar_comm_error tells the first one. After an error no
  * output is defined. */
-typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN, AR_PROD, AR_AVG } ar_op;
+typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN } ar_op;
 typedef struct ar_comm ar_comm;
 typedef struct ar_p2p {
     int peer;
@@ -63,16 +61,6 @@ AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, a
 /** Every rank's buf = the root's. */
 AR_NODISCARD ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
                                          const char *tag);
-/** As all_reduce, at the root alone; out is not looked at elsewhere. In place: out == in. */
-AR_NODISCARD ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
-                                      ar_op op, int root, const char *tag);
-/** As all_gather, at the root alone; out is not looked at elsewhere. In place: in == out + own offset. */
-AR_NODISCARD ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
-                                      int root, const char *tag);
-/** The root's in, the sum of counts, rank after rank; every rank's out: its counts[r]. in is not looked at elsewhere.
- *  In place at the root: out == in + own offset. */
-AR_NODISCARD ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
-                                       ar_dtype t, int root, const char *tag);
 /* Between two ranks alone: the k-th send from a to b meets b's k-th recv from a; counts and dtypes equal. A send is
  * done when its peer has received. The two directions of a pair are independent of each other. peer != r. */
 AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer,
@@ -106,8 +94,7 @@ const char *ar_comm_error(const ar_comm *c);
  *  the copy loops. */
 void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written);
 /** Number of calls made of one kind since creation, by this rank. Kinds: "all_reduce", "reduce_scatter",
- *  "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send", "recv", "exchange", "barrier",
- * "split". 0 for another name. */
+ *  "all_gather", "all_to_all", "broadcast", "send", "recv", "exchange", "barrier", "split". 0 for another name. */
 uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
 
 /** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */

@@ -52,13 +52,13 @@ typedef struct ar_ddp_options {
                             Parameters of different storage, or summed over different groups, never share one */
     ar_bucket_mode mode;
     ar_bucket_order order;
-    ar_op op; /* AR_SUM: of a globally normalised loss; AR_AVG: the sum times fl32(1/N) */
+    bool mean; /* of the ranks' gradients, their sum times fl32(1/N); false: the sum, of a globally normalised loss */
     bool find_unused;
     bool
         matrices_apart; /* matrices (ar_param.matrix) never share a bucket with others: an optimizer keeps other numbers
                             of them (Muon) */
     /* NULL, or what may replace a gradient, which ar_ddp_wait then gives: g[0, n) are elements [start, start + n) of p's
-     * part on this rank, those of which it has the sum, before AR_AVG's factor. Called for each parameter of a bucket
+     * part on this rank, those of which it has the sum, before the mean's factor. Called for each parameter of a bucket
      * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this
      * rank's terms, as they become ready (compression; native numerics alone). A hook of sums leaves exact numerics
      * exact: the sum is the same under every layout, so that what is made of each element by itself is too;
@@ -121,9 +121,8 @@ void ar_ddp_set_sync(ar_ddp *d, bool sync);
  *  last backward pass of a step. Errors: the first of any rank and bucket; AR_ERR_DATA (a parameter without gradient,
  *  without find_unused). */
 AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
-/** By hand, after backward passes without synchronisation: reduces all gradients with `op` (AR_SUM, AR_AVG), and
- *  waits. */
-AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op);
+/** By hand, after backward passes without synchronisation: reduces all gradients, to their sum or mean, and waits. */
+AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d, bool mean);
 /** The names of the parameters that got no gradient on any rank between the last ar_ddp_start and ar_ddp_wait; always
  *  none without find_unused. Writes at most cap, returns how many. Borrowed. */
 size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap);

@@ -94,14 +94,13 @@ static ar_status run_on_host(ar_comm *base, const ari_call *call)
     ari_mpi_comm *c = comm_of(base);
     if (call->kind == ARI_SEND || call->kind == ARI_RECV)
         return run_message(c, call);
-    const bool ring = ari_kind_of(call->kind)->ring;
-    if (ring)
-        AR_TRY(ari_scratch_reserve(&c->scratch, &c->scratch_bytes, ari_mpi_ring_scratch(c, call),
-                                   "that arrive from other ranks"));
+    const bool in_parts = ari_kind_of(call->kind)->combines || call->kind == ARI_BROADCAST;
+    AR_TRY(ari_scratch_reserve(&c->scratch, &c->scratch_bytes, ari_mpi_parts_scratch(c, call),
+                               "that arrive from other ranks"));
     AR_TRY(ari_mpi_meet(&c->all, call));
     ar_status st = AR_OK;
-    if (ring)
-        st = ari_mpi_ring(c, call);
+    if (in_parts)
+        st = ari_mpi_parts(c, call);
     else if (call->kind != ARI_BARRIER)
         st = ari_mpi_direct(&c->all, call, &c->base.moved);
     return ari_mpi_part(&c->all, st);
@@ -127,6 +126,7 @@ static void mpi_comm_destroy(ar_comm *base)
     ari_mpi_rendezvous_fini(&c->all);
     pthread_mutex_destroy(&c->lock);
     free(c->scratch);
+    free(c->op);
     free(c);
 }
 
@@ -152,7 +152,9 @@ static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, 
     ari_comm_init(&c->base, &mpi_comm_ops, index, n);
     c->p = p;
     c->context = context;
-    const ar_status st = ari_mpi_rendezvous_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
+    ar_status st = ARI_ALLOC(&c->op, 2 * (size_t)n, "messages of an exchange");
+    if (st == AR_OK)
+        st = ari_mpi_rendezvous_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
     if (st == AR_OK)
         *gives = &c->base;
     else

@@ -11,7 +11,7 @@
 #include "process/flight.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
- * (calls of MPI, and waiting), rendezvous.c (what the ranks of a group call), comm.c, ring.c and direct.c (what moves).
+ * (calls of MPI, and waiting), rendezvous.c (what the ranks of a group call), comm.c, parts.c and direct.c (what moves).
  * How a failure ends all processes is the store's business (process/store.h).
  *
  * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
@@ -97,9 +97,6 @@ enum { ARI_MPI_FIRST_BYTES = 512 };
 /* All give AR_ERR_IO, with MPI's words, where MPI fails. `bytes` fits an int. */
 AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives);
 AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives);
-/** *ended: how many of the requests have ended by now, which are MPI_REQUEST_NULL from then on; MPI_UNDEFINED: all had
- *  before. index [n]: which. */
-AR_NODISCARD ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index);
 /** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. Where it
  *  does not, MPI is called no more. */
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
@@ -108,17 +105,6 @@ void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
 void ari_mpi_take_away(ari_mpi *p);
 ar_status ari_mpi_error(int rc, const char *what);
 
-typedef struct ari_mpi_wait {
-    unsigned turns;
-    uint64_t start_ns; /* since nothing has moved; 0: not looked yet */
-    uint64_t waited_ns;
-} ari_mpi_wait;
-typedef enum ari_mpi_turn_end { ARI_MPI_GO_ON, ARI_MPI_LATE, ARI_MPI_FAILED } ari_mpi_turn_end;
-/** One turn of a wait in which nothing moved: looks for failures, and gives the core away more and more. */
-AR_NODISCARD ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w);
-
-/** Ends the world: this member waits for these members of its group, for too long. members [n]: ranks afterwards. */
-void ari_mpi_late(const ari_mpi_rendezvous *m, uint64_t waited_ns, int *members, int n);
 /** Ends the world with the error that has just been set, in the middle of a call. */
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
 /** Waits for all requests of m. An error: the world has ended, and the requests are dropped. */
@@ -135,6 +121,8 @@ typedef struct ari_mpi_comm {
     ari_mpi_rendezvous all;
     void *scratch; /* grows */
     size_t scratch_bytes;
+    ar_p2p *op; /* [ops], room for 2 of each pair of ranks: messages of an exchange */
+    size_t ops;
     pthread_mutex_t lock; /* of the channels: several queues of a rank may ask at once */
     ari_mpi_channel *channels;
 } ari_mpi_comm;
@@ -144,9 +132,10 @@ AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *p, ar_de
 
 /* --- what moves, once the call is agreed upon --------------------------------------------------------------------- */
 
-/** Bytes that a ring receives into, beside the output. */
-size_t ari_mpi_ring_scratch(const ari_mpi_comm *c, const ari_call *call);
-AR_NODISCARD ar_status ari_mpi_ring(ari_mpi_comm *c, const ari_call *call);
+/** Bytes of scratch memory that it needs. */
+size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call);
+/** all_reduce, reduce_scatter and broadcast. */
+AR_NODISCARD ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call);
 /** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
  *  NULL. An error: the world has ended. */
 AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved);

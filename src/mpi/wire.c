@@ -82,7 +82,9 @@ ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag,
     return ari_mpi_error(rc, "MPI_Irecv");
 }
 
-ar_status ari_mpi_test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
+/* *ended: how many of the requests have ended by now, which are MPI_REQUEST_NULL from then on; MPI_UNDEFINED: all had
+ * before. index [n]: which. */
+static ar_status test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
 {
     if (!enter(p))
         return closed();
@@ -155,7 +157,15 @@ void ari_mpi_take_away(ari_mpi *p)
  * waits for may compute on this very core. */
 enum { POLLS = 64, YIELDS = 2048, LOOK_TURNS = 32, NAP_NS = 50000 };
 
-ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
+typedef struct waiting {
+    unsigned turns;
+    uint64_t start_ns; /* since nothing has moved; 0: not looked yet */
+    uint64_t waited_ns;
+} waiting;
+typedef enum turn_end { GO_ON, LATE, FAILED } turn_end;
+
+/* One turn of a wait in which nothing moved: looks for failures, and gives the core away more and more. */
+static turn_end take_turn(ari_mpi *p, waiting *w)
 {
     const unsigned turn = w->turns++;
     if (turn >= YIELDS)
@@ -163,13 +173,13 @@ ari_mpi_turn_end ari_mpi_turn(ari_mpi *p, ari_mpi_wait *w)
     else if (turn >= POLLS)
         sched_yield();
     if (turn < YIELDS && turn % LOOK_TURNS != LOOK_TURNS - 1)
-        return ARI_MPI_GO_ON;
+        return GO_ON;
     if (ari_mpi_status(p) != AR_OK)
-        return ARI_MPI_FAILED;
+        return FAILED;
     const uint64_t now = ari_now_ns();
     w->start_ns = w->start_ns ? w->start_ns : now;
     w->waited_ns = now - w->start_ns;
-    return w->waited_ns >= p->base.options.timeout_ns ? ARI_MPI_LATE : ARI_MPI_GO_ON;
+    return w->waited_ns >= p->base.options.timeout_ns ? LATE : GO_ON;
 }
 
 /* "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3" */
@@ -182,18 +192,6 @@ static void describe(const ari_mpi_rendezvous *m, char *text, size_t size)
              (unsigned long long)m->open.seq, m->group->n == 1 ? "" : "s", m->group->ranks);
 }
 
-void ari_mpi_late(const ari_mpi_rendezvous *m, uint64_t waited_ns, int *members, int n)
-{
-    char what[384], missing[128], why[768];
-    for (int i = 0; i < n; i++)
-        members[i] = m->group->rank[members[i]];
-    describe(m, what, sizeof what);
-    ari_ranks_describe(members, n, missing, sizeof missing);
-    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
-             m->where, what, n == 1 ? "" : "s", missing);
-    ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
-}
-
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
 {
     char what[384], why[768];
@@ -202,21 +200,26 @@ void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
     ari_mpi_fail(m->p, m->group, st, why);
 }
 
-/* The members that unfinished requests need, each once, in their order. */
-static void late_for_requests(const ari_mpi_rendezvous *m, uint64_t waited_ns)
+/* Ends the world: this member waits too long for those that unfinished requests need, each named once. */
+static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
 {
     const ari_mpi_requests *r = &m->requests;
     ARI_OWNED int *missing = calloc((size_t)m->group->n, sizeof *missing);
+    char what[384], ranks[128], why[768];
     int found = 0;
     for (int k = 0; missing && k < m->group->n; k++) {
         for (size_t i = 0; i < r->n; i++) {
             if (r->request[i] != MPI_REQUEST_NULL && r->member[i] == k) {
-                missing[found++] = k;
+                missing[found++] = m->group->rank[k];
                 break;
             }
         }
     }
-    ari_mpi_late(m, waited_ns, missing, found);
+    describe(m, what, sizeof what);
+    ari_ranks_describe(missing, found, ranks, sizeof ranks);
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
+             m->where, what, found == 1 ? "" : "s", ranks);
+    ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
 }
 
 /* Longest delay of calls that a rank made before it returned. */
@@ -242,11 +245,11 @@ static void look_for_returned(const ari_mpi_rendezvous *m)
 ar_status ari_mpi_await(ari_mpi_rendezvous *m)
 {
     const ari_mpi_requests *r = &m->requests;
-    ari_mpi_wait w = {0};
+    waiting w = {0};
     ar_status st = AR_OK;
     int ended = 0;
     while (st == AR_OK) {
-        st = ari_mpi_test(m->p, r->request, (int)r->n, &ended, r->index);
+        st = test(m->p, r->request, (int)r->n, &ended, r->index);
         if (st != AR_OK) {
             ari_mpi_broken(m, st);
             break;
@@ -254,15 +257,15 @@ ar_status ari_mpi_await(ari_mpi_rendezvous *m)
         if (ended == MPI_UNDEFINED)
             return AR_OK;
         if (ended > 0) {
-            w = (ari_mpi_wait){0};
+            w = (waiting){0};
             continue;
         }
-        const ari_mpi_turn_end end = ari_mpi_turn(m->p, &w);
-        if (end == ARI_MPI_LATE)
-            late_for_requests(m, w.waited_ns);
-        else if (end == ARI_MPI_GO_ON && w.start_ns)
+        const turn_end end = take_turn(m->p, &w);
+        if (end == LATE)
+            be_late(m, w.waited_ns);
+        else if (end == GO_ON && w.start_ns)
             look_for_returned(m);
-        if (end != ARI_MPI_GO_ON)
+        if (end != GO_ON)
             st = AR_ERR_ABORTED;
     }
     ari_mpi_drop(m->p, r->request, (int)r->n);

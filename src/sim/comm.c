@@ -42,10 +42,7 @@ static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
     const void *other = ari_member_swap(&s->member, call, bytes);
     if (!other)
         return false;
-    const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
-    kernel.two(call->out.ptr, call->in.ptr, other, call->count);
-    if (kernel.finish)
-        kernel.finish(call->out.ptr, call->count, 2);
+    ari_reduce_kernel(call->dtype, call->op).two(call->out.ptr, call->in.ptr, other, call->count);
     ari_moved_add(&s->base.moved, bytes, 0);
     return true;
 }

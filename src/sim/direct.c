@@ -9,7 +9,7 @@
  *                        in[1]  a1 b1 c1     and writing its sum to three outputs: every input is read once and every
  *                        in[2]  a2 b2 c2     output written once, which is the least there is. */
 
-/* reduce_scatter and reduce: what all ranks have for this one. */
+/* reduce_scatter: what all ranks have for this one. */
 static void reduce_own(ari_wire *w)
 {
     const ari_sum sum = ari_sum_of(w, w->self, true);
@@ -29,7 +29,7 @@ static bool passes_cache(const ari_wire *w)
 {
     const ari_kind_row *k = ari_kind_of(w->call->kind);
     const size_t bytes = ari_output_count(w->call, w->self, w->n) * w->element;
-    return (k->out == ARI_EXTENT_PARTS || k->one_buffer) && ari_stream_pays(bytes, k->to_root ? 1 : w->n);
+    return (k->out == ARI_EXTENT_PARTS || k->from_root) && ari_stream_pays(bytes, w->n);
 }
 
 static void take_all(ari_wire *w)

@@ -15,7 +15,7 @@ enum {
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
 
-/* Vectors of `lanes` numbers are added and divided number by number, as a loop over them would. Where the loops over
+/* Vectors of `lanes` numbers are added number by number, as a loop over them would. Where the loops over
  * VECTORS are unrolled, `sum` never leaves the registers. */
 #define UNROLLED _Pragma("GCC unroll 8") for (size_t u = 0; u < VECTORS; u++)
 #define WRITE_BLOCK(store)                              \
@@ -23,7 +23,7 @@ enum {
         char *to = f->out[k] + at;                      \
         UNROLLED store(to + u * sizeof sum[0], sum[u]); \
     }
-#define FUSED(name, isa, type, lanes, DIVIDE, STREAM)                             \
+#define FUSED(name, isa, type, lanes, STREAM)                                     \
     isa static size_t name(const ari_fused *f, size_t at, size_t end)             \
     {                                                                             \
         typedef type vector __attribute__((vector_size((lanes) * sizeof(type)))); \
@@ -39,8 +39,6 @@ enum {
                     sum[u] += next;                                               \
                 }                                                                 \
             }                                                                     \
-            if (f->divisor)                                                       \
-                UNROLLED sum[u] = DIVIDE(type, sum[u], f->divisor);               \
             if (f->past_cache)                                                    \
                 WRITE_BLOCK(STREAM)                                               \
             else                                                                  \
@@ -52,16 +50,12 @@ enum {
                 memcpy(&next, f->in[k] + at, sizeof next);                        \
                 sum[0] += next;                                                   \
             }                                                                     \
-            if (f->divisor)                                                       \
-                sum[0] = DIVIDE(type, sum[0], f->divisor);                        \
             for (int k = 0; k < f->outputs; k++)                                  \
                 PLAIN(f->out[k] + at, sum[0]);                                    \
         }                                                                         \
         return at;                                                                \
     }
 
-#define QUOTIENT(type, x, n) ((x) / (type)(n))
-#define NEVER(type, x, n) (x) /* means of integers have no kernel here */
 #define PLAIN(to, x) memcpy(to, &(x), sizeof(x))
 
 /* A version for each width of vectors, each with streaming stores of that width. */
@@ -69,36 +63,34 @@ enum {
 #define STREAM_64(to, x) _mm512_stream_si512((void *)(to), (__m512i)(x))
 #define STREAM_32(to, x) _mm256_stream_si256((void *)(to), (__m256i)(x))
 #define STREAM_16(to, x) _mm_stream_si128((void *)(to), (__m128i)(x))
-#define VERSIONS(name, type, DIVIDE)                                                                                   \
-    FUSED(name##_64, __attribute__((target("avx512f"))), type, 64 / sizeof(type), DIVIDE, STREAM_64)                   \
-    FUSED(name##_32, __attribute__((target("avx2"))), type, 32 / sizeof(type), DIVIDE, STREAM_32)                      \
-    FUSED(name##_16, , type, 16 / sizeof(type), DIVIDE, STREAM_16)                                                     \
+#define VERSIONS(name, type)                                                                                           \
+    FUSED(name##_64, __attribute__((target("avx512f"))), type, 64 / sizeof(type), STREAM_64)                           \
+    FUSED(name##_32, __attribute__((target("avx2"))), type, 32 / sizeof(type), STREAM_32)                              \
+    FUSED(name##_16, , type, 16 / sizeof(type), STREAM_16)                                                             \
     static ari_fused_fn name(void)                                                                                     \
     {                                                                                                                  \
         return __builtin_cpu_supports("avx512f") ? name##_64 : __builtin_cpu_supports("avx2") ? name##_32 : name##_16; \
     }
 #else
-#define VERSIONS(name, type, DIVIDE)                           \
-    FUSED(name##_16, , type, 16 / sizeof(type), DIVIDE, PLAIN) \
-    static ari_fused_fn name(void)                             \
-    {                                                          \
-        return name##_16;                                      \
+#define VERSIONS(name, type)                           \
+    FUSED(name##_16, , type, 16 / sizeof(type), PLAIN) \
+    static ari_fused_fn name(void)                     \
+    {                                                  \
+        return name##_16;                              \
     }
 #endif
 
-VERSIONS(f32, float, QUOTIENT)
-VERSIONS(f64, double, QUOTIENT)
-VERSIONS(i32, uint32_t, NEVER) /* integers wrap */
-VERSIONS(i64, uint64_t, NEVER)
+VERSIONS(f32, float)
+VERSIONS(f64, double)
+VERSIONS(i32, uint32_t) /* integers wrap */
+VERSIONS(i64, uint64_t)
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op)
 {
-    if ((t == AR_F32 || t == AR_F64) && (op == AR_SUM || op == AR_AVG))
-        return t == AR_F32 ? f32() : f64();
-    if ((t == AR_I32 || t == AR_I64) && op == AR_SUM)
-        return t == AR_I32 ? i32() : i64();
-    return NULL;
+    if (op != AR_SUM)
+        return NULL;
+    return t == AR_F32 ? f32() : t == AR_F64 ? f64() : t == AR_I32 ? i32() : t == AR_I64 ? i64() : NULL;
 }
 
 bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head)

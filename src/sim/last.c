@@ -9,7 +9,6 @@
  *   all_reduce      m reads the N-1 other inputs and writes N-1 outputs:                                      2(N-1) D
  *   reduce_scatter  slice c != m: m adds ranks c+1 .. c-1, which is N-2 reads, and writes the sum to rank c, which adds
  *                   its own input, the last in the ring's order. Slice m: N-1 reads.                           (N-1) D
- *   reduce          the same with one slice, the root's                                                        (N-1) D
  *   all_gather      m reads what it lacks into its own output, D - D[m], and writes from there to each rank r what r
  *                   lacks, D - D[r]; each copies its own part.                                                 (N-1) D
  *   broadcast       m reads the buffer, unless it is the root, and writes it to all but itself and the root    (N-1) D
@@ -115,7 +114,6 @@ static bool move_parts(ari_wire *w)
     case ARI_ALL_REDUCE:
         return move_all_reduce(w);
     case ARI_REDUCE_SCATTER:
-    case ARI_REDUCE:
         return move_slices(w);
     case ARI_ALL_GATHER:
         return move_all_gather(w);
@@ -147,17 +145,13 @@ static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
 static void complete_own(const last *l)
 {
     const ari_call *call = l->call;
-    const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
     ari_move m;
     if (!own_move(l->c, call, &m))
         return;
-    if (!ari_kind_of(call->kind)->combines) {
+    if (ari_kind_of(call->kind)->combines)
+        ari_reduce_kernel(call->dtype, call->op).two(m.to.ptr, l->c->scratch, m.from.ptr, m.count);
+    else
         ari_copy_bytes(m.to.ptr, m.from.ptr, m.count * ar_dtype_bytes(call->dtype));
-        return;
-    }
-    kernel.two(m.to.ptr, l->c->scratch, m.from.ptr, m.count);
-    if (kernel.finish)
-        kernel.finish(m.to.ptr, m.count, l->c->base.size);
 }
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */

@@ -27,14 +27,14 @@ static ring ring_of(ari_wire *w)
 {
     const ari_call *call = w->call;
     const int left = (w->self + w->n - 1) % w->n;
-    const bool chain = call->kind == ARI_REDUCE || call->kind == ARI_BROADCAST; /* segments stay in the cache */
     const size_t count = call->counts ? ari_counts_before(call->counts, w->n) : call->count;
     return (ring){.wire = w,
                   .left_call = ari_group_call(w->group, left),
                   .left = left,
                   .right = (w->self + 1) % w->n,
                   .kernel = ari_reduce_kernel(call->dtype, call->op),
-                  .past_cache = !chain && ari_stream_pays(count * w->element, w->n)};
+                  .past_cache = call->kind != ARI_BROADCAST && /* whose segments stay in the cache */
+                                ari_stream_pays(count * w->element, w->n)};
 }
 
 /* c modulo n for c >= -2n. */
@@ -103,21 +103,18 @@ static char *own_partial(const ring *g, int step, size_t at)
     return step == g->wire->n - 2 ? (char *)g->wire->call->out.ptr : partial_place(g->wire->mover, step);
 }
 
-/* to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input; complete: nothing is left to
- * add. False: broken off. */
-static bool add_piece(const ring *g, void *to, const void *from, const void *own, size_t bytes, bool complete)
+/* to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input. False: broken off. */
+static bool add_piece(const ring *g, void *to, const void *from, const void *own, size_t bytes)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = 0; at < bytes; at += piece) {
-        const size_t now = bytes - at < piece ? bytes - at : piece, count = now / g->wire->element;
+        const size_t now = bytes - at < piece ? bytes - at : piece;
         const void *left = ari_wire_read(g->wire, g->left, (const char *)from + at, now, 0);
         char *out = g->past_cache ? result : (char *)to + at;
         if (!left)
             return false;
-        g->kernel.two(out, left, (const char *)own + at, count);
-        if (complete && g->kernel.finish)
-            g->kernel.finish(out, count, g->wire->n);
+        g->kernel.two(out, left, (const char *)own + at, now / g->wire->element);
         if (g->past_cache)
             ari_stream_bytes((char *)to + at, out, now);
     }
@@ -139,7 +136,7 @@ static bool reduce_scatter_steps(const ring *g)
                 return false;
         const ari_moment since = ari_record_moment();
         if (bytes > 0 && !add_piece(g, own_partial(g, s, at), left_partial(g, s, at),
-                                    (const char *)g->wire->call->in.ptr + at, bytes, s == g->wire->n - 2))
+                                    (const char *)g->wire->call->in.ptr + at, bytes))
             return false;
         round_step(g, since, 0, s, (uint64_t)s + 1, received, bytes);
     }
@@ -184,99 +181,31 @@ static void all_gather(const ring *g)
     all_gather_steps(g, 0);
 }
 
-/* --- chains ------------------------------------------------------------------------------------------------------- */
+/* --- broadcast ---------------------------------------------------------------------------------------------------- */
 
-/* Broadcast and reduce of `ring`: what is at one end of a chain of N-1 hops, each to the right neighbour, comes to the
- * other end, segment after segment, so that all hops are busy at once.
- *
- *   broadcast from 0, N = 4:   0 > 1 > 2 > 3     each copies what its left neighbour has
- *   reduce to 0, N = 4:        1 > 2 > 3 > 0     each adds its own input to what its left neighbour has: ((1+2)+3)+0
- *
- *   At step s the rank p places from the beginning receives segment s-p+1, and sends segment s-p. */
-enum { SEGMENT_BYTES = 1 << 18 }; /* of what travels along a chain */
+/* What the root has goes along a chain of N-1 hops, each to the right neighbour, segment after segment, so that all hops
+ * are busy at once: at step s the rank p places behind the root receives segment s-p+1, and sends segment s-p. */
+enum { SEGMENT_BYTES = 1 << 18 };
 
-typedef struct chain {
-    const ring *g;
-    int phase, place; /* of the rank in the chain: 0 .. N-1 */
-    size_t bytes;
-} chain;
-
-static chain chain_of(const ring *g, int phase, int first)
+static void broadcast(const ring *g)
 {
-    return (chain){.g = g,
-                   .phase = phase,
-                   .place = (g->wire->self - first + g->wire->n) % g->wire->n,
-                   .bytes = g->wire->call->count * g->wire->element};
-}
-
-static size_t segment_bytes(const chain *h, size_t k)
-{
-    const size_t rest = h->bytes - k * SEGMENT_BYTES;
-    return rest < SEGMENT_BYTES ? rest : SEGMENT_BYTES;
-}
-
-/* The left neighbour has segment k; the first of the chain has all of them from the beginning. */
-static bool await_left(const chain *h, size_t k)
-{
-    return h->place == 1 || ari_member_await(&h->g->wire->mover->member, h->g->left, k + 1);
-}
-
-static void chain_step(const chain *h, ari_moment since, size_t k)
-{
-    const bool sends = k > 0 && h->place < h->g->wire->n - 1;
-    end_step(h->g, since, k + 1,
-             (ar_ring_step){.phase = h->phase,
-                            .step = (int)k + h->place - 1,
-                            .chunk = sends ? (int)k - 1 : -1,
-                            .read_chunk = (int)k,
-                            .bytes = segment_bytes(h, k)});
-}
-
-static void broadcast_ring(const ring *g)
-{
-    const chain h = chain_of(g, 1, g->wire->call->root);
-    for (size_t k = 0, at = 0; h.place > 0 && at < h.bytes; k++, at += SEGMENT_BYTES) {
+    const ari_call *call = g->wire->call;
+    const int n = g->wire->n, place = (g->wire->self - call->root + n) % n;
+    const size_t whole = call->count * g->wire->element;
+    for (size_t k = 0, at = 0; place > 0 && at < whole; k++, at += SEGMENT_BYTES) {
+        const size_t bytes = whole - at < SEGMENT_BYTES ? whole - at : SEGMENT_BYTES;
         const char *from = (const char *)g->left_call->out.ptr + at;
-        if (!await_left(&h, k))
-            return;
+        if (place > 1 && !ari_member_await(&g->wire->mover->member, g->left, k + 1))
+            return; /* the root has all segments from the beginning */
         const ari_moment since = ari_record_moment();
-        if (!ari_wire_take(g->wire, (char *)g->wire->call->out.ptr + at, g->left, from, segment_bytes(&h, k), false))
+        if (!ari_wire_take(g->wire, (char *)call->out.ptr + at, g->left, from, bytes, false))
             return;
-        chain_step(&h, since, k);
-    }
-}
-
-/* Partial sums of a reduce: two places in turn. */
-static char *chain_partial(const ari_sim_comm *c, size_t k)
-{
-    return (char *)c->scratch + k % 2 * SEGMENT_BYTES;
-}
-
-static size_t chain_scratch(const ari_sim_comm *c, const ari_call *call)
-{
-    if (call->kind != ARI_REDUCE || c->member.index == call->root)
-        return 0;
-    const size_t bytes = call->count * ar_dtype_bytes(call->dtype);
-    return bytes <= SEGMENT_BYTES ? bytes : 2 * SEGMENT_BYTES;
-}
-
-/* A place of partial sums is written again only after the right neighbour has read it. */
-static void reduce_pieces(const ring *g)
-{
-    const chain h = chain_of(g, 0, (g->wire->call->root + 1) % g->wire->n);
-    const bool ends = h.place == g->wire->n - 1;
-    for (size_t k = 0, at = 0; h.place > 0 && at < h.bytes; k++, at += SEGMENT_BYTES) {
-        if (!await_left(&h, k))
-            return;
-        if (!ends && k >= 2 && !ari_member_await(&g->wire->mover->member, g->right, k - 1))
-            return;
-        const ari_moment since = ari_record_moment();
-        const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left);
-        const char *from = h.place == 1 ? (const char *)g->left_call->in.ptr + at : chain_partial(left, k);
-        char *to = ends ? (char *)g->wire->call->out.ptr + at : chain_partial(g->wire->mover, k);
-        if (!add_piece(g, to, from, (const char *)g->wire->call->in.ptr + at, segment_bytes(&h, k), ends))
-            return;
-        chain_step(&h, since, k);
+        end_step(g, since, k + 1,
+                 (ar_ring_step){.phase = 1,
+                                .step = (int)k + place - 1,
+                                .chunk = k > 0 && place < n - 1 ? (int)k - 1 : -1,
+                                .read_chunk = (int)k,
+                                .bytes = bytes});
     }
 }
 
@@ -285,9 +214,7 @@ static void reduce_pieces(const ring *g)
 /* Bytes of partial sums. */
 static size_t scratch_of(const ari_sim_comm *c, const ari_call *call)
 {
-    if (call->kind != ARI_REDUCE_SCATTER)
-        return chain_scratch(c, call);
-    return c->base.size > 2 ? ari_two_parts(call, c->base.size) : 0;
+    return call->kind == ARI_REDUCE_SCATTER && c->base.size > 2 ? ari_two_parts(call, c->base.size) : 0;
 }
 
 static void move_pieces(const ring *g)
@@ -302,11 +229,8 @@ static void move_pieces(const ring *g)
     case ARI_ALL_GATHER:
         all_gather(g);
         break;
-    case ARI_BROADCAST:
-        broadcast_ring(g);
-        break;
     default:
-        reduce_pieces(g);
+        broadcast(g);
         break;
     }
 }

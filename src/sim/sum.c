@@ -6,8 +6,7 @@ ari_sum ari_sum_of(ari_wire *w, int end, bool whole)
     return (ari_sum){.wire = w,
                      .kernel = ari_reduce_kernel(w->call->dtype, w->call->op),
                      .first = (end + 1) % w->n,
-                     .last = whole ? end : (end + w->n - 1) % w->n,
-                     .finishes = whole};
+                     .last = whole ? end : (end + w->n - 1) % w->n};
 }
 
 size_t ari_sum_piece_count(const ari_sum *s)
@@ -50,8 +49,6 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
         k += joining;
         sum = partial;
     }
-    if (s->finishes && n > 1 && s->kernel.finish)
-        s->kernel.finish(out, count, n);
     return true;
 }
 
@@ -134,12 +131,7 @@ static bool move_slice(const slice *s, ari_fused_fn kernel)
         in[k] = call->in.ptr;
         out[k] = call->out.ptr;
     }
-    const ari_fused f = {.in = in,
-                         .out = out,
-                         .inputs = w->n,
-                         .outputs = w->n,
-                         .divisor = w->call->op == AR_AVG ? w->n : 0,
-                         .past_cache = s->past_cache};
+    const ari_fused f = {.in = in, .out = out, .inputs = w->n, .outputs = w->n, .past_cache = s->past_cache};
     size_t head = 0;
     if (s->past_cache && (!ari_fused_head(&f, s->at, w->element, &head) || head > s->end - s->at))
         head = s->end - s->at;

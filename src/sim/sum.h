@@ -10,7 +10,6 @@ typedef struct ari_sum {
     ari_wire *wire;
     ari_reduce kernel;
     int first, last; /* members first, first+1, ..., last (modulo N) */
-    bool finishes;   /* these are all, so the result is the whole one */
 } ari_sum;
 
 /** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
@@ -32,7 +31,6 @@ typedef struct ari_fused {
     const char *const *in; /* [inputs], in the order of additions: ((in[0] + in[1]) + in[2]) + ... */
     char *const *out;      /* [outputs] */
     int inputs, outputs;
-    int divisor;     /* of each sum: a mean; 0: none */
     bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `at` as ari_fused_head gives it */
 } ari_fused;
 

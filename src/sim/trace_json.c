@@ -126,7 +126,7 @@ static void put_collective(writer *w, size_t lane, size_t place, track_kind kind
     put_string(w, "tag", r->name);
     if (ari_kind_of(r->op_kind)->combines)
         fprintf(w->to, ",\"reduction\":\"%s\"", ari_op_name(r->op));
-    if (ari_has_root(r->op_kind))
+    if (ari_kind_of(r->op_kind)->from_root)
         fprintf(w->to, ",\"root\":%d", r->root);
     fprintf(w->to,
             ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
@@ -266,7 +266,7 @@ static void put_ring(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
     const ari_kind kind = m->of->op_kind;
-    if (!ari_kind_of(kind)->ring || ari_has_root(kind) || m->members < 2 || m->members < (size_t)m->of->ranks)
+    if (!ari_kind_of(kind)->ring || ari_kind_of(kind)->from_root || m->members < 2 || m->members < (size_t)m->of->ranks)
         return;
     for (size_t i = 0; i < m->members; i++) {
         const ari_rendezvous_member *to = &v->members[m->first + i];

@@ -250,9 +250,6 @@ static void run_kind(timing *t)
     case ARI_BROADCAST:
         chain(t, call->root, bytes);
         break;
-    case ARI_REDUCE:
-        chain(t, (call->root + 1) % t->n, bytes);
-        break;
     case ARI_SPLIT: /* takes no time, but needs what everybody called */
         break;
     default: /* what each pair has of its own */

@@ -44,7 +44,7 @@ Test(comm, a_group_of_one_copies)
     for (int kind = 0; kind < 2; kind++) {
         SCOPED(end) fixture f = make((ar_queue_kind)kind);
         const float in[3] = {1, 2, 3};
-        float a[3] = {0}, b[3] = {0}, c[3] = {0}, d[3] = {0}, e[3] = {0}, g[3] = {0}, h[3] = {0}, k[3] = {0};
+        float a[3] = {0}, b[3] = {0}, c[3] = {0}, d[3] = {0}, e[3] = {0};
         const size_t three[1] = {3};
         const ar_cbuf from = {in};
         cr_assert_eq(ar_comm_rank(f.c), 0);
@@ -54,16 +54,13 @@ Test(comm, a_group_of_one_copies)
         cr_assert_ok(ar_comm_all_gather(f.c, f.q, (ar_buf){c}, from, three, AR_F32, NULL));
         cr_assert_ok(ar_comm_all_to_all(f.c, f.q, (ar_buf){d}, from, three, three, AR_F32, "t"));
         cr_assert_ok(ar_comm_broadcast(f.c, f.q, (ar_buf){d}, 3, AR_F32, 0, "t"));
-        cr_assert_ok(ar_comm_reduce(f.c, f.q, (ar_buf){g}, from, 3, AR_F32, AR_AVG, 0, "t"));
-        cr_assert_ok(ar_comm_gather(f.c, f.q, (ar_buf){h}, from, three, AR_F32, 0, "t"));
-        cr_assert_ok(ar_comm_scatter(f.c, f.q, (ar_buf){k}, from, three, AR_F32, 0, "t"));
         float out[3] = {1, 2, 3};
         const ar_p2p ops[2] = {{0, false, {e}, 3}, {0, true, {out}, 3}};
         cr_assert_ok(ar_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
         cr_assert_ok(ar_comm_barrier(f.c, f.q, "t"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
-        const void *const wanted = in, *const got[8] = {a, b, c, d, e, g, h, k};
-        for (int i = 0; i < 8; i++)
+        const void *const wanted = in, *const got[5] = {a, b, c, d, e};
+        for (int i = 0; i < 5; i++)
             cr_assert_eq(memcmp(got[i], wanted, sizeof in), 0, "collective %d", i);
         uint64_t read = 1, written = 1;
         ar_comm_counted(f.c, &read, &written);
@@ -186,76 +183,36 @@ static ar_comm *member_of_three(noting *n, int rank)
     return &n->base;
 }
 
-Test(comm, rooted_calls_check_the_root_and_the_buffers_that_the_rank_has)
+Test(comm, calls_check_the_root_and_the_buffers_that_the_rank_has)
 {
     noting n;
     ar_comm *c = member_of_three(&n, 1);
     SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
     float x[16] = {0};
     const ar_buf b = {x}, no = {NULL};
-    const ar_cbuf in = {x}, other = {x + 2}, far = {x + 8}, none = {NULL};
+    const ar_cbuf in = {x}, other = {x + 2}, none = {NULL};
     const size_t counts[3] = {1, 4, 2}, huge[3] = {SIZE_MAX / 2, SIZE_MAX / 2, 2};
-    cr_assert_refused(ar_comm_reduce(NULL, f.q, b, in, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "communicator");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_I8, AR_SUM, 0, "t"), AR_ERR_DTYPE, "I8");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, (ar_op)9, 0, "t"), AR_ERR_ARG, "operation 9");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, 3, "t"), AR_ERR_ARG, "root 3; 0 to 2");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, 1, AR_F32, AR_SUM, -1, "t"), AR_ERR_ARG, "root -1");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, in, SIZE_MAX / 2, AR_F32, AR_SUM, 0, "t"), AR_ERR_OVERFLOW, "");
-    cr_assert_refused(ar_comm_reduce(c, f.q, no, none, 1, AR_F32, AR_SUM, 0, "t"), AR_ERR_ARG, "input buffer is NULL");
-    cr_assert_refused(ar_comm_reduce(c, f.q, no, in, 1, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "output buffer is NULL");
-    cr_assert_refused(ar_comm_reduce(c, f.q, b, other, 3, AR_F32, AR_SUM, 1, "t"), AR_ERR_ARG, "overlap");
-    cr_assert_refused(ar_comm_gather(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, far, counts, AR_C64, 0, "t"), AR_ERR_DTYPE, "C64");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, far, counts, AR_F32, 3, "t"), AR_ERR_ARG, "root 3");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG,
+    cr_assert_refused(ar_comm_broadcast(NULL, f.q, b, 1, AR_F32, 0, "t"), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_broadcast(c, NULL, b, 1, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
+    cr_assert_refused(ar_comm_broadcast(c, f.q, b, 1, AR_C64, 0, "t"), AR_ERR_DTYPE, "C64");
+    cr_assert_refused(ar_comm_broadcast(c, f.q, b, 1, AR_F32, 3, "t"), AR_ERR_ARG, "root 3; 0 to 2");
+    cr_assert_refused(ar_comm_broadcast(c, f.q, b, 1, AR_F32, -1, "t"), AR_ERR_ARG, "root -1");
+    cr_assert_refused(ar_comm_broadcast(c, f.q, b, SIZE_MAX / 2, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_broadcast(c, f.q, no, 1, AR_F32, 0, "t"), AR_ERR_ARG, "only buffer is NULL");
+    cr_assert_refused(ar_comm_all_reduce(c, f.q, b, in, 1, AR_I8, AR_SUM, "t"), AR_ERR_DTYPE, "I8");
+    cr_assert_refused(ar_comm_all_reduce(c, f.q, b, in, 1, AR_F32, (ar_op)9, "t"), AR_ERR_ARG, "operation 9");
+    cr_assert_refused(ar_comm_all_reduce(c, f.q, b, none, 1, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "input buffer is NULL");
+    cr_assert_refused(ar_comm_all_reduce(c, f.q, b, other, 3, AR_F32, AR_SUM, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_all_gather(c, f.q, b, in, NULL, AR_F32, "t"), AR_ERR_ARG,
                       "counts are missing, 3 expected");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, none, counts, AR_F32, 0, "t"), AR_ERR_ARG,
+    cr_assert_refused(ar_comm_all_gather(c, f.q, b, in, huge, AR_F32, "t"), AR_ERR_OVERFLOW, "");
+    cr_assert_refused(ar_comm_all_gather(c, f.q, b, none, counts, AR_F32, "t"), AR_ERR_ARG,
                       "input buffer is NULL, 16 bytes");
-    cr_assert_refused(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 1, "t"), AR_ERR_ARG,
+    cr_assert_refused(ar_comm_all_gather(c, f.q, no, in, counts, AR_F32, "t"), AR_ERR_ARG,
                       "output buffer is NULL, 28 bytes");
-    cr_assert_refused(ar_comm_gather(c, f.q, b, other, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
-    cr_assert_refused(ar_comm_scatter(c, NULL, b, far, counts, AR_F32, 0, "t"), AR_ERR_ARG, "queue");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F4, 0, "t"), AR_ERR_DTYPE, "F4");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, counts, AR_F32, -2, "t"), AR_ERR_ARG, "root -2");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, NULL, AR_F32, 0, "t"), AR_ERR_ARG, "counts are missing");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, far, huge, AR_F32, 0, "t"), AR_ERR_OVERFLOW, "");
-    cr_assert_refused(ar_comm_scatter(c, f.q, no, far, counts, AR_F32, 0, "t"), AR_ERR_ARG,
-                      "output buffer is NULL, 16 bytes");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 1, "t"), AR_ERR_ARG,
-                      "input buffer is NULL, 28 bytes");
-    cr_assert_refused(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 1, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_all_gather(c, f.q, b, other, counts, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_eq(n.runs, 0);
-    cr_assert_eq(ar_comm_calls(c, "reduce") + ar_comm_calls(c, "gather") + ar_comm_calls(c, "scatter"), 0);
-}
-
-Test(comm, rooted_calls_look_at_the_roots_buffer_at_the_root_alone)
-{
-    noting n;
-    ar_comm *c = member_of_three(&n, 1);
-    SCOPED(end) fixture f = make(AR_QUEUE_INLINE);
-    float x[16] = {0};
-    const ar_buf b = {x}, no = {NULL};
-    const ar_cbuf in = {x}, own = {x + 1}, none = {NULL};
-    const size_t counts[3] = {1, 4, 2}, nothing[3] = {3, 0, 3};
-    /* Elsewhere: missing, or anywhere. */
-    cr_assert_ok(ar_comm_reduce(c, f.q, no, in, 4, AR_F32, AR_SUM, 0, "t"));
-    cr_assert_ok(ar_comm_reduce(c, f.q, (ar_buf){x + 1}, in, 4, AR_F32, AR_SUM, 2, "t"));
-    cr_assert_ok(ar_comm_gather(c, f.q, no, in, counts, AR_F32, 0, "t"));
-    cr_assert_ok(ar_comm_gather(c, f.q, b, in, counts, AR_F32, 2, "t"));
-    cr_assert_ok(ar_comm_scatter(c, f.q, b, none, counts, AR_F32, 0, "t"));
-    cr_assert_ok(ar_comm_scatter(c, f.q, b, in, counts, AR_F32, 2, "t"));
-    /* At the root: in place as documented. */
-    cr_assert_ok(ar_comm_reduce(c, f.q, b, in, 4, AR_F32, AR_SUM, 1, "t"));
-    cr_assert_ok(ar_comm_gather(c, f.q, b, own, counts, AR_F32, 1, "t"));
-    cr_assert_ok(ar_comm_scatter(c, f.q, (ar_buf){x + 1}, in, counts, AR_F32, 1, "t"));
-    /* Where nothing is in it. */
-    cr_assert_ok(ar_comm_gather(c, f.q, no, none, nothing, AR_F32, 2, "t"));
-    cr_assert_ok(ar_comm_scatter(c, f.q, no, none, nothing, AR_F32, 2, "t"));
-    cr_assert_eq(n.runs, 11);
-    cr_assert_eq(ar_comm_calls(c, "reduce"), 3);
-    cr_assert_eq(ar_comm_calls(c, "gather"), 4);
-    cr_assert_eq(ar_comm_calls(c, "scatter"), 4);
+    cr_assert_eq(ar_comm_calls(c, "broadcast") + ar_comm_calls(c, "all_reduce") + ar_comm_calls(c, "all_gather"), 0);
 }
 
 Test(comm, sends_and_receives_check_their_peer_and_buffer)
@@ -294,17 +251,17 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         SCOPED(end) fixture f = make((ar_queue_kind)kind);
         float x[8] = {0}, y[8] = {0};
         size_t counts[3] = {1, 4, 2};
-        cr_assert_ok(ar_comm_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_PROD, 2, "a"));
+        cr_assert_ok(ar_comm_all_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_MIN, "a"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
-        cr_assert(n.call.kind == ARI_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_PROD && n.call.root == 2);
+        cr_assert(n.call.kind == ARI_ALL_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_MIN);
         cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.in.ptr == x && strcmp(n.call.tag, "a") == 0);
-        cr_assert_ok(ar_comm_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_I32, 2, "b"));
+        cr_assert_ok(ar_comm_broadcast(c, f.q, (ar_buf){y}, 7, AR_I32, 2, "b"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
-        cr_assert(n.call.kind == ARI_GATHER && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == x);
-        cr_assert_ok(ar_comm_scatter(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, 0, "c"));
+        cr_assert(n.call.kind == ARI_BROADCAST && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == y);
+        cr_assert_ok(ar_comm_all_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, "c"));
         memset(counts, 0, sizeof counts);
         cr_assert_ok(ar_queue_sync(f.q, 0));
-        cr_assert(n.call.kind == ARI_SCATTER && n.call.dtype == AR_U8 && n.call.root == 0 && n.call.out.ptr == y);
+        cr_assert(n.call.kind == ARI_ALL_GATHER && n.call.dtype == AR_U8 && n.call.out.ptr == y);
         cr_assert(n.counts[0] == 1 && n.counts[1] == 4 && n.counts[2] == 2);
         cr_assert_ok(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL));
         cr_assert_ok(ar_queue_sync(f.q, 0));

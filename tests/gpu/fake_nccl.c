@@ -259,8 +259,6 @@ static void combine(const action *a, size_t stride, size_t from, size_t start, s
     memcpy(to, base + (size_t)(first % a->c->n) * stride, count * e);
     for (int i = 1; i < a->c->n; i++)
         kernel.two(to, to, base + (size_t)((first + i) % a->c->n) * stride, count);
-    if (kernel.finish)
-        kernel.finish(to, count, a->c->n);
 }
 
 static int finish(action *a)
@@ -558,7 +556,7 @@ int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, 
 {
     fake_comm *c = comm;
     action *a = add_action(ALL_REDUCE, comm, stream, type, send, count, (size_t)c->n * count, recv, count);
-    static const ar_op ops[] = {AR_SUM, AR_PROD, AR_MAX, AR_MIN, AR_AVG};
+    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
     a->op = ops[op];
     for (int p = 0; p < c->n; p++) {
         char *other = a->others + (size_t)p * a->in_bytes;
@@ -576,7 +574,7 @@ int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int 
     fake_comm *c = comm;
     const size_t whole = (size_t)c->n * count;
     action *a = add_action(REDUCE_SCATTER, comm, stream, type, send, whole, whole, recv, count);
-    static const ar_op ops[] = {AR_SUM, AR_PROD, AR_MAX, AR_MIN, AR_AVG};
+    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
     a->op = ops[op];
     for (int p = 0; p < c->n; p++) {
         char *part = a->in + (size_t)p * a->result_bytes, *other = a->others + (size_t)p * a->result_bytes;
@@ -596,7 +594,7 @@ int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int
     const bool is_root = c->rank == root;
     action *a = add_action(REDUCE, comm, stream, type, send, count, is_root ? (size_t)c->n * count : 0,
                            is_root ? recv : NULL, count);
-    static const ar_op ops[] = {AR_SUM, AR_PROD, AR_MAX, AR_MIN, AR_AVG};
+    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
     a->op = ops[op];
     a->root = root;
     if (!is_root)

@@ -66,7 +66,7 @@ static ar_status all_kinds(rank_of *rank)
 {
     ar_queue *queue = NULL;
     AR_TRY(rank->device->ops->queue_create(rank->device, &queue, AR_QUEUE_THREAD, "comm"));
-    const ar_status st = check_groups(rank->world, rank->device, rank->queue, queue);
+    const ar_status st = check_groups(rank->world, ROUND_A_RING, rank->device, rank->queue, queue);
     ar_queue_destroy(queue);
     return st;
 }
@@ -118,7 +118,7 @@ static ar_status alone(rank_of *rank)
     ar_comm *half = NULL;
     ar_status st = ar_comm_split(&half, rank->world, 0, 0);
     for (int i = 0; i < 60 && st == AR_OK; i++)
-        st = check_seed((uint64_t)i, i % 2 ? half : rank->world, rank->device, rank->queue, rank->queue);
+        st = check_seed((uint64_t)i, i % 2 ? half : rank->world, ROUND_A_RING, rank->device, rank->queue, rank->queue);
     ar_comm_destroy(half);
     return st;
 }

@@ -102,7 +102,7 @@ static void all_kinds(ar_process *p, ar_device *d)
     OWNED(ar_comm_destroy) ar_comm *c = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = queue_on(d, AR_QUEUE_INLINE), *thread = queue_on(d, AR_QUEUE_THREAD);
     REQUIRE(ar_process_comm(&c, p, d));
-    REQUIRE(check_groups(c, d, q, thread));
+    REQUIRE(check_groups(c, STRAIGHT, d, q, thread));
     at_once(c);
     splits_at_once(c);
     if (ar_comm_rank(c) == 0)

@@ -7,7 +7,7 @@ static const size_t send[RANKS] = {1, 0, 7}, receive[RANKS] = {4, 1, (size_t)1 <
 static const ar_p2p batch[] = {{.peer = 2, .send = true, .count = 5}, {.peer = 0, .count = 9}};
 
 static const ari_call calls[] = {
-    {.kind = ARI_ALL_REDUCE, .dtype = AR_BF16, .op = AR_AVG, .count = 12, .tag = "layers.0.up"},
+    {.kind = ARI_ALL_REDUCE, .dtype = AR_BF16, .op = AR_MIN, .count = 12, .tag = "layers.0.up"},
     {.kind = ARI_BROADCAST, .dtype = AR_F32, .root = 2, .count = 8, .tag = ""},
     {.kind = ARI_ALL_GATHER, .dtype = AR_I64, .counts = send, .tag = "seven's"},
     {.kind = ARI_ALL_TO_ALL, .dtype = AR_U8, .counts = send, .recv_counts = receive, .tag = "eight is"},

@@ -19,8 +19,8 @@ typedef struct counted_run {
 } counted_run;
 
 /* The call by which each kind of case is known; a send_recv makes two. */
-static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce",
-                                    "gather",     "scatter",        "send",       "exchange",   "barrier"};
+static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
+                                    "broadcast",  "send",           "exchange",   "barrier"};
 
 static ar_status run_case(ar_comm *c, void *arg)
 {
@@ -58,9 +58,6 @@ static moved last_form(const coll_case *k, int r, int m)
         break;
     case REDUCE_SCATTER: /* the other ranks' sums lack their own inputs */
         form = (moved){(n - 1) * own + (alone ? 0 : n - 2) * (whole - own), whole - own};
-        break;
-    case REDUCE:
-        form = root ? (moved){(n - 1) * k->count, 0} : (moved){(n - 2) * k->count, k->count};
         break;
     case ALL_GATHER:
         form = (moved){whole - own, (n - 1) * whole - (whole - own)};

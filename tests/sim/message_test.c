@@ -52,12 +52,6 @@ static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *o
         return ar_comm_all_to_all(c, q, out, from, s->counts, s->recv_counts, s->dtype, s->tag);
     case BROADCAST:
         return ar_comm_broadcast(c, q, out, s->count, s->dtype, s->root, s->tag);
-    case REDUCE:
-        return ar_comm_reduce(c, q, out, from, s->count, s->dtype, s->op, s->root, s->tag);
-    case GATHER:
-        return ar_comm_gather(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
-    case SCATTER:
-        return ar_comm_scatter(c, q, out, from, s->counts, s->dtype, s->root, s->tag);
     case ONE_SEND:
         return ar_comm_send(c, q, from, s->count, s->dtype, s->root, s->tag);
     case ONE_RECV:
@@ -211,19 +205,11 @@ static const way_to_fail ways[] = {
     {"another count", AR_ERR_MISMATCH, .usual = {REDUCE_8}, .odd = {{ALL_REDUCE, AR_F32, AR_SUM, 7, .tag = "grad"}}},
     {"another root", AR_ERR_MISMATCH, .usual = {BROADCAST_8},
      .odd = {{BROADCAST, AR_F32, .count = 8, .root = 2, .tag = "init"}}},
-    {"reduce to another root", AR_ERR_MISMATCH, .usual = {{REDUCE, AR_F32, AR_SUM, 8, 0, .tag = "loss"}},
-     .odd = {{REDUCE, AR_F32, AR_SUM, 8, 2, .tag = "loss"}}},
-    {"reduce with another operation", AR_ERR_MISMATCH, .usual = {{REDUCE, AR_F32, AR_SUM, 8, 0, .tag = "loss"}},
-     .odd = {{REDUCE, AR_F32, AR_AVG, 8, 0, .tag = "loss"}}},
     {"counts of a reduce-scatter", AR_ERR_MISMATCH,
      .usual = {{REDUCE_SCATTER, AR_F32, AR_SUM, .counts = {4, 4, 4}, .tag = "grad"}},
      .odd = {{REDUCE_SCATTER, AR_F32, AR_SUM, .counts = {4, 5, 3}, .tag = "grad"}}},
     {"counts of an all-gather", AR_ERR_MISMATCH, .usual = {{ALL_GATHER, AR_F32, .counts = {4, 4, 4}, .tag = "weight"}},
      .odd = {{ALL_GATHER, AR_F32, .counts = {4, 4, 5}, .tag = "weight"}}},
-    {"counts of a gather", AR_ERR_MISMATCH, .usual = {{GATHER, AR_F32, .counts = {4, 4, 4}, .tag = "weight"}},
-     .odd = {{GATHER, AR_F32, .counts = {4, 4, 5}, .tag = "weight"}}},
-    {"scatter from another root", AR_ERR_MISMATCH, .usual = {{SCATTER, AR_F32, .counts = {4, 4, 4}, .tag = "batch"}},
-     .odd = {{SCATTER, AR_F32, .counts = {4, 4, 4}, .root = 1, .tag = "batch"}}},
     {"what one sends and another expects", AR_ERR_MISMATCH,
      .usual = {{ALL_TO_ALL, AR_F32, .counts = {2, 2, 2}, .recv_counts = {2, 2, 2}, .tag = "tokens"}},
      .odd = {{ALL_TO_ALL, AR_F32, .counts = {2, 2, 2}, .recv_counts = {1, 2, 2}, .tag = "tokens"}}},
@@ -264,16 +250,10 @@ static const way_to_fail ways[] = {
      .algorithm = AR_SIM_DIRECT},
     {"a transfer is duplicated", AR_ERR_DATA, .body = gather_fours, FAULT(AR_SIM_DUPLICATE, .transfer = 0),
      .verify = true, .algorithm = AR_SIM_DIRECT},
-    {"reduce and another operation", AR_ERR_MISMATCH, .usual = {{REDUCE, AR_F32, AR_PROD, 8, 0, .tag = "loss"}},
-     .odd = {{REDUCE, AR_F32, AR_MIN, 8, 0, .tag = "loss"}}, .says = "operation prod against min"},
     {"reduce-scatter and another operation", AR_ERR_MISMATCH,
      .usual = {{REDUCE_SCATTER, AR_F32, AR_MIN, .counts = {4, 4, 4}, .tag = "grad"}},
      .odd = {{REDUCE_SCATTER, AR_F32, AR_MAX, .counts = {4, 4, 4}, .tag = "grad"}},
      .says = "operation min against max"},
-    {"counts of a scatter", AR_ERR_MISMATCH, .usual = {{SCATTER, AR_I64, .counts = {0, 2, 3}, .tag = "batch"}},
-     .odd = {{SCATTER, AR_I64, .counts = {1, 2, 3}, .tag = "batch"}}, .says = "count of rank 0: 0 against 1"},
-    {"a gather instead of a scatter", AR_ERR_MISMATCH, .usual = {{SCATTER, AR_U8, .counts = {1, 2, 3}, .tag = "batch"}},
-     .odd = {{GATHER, AR_U8, .counts = {1, 2, 3}, .tag = "batch"}}, .says = "kind scatter against gather"},
     {"more expected than is sent", AR_ERR_MISMATCH,
      .usual = {{ALL_TO_ALL, AR_F32, .counts = {2, 2, 2}, .recv_counts = {2, 2, 2}, .tag = "tokens"}},
      .odd = {{ALL_TO_ALL, AR_F32, .counts = {2, 2, 2}, .recv_counts = {2, 3, 2}, .tag = "tokens"}},

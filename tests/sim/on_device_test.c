@@ -129,7 +129,7 @@ static void make_cases(device_batch *d, int n, size_t count, unsigned turn)
     b->n = 0;
     for (int i = 0; i < CASE_KINDS * 2 * PLAIN_OPS; i++) {
         coll_case k = {.kind = (case_kind)(i / 2 % CASE_KINDS), .in_place = i % 2, .n = n, .count = count};
-        const bool reduces = k.kind == ALL_REDUCE || k.kind == REDUCE_SCATTER || k.kind == REDUCE;
+        const bool reduces = k.kind == ALL_REDUCE || k.kind == REDUCE_SCATTER;
         const int op = i / (2 * CASE_KINDS);
         if (!reduces && op > 0)
             continue;

@@ -11,7 +11,7 @@
 /* The collectives by their definition, in one thread, in plain loops, and a harness that runs the same cases on a
  * simulated cluster. Nothing here uses the code under test except ar_sim_run itself; slices are cut here again. */
 
-enum { PLAIN_RANKS = 16, GUARD = 64, GUARD_BYTE = 0xa5, PLAIN_OPS = 5, PLAIN_DTYPES = 7 };
+enum { PLAIN_RANKS = 16, GUARD = 64, GUARD_BYTE = 0xa5, PLAIN_OPS = 3, PLAIN_DTYPES = 7 };
 static const ar_dtype plain_dtypes[PLAIN_DTYPES] = {AR_F32, AR_F64, AR_BF16, AR_F16, AR_I64, AR_I32, AR_U8};
 
 typedef enum case_kind {
@@ -20,17 +20,13 @@ typedef enum case_kind {
     ALL_GATHER,
     ALL_TO_ALL,
     BROADCAST,
-    REDUCE,
-    GATHER,
-    SCATTER,
     SEND_RECV, /* a message from every rank to every other one */
     EXCHANGE,  /* two from every rank to every rank */
     BARRIER,
     CASE_KINDS
 } case_kind;
 static const char *const case_names[CASE_KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
-                                                   "broadcast",  "reduce",         "gather",     "scatter",
-                                                   "send_recv",  "exchange",       "barrier"};
+                                                   "broadcast",  "send_recv",      "exchange",   "barrier"};
 
 /* One collective with the memory of every rank. Everything belongs to the main thread; rank r touches in[r], out[r]. */
 typedef struct coll_case {
@@ -40,8 +36,8 @@ typedef struct coll_case {
     int n, root;
     bool in_place;
     bool special;                           /* NaN, infinities and the like among the inputs */
-    size_t count;                           /* all_reduce, broadcast, reduce */
-    size_t counts[PLAIN_RANKS];             /* reduce_scatter, all_gather, gather, scatter */
+    size_t count;                           /* all_reduce, broadcast */
+    size_t counts[PLAIN_RANKS];             /* reduce_scatter, all_gather */
     size_t sends[PLAIN_RANKS][PLAIN_RANKS]; /* [from][to]: all_to_all, send_recv, exchange */
     size_t in_bytes[PLAIN_RANKS], out_bytes[PLAIN_RANKS];
     unsigned char *in[PLAIN_RANKS], *before[PLAIN_RANKS]; /* before: what `in` held */
@@ -77,8 +73,6 @@ static inline void plain_element(const coll_case *k, unsigned char *to, size_t i
     memcpy(to, k->before[(c + 1) % k->n] + i * e, e);
     for (int s = 2; s <= k->n; s++)
         plain_combine(to, k->before[(c + s) % k->n] + i * e, k->dtype, k->op);
-    if (k->op == AR_AVG && k->n > 1)
-        plain_divide(to, k->dtype, k->n);
 }
 
 /* Messages lie packed by the other rank; of an exchange's two (`which`) the first one first. In a's input: */
@@ -115,10 +109,6 @@ static inline void plain_want(const coll_case *k, unsigned char *w, int r)
         for (size_t i = 0; i < elements; i++)
             plain_element(k, w + i * e, i, plain_owner(k->count, k->n, i));
         break;
-    case REDUCE:
-        for (size_t i = 0; i < elements; i++)
-            plain_element(k, w + i * e, i, k->root);
-        break;
     case REDUCE_SCATTER:
         for (size_t i = 0; i < elements; i++)
             plain_element(k, w + i * e, plain_before(k->counts, r) + i, r);
@@ -126,12 +116,8 @@ static inline void plain_want(const coll_case *k, unsigned char *w, int r)
     case BROADCAST:
         memcpy(w, k->before[k->root], k->out_bytes[r]);
         break;
-    case SCATTER:
-        memcpy(w, k->before[k->root] + plain_before(k->counts, r) * e, k->out_bytes[r]);
-        break;
     case ALL_GATHER:
-    case GATHER:
-        for (int p = 0; p < k->n && elements > 0; p++)
+        for (int p = 0; p < k->n; p++)
             memcpy(w + plain_before(k->counts, p) * e, k->before[p], k->counts[p] * e);
         break;
     case BARRIER:
@@ -141,8 +127,8 @@ static inline void plain_want(const coll_case *k, unsigned char *w, int r)
     }
 }
 
-/* Whether rank r's input and output share memory. */
-static inline bool case_shares(const coll_case *k, int r)
+/* Whether input and output share memory. */
+static inline bool case_shares(const coll_case *k)
 {
     switch (k->kind) {
     case BROADCAST:
@@ -151,10 +137,6 @@ static inline bool case_shares(const coll_case *k, int r)
     case REDUCE_SCATTER:
     case ALL_GATHER:
         return k->in_place;
-    case REDUCE:
-    case GATHER:
-    case SCATTER:
-        return k->in_place && r == k->root;
     default:
         return false;
     }
@@ -163,26 +145,19 @@ static inline bool case_shares(const coll_case *k, int r)
 static inline void case_sizes(coll_case *k, int r)
 {
     const size_t e = plain_size(k->dtype), whole = plain_before(k->counts, k->n);
-    const bool root = r == k->root;
     size_t in = 0, out = 0;
     switch (k->kind) {
     case ALL_REDUCE:
     case BROADCAST:
         in = out = k->count;
         break;
-    case REDUCE:
-        in = k->count;
-        out = root ? k->count : 0;
-        break;
     case REDUCE_SCATTER:
-    case SCATTER:
-        in = k->kind == REDUCE_SCATTER || root ? whole : 0;
+        in = whole;
         out = k->counts[r];
         break;
     case ALL_GATHER:
-    case GATHER:
         in = k->counts[r];
-        out = k->kind == ALL_GATHER || root ? whole : 0;
+        out = whole;
         break;
     case BARRIER:
         break;
@@ -214,14 +189,14 @@ static inline void case_init_memory(coll_case *k, uint64_t seed)
         const size_t in = k->in_bytes[r], out = k->out_bytes[r], at = plain_before(k->counts, r) * e;
         k->before[r] = malloc(in + 1);
         plain_fill_with(k->before[r], k->dtype, seed, r, in / e, k->special);
-        k->store_bytes[r] = (case_shares(k, r) && in > out ? in : out) + 2 * GUARD;
+        k->store_bytes[r] = (case_shares(k) && in > out ? in : out) + 2 * GUARD;
         k->store[r] = malloc(k->store_bytes[r]);
         k->out[r] = k->in[r] = k->store[r] + GUARD;
-        if (!case_shares(k, r))
+        if (!case_shares(k))
             k->in[r] = malloc(in > 0 ? in : 1); /* no byte more, so that a sanitizer sees one read too many */
-        else if (k->kind == REDUCE_SCATTER || k->kind == SCATTER)
+        else if (k->kind == REDUCE_SCATTER)
             k->out[r] += at;
-        else if (k->kind == ALL_GATHER || k->kind == GATHER)
+        else if (k->kind == ALL_GATHER)
             k->in[r] += at;
         case_reset(k, r);
     }
@@ -240,7 +215,7 @@ static inline void case_init(coll_case *k, uint64_t seed)
 static inline void case_fini(coll_case *k)
 {
     for (int r = 0; r < k->n; r++) {
-        if (!case_shares(k, r))
+        if (!case_shares(k))
             free(k->in[r]);
         free(k->before[r]);
         free(k->want[r]);
@@ -282,13 +257,12 @@ static inline ar_status case_exchange(const coll_case *k, ar_comm *c, ar_queue *
     return ar_comm_exchange(c, q, ops, n, k->dtype, tag);
 }
 
-/* Rank r's call. A buffer that is not looked at is missing on odd ranks, and guarded on the others. */
+/* Rank r's call. */
 static inline ar_status case_call(const coll_case *k, ar_comm *c, ar_queue *q, const char *tag)
 {
     const int r = ar_comm_rank(c);
-    const bool missing = r != k->root && r % 2 != 0;
-    const ar_buf out = {k->out[r]}, root_out = {missing ? NULL : k->out[r]};
-    const ar_cbuf in = {k->in[r]}, root_in = {missing ? NULL : k->in[r]};
+    const ar_buf out = {k->out[r]};
+    const ar_cbuf in = {k->in[r]};
     size_t column[PLAIN_RANKS];
     switch (k->kind) {
     case ALL_REDUCE:
@@ -303,12 +277,6 @@ static inline ar_status case_call(const coll_case *k, ar_comm *c, ar_queue *q, c
         return ar_comm_all_to_all(c, q, out, in, k->sends[r], column, k->dtype, tag);
     case BROADCAST:
         return ar_comm_broadcast(c, q, out, k->count, k->dtype, k->root, tag);
-    case REDUCE:
-        return ar_comm_reduce(c, q, root_out, in, k->count, k->dtype, k->op, k->root, tag);
-    case GATHER:
-        return ar_comm_gather(c, q, root_out, in, k->counts, k->dtype, k->root, tag);
-    case SCATTER:
-        return ar_comm_scatter(c, q, out, root_in, k->counts, k->dtype, k->root, tag);
     case SEND_RECV:
         return case_send_recv(k, c, q, tag);
     case EXCHANGE:
@@ -332,7 +300,7 @@ static inline ptrdiff_t first_difference(const void *a, const void *b, size_t by
 /* Where a sum or product is NaN, any NaN will do: takes the bits that rank r has there into `image` of its output. */
 static inline void case_accept_nan(const coll_case *k, int r, unsigned char *image)
 {
-    const bool reduces = k->kind == ALL_REDUCE || k->kind == REDUCE_SCATTER || k->kind == REDUCE;
+    const bool reduces = k->kind == ALL_REDUCE || k->kind == REDUCE_SCATTER;
     if (!reduces || !plain_is_float(k->dtype) || k->op == AR_MAX || k->op == AR_MIN)
         return;
     const size_t e = plain_size(k->dtype);
@@ -348,13 +316,13 @@ static inline ptrdiff_t case_wrong_byte(const coll_case *k, int r, const char **
     unsigned char *image = malloc(k->store_bytes[r]);
     const size_t out = (size_t)(k->out[r] - k->store[r]);
     memset(image, GUARD_BYTE, k->store_bytes[r]);
-    if (case_shares(k, r))
+    if (case_shares(k))
         memcpy(image + (k->in[r] - k->store[r]), k->before[r], k->in_bytes[r]);
     memcpy(image + out, k->want[r], k->out_bytes[r]);
     case_accept_nan(k, r, image + out);
     ptrdiff_t at = first_difference(k->store[r], image, k->store_bytes[r]);
     free(image);
-    if (at < 0 && !case_shares(k, r)) {
+    if (at < 0 && !case_shares(k)) {
         *what = "input";
         return first_difference(k->in[r], k->before[r], k->in_bytes[r]);
     }

@@ -146,33 +146,21 @@ static inline double plain_extreme(double x, double y, bool larger)
     return (x > y) == larger ? x : y;
 }
 
-/* acc = acc op value. Sums, products and quotients of fp32 numbers rounded to double and then to fp32 are rounded as if
- * once: 53 >= 2 * 24 + 2 bits (Figueroa 1995). */
+/* acc = acc op value. Sums of fp32 numbers rounded to double and then to fp32 are rounded as if once: 53 >= 2 * 24 + 2
+ * bits (Figueroa 1995). */
 static inline void plain_combine(void *acc, const void *value, ar_dtype t, ar_op op)
 {
     if (plain_is_float(t)) {
         const double x = plain_load_float(acc, t), y = plain_load_float(value, t);
-        const bool adds = op == AR_SUM || op == AR_AVG;
-        plain_store_float(acc, t, adds ? x + y : op == AR_PROD ? x * y : plain_extreme(x, y, op == AR_MAX));
+        plain_store_float(acc, t, op == AR_SUM ? x + y : plain_extreme(x, y, op == AR_MAX));
         return;
     }
     const int64_t x = plain_load_integer(acc, t), y = plain_load_integer(value, t);
     const uint64_t u = (uint64_t)x, v = (uint64_t)y;
-    if (op == AR_SUM || op == AR_AVG)
+    if (op == AR_SUM)
         plain_store_integer(acc, t, u + v);
-    else if (op == AR_PROD)
-        plain_store_integer(acc, t, u * v);
     else
         plain_store_integer(acc, t, (x > y) == (op == AR_MAX) ? u : v);
-}
-
-/* sum = sum / n. */
-static inline void plain_divide(void *sum, ar_dtype t, int n)
-{
-    if (plain_is_float(t))
-        plain_store_float(sum, t, plain_load_float(sum, t) / n);
-    else
-        plain_store_integer(sum, t, (uint64_t)(plain_load_integer(sum, t) / n));
 }
 
 /* Zeros, infinities and NaN of both signs, the smallest and the largest numbers. */

@@ -40,13 +40,13 @@ static int dtype_index(ar_dtype t)
 
 static void count_case(histogram *h, const world *w, const partition *p, const coll_case *k)
 {
-    const bool reduces = k->kind == ALL_REDUCE || k->kind == REDUCE_SCATTER || k->kind == REDUCE;
+    const bool reduces = k->kind == ALL_REDUCE || k->kind == REDUCE_SCATTER;
     h->kinds[k->kind][dtype_index(k->dtype)]++;
     h->ops[k->op] += reduces;
     h->sizes[k->n]++;
     h->algorithms[w->options.algorithm]++;
     h->queues[p->queue]++;
-    h->in_place += case_shares(k, k->root);
+    h->in_place += case_shares(k);
     h->special += k->special;
     h->verified += w->options.verify_transfers;
     h->explored += w->options.explore;

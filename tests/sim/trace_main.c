@@ -75,7 +75,6 @@ static ar_status every_kind(rank_state *s)
     AR_TRY(counted(s, ar_comm_all_gather(s->world, s->main, out, in, counts, AR_F32, "gathered")));
     ar_trace_work(1e6 * (double)(s->r + 1));
     AR_TRY(counted(s, ar_comm_broadcast(s->world, s->main, out, 5000, AR_F32, s->n - 1, "weights")));
-    AR_TRY(counted(s, ar_comm_reduce(s->world, s->main, out, in, 300, AR_F32, AR_SUM, 0, "to one")));
     for (int i = 0; i < s->n; i++)
         counts[i] = 10;
     AR_TRY(counted(s, ar_comm_all_to_all(s->world, s->main, out, in, counts, counts, AR_F32, "tokens")));

@@ -147,7 +147,6 @@ static void expect_refused(toy t, ar_status st, const char *part)
 
 Test(ddp_buckets, options_that_do_not_exist_are_refused)
 {
-    expect_refused((toy){.n = 1, .size = {3}, .ddp = {.op = AR_MAX}}, AR_ERR_ARG, "summed or averaged");
     expect_refused((toy){.n = 1, .size = {3}, .ddp = {.mode = (ar_bucket_mode)7}}, AR_ERR_ARG, "bucket mode 7");
     expect_refused((toy){.n = 1, .size = {3}, .ddp = {.order = (ar_bucket_order)7}}, AR_ERR_ARG, "bucket order 7");
     expect_refused((toy){.n = 1, .size = {3}, .ddp = {.zero = 4}}, AR_ERR_ARG, "ZeRO stage 4");

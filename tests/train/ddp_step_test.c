@@ -102,7 +102,7 @@ Test(ddp_step, gives_the_sum_and_the_mean_in_both_numerics_and_storages)
     for (int native = 0; native < 2; native++) {
         toy t = {.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT, .ddp = {.bucket_bytes = 16}};
         expect_integers(t, 10.0f);
-        t.ddp.op = AR_AVG;
+        t.ddp.mean = true;
         expect_integers(t, 2.5f);
         t.ddp.mode = AR_BUCKETS_EAGER;
         expect_integers(t, 2.5f);

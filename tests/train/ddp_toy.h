@@ -117,7 +117,7 @@ static inline ar_status toy_step(ar_ctx *ctx, const toy *t, ar_param **params, a
     }
     if (t->twice)
         AR_TRY(toy_pass(ctx, t, params, micro - 1, step));
-    return t->by_hand ? ar_ddp_reduce_gradients(d, t->ddp.op) : ar_ddp_wait(d);
+    return t->by_hand ? ar_ddp_reduce_gradients(d, t->ddp.mean) : ar_ddp_wait(d);
 }
 
 static inline void toy_describe(toy_result *out, const ar_ddp *d)

@@ -40,7 +40,7 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
     put_extents(&l, call, n);
     if (k->combines)
         ari_say(&l, ", %s", ari_op_name(call->op));
-    if (ari_has_root(call->kind))
+    if (ari_kind_of(call->kind)->from_root)
         ari_say(&l, ", root %d", call->root);
     if (k->has_peer)
         ari_say(&l, ", peer %d", call->peer);

@@ -10,20 +10,8 @@ static const ari_kind_row kinds[ARI_KIND_COUNT + 1] = {
         {.name = "reduce_scatter", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_OWN_PART, .combines = true, .ring = true},
     [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .ring = true},
     [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_RECV_PARTS},
-    [ARI_BROADCAST] = {.name = "broadcast",
-                       .in = ARI_EXTENT_COUNT,
-                       .out = ARI_EXTENT_COUNT,
-                       .from_root = true,
-                       .one_buffer = true,
-                       .ring = true},
-    [ARI_REDUCE] = {.name = "reduce",
-                    .in = ARI_EXTENT_COUNT,
-                    .out = ARI_EXTENT_COUNT,
-                    .to_root = true,
-                    .combines = true,
-                    .ring = true},
-    [ARI_GATHER] = {.name = "gather", .in = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .to_root = true},
-    [ARI_SCATTER] = {.name = "scatter", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_OWN_PART, .from_root = true},
+    [ARI_BROADCAST] =
+        {.name = "broadcast", .in = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .from_root = true, .ring = true},
     [ARI_SEND] = {.name = "send", .in = ARI_EXTENT_COUNT, .has_peer = true},
     [ARI_RECV] = {.name = "recv", .out = ARI_EXTENT_COUNT, .has_peer = true},
     [ARI_EXCHANGE] = {.name = "exchange"},
@@ -44,8 +32,7 @@ const char *ari_kind_name(ari_kind kind)
 
 const char *ari_op_name(ar_op op)
 {
-    static const char *const names[] = {
-        [AR_SUM] = "sum", [AR_MAX] = "max", [AR_MIN] = "min", [AR_PROD] = "prod", [AR_AVG] = "avg"};
+    static const char *const names[] = {[AR_SUM] = "sum", [AR_MAX] = "max", [AR_MIN] = "min"};
     return (unsigned)op < sizeof names / sizeof *names ? names[op] : "?";
 }
 
@@ -63,7 +50,7 @@ static ar_status check_dtype(const ari_call *call)
 static ar_status check_op(const ari_call *call)
 {
     const ar_op op = call->op;
-    if (op != AR_SUM && op != AR_MAX && op != AR_MIN && op != AR_PROD && op != AR_AVG)
+    if (op != AR_SUM && op != AR_MAX && op != AR_MIN)
         return ar_error_set(AR_ERR_ARG, "%s '%s': unknown operation %d", ari_kind_name(call->kind), call->tag, (int)op);
     return AR_OK;
 }
@@ -136,18 +123,14 @@ static ar_status measure_extents(size_t bytes[ARI_EXTENTS], const ari_call *call
 static ar_status check_bufs(const ari_call *call, int rank, int size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    const bool has_in = !k->from_root || call->root == rank, has_out = !k->to_root || call->root == rank;
+    const bool has_in = !k->from_root || call->root == rank;
     const void *in = call->in.ptr, *out = call->out.ptr;
     size_t bytes[ARI_EXTENTS] = {0};
     AR_TRY(measure_extents(bytes, call, rank, size));
-    if (has_out && !k->to_root)
-        AR_TRY(check_buf(call, out, bytes[k->out], k->one_buffer ? "only" : "output"));
-    if (has_in)
-        AR_TRY(check_buf(call, in, bytes[k->in], "input"));
-    if (has_out && k->to_root)
-        AR_TRY(check_buf(call, out, bytes[k->out], "output"));
-    if (!has_in || !has_out)
+    AR_TRY(check_buf(call, out, bytes[k->out], k->from_root ? "only" : "output"));
+    if (!has_in)
         return AR_OK;
+    AR_TRY(check_buf(call, in, bytes[k->in], "input"));
     const size_t before = bytes[ARI_EXTENT_PARTS] > 0 ? ari_counts_before(call->counts, rank) : 0;
     const uintptr_t own = before * ar_dtype_bytes(call->dtype);
     const uintptr_t own_in = (uintptr_t)in + (k->in == ARI_EXTENT_PARTS ? own : 0);
@@ -194,7 +177,7 @@ ar_status ari_call_check(const ari_call *call, int rank, int size)
     AR_TRY(check_dtype(call));
     if (k->combines)
         AR_TRY(check_op(call));
-    if (ari_has_root(call->kind))
+    if (k->from_root)
         AR_TRY(check_rank(call, "root", call->root, size));
     if (k->has_peer)
         AR_TRY(check_peer(call, rank, size));

@@ -13,9 +13,6 @@ typedef enum ari_kind {
     ARI_ALL_GATHER,
     ARI_ALL_TO_ALL,
     ARI_BROADCAST,
-    ARI_REDUCE,
-    ARI_GATHER,
-    ARI_SCATTER,
     ARI_SEND,
     ARI_RECV,
     ARI_EXCHANGE,
@@ -37,19 +34,12 @@ typedef enum ari_buffer_extent {
 typedef struct ari_kind_row {
     const char *name; /* in reports */
     ari_buffer_extent in, out;
-    bool from_root;  /* the input is the root's alone */
-    bool to_root;    /* the output is the root's alone */
-    bool combines;   /* with an operation */
-    bool one_buffer; /* which is the input and the output */
+    bool from_root; /* the input is the root's alone, in the one buffer, which is every rank's output */
+    bool combines;  /* with an operation */
     bool has_peer;
     bool ring; /* a ring moves it: not what each pair has of its own, which would only move more often */
 } ari_kind_row;
 const ari_kind_row *ari_kind_of(ari_kind kind); /* of an unknown value: named "?", with nothing in it */
-static inline bool ari_has_root(ari_kind kind)
-{
-    const ari_kind_row *k = ari_kind_of(kind);
-    return k->from_root || k->to_root;
-}
 
 const char *ari_kind_name(ari_kind kind);
 const char *ari_op_name(ar_op op);
@@ -62,15 +52,15 @@ typedef struct ari_call {
     ari_kind kind;
     ar_dtype dtype;
     ar_op op;
-    int root;                  /* broadcast, reduce, gather, scatter */
+    int root;                  /* broadcast */
     int peer;                  /* send, recv: a rank of the communicator, not of the channel */
     int color, key;            /* split */
     size_t count;              /* elements; the number of p2p operations of an exchange */
-    const size_t *counts;      /* [N]; reduce_scatter, all_gather, gather, scatter; all_to_all: what is sent */
+    const size_t *counts;      /* [N]; reduce_scatter, all_gather; all_to_all: what is sent */
     const size_t *recv_counts; /* [N]; all_to_all */
     const ar_p2p *p2p;         /* [count] */
-    ar_buf out;                /* broadcast: the buffer, in = out; reduce, gather: the root's alone; send: none */
-    ar_cbuf in;                /* scatter: the root's alone; recv: none */
+    ar_buf out;                /* broadcast: the buffer, in = out; send: none */
+    ar_cbuf in;                /* recv: none */
     const char *tag;           /* never NULL where the call runs */
     ar_queue *on; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
                      device, the buffers belong to. Filled when the call runs */

@@ -149,30 +149,6 @@ ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, a
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op, int root,
-                         const char *tag)
-{
-    const ari_call call = {
-        .kind = ARI_REDUCE, .dtype = t, .op = op, .root = root, .count = count, .out = out, .in = in, .tag = tag};
-    return enqueue_call(c, q, &call);
-}
-
-ar_status ar_comm_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
-                         const char *tag)
-{
-    const ari_call call = {
-        .kind = ARI_GATHER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue_call(c, q, &call);
-}
-
-ar_status ar_comm_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t, int root,
-                          const char *tag)
-{
-    const ari_call call = {
-        .kind = ARI_SCATTER, .dtype = t, .root = root, .counts = counts, .out = out, .in = in, .tag = tag};
-    return enqueue_call(c, q, &call);
-}
-
 ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
 {
     const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .in = in, .tag = tag};

@@ -27,8 +27,7 @@ static size_t part_count(const ari_call *call, int rank, int peer, bool sends)
     const ari_kind_row *k = ari_kind_of(call->kind);
     const ari_buffer_extent extent = extent_of(call, sends);
     const size_t *cut = cut_of(call, extent);
-    const int from = sends ? rank : peer, to = sends ? peer : rank;
-    if (extent == ARI_EXTENT_NOTHING || (k->from_root && from != call->root) || (k->to_root && to != call->root))
+    if (extent == ARI_EXTENT_NOTHING || (k->from_root && (sends ? rank : peer) != call->root))
         return 0;
     return cut ? cut[peer] : extent == ARI_EXTENT_OWN_PART ? call->counts[rank] : call->count;
 }
@@ -134,8 +133,7 @@ size_t ari_input_count(const ari_call *call, int rank, int n)
 
 size_t ari_output_count(const ari_call *call, int rank, int n)
 {
-    const ari_kind_row *k = ari_kind_of(call->kind);
-    return k->to_root && call->root != rank ? 0 : count_of(call, k->out, rank, n);
+    return count_of(call, ari_kind_of(call->kind)->out, rank, n);
 }
 
 size_t ari_two_parts(const ari_call *call, int n)

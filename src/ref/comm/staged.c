@@ -23,7 +23,7 @@ typedef struct staged {
 static void find_buffers(staged *s, const ar_comm *c, const ari_call *call)
 {
     size_t in = ari_input_count(call, c->rank, c->size), out = ari_output_count(call, c->rank, c->size);
-    if (ari_kind_of(call->kind)->one_buffer && in > 0) /* the root's, which is read */
+    if (ari_kind_of(call->kind)->from_root && in > 0) /* the root's, which is read */
         out = 0;
     s->pair[0] = (ar_p2p){.send = true, .buf = {(void *)(uintptr_t)call->in.ptr}, .count = in};
     s->pair[1] = (ar_p2p){.send = false, .buf = call->out, .count = out};
@@ -69,7 +69,7 @@ static void put_buffers(staged *s)
         s->call.p2p = s->on;
         return;
     }
-    const bool one = ari_kind_of(s->call.kind)->one_buffer;
+    const bool one = ari_kind_of(s->call.kind)->from_root;
     const ar_buf in = s->on[0].buf, out = s->on[1].buf;
     s->call.in = ar_const(one && !in.ptr ? out : in);
     s->call.out = one && !out.ptr ? in : out;

@@ -24,22 +24,14 @@
     }
 
 /* A type's kernels. */
-#define KERNELS(name, type)                                                                      \
-    KERNEL(sum, name, type)                                                                      \
-    KERNEL(prod, name, type)                                                                     \
-    KERNEL(max, name, type)                                                                      \
-    KERNEL(min, name, type)                                                                      \
-    ARI_SIMD static void name##_mean(void *out, size_t n, int ranks)                             \
-    {                                                                                            \
-        type *o = out;                                                                           \
-        _Pragma("GCC ivdep") for (size_t i = 0; i < n; i++) o[i] = ari_mean_##name(o[i], ranks); \
-    }                                                                                            \
-    static const ari_reduce name##_kernels[] = {                                                 \
-        [AR_SUM] = {name##_sum_two, name##_sum_four, NULL},                                      \
-        [AR_PROD] = {name##_prod_two, name##_prod_four, NULL},                                   \
-        [AR_MAX] = {name##_max_two, name##_max_four, NULL},                                      \
-        [AR_MIN] = {name##_min_two, name##_min_four, NULL},                                      \
-        [AR_AVG] = {name##_sum_two, name##_sum_four, name##_mean},                               \
+#define KERNELS(name, type)                           \
+    KERNEL(sum, name, type)                           \
+    KERNEL(max, name, type)                           \
+    KERNEL(min, name, type)                           \
+    static const ari_reduce name##_kernels[] = {      \
+        [AR_SUM] = {name##_sum_two, name##_sum_four}, \
+        [AR_MAX] = {name##_max_two, name##_max_four}, \
+        [AR_MIN] = {name##_min_two, name##_min_four}, \
     };
 
 KERNELS(f32, float)

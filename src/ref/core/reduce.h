@@ -13,17 +13,14 @@
 typedef struct ari_reduce {
     void (*two)(void *out, const void *a, const void *b, size_t n);
     void (*four)(void *out, const void *a, const void *b, const void *c, const void *d, size_t n);
-    /* Applied once, in place, to what the last addition gave: the division of an average by the number of ranks.
-     * NULL: nothing is left to do. */
-    void (*finish)(void *out, size_t n, int ranks);
 } ari_reduce;
 
 /** The kernels for a type and operation that the public boundary accepts. */
 ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op);
 
-/* The operations of reductions on one pair of elements, for every kernel: ari_sum_f32(x, y), ari_prod_, ari_max_,
- * ari_min_, and ari_mean_f32(sum, n), the division at an average's end; f64, bf16, f16, i64, i32, u8 likewise. What
- * they do: anyrank/comm.h. Without branches, so that loops over them vectorise. */
+/* The operations of reductions on one pair of elements, for every kernel: ari_sum_f32(x, y), ari_max_, ari_min_; f64,
+ * bf16, f16, i64, i32, u8 likewise. What they do: anyrank/comm.h. Without branches, so that loops over them
+ * vectorise. */
 
 /* NOLINTBEGIN(bugprone-macro-parentheses): types and names cannot be put in parentheses. */
 
@@ -62,18 +59,10 @@ ARI_EXTREMES(f16, uint16_t, uint16_t, int16_t, ari_half_bits, ari_half_bits, 0x8
 
 /* --- the rest, by kind of type ------------------------------------------------------------------------------------ */
 
-#define ARI_FLOAT_REDUCTIONS(name, type)         \
-    ARI_FN type ari_sum_##name(type x, type y)   \
-    {                                            \
-        return x + y;                            \
-    }                                            \
-    ARI_FN type ari_prod_##name(type x, type y)  \
-    {                                            \
-        return x * y;                            \
-    }                                            \
-    ARI_FN type ari_mean_##name(type sum, int n) \
-    {                                            \
-        return sum / (type)n;                    \
+#define ARI_FLOAT_REDUCTIONS(name, type)       \
+    ARI_FN type ari_sum_##name(type x, type y) \
+    {                                          \
+        return x + y;                          \
     }
 ARI_FLOAT_REDUCTIONS(f32, float)
 ARI_FLOAT_REDUCTIONS(f64, double)
@@ -83,27 +72,15 @@ ARI_FLOAT_REDUCTIONS(f64, double)
     ARI_FN uint16_t ari_sum_##name(uint16_t x, uint16_t y)                       \
     {                                                                            \
         return ari_##name##_of_f32(ari_f32_of_##name(x) + ari_f32_of_##name(y)); \
-    }                                                                            \
-    ARI_FN uint16_t ari_prod_##name(uint16_t x, uint16_t y)                      \
-    {                                                                            \
-        return ari_##name##_of_f32(ari_f32_of_##name(x) * ari_f32_of_##name(y)); \
-    }                                                                            \
-    ARI_FN uint16_t ari_mean_##name(uint16_t sum, int n)                         \
-    {                                                                            \
-        return ari_##name##_of_f32(ari_f32_of_##name(sum) / (float)n);           \
     }
 ARI_HALF_REDUCTIONS(bf16)
 ARI_HALF_REDUCTIONS(f16)
 
-/* Integers wrap: they are added and multiplied as the unsigned type `modulo`. */
+/* Integers wrap: they are added as the unsigned type `modulo`. */
 #define ARI_INTEGER_REDUCTIONS(name, type, modulo)    \
     ARI_FN type ari_sum_##name(type x, type y)        \
     {                                                 \
         return (type)(modulo)((modulo)x + (modulo)y); \
-    }                                                 \
-    ARI_FN type ari_prod_##name(type x, type y)       \
-    {                                                 \
-        return (type)(modulo)((modulo)x * (modulo)y); \
     }                                                 \
     ARI_FN type ari_max_##name(type x, type y)        \
     {                                                 \
@@ -112,10 +89,6 @@ ARI_HALF_REDUCTIONS(f16)
     ARI_FN type ari_min_##name(type x, type y)        \
     {                                                 \
         return x < y ? x : y;                         \
-    }                                                 \
-    ARI_FN type ari_mean_##name(type sum, int n)      \
-    {                                                 \
-        return (type)(sum / n);                       \
     }
 ARI_INTEGER_REDUCTIONS(i64, int64_t, uint64_t)
 ARI_INTEGER_REDUCTIONS(i32, int32_t, uint32_t)

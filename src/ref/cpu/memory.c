@@ -240,8 +240,6 @@ ar_status ari_cpu_combine(ar_device *d, ARI_AT_ONCE, ar_buf out, const ar_cbuf *
         memcpy(sum, (const char *)in[0].ptr + from * element, size * element);
         for (int i = 1; i < n; i++)
             kernel.two(sum, sum, (const char *)in[i].ptr + from * element, size);
-        if (kernel.finish)
-            kernel.finish(sum, size, n);
         memcpy((char *)out.ptr + from * element, sum, size * element);
     }
     return AR_OK;

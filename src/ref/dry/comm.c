@@ -10,8 +10,6 @@
 static size_t combined_count(const ar_comm *c, const ari_call *call)
 {
     size_t start, count = call->count;
-    if (call->kind == ARI_REDUCE)
-        return c->rank == call->root ? count : 0;
     if (call->kind == ARI_REDUCE_SCATTER)
         return call->counts[c->rank];
     ar_comm_slice(call->count, c->size, c->rank, &start, &count);

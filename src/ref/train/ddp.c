@@ -147,8 +147,6 @@ static ar_status check_options(const ar_ddp_options *o)
         return ar_error_set(AR_ERR_ARG, "bucket mode %d, expected overlap or eager", (int)o->mode);
     if (o->order != AR_BUCKETS_REVERSE && o->order != AR_BUCKETS_BY_SIZE)
         return ar_error_set(AR_ERR_ARG, "bucket order %d, expected reverse or by size", (int)o->order);
-    if (o->op != AR_SUM && o->op != AR_AVG)
-        return ar_error_set(AR_ERR_ARG, "gradients are summed or averaged, not %d", (int)o->op);
     if (o->zero < 0 || o->zero > 3)
         return ar_error_set(AR_ERR_ARG, "ZeRO stage %d, expected 0 to 3", o->zero);
     if (o->units > INT_MAX - 1 || (o->units > 0 && !o->unit))
@@ -377,7 +375,7 @@ static ar_status check_all_used(const ar_ddp *d)
     return ari_ddp_has_peers(d) ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
-static ar_status finish_reduction(ar_ddp *d, ar_op op)
+static ar_status finish_reduction(ar_ddp *d, bool mean)
 {
     if (d->waited)
         return AR_OK;
@@ -388,7 +386,7 @@ static ar_status finish_reduction(ar_ddp *d, ar_op op)
         AR_TRY(ari_ddp_agree_used(d));
     if (d->communication)
         AR_TRY(ar_queue_sync(d->communication->queue, 0));
-    ari_ddp_complete(d, op);
+    ari_ddp_complete(d, mean);
     d->waited = true;
     for (size_t i = 0; i < d->count; i++)
         AR_TRY(ari_ddp_hook(d, &d->buckets[i], false));
@@ -398,19 +396,17 @@ static ar_status finish_reduction(ar_ddp *d, ar_op op)
 ar_status ar_ddp_wait(ar_ddp *d)
 {
     ari_span_begin("wait for gradients");
-    return ari_span_end(ari_ddp_fail(d, finish_reduction(d, d->options.op)));
+    return ari_span_end(ari_ddp_fail(d, finish_reduction(d, d->options.mean)));
 }
 
-ar_status ar_ddp_reduce_gradients(ar_ddp *d, ar_op op)
+ar_status ar_ddp_reduce_gradients(ar_ddp *d, bool mean)
 {
-    if (op != AR_SUM && op != AR_AVG)
-        return ar_error_set(AR_ERR_ARG, "%s: gradients are summed or averaged, not %d", d->name, (int)op);
     if (d->next > 0)
         return ar_error_set(AR_ERR_ARG,
                             "%s: %zu of %zu buckets are reduced already: call ar_ddp_set_sync(false) before the "
                             "backward passes, and ar_ddp_start between two reductions",
                             d->name, d->next, d->count);
-    return ari_ddp_fail(d, finish_reduction(d, op));
+    return ari_ddp_fail(d, finish_reduction(d, mean));
 }
 
 /* --- queries ------------------------------------------------------------------------------------------------------ */

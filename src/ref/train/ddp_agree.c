@@ -63,7 +63,7 @@ static void describe_options(char text[TEXT], const ar_ddp_options *o)
 {
     snprintf(text, TEXT, "buckets of %zu bytes, %s, %s, %s%s, ZeRO stage %d", o->bucket_bytes,
              o->mode == AR_BUCKETS_EAGER ? "eager" : "overlapped",
-             o->order == AR_BUCKETS_BY_SIZE ? "by size" : "in reverse order", o->op == AR_AVG ? "mean" : "sum",
+             o->order == AR_BUCKETS_BY_SIZE ? "by size" : "in reverse order", o->mean ? "mean" : "sum",
              o->find_unused ? ", unused parameters are looked for" : "", o->zero);
 }
 
@@ -220,10 +220,10 @@ static bool has_gradient(const ar_ddp *d, size_t i)
     return d->used[i] || d->bucketed[i]->has_grad || ar_faulty(d->ctx, AR_FAULT_unused_set_empty);
 }
 
-void ari_ddp_complete(ar_ddp *d, ar_op op)
+void ari_ddp_complete(ar_ddp *d, bool mean)
 {
     const ar_ctx *ctx = d->ctx;
-    const bool mean = op == AR_AVG || ar_faulty(ctx, AR_FAULT_dp_averaged_again);
+    mean = mean || ar_faulty(ctx, AR_FAULT_dp_averaged_again);
     const int ranks = ar_comm_size(ar_faulty(ctx, AR_FAULT_mean_divides_by_world) ? ctx->world : ctx->dp);
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];

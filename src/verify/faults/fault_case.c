@@ -264,7 +264,7 @@ static const ari_fault_case cases[] = {
      .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE, NEEDS_WHOLE_GRADIENTS}},
     {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2),
      .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_NO_PP, NEEDS_WHOLE_GRADIENTS}},
-    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .op = AR_AVG},
+    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .mean = true},
      .needs = {NEEDS_MODULE}},
     {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
     {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1},
@@ -452,7 +452,7 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
     ar_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
     return same_base(a, b) && a->order == b->order && a->run.optimizer.shards == b->run.optimizer.shards &&
            strcmp(layout[0], layout[1]) == 0 && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
-           d->find_unused == e->find_unused && d->op == e->op;
+           d->find_unused == e->find_unused && d->mean == e->mean;
 }
 
 ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)

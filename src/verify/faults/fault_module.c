@@ -53,7 +53,7 @@ static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss
     pair *p = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a module"));
     *module = &p->base;
-    p->mean = s->of->run.ddp.op == AR_AVG;
+    p->mean = s->of->run.ddp.mean;
     AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNKNOWN));
     AR_TRY(ar_param_init_whole(&p->weight[0], ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_whole(&p->weight[1], ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));
