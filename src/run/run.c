@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/run.h"
 
+#include <fnmatch.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +10,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "ref/numerics/rope_check.h"
 #include "ref/numerics/scalar.h"
@@ -146,12 +148,41 @@ ar_status ari_run_check_targets(const ar_run *r, const ar_config *c)
                         c->name);
 }
 
+/* A group's glob must match at least one parameter. */
+typedef struct group_match {
+    const char *glob;
+    bool any;
+} group_match;
+
+static ar_status match_group(void *user, const char *name, int ndim, const size_t *shape)
+{
+    group_match *m = user;
+    (void)ndim;
+    (void)shape;
+    m->any = m->any || fnmatch(m->glob, name, 0) == 0;
+    return AR_OK;
+}
+
+/* A misspelt group would train on as if it were not there. */
+static ar_status check_groups(const ar_optimizer_options *o, const ar_config *c)
+{
+    for (size_t i = 0; i < o->groups; i++) {
+        group_match m = {.glob = o->group[i].glob};
+        AR_TRY(ari_param_list(c, match_group, &m));
+        if (!m.any)
+            return ar_error_set(AR_ERR_ARG, "parameter group '%s' matches no parameter of %s", ARI_SHOW(m.glob),
+                                c->name);
+    }
+    return AR_OK;
+}
+
 ar_status ar_run_check(const ar_run *r, const ar_config *c)
 {
     if (r->batch == 0 || r->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
     AR_TRY(ari_run_check_training(r, c->name));
     AR_TRY(ari_run_check_loss(r, c));
+    AR_TRY(check_groups(&r->optimizer, c));
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
     return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);

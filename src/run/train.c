@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <fnmatch.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -67,34 +66,6 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
     return AR_OK;
 }
 
-/* A group's glob must match at least one parameter. */
-typedef struct group_match {
-    const char *glob;
-    bool any;
-} group_match;
-
-static ar_status match_group(void *user, const char *name, int ndim, const size_t *shape)
-{
-    group_match *m = user;
-    (void)ndim;
-    (void)shape;
-    m->any = m->any || fnmatch(m->glob, name, 0) == 0;
-    return AR_OK;
-}
-
-/* A misspelt group would train on as if it were not there. */
-static ar_status check_groups(const ar_optimizer_options *o, const ar_config *c)
-{
-    for (size_t i = 0; i < o->groups; i++) {
-        group_match m = {.glob = o->group[i].glob};
-        AR_TRY(ari_param_list(c, match_group, &m));
-        if (!m.any)
-            return ar_error_set(AR_ERR_ARG, "parameter group '%s' matches no parameter of %s", ARI_SHOW(m.glob),
-                                c->name);
-    }
-    return AR_OK;
-}
-
 static ar_status read_model(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
 {
     if (!o->run.model && !o->resume)
@@ -104,7 +75,6 @@ static ar_status read_model(ar_training_report *r, ari_weights **weights, const 
                             ar_checkpoint_path(o->resume), ar_checkpoint_state_of(o->resume)->model);
     AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
-    AR_TRY(check_groups(&o->run.optimizer, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     if (!o->resume)
         AR_TRY(ari_weights_load(weights, &r->config, r->folder));

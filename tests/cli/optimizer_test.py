@@ -41,16 +41,20 @@ class OptimizerTest(Case):
 
     def test_a_group_that_makes_no_sense_is_refused(self):
         for text in ("x", ":lr=1", "a:", "a:lr", "a:lr=", "a:lr=1,", "a:lr=-1", "a:decay=nan", "a:lr=1;decay=2",
-                     "a:rate=1", "a:lr=1x"):
+                     "a:rate=1", "a:lr=1x", "a:lr=1,lr=1", "a:decay=0,lr=1,decay=0"):
             with self.subTest(group=text):
                 self.refused("--group", text, says=f"--group: got '{text}', expected GLOB:lr=X,decay=Y")
         self.refused("--group", "x" * 64 + ":lr=1", says="has 64 bytes, expected at most 63")
         self.refused(*["--group", "a:lr=1"] * 9, says="--group: given more than 8 times")
         self.refused("--group", "", says="--group: got ''")
 
+    def test_a_group_of_nothing_is_refused(self):
+        self.refused("--group", "*:lr=1", "--group", "*.bais:decay=0",
+                     says="parameter group '*.bais' matches no parameter of llama-gqa-tiny")
+
     def test_a_colon_in_a_glob_is_part_of_it(self):
-        (group,) = self.checked("--steps", "1", "--group", "a:b:decay=1,lr=0")["optimizer"]["groups"]
-        self.assertEqual(group, {"glob": "a:b", "lr_scale": 0.0, "weight_decay": 1.0})
+        (group,) = self.checked("--steps", "1", "--group", "[!:]*:decay=1,lr=0")["optimizer"]["groups"]
+        self.assertEqual(group, {"glob": "[!:]*", "lr_scale": 0.0, "weight_decay": 1.0})
 
     def test_a_schedule_that_makes_no_sense_is_refused(self):
         self.refused("--lr-schedule", "cosine", "--warmup", "4", "--steps", "3",

@@ -342,7 +342,7 @@ static void draw_ddp(layout_draw *d, uint64_t *s)
 /* Learning rates and decays that change from step to step and from parameter to parameter. */
 static void draw_rates(layout_draw *d, uint64_t *s)
 {
-    static const char *const globs[] = {"*", "*.bias", "*norm*", "*.0.*", "*weight"};
+    static const char *const globs[] = {"*", "*att*", "*.0.*", "*weight"};
     ar_optimizer_options *o = &d->optimizer;
     const uint64_t steps = d->steps > 0 ? (uint64_t)d->steps : 1;
     o->schedule = coin(s) ? AR_SCHEDULE_COSINE : AR_SCHEDULE_CONSTANT;

@@ -41,9 +41,9 @@ static void refine(ar_optimizer_options *o)
     o->min_lr = 0.001;
     o->decay = AR_DECAY_MATRICES;
     o->groups = 3;
-    o->group[0] = (ar_param_group){.glob = "*norm*", .lr_scale = 0.3, .weight_decay = (double)NAN};
+    o->group[0] = (ar_param_group){.glob = "*.weight", .lr_scale = 0.3, .weight_decay = (double)NAN};
     o->group[1] = (ar_param_group){.glob = "*.0.*", .lr_scale = 1.7, .weight_decay = 0.11};
-    o->group[2] = (ar_param_group){.glob = "*.bias", .lr_scale = 2.0, .weight_decay = 0.7};
+    o->group[2] = (ar_param_group){.glob = "*attn*", .lr_scale = 2.0, .weight_decay = 0.7};
 }
 
 static void hash_of(char hash[65], ar_check_options *o)

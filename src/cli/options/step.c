@@ -139,8 +139,9 @@ static void parse_item(ar_param_group *group, const char *item, const char **end
     const double value = strtod(number, &behind);
     if (behind == number || !(value >= 0.0 && isfinite(value)))
         return;
-    *(is_lr ? &group->lr_scale : &group->weight_decay) = value;
-    *end = behind;
+    double *const to = is_lr ? &group->lr_scale : &group->weight_decay;
+    *end = isnan(*to) ? behind : NULL; /* else it is there twice */
+    *to = value;
 }
 
 /* "*.bias:decay=0" or "model.embed*:lr=0.1,decay=0.01" */
@@ -148,7 +149,7 @@ static ar_status parse_group(ar_param_group *group, const char *text)
 {
     const char *at = strrchr(text, ':');
     const size_t length = at ? (size_t)(at - text) : 0;
-    *group = (ar_param_group){.lr_scale = 1.0, .weight_decay = (double)NAN};
+    *group = (ar_param_group){.lr_scale = (double)NAN, .weight_decay = (double)NAN};
     if (length >= sizeof group->glob)
         return ar_error_set(AR_ERR_ARG, "--group: the glob of '%s' has %zu bytes, expected at most %zu", ARI_SHOW(text),
                             length, sizeof group->glob - 1);
@@ -160,6 +161,7 @@ static ar_status parse_group(ar_param_group *group, const char *text)
                             "--group: got '%s', expected GLOB:lr=X,decay=Y, one of the two or both, each a number from "
                             "0 on, as in '*.bias:decay=0'",
                             ARI_SHOW(text));
+    group->lr_scale = isnan(group->lr_scale) ? 1.0 : group->lr_scale;
     return AR_OK;
 }
 
