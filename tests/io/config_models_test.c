@@ -254,6 +254,7 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
         {MODEL("minimax_m2"), "'output_router_logits':true", "'output_router_logits'"},
         {MODEL("dots1"), "'num_experts_per_tok':2,'n_shared_experts':1", "'n_routed_experts'"},
         {MODEL("glm4_moe"), "'mlp_layer_types':['dense','moe']", "'mlp_layer_types'"},
+        {MODEL("glm4_moe_lite"), "'num_key_value_heads':8,'first_k_dense_replace':2", "'mlp_layer_types' beside it"},
         {MODEL("glm4_moe"), "'n_group':3", "expected groups of equal size"},
         {MODEL("glm4_moe"), "'n_group':128,'topk_group':128", "'n_group'"},
         {MODEL("glm4_moe"), "'n_group':32,'topk_group':1", "in those that stay enough"},

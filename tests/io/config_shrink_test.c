@@ -183,6 +183,26 @@ CLAIM(experts_become_narrower)
         "(the shared one 12 of 40), vocabulary 256 of 512; 4 heads (2 KV) as before, fresh weights");
 }
 
+/* The smaller file names the layers without experts one by one if the larger did: they need not be the first. */
+CLAIM(layers_that_a_list_calls_dense_stay_so)
+{
+    OWNED(free) unsigned char *text = malloc(512);
+    ar_config c, again;
+    size_t bytes = (size_t)snprintf((char *)text, 512,
+                                    "{\"model_type\": \"glm4_moe_lite\", \"vocab_size\": 512, \"hidden_size\": 64, "
+                                    "\"intermediate_size\": 96, \"num_hidden_layers\": 6, \"num_attention_heads\": 4, "
+                                    "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"dense\", \"dense\", "
+                                    "\"sparse\", \"sparse\", \"dense\", \"dense\"]}");
+    cr_assert_ok(ar_config_parse(&c, (const char *)text, bytes, "ends"));
+    cr_assert_ok(ar_config_shrink(&c, 2));
+    cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
+    cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
+    cr_expect(again.layers == c.layers && !ar_config_has_experts(&again, 0) &&
+              !ar_config_has_experts(&again, c.layers - 1));
+    for (size_t i = 0; i < c.layers; i++)
+        cr_expect_eq(ar_config_has_experts(&again, i), ar_config_has_experts(&c, i), "layer %zu", i);
+}
+
 CLAIM(sizes_become_a_part_of_what_they_were)
 {
     ar_config c = bundled("llama-3-8b");

@@ -154,12 +154,18 @@ static ar_status read_scores(ar_experts *e, const ari_json_at *at, const ari_exp
 }
 
 /* The first layers have an MLP, or those that mlp_layer_types (transformers 5) calls dense. */
-static ar_status read_first_layers(ar_config *c, const ari_json_at *at, size_t first)
+static ar_status read_first_layers(ar_config *c, const ari_json_at *at, const ari_experts_form *form)
 {
     static const char *const kinds[2] = {"dense", "sparse"};
     const json_t *types = NULL;
+    size_t first = form->dense;
     AR_TRY(ari_json_size_or(at, "first_k_dense_replace", 0, ARI_CONFIG_MAX_DIM, &first));
     AR_TRY(ari_config_layer_kinds(at, "mlp_layer_types", c->layers, kinds, &types));
+    if (form->typed && !types && first != form->dense)
+        return ari_json_wrong(
+            at, "first_k_dense_replace",
+            " is %zu, and transformers does not read it; expected %zu, or 'mlp_layer_types' beside it", first,
+            form->dense);
     for (size_t i = 0; i < c->layers; i++) {
         const bool dense = types ? strcmp(json_string_value(json_array_get(types, i)), kinds[0]) == 0 : i < first;
         AR_TRY(ari_config_set_layer(c->dense, at, i, dense, "experts"));
@@ -191,6 +197,6 @@ ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ar
     if (json_is_null(json_object_get(at->object, "norm_topk_prob")))
         e->normalised = false; /* as Python's None */
     AR_TRY(ari_json_bool_or(at, "norm_topk_prob", &e->normalised));
-    AR_TRY(read_first_layers(c, at, form->dense));
+    AR_TRY(read_first_layers(c, at, form));
     return read_scores(e, at, form);
 }

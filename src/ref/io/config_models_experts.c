@@ -278,8 +278,15 @@ static ar_status read_glm4_moe_lite(ar_config *c, const ari_json_at *at)
     return read_latent(c, at, (ar_latent){.kv_rank = 512, .q_rank = 768, .rope_dim = 64, .value_dim = 256}, 192);
 }
 
-static const ari_experts_form glm4_moe_lite = {
-    .n = 64, .per_token = 4, .ffn = 1536, .shared = 1, .normalised = true, .dense = 1, .scale = 1.8, .scored = true};
+static const ari_experts_form glm4_moe_lite = {.n = 64,
+                                               .per_token = 4,
+                                               .ffn = 1536,
+                                               .shared = 1,
+                                               .normalised = true,
+                                               .dense = 1,
+                                               .typed = true,
+                                               .scale = 1.8,
+                                               .scored = true};
 const ari_llama_form ari_config_glm4_moe_lite = {.arch = AR_ARCH_DEEPSEEK,
                                                  .called = "GLM-4.7-Flash",
                                                  .positions = 202752,

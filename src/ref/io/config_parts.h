@@ -170,6 +170,7 @@ typedef struct ari_experts_form {
     size_t shared;         /* shared_expert_intermediate_size where the file does not say; 0: no shared expert */
     size_t ffn;            /* moe_intermediate_size likewise */
     size_t dense;          /* first_k_dense_replace likewise, of models whose keys are DeepSeek's; */
+    bool typed;            /* transformers reads mlp_layer_types instead of it */
     size_t groups, kept;   /* n_group and topk_group; 0: 1 */
     double scale;          /* and routed_scaling_factor; 0: 1 */
     bool softmax;          /* scores are a softmax, and DeepSeek-V2's */

@@ -212,7 +212,12 @@ static void set_experts(json_t *object, const ar_config *c)
         while (first < c->layers && !ar_config_has_experts(c, first))
             first++;
         json_object_set_new(object, "first_k_dense_replace", json_integer((json_int_t)first));
-        json_object_del(object, "mlp_layer_types");
+        if (json_is_array(json_object_get(object, "mlp_layer_types"))) {
+            json_t *types = json_array();
+            for (size_t i = 0; i < c->layers; i++)
+                json_array_append_new(types, json_string(ar_config_has_experts(c, i) ? "sparse" : "dense"));
+            json_object_set_new(object, "mlp_layer_types", types);
+        }
         return;
     }
     dense = json_array();
