@@ -262,7 +262,7 @@ static const ari_cause rows[] = {
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
      "or targets left out"},
     {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
-     "target logit: the loss is off by {off:.3g} ({percent:.2g}%) and equal on every rank; if the logits are right, "
+     "target logit: the loss is off by {off:.3g} ({percent:.2g}%); if the logits are right, "
      "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
      "or the number of targets is another"},
     {"averaged_again", K(LOSS), ARI_IDENTITY + 1, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(LONE), 0, "",
