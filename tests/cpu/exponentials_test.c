@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials, GELUs and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every number). */
+/* Exponentials, activations and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every number). */
 #include "ref/cpu/row_sum.h"
 #include "tests/cpu/row_support.h"
 
@@ -47,38 +47,89 @@ Test(exponentials, of_bits_from_all_over_are_the_definitions)
     }
 }
 
-static void check_gelus(const float *x, size_t n)
+static void define(ar_activation kind, const ari_act_row *r, size_t n)
 {
-    float *values = new_copy(x, n), *slopes = new_copy(x, n), *in_place = new_copy(x, n), *defined = new_copy(x, n);
-    ari_gelus(values, x, n, false);
-    ari_gelus(in_place, in_place, n, false);
-    for (size_t j = 0; j < n; j++)
-        defined[j] = ari_gelu_erf32(x[j]);
-    assert_bits(values, defined, n, "GELU");
-    assert_bits(in_place, defined, n, "GELU in place");
-    memcpy(in_place, x, n * sizeof *x);
-    ari_gelus(slopes, x, n, true);
-    ari_gelus(in_place, in_place, n, true);
-    for (size_t j = 0; j < n; j++)
-        defined[j] = ari_dgelu_erf32(x[j]);
-    assert_bits(slopes, defined, n, "GELU's slope");
-    assert_bits(in_place, defined, n, "GELU's slope in place");
-    free(values);
-    free(slopes);
-    free(in_place);
-    free(defined);
+    for (size_t j = 0; j < n; j++) {
+        if (!r->dy)
+            r->y[j] = r->up ? ari_gated_act(kind, r->x[j], r->up[j]) : ari_act32(kind, r->x[j]);
+        else if (!r->up)
+            r->y[j] = ari_mul32(r->dy[j], ari_dact32(kind, r->x[j]));
+        else {
+            r->y[j] = ari_gated_dgate(kind, r->dy[j], r->up[j], r->x[j]);
+            r->dup[j] = ari_gated_dup(kind, r->dy[j], r->up[j], r->x[j]);
+        }
+    }
 }
 
-/* One in 1,021 of all numbers, in rows of 1 to 1024. */
-Test(gelus, of_bits_from_all_over_are_the_definitions)
+/* A pass, and the same where it writes what it reads: y over x or dy, dup over up. */
+static void check_pass(const ari_row_way *way, ar_activation kind, const float *x, size_t n, bool backward, bool gated)
 {
-    enum { N = 1024, STEP = 1021 };
+    enum { X, DY, UP, Y, DUP, WANTED, WANTED_DUP, ROWS_ };
+    float *row[ROWS_];
+    for (size_t i = 0; i < ROWS_; i++)
+        row[i] = new_copy(x, n);
+    for (size_t j = 0; j < n; j++) {
+        row[DY][j] = 1.0f - x[n - 1 - j];
+        row[UP][j] = 2.0f * x[j / 2];
+    }
+    ari_act_row r = {.y = row[WANTED],
+                     .dup = backward && gated ? row[WANTED_DUP] : NULL,
+                     .x = row[X],
+                     .up = gated ? row[UP] : NULL,
+                     .dy = backward ? row[DY] : NULL};
+    define(kind, &r, n);
+    r.y = row[Y];
+    r.dup = r.dup ? row[DUP] : NULL;
+    ari_activations(way, &r, n, kind);
+    assert_bits(row[Y], row[WANTED], n, "an activation");
+    if (r.dup)
+        assert_bits(row[DUP], row[WANTED_DUP], n, "what up gets");
+    r.y = row[backward ? DY : X];
+    r.dup = r.dup ? row[UP] : NULL;
+    ari_activations(way, &r, n, kind);
+    assert_bits(r.y, row[WANTED], n, "an activation in place");
+    if (r.dup)
+        assert_bits(r.dup, row[WANTED_DUP], n, "what up gets in place");
+    for (size_t i = 0; i < ROWS_; i++)
+        free(row[i]);
+}
+
+static void check_activation(const ari_row_way *way, ar_activation kind, const float *x, size_t n)
+{
+    for (int pass = 0; pass < 4; pass++)
+        check_pass(way, kind, x, n, pass & 1, pass & 2);
+}
+
+/* One in some thousands of all numbers, in rows of 1 to 1024. */
+static void check_numbers(const ari_row_way *way, ar_activation kind)
+{
+    enum { N = 1024, STEP = 8191 };
     float x[N];
-    for (uint64_t first = 0; first < UINT64_C(1) << 32; first += (uint64_t)N * STEP) {
+    for (uint64_t first = kind; first < UINT64_C(1) << 32; first += (uint64_t)N * STEP) {
         for (uint64_t j = 0; j < N; j++)
             x[j] = ari_float32((uint32_t)(first + j * STEP));
-        check_gelus(x, first / (N * STEP) % 8 == 0 ? first / (N * STEP) % N + 1 : N);
+        check_activation(way, kind, x, first / (N * STEP) % 8 == 0 ? first / (N * STEP) % N + 1 : N);
     }
+}
+
+/* As activations meet them: nearly all around zero. */
+static void check_usual(const ari_row_way *way, ar_activation kind)
+{
+    enum { N = 1000 };
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        float *x = new_values(N, seed % 4 == 0 ? SPECIAL : ORDINARY, seed);
+        check_activation(way, kind, x, N);
+        free(x);
+    }
+}
+
+Test(activations, of_bits_from_all_over_are_the_definitions)
+{
+    for (size_t i = 0; i < ARI_ROW_WAYS; i++)
+        for (ar_activation kind = AR_ACT_GELU_ERF; ari_row_way_at(i) && kind <= AR_ACT_CLAMPED; kind++) {
+            check_numbers(ari_row_way_at(i), kind);
+            check_usual(ari_row_way_at(i), kind);
+        }
 }
 
 static void check_quotients(const float *x, double l, size_t n)

@@ -5,65 +5,86 @@
 
 #include "ref/cpu/row_sum.h"
 
-#define EACH(name, of)                                           \
-    ARI_ROW_KERNEL void name(float *y, const float *x, size_t n) \
-    {                                                            \
-        for (size_t j = 0; j < n; j++)                           \
-            y[j] = of;                                           \
-    }
-EACH(define_exps, ari_softmax_exp(x[j], 0.0f))
-EACH(define_gelus, ari_gelu_erf32(x[j]))
-EACH(define_slopes, ari_dgelu_erf32(x[j]))
+enum { CHUNK = 1024 };
+typedef struct rows {
+    float x[CHUNK], y[CHUNK], dup[CHUNK], ones[CHUNK], up[CHUNK], wanted[CHUNK], wanted_dup[CHUNK];
+} rows;
 
-#define BY_WAY(i)                                            \
-    static void exps_##i(float *y, const float *x, size_t n) \
-    {                                                        \
-        ari_row_way_at(i)->exps(y, x, 0.0f, n);              \
-    }
-BY_WAY(0)
-BY_WAY(1)
-BY_WAY(2)
-
-static void gelus(float *y, const float *x, size_t n)
+ARI_ROW_KERNEL void define_exps(rows *r)
 {
-    ari_gelus(y, x, n, false);
+    for (size_t i = 0; i < CHUNK; i++)
+        r->wanted[i] = ari_softmax_exp(r->x[i], 0.0f);
 }
 
-static void slopes(float *y, const float *x, size_t n)
+ARI_ROW_KERNEL void define(rows *r, ar_activation kind)
 {
-    ari_gelus(y, x, n, true);
+    for (size_t i = 0; i < CHUNK; i++) {
+        r->wanted[i] = ari_dact32(kind, r->x[i]);
+        r->wanted_dup[i] = ari_act32(kind, r->x[i]);
+    }
 }
 
-typedef void row_fn(float *y, const float *x, size_t n);
-
-static unsigned long long differing(row_fn *fast, row_fn *define)
+ARI_ROW_KERNEL size_t differ(const float *y, const float *wanted)
 {
-    enum { CHUNK = ARI_BLOCK };
+    size_t wrong = 0;
+    for (size_t i = 0; i < CHUNK; i++)
+        wrong += ari_bits32(y[i]) != ari_bits32(wanted[i]);
+    return wrong;
+}
+
+static size_t wrong_exps(const ari_row_way *way, rows *r)
+{
+    way->exps(r->y, r->x, 0.0f, CHUNK);
+    define_exps(r);
+    return differ(r->y, r->wanted);
+}
+
+/* Values alone, and values beside slopes. */
+static size_t wrong_acts(const ari_row_way *way, rows *r, ar_activation kind)
+{
+    for (size_t i = 0; i < CHUNK; i++) {
+        r->ones[i] = 1.0f;
+        r->up[i] = kind == AR_ACT_CLAMPED ? 0.0f : 1.0f;
+    }
+    define(r, kind);
+    ari_activations(way, &(ari_act_row){.y = r->y, .x = r->x}, CHUNK, kind);
+    const size_t wrong = differ(r->y, r->wanted_dup);
+    const ari_act_row both = {.y = r->y, .dup = r->dup, .x = r->x, .dy = r->ones, .up = r->up};
+    ari_activations(way, &both, CHUNK, kind);
+    return wrong + differ(r->y, r->wanted) + differ(r->dup, r->wanted_dup);
+}
+
+/* kind < 0: of exponentials. */
+static unsigned long long differing(const ari_row_way *way, int kind)
+{
     unsigned long long wrong = 0;
 #pragma omp parallel for schedule(dynamic, 64) reduction(+ : wrong)
     for (uint64_t from = 0; from < UINT64_C(1) << 32; from += CHUNK) {
-        float x[CHUNK], y[CHUNK], defined[CHUNK];
+        rows r;
         for (uint64_t i = 0; i < CHUNK; i++)
-            x[i] = ari_float32((uint32_t)(from + i));
-        fast(y, x, CHUNK);
-        define(defined, x, CHUNK);
-        for (size_t i = 0; i < CHUNK; i++)
-            wrong += ari_bits32(y[i]) != ari_bits32(defined[i]);
+            r.x[i] = ari_float32((uint32_t)(from + i));
+        wrong += kind < 0 ? wrong_exps(way, &r) : wrong_acts(way, &r, (ar_activation)kind);
     }
     return wrong;
 }
 
 int main(void)
 {
-    static row_fn *const exps[] = {exps_0, exps_1, exps_2};
+    static const struct {
+        const char *name;
+        int kind;
+    } functions[] = {{"exponentials", -1},
+                     {"GELU (erf)", AR_ACT_GELU_ERF},
+                     {"GELU (tanh)", AR_ACT_GELU_TANH},
+                     {"SiLU", AR_ACT_SILU},
+                     {"clamped", AR_ACT_CLAMPED}};
     unsigned long long all = 0;
     for (size_t i = 0; i < ARI_ROW_WAYS; i++)
-        if (ari_row_way_at(i)) {
-            const unsigned long long wrong = differing(exps[i], define_exps);
-            printf("%llu of 2^32 exponentials differ in way %zu\n", wrong, i);
+        for (size_t f = 0; ari_row_way_at(i) && f < sizeof functions / sizeof *functions; f++) {
+            const unsigned long long wrong = differing(ari_row_way_at(i), functions[f].kind);
+            printf("way %zu: %s: %llu of 2^32 inputs differ\n", i, functions[f].name, wrong);
+            fflush(stdout);
             all += wrong;
         }
-    const unsigned long long of_gelu = differing(gelus, define_gelus), of_slope = differing(slopes, define_slopes);
-    printf("%llu of 2^32 GELUs and %llu of its slopes differ\n", of_gelu, of_slope);
-    return all + of_gelu + of_slope != 0;
+    return all != 0;
 }

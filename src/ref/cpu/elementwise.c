@@ -109,93 +109,7 @@ ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float valu
     return AR_OK;
 }
 
-/* --- activations: one set of loops for each, so that the choice is made outside the loop -------------------------- */
-typedef struct act_loops {
-    void (*act)(float *z, const float *x, size_t n);
-    void (*dact)(float *dx, const float *dy, const float *x, size_t n);
-    void (*gated)(float *y, const float *gate, const float *up, size_t n);
-    void (*dgated)(float *dgate, float *dup, const float *dy, const float *gate, const float *up, size_t n);
-} act_loops;
-
-#define ACT_LOOPS(name, ACT)                                                                                 \
-    GATED_LOOPS(name, ACT)                                                                                   \
-    ARI_ROW_KERNEL void name##_act(float *z, const float *x, size_t n)                                       \
-    {                                                                                                        \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) z[j] = ari_act32(ACT, x[j]);                     \
-    }                                                                                                        \
-    ARI_ROW_KERNEL void name##_dact(float *dx, const float *dy, const float *x, size_t n)                    \
-    {                                                                                                        \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) dx[j] = ari_mul32(dy[j], ari_dact32(ACT, x[j])); \
-    }
-#define GATED_LOOPS(name, ACT)                                                                                       \
-    ARI_ROW_KERNEL void name##_gated(float *y, const float *gate, const float *up, size_t n)                         \
-    {                                                                                                                \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) y[j] = ari_gated_act(ACT, gate[j], up[j]);               \
-    }                                                                                                                \
-    ARI_ROW_KERNEL void name##_dgated(float *dgate, float *dup, const float *dy, const float *gate, const float *up, \
-                                      size_t n)                                                                      \
-    {                                                                                                                \
-        _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++)                                                          \
-        {                                                                                                            \
-            const float by_up = ari_gated_dup(ACT, dy[j], up[j], gate[j]);                                           \
-            const float by_gate = ari_gated_dgate(ACT, dy[j], up[j], gate[j]);                                       \
-            dup[j] = by_up;                                                                                          \
-            dgate[j] = by_gate;                                                                                      \
-        }                                                                                                            \
-    }
-
-ACT_LOOPS(gelu_tanh, AR_ACT_GELU_TANH)
-ACT_LOOPS(silu, AR_ACT_SILU)
-ACT_LOOPS(relu, AR_ACT_RELU)
-ACT_LOOPS(none, AR_ACT_NONE)
-ACT_LOOPS(clamped, AR_ACT_CLAMPED)
-
-/* dgate = fl32(fl32(dy*up)*slope), dup = fl32(dy*value). */
-ARI_ROW_KERNEL void multiply_gated(float *dgate, float *dup, const float *dy, const float *values, const float *slopes,
-                                   const float *up, size_t n)
-{
-#pragma GCC ivdep
-    for (size_t j = 0; j < n; j++) {
-        const float product = dy[j] * up[j], by_up = ari_mul32(dy[j], values[j]);
-        dgate[j] = ari_mul32(product, slopes[j]);
-        dup[j] = by_up;
-    }
-}
-
-static void gelu_erf_act(float *z, const float *x, size_t n)
-{
-    ari_gelus(z, x, n, false);
-}
-
-static void gelu_erf_gated(float *y, const float *gate, const float *up, size_t n)
-{
-    float values[ARI_BLOCK];
-    ari_gelus(values, gate, n, false);
-    mul_loop(y, values, up, n);
-}
-
-static void gelu_erf_dgated(float *dgate, float *dup, const float *dy, const float *gate, const float *up, size_t n)
-{
-    float values[ARI_BLOCK], slopes[ARI_BLOCK];
-    ari_gelus(values, gate, n, false);
-    ari_gelus(slopes, gate, n, true);
-    multiply_gated(dgate, dup, dy, values, slopes, up, n);
-}
-
-static void gelu_erf_dact(float *dx, const float *dy, const float *x, size_t n)
-{
-    float slopes[ARI_BLOCK];
-    ari_gelus(slopes, x, n, true);
-    mul_loop(dx, dy, slopes, n);
-}
-
-#define LOOPS_OF(name)                                       \
-    {                                                        \
-        name##_act, name##_dact, name##_gated, name##_dgated \
-    }
-static const act_loops loops[] = {[AR_ACT_GELU_ERF] = LOOPS_OF(gelu_erf), [AR_ACT_GELU_TANH] = LOOPS_OF(gelu_tanh),
-                                  [AR_ACT_SILU] = LOOPS_OF(silu),         [AR_ACT_RELU] = LOOPS_OF(relu),
-                                  [AR_ACT_NONE] = LOOPS_OF(none),         [AR_ACT_CLAMPED] = LOOPS_OF(clamped)};
+/* --- activations --------------------------------------------------------------------------------------------------- */
 
 /** Slot bias_act. z may be y (then y's own value is lost). */
 ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf bias, ar_activation act,
@@ -214,7 +128,8 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
         }
         if (act != AR_ACT_NONE) {
             float *values = ari_run_at(z, at, room[1]);
-            loops[act].act(values, added ? ari_run_load(y, at, n, room[0]) : given, n); /* of y as it is stored */
+            const float *stored = added ? ari_run_load(y, at, n, room[0]) : given;
+            ari_activations(ari_row_way_fastest(), &(ari_act_row){.y = values, .x = stored}, n, act);
             ari_run_store(z, at, n, values);
         }
     }
@@ -223,7 +138,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
 
 /* Rows of an activation's backward pass: gated or not; x is the gate, or what the activation is of. */
 typedef struct act_rows {
-    const act_loops *loops;
+    ar_activation act;
     const ar_tensor *dx, *dy, *x;
     const ar_tensor *dup, *up; /* NULL: not gated */
 } act_rows;
@@ -234,21 +149,20 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
     const act_rows *a = user;
     const ptrdiff_t i = (ptrdiff_t)row;
     for (size_t from = 0, n; from < a->dy->shape[1]; from += n) {
-        float dx_room[ARI_BLOCK], dup_room[ARI_BLOCK], dy_room[ARI_BLOCK], x_room[ARI_BLOCK], up_room[ARI_BLOCK];
+        float room[5][ARI_BLOCK];
         const ptrdiff_t col = (ptrdiff_t)from, to = i * a->dx->stride[0] + col;
         n = ari_block_length(a->dy->shape[1], from / ARI_BLOCK);
-        const float *dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, dy_room);
-        const float *x = ari_run_load(a->x, i * a->x->stride[0] + col, n, x_room);
-        float *dx = ari_run_at(a->dx, to, dx_room);
+        ari_act_row r = {.y = ari_run_at(a->dx, to, room[0]),
+                         .x = ari_run_load(a->x, i * a->x->stride[0] + col, n, room[1]),
+                         .dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, room[2])};
         if (a->up) {
-            const ptrdiff_t to_up = i * a->dup->stride[0] + col;
-            float *dup = ari_run_at(a->dup, to_up, dup_room);
-            a->loops->dgated(dx, dup, dy, x, ari_run_load(a->up, i * a->up->stride[0] + col, n, up_room), n);
-            ari_run_store(a->dup, to_up, n, dup);
-        } else {
-            a->loops->dact(dx, dy, x, n);
+            r.up = ari_run_load(a->up, i * a->up->stride[0] + col, n, room[3]);
+            r.dup = ari_run_at(a->dup, i * a->dup->stride[0] + col, room[4]);
         }
-        ari_run_store(a->dx, to, n, dx);
+        ari_activations(ari_row_way_fastest(), &r, n, a->act);
+        ari_run_store(a->dx, to, n, r.y);
+        if (a->up)
+            ari_run_store(a->dup, i * a->dup->stride[0] + col, n, r.dup);
     }
 }
 
@@ -256,10 +170,8 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
 ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                ar_activation act, const ar_row_sum *dbias)
 {
-    if (!ari_sum_wanted(dbias))
-        return for_blocks(d, loops[act].dact, dx, dy, x);
     const ar_tensor to = ar_tensor_rows(dx), slope = ar_tensor_rows(dy), from = ar_tensor_rows(x);
-    const act_rows rows = {.loops = &loops[act], .dx = &to, .dy = &slope, .x = &from};
+    const act_rows rows = {.act = act, .dx = &to, .dy = &slope, .x = &from};
     const ari_row_pass p = {.rows = from.shape[0],
                             .cols = from.shape[1],
                             .make = make_act_row,
@@ -280,8 +192,10 @@ ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, c
         const size_t n = ari_block_length(cols, i % blocks);
         const ptrdiff_t at = row * y->stride[0] + col;
         float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-        loops[act].gated(out, ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
-                         ari_run_load(up, row * up->stride[0] + col, n, room[2]), n);
+        const ari_act_row r = {.y = out,
+                               .x = ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
+                               .up = ari_run_load(up, row * up->stride[0] + col, n, room[2])};
+        ari_activations(ari_row_way_fastest(), &r, n, act);
         ari_run_store(y, at, n, out);
     }
     return AR_OK;
@@ -292,7 +206,7 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
                                  const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
                                  const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
 {
-    const act_rows rows = {.loops = &loops[act], .dx = dgate, .dy = dy, .x = gate, .dup = dup, .up = up};
+    const act_rows rows = {.act = act, .dx = dgate, .dy = dy, .x = gate, .dup = dup, .up = up};
     const ari_row_pass p = {.rows = dy->shape[0],
                             .cols = dy->shape[1],
                             .make = make_act_row,

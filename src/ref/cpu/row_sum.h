@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "ref/cpu/kernels.h"
+#include "ref/cpu/rows/rows.h"
 #include "ref/numerics/scalar.h"
 
 /* Loops that the row kernels share: exponents and quantised sums of a row (numerics.md, "Sums along a row"). They
@@ -18,22 +19,6 @@
 #define ARI_ROW_LOOP static inline
 #define ARI_ROW_KERNEL static
 #endif
-
-/* --- of a row (exponentials.c) ------------------------------------------------------------------------------------ */
-
-/** e[j] = ari_softmax_exp(x[j], m). e may be x. */
-void ari_softmax_exps(float *e, const float *x, float m, size_t n);
-/** y[j] = ari_softmax_p(x[j], l), l and 1/l normal numbers. y may be x. */
-void ari_quotients(float *y, const float *x, double l, size_t n);
-/** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
-typedef struct ari_row_way {
-    __typeof__(ari_softmax_exps) *exps;
-    __typeof__(ari_quotients) *quotients;
-} ari_row_way;
-enum { ARI_ROW_WAYS = 3 };
-const ari_row_way *ari_row_way_at(size_t i);
-/** y[j] = ari_gelu_erf32(x[j]), or slopes: ari_dgelu_erf32(x[j]); n <= ARI_BLOCK (gelu.c). y may be x. */
-void ari_gelus(float *y, const float *x, size_t n, bool slopes);
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the polynomial coefficients of src/ref/numerics/elementary.h, and of src/ref/cpu/gelu.c: Chebyshev fits in 60
+"""Derives the polynomial coefficients of src/ref/numerics/elementary.h, and of src/ref/cpu/rows/gelu.h: Chebyshev fits in 60
 decimal digits, rounded to binary64.
 
 Needs mpmath (1.3.0 was used). Prints each table, highest power first, with the

@@ -1,26 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of GELU (erf) and of its derivative by polynomials wherever these are sure to round to the definition's bits, and
- * by the definition elsewhere. */
-#include <string.h>
+#ifndef ARI_CPU_GELU_H
+#define ARI_CPU_GELU_H
 
-#include "ref/cpu/gemm.h"
-#include "ref/cpu/row_sum.h"
-
-#if ARI_HAVE_X86_PATHS
 #include <immintrin.h>
-#endif
 
-ARI_ROW_KERNEL void define(float *y, const float *x, size_t n, bool slopes)
-{
-#pragma GCC ivdep
-    for (size_t j = 0; j < n && !slopes; j++)
-        y[j] = ari_gelu_erf32(x[j]);
-#pragma GCC ivdep
-    for (size_t j = 0; j < n && slopes; j++)
-        y[j] = ari_dgelu_erf32(x[j]);
-}
-
-#if ARI_HAVE_X86_PATHS
+/* GELU (erf) and its derivative by polynomials, in vectors of AVX-512. */
 #define AVX512 __attribute__((target("avx512f,avx512dq")))
 
 enum { LOW = 6, HIGH = 4, INTERVALS = 16 };
@@ -32,7 +16,7 @@ typedef struct curve {
     _Alignas(64) double low[LOW][INTERVALS];
     _Alignas(64) float high[HIGH][INTERVALS]; /* of terms of which fp32 is enough */
 } curve;
-static const curve tail = {
+static const curve gelu_tail = {
     .low = {{0x1p-1, 0x1.764a20e3bap-2, 0x1.f791f3bffcp-3, 0x1.35ae882b42p-3, 0x1.5a61963dcap-4, 0x1.5edceb3b3cp-5,
              0x1.40cccd8066p-6, 0x1.0810911134p-7, 0x1.86904349ecp-9, 0x1.030e4e7d72p-10, 0x1.33d0aab718p-12,
              0x1.473ee15072p-14, 0x1.36feaecd8cp-16, 0x1.07ffe7a4c6p-18, 0x1.901d0a9b2cp-21},
@@ -63,7 +47,7 @@ static const curve tail = {
              {-0x1.e1407cp-14f, -0x1.f7f05p-15f, 0x1.65501ep-15f, 0x1.6fc438p-14f, 0x1.9a9466p-15f, -0x1.a73e8p-17f,
               -0x1.3d6908p-15f, -0x1.998d0ep-16f, -0x1.5937a4p-19f, 0x1.fe4108p-18f, 0x1.bf79f2p-18f, 0x1.5f974cp-19f,
               0x1.824b54p-24f, -0x1.36e39cp-21f, -0x1.d92cb8p-22f}}};
-static const curve slope = {
+static const curve gelu_slope = {
     .low = {{0x1p-1, 0x1.e3d62aef76p-3, 0x1.e0b2f8524ep-6, -0x1.72ca7e3b2ep-4, -0x1.0752edbdf4p-3, -0x1.d1ca1c4d74p-4,
              -0x1.418907800cp-4, -0x1.70d8178cd8p-5, -0x1.68e62c274ap-6, -0x1.3144809a2ep-7, -0x1.c1e8951196p-9,
              -0x1.2240349e34p-10, -0x1.48ee382ee6p-12, -0x1.4827c57b1ep-14, -0x1.20af0b707cp-16},
@@ -97,22 +81,22 @@ static const curve slope = {
 
 /* 8 lanes of x and of its table's function: x*Phi(x), or Phi(x) + x*phi(x), rounded, and where 2^-34 either way might
  * round otherwise. */
-AVX512 static inline __mmask8 put_half(float *y, __m256 x, __m512d q, bool slopes)
+AVX512 static inline __m256 half_of_curve(__m256 x, __m512d q, bool slopes, __mmask8 *unsure)
 {
     const __m512d wide = _mm512_cvtps_pd(x);
     const __mmask8 positive = _mm512_cmp_pd_mask(wide, _mm512_setzero_pd(), _CMP_GE_OQ);
     const __m512d factor = _mm512_mask_sub_pd(q, positive, _mm512_set1_pd(1.0), q);
     const __m512d value = slopes ? factor : _mm512_mul_pd(factor, wide);
     const __m512i moved = _mm512_add_epi64(_mm512_castpd_si512(value), _mm512_set1_epi64((1 << 28) + (1 << 19)));
-    _mm256_storeu_ps(y, _mm512_cvtpd_ps(value));
-    return _mm512_testn_epi64_mask(moved, _mm512_set1_epi64((1 << 29) - (1 << 20)));
+    *unsure = _mm512_testn_epi64_mask(moved, _mm512_set1_epi64((1 << 29) - (1 << 20)));
+    return _mm512_cvtpd_ps(value);
 }
 
-/* 16 lanes, and which are unsure: also those beyond the intervals, without a normal result, or next to the derivative's
+/* 16 lanes, and which are sure: not those beyond the intervals, without a normal result, or next to the derivative's
  * zero, where its polynomial has few digits. */
-AVX512 static inline __mmask16 put_row(float *y, __m512 x, bool slopes)
+AVX512 static inline __attribute__((always_inline)) __m512 ari_curves(__m512 x, bool slopes, __mmask16 *sure)
 {
-    const curve *c = slopes ? &slope : &tail;
+    const curve *c = slopes ? &gelu_slope : &gelu_tail;
     const __m512 a = _mm512_abs_ps(x), magic = _mm512_set1_ps(0x1.8p23f);
     const __m512 t = _mm512_fmadd_ps(a, _mm512_set1_ps(32.0f / 11.0f), magic);
     const __m512 d = _mm512_fnmadd_ps(_mm512_sub_ps(t, magic), _mm512_set1_ps(11.0f / 32.0f), a);
@@ -130,50 +114,15 @@ AVX512 static inline __mmask16 put_row(float *y, __m512 x, bool slopes)
         q0 = _mm512_fmadd_pd(q0, d0, _mm512_permutex2var_pd(lower, even, upper));
         q1 = _mm512_fmadd_pd(q1, d1, _mm512_permutex2var_pd(lower, odd, upper));
     }
-    const __mmask8 low = put_half(y, _mm512_castps512_ps256(x), q0, slopes),
-                   high = put_half(y + 8, _mm512_extractf32x8_ps(x, 1), q1, slopes);
+    __mmask8 low, high;
+    const __m256 y0 = half_of_curve(_mm512_castps512_ps256(x), q0, slopes, &low),
+                 y1 = half_of_curve(_mm512_extractf32x8_ps(x, 1), q1, slopes, &high);
     const __m512i before = _mm512_sub_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(1)); /* of 0: the largest */
     const __m512 from_zero = _mm512_abs_ps(_mm512_sub_ps(a, _mm512_set1_ps(0x1.80ep-1f)));
     const __mmask16 inside = _mm512_cmp_ps_mask(a, _mm512_set1_ps(14.5f * 11.0f / 32.0f), _CMP_LT_OQ);
     const __mmask16 fine = slopes ? _mm512_mask_cmp_ps_mask(inside, from_zero, _mm512_set1_ps(0x1p-10f), _CMP_GT_OQ)
                                   : _mm512_mask_cmpge_epu32_mask(inside, before, _mm512_set1_epi32(0x04000000));
-    return (__mmask16)(low | high << 8 | ~fine);
-}
-
-AVX512 static void by_curves(float *y, const float *x, size_t n, bool slopes)
-{
-    enum { LANES = 16, TRIAL = 128 };
-    float again[ARI_BLOCK + LANES], last[LANES];
-    int32_t at[ARI_BLOCK + LANES];
-    size_t unsure = 0, j = 0;
-    __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    for (; j < n && !(j == TRIAL && unsure > TRIAL / 2); j += LANES) {
-        const bool whole = n - j >= LANES;
-        const __mmask16 lanes = (__mmask16)(whole ? 0xffffu : (1u << (n - j)) - 1u);
-        const __m512 given = _mm512_maskz_loadu_ps(lanes, x + j);
-        const __mmask16 found = put_row(whole ? y + j : last, given, slopes) & lanes;
-        _mm512_storeu_ps(again + unsure, _mm512_maskz_compress_ps(found, given));
-        _mm512_storeu_si512(at + unsure, _mm512_maskz_compress_epi32(found, lane));
-        unsure += (size_t)__builtin_popcount(found);
-        lane = _mm512_add_epi32(lane, _mm512_set1_epi32(LANES));
-    }
-    if (j > n)
-        memcpy(y + j - LANES, last, (n + LANES - j) * sizeof *y);
-    else
-        define(y + j, x + j, n - j, slopes); /* nothing, unless most are unsure */
-    _mm512_storeu_ps(again + unsure, _mm512_setzero_ps());
-    define(again, again, (unsure + LANES - 1) / LANES * LANES, slopes); /* whole vectors take the least time */
-    for (size_t i = 0; i < unsure; i++)
-        y[at[i]] = again[i];
+    *sure = (__mmask16)(fine & ~(low | high << 8));
+    return _mm512_insertf32x8(_mm512_castps256_ps512(y0), y1, 1);
 }
 #endif
-
-void ari_gelus(float *y, const float *x, size_t n, bool slopes)
-{
-#if ARI_HAVE_X86_PATHS
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-        by_curves(y, x, n, slopes);
-    else
-#endif
-        define(y, x, n, slopes);
-}

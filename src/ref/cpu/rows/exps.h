@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows in vectors of fp32 numbers. exponentials.c includes this file once for each width
- * and says with what, which is undefined again at the end:
+/* Exponentials and quotients of rows in vectors of fp32 numbers. A file for each width includes this one, and acts.h, and
+ * says with what:
  *
  *   LANES                of a vector
  *   ROOTS(of, t)         each lane's entry of a table of 16 numbers, by the four lowest bits of t
@@ -10,17 +10,12 @@
  *   PICK(mask, a, b)     a's lanes where that is true, else b's
  *   SIGNS(mask)          one bit a lane
  *   TARGET               the attribute that has the compiler use such instructions
- *   EXPS, QUOTIENTS      the functions' names */
+ *   CURVES(x, slopes, sure)  GELU (erf) or its slope, and in which lanes it is sure; not defined: by the definition */
 
-#define OF_WIDTH_(name, lanes) name##lanes
-#define OF_WIDTH(name, lanes) OF_WIDTH_(name, lanes)
-#define vec OF_WIDTH(vec, LANES)
-#define words OF_WIDTH(words, LANES)
-#define bits OF_WIDTH(bits, LANES)
-#define exps OF_WIDTH(exps, LANES)
-#define quotients OF_WIDTH(quotients, LANES)
-#define put OF_WIDTH(put, LANES)
-#define put_row OF_WIDTH(put_row, LANES)
+#include <string.h>
+
+#include "ref/cpu/row_sum.h"
+#include "ref/cpu/rows/rows.h"
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t words __attribute__((vector_size(4 * LANES)));
@@ -35,29 +30,53 @@ typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
 #define PICK(mask, a, b) (vec)(((mask) & (words)(a)) | (~(mask) & (words)(b)))
 #endif
 
-/* e^-d in pairs of fp32 numbers, and in which lanes these are sure to be ari_exp32's bits. With -d = k*ln(2)/16 + most +
- * rest, `most` exact and its magnitude below 2^-5.5, e^-d = 2^(k/16) * (1 + most + p), and of p, at most 2^-12, fp32
- * keeps what lies above 2^-35: the pair is right within 2^-33 times the root, which the table's logarithms take off.
- * Where it rounds alike above, nothing between does otherwise: tests/extended/rows_sweep.c compares all inputs. */
-TARGET static inline __attribute__((always_inline)) vec exps(vec d, MASK *sure)
+#define INLINE TARGET static inline __attribute__((always_inline))
+
+/* 2^(j/16), rounded to fp32, and the logarithm of what divided by that, less the error's bound. */
+static const _Alignas(64) float roots[16] = {0x1p+0f,        0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f,
+                                             0x1.306fep+0f,  0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
+                                             0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
+                                             0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f};
+static const _Alignas(64) float lost[16] = {-0x1p-33f,        0x1.8c96d4p-25f,  -0x1.a00c22p-27f, 0x1.954902p-25f,
+                                            0x1.115002p-25f,  0x1.360be4p-25f,  -0x1.0b3552p-25f, -0x1.04d8acp-27f,
+                                            0x1.24055cp-26f,  -0x1.06cb44p-25f, 0x1.5fa1cap-28f,  0x1.9bb5e4p-28f,
+                                            -0x1.fdc306p-27f, -0x1.7161b4p-28f, -0x1.ad217cp-28f, 0x1.59428ep-28f};
+
+/* The sum of two fp32 numbers, of which low is small. */
+typedef struct pair {
+    vec high, low;
+} pair;
+
+/* e^-d, d a pair and not negative, without its power of two, which is to be added to its bits. With -d = k*ln(2)/16 +
+ * most + rest, `most` exact and its magnitude below 2^-5.5, it is 2^(k/16) * (1 + most + p), and of p, at most 2^-12,
+ * fp32 keeps what lies above 2^-35: right within 2^-33 times the root, which the table's logarithms take off. */
+INLINE pair powers(pair d, bits *power)
 {
-    const vec magic = ALL(0x1.8p23f), t = FMA(d, ALL(-0x1.715476p+4f), magic), k = t - magic;
-    const vec most = FMA(k, ALL(-0x1.62e430p-5f), -d);
-    const vec rest = FMA(k, ALL(0x1.05c610p-33f), ROOTS(lost, t)), r = most + rest;
+    const vec magic = ALL(0x1.8p23f), t = FMA(d.high, ALL(-0x1.715476p+4f), magic), k = t - magic;
+    const vec most = FMA(k, ALL(-0x1.62e430p-5f), -d.high);
+    const vec rest = FMA(k, ALL(0x1.05c610p-33f), ROOTS(lost, t)) - d.low, r = most + rest;
     const vec q = FMA(FMA(most, ALL(0x1.55576cp-5f), ALL(0x1.55572p-3f)), r, ALL(0.5f));
     const vec p = FMA(r * r, q, rest), root = ROOTS(roots, t), sum = FMA(root, most, root);
-    const vec tail = FMA(root, p, FMA(root, most, root - sum));
-    const vec below = sum + tail, above = sum + (tail + 0x1.8p-32f);
+    *power = ((bits)t & ~15u) * (1u << 19); /* wraps where the result is replaced */
+    return (pair){sum, FMA(root, p, FMA(root, most, root - sum))};
+}
+
+/* e^-d, and in which lanes it is sure to be ari_exp32's bits: where the largest error makes no difference to how it
+ * rounds, nothing between does. tests/extended/rows_sweep.c compares all inputs. */
+INLINE vec exps(vec d, MASK *sure)
+{
+    bits power;
+    const pair e = powers((pair){d, ALL(0.0f)}, &power);
+    const vec below = e.high + e.low, above = e.high + (e.low + 0x1.8p-32f);
     /* From 104 on it rounds to 0; between are subnormal numbers. A softmax has no negative d, nor NaN. */
     const MASK none = LESS(ALL(104.0f), d), normal = UNDER((bits)d, (bits){0} + 0x42ae0000u); /* 87 */
-    const bits power = ((bits)t & ~15u) * (1u << 19); /* wraps where the result is replaced */
     *sure = none | (normal & SAME(below, above));
     return PICK(none, ALL(0.0f), (vec)((bits)below + power));
 }
 
 /* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product is
  * subnormal, from `least` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is lost. */
-TARGET static inline __attribute__((always_inline)) vec quotients(vec x, double l, MASK *sure)
+INLINE vec quotients(vec x, double l, MASK *sure)
 {
     const double inverse = 1.0 / l, least = 0x1p-90 * l;
     const float high = (float)inverse, low = (float)(inverse * (1.0 - 0x1p-45) - (double)high);
@@ -69,7 +88,7 @@ TARGET static inline __attribute__((always_inline)) vec quotients(vec x, double 
 }
 
 /* A vector of a row, and one bit for each unsure lane, which holds x until the definition has replaced it. */
-TARGET static inline __attribute__((always_inline)) uint32_t put(float *y, const float *x, double by, bool exp)
+INLINE uint32_t put(float *y, const float *x, double by, bool exp)
 {
     vec given;
     MASK sure;
@@ -80,8 +99,7 @@ TARGET static inline __attribute__((always_inline)) uint32_t put(float *y, const
     return SIGNS(~sure);
 }
 
-TARGET static inline __attribute__((always_inline)) void put_row(float *y, const float *x, double by, size_t n,
-                                                                 bool exp)
+INLINE void put_row(float *y, const float *x, double by, size_t n, bool exp)
 {
     /* Not on the stack: frames that gcc has AddressSanitizer watch after a return are not aligned for 64 bytes (its bug
      * 110027). */
@@ -112,33 +130,12 @@ TARGET static inline __attribute__((always_inline)) void put_row(float *y, const
     }
 }
 
-TARGET static void EXPS(float *e, const float *x, float m, size_t n)
+TARGET static void exp_row(float *e, const float *x, float m, size_t n)
 {
     put_row(e, x, (double)m, n, true);
 }
 
-TARGET static void QUOTIENTS(float *y, const float *x, double l, size_t n)
+TARGET static void quotient_row(float *y, const float *x, double l, size_t n)
 {
     put_row(y, x, l, n, false);
 }
-
-#undef ALL
-#undef vec
-#undef words
-#undef bits
-#undef exps
-#undef quotients
-#undef put
-#undef put_row
-#undef LANES
-#undef ROOTS
-#undef FMA
-#undef MASK
-#undef LESS
-#undef SAME
-#undef UNDER
-#undef PICK
-#undef SIGNS
-#undef TARGET
-#undef EXPS
-#undef QUOTIENTS

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Exponentials and quotients of rows, what softmax and the loss spend most of their time on, and activations: in vectors
+ * wherever that is sure to round to the definitions' bits, and by the definitions elsewhere. */
+#include "ref/cpu/gemm.h"
+#include "ref/cpu/row_sum.h"
+
+ARI_ROW_KERNEL void define_exps(float *e, const float *x, float m, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        e[j] = ari_softmax_exp(x[j], m);
+}
+
+ARI_ROW_KERNEL void define_quotients(float *y, const float *x, double l, size_t n)
+{
+#pragma GCC ivdep
+    for (size_t j = 0; j < n; j++)
+        y[j] = ari_softmax_p(x[j], l);
+}
+
+const ari_row_way *ari_row_way_at(size_t i)
+{
+#if ARI_HAVE_X86_PATHS
+    if (i == 0)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") ? &ari_rows_avx512 : NULL;
+    if (i == 1)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? &ari_rows_avx2 : NULL;
+#elif ARI_HAVE_ARM_PATHS
+    if (i == 0)
+        return &ari_rows_neon;
+#endif
+    static const ari_row_way defined = {define_exps, define_quotients, NULL, false};
+    return i == ARI_ROW_WAYS - 1 ? &defined : NULL;
+}
+
+const ari_row_way *ari_row_way_fastest(void)
+{
+    size_t i = 0;
+    while (!ari_row_way_at(i))
+        i++;
+    return ari_row_way_at(i);
+}
+
+void ari_softmax_exps(float *e, const float *x, float m, size_t n)
+{
+    ari_row_way_fastest()->exps(e, x, m, n);
+}
+
+void ari_quotients(float *y, const float *x, double l, size_t n)
+{
+    ari_row_way_fastest()->quotients(y, x, l, n);
+}
+
+/* --- activations -------------------------------------------------------------------------------------------------- */
+
+/* For each kind and pass its own loop. */
+#define DEFINE(name, ACT)                                                                                       \
+    ARI_ROW_KERNEL void name(const ari_act_row *r, size_t n)                                                    \
+    {                                                                                                           \
+        float *y = r->y, *dup = r->dup;                                                                         \
+        const float *x = r->x, *up = r->up, *dy = r->dy;                                                        \
+        if (!dy && !up) {                                                                                       \
+            _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) y[j] = ari_act32(ACT, x[j]);                    \
+        } else if (!dy) {                                                                                       \
+            _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) y[j] = ari_gated_act(ACT, x[j], up[j]);         \
+        } else if (!up) {                                                                                       \
+            _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++) y[j] = ari_mul32(dy[j], ari_dact32(ACT, x[j])); \
+        } else {                                                                                                \
+            _Pragma("GCC ivdep") for (size_t j = 0; j < n; j++)                                                 \
+            {                                                                                                   \
+                const float by_up = ari_gated_dup(ACT, dy[j], up[j], x[j]);                                     \
+                const float by_gate = ari_gated_dgate(ACT, dy[j], up[j], x[j]);                                 \
+                dup[j] = by_up;                                                                                 \
+                y[j] = by_gate;                                                                                 \
+            }                                                                                                   \
+        }                                                                                                       \
+    }
+DEFINE(define_gelu_erf, AR_ACT_GELU_ERF)
+DEFINE(define_gelu_tanh, AR_ACT_GELU_TANH)
+DEFINE(define_silu, AR_ACT_SILU)
+DEFINE(define_relu, AR_ACT_RELU)
+DEFINE(define_none, AR_ACT_NONE)
+DEFINE(define_clamped, AR_ACT_CLAMPED)
+static void (*const define[])(const ari_act_row *r, size_t n) = {
+    [AR_ACT_GELU_ERF] = define_gelu_erf, [AR_ACT_GELU_TANH] = define_gelu_tanh, [AR_ACT_SILU] = define_silu,
+    [AR_ACT_RELU] = define_relu,         [AR_ACT_NONE] = define_none,           [AR_ACT_CLAMPED] = define_clamped};
+
+enum { LANES = 16, TRIAL = 128, MOST = ARI_BLOCK + LANES };
+
+/* By the definition, in whole vectors, which take the least time. */
+static void define_some(const ari_act_row *r, const uint32_t *at, size_t n, ar_activation kind)
+{
+    float room[5][MOST];
+    const ari_act_row some = {.y = room[0],
+                              .dup = r->dup ? room[1] : NULL,
+                              .x = room[2],
+                              .up = r->up ? room[3] : NULL,
+                              .dy = r->dy ? room[4] : NULL};
+    const size_t whole = (n + LANES - 1) / LANES * LANES;
+    for (size_t i = 0; i < whole; i++) {
+        const size_t j = at[i < n ? i : 0];
+        room[2][i] = r->x[j];
+        room[3][i] = r->up ? r->up[j] : 0.0f;
+        room[4][i] = r->dy ? r->dy[j] : 0.0f;
+    }
+    define[kind](&some, whole);
+    for (size_t i = 0; i < n; i++) {
+        r->y[at[i]] = some.y[i];
+        if (r->dup)
+            r->dup[at[i]] = some.dup[i];
+    }
+}
+
+/* NULL: by the definition, which is as fast for a slope alone of GELU (tanh), whose argument takes longest. */
+static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activation kind)
+{
+    switch (kind) {
+    case AR_ACT_SILU:
+    case AR_ACT_CLAMPED:
+        return way->acts;
+    case AR_ACT_GELU_TANH:
+        return r->dy && !r->up ? NULL : way->acts;
+    case AR_ACT_GELU_ERF:
+        return way->curves ? way->acts : NULL;
+    case AR_ACT_RELU:
+    case AR_ACT_NONE:
+        break;
+    }
+    return NULL;
+}
+
+void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind)
+{
+    ari_acts *const acts = fast(way, r, kind);
+    if (!acts) {
+        define[kind](r, n);
+        return;
+    }
+    uint32_t at[MOST];
+    const size_t whole = n - n % LANES, trial = whole < TRIAL ? whole : TRIAL;
+    size_t unsure = acts(r, 0, trial, kind, at), j = trial;
+    if (unsure <= trial / 2) { /* else numbers are of no kind that it is for */
+        unsure += acts(r, trial, whole, kind, at + unsure);
+        j = whole;
+    }
+    for (; j < n; j++)
+        at[unsure++] = (uint32_t)j;
+    if (unsure > 0)
+        define_some(r, at, unsure, kind);
+}

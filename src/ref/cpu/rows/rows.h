@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CPU_ROWS_H
+#define ARI_CPU_ROWS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/config.h"
+
+/** e[j] = ari_softmax_exp(x[j], m). e may be x. */
+void ari_softmax_exps(float *e, const float *x, float m, size_t n);
+/** y[j] = ari_softmax_p(x[j], l), l and 1/l normal numbers. y may be x. */
+void ari_quotients(float *y, const float *x, double l, size_t n);
+
+/** A row of an activation, gated or not, or of its backward pass. What is written may be what is read.
+ *   dy NULL, up NULL:  y = act(x)
+ *   dy NULL:           y = fl32(act(x)*u)
+ *   up NULL:           y = fl32(dy*act'(x))
+ *   neither:           y = fl32(fl32(dy*u)*act'(x)), dup = fl32(dy*act(x)) or +0 where up was limited
+ * where u is up, of AR_ACT_CLAMPED 1 + up limited. */
+typedef struct ari_act_row {
+    float *y, *dup;
+    const float *x, *up, *dy;
+} ari_act_row;
+
+/** The elements [from, to), whole vectors of at most 16, but for those of which the bits are unsure: they are left as
+ * they are, and `at` gets their numbers. Returns how many they are. */
+typedef size_t ari_acts(const ari_act_row *r, size_t from, size_t to, ar_activation kind, uint32_t *at);
+
+/** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
+typedef struct ari_row_way {
+    __typeof__(ari_softmax_exps) *exps;
+    __typeof__(ari_quotients) *quotients;
+    ari_acts *acts; /* NULL: by the definition */
+    bool curves;    /* it has GELU (erf) */
+} ari_row_way;
+enum { ARI_ROW_WAYS = 3 };
+const ari_row_way *ari_row_way_at(size_t i);
+const ari_row_way *ari_row_way_fastest(void);
+extern const ari_row_way ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* where ARI_HAVE_X86_PATHS, _ARM_PATHS is 1 */
+
+/** A row of n <= ARI_BLOCK elements. */
+void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind);
+
+#endif
