@@ -15,6 +15,8 @@ plan --top 12 --svg "$pictures/planner.svg"
 if [ $# -gt 1 ] || ! command -v chromium >/dev/null 2>&1; then exit 0; fi
 page=$(mktemp -d)/plan.html
 plan --top 0 --html "$page"
-chromium --headless --hide-scrollbars --virtual-time-budget=3000 --window-size=1100,1150 \
+sandbox=
+if [ "$(id -u)" = 0 ]; then sandbox=--no-sandbox; fi # chromium runs for root without one alone
+chromium --headless $sandbox --hide-scrollbars --virtual-time-budget=3000 --window-size=1100,1150 \
     --screenshot="$pictures/planner.png" "file://$page"
 rm -r "$(dirname "$page")"
