@@ -269,12 +269,22 @@ typedef struct ari_trace {
     ar_evidence evidence;
 } ari_trace;
 
+/* A fact as it is stated: words, else a count, else a number. */
+typedef struct ari_statement {
+    const char *name, *text;
+    size_t count;
+    double number;
+} ari_statement;
+
 /* States what was found; facts follow. */
 void ari_trace_set(ari_trace *t, ari_trace_kind kind, ari_properties flags);
 /* Takes it back. */
 void ari_trace_clear(ari_trace *t);
-void ari_number(ari_trace *t, const char *name, double number);
-void ari_count(ari_trace *t, const char *name, size_t number);
+/* Facts, of which the last has no name: ARI_FACTS(t, {"n", .count = ranks}, {"low", .number = low}). */
+void ari_facts(ari_trace *t, const ari_statement *facts);
+#define ARI_FACTS(t, ...) ari_facts(t, (const ari_statement[]){__VA_ARGS__, {.name = NULL}})
+/* Both. */
+#define ARI_FINDING(t, kind, flags, ...) (ari_trace_set(t, kind, flags), ARI_FACTS(t, __VA_ARGS__))
 void ari_words(ari_trace *t, const char *name, const char *format, ...) AR_PRINTF(3, 4);
 /* Words that the caller appends to. */
 ari_text ari_list(ari_trace *t, const char *name);

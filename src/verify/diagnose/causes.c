@@ -35,20 +35,6 @@ static ari_fact *fact_of(ari_trace *t, const char *name)
     return &t->fact[i];
 }
 
-void ari_number(ari_trace *t, const char *name, double number)
-{
-    ari_fact *f = fact_of(t, name);
-    f->is = ARI_FACT_NUMBER;
-    f->number = number;
-}
-
-void ari_count(ari_trace *t, const char *name, size_t number)
-{
-    ari_fact *f = fact_of(t, name);
-    f->is = ARI_FACT_INTEGER;
-    f->number = (double)number;
-}
-
 ari_text ari_list(ari_trace *t, const char *name)
 {
     ari_fact *f = fact_of(t, name);
@@ -56,12 +42,22 @@ ari_text ari_list(ari_trace *t, const char *name)
     return ari_text_in(f->text, sizeof f->text);
 }
 
+void ari_facts(ari_trace *t, const ari_statement *facts)
+{
+    for (const ari_statement *s = facts; s->name; s++) {
+        ari_fact *f = fact_of(t, s->name);
+        ari_text text = ari_text_in(f->text, sizeof f->text);
+        f->is = s->text ? ARI_FACT_TEXT : s->count > 0 ? ARI_FACT_INTEGER : ARI_FACT_NUMBER;
+        f->number = s->count > 0 ? (double)s->count : s->number;
+        ari_say(&text, "%s", s->text ? s->text : "");
+    }
+}
+
 void ari_words(ari_trace *t, const char *name, const char *format, ...)
 {
     char words[sizeof t->fact->text];
     ARI_FORMAT(words, format);
-    ari_text text = ari_list(t, name);
-    ari_say(&text, "%s", words);
+    ARI_FACTS(t, {name, .text = words});
 }
 
 double ari_value(const ari_trace *t, const char *name)

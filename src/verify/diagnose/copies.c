@@ -86,7 +86,7 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) /* what is of tensor-parallel ranks needs no saying */
         t->flags |= over & ari_layout_axes[i].axes & ~(ari_axes)ARI_CUTS_FEATURES ? ari_of_axis(i) : 0;
     t->flags |= beside ? ARI_IF(ROWS) : 0;
-    ari_words(t, "holders", "%s", s->whole ? "the ranks" : "the ranks that hold copies of an element");
+    ARI_FACTS(t, {"holders", .text = s->whole ? "the ranks" : "the ranks that hold copies of an element"});
     ari_text who = ari_list(t, "who");
     if (right == 0)
         ari_say(&who, "no rank");
@@ -199,12 +199,12 @@ ar_status ari_measure_sum(ari_trace *t, const ari_case *c)
             ari_trace_set(t, ARI_FOUND_MEAN, 0);
         else if (is != UNRELATED)
             found_sum(t, c, over, is != ADD_UP);
-        ari_words(t, "over", "%s", ari_axes_text(text, c, over, " and "));
-        ari_number(t, "worst", worst / c->survey.max_reference);
+        ARI_FACTS(t, {"over", .text = ari_axes_text(text, c, over, " and ")},
+                  {"worst", .number = worst / c->survey.max_reference});
     }
     if (t->kind == ARI_FOUND_NOTHING && g->d->pass == 'b' && c->reference && c->known->reference) {
         AR_TRY(look_at_branches(t, c, &f));
-        ari_words(t, "over", "%s", ari_axes_text(text, c, ari_apart_over(g->d), " and "));
+        ARI_FACTS(t, {"over", .text = ari_axes_text(text, c, ari_apart_over(g->d), " and ")});
     }
     return AR_OK;
 }
@@ -260,7 +260,7 @@ ar_status ari_measure_shards_added(ari_trace *t, const ari_case *c)
                 continue;
             ari_trace_set(t, ARI_FOUND_SHARDS_ADDED, i % 2 ? ARI_IF(AVERAGE) : 0);
             ari_explained(t, &left);
-            ari_count(t, "tp", b.n);
+            ARI_FACTS(t, {"tp", .count = b.n});
             return AR_OK;
         }
     }

@@ -104,7 +104,7 @@ static ar_status look_at_sums(ari_trace *t, experts *e, const ari_case *c)
             continue;
         ari_trace_set(t, ARI_FOUND_SHARDS_ADDED, ARI_IF(OF_EP));
         ari_explained(t, &left);
-        ari_count(t, "n", n);
+        ARI_FACTS(t, {"n", .count = n});
         ari_text others = ari_list(t, "others");
         for (size_t i = e->own % (e->n / n), k = 0; i < e->n; i += e->n / n, k++)
             ari_say(&others, "%s%zu", k == 0 ? "" : k + 1 == n ? " and " : ", ", i);

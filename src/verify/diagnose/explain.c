@@ -190,7 +190,7 @@ static bool is_rounding(const ari_view *v, const ari_explain_case *known, const 
 static ari_trace rounding_of(const ari_view *v)
 {
     ari_trace t = {.kind = ARI_FOUND_ROUNDING};
-    ari_number(&t, "largest", v->c.survey.total.max_difference / v->c.max_ref);
+    ARI_FACTS(&t, {"largest", .number = v->c.survey.total.max_difference / v->c.max_ref});
     ari_match_cause(&t, &v->c);
     return t;
 }

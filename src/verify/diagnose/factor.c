@@ -65,7 +65,7 @@ void ari_name_number(ari_trace *t, double factor, double apart, size_t targets)
         if (!whole && (n > 32 || !ari_is_near(size * size, n, apart) || nearbyint(sqrt(n)) * nearbyint(sqrt(n)) == n))
             continue;
         t->flags |= whole ? ARI_IF(COUNT) : ARI_IF(ROOT);
-        ari_count(t, "n", (size_t)n);
+        ARI_FACTS(t, {"n", .count = (size_t)n});
         if (whole)
             ari_words(t, "name", "%s%s%d", sign, over, n);
         else
@@ -96,7 +96,7 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
         return;
     t->flags |= ARI_IF(ZERO);
     t->penalty = 5;
-    ari_number(t, "percent", 100.0 * (1.0 - kept));
+    ARI_FACTS(t, {"percent", .number = 100.0 * (1.0 - kept)});
 }
 
 /* For initial values: Xavier's scale from a shard's sizes instead of the full ones. Returns the number of shards; 0:
@@ -246,15 +246,13 @@ static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor,
 {
     const ari_difference *d = c->grid.d;
     const size_t features = d->copy[rank].shape[0];
-    ari_trace_set(t, ARI_FOUND_FACTOR, 0);
-    ari_number(t, "factor", factor);
+    ARI_FINDING(t, ARI_FOUND_FACTOR, 0, {"factor", .number = factor});
     ari_list(t, "fit");
     t->penalty = name_by_sizes(t, c, factor, tolerance) || d->pass == 'i' ? 5 : 15;
     name_dropped(t, c, factor);
     if (is_features_per_token(d, factor)) {
         t->flags |= ARI_IF(FEATURES);
-        ari_count(t, "features", features);
-        ari_count(t, "tokens", d->batch * d->seq);
+        ARI_FACTS(t, {"features", .count = features}, {"tokens", .count = d->batch * d->seq});
     } else if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
                ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
         t->flags |= ARI_IF(ROOT);
@@ -350,7 +348,7 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
     }
     if (levels < 2 || (!c->grid.d->pipeline && !(c->grid.d->hidden && steady && levels > 2)))
         return;
-    ari_number(t, "ratio", ratio);
+    ARI_FACTS(t, {"ratio", .number = ratio});
     t->flags |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
 }
 
@@ -367,9 +365,8 @@ static void look_at_latents(ari_trace *t, const ari_case *c)
     if (to - from == n || (from > 0 && to < n) || c->survey.hit[0] != to - from)
         return;
     t->flags |= ARI_IF(BLOCKS);
-    ari_count(t, "first_row", from);
-    ari_count(t, "last_row", to - 1);
-    ari_words(t, "which", from == 0 ? "latents" : "shared key");
+    ARI_FACTS(t, {"first_row", .count = from}, {"last_row", .count = to - 1},
+              {"which", .text = from == 0 ? "latents" : "shared key"});
 }
 
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
@@ -413,7 +410,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     others o;
     ari_trace_set(t, ARI_FOUND_FACTOR, 0);
     ari_explained(t, left);
-    ari_number(t, "factor", factor);
+    ARI_FACTS(t, {"factor", .number = factor});
     ari_name_number(t, factor, unsure, c->facts.targets);
     const int n = (int)ari_value(t, "n");
     name_fans(t, c, factor);
@@ -432,11 +429,9 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     t->flags |=
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
     t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
-    ari_count(t, "experts", o.experts);
-    ari_count(t, "asked", o.asked);
-    ari_count(t, "tokens", tokens);
-    ari_words(t, "what", "%s", tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets");
-    ari_words(t, "over", "%s", ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or "));
+    ARI_FACTS(t, {"experts", .count = o.experts}, {"asked", .count = o.asked}, {"tokens", .count = tokens},
+              {"what", .text = tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets"},
+              {"over", .text = ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or ")});
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
     look_at_stages(t, c, &o);
     look_at_latents(t, c);
@@ -485,15 +480,13 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
         found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
         ask_others(&o, c, low);
         t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
-        ari_count(t, "experts", o.experts);
+        ARI_FACTS(t, {"experts", .count = o.experts});
         look_at_stages(t, c, &o);
         look_at_latents(t, c);
         if (few && !(t->flags & ARI_IF(NAMED)))
             ari_trace_clear(t);
     } else if (!few) {
-        ari_trace_set(t, ARI_FOUND_RANK_FACTORS, 0);
-        ari_number(t, "low", low);
-        ari_number(t, "high", high);
+        ARI_FINDING(t, ARI_FOUND_RANK_FACTORS, 0, {"low", .number = low}, {"high", .number = high});
     }
     return AR_OK;
 }
@@ -547,19 +540,14 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     const size_t count = count_of_loss(targets, low, ref);
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0);
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
-    ari_number(t, "reference", ref);
-    ari_number(t, "off", low - ref);
-    ari_number(t, "percent", 100.0 * (low - ref) / fabs(ref));
+    ARI_FINDING(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0, {"low", .number = low}, {"high", .number = high},
+                {"reference", .number = ref}, {"off", .number = low - ref},
+                {"percent", .number = 100.0 * (low - ref) / fabs(ref)});
     if (n > 0) {
-        ari_count(t, "n", (size_t)n);
-        ari_number(t, "log", log((double)n));
+        ARI_FACTS(t, {"n", .count = (size_t)n}, {"log", .number = log((double)n)});
     } else if (!d->hidden && count > 0) {
         t->flags |= ARI_IF(TOKENS);
-        ari_count(t, "targets", targets);
-        ari_count(t, "divisor", count);
+        ARI_FACTS(t, {"targets", .count = targets}, {"divisor", .count = count});
     } else if (d->hidden) {
         ari_name_number(t, low / ref, ALIKE, c->facts.targets);
         t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;

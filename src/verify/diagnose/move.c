@@ -130,10 +130,7 @@ static void look_for_cuts(ari_trace *t, const ari_case *c)
             permuted p = permute(parts[dim - 1], 5, cuts[k].order);
             if (!is_permuted(&left, c, &p, 8))
                 continue;
-            ari_trace_set(t, cuts[k].kind, 0);
-            ari_count(t, "n", n);
-            ari_count(t, "heads", n);
-            ari_count(t, "lanes", shape[2] / n);
+            ARI_FINDING(t, cuts[k].kind, 0, {"n", .count = n}, {"heads", .count = n}, {"lanes", .count = shape[2] / n});
             ari_say_exactness(t, c, left.worst);
         }
     }
@@ -260,11 +257,8 @@ ar_status ari_measure_shift(ari_trace *t, const ari_case *c)
             continue;
         ari_trace_set(t, ARI_FOUND_SHIFTED, 0);
         t->penalty = size % c->grid.cols ? 0 : 6;
-        ari_count(t, "follow", left.held);
-        ari_count(t, "all", left.held + left.missed);
-        ari_count(t, "by", size);
-        ari_words(t, "looks", by < 0 ? "earlier" : "on");
-        ari_words(t, "side", by < 0 ? "before" : "after");
+        ARI_FACTS(t, {"follow", .count = left.held}, {"all", .count = left.held + left.missed}, {"by", .count = size},
+                  {"looks", .text = by < 0 ? "earlier" : "on"}, {"side", .text = by < 0 ? "before" : "after"});
         ari_words(t, "rows", size % c->grid.cols || rows == 0 ? "" : rows == 1 ? " (1 row)" : " (%zu rows)", rows);
     }
     return AR_OK;
@@ -375,10 +369,8 @@ static ari_properties positions_turned(ari_trace *t, const ari_case *c, const tu
     const double angle = angle_at(r, first);
     const bool same = turns_by(r, first, last, angle, 0.0);
     const long by = positions_of(angle, (long)r->seq * 2);
-    ari_count(t, "first", first);
-    ari_count(t, "by", (size_t)labs(by));
-    ari_words(t, "side", by > 0 ? "later" : "earlier");
-    ari_number(t, "angle", angle);
+    ARI_FACTS(t, {"first", .count = first}, {"by", .count = (size_t)labs(by)},
+              {"side", .text = by > 0 ? "later" : "earlier"}, {"angle", .number = angle});
     if (fabs(angle) < still && first > 0 && same)
         return ARI_IF(OF_THETA);
     if (by != 0 && same && last == r->end)
@@ -388,8 +380,7 @@ static ari_properties positions_turned(ari_trace *t, const ari_case *c, const tu
 
 static void found_turns(ari_trace *t, const ari_case *c, const turns *r)
 {
-    ari_trace_set(t, ARI_FOUND_ROPE, 0);
-    ari_words(t, "pairing", r->near == 1 ? "of two halves of a head" : "of neighbours");
+    ARI_FINDING(t, ARI_FOUND_ROPE, 0, {"pairing", .text = r->near == 1 ? "of two halves of a head" : "of neighbours"});
     t->flags |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
                 : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
                 : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)

@@ -244,9 +244,7 @@ static bool find_form(look *l, form *found, const ari_case *c)
 
 static void state(ari_trace *t, ari_properties flags, size_t parts, bool columns)
 {
-    ari_trace_set(t, ARI_FOUND_MUON, flags);
-    ari_count(t, "parts", parts);
-    ari_words(t, "along", columns ? "columns" : "rows");
+    ARI_FINDING(t, ARI_FOUND_MUON, flags, {"parts", .count = parts}, {"along", .text = columns ? "columns" : "rows"});
 }
 
 /* Every part takes what its neighbour has. */
@@ -286,9 +284,7 @@ static bool find_padded(ari_trace *t, look *l, const form *f, const ari_case *c)
     const double counted = l->rate / right * (l->rate / right) * fmax(rows, cols), whole = round(counted);
     if (!fit || !(whole > fmax(rows, cols) && whole <= 2.0 * rows) || fabs(counted - whole) > NEAR_ROWS)
         return false;
-    ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(PADDED));
-    ari_count(t, "padded", (size_t)whole);
-    ari_count(t, "rows", f->block[0]);
+    ARI_FINDING(t, ARI_FOUND_MUON, ARI_IF(PADDED), {"padded", .count = (size_t)whole}, {"rows", .count = f->block[0]});
     return true;
 }
 

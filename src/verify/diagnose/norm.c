@@ -216,7 +216,7 @@ static void name_set(ari_trace *t, int set, const part *of, size_t n, bool once)
                                  " and all others that ranks share as it"};
     ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
               n == 1 ? "" : "s");
-    ari_words(t, "often", "%s", once ? "once more" : "once per rank");
+    ARI_FACTS(t, {"often", .text = once ? "once more" : "once per rank"});
 }
 
 /* The error of a norm's square, and a candidate's tolerance. */
@@ -307,7 +307,7 @@ static ari_properties find_several(ari_trace *t, const parts *all, const sought 
                               : ", ",
                     (int)kinds[of[k]].stem - 1, kinds[of[k]].first->key.name);
         ari_say(&text, ", in all layers,");
-        ari_words(t, "often", "%s", per_rank ? "once per rank" : "once more");
+        ARI_FACTS(t, {"often", .text = per_rank ? "once per rank" : "once more"});
         return s->difference > 0.0 ? ARI_IF(TWICE) : ARI_IF(SOME);
     }
     return 0;
@@ -324,7 +324,7 @@ static bool is_it(ari_trace *t, double value, double number, ari_properties flag
     if (!ari_is_near(number, value, SAME_NORM))
         return false;
     t->flags |= flags;
-    ari_words(t, "which", "%s", which);
+    ARI_FACTS(t, {"which", .text = which});
     return true;
 }
 
@@ -354,7 +354,7 @@ static bool is_of_ranks(ari_trace *t, const parts *all, double value)
 static bool is_another_norm(ari_trace *t, const parts *all, double value)
 {
     for (size_t l = 0; l < LIMITS; l++) {
-        ari_number(t, "limit", limits[l]);
+        ARI_FACTS(t, {"limit", .number = limits[l]});
         if (is_it(t, value, sqrt(all->clipped[l]), ARI_IF(CUT), ""))
             return true;
     }
@@ -444,9 +444,8 @@ static void look_at_experts(ari_trace *t, const parts *all, const ari_case *c, d
         if (experts % n != 0 || !are_of_blocks(all, c, experts, n, &low, &high))
             continue;
         t->flags |= ARI_IF(OF_EP) | (low < high ? ARI_IF(APART) : 0);
-        ari_count(t, "n", n);
-        ari_count(t, "first", low * (experts / n));
-        ari_count(t, "last", (low + 1) * (experts / n) - 1);
+        ARI_FACTS(t, {"n", .count = n}, {"first", .count = low * (experts / n)},
+                  {"last", .count = (low + 1) * (experts / n) - 1});
     }
 }
 
@@ -471,21 +470,13 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
                                                                        : 0);
     if (stages > 1 && is_of_stages(&all, root_over(d, d->ranks / stages, stages), ref))
         t->flags |= ARI_IF(STAGES);
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
-    ari_number(t, "reference", ref);
-    ari_number(t, "root", root_over(d, 1, shares));
-    ari_count(t, "sharers", (size_t)shares);
-    ari_words(
-        t, "over", "%s",
-        ari_extent_text(over, c->known->other, ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_LAYOUT_TP : ARI_LAYOUT_DP));
-    ari_words(t, "everywhere", "%s", d->hidden ? "" : " on every rank");
-    ari_words(t, "which", "%s",
-              low > ref ? "what ranks share (norms, biases, KV heads, a tied weight)" : "some of them");
-    ari_words(t, "often", "once per rank");
-    ari_number(t, "times", low / ref);
-    ari_number(t, "expected", ref / low);
-    ari_count(t, "trained", all.trained);
+    ari_extent_text(over, c->known->other, ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_LAYOUT_TP : ARI_LAYOUT_DP);
+    const char *shared = "what ranks share (norms, biases, KV heads, a tied weight)";
+    ARI_FACTS(t, {"low", .number = low}, {"high", .number = high}, {"reference", .number = ref},
+              {"root", .number = root_over(d, 1, shares)}, {"sharers", .count = (size_t)shares}, {"over", .text = over},
+              {"everywhere", .text = d->hidden ? "" : " on every rank"}, {"often", .text = "once per rank"},
+              {"which", .text = low > ref ? shared : "some of them"}, {"times", .number = low / ref},
+              {"expected", .number = ref / low}, {"trained", .count = all.trained});
     if (all.trained > 0 && ari_is_near(low, sqrt(ref * ref + all.trained_square), ARI_SEEN))
         t->flags |= ARI_IF(OF_GRADIENT);
     else if (!(t->flags & ARI_IF(SAME)))

@@ -89,13 +89,10 @@ static void measure_lookup(ari_trace *t, const ari_case *c)
     if (l.many || l.right > 0 || l.ids > (size_t)c->grid.d->ranks || l.wrong == c->grid.rows)
         return;
     const bool none = s->total.zero == s->total.different;
-    ari_trace_set(t, ARI_FOUND_LOOKUP, 0);
-    ari_count(t, "tokens", l.wrong);
-    ari_count(t, "ids", l.ids);
-    ari_words(t, "hold", l.wrong == 1 ? " holds" : "s hold");
-    ari_words(t, "plural", l.ids == 1 ? "" : "s");
-    ari_words(t, "them", l.ids == 1 ? "it" : "them");
-    ari_words(t, "whose", none ? "no shard" : "two shards, whose rows were added");
+    ARI_FINDING(t, ARI_FOUND_LOOKUP, 0, {"tokens", .count = l.wrong}, {"ids", .count = l.ids},
+                {"hold", .text = l.wrong == 1 ? " holds" : "s hold"}, {"plural", .text = l.ids == 1 ? "" : "s"},
+                {"them", .text = l.ids == 1 ? "it" : "them"},
+                {"whose", .text = none ? "no shard" : "two shards, whose rows were added"});
     ari_words(t, "bits",
               s->total.max_difference > 1e6 * s->max_reference ? " as bit patterns (differences up to %.1e)" : "",
               s->total.max_difference);
@@ -128,7 +125,7 @@ static void measure_edge_rows(ari_trace *t, const ari_case *c)
     ari_trace_set(t, ARI_FOUND_EDGE_ROWS, 0);
     ari_text ids = ari_list(t, "ids");
     ari_say_indices(&ids, c, 0);
-    ari_words(t, "differ", s->hit[0] == 1 ? "differs" : "differ");
+    ARI_FACTS(t, {"differ", .text = s->hit[0] == 1 ? "differs" : "differ"});
 }
 
 /* --- the ids of the batch ----------------------------------------------------------------------------------------- */
@@ -171,7 +168,7 @@ static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const
 static void say_use(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
-    ari_words(t, "use", "%s", all->vr < all->rr ? "is missing from the sum" : "was counted twice");
+    ARI_FACTS(t, {"use", .text = all->vr < all->rr ? "is missing from the sum" : "was counted twice"});
 }
 
 /* Wrong rows against the ids of the batch. */
@@ -192,7 +189,7 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
         return;
     ari_trace_set(t, ARI_FOUND_BATCH_ROWS, repeated ? ARI_IF(TWICE) : others > 0 ? ARI_IF(SOME) : 0);
     say_use(t, c);
-    ari_count(t, "ids", wrong);
+    ARI_FACTS(t, {"ids", .count = wrong});
 }
 
 /* The number of ids that the batch holds, by the distinct rows of the reference's embedding; 0: unknown. */
@@ -234,7 +231,7 @@ static ar_status guess_tied(ari_trace *t, const ari_case *c)
     ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(PERHAPS));
     say_use(t, c);
     t->penalty = 24;
-    ari_count(t, "ids", wrong);
+    ARI_FACTS(t, {"ids", .count = wrong});
     return AR_OK;
 }
 
@@ -252,8 +249,7 @@ static void look_for_lost_head(ari_trace *t, const ari_case *c, const size_t *ti
     }
     if (zero < 2 || off < 2 || zero + off < c->grid.rows)
         return;
-    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ZERO));
-    ari_count(t, "ids", zero);
+    ARI_FINDING(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ZERO), {"ids", .count = zero});
 }
 
 /* A tied weight whose use in the head counts twice: the rows of ids outside the batch are twice the reference. */
@@ -273,8 +269,7 @@ static void look_for_doubled_head(ari_trace *t, const ari_case *c, const size_t 
     }
     if (doubled < 2 || held < 2)
         return;
-    ari_trace_set(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ALL));
-    ari_count(t, "ids", doubled);
+    ARI_FINDING(t, ARI_FOUND_BATCH_ROWS, ARI_IF(ALL), {"ids", .count = doubled});
 }
 
 static ar_status measure_batch(ari_trace *t, const ari_case *c)
@@ -330,10 +325,8 @@ static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
             continue;
         ari_trace_set(t, ARI_FOUND_LEFT_OVER, 0);
         t->penalty = d->hidden ? 5 : 0;
-        ari_count(t, "left", n - from);
-        ari_count(t, "vocabulary", n);
-        ari_count(t, "shards", ranks);
-        ari_count(t, "from", from);
+        ARI_FACTS(t, {"left", .count = n - from}, {"vocabulary", .count = n}, {"shards", .count = ranks},
+                  {"from", .count = from});
         return;
     }
 }
@@ -359,9 +352,7 @@ ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
     if (t->kind != ARI_FOUND_NOTHING || d->ndim != 2 || activation)
         return AR_OK;
     if (d->hidden && is_padding(c, &from)) {
-        ari_trace_set(t, ARI_FOUND_PADDING, 0);
-        ari_count(t, "ids", g->shape[0] - from);
-        ari_count(t, "from", from);
+        ARI_FINDING(t, ARI_FOUND_PADDING, 0, {"ids", .count = g->shape[0] - from}, {"from", .count = from});
         return AR_OK;
     }
     return d->pass == 'g' && embedding ? measure_batch(t, c) : AR_OK;

@@ -140,12 +140,12 @@ static void measure_slices(ari_trace *t, const ari_case *c, int dim, const class
     if (g->count / k->n < ELEMENTS_TELL || !spread_of(&all, c, k, k->n) || (!c->val && !(all.low > 0.0)) ||
         (fabs(all.low - 1.0) <= far && fabs(all.high - 1.0) <= far))
         return;
-    ari_trace_set(t, ARI_FOUND_SLICE_FACTORS, dim == g->nd - 1 ? ARI_IF(FEATURES) : dim == ROWS ? ARI_IF(ROWS) : 0);
-    ari_words(t, "axis", "%s", ari_dim_name(g, named, false));
-    ari_words(t, "axes", "%s", ari_dim_name(g, named, true));
-    ari_count(t, "wrong", all.wrong);
-    ari_number(t, "low", all.low);
-    ari_number(t, "high", all.high);
+    ARI_FINDING(t, ARI_FOUND_SLICE_FACTORS,
+                dim == g->nd - 1 ? ARI_IF(FEATURES)
+                : dim == ROWS    ? ARI_IF(ROWS)
+                                 : 0,
+                {"axis", .text = ari_dim_name(g, named, false)}, {"axes", .text = ari_dim_name(g, named, true)},
+                {"wrong", .count = all.wrong}, {"low", .number = all.low}, {"high", .number = all.high});
 }
 
 /* True if every one of n shards along a dimension has a factor, and those that differ are not all the same. */
@@ -172,9 +172,8 @@ static void measure_shards(ari_trace *t, const ari_case *c, int dim, const class
         p.of = of;
         if (slices->n % n != 0 || c->count / n < ELEMENTS_TELL || !shards_scale(&p, c, dim, slices))
             continue;
-        ari_trace_set(t, ARI_FOUND_SHARD_FACTORS, 0);
-        ari_count(t, "shards", n);
-        ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
+        ARI_FINDING(t, ARI_FOUND_SHARD_FACTORS, 0, {"shards", .count = n},
+                    {"axes", .text = ari_dim_name(&c->grid, dim, true)});
         ari_text factors = ari_list(t, "factors");
         for (size_t k = 0; k < n && k < 6; k++)
             ari_say(&factors, " %.5g", of[k].number);
@@ -197,10 +196,8 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
             continue;
         AR_TRY(fit_classes(&k, c));
         if (spread_of(&all, c, &k, n) && all.apart * 4 > k.n && all.low > 0.0 && holds(c, &k, &all)) {
-            ari_trace_set(t, ARI_FOUND_ROW_SHARD_FACTORS, 0);
-            ari_count(t, "shards", n);
-            ari_number(t, "low", all.low);
-            ari_number(t, "high", all.high);
+            ARI_FINDING(t, ARI_FOUND_ROW_SHARD_FACTORS, 0, {"shards", .count = n}, {"low", .number = all.low},
+                        {"high", .number = all.high});
         }
         ari_arena_end(c->arena, before);
     }
@@ -285,13 +282,10 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     const double size = sqrt(squares / (double)all);
     if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
         return AR_OK;
-    ari_trace_set(t, kind,
-                  (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP)
-                                                                                                      : 0);
-    ari_number(t, "size", size);
-    ari_number(t, "spread", sqrt(left.left / left.all));
-    ari_number(t, "added", k->of[0].number);
-    ari_count(t, "samples", c->grid.shape[0]);
+    ARI_FINDING(t, kind,
+                (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
+                {"size", .number = size}, {"spread", .number = sqrt(left.left / left.all)},
+                {"added", .number = k->of[0].number}, {"samples", .count = c->grid.shape[0]});
     return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;
 }
 
@@ -493,17 +487,14 @@ static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expec
     const bool added = ari_is_near(p->inverse, 1.0, within) && (apart || !(flags & ARI_IF(HIDDEN) || loss_is_right(c)));
     if (!averaged && !added)
         return false;
-    ari_trace_set(t, ARI_FOUND_MEANS, flags | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)));
-    ari_count(t, "parts", (size_t)p->n);
-    ari_number(t, "low", p->low);
-    ari_number(t, "high", p->high);
-    ari_number(t, "inverse", p->inverse);
+    ARI_FINDING(t, ARI_FOUND_MEANS, flags | (averaged ? ARI_IF(AVERAGE) : 0) | (apart ? 0 : ARI_IF(SAME)),
+                {"parts", .count = (size_t)p->n}, {"low", .number = p->low}, {"high", .number = p->high},
+                {"inverse", .number = p->inverse});
     say_targets(t, p);
-    ari_words(t, "of", "%s",
-              flags & ARI_IF(OF_DP)                         ? "data-parallel ranks"
-              : flags & ARI_IF(OF_CP)                       ? "context-parallel ranks"
-              : flags & ARI_IF(OF_MICRO) || ari_is_alone(c) ? "micro-batches"
-                                                            : "ranks or micro-batches");
+    ARI_FACTS(t, {"of", .text = flags & ARI_IF(OF_DP)                         ? "data-parallel ranks"
+                                : flags & ARI_IF(OF_CP)                       ? "context-parallel ranks"
+                                : flags & ARI_IF(OF_MICRO) || ari_is_alone(c) ? "micro-batches"
+                                                                              : "ranks or micro-batches"});
     return true;
 }
 

@@ -51,9 +51,8 @@ ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
         const sharing s = {.dim = i / 2, .neighbours = copies, .zero = i % 2};
         if (!own_is_right(c, s))
             continue;
-        ari_trace_set(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0);
-        ari_count(t, "n", (size_t)copies);
-        ari_words(t, "axis", "%s", ari_dim_name(&c->grid, s.dim, true));
+        ARI_FINDING(t, ARI_FOUND_OWN_BLOCK, s.zero ? ARI_IF(ZERO) : 0, {"n", .count = (size_t)copies},
+                    {"axis", .text = ari_dim_name(&c->grid, s.dim, true)});
     }
     if (t->kind == ARI_FOUND_NOTHING && d->sp && ari_is_activation(d) && d->ndim >= 3 &&
         c->survey.total.zero == c->survey.total.different && own_is_right(c, tokens))
@@ -204,8 +203,7 @@ static bool is_along(ari_trace *t, const ari_case *c, const shards *s, bool one)
                 continue;
             t->flags |= one ? ARI_IF(SAME) : ARI_IF(SHIFT);
             t->flags |= axes == ARI_CUTS_SAMPLES && ari_is_activation(d) ? ARI_IF(SAMPLES) : 0;
-            ari_count(t, "shift", (size_t)by);
-            ari_count(t, "of", (size_t)n);
+            ARI_FACTS(t, {"shift", .count = (size_t)by}, {"of", .count = (size_t)n});
             ari_words(t, "along", n < d->ranks ? " along %s" : "",
                       i < 0 ? "" : ari_extent_text(name, c->known->other, i));
             return true;
@@ -284,10 +282,9 @@ static void found_shards(ari_trace *t, const ari_case *c, const shards *s)
     const bool chunks = is_of_chunks(s);
     ari_trace_set(t, ARI_FOUND_SHARDS, 0);
     const bool same = say_pairs(t, s);
-    ari_count(t, "heads", (size_t)parts);
-    ari_count(t, "places", (size_t)ari_along(d, ARI_CUTS_POSITIONS));
+    ARI_FACTS(t, {"heads", .count = (size_t)parts}, {"places", .count = (size_t)ari_along(d, ARI_CUTS_POSITIONS)});
     const int tp = ari_along(d, ARI_CUTS_FEATURES), n = is_by_rank(s, d->ranks, parts) ? d->ranks : tp;
-    ari_count(t, "n", (size_t)n);
+    ARI_FACTS(t, {"n", .count = (size_t)n});
     if (is_by_rank(s, n, parts))
         t->flags |= ARI_IF(HEADS);
     else if (chunks && is_zigzag(s))
@@ -328,7 +325,7 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
         if (own->held == 0 || (r < tp ? own->different > 0 : own->different * 2 < own->held))
             return AR_OK;
     }
-    ari_trace_set(t, ARI_FOUND_WORLD_RANK, 0);
-    ari_words(t, "zeros", "%s", s->total.zero == s->total.different ? " and has zeros" : "");
+    ARI_FINDING(t, ARI_FOUND_WORLD_RANK, 0,
+                {"zeros", .text = s->total.zero == s->total.different ? " and has zeros" : ""});
     return AR_OK;
 }

@@ -71,10 +71,8 @@ ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_BIAS_AXIS, last ? ARI_IF(LAST) : exact ? ARI_IF(TOKENS) : ends ? ARI_IF(SOME) : 0);
     t->penalty = exact || last ? 0 : 25;
-    ari_count(t, "end", end);
-    ari_count(t, "tokens", tokens);
-    ari_count(t, "first", d->seq - 1);
-    ari_count(t, "second", 2 * d->seq - 1);
+    ARI_FACTS(t, {"end", .count = end}, {"tokens", .count = tokens}, {"first", .count = d->seq - 1},
+              {"second", .count = 2 * d->seq - 1});
     return AR_OK;
 }
 
@@ -152,8 +150,11 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     if ((!less && !twice) ||
         (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_SHARE, !less ? ARI_IF(TWICE) : of_micro ? ARI_IF(OF_MICRO) : 0);
-    ari_number(t, "share", less ? p.share : along);
+    ARI_FINDING(t, ARI_FOUND_SHARE,
+                !less      ? ARI_IF(TWICE)
+                : of_micro ? ARI_IF(OF_MICRO)
+                           : 0,
+                {"share", .number = less ? p.share : along});
     say_how_many(t, c, less ? p.share : along);
     return AR_OK;
 }
@@ -190,8 +191,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
     }
     if (!sum && !mean)
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0);
-    ari_number(t, "share", s->total.vr / s->total.rr);
+    ARI_FINDING(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0, {"share", .number = s->total.vr / s->total.rr});
     return AR_OK;
 }
 
@@ -236,8 +236,7 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
     const bool every = all_differ(all, 20) && all->nan == 0 && c->survey.wrong_ranks == c->survey.holding_ranks;
     if (!ring && !(d->sp && every && is_one_of(p.share, tp, NEARLY) && distance(p.over, 1.0) <= log(ABOUT)))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0);
-    ari_number(t, "share", p.share);
+    ARI_FINDING(t, ARI_FOUND_SCATTER, ring ? ARI_IF(OF_CP) : 0, {"share", .number = p.share});
     return AR_OK;
 }
 
@@ -295,9 +294,8 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->flags |= ARI_IF(PERHAPS);
     /* A foreign input may by chance leave a share and an angle that a part of the sum would have. */
     t->flags |= d->recomputed && d->ndim == 2 && !foreign ? ARI_IF(TWICE) : 0;
-    ari_count(t, "out", out);
-    ari_count(t, "in", in);
-    ari_number(t, "sample", 1.0 / (double)(d->batch > 0 ? d->batch : 1));
+    ARI_FACTS(t, {"out", .count = out}, {"in", .count = in},
+              {"sample", .number = 1.0 / (double)(d->batch > 0 ? d->batch : 1)});
 }
 
 ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
@@ -314,8 +312,7 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
     const bool again = d->recomputed && d->ndim == 2 && along && p.share < 2.0 && p.over > 1.04;
     if (!again && !(along && p.share < 0.9) && !(inputs && along && p.share < 2.0) && !(fabs(p.angle) < 0.2))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_GRADIENT, 0);
-    ari_number(t, "share", p.share);
+    ARI_FINDING(t, ARI_FOUND_GRADIENT, 0, {"share", .number = p.share});
     if (again && !less)
         t->flags |= ARI_IF(TWICE) | ARI_IF(FOREIGN); /* its input was computed twice */
     else if (inputs && along && p.share < 2.0 && !less)
@@ -388,7 +385,7 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     if (find_lost(&from, &to, &dim, &g)) {
         ari_trace_set(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);
-        ari_words(t, "weight", "%s", stem);
+        ARI_FACTS(t, {"weight", .text = stem});
     }
     return AR_OK;
 }
@@ -457,8 +454,9 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     AR_TRY(concentration(&peak, c));
     if (!(peak < 12.0) || has_exact_rows(c))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0);
-    ari_number(t, "size", size);
-    ari_words(t, "arithmetic", "%s", size < 3e-5 ? "long sums of fp32" : size < 1.5e-3 ? "tf32 or fp16" : "bf16");
+    ARI_FINDING(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0, {"size", .number = size},
+                {"arithmetic", .text = size < 3e-5     ? "long sums of fp32"
+                                       : size < 1.5e-3 ? "tf32 or fp16"
+                                                       : "bf16"});
     return AR_OK;
 }

@@ -388,11 +388,13 @@ static void describe_units(ari_trace *t, const axis *a, const rule *r)
 {
     const bool heads = a->head > 1 && a->head == a->unit;
     t->flags |= heads && is_few(r) ? ARI_IF(HEADS) : 0;
-    ari_words(t, "unit", "%s", heads ? "head" : a->unit > 1 ? "block" : a->name[0]);
-    ari_count(t, "a", r->a);
-    ari_count(t, "b", r->b);
+    ARI_FACTS(t,
+              {"unit", .text = heads         ? "head"
+                               : a->unit > 1 ? "block"
+                                             : a->name[0]},
+              {"a", .count = r->a}, {"b", .count = r->b});
     if (a->unit == 1)
-        ari_words(t, "units", "%s", a->name[1]);
+        ARI_FACTS(t, {"units", .text = a->name[1]});
     else
         ari_words(t, "units", heads ? "heads (%zu %s each)" : "blocks of %zu %s", a->unit, a->name[1]);
 }
@@ -405,14 +407,10 @@ static void describe_steps(ari_trace *t, const axis *a, const rule *r)
     const bool even = slices > 1 && a->n % slices == 0, by_heads = a->head > 0 ? slices % head == 0 : even;
     t->flags |= (even ? ARI_IF(BLOCKS) : 0) |
                 (a->heads && by_heads && r->kind == ARI_FOUND_ROTATED && r->period == a->units ? ARI_IF(HEADS) : 0);
-    ari_words(t, "axes", "%s", a->name[slices != 1]);
-    ari_words(t, "sign", forward ? "+" : "-");
-    ari_count(t, "n", a->n);
-    ari_count(t, "by", r->by * a->unit);
-    ari_count(t, "slices", slices);
-    ari_count(t, "blocks", slices > 0 ? a->n / slices : 0);
-    ari_count(t, "head", head);
-    ari_count(t, "head_by", slices > 0 ? slices / head : 0);
+    ARI_FACTS(t, {"axes", .text = a->name[slices != 1]}, {"sign", .text = forward ? "+" : "-"}, {"n", .count = a->n},
+              {"by", .count = r->by * a->unit}, {"slices", .count = slices},
+              {"blocks", .count = slices > 0 ? a->n / slices : 0}, {"head", .count = head},
+              {"head_by", .count = slices > 0 ? slices / head : 0});
 }
 
 /* True if a rule deals pairs of a head's features out as RoPE's halves, or the inverse. */
@@ -434,13 +432,10 @@ static void describe_rule(ari_trace *t, const ari_case *c, const axis *a, const 
                 (r->period == 2 ? ARI_IF(TWICE) : 0) | (a->unit > 1 && a->units <= 64 ? ARI_IF(OF_SHARDS) : 0) |
                 (packed ? ARI_IF(PACKED) : 0) | (is_of_pairs(a, r) ? ARI_IF(PAIRS) : 0) |
                 (a->dim == ROWS && !is_within_samples(c, a, r) ? ARI_IF(ROWS) : 0);
-    ari_words(t, "axis", "%s", a->name[0]);
-    ari_count(t, "shards", r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units);
-    ari_count(t, "places", r->period / 2);
-    ari_count(t, "p", r->p);
-    ari_count(t, "q", r->q);
-    ari_words(t, "packed", packed == 3 ? "q|k|v" : "gate|up");
-    ari_words(t, "pairs", r->p == 2 ? "halves are interleaved" : "pairs are split into halves");
+    ARI_FACTS(t, {"axis", .text = a->name[0]}, {"shards", .count = r->kind == ARI_FOUND_ZIGZAG ? r->period : a->units},
+              {"places", .count = r->period / 2}, {"p", .count = r->p}, {"q", .count = r->q},
+              {"packed", .text = packed == 3 ? "q|k|v" : "gate|up"},
+              {"pairs", .text = r->p == 2 ? "halves are interleaved" : "pairs are split into halves"});
     if (r->kind == ARI_FOUND_ROTATED || r->kind == ARI_FOUND_SHIFTED_SLICES)
         describe_steps(t, a, r);
     describe_units(t, a, r);

@@ -205,11 +205,8 @@ ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
     while (i + 1 < sizeof means / sizeof *means && (!means[i].may || !ari_is_near(factor, means[i].factor, ARI_KNOWN)))
         i++;
     t->flags |= means[i].flags;
-    ari_words(t, "moments", "%s", means[i].moments);
-    ari_words(t, "rule", "%s", means[i].rule);
-    ari_number(t, "momentum", momentum);
-    ari_count(t, "as", (size_t)as);
-    ari_count(t, "step", (size_t)step);
+    ARI_FACTS(t, {"moments", .text = means[i].moments}, {"rule", .text = means[i].rule},
+              {"momentum", .number = momentum}, {"as", .count = (size_t)as}, {"step", .count = (size_t)step});
     return AR_OK;
 }
 
@@ -243,10 +240,8 @@ static void found_epsilon(ari_trace *t, const epsilons *e, const char *root)
     const double eps = is_inside ? inside : beside, least = is_inside ? left_inside : left;
     if (!(least < ARI_KNOWN) || !(least < 0.01 * plain) || !(eps > 0.0))
         return;
-    ari_trace_set(t, ARI_FOUND_EPSILON, is_inside ? ARI_IF(ROOT) : 0);
-    ari_number(t, "epsilon", eps);
-    ari_words(t, "root", "%s", root);
-    ari_words(t, "where", k == 1 ? "here" : "in the reference");
+    ARI_FINDING(t, ARI_FOUND_EPSILON, is_inside ? ARI_IF(ROOT) : 0, {"epsilon", .number = eps}, {"root", .text = root},
+                {"where", .text = k == 1 ? "here" : "in the reference"});
 }
 
 /* The first step of Adam moves a weight by lr*g/(|g| + eps), and by a decay. */
@@ -291,8 +286,7 @@ static ar_status found_moments(ari_trace *t, const ari_case *c, double first, do
                ari_is_near(second, 1.0 + beta[1], ARI_KNOWN)) {
         t->flags = ARI_IF(TWICE);
     }
-    ari_number(t, "first", first);
-    ari_number(t, "second", second);
+    ARI_FACTS(t, {"first", .number = first}, {"second", .number = second});
     return AR_OK;
 }
 
@@ -309,9 +303,8 @@ static void found_moved(ari_trace *t, const ari_fit *moved)
     }
     if (!(by[0] * by[1] > 0.0))
         return;
-    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(OF_STEP));
-    ari_number(t, "first", by[0]);
-    ari_number(t, "second", by[1]);
+    ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(OF_STEP), {"first", .number = by[0]},
+                {"second", .number = by[1]});
 }
 
 /* True if a moment is its gradient, or its square, times a number: it begins anew in this step. */
@@ -369,8 +362,7 @@ static void name_forgotten(ari_trace *t, double factor)
         if (!ari_is_near(factor, correction(beta, 1) / correction(beta, step), ARI_SEEN))
             continue;
         t->flags = ARI_IF(OF_STEP);
-        ari_count(t, "as", 1);
-        ari_count(t, "step", (size_t)step);
+        ARI_FACTS(t, {"as", .count = 1}, {"step", .count = (size_t)step});
     }
 }
 
@@ -404,9 +396,7 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
         if (decays && c->grid.d->step == 1 && !begins(&s->fit[OWN_FIRST])) /* the rate is the same, as the decay is */
             name_forgotten(t, factor);
     }
-    ari_number(t, "factor", factor);
-    ari_number(t, "decay", decay[0]);
-    ari_number(t, "other_decay", decay[1]);
+    ARI_FACTS(t, {"factor", .number = factor}, {"decay", .number = decay[0]}, {"other_decay", .number = decay[1]});
     return AR_OK;
 }
 
@@ -443,10 +433,8 @@ static ar_status found_cut(ari_trace *t, const state *s, const ari_case *c)
         AR_TRY(ari_read_beside(beside, 2, c->start, c->count, add_cut, &cut));
         if (cut.at_limit < 4 || cut.less == 0 || !(cut.worst <= ARI_KNOWN * cut.most))
             continue;
-        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(CUT));
-        ari_number(t, "limit", cut.most / cut.by);
-        ari_count(t, "cut", cut.at_limit);
-        ari_words(t, "where", k == 0 ? "in the reference" : "here");
+        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(CUT), {"limit", .number = cut.most / cut.by},
+                    {"cut", .count = cut.at_limit}, {"where", .text = k == 0 ? "in the reference" : "here"});
         return AR_OK;
     }
     return AR_OK;
@@ -472,8 +460,10 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     const bool lost = !first || !second, lost_first = lost && is_lost(&s->fit[OWN_FIRST]),
                lost_second = lost && is_lost(&s->fit[OWN_SECOND]);
     if (lost_first || lost_second) {
-        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(LAST));
-        ari_words(t, "lost", "%s", !lost_second ? "first moment is" : !lost_first ? "second moment is" : "moments are");
+        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(LAST),
+                    {"lost", .text = !lost_second  ? "first moment is"
+                                     : !lost_first ? "second moment is"
+                                                   : "moments are"});
     }
     if (!first && t->kind == ARI_FOUND_NOTHING)
         found_moved(t, &s->fit[FIRST_MOVED]);
@@ -482,15 +472,13 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     const ari_tally *all = &c->survey.total; /* zeros of a rank are no other gradient */
     if (!first && t->kind == ARI_FOUND_NOTHING && c->grid.d->step == 1 && begins(&own[0]) &&
         2 * all->zero < all->different && ari_fit_one(&none, &own[1]) > 0.5) {
-        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(FOREIGN));
-        ari_number(t, "cosine", own[1].ya / sqrt(own[1].aa * own[1].yy));
+        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(FOREIGN),
+                    {"cosine", .number = own[1].ya / sqrt(own[1].aa * own[1].yy)});
     }
     if (!first || t->kind != ARI_FOUND_NOTHING)
         return AR_OK;
     if (fabs(decay * sqrt(s->fit[FIRSTS].bb / s->fit[FIRSTS].yy)) > ARI_KNOWN) { /* part of the moment is the weight */
-        ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT));
-        ari_number(t, "first", by[0]);
-        ari_number(t, "decay", decay);
+        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT), {"first", .number = by[0]}, {"decay", .number = decay});
         return AR_OK;
     }
     if (!second)
@@ -514,10 +502,8 @@ static void compare_momentum(ari_trace *t, const state *s)
     if (!has_equal_gradients(s) || !(unsure < 10.0 * ARI_KNOWN * fabs(more)) ||
         !(taken > 0.0 && taken < 1.0 && kept > 0.0 && kept < 1.0))
         return;
-    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(AVERAGE));
-    ari_number(t, "kept", kept);
-    ari_number(t, "taken", taken);
-    ari_number(t, "dampening", 1.0 - taken);
+    ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(AVERAGE), {"kept", .number = kept}, {"taken", .number = taken},
+                {"dampening", .number = 1.0 - taken});
 }
 
 /* SGD's first momentum is its gradient and, with weight decay, a part of the weight. */
@@ -531,9 +517,8 @@ static ar_status compare_first_momentum(ari_trace *t, const state *s, const ari_
     if (t->kind != ARI_FOUND_NOTHING || !(ari_fit_two(&by, &decay, f) < ARI_FIT) || !ari_is_near(by, 1.0, ARI_KNOWN) ||
         !(fabs(decay) * sqrt(f->bb / f->yy) > ARI_SEEN))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT) | ARI_IF(AVERAGE));
-    ari_number(t, "part", fabs(decay));
-    ari_words(t, "sign", "%s", decay > 0.0 ? "plus" : "less");
+    ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_WEIGHT) | ARI_IF(AVERAGE), {"part", .number = fabs(decay)},
+                {"sign", .text = decay > 0.0 ? "plus" : "less"});
     return AR_OK;
 }
 

@@ -260,10 +260,8 @@ static void found_other(ari_trace *t, const search *s)
         t->flags |= ARI_IF(EXCHANGED);
     t->flags |= s->masked >= 16 ? ARI_IF(CUT) : 0; /* fewer may be zero by accident */
     t->flags |= c->survey.total.gained == c->survey.different ? ARI_IF(ZERO) : 0;
-    ari_words(t, "other", "%s", name);
-    ari_count(t, "step", (size_t)ari_order_of(own, c->path).step);
-    ari_count(t, "of_step", (size_t)ari_order_of(name, c->path).step);
-    ari_count(t, "masked", s->masked);
+    ARI_FACTS(t, {"other", .text = name}, {"step", .count = (size_t)ari_order_of(own, c->path).step},
+              {"of_step", .count = (size_t)ari_order_of(name, c->path).step}, {"masked", .count = s->masked});
     ari_say_exactness(t, c, s->left.worst);
 }
 
@@ -299,8 +297,7 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
     else if (a.pass == 'g' && own && b.pass == 'g')
         t->flags |= ARI_IF(OF_STEP);
     t->flags |= plus || minus ? ARI_IF(ONE) : 0; /* once more, or not at all */
-    ari_number(t, "factor", factor);
-    ari_words(t, "other", "%s", other->name);
+    ARI_FACTS(t, {"factor", .number = factor}, {"other", .text = other->name});
     ari_text what = ari_list(t, "what");
     if (plus || minus)
         ari_say(&what,

@@ -66,9 +66,8 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_LAST, fabs(m.now) <= ARI_SEEN ? ARI_IF(ALL) : 0);
     ari_explained(t, &left);
-    ari_number(t, "now", m.now);
-    ari_number(t, "last", m.last);
-    ari_count(t, "before", (size_t)c->grid.d->step - 1);
+    ARI_FACTS(t, {"now", .number = m.now}, {"last", .number = m.last},
+              {"before", .count = (size_t)c->grid.d->step - 1});
     ari_words(t, "times_now", fabs(m.now - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.now);
     ari_words(t, "times_last", fabs(m.last - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.last);
     ari_words(t, "times", fabs(m.last - 1.0) <= ARI_SEEN ? "" : " times %.6g", m.last);
@@ -107,9 +106,7 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
         high = fmax(high, factor);
     }
     const bool one = (low == 0.0 && high == 0.0) || high - low <= ARI_KNOWN * fabs(high);
-    ari_trace_set(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME));
-    ari_number(t, "factor", low);
-    ari_number(t, "high", high);
+    ARI_FINDING(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME), {"factor", .number = low}, {"high", .number = high});
     return one ? ari_name_update(t, c, low) : AR_OK;
 }
 
@@ -123,9 +120,8 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
     const double left = ari_fit_one(&part, &s.apart), noise = s.noise / s.apart.yy;
     if (!(noise < 1.0 / 16.0) || left > ARI_KNOWN + 2.0 * noise || !(fabs(part) < 0.5))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0);
-    ari_words(t, "what", part > 0.0 ? "left out" : "counted more than once");
-    ari_number(t, "part", fabs(part));
+    ARI_FINDING(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0,
+                {"what", .text = part > 0.0 ? "left out" : "counted more than once"}, {"part", .number = fabs(part)});
     return AR_OK;
 }
 
@@ -142,10 +138,9 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
     const double size = sqrt(f->yy / f->aa), cosine = f->ya / sqrt(f->aa * f->yy);
     if (!s.as_before && (few || !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5)))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_SHARE_UPDATE, (s.as_before ? ARI_IF(OF_BEFORE) : 0) | (few ? ARI_IF(SOME) : 0));
-    ari_count(t, "wrong", (size_t)c->survey.wrong_ranks);
-    ari_number(t, "size", size);
-    ari_number(t, "cosine", cosine);
+    ARI_FINDING(t, ARI_FOUND_SHARE_UPDATE, (s.as_before ? ARI_IF(OF_BEFORE) : 0) | (few ? ARI_IF(SOME) : 0),
+                {"wrong", .count = (size_t)c->survey.wrong_ranks}, {"size", .number = size},
+                {"cosine", .number = cosine});
     return AR_OK;
 }
 
@@ -171,8 +166,6 @@ ar_status ari_measure_one_step(ari_trace *t, const ari_case *c)
     if (f.n * 4 < c->count || up * 4 < f.n || up * 4 > f.n * 3 || c->survey.total.zero > 0 ||
         !(ari_fit_two(&size, &decay, &f) <= ARI_UNFITTED) || !(fabs(decay) < MOST_DECAY))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_UPDATE, ARI_IF(ONE));
-    ari_number(t, "size", size);
-    ari_number(t, "decay", fabs(decay));
+    ARI_FINDING(t, ARI_FOUND_UPDATE, ARI_IF(ONE), {"size", .number = size}, {"decay", .number = fabs(decay)});
     return AR_OK;
 }

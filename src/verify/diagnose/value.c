@@ -137,8 +137,8 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     if (s->total.max_difference <= ARI_LONG_SUMS * s->max_reference) {
         if (is_part_of_update(c))
             return AR_OK;
-        ari_trace_set(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0);
-        ari_number(t, "largest", s->total.max_difference / s->max_reference);
+        ARI_FINDING(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0,
+                    {"largest", .number = s->total.max_difference / s->max_reference});
         return AR_OK;
     }
     (void)fit_format(c, formats[3], &value, &ref);
@@ -154,20 +154,17 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
         strchr("gmv", d->pass) && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
     if (r.near < r.different && !sums)
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_PRECISION,
-                  r.near < r.different                                 ? ARI_IF(SOME)
-                  : r.cut * 10 >= r.different * 9 && r.cut > r.nearest ? ARI_IF(CUT)
-                  : r.nearest * 2 >= r.different                       ? ARI_IF(SAME)
-                                                                       : 0);
-    ari_words(t, "format", "%s",
-              kept == 10  ? s->max_reference < 65504.0 ? "fp16 or tf32" : "tf32"
-              : kept == 7 ? "bf16"
-              : kept == 3 ? "fp8 (e4m3)"
-                          : "fp8 (e5m2)");
-    ari_count(t, "mantissa", (size_t)kept);
-    ari_count(t, "bits", kept < 4 ? 8 : 16);
-    ari_count(t, "nearest", t->flags & ARI_IF(CUT) ? r.cut : r.nearest);
-    ari_count(t, "wrong", r.different);
+    ARI_FINDING(t, ARI_FOUND_PRECISION,
+                r.near < r.different                                 ? ARI_IF(SOME)
+                : r.cut * 10 >= r.different * 9 && r.cut > r.nearest ? ARI_IF(CUT)
+                : r.nearest * 2 >= r.different                       ? ARI_IF(SAME)
+                                                                     : 0,
+                {"format", .text = kept == 10  ? s->max_reference < 65504.0 ? "fp16 or tf32" : "tf32"
+                                   : kept == 7 ? "bf16"
+                                   : kept == 3 ? "fp8 (e4m3)"
+                                               : "fp8 (e5m2)"},
+                {"mantissa", .count = (size_t)kept}, {"bits", .count = kept < 4 ? 8 : 16},
+                {"nearest", .count = t->flags & ARI_IF(CUT) ? r.cut : r.nearest}, {"wrong", .count = r.different});
     return AR_OK;
 }
 
@@ -259,10 +256,8 @@ static void measure_grid(ari_trace *t, const ari_case *c)
     }
     if (!(step > 0.0) && rows < 2)
         return;
-    ari_trace_set(t, ARI_FOUND_GRID, step > 0.0 ? 0 : ARI_IF(ROWS));
-    ari_number(t, "step", step);
-    ari_count(t, "steps", step > 0.0 ? (size_t)nearbyint(c->max_ref / step) : 0);
-    ari_count(t, "rows", rows);
+    ARI_FINDING(t, ARI_FOUND_GRID, step > 0.0 ? 0 : ARI_IF(ROWS), {"step", .number = step},
+                {"steps", .count = step > 0.0 ? (size_t)nearbyint(c->max_ref / step) : 0}, {"rows", .count = rows});
 }
 
 /* True if different values of the reference beyond a bound became that bound: one value may be replaced by another, as
@@ -306,9 +301,7 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
     }
     if (t->kind == ARI_FOUND_NOTHING)
         measure_grid(t, c);
-    ari_count(t, "wrong", c->survey.different);
-    ari_number(t, "low", own[0]);
-    ari_number(t, "high", own[1]);
+    ARI_FACTS(t, {"wrong", .count = c->survey.different}, {"low", .number = own[0]}, {"high", .number = own[1]});
     return AR_OK;
 }
 
@@ -319,8 +312,6 @@ ar_status ari_measure_nan(ari_trace *t, const ari_case *c)
     const ari_tally *all = &c->survey.total;
     if (all->nan == 0)
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_NAN, 0);
-    ari_count(t, "nan", all->nan);
-    ari_count(t, "wrong", all->different);
+    ARI_FINDING(t, ARI_FOUND_NAN, 0, {"nan", .count = all->nan}, {"wrong", .count = all->different});
     return AR_OK;
 }

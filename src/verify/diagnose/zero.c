@@ -18,10 +18,8 @@ static bool is_floored(ari_trace *t, const ari_case *c)
     ari_bounding_range(c, 1, &from, &to);
     if (from != g->shape[1] / unit * unit || to != g->shape[1] || c->survey.hit[1] != to - from)
         return false;
-    ari_trace_set(t, ARI_FOUND_TAIL, ARI_IF(TOKENS));
-    ari_count(t, "cut", from);
-    ari_count(t, "extent", to);
-    ari_count(t, "unit", unit);
+    ARI_FINDING(t, ARI_FOUND_TAIL, ARI_IF(TOKENS), {"cut", .count = from}, {"extent", .count = to},
+                {"unit", .count = unit});
     return true;
 }
 
@@ -78,17 +76,13 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     else if (extent % cut == 0 && extent / cut == ranks)
         t->flags |= ARI_IF(TWICE);
     t->penalty = seen ? zero ? 0 : 18 : 4;
-    ari_words(t, "of", heads ? "heads" : "shards");
+    ARI_FACTS(t, {"of", .text = heads ? "heads" : "shards"});
     ari_words(t, "each", seen ? "every rank" : "each of %zu shards", n);
-    ari_count(t, "cut", cut);
-    ari_count(t, "extent", extent);
-    ari_count(t, "shards", ranks);
-    ari_count(t, "local", local);
-    ari_words(t, "axes", "%s", ari_dim_name(&c->grid, dim, true));
+    ARI_FACTS(t, {"cut", .count = cut}, {"extent", .count = extent}, {"shards", .count = ranks},
+              {"local", .count = local}, {"axes", .text = ari_dim_name(&c->grid, dim, true)});
     ari_words(t, "by_heads", by_heads ? " (%zu of %zu heads)" : "", right, local);
-    ari_words(t, "rest", zero ? "zero" : "wrong");
-    ari_words(t, "ranks", seen ? "ranks" : "shards");
-    ari_words(t, "count", heads ? "head count" : "extent");
+    ARI_FACTS(t, {"rest", .text = zero ? "zero" : "wrong"}, {"ranks", .text = seen ? "ranks" : "shards"},
+              {"count", .text = heads ? "head count" : "extent"});
 }
 
 /* The place from which on each of n = 2 .. shards along a dimension has zeros, and only there. */
@@ -180,11 +174,9 @@ static void measure_dropout(ari_trace *t, const ari_case *c)
     const bool right = ari_is_near(h.factor, 1.0, ARI_KNOWN);
     if ((!scaled && !right) || !ari_holds_all(NULL, &h) || !ari_scattered(c, is_dropped))
         return;
-    ari_trace_set(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0);
-    ari_count(t, "dropped", dropped);
-    ari_number(t, "percent", 100.0 * rate);
-    ari_number(t, "factor", h.factor);
-    ari_number(t, "p", 1.0 - 1.0 / h.factor);
+    ARI_FINDING(t, ARI_FOUND_DROPOUT, right ? ARI_IF(ONE) : 0, {"dropped", .count = dropped},
+                {"percent", .number = 100.0 * rate}, {"factor", .number = h.factor},
+                {"p", .number = 1.0 - 1.0 / h.factor});
 }
 
 /* --- whole tokens ------------------------------------------------------------------------------------------------- */
@@ -206,9 +198,7 @@ static void measure_tokens(ari_trace *t, const ari_case *c)
     }
     if (none < 2 || none == g->rows)
         return;
-    ari_trace_set(t, ARI_FOUND_ROWS_ZERO, 0);
-    ari_count(t, "zero", none);
-    ari_count(t, "all", g->rows);
+    ARI_FINDING(t, ARI_FOUND_ROWS_ZERO, 0, {"zero", .count = none}, {"all", .count = g->rows});
 }
 
 /* --- one value ---------------------------------------------------------------------------------------------------- */
@@ -230,9 +220,7 @@ static void measure_filled(ari_trace *t, const ari_case *c)
     if (c->survey.different < 8 || c->survey.different == c->count || isnan(value) || fabs(value) <= c->max_ref ||
         fabs(value) <= 8.0 * c->absolute || !ari_holds_all(NULL, &h))
         return;
-    ari_trace_set(t, ARI_FOUND_FILLED, 0);
-    ari_count(t, "wrong", c->survey.different);
-    ari_number(t, "filled", value);
+    ARI_FINDING(t, ARI_FOUND_FILLED, 0, {"wrong", .count = c->survey.different}, {"filled", .number = value});
 }
 
 ar_status ari_measure_dropped(ari_trace *t, const ari_case *c)
@@ -292,7 +280,7 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
         AR_TRY(is_zero_where(&same, c, other));
         if (same) {
             t->flags |= ARI_IF(OF_LAYER);
-            ari_words(t, "other", "%s", other->name);
+            ARI_FACTS(t, {"other", .text = other->name});
         }
     }
     return AR_OK;
@@ -321,9 +309,7 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
     ari_trace_set(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
     const size_t tokens = whole_tokens(c);
     t->flags |= tokens > 0 && all->zero + all->gained == all->different ? ARI_IF(TOKENS) : 0;
-    ari_count(t, "tokens", tokens);
-    ari_count(t, "zero", all->zero);
-    ari_count(t, "gained", all->gained);
+    ARI_FACTS(t, {"tokens", .count = tokens}, {"zero", .count = all->zero}, {"gained", .count = all->gained});
     return find_mask(t, c);
 }
 
@@ -381,7 +367,7 @@ static void place_of_shard(ari_trace *t, const ari_case *c)
         else
             ari_say(&where, "only %s %zu..%zu of %zu differ", ari_dim_name(g, dim, true), from, to - 1, n);
         ari_say_part(&where, c);
-        ari_words(t, "or_head", heads ? " (or one head)" : "");
+        ARI_FACTS(t, {"or_head", .text = heads ? " (or one head)" : ""});
         return;
     }
 }
@@ -394,8 +380,7 @@ ar_status ari_measure_place(ari_trace *t, const ari_case *c)
     /* A rank may be the only one where rounding happened to be larger. */
     const bool beyond = !(g->d->allowed > 0.0 && s->total.max_difference < 100.0 * g->d->allowed);
     if (s->disagree > 0 && s->wrong_ranks < s->holding_ranks) { /* some copies are right, some are not */
-        ari_trace_set(t, ARI_FOUND_RANKS_WRONG, 0);
-        ari_number(t, "largest", s->total.max_difference);
+        ARI_FINDING(t, ARI_FOUND_RANKS_WRONG, 0, {"largest", .number = s->total.max_difference});
         return AR_OK;
     }
     if (g->d->hidden ? c->val != NULL : s->whole && s->wrong_ranks == s->holding_ranks && beyond)

@@ -66,10 +66,9 @@ static void find_function(ari_trace *t, mlp *m)
     double left;
     if (!ari_choose(&base, &other, &left, &m->p, put_function, m, (m->gated ? 2 : 1) * (size_t)FUNCTIONS))
         return;
-    ari_trace_set(t, ARI_FOUND_ACTIVATION, base / FUNCTIONS != other / FUNCTIONS ? ARI_IF(EXCHANGED) : 0);
-    ari_words(t, "function", "%s", function_names[other % FUNCTIONS]);
-    ari_words(t, "wanted", "%s", function_names[base % FUNCTIONS]);
-    ari_number(t, "left", left);
+    ARI_FINDING(t, ARI_FOUND_ACTIVATION, base / FUNCTIONS != other / FUNCTIONS ? ARI_IF(EXCHANGED) : 0,
+                {"function", .text = function_names[other % FUNCTIONS]},
+                {"wanted", .text = function_names[base % FUNCTIONS]}, {"left", .number = left});
 }
 
 /* Tries these inputs, and leaves to find_function whether their function is the reference; `up` may be NULL. */

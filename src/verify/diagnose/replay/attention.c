@@ -437,18 +437,13 @@ static void find_mistake(ari_trace *t, ari_replayed *a, const ari_recipe *base, 
         return;
     const double was = value_of(base, b.by->at), now = value_of(&b.r, b.by->at);
     const ari_properties part = a->end == 0 ? 0 : a->end - a->first == 1 ? IF(BLOCKS) : IF(OF_SHARDS);
-    ari_trace_set(t, ARI_FOUND_ATTENTION, b.by->flags | part | (a->given ? IF(LOG) : 0));
-    ari_count(t, "head", a->first);
-    ari_count(t, "last", a->end - (a->end > 0));
-    ari_count(t, "heads", heads);
-    ari_number(t, "was", was);
-    ari_number(t, "now", now);
-    ari_number(t, "times", now / was);
+    ARI_FINDING(t, ARI_FOUND_ATTENTION, b.by->flags | part | (a->given ? IF(LOG) : 0), {"head", .count = a->first},
+                {"last", .count = a->end - (a->end > 0)}, {"heads", .count = heads}, {"was", .number = was},
+                {"now", .number = now}, {"times", .number = now / was});
     if (b.by->fact)
-        ari_number(t, b.by->fact, now != 0.0 ? now : was);
-    ari_number(t, "from", b.r.from);
-    ari_count(t, "ring", (size_t)fabs(b.r.ring + b.r.parts));
-    ari_number(t, "left", b.left);
+        ARI_FACTS(t, {b.by->fact, .number = now != 0.0 ? now : was});
+    ARI_FACTS(t, {"from", .number = b.r.from}, {"ring", .count = (size_t)fabs(b.r.ring + b.r.parts)},
+              {"left", .number = b.left});
 }
 
 /* --- q, k and v --------------------------------------------------------------------------------------------------- */

@@ -160,8 +160,7 @@ ar_status ari_replay_balance(ari_trace *t, const ari_case *c, const float *z)
     for (size_t i = 0; i < c->count; i++)
         ari_fit_add(&of_z, r.d[i], r.p[i] * r.lse[i / r.n], 0.0);
     if (ari_fit_one(&weight, &of_z) <= LEFT) {
-        ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(LOG));
-        ari_number(t, "weight", weight);
+        ARI_FINDING(t, ARI_FOUND_ROUTER, ARI_IF(LOG), {"weight", .number = weight});
     } else if (is_balance(&r, 1)) {
         ari_trace_set(t, ARI_FOUND_ROUTER, ARI_IF(AVERAGE));
     } else if (r.tokens / samples >= 4 && is_balance(&r, samples)) {
@@ -221,7 +220,7 @@ static bool look_at_form(ari_trace *t, const router *r, size_t form)
         return false;
     ari_trace_set(t, ARI_FOUND_AUXILIARY, is_alone ? ARI_IF(ALONE) : more < 0.0 ? ARI_IF(NEGATIVE) : 0);
     t->flags |= form == Z && !is_alone ? ARI_IF(LOG) : 0;
-    ari_words(t, "loss", "%s", form_names[form]);
+    ARI_FACTS(t, {"loss", .text = form_names[form]});
     return true;
 }
 
@@ -312,8 +311,7 @@ ar_status ari_measure_shares(ari_trace *t, const ari_case *c)
         low = fmin(low, by);
         high = fmax(high, by);
     }
-    ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(SAME) | (were ? ARI_IF(ZERO) : ARI_IF(ONE)));
-    ari_number(t, "low", low);
-    ari_number(t, "high", high);
+    ARI_FINDING(t, ARI_FOUND_MIXTURE, ARI_IF(SAME) | (were ? ARI_IF(ZERO) : ARI_IF(ONE)), {"low", .number = low},
+                {"high", .number = high});
     return AR_OK;
 }

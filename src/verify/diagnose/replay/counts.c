@@ -161,8 +161,7 @@ static void look_at_parts(ari_trace *t, update *u)
             found = found || (of.zigzag && move_by_parts(u, &of));
             if (!found)
                 continue;
-            ari_trace_set(t, ARI_FOUND_COUNTS, ARI_IF(OF_SHARDS));
-            ari_count(t, "n", n);
+            ARI_FINDING(t, ARI_FOUND_COUNTS, ARI_IF(OF_SHARDS), {"n", .count = n});
             return;
         }
     }
@@ -191,9 +190,7 @@ static bool look_near_mean(ari_trace *t, const update *u)
     }
     if (most > NEAR_MEAN * mean)
         return false;
-    ari_trace_set(t, ARI_FOUND_COUNTS, ARI_IF(SAME));
-    ari_number(t, "gap", most);
-    ari_number(t, "mean", mean);
+    ARI_FINDING(t, ARI_FOUND_COUNTS, ARI_IF(SAME), {"gap", .number = most}, {"mean", .number = mean});
     return true;
 }
 
@@ -217,8 +214,7 @@ static void look_at_update(ari_trace *t, update *u)
         if (t->kind == ARI_FOUND_NOTHING)
             ari_trace_set(t, ARI_FOUND_COUNTS, plain ? ARI_IF(ZERO) : 0);
     }
-    ari_number(t, "by", u->by);
-    ari_count(t, "different", u->c->survey.different);
+    ARI_FACTS(t, {"by", .number = u->by}, {"different", .count = u->c->survey.different});
 }
 
 /* The reference's own update is that of its routes. */

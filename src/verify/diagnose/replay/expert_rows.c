@@ -198,16 +198,14 @@ static void found_rows(ari_trace *t, const rows *r, const ari_experts *e, bool a
         moved += r->own[i] != r->is[i];
     if (moved == 0)
         return;
-    ari_trace_set(t, ARI_FOUND_EXPERTS, ARI_IF(ROWS));
-    ari_count(t, "moved", moved);
-    ari_count(t, "slots", r->found);
-    ari_count(t, "n", ranks);
+    ARI_FINDING(t, ARI_FOUND_EXPERTS, ARI_IF(ROWS), {"moved", .count = moved}, {"slots", .count = r->found},
+                {"n", .count = ranks});
     for (size_t n = 1; e->weight && n <= ARI_MOST_RANKS && !(t->flags & ARI_IF(SHIFT)); n++) {
         const bool next = tokens % n == 0 && are_next(r, tokens, n, false);
         if (!next && !(tokens % n == 0 && are_next(r, tokens, n, true)))
             continue;
         t->flags |= ARI_IF(SHIFT);
-        ari_words(t, "where", next ? "after" : "before");
+        ARI_FACTS(t, {"where", .text = next ? "after" : "before"});
     }
     t->flags |= ranks > 0 ? ARI_IF(OF_SHARDS) : 0;
 }

@@ -338,9 +338,7 @@ static ar_status look_at_sums(ari_trace *t, ari_experts *e)
         if (!(ari_probe_left(&e->p, false) < left))
             continue;
         left = ari_probe_left(&e->p, false);
-        ari_trace_set(t, ARI_FOUND_EXPERTS, c->flags);
-        ari_words(t, "how", "%s", c->how);
-        ari_number(t, "left", left);
+        ARI_FINDING(t, ARI_FOUND_EXPERTS, c->flags, {"how", .text = c->how}, {"left", .number = left});
     }
     return AR_OK;
 }

@@ -149,10 +149,8 @@ void ari_loss_extra_of_all(ari_trace *t, const ari_losses *l)
         loss += o->is[ARI_Z_LOSS] * other->lse[i] * other->lse[i] / (double)ref->targets;
     if (!ari_is_near(other->value, loss, unsure) || ari_is_near(ref->value, loss, unsure))
         return;
-    ari_trace_set(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(LOG) | ARI_IF(TOKENS));
-    ari_number(t, "z", o->is[ARI_Z_LOSS]);
-    ari_count(t, "targets", ref->targets);
-    ari_count(t, "tokens", l->tokens);
+    ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(LOG) | ARI_IF(TOKENS), {"z", .number = o->is[ARI_Z_LOSS]},
+                {"targets", .count = ref->targets}, {"tokens", .count = l->tokens});
 }
 
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
@@ -170,6 +168,6 @@ void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
     for (size_t i = 0; i < 2 * (size_t)ARI_LOSS_EXTRAS; i++) {
         ari_loss_extra *o = &l->of[i / 2].options;
         round_option(&o->is[i % 2], o->unsure[i % 2]);
-        ari_number(t, facts[i / 2][i % 2], o->is[i % 2]);
+        ARI_FACTS(t, {facts[i / 2][i % 2], .number = o->is[i % 2]});
     }
 }

@@ -58,8 +58,8 @@ static void judge(ari_trace *t, const uses *u)
         left += (u->wanted[i] - times * u->made[i]) * (u->wanted[i] - times * u->made[i]);
     if (!(left <= LEFT * all) || !(fabs(times - round(times)) < 1e-2) || !(fabs(round(times)) >= 1.0))
         return;
-    ari_trace_set(t, ARI_FOUND_FURTHER_USES, round(times) < 0.0 ? ARI_IF(ZERO) : ARI_IF(TWICE));
-    ari_number(t, "times", 1.0 + round(times));
+    ARI_FINDING(t, ARI_FOUND_FURTHER_USES, round(times) < 0.0 ? ARI_IF(ZERO) : ARI_IF(TWICE),
+                {"times", .number = 1.0 + round(times)});
 }
 
 ar_status ari_measure_further_uses(ari_trace *t, const ari_case *c)

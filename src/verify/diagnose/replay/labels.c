@@ -71,10 +71,8 @@ static void compare_labels(ari_trace *t, const ari_losses *l, bool *wrong)
     }
     if (n == 0 || (first == l->tokens && (more == 0 || less > 0)))
         return;
-    ari_trace_set(t, ARI_FOUND_TARGETS, first == l->tokens ? ARI_IF(PADDED) : ARI_IF(SOME));
-    ari_count(t, "more", more);
-    ari_count(t, "targets", ref->targets);
-    ari_count(t, "n", n);
+    ARI_FINDING(t, ARI_FOUND_TARGETS, first == l->tokens ? ARI_IF(PADDED) : ARI_IF(SOME), {"more", .count = more},
+                {"targets", .count = ref->targets}, {"n", .count = n});
     ari_text text = ari_list(t, "where");
     say_holders(&text, l, wrong);
     text = ari_list(t, "which");

@@ -94,12 +94,11 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
     }
     if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
-    ari_trace_set(t, ARI_FOUND_POSITIONS,
-                  l->of | (!positions                           ? ARI_IF(IDS)
-                           : restart && !(offset && first == 0) ? ARI_IF(SOME)
-                                                                : ARI_IF(SHIFT)));
-    ari_count(t, "first", first);
-    ari_number(t, "by", (double)by);
+    ARI_FINDING(t, ARI_FOUND_POSITIONS,
+                l->of | (!positions                           ? ARI_IF(IDS)
+                         : restart && !(offset && first == 0) ? ARI_IF(SOME)
+                                                              : ARI_IF(SHIFT)),
+                {"first", .count = first}, {"by", .number = (double)by});
 }
 
 /* True if each of n shards adds a row of its own for ids that it does not own: the first row, or the nearest. */
@@ -128,8 +127,7 @@ static void find_mask(ari_trace *t, const lookups *l)
     for (size_t n = 2; n <= ARI_MOST_RANKS && n < l->table.rows; n++) {
         if (l->table.rows % n || !(is_unmasked(l, n, true) || is_unmasked(l, n, false)))
             continue;
-        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_SHARDS));
-        ari_count(t, "shards", n);
+        ARI_FINDING(t, ARI_FOUND_POSITIONS, ARI_IF(OF_SHARDS), {"shards", .count = n});
         return;
     }
 }
@@ -158,9 +156,8 @@ static ar_status find_step(ari_trace *t, const lookups *l)
         }
         if (at < c->count)
             continue;
-        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_STEP));
-        ari_count(t, "of_step", (size_t)step);
-        ari_count(t, "step", (size_t)own.step);
+        ARI_FINDING(t, ARI_FOUND_POSITIONS, ARI_IF(OF_STEP), {"of_step", .count = (size_t)step},
+                    {"step", .count = (size_t)own.step});
     }
     return AR_OK;
 }
@@ -227,8 +224,8 @@ ar_status ari_measure_rotary(ari_trace *t, const ari_case *c)
     const double fastest = acos((double)c->val[g->cols] / (double)c->val[0]);
     if (is_cosine(c, c->val, rows) && fastest > 1e-6 && wanted > 1e-6 && has_other_angles(c, scale)) {
         const bool stretched = !ari_is_near(fastest, wanted, ARI_KNOWN + c->relative);
-        ari_trace_set(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0));
-        ari_number(t, "factor", wanted / fastest);
+        ARI_FINDING(t, ARI_FOUND_POSITIONS, ARI_IF(OF_THETA) | (stretched ? ARI_IF(FRACTION) : 0),
+                    {"factor", .number = wanted / fastest});
         ari_text text = ari_list(t, "scale");
         if (!ari_is_near(scale, 1.0, ARI_KNOWN + c->relative))
             ari_say(&text, ", and all of them times %.4g (YaRN's scale of attention)", scale);

@@ -164,9 +164,7 @@ static void say_missing(ari_trace *t, const ari_experts *e)
                 : ranks > 0                 ? ARI_IF(OF_SHARDS)
                 : m.last < m.first          ? ARI_IF(CUT)
                                             : 0;
-    ari_count(t, "n", ranks);
-    ari_count(t, "expert", m.expert);
-    ari_count(t, "rows", m.first);
+    ARI_FACTS(t, {"n", .count = ranks}, {"expert", .count = m.expert}, {"rows", .count = m.first});
 }
 
 /* --- without routes ----------------------------------------------------------------------------------------------- */
@@ -215,8 +213,7 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
             are = is_in(x + e->p.token[i / e->most] * each, each, s->was) && is_in(x, of->count, s->is);
     }
     if (are) {
-        ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(ROWS));
-        ari_words(t, "weights", "%s", of->name);
+        ARI_FINDING(t, ARI_FOUND_MIXTURE, ARI_IF(ROWS), {"weights", .text = of->name});
     }
     ari_arena_end(c->arena, before);
     return AR_OK;
@@ -260,9 +257,7 @@ ar_status ari_look_at_expert_shares(ari_trace *t, bool *others, const ari_expert
         AR_TRY(look_at_numbers(t, e, &f));
     if (f.left_out && !f.routed && e->weight)
         say_missing(t, e);
-    ari_count(t, "lacking", f.lacking);
-    ari_count(t, "moved", f.moved);
-    ari_count(t, "slots", f.slots);
-    ari_number(t, "times", f.routed ? f.of_shared : f.times);
+    ARI_FACTS(t, {"lacking", .count = f.lacking}, {"moved", .count = f.moved}, {"slots", .count = f.slots},
+              {"times", .number = f.routed ? f.of_shared : f.times});
     return AR_OK;
 }

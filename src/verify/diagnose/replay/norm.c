@@ -57,12 +57,9 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
     const bool by_padding = padded > g->cols && fabs(l.low / factor - 1.0) < 0.02 && fabs(l.high / factor - 1.0) < 0.02;
     if (!l.moved && !by_padding) /* a factor for each row */
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0);
-    ari_number(t, "low", l.low);
-    ari_number(t, "high", l.high);
-    ari_count(t, "padded", padded);
-    ari_count(t, "lanes", g->cols);
-    ari_number(t, "factor", factor);
+    ARI_FINDING(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0, {"low", .number = l.low},
+                {"high", .number = l.high}, {"padded", .count = padded}, {"lanes", .count = g->cols},
+                {"factor", .number = factor});
     return AR_OK;
 }
 
@@ -433,10 +430,9 @@ static ar_status look_at_norm(ari_trace *t, norm *n)
     if (!ari_choose_other(&other, &left, &n->p, put_recipe, n, 0, n->n))
         return find_dropout(t, n);
     const recipe *found = &n->list[other];
-    ari_trace_set(t, ARI_FOUND_NORM_AGAIN, found->flags);
-    ari_number(t, "epsilon", found->eps);
-    ari_count(t, "lanes", n->near.width);
-    ari_words(t, "branch", "%s", n->near.of[found->in.of[found->in.terms - 1]]->name);
+    ARI_FINDING(t, ARI_FOUND_NORM_AGAIN, found->flags, {"epsilon", .number = found->eps},
+                {"lanes", .count = n->near.width},
+                {"branch", .text = n->near.of[found->in.of[found->in.terms - 1]]->name});
     return found->flags & ARI_IF(SOME) ? say_mixture(t, n, &n->list[0].in, &found->in) : AR_OK;
 }
 

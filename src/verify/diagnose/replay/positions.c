@@ -177,8 +177,7 @@ static ar_status measure_counting(ari_trace *t, const ari_case *c)
     for (n.places = 2; n.places <= ARI_MOST_RANKS && 2 * n.places <= seq && t->kind == ARI_FOUND_NOTHING; n.places++) {
         if (seq % (2 * n.places) != 0 || !counts_so(&n))
             continue;
-        ari_trace_set(t, ARI_FOUND_ZIGZAG, ARI_IF(COUNT));
-        ari_count(t, "places", n.places);
+        ARI_FINDING(t, ARI_FOUND_ZIGZAG, ARI_IF(COUNT), {"places", .count = n.places});
     }
     return AR_OK;
 }
@@ -229,9 +228,8 @@ static void measure_boundaries(ari_trace *t, const ari_case *c)
     }
     if (n.within > 0 || (n.across < 2 && !(n.across == 0 && n.begins && n.together > 0)))
         return;
-    ari_trace_set(t, ARI_FOUND_DOCUMENTS, ARI_IF(CUT) | (n.lost > 0 ? ARI_IF(SHIFT) : 0));
-    ari_count(t, "gained", n.gained);
-    ari_count(t, "lost", n.lost);
+    ARI_FINDING(t, ARI_FOUND_DOCUMENTS, ARI_IF(CUT) | (n.lost > 0 ? ARI_IF(SHIFT) : 0), {"gained", .count = n.gained},
+                {"lost", .count = n.lost});
 }
 
 /* --- other keys --------------------------------------------------------------------------------------------------- */
@@ -294,8 +292,7 @@ static void measure_keys(ari_trace *t, const ari_case *c)
         const size_t chunks = by.own && !by.zigzag ? by.n : 2 * by.n;
         if (by.n < 2 || chunks >= seq || seq % chunks != 0 || !all_hold_keys(c, &by))
             continue;
-        ari_trace_set(t, ARI_FOUND_ZIGZAG, by.own ? ARI_IF(OF_CP) : ARI_IF(HEADS));
-        ari_count(t, "places", by.n);
+        ARI_FINDING(t, ARI_FOUND_ZIGZAG, by.own ? ARI_IF(OF_CP) : ARI_IF(HEADS), {"places", .count = by.n});
         return;
     }
 }

@@ -59,12 +59,12 @@ static void compare_forms(ari_trace *t, const routes *r, form base, double was)
         if (!is_form(&is, r, f, r->c->val) || same == ari_is_near(is, was, ARI_SEEN) ||
             (!same && is_form(&there, r, f, r->c->ref))) /* where all experts are chosen forms are one */
             continue;
-        ari_trace_set(t, same ? ARI_FOUND_SCORES : ARI_FOUND_ROUTER,
-                      same                         ? ARI_IF(COUNT)
-                      : f.normalised == f.over_all ? (f.normalised ? ARI_IF(CUT) : ARI_IF(SOME))
-                      : f.normalised               ? ARI_IF(ONE)
-                                                   : ARI_IF(ZERO));
-        ari_number(t, "times", is / was);
+        ARI_FINDING(t, same ? ARI_FOUND_SCORES : ARI_FOUND_ROUTER,
+                    same                         ? ARI_IF(COUNT)
+                    : f.normalised == f.over_all ? (f.normalised ? ARI_IF(CUT) : ARI_IF(SOME))
+                    : f.normalised               ? ARI_IF(ONE)
+                                                 : ARI_IF(ZERO),
+                    {"times", .number = is / was});
         return;
     }
 }
@@ -110,8 +110,7 @@ static void look_at_blocks(ari_trace *t, const ari_case *c)
     for (size_t n = 2; n <= c->grid.cols && t->kind == ARI_FOUND_NOTHING; n++) {
         if (c->grid.cols % n != 0 || !is_of_blocks(c, n))
             continue;
-        ari_trace_set(t, ARI_FOUND_ROUTES, ARI_IF(OF_SHARDS));
-        ari_count(t, "n", n);
+        ARI_FINDING(t, ARI_FOUND_ROUTES, ARI_IF(OF_SHARDS), {"n", .count = n});
     }
 }
 

@@ -50,9 +50,8 @@ static ar_status look_at_moved(ari_trace *t, ari_scored *s, const ari_case *c, c
     for (size_t pieces = 2; pieces <= s->samples && by > 0.0; pieces++) {
         if (s->samples % pieces != 0 || !is_moved(s, base, is, by, pieces))
             continue;
-        ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(OF_MICRO));
-        ari_number(t, "by", by);
-        ari_count(t, "first", s->samples / pieces);
+        ARI_FINDING(t, ARI_FOUND_SCORES, ARI_IF(OF_MICRO), {"by", .number = by},
+                    {"first", .count = s->samples / pieces});
         return AR_OK;
     }
     return AR_OK;
@@ -103,8 +102,7 @@ static void say_choices(ari_trace *t, const choices *o)
     const size_t seq = o->c->grid.rows / o->samples;
     const float *ref = o->ref + o->first * o->k, *val = o->val + o->first * o->k;
     const float was = only_in(ref, val, o->k), is = only_in(val, ref, o->k);
-    ari_count(t, "rows", o->rows);
-    ari_count(t, "k", o->k);
+    ARI_FACTS(t, {"rows", .count = o->rows}, {"k", .count = o->k});
     ari_text who = ari_list(t, "who");
     ari_say(&who, "token %zu of sample %zu", o->first % seq, o->first / seq);
     if (!isnan(is) && !isnan(was))
@@ -148,12 +146,12 @@ static void found_others(ari_trace *t, const choices *o, const float *z, size_t 
     for (size_t row = 0; row < o->c->grid.rows && !f.foreign; row++)
         add_row(&f, z + row * n, o->ref + row * o->k, o->val + row * o->k, o->k, n);
     const bool ties = !f.foreign && f.gap >= 0.0 && f.gap <= NEAR_TIE * f.size;
-    ari_trace_set(t, ARI_FOUND_CHOICE,
-                  o->rows == 0 ? ARI_IF(SHIFT)
-                  : f.foreign  ? ARI_IF(FOREIGN)
-                  : ties       ? ARI_IF(SAME)
-                               : 0);
-    ari_number(t, "gap", f.gap);
+    ARI_FINDING(t, ARI_FOUND_CHOICE,
+                o->rows == 0 ? ARI_IF(SHIFT)
+                : f.foreign  ? ARI_IF(FOREIGN)
+                : ties       ? ARI_IF(SAME)
+                             : 0,
+                {"gap", .number = f.gap});
     say_choices(t, o);
 }
 
@@ -194,12 +192,10 @@ static ar_status look_at_choice(ari_trace *t, ari_scored *s, const choices *o)
 
 static void say_factor(ari_trace *t, double was, double is)
 {
-    ari_number(t, "was", was);
-    ari_number(t, "is", is);
-    ari_words(t, "how", "%s",
-              ari_is_near(is, 1.0, ARI_SEEN)         ? ": it is left out"
-              : ari_is_near(is, was * was, ARI_SEEN) ? ": it is applied twice"
-                                                     : "");
+    ARI_FACTS(t, {"was", .number = was}, {"is", .number = is},
+              {"how", .text = ari_is_near(is, 1.0, ARI_SEEN)         ? ": it is left out"
+                              : ari_is_near(is, was * was, ARI_SEEN) ? ": it is applied twice"
+                                                                     : ""});
 }
 
 /* The weights of those chosen, or their numbers, [tokens][k] of a row's n; false: some row has not so many. */
@@ -223,15 +219,14 @@ static void compare_readings(ari_trace *t, const ari_reading *base, const ari_re
     const bool other = f > ARI_BIASED_SCORES || now->by.softmax != base->by.softmax;
     if (!other && f == base->function && ari_is_near(now->factor, base->factor, ARI_SEEN))
         return;
-    ari_trace_set(t, ARI_FOUND_SCORES,
-                  other                    ? 0
-                  : f == base->function    ? ARI_IF(COUNT)
-                  : f >= ARI_BIASED_SHARES ? ARI_IF(SHIFT)
-                  : f == ARI_SHARES_OF_ALL ? ARI_IF(ALL)
-                  : f == ARI_SHARES        ? ARI_IF(ONE)
-                                           : ARI_IF(ZERO));
-    ari_words(t, "function", "%s", ari_function_text(now));
-    ari_words(t, "reference", "%s", ari_function_text(base));
+    ARI_FINDING(t, ARI_FOUND_SCORES,
+                other                    ? 0
+                : f == base->function    ? ARI_IF(COUNT)
+                : f >= ARI_BIASED_SHARES ? ARI_IF(SHIFT)
+                : f == ARI_SHARES_OF_ALL ? ARI_IF(ALL)
+                : f == ARI_SHARES        ? ARI_IF(ONE)
+                                         : ARI_IF(ZERO),
+                {"function", .text = ari_function_text(now)}, {"reference", .text = ari_function_text(base)});
     say_factor(t, base->factor, now->factor);
 }
 
@@ -282,8 +277,7 @@ static void look_at_factor(ari_trace *t, ari_scored *s, const ari_case *c)
         ari_is_near(base.factor, 1.0, ARI_SEEN) ||
         !(ari_is_near(times, base.factor, ARI_SEEN) || ari_is_near(times * base.factor, 1.0, ARI_SEEN)))
         return;
-    ari_trace_set(t, ARI_FOUND_SCORES, ARI_IF(COUNT));
-    ari_number(t, "times", times);
+    ARI_FINDING(t, ARI_FOUND_SCORES, ARI_IF(COUNT), {"times", .number = times});
 }
 
 /* Of a tensor of all experts' weights, those of the chosen; if others are chosen, these. */

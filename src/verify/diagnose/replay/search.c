@@ -43,9 +43,7 @@ bool ari_dropped(ari_trace *t, ari_trace_kind kind, const double *count, size_t 
     }
     if (known < 8 || zero == 0 || zero == known || !(times > 1.01))
         return false;
-    ari_trace_set(t, kind, ARI_IF(FRACTION));
-    ari_number(t, "factor", times);
-    ari_number(t, "rate", 1.0 - 1.0 / times);
+    ARI_FINDING(t, kind, ARI_IF(FRACTION), {"factor", .number = times}, {"rate", .number = 1.0 - 1.0 / times});
     return true;
 }
 

@@ -76,7 +76,7 @@ static void look_at_sums(ari_trace *t, const sums *s)
     t->flags |= same && (ari_name_is(s->near.of[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
     ari_terms_say(t, "wanted", &wanted, s->near.of);
     ari_terms_say(t, "other", &is, s->near.of);
-    ari_number(t, "left", is.left * p->of[n + 1][n + 1] / differ);
+    ARI_FACTS(t, {"left", .number = is.left * p->of[n + 1][n + 1] / differ});
 }
 
 ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
@@ -158,8 +158,7 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
             continue;
         ari_trace_set(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
         t->flags |= val.capped ? 0 : ARI_IF(ZERO);
-        ari_number(t, "number", val.number);
-        ari_number(t, "wanted", ref.number);
+        ARI_FACTS(t, {"number", .number = val.number}, {"wanted", .number = ref.number});
         ari_words(t, "of", "%.120s", near[i]->name);
     }
     return AR_OK;

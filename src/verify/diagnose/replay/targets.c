@@ -102,14 +102,13 @@ static bool try_reading(ari_trace *t, const ari_losses *l, const ari_loss_side *
 {
     if (!is_another(l, r) || !is_read_so(l, s, r))
         return false;
-    ari_trace_set(t, ARI_FOUND_TARGETS, flags);
-    ari_number(t, "by", r->samples ? (double)r->samples : (double)r->shift);
-    ari_count(t, "ranks", r->plain + r->masked > 0 ? r->plain + r->masked : r->zigzag ? r->chunks / 2 : r->chunks);
-    ari_words(t, "order", r->zigzag ? ", the r-th chunk from either end each" : "");
-    ari_words(t, "which", r->from > 0 ? "last" : "first");
-    ari_count(t, "n", r->to - r->from);
-    ari_count(t, "of", r->group);
-    ari_count(t, "targets", l->of[0].targets);
+    ARI_FINDING(t, ARI_FOUND_TARGETS, flags, {"by", .number = r->samples ? (double)r->samples : (double)r->shift},
+                {"ranks", .count = r->plain + r->masked > 0 ? r->plain + r->masked
+                                   : r->zigzag              ? r->chunks / 2
+                                                            : r->chunks},
+                {"order", .text = r->zigzag ? ", the r-th chunk from either end each" : ""},
+                {"which", .text = r->from > 0 ? "last" : "first"}, {"n", .count = r->to - r->from},
+                {"of", .count = r->group}, {"targets", .count = l->of[0].targets});
     return true;
 }
 
@@ -173,11 +172,8 @@ static void find_count(ari_trace *t, const ari_losses *l, double sum)
                                                                                   : "";
     const double micro = l->c->facts.micro_batches, others = whole * micro / own;
     const bool of_micro = !*which && micro > 1.0 && others == nearbyint(others) && others <= 2.0 * micro;
-    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | (of_micro ? ARI_IF(OF_MICRO) : 0));
-    ari_count(t, "n", (size_t)whole);
-    ari_words(t, "which", "%s", which);
-    ari_number(t, "others", others);
-    ari_number(t, "micro", micro);
+    ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | (of_micro ? ARI_IF(OF_MICRO) : 0), {"n", .count = (size_t)whole},
+                {"which", .text = which}, {"others", .number = others}, {"micro", .number = micro});
 }
 
 /* --- what is wrong ------------------------------------------------------------------------------------------------ */
@@ -209,8 +205,7 @@ static void find_weights(ari_trace *t, const ari_losses *l)
     if (!(apart > ARI_KNOWN) || ari_is_near(inverse, 1.0, ARI_KNOWN) || ari_is_near(inverse, n, ARI_KNOWN) ||
         (isfinite(l->of[1].value) && !gives(l, &l->of[1], sum, l->of[0].targets)))
         return;
-    ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(OF_MICRO));
-    ari_count(t, "micro", (size_t)n);
+    ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(OF_MICRO), {"micro", .count = (size_t)n});
     ari_text list = ari_list(t, "weights");
     for (int k = 0; k < n; k++)
         ari_say(&list, "%s%.4g", k > 0 ? ", " : "", weight[k]);
@@ -234,8 +229,7 @@ static void look_at(ari_trace *t, const ari_losses *l)
     const double same = sum_of(l, other, &right, &n);
     find_reading(t, l, other);
     if (t->kind == ARI_FOUND_NOTHING && told && more > 0 && less == ref->targets) {
-        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | ARI_IF(EXCHANGED));
-        ari_count(t, "more", more);
+        ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(PADDED) | ARI_IF(EXCHANGED), {"more", .count = more});
     }
     if (t->kind == ARI_FOUND_NOTHING && more == 0 && less == 0) {
         find_weights(t, l);
@@ -246,11 +240,10 @@ static void look_at(ari_trace *t, const ari_losses *l)
         find_part(t, l, other);
     if (t->kind == ARI_FOUND_NOTHING && of_loss && less > 0 && more == 0 &&
         gives(l, other, same, ref->targets - less)) {
-        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | ARI_IF(CUT));
-        ari_count(t, "less", less);
+        ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(COUNT) | ARI_IF(CUT), {"less", .count = less});
     }
     if (t->kind != ARI_FOUND_NOTHING)
-        ari_count(t, "targets", ref->targets);
+        ARI_FACTS(t, {"targets", .count = ref->targets});
 }
 
 /* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
@@ -274,8 +267,7 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
         double times;
         AR_TRY(ari_loss_scale_find(&times, l));
         if (times > 0.0) {
-            ari_trace_set(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(POWER));
-            ari_number(t, "times", times);
+            ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(POWER), {"times", .number = times});
         }
     }
     if (t->kind == ARI_FOUND_NOTHING && !of_gradients)
@@ -293,8 +285,7 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
         return AR_OK;
     AR_TRY(ari_loss_shards_find(l));
     if (l->of[1].shards > 0) {
-        ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(OF_SHARDS));
-        ari_count(t, "ranks", l->of[1].shards);
+        ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(OF_SHARDS), {"ranks", .count = l->of[1].shards});
         return AR_OK;
     }
     AR_TRY(ari_loss_labels_compare(t, l));
