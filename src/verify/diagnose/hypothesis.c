@@ -164,34 +164,27 @@ double ari_equations_solve(double *number, double *m, size_t n)
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
-enum { READ_AT_ONCE = 512 };
-
-ar_status ari_read_beside(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n,
-                          ari_beside_each *each, void *user)
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n)
 {
-    double read[ARI_MOST_BESIDE][READ_AT_ONCE] = {{0.0}}, x[ARI_MOST_BESIDE];
-    for (size_t at = from, some; at < from + n; at += some) {
-        some = from + n - at < READ_AT_ONCE ? from + n - at : READ_AT_ONCE;
-        for (int k = 0; k < tensors; k++) {
-            if (tensor[k])
-                AR_TRY(ar_dump_read_f64(tensor[k], at, some, read[k]));
-        }
-        for (size_t i = 0; i < some; i++) {
-            for (int k = 0; k < tensors; k++)
-                x[k] = read[k][i];
-            each(user, x);
-        }
-    }
-    return AR_OK;
+    return (ari_beside){.tensor = tensor, .tensors = tensors, .from = from, .n = n, .at = SIZE_MAX};
 }
 
-static void add_to_fit(void *fit, const double *x)
+bool ari_beside_next(ari_beside *b)
 {
-    ari_fit_add(fit, x[0], x[1], 0.0);
+    const size_t at = ++b->at; /* to 0 before the first */
+    const size_t some = b->n - at < ARI_BESIDE_AT_ONCE ? b->n - at : ARI_BESIDE_AT_ONCE;
+    for (int k = 0; at < b->n && at % ARI_BESIDE_AT_ONCE == 0 && k < b->tensors && b->status == AR_OK; k++)
+        b->status = b->tensor[k] ? ar_dump_read_f64(b->tensor[k], b->from + at, some, b->read[k]) : AR_OK;
+    for (int k = 0; k < b->tensors; k++)
+        b->x[k] = b->read[k][at % ARI_BESIDE_AT_ONCE];
+    return at < b->n && b->status == AR_OK;
 }
 
 ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const ar_dump_tensor *a, size_t from, size_t n)
 {
     const ar_dump_tensor *const two[] = {y, a};
-    return ari_read_beside(two, 2, from, n, add_to_fit, f);
+    ari_beside b = ari_beside_of(two, 2, from, n);
+    while (ari_beside_next(&b))
+        ari_fit_add(f, b.x[0], b.x[1], 0.0);
+    return b.status;
 }

@@ -92,12 +92,19 @@ AR_NODISCARD ar_status ari_fit_read(ari_fit *f, const ar_dump_tensor *y, const a
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
-enum { ARI_MOST_BESIDE = 14 };
-/* One element: x[k] of the k-th tensor. */
-typedef void ari_beside_each(void *user, const double *x);
-/** Calls `each` for elements [from, from + n) of up to ARI_MOST_BESIDE tensors, with 0 for a tensor that is NULL.
- *  Errors: those of reading. */
-AR_NODISCARD ar_status ari_read_beside(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n,
-                                       ari_beside_each *each, void *user);
+enum { ARI_MOST_BESIDE = 14, ARI_BESIDE_AT_ONCE = 512 };
+/* A walk over elements [from, from + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
+typedef struct ari_beside {
+    const ar_dump_tensor *const *tensor;
+    int tensors;
+    size_t from, n;
+    size_t at;                 /* of the n, which element it is */
+    double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
+    ar_status status;          /* of reading, which ends the walk where it fails */
+    double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
+} ari_beside;
+/** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n);
+bool ari_beside_next(ari_beside *b);
 
 #endif

@@ -43,10 +43,8 @@ static int sharers(int tp, int dp)
 }
 
 /* An element of both dumps. */
-static void add_element(void *user, const double *x)
+static void add_element(parts *all, part *p, const double *x)
 {
-    parts *all = user;
-    part *p = &all->part[all->n - 1];
     const double size = fabs(x[0]);
     p->square += x[0] * x[0];
     p->other += x[1] * x[1];
@@ -64,7 +62,10 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     const ar_dump_tensor *const both[] = {r, t};
     part *p = &all->part[all->n++];
     *p = (part){.key = ari_order_of(r->name, c->path), .ndim = r->ndim, .is = ari_name_is(r->name)};
-    AR_TRY(ari_read_beside(both, 2, 0, t->count, add_element, all));
+    ari_beside b = ari_beside_of(both, 2, 0, t->count);
+    while (ari_beside_next(&b))
+        add_element(all, p, b.x);
+    AR_TRY(b.status);
     all->square += p->square;
     all->other += p->other;
     ari_rank_copies ranks;

@@ -328,18 +328,20 @@ ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 
 /* Rows and columns of a weight's gradient that have any value, a bit for each of the two dumps. */
 typedef struct given {
-    size_t shape[2], at;
+    size_t shape[2];
     unsigned char *any[2]; /* [dimension][shape[dimension]] */
 } given;
 
-static void add_given(void *user, const double *x)
+static ar_status read_given(given *g, const ar_dump_tensor *const *weight)
 {
-    given *g = user;
-    const unsigned any = (x[0] != 0.0 ? 1u : 0u) | (x[1] != 0.0 ? 2u : 0u);
-    unsigned char *const row = &g->any[0][g->at / g->shape[1]], *const column = &g->any[1][g->at % g->shape[1]];
-    *row = (unsigned char)(*row | any);
-    *column = (unsigned char)(*column | any);
-    g->at++;
+    ari_beside b = ari_beside_of(weight, 2, 0, weight[0]->count);
+    while (ari_beside_next(&b)) {
+        const unsigned any = (b.x[0] != 0.0 ? 1u : 0u) | (b.x[1] != 0.0 ? 2u : 0u);
+        unsigned char *const row = &g->any[0][b.at / g->shape[1]], *const column = &g->any[1][b.at % g->shape[1]];
+        *row = (unsigned char)(*row | any);
+        *column = (unsigned char)(*column | any);
+    }
+    return b.status;
 }
 
 /* Rows, else columns, that are zero in the other dump alone, one after the other, while others are not. */
@@ -367,7 +369,7 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     const ar_dump *dump[] = {c->known->reference, c->known->other};
     const ar_dump_tensor *weight[2];
     char stem[256];
-    given g = {.at = 0};
+    given g;
     size_t from = 0, to = 0;
     int dim;
     const int n = snprintf(stem, sizeof stem, "%s.weight", c->grid.d->name);
@@ -381,7 +383,7 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     memcpy(g.shape, weight[0]->shape, sizeof g.shape);
     AR_TRY(ARI_TAKE(&g.any[0], c->arena, g.shape[0], stem));
     AR_TRY(ARI_TAKE(&g.any[1], c->arena, g.shape[1], stem));
-    AR_TRY(ari_read_beside(weight, 2, 0, weight[0]->count, add_given, &g));
+    AR_TRY(read_given(&g, weight));
     if (find_lost(&from, &to, &dim, &g)) {
         ari_trace_set(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);

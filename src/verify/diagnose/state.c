@@ -63,9 +63,8 @@ typedef struct state {
     ari_fit fit[RELATIONS];
 } state;
 
-static void add_state(void *user, const double *x)
+static void add_state(state *s, const double *x)
 {
-    state *s = user;
     const double *w = x + BEFORE, *g = x + GRADIENT, *m = x + FIRST, *v = x + SECOND, *now = x + NEW;
     const double *m0 = x + FIRST_KEPT, *v0 = x + SECOND_KEPT, root[] = {sqrt(v[0]), sqrt(v[1])};
     const double relation[RELATIONS][3] = {
@@ -84,6 +83,14 @@ static void add_state(void *user, const double *x)
     };
     for (int i = 0; i < RELATIONS; i++)
         ari_fit_add(&s->fit[i], relation[i][0], relation[i][1], relation[i][2]);
+}
+
+static ar_status read_state(state *s, size_t from, size_t n)
+{
+    ari_beside b = ari_beside_of(s->tensor, TENSORS, from, n);
+    while (ari_beside_next(&b))
+        add_state(s, b.x);
+    return b.status;
 }
 
 static void find_state(state *s, const ari_case *c)
@@ -146,7 +153,7 @@ static ar_status find_betas(double beta[2], state *s, const ari_case *c)
     beta[0] = d->beta1, beta[1] = d->beta2;
     if (!has_state(s, GRADIENT, NEW, 2) || (d->step > 1 && !has_state(s, FIRST_KEPT, TENSORS, 2)))
         return AR_OK;
-    AR_TRY(ari_read_beside(s->tensor, TENSORS, 0, s->tensor[GRADIENT]->count, add_state, s));
+    AR_TRY(read_state(s, 0, s->tensor[GRADIENT]->count));
     if (!(ari_fit_two(&by[0], &kept[0], &s->fit[OWN_FIRST]) < ARI_FIT) ||
         !(ari_fit_two(&by[1], &kept[1], &s->fit[OWN_SECOND]) < ARI_FIT))
         return AR_OK;
@@ -323,11 +330,6 @@ static bool is_lost(const ari_fit own[2])
 
 /* Compares the other's first moment and gradient with a parameter's of the reference: with one history, the excess of
  * the moment is a multiple of the gradient's. */
-static void add_history(void *user, const double *x)
-{
-    ari_fit_add(user, x[0] - x[2], x[1] - x[3], 0.0);
-}
-
 static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
@@ -339,7 +341,10 @@ static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
             continue;
         const ar_dump_tensor *const beside[] = {s->tensor[FIRST + 1], s->tensor[GRADIENT + 1], m, g};
         ari_fit f = {0};
-        AR_TRY(ari_read_beside(beside, 4, c->start, c->count, add_history, &f));
+        ari_beside b = ari_beside_of(beside, 4, c->start, c->count);
+        while (ari_beside_next(&b))
+            ari_fit_add(&f, b.x[0] - b.x[2], b.x[1] - b.x[3], 0.0);
+        AR_TRY(b.status);
         if (!begins(&f))
             continue;
         ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(EXCHANGED));
@@ -366,11 +371,6 @@ static void name_forgotten(ari_trace *t, double factor)
     }
 }
 
-static void add_state_epsilon(void *user, const double *x)
-{
-    add_epsilon(user, x[BEFORE], x + NEW, sqrt(x[SECOND]));
-}
-
 /* The state is the reference's, the update is not. */
 static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
 {
@@ -379,7 +379,10 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
         return AR_OK;
     if (!(ari_fit_two(&rate[1], &decay[1], &s->fit[STEP + 1]) < 10.0 * ARI_FIT)) {
         epsilons e = {.decay = decay[0]};
-        AR_TRY(ari_read_beside(s->tensor, TENSORS, c->start, c->count, add_state_epsilon, &e));
+        ari_beside b = ari_beside_of(s->tensor, TENSORS, c->start, c->count);
+        while (ari_beside_next(&b))
+            add_epsilon(&e, b.x[BEFORE], &b.x[NEW], sqrt(b.x[SECOND]));
+        AR_TRY(b.status);
         found_epsilon(t, &e, "the root of the second moment");
         return AR_OK;
     }
@@ -400,41 +403,32 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     return AR_OK;
 }
 
-/* A first moment that is its gradient, cut at a limit, times a number. */
-typedef struct cutting {
-    double by, most;       /* largest moment over gradient, largest moment */
-    double worst;          /* deviation of a moment */
-    size_t at_limit, less; /* how many are at the limit, and below it */
-} cutting;
-
-static void add_ratio(void *user, const double *x)
-{
-    cutting *k = user;
-    k->by = x[1] != 0.0 ? fmax(k->by, x[0] / x[1]) : k->by;
-    k->most = fmax(k->most, fabs(x[0]));
-}
-
-static void add_cut(void *user, const double *x)
-{
-    cutting *k = user;
-    const double g = k->by * x[1];
-    k->worst = fmax(k->worst, fabs(x[0] - copysign(fmin(fabs(g), k->most), g)));
-    k->at_limit += fabs(g) > (1.0 + ARI_KNOWN) * k->most;
-    k->less += fabs(g) < (1.0 - ARI_KNOWN) * k->most;
-}
-
-/* The gradient that one side's optimizer got is cut element by element. */
+/* The gradient that one side's optimizer got is cut element by element: its first moment is its gradient, cut at a
+ * limit, times a number. */
 static ar_status found_cut(ari_trace *t, const state *s, const ari_case *c)
 {
     for (int k = 0; k < 2; k++) {
         const ar_dump_tensor *const beside[] = {s->tensor[FIRST + k], s->tensor[GRADIENT + k]};
-        cutting cut = {.by = 0.0};
-        AR_TRY(ari_read_beside(beside, 2, c->start, c->count, add_ratio, &cut));
-        AR_TRY(ari_read_beside(beside, 2, c->start, c->count, add_cut, &cut));
-        if (cut.at_limit < 4 || cut.less == 0 || !(cut.worst <= ARI_KNOWN * cut.most))
+        double by = 0.0, most = 0.0, worst = 0.0; /* largest moment over gradient, largest moment, its deviation */
+        size_t at_limit = 0, less = 0;            /* how many are at the limit, and below it */
+        ari_beside b = ari_beside_of(beside, 2, c->start, c->count);
+        while (ari_beside_next(&b)) {
+            by = b.x[1] != 0.0 ? fmax(by, b.x[0] / b.x[1]) : by;
+            most = fmax(most, fabs(b.x[0]));
+        }
+        AR_TRY(b.status);
+        b = ari_beside_of(beside, 2, c->start, c->count);
+        while (ari_beside_next(&b)) {
+            const double g = by * b.x[1];
+            worst = fmax(worst, fabs(b.x[0] - copysign(fmin(fabs(g), most), g)));
+            at_limit += fabs(g) > (1.0 + ARI_KNOWN) * most;
+            less += fabs(g) < (1.0 - ARI_KNOWN) * most;
+        }
+        AR_TRY(b.status);
+        if (at_limit < 4 || less == 0 || !(worst <= ARI_KNOWN * most))
             continue;
-        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(CUT), {"limit", .number = cut.most / cut.by},
-                    {"cut", .count = cut.at_limit}, {"where", .text = k == 0 ? "in the reference" : "here"});
+        ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(CUT), {"limit", .number = most / by},
+                    {"cut", .count = at_limit}, {"where", .text = k == 0 ? "in the reference" : "here"});
         return AR_OK;
     }
     return AR_OK;
@@ -533,7 +527,7 @@ ar_status ari_measure_state(ari_trace *t, const ari_case *c)
                      (first ? has_state(&s, BEFORE, GRADIENT, 1) : has_state(&s, FIRST_KEPT, SECOND_KEPT, 1));
     if (!c->known->other || c->step || c->count < 8 || !(adam || sgd) || s.tensor[GRADIENT]->count != c->full->count)
         return AR_OK;
-    AR_TRY(ari_read_beside(s.tensor, TENSORS, c->start, c->count, add_state, &s));
+    AR_TRY(read_state(&s, c->start, c->count));
     if (adam)
         return compare_states(t, &s, c);
     if (!first)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/dumps/verify_impl.h"
@@ -358,36 +359,27 @@ static ar_status find_doubt(ari_pair *pair, ari_verifying *v, double *reach)
     return AR_OK;
 }
 
-/* For one side's elements: the number of nonzero ones, and whether all have the bits of bf16. */
-typedef struct sixteen_bits {
-    size_t values[2];
-    bool all[2];
-} sixteen_bits;
-
-static void look_at_bits(void *user, const double *x)
-{
-    sixteen_bits *s = user;
-    for (int k = 0; k < 2; k++) {
-        const float value = (float)x[k];
-        uint32_t bits;
-        memcpy(&bits, &value, sizeof bits);
-        s->values[k] += bits << 1 != 0;
-        s->all[k] = s->all[k] && (bits & 0xffff) == 0;
-    }
-}
-
 /* Moments that one side alone keeps in 16 bits are within a tolerance, and yet another optimizer's: they are asked for
  * equal bits. */
 static ar_status ask_for_bits(ari_pair *pair)
 {
     enum { ENOUGH = 8 }; /* values by chance in bf16: none */
     const bool moment = pair->row->pass == 'm' || pair->row->pass == 'v';
-    sixteen_bits s = {{0, 0}, {true, true}};
+    size_t values[2] = {0};     /* of each side those that are not zero */
+    bool all[2] = {true, true}; /* have the bits of bf16 */
     if (!moment || pair->tally.different > 0 || pair->tally.bits_different < ENOUGH ||
         pair->format[0].dtype != AR_F32 || pair->format[1].dtype != AR_F32)
         return AR_OK;
-    AR_TRY(ari_read_beside(pair->side, 2, 0, pair->side[0]->count, look_at_bits, &s));
-    if (s.values[1] < ENOUGH || !s.all[1] || s.all[0])
+    ari_beside b = ari_beside_of(pair->side, 2, 0, pair->side[0]->count);
+    while (ari_beside_next(&b)) {
+        for (int k = 0; k < 2; k++) {
+            const uint32_t bits = ari_bits32((float)b.x[k]);
+            values[k] += bits << 1 != 0;
+            all[k] = all[k] && (bits & 0xffff) == 0;
+        }
+    }
+    AR_TRY(b.status);
+    if (values[1] < ENOUGH || !all[1] || all[0])
         return AR_OK;
     pair->rule.rule = AR_VERIFY_BITS;
     begin_again(pair);
