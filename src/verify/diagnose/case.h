@@ -13,6 +13,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/diagnose/diagnose.h"
+#include "verify/diagnose/roles.h"
 
 /* --- the walk ----------------------------------------------------------------------------------------------------- */
 
@@ -119,10 +120,6 @@ static inline bool ari_survey_bit(const ari_survey *s, size_t index)
 /* The cosine between values and reference over the elements that differ; NaN if either is all zero. */
 double ari_cosine(const ari_tally *t);
 
-ar_status ari_grid_init(ari_grid *g, const ari_difference *d);
-/* In the arena. */
-ar_status ari_survey_init(ari_survey *s, const ari_grid *g, ari_arena *arena);
-
 /* --- the case ----------------------------------------------------------------------------------------------------- */
 
 /* The ids of the batch, where a dump has them; NULL. */
@@ -154,10 +151,16 @@ typedef struct ari_case {
     ar_verify_facts facts;
     const ar_dump_tensor *reference, *other;
     const char *path;           /* of the other dump, for passes of names */
+    ari_order_key own;          /* of `reference`, if there is one */
+    ari_role role;              /* of the tensor's module */
     size_t start;               /* of the first element in the full tensor */
     const size_t *step;         /* of a sample of the tensor: which index of each dimension is taken; NULL: every one */
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_case;
+
+/* Fills grid, survey, own and role; the case has its arena, reference and path. Memory in the arena. Errors: those of
+ * ari_diagnose. */
+AR_NODISCARD ar_status ari_case_init(ari_case *c, const ari_difference *d);
 
 /* fp32 sums in another order differ by some millionths of the largest element, sums of thousands of terms by at most 64
  * units in its last place. An fp32 mean of similar terms, such as a loss, is known better. */

@@ -2,9 +2,7 @@
 /* The table of causes, and the sentences that a trace's numbers fill. */
 #include <stdio.h>
 
-#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 /* --- traces ------------------------------------------------------------------------------------------------------- */
 

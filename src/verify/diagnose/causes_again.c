@@ -2,7 +2,6 @@
 /* Causes of modules that were computed again with one fault. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 #define ZERO "each zero where the reference is not"
 #define AGAIN                                                                                                   \

@@ -2,7 +2,6 @@
 /* Causes of relations between the values: factors, single values, functions, parts of sums. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 #define TIMES "each {name} times the reference"
 #define FACTOR "every different element is the reference times {name}{fit}"

@@ -2,7 +2,6 @@
 /* Causes of copies that differ, zeros, values in another place or of another tensor, rows, and places. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 #define ZERO "each zero where the reference is not"
 #define TAIL "{of}: {each} has only the first {cut} of its {extent} {axes} right{by_heads}, the rest is {rest}"

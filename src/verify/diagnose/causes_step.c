@@ -2,7 +2,6 @@
 /* Causes found by comparison with the step before: gradients of another step, optimizer and update. */
 #define ARI_CAUSE_ROWS
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 #define ZERO "each zero where the reference is not"
 #define UPDATE "the update is {factor:.4g} times the expected, and otherwise unchanged: "

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of one value that should be equal: left partial, drifted apart, or summed over other ranks than share it. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* --- a sum (or an average) over the copies is the reference ------------------------------------------------------- */
 
@@ -124,11 +121,10 @@ typedef struct branches {
 
 static ar_status read_branches(branches *b, const ari_case *c)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", own.step);
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", c->own.step);
          b->n < MOST_BRANCHES && ari_walk_next(&w);) {
         const ar_dump_tensor *t = w.t;
-        if (t->count != c->grid.count || !ari_is_part_of(&w.key, own.name, own.stem))
+        if (t->count != c->grid.count || !ari_is_part_of(&w.key, c->own.name, c->own.stem))
             continue;
         AR_TRY(ARI_TAKE(&b->part[b->n], c->arena, t->count, t->name));
         b->name[b->n++] = t->name;

@@ -2,7 +2,6 @@
 /* The diagnosis: the views of a tensor, the measures that look at each, and the choice of the trace that says most. */
 #include "verify/diagnose/diagnose.h"
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
@@ -77,9 +76,9 @@ ar_status ari_view_survey(ari_view *v)
     v->copy = (ari_rank_copy){.local = v->c.val, .ndim = v->d.ndim, .layout = &v->layout};
     memcpy(v->copy.shape, v->shape, sizeof v->shape);
     v->d.copy = &v->copy;
-    AR_TRY(ari_grid_init(&v->c.grid, &v->d));
+    AR_TRY(ari_case_init(&v->c, &v->d));
     v->c.count = v->c.grid.count;
-    return ari_survey_init(&v->c.survey, &v->c.grid, v->c.arena);
+    return AR_OK;
 }
 
 /* Copies the box of v's shape that begins at `from` out of a tensor of the grid's shape. */
@@ -220,8 +219,7 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
     AR_TRY(ari_one_group(&d, &seen, c->grid.d, rank, c->arena));
     if (!seen)
         return AR_OK;
-    AR_TRY(ari_grid_init(&own.grid, &d));
-    AR_TRY(ari_survey_init(&own.survey, &own.grid, own.arena));
+    AR_TRY(ari_case_init(&own, &d));
     if (own.survey.different > 0)
         AR_TRY(look_at_copies(best, &own));
     ari_text text = {.at = best->hint, .cap = sizeof best->hint, .used = strlen(best->hint)};
@@ -259,7 +257,7 @@ ar_status ari_look_at_ranks(ari_trace *best, const ari_case *c)
     return look_in_one_group(best, c);
 }
 
-/* The layouts' view of the tensor, if that has another shape of the same count; ari_grid_init reports its errors. */
+/* The layouts' view of the tensor, if that has another shape of the same count; ari_case_init reports its errors. */
 static ari_difference in_layout_shape(const ari_difference *d)
 {
     ari_difference own = *d;
@@ -320,8 +318,7 @@ static ar_status diagnose(ari_diagnosis *out, const ari_difference *given, ari_a
     ar_evidence considered = {0};
     c.considered = &considered;
     ari_narrow_to_stage(&d);
-    AR_TRY(ari_grid_init(&c.grid, &d));
-    AR_TRY(ari_survey_init(&c.survey, &c.grid, arena));
+    AR_TRY(ari_case_init(&c, &d));
     ari_text where = ari_text_in(found.pattern, sizeof found.pattern), why = ari_text_in(found.hint, sizeof found.hint);
     if (c.survey.different == 0) {
         ari_say(&where, "no element differs");

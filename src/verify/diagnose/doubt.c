@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What differences that are known explain of others: gradients' of new weights, and weights' of outputs. */
-#include <math.h>
-
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* --- what gradients explain --------------------------------------------------------------------------------------- */
 

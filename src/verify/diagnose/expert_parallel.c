@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of experts that ranks share out: added to those of other experts, or of no rows. */
-
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -46,12 +45,11 @@ typedef struct experts {
 /* *held: all are there, and alike. */
 static void find_all(experts *e, bool *held, const ari_case *c)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    const ari_role role = ari_module_of(c->reference->name, own.stem).role;
+    const ari_role role = ari_module_of(c->reference->name, c->own.stem).role;
     size_t found = 0;
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", own.step); ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->own.step); ari_walk_next(&w);) {
         const size_t expert = ari_expert_of(w.t->name);
-        if (expert >= MOST_EXPERTS || !ari_same_shape(w.t, c->reference) || w.key.layer != own.layer ||
+        if (expert >= MOST_EXPERTS || !ari_same_shape(w.t, c->reference) || w.key.layer != c->own.layer ||
             ari_module_of(w.t->name, w.key.stem).role != role)
             continue;
         found += e->of[expert] == NULL;

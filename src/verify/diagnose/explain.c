@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The diagnosis of a tensor of two dumps: reads it, decides which elements count as different, and explains its full
  * copy and the copies of its ranks. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 /* --- what is read of two dumps ------------------------------------------------------------------------------------ */
 
@@ -236,8 +233,7 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     d.hidden = false;
     d.allowed = rounding > 0.0 ? fmax(d.allowed, v->c.absolute) : d.allowed; /* the first copy is right but for that */
     ari_narrow_to_stage(&d);
-    AR_TRY(ari_grid_init(&c.grid, &d));
-    AR_TRY(ari_survey_init(&c.survey, &c.grid, c.arena));
+    AR_TRY(ari_case_init(&c, &d));
     const bool far = c.survey.total.max_difference > rounding || c.survey.total.nan > 0;
     if (c.survey.different > 0 && far) {
         AR_TRY(ari_look_at_ranks(&own, &c));

@@ -3,9 +3,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 /* --- a sample ----------------------------------------------------------------------------------------------------- */
 

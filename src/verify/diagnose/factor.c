@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* A factor nearer to one counts as none. */
 #define NONE ARI_SEEN

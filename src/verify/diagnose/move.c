@@ -3,9 +3,7 @@
  * features turned by an angle of their position: rotary embeddings at other positions, or with other frequencies. */
 #include <complex.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -169,7 +167,7 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
     const ar_dump_tensor *part[MOST_PARTS];
     size_t rows = 0, at = 0, parts = 0;
     for (; parts < MOST_PARTS && role[parts] != ARI_NO_ROLE; parts++) {
-        const bool own = role[parts] == ari_replay_role(c);
+        const bool own = role[parts] == c->role;
         const ar_dump_tensor *t = own ? c->reference : ari_replay_parameter(c, role[parts], ".weight");
         if (!t || t->ndim != 2 || t->shape[1] != p->cols)
             return AR_OK;

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A matrix's update under Muon: of what parts of it the other run has made orthogonal matrices, in place of the
  * reference's. Both are computed from the reference's momentum and gradient, in binary64. */
-#include <math.h>
-
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 enum { MOST_PARTS = 16, MOST_BLOCKS = 3, LEAST_VECTOR = 8 };
 /* Products of one iteration; a larger matrix is not looked at. */

@@ -3,9 +3,7 @@
 #include <ctype.h>
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
 

@@ -2,9 +2,7 @@
 /* Whole rows: ids looked up, ids of the batch, ids of padding or left over. */
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 /* --- tokens of one id --------------------------------------------------------------------------------------------- */
 

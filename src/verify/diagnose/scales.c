@@ -4,9 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/parallel.h"
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* --- classes ------------------------------------------------------------------------------------------------------ */
 
@@ -446,7 +444,7 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
 static bool loss_is_right(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    if (d->dump && d->pass == 'b' && ari_section_of(ari_module_of(d->name, strlen(d->name)).role) == ARI_IN_BLOCKS)
+    if (d->dump && d->pass == 'b' && ari_section_of(c->role) == ARI_IN_BLOCKS)
         return true;
     for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", c->grid.d->step);
          c->known->other && ari_walk_next(&w);) {

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose part of a tensor each rank has: its own alone, ungathered; another rank's; that of its rank in the world. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- each rank has its own part alone ----------------------------------------------------------------------------- */

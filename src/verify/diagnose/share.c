@@ -2,9 +2,7 @@
 /* Share of the reference in values that are wrong as a whole: parts of sums, sums of other parts, noise. */
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 double ari_cosine(const ari_tally *t)
 {

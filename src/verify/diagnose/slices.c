@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Slices of a dimension found in another slice's place: which ones, and by what rule. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -332,7 +330,7 @@ static bool is_within_samples(const ari_case *c, const axis *a, const rule *r)
 static bool few_values(const ari_case *c)
 {
     const ar_dtype t = c->reference ? c->reference->dtype : AR_F32;
-    return t == AR_BOOL || t == AR_U8 || t == AR_I8 || ari_replay_role(c) == ARI_CHOSEN;
+    return t == AR_BOOL || t == AR_U8 || t == AR_I8 || c->role == ARI_CHOSEN;
 }
 
 static bool is_few(const rule *r)

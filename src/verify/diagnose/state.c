@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizer's state: Adam's moments, and what is made of them. */
-#include <math.h>
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* --- tensors of a step -------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The walk over a tensor's copies, the first look at them, and the ranks as a mesh: rank = dp_rank * tp + tp_rank. */
-#include "ref/core/size.h"
 #include "verify/diagnose/case.h"
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
@@ -37,7 +36,7 @@ static ar_status check_copy(const ari_difference *d, int rank)
     return AR_OK;
 }
 
-ar_status ari_grid_init(ari_grid *g, const ari_difference *d)
+static ar_status init_grid(ari_grid *g, const ari_difference *d)
 {
     if (!d->name || d->ndim < 0 || d->ndim > AR_MAX_DIMS || d->ranks < 1 || !d->copy || (d->ndim > 0 && !d->shape))
         return ar_error_set(AR_ERR_ARG, "pattern: %d dimensions on %d ranks are not a tensor", d->ndim, d->ranks);
@@ -237,7 +236,7 @@ static void summarise(ari_survey *s, const ari_grid *g)
     count_hits(s, g);
 }
 
-ar_status ari_survey_init(ari_survey *s, const ari_grid *g, ari_arena *arena)
+static ar_status init_survey(ari_survey *s, const ari_grid *g, ari_arena *arena)
 {
     held_element *row = NULL; /* of one rank alone none has copies */
     size_t current = 0;
@@ -259,6 +258,14 @@ ar_status ari_survey_init(ari_survey *s, const ari_grid *g, ari_arena *arena)
         end_row(s, g, row);
     summarise(s, g);
     return AR_OK;
+}
+
+ar_status ari_case_init(ari_case *c, const ari_difference *d)
+{
+    AR_TRY(init_grid(&c->grid, d));
+    c->role = ari_module_of(d->name, strlen(d->name)).role;
+    c->own = c->reference ? ari_order_of(c->reference->name, c->path) : (ari_order_key){.name = NULL};
+    return init_survey(&c->survey, &c->grid, c->arena);
 }
 
 /* --- the mesh ----------------------------------------------------------------------------------------------------- */

@@ -2,9 +2,7 @@
 /* Another tensor of the dumps that explains the values: they are its own, or differ by a multiple of it. */
 #include <ctype.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 /* --- the search --------------------------------------------------------------------------------------------------- */
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Beside the step before: gradients that were not zeroed or not written again, the update of weights alone, which the
  * weights' own size hides, its decay, and its shares. */
-#include <math.h>
-
 #include "verify/diagnose/hypothesis.h"
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */

@@ -2,7 +2,6 @@
 /* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel ranks, the
  * line that locates the differences. */
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
 

@@ -2,7 +2,6 @@
 /* Zeros, or one value, where the reference has others: nothing written, shards filled in part, dropout, masks; and the
  * place of the differences, which remains if no relation holds. */
 #include "verify/diagnose/hypothesis.h"
-#include "verify/diagnose/roles.h"
 
 enum { MASK_CHUNK = 4096 };
 
@@ -291,11 +290,11 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
 static size_t whole_tokens(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const ari_role role = ari_module_of(g->d->name, strlen(g->d->name)).role;
     size_t tokens = 0;
     for (size_t row = 0; row < g->rows; row++)
         tokens += ari_row_differs(c, row);
-    return g->nd > 2 && ari_section_of(role) != ARI_IN_BLOCKS && tokens * g->cols == c->survey.different ? tokens : 0;
+    return g->nd > 2 && ari_section_of(c->role) != ARI_IN_BLOCKS && tokens * g->cols == c->survey.different ? tokens
+                                                                                                            : 0;
 }
 
 ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
@@ -337,8 +336,7 @@ static bool begins_later(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
-    const ari_role role = ari_module_of(g->d->name, strlen(g->d->name)).role;
-    const bool of_attention = role >= ARI_CONTEXT && role <= ARI_ATTENTION_SUM;
+    const bool of_attention = c->role >= ARI_CONTEXT && c->role <= ARI_ATTENTION_SUM;
     const size_t cp = of_attention ? (size_t)ari_along(g->d, ARI_CUTS_POSITIONS) : 1;
     return s->total.kept > 0 && s->total.dd > 4e-4 * s->total.rr && g->d->ndim == 3 && s->hits[1][0] == 0 &&
            (s->hit[1] * 4 > g->shape[1] || (cp > 1 && s->hit[1] * cp >= g->shape[1])) &&

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An MLP computed again from what its first layers give: its activation function, and which of gate and up it is of. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/replay/search.h"
 
 static double activation_of(size_t function, double x)
@@ -120,11 +118,10 @@ static ar_status try_near(ari_trace *t, mlp *m)
 
 ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c);
-    const bool inside = role == ARI_ACTIVATION, named = inside || role == ARI_DOWN || role == ARI_MLP;
+    const bool inside = c->role == ARI_ACTIVATION, named = inside || c->role == ARI_DOWN || c->role == ARI_MLP;
     mlp m = {.hidden = NULL};
     bool held = true;
-    if (!ari_may_replay(c) || (!named && role != ARI_NO_ROLE))
+    if (!ari_may_replay(c) || (!named && c->role != ARI_NO_ROLE))
         return AR_OK;
     ari_probe_choose(&m.p, c);
     if (!inside)

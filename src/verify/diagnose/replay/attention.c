@@ -561,17 +561,15 @@ static ar_status replay_all(ari_trace *t, ari_replayed *a)
 
 ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c);
-    const bool scores = ari_are_scores(c), mixed = scores || role == ARI_CONTEXT;
+    const bool scores = ari_are_scores(c), mixed = scores || c->role == ARI_CONTEXT;
     ari_replayed a = {.k = NULL};
     bool held = true;
-    if (!scores && !(ari_may_replay(c) && (mixed || role == ARI_OUT || role == ARI_ATTENTION ||
-                                           (role == ARI_NO_ROLE &&
-                                            abs(ari_order_of(c->reference->name, c->path).section) == ARI_AT_LAYERS))))
+    if (!scores && !(ari_may_replay(c) && (mixed || c->role == ARI_OUT || c->role == ARI_ATTENTION ||
+                                           (c->role == ARI_NO_ROLE && abs(c->own.section) == ARI_AT_LAYERS))))
         return AR_OK;
     ari_probe_choose(&a.p, c);
     if (!mixed)
-        AR_TRY(ari_probe_read_layer(&a.p, &held, role == ARI_NO_ROLE ? role : ARI_OUT, 0));
+        AR_TRY(ari_probe_read_layer(&a.p, &held, c->role == ARI_NO_ROLE ? c->role : ARI_OUT, 0));
     a.q = mixed ? c->grid.cols : a.p.in; /* of scores it is not known yet */
     a.out = scores ? a.p.heads * a.p.seq : a.q;
     return held ? replay_all(t, &a) : AR_OK;

@@ -5,7 +5,6 @@
  * weights that do not add up to 1. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -227,14 +226,13 @@ static bool look_at_form(ari_trace *t, const router *r, size_t form)
 /* *weight: the only matrix of the case's module, or the case's own weight; NULL. True if the layer has experts. */
 static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
     bool experts = false;
     size_t parameters = 0;
     *weight = NULL;
     for (ari_walk w = ari_replay_weights(c, c->known->reference); ari_walk_next(&w);) {
-        if (labs(w.key.layer) != labs(own.layer))
+        if (labs(w.key.layer) != labs(c->own.layer))
             continue;
-        const bool is_own = strncmp(w.t->name, own.name, own.stem) == 0;
+        const bool is_own = strncmp(w.t->name, c->own.name, c->own.stem) == 0;
         experts = experts || strstr(w.t->name, ".experts.");
         parameters += is_own;
         *weight = is_own ? w.t : *weight;

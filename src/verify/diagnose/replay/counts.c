@@ -3,7 +3,6 @@
  * the mean and down where it has more. Which tokens were counted, how often, and how exactly? */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/replay/scores.h"
 
 enum { MOST_MOVES = 1 << 20 };
@@ -229,7 +228,7 @@ ar_status ari_measure_counts(ari_trace *t, const ari_case *c)
 {
     update *u = NULL;
     bool held = false, known = false;
-    if (ari_replay_role(c) != ARI_ROUTER_BIAS || c->grid.count < 2 || c->grid.count > ARI_MOST_SCORED)
+    if (c->role != ARI_ROUTER_BIAS || c->grid.count < 2 || c->grid.count > ARI_MOST_SCORED)
         return AR_OK;
     AR_TRY(ARI_TAKE(&u, c->arena, 1, "the update of a bias"));
     u->c = c;

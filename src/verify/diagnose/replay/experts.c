@@ -6,7 +6,6 @@
 #include <ctype.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 enum { FORMS = 16 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
@@ -15,8 +14,7 @@ enum { FORMS = 16 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28
 
 bool ari_is_within(const ari_case *c, const ar_dump_tensor *t)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    return strncmp(t->name, own.name, own.stem) == 0 && t->name[own.stem] == '.';
+    return strncmp(t->name, c->own.name, c->own.stem) == 0 && t->name[c->own.stem] == '.';
 }
 
 /* What follows "PATH.experts." and the expert's number, SIZE_MAX: it has none. NULL: another tensor's name. */
@@ -349,9 +347,8 @@ static ar_status look_at_sums(ari_trace *t, ari_experts *e)
 static const ar_dump_tensor *find_shared(const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    for (ari_walk w = ari_walk_of(dump, NULL, "f", own.step); ari_walk_next(&w);) {
-        if (ari_is_within(c, w.t) && w.t->count == c->count && strstr(w.t->name + own.stem, "shared"))
+    for (ari_walk w = ari_walk_of(dump, NULL, "f", c->own.step); ari_walk_next(&w);) {
+        if (ari_is_within(c, w.t) && w.t->count == c->count && strstr(w.t->name + c->own.stem, "shared"))
             return w.t;
     }
     return NULL;
@@ -439,7 +436,7 @@ ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
     ari_experts *e = NULL;
     float *made = NULL;
     bool held = true;
-    if (!ari_may_replay(c) || (routes && ari_replay_role(c) != ARI_EXPERTS))
+    if (!ari_may_replay(c) || (routes && c->role != ARI_EXPERTS))
         return AR_OK;
     AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     ari_probe_choose_rows(&e->p, c);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Label smoothing and z-loss, from the gradient of the logits or the loss alone. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/loss.h"
 

@@ -2,9 +2,6 @@
 /* How often the uses by further tokens count in the gradient of the head or of the table of tokens. Of both its rows
  * are added up, the head's with factors, as those of a softmax cancel: of the difference, and of what the reference's
  * own values say that those uses contribute. */
-#include <math.h>
-
-#include "ref/core/size.h"
 #include "verify/diagnose/replay/replay.h"
 
 enum { MOST_WORK = 1 << 26 };
@@ -64,9 +61,9 @@ static void judge(ari_trace *t, const uses *u)
 
 ar_status ari_measure_further_uses(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c), of = role == ARI_HEAD ? ARI_MTP_LOGITS : ARI_TOKENS_NORM;
-    uses u = {.c = c, .head = role == ARI_HEAD};
-    if ((role != ARI_HEAD && role != ARI_TOKENS) || !c->ref || c->step || c->reference->ndim != 2 ||
+    const ari_role of = c->role == ARI_HEAD ? ARI_MTP_LOGITS : ARI_TOKENS_NORM;
+    uses u = {.c = c, .head = c->role == ARI_HEAD};
+    if ((c->role != ARI_HEAD && c->role != ARI_TOKENS) || !c->ref || c->step || c->reference->ndim != 2 ||
         c->count != c->reference->count)
         return AR_OK;
     u.rows = c->reference->shape[0];
@@ -75,8 +72,7 @@ ar_status ari_measure_further_uses(ari_trace *t, const ari_case *c)
     AR_TRY(ARI_TAKE(&u.made, c->arena, u.width, "sums of rows"));
     for (size_t i = 0; i < c->count; i++)
         u.wanted[i % u.width] += factor_of(&u, i / u.width) * ((double)c->val[i] - (double)c->ref[i]);
-    const int step = ari_order_of(c->reference->name, c->path).step;
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", step); ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", c->own.step); ari_walk_next(&w);) {
         if (ari_module_of(w.t->name, w.key.stem).role == of)
             AR_TRY(add_use(&u, &w));
     }

@@ -5,7 +5,6 @@
 #include <stdio.h>
 
 #include "anyrank/parallel.h"
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 

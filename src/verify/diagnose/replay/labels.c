@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Labels and weights that are others on some ranks or in some samples, whatever the loss makes of them: the labels by
  * the gradient of each token, the weights by that gradient as a multiple of the reference's. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/loss.h"
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tables: rows of an embedding that were looked up, with the table in a dump, and cosines of positions. */
-
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -136,11 +134,10 @@ static void find_mask(ari_trace *t, const lookups *l)
 static ar_status find_step(ari_trace *t, const lookups *l)
 {
     const ari_case *c = l->c;
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
     char weight[512];
-    const int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)own.stem, c->reference->name);
-    for (int step = own.step - 1; step > 0 && n < (int)sizeof weight && t->kind == ARI_FOUND_NOTHING; step--) {
-        const ar_dump_tensor *was = ari_tensor_of_step(c->known->reference, weight, own.stem, "fwd", step);
+    const int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)c->own.stem, c->reference->name);
+    for (int step = c->own.step - 1; step > 0 && n < (int)sizeof weight && t->kind == ARI_FOUND_NOTHING; step--) {
+        const ar_dump_tensor *was = ari_tensor_of_step(c->known->reference, weight, c->own.stem, "fwd", step);
         const ar_dump_tensor *w = ari_weight_before(c->known->reference, weight, (size_t)n, step);
         ari_lookup_table table = l->table;
         float *rows = NULL;
@@ -157,7 +154,7 @@ static ar_status find_step(ari_trace *t, const lookups *l)
         if (at < c->count)
             continue;
         ARI_FINDING(t, ARI_FOUND_POSITIONS, ARI_IF(OF_STEP), {"of_step", .count = (size_t)step},
-                    {"step", .count = (size_t)own.step});
+                    {"step", .count = (size_t)c->own.step});
     }
     return AR_OK;
 }
@@ -166,14 +163,14 @@ ar_status ari_measure_lookup(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     lookups l = {.c = c};
-    const ari_role role = ari_replay_role(c);
-    if (g->nd < 2 || g->rows > MOST_ROWS || (role != ARI_TOKENS && role != ARI_POSITIONS && role != ARI_NO_ROLE))
+    if (g->nd < 2 || g->rows > MOST_ROWS ||
+        (c->role != ARI_TOKENS && c->role != ARI_POSITIONS && c->role != ARI_NO_ROLE))
         return AR_OK;
-    AR_TRY(ari_lookup_table_read(&l.table, c, role, g->rows));
+    AR_TRY(ari_lookup_table_read(&l.table, c, c->role, g->rows));
     if (!l.table.at || l.table.cols != g->cols)
         return AR_OK;
     AR_TRY(look_up(&l, g->rows));
-    const bool positions = role == ARI_POSITIONS || counts_on(&l);
+    const bool positions = c->role == ARI_POSITIONS || counts_on(&l);
     if (positions && runs_on(&l))
         ari_trace_set(t, ARI_FOUND_DOCUMENTS, 0);
     else

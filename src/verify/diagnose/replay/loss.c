@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 enum { MOST_LOGITS = 1 << 24, MOST_PRODUCTS = 1 << 28, MOST_SCALED = 1 << 18 };
@@ -13,15 +12,12 @@ const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, ch
 {
     static const ari_role roles[] = {ARI_LOGITS, ARI_NO_ROLE, ARI_HEAD_LOGITS, ARI_HEAD, ARI_FINAL_NORM};
     const ar_dump_tensor *t = NULL, *head = ari_replay_value(c, dump, ARI_HEAD, pass);
-    char name[32];
     for (size_t i = 0; i < (pass == 'f' ? 4 : 5) && !t; i++) {
         if (roles[i] != ARI_NO_ROLE) {
             t = ari_replay_value(c, dump, roles[i], pass);
             continue;
         }
-        const int step = ari_order_of(c->reference->name, c->path).step;
-        snprintf(name, sizeof name, step > 1 ? "output:%s@%d" : "output:%s", pass == 'f' ? "fwd" : "bwd", step);
-        t = ar_dump_find(dump, name);
+        t = ari_tensor_of_step(dump, "output", strlen("output"), pass == 'f' ? "fwd" : "bwd", c->own.step);
         t = t && head && pass == 'f' && !ari_same_shape(t, head) ? NULL : t;
     }
     return t && t->ndim == 3 ? t : NULL;
@@ -32,14 +28,13 @@ const ar_dump_tensor *ari_loss_tensor(const ari_case *c, const ar_dump *dump, ch
 static ar_status read_counts(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
 {
     const ar_dump_tensor *named = ari_loss_tensor(l->c, dump, 'b');
-    const int step = ari_order_of(l->c->reference->name, l->c->path).step;
     bool *own = NULL;
     AR_TRY(ARI_TAKE(&s->counts, l->c->arena, l->tokens, "targets"));
     AR_TRY(ARI_TAKE(&own, l->c->arena, l->tokens, "targets"));
     s->targets = l->samples * (l->seq - 1);
     for (size_t i = 0; i < l->tokens; i++)
         s->counts[i] = i % l->seq + 1 < l->seq;
-    for (ari_walk w = ari_walk_of(dump, NULL, "b", step); ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(dump, NULL, "b", l->c->own.step); ari_walk_next(&w);) {
         const ar_dump_tensor *t = w.t;
         size_t n = 0;
         if ((named && t != named) || t->ndim != 3 || t->shape[0] != l->samples || t->shape[1] != l->seq ||

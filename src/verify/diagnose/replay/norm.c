@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "ref/core/float_bits.h"
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
 
@@ -460,15 +459,13 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
  * statistic without a gradient it is r u: all that differs is along z, and, with the mean detached too, along 1. */
 ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
 {
-    const int step = c->grid.d->step;
-    char name[320];
     norm n = {.c = c};
     float *x = NULL;
     double left = 0.0, all = 0.0, along = 0.0, ref = 0.0, p, q;
     bool found = false;
     size_t rows = 0;
-    snprintf(name, sizeof name, step > 1 ? "%s:fwd@%d" : "%s:fwd", c->grid.d->name, step);
-    const ar_dump_tensor *y = ar_dump_find(c->known->reference, name);
+    const char *name = c->grid.d->name;
+    const ar_dump_tensor *y = ari_tensor_of_step(c->known->reference, name, strlen(name), "fwd", c->grid.d->step);
     if (!y || y->count != c->grid.count || c->grid.nd < 2 || c->grid.cols < 8)
         return AR_OK;
     AR_TRY(ari_norm_parameters(&n.gain, &n.shift, &found, c));

@@ -2,10 +2,8 @@
 /* Other positions and other keys: documents that share a row, whose positions continue or whose ends a mask ignores;
  * chunks of context-parallel ranks in another order, or the rank's own chunk instead of all. */
 #include "anyrank/parallel.h"
-#include "verify/diagnose/case.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
-#include "verify/diagnose/roles.h"
 
 /* --- places ------------------------------------------------------------------------------------------------------- */
 

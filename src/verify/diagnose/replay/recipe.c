@@ -2,7 +2,6 @@
 /* Attention computed by a recipe. */
 #include "verify/diagnose/replay/recipe.h"
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- inputs and weights ------------------------------------------------------------------------------------------- */
@@ -24,11 +23,6 @@ bool ari_may_replay(const ari_case *c)
 bool ari_are_scores(const ari_case *c)
 {
     return c->grid.nd == 4 && c->grid.shape[2] == c->grid.shape[3] && is_worth_it(c);
-}
-
-ari_role ari_replay_role(const ari_case *c)
-{
-    return ari_module_of(c->grid.d->name, strlen(c->grid.d->name)).role;
 }
 
 static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
@@ -80,12 +74,12 @@ const ar_dump_tensor *ari_find_role(ari_walk w, ari_role role, long layer)
 
 static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
 {
-    return n == ari_order_of(c->reference->name, c->path).stem && memcmp(t->name, c->reference->name, n) == 0;
+    return n == c->own.stem && memcmp(t->name, c->reference->name, n) == 0;
 }
 
 ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump)
 {
-    const int before = ari_order_of(c->reference->name, c->path).step - 1;
+    const int before = c->own.step - 1;
     const ari_walk moved = ari_walk_of(dump, NULL, "n", before);
     ari_walk any = moved;
     return before > 0 && ari_walk_next(&any) ? moved : ari_walk_of(dump, NULL, "iw", 0);
@@ -95,9 +89,8 @@ ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump)
 static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, ari_walk w,
                                        const char *kind)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
     while (ari_walk_next(&w)) {
-        if (labs(w.key.layer) != labs(own.layer) || !ends_in(w.t, w.key.stem, kind))
+        if (labs(w.key.layer) != labs(c->own.layer) || !ends_in(w.t, w.key.stem, kind))
             continue;
         const ari_role named = ari_module_of(w.t->name, w.key.stem).role;
         const bool by_shape =
@@ -117,8 +110,7 @@ const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role)
 const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, ari_role role, char pass)
 {
     const char passes[] = {pass, '\0'};
-    return find_role(c, dump, role, ari_walk_of(dump, NULL, passes, ari_order_of(c->reference->name, c->path).step),
-                     "");
+    return find_role(c, dump, role, ari_walk_of(dump, NULL, passes, c->own.step), "");
 }
 
 ar_status ari_right_rows(float **gives, bool *held, const ari_case *c, size_t count, const ar_dump_tensor *t)
@@ -156,19 +148,18 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
 size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width)
 {
     const ar_dump *dump = c->known->reference;
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    long last = own.layer; /* of what comes after the layers the last one's */
+    long last = c->own.layer; /* of what comes after the layers the last one's */
     size_t found = 0;
     for (size_t i = 0; i < 3 * ar_dump_count(dump); i++) {
         const size_t round = i / ar_dump_count(dump);
         const ar_dump_tensor *t = ar_dump_at(dump, i % ar_dump_count(dump));
         const ari_order_key key = ari_order_of(t->name, c->path);
-        const bool outside = key.section != own.section && key.layer == 0;
-        if (t == c->reference || key.pass != 'f' || key.step != own.step || t->ndim < 2 ||
+        const bool outside = key.section != c->own.section && key.layer == 0;
+        if (t == c->reference || key.pass != 'f' || key.step != c->own.step || t->ndim < 2 ||
             t->shape[t->ndim - 1] % width || t->count != c->grid.rows * width)
             continue;
         if (round == 0)
-            last = key.section != own.section && key.layer > last ? key.layer : last;
+            last = key.section != c->own.section && key.layer > last ? key.layer : last;
         else if (found < most && (round == 1) == (key.layer == last || key.layer + 1 == last) &&
                  (round == 1 || outside))
             near[found++] = t;
@@ -177,20 +168,19 @@ size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case 
 }
 
 /* The bytes of the name of the module that this one is a part of; of attention, its own. */
-static size_t whole_of(const ari_case *c, const ari_order_key *own)
+static size_t whole_of(const ari_case *c)
 {
-    size_t n = own->stem;
-    while (ari_replay_role(c) != ARI_ATTENTION && n > 0 && own->name[n - 1] != '.')
+    size_t n = c->own.stem;
+    while (c->role != ARI_ATTENTION && n > 0 && c->own.name[n - 1] != '.')
         n--;
     return n;
 }
 
 const ar_dump_tensor *ari_replay_sinks(const ari_case *c)
 {
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    const size_t n = whole_of(c, &own);
+    const size_t n = whole_of(c);
     for (ari_walk w = ari_replay_weights(c, c->known->reference); ari_walk_next(&w);) {
-        if (w.t->ndim == 1 && w.key.stem > n && memcmp(w.t->name, own.name, n) == 0 &&
+        if (w.t->ndim == 1 && w.key.stem > n && memcmp(w.t->name, c->own.name, n) == 0 &&
             !memchr(w.t->name + n + 1, '.', w.key.stem - n - 1))
             return w.t;
     }
@@ -200,12 +190,11 @@ const ar_dump_tensor *ari_replay_sinks(const ari_case *c)
 size_t ari_replay_parts(const ar_dump_tensor **part, size_t most, const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    const size_t n = whole_of(c, &own);
+    const size_t n = whole_of(c);
     size_t found = 0;
-    for (ari_walk w = ari_walk_of(dump, NULL, "f", own.step); found < most && ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(dump, NULL, "f", c->own.step); found < most && ari_walk_next(&w);) {
         const ari_role role = ari_module_of(w.t->name, w.key.stem).role;
-        if (w.t != c->reference && w.t->ndim >= 3 && w.key.stem > n && memcmp(w.t->name, own.name, n) == 0 &&
+        if (w.t != c->reference && w.t->ndim >= 3 && w.key.stem > n && memcmp(w.t->name, c->own.name, n) == 0 &&
             ari_role_place_of(role)->forward < ari_role_place_of(ARI_PROBS)->forward)
             part[found++] = w.t;
     }

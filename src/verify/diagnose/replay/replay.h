@@ -6,14 +6,11 @@
  * names do not show (heads, rotary base, activation), then with one fault at a time. The fault that gives the other
  * dump's values is the cause. If an input is missing, or the reference is not reproduced, there is no answer. */
 #include "verify/diagnose/case.h"
-#include "verify/diagnose/roles.h"
 
 /** True for a value [b, s, width] small enough to be computed again. */
 bool ari_may_replay(const ari_case *c);
 /** True for values of scores [b, heads, s, s], equally small. */
 bool ari_are_scores(const ari_case *c);
-/** The role of the case's own module. */
-ari_role ari_replay_role(const ari_case *c);
 /** The first tensor of a role in a layer, as a key of any pass has it; NULL: none. */
 const ar_dump_tensor *ari_find_role(ari_walk w, ari_role role, long layer);
 /** The reference's forward value of a role in this tensor's layer and step; NULL: none. */

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A router's backward pass computed again: the logits' gradient from that of the weights. Experts are those whose weight
  * is not zero. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/scores.h"
 
@@ -116,14 +114,13 @@ static void look_at_blocks(ari_trace *t, const ari_case *c)
 
 ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c);
     routes r = {.c = c, .tokens = c->grid.rows, .n = c->grid.cols};
     bool held = true;
     if (c->count > MOST_ELEMENTS)
         return AR_OK;
-    if (role == ARI_ROUTES)
+    if (c->role == ARI_ROUTES)
         look_at_blocks(t, c);
-    if (role != ARI_ROUTER_LOGITS)
+    if (c->role != ARI_ROUTER_LOGITS)
         return AR_OK;
     AR_TRY(ari_replay_rows(&r.z, &held, c, c->count, ARI_ROUTER, 'f'));
     bool weighed = held;

@@ -2,7 +2,6 @@
 /* The choice and the weights of a router computed again: which of its forms gives what a dump has. */
 #include "verify/diagnose/replay/scores.h"
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */

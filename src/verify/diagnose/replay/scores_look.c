@@ -2,7 +2,6 @@
 /* Routers: weights and choices that another form of the router gives, and choices that none does. */
 #include "verify/diagnose/replay/scores.h"
 
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* Of fewer tokens, groups that the reference has not may explain a near tie by accident. */
@@ -316,17 +315,16 @@ static ar_status look_at_numbers(ari_trace *t, ari_scored *s, const ari_case *c,
 
 ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c);
     const bool forward = c->grid.d->pass == 'f';
     ari_scored s;
     bool held = false;
-    if (role != ARI_ROUTER && !(forward && (role == ARI_CHOSEN || role == ARI_ROUTES)))
+    if (c->role != ARI_ROUTER && !(forward && (c->role == ARI_CHOSEN || c->role == ARI_ROUTES)))
         return AR_OK;
     AR_TRY(ari_scored_read(&s, &held, c));
     held = held && c->grid.rows == s.tokens && s.k <= ARI_MOST_CHOSEN;
-    if (role == ARI_CHOSEN)
+    if (c->role == ARI_CHOSEN)
         AR_TRY(look_at_numbers(t, &s, c, held));
-    else if (held && role == ARI_ROUTES)
+    else if (held && c->role == ARI_ROUTES)
         AR_TRY(look_at_all_weights(t, &s, c));
     else if (held && s.weight && !forward)
         look_at_factor(t, &s, c);

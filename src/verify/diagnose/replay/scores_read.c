@@ -3,8 +3,6 @@
  * token. A dump without a bias has one of zeros. */
 #include "verify/diagnose/replay/scores.h"
 
-#include "ref/core/size.h"
-
 enum { MOST_ELEMENTS = 1 << 22, MOST_WORK = 1 << 26 };
 
 static ar_status read_numbers(double *gives, bool *held, const ar_dump_tensor *t, size_t n)
@@ -22,13 +20,12 @@ static ar_status read_numbers(double *gives, bool *held, const ar_dump_tensor *t
 ar_status ari_scored_bias(double *bias, double *moved, bool *held, const ari_case *c, size_t n)
 {
     const ar_dump *dump = c->known->reference;
-    const ari_order_key own = ari_order_of(c->reference->name, c->path);
-    const ari_walk after = ari_walk_of(dump, NULL, "n", own.step);
+    const ari_walk after = ari_walk_of(dump, NULL, "n", c->own.step);
     bool before = false;
     for (size_t i = 0; i < n; i++)
         bias[i] = 0.0;
-    AR_TRY(read_numbers(bias, &before, ari_find_role(ari_replay_weights(c, dump), ARI_ROUTER_BIAS, own.layer), n));
-    return moved ? read_numbers(moved, held, ari_find_role(after, ARI_ROUTER_BIAS, own.layer), n) : AR_OK;
+    AR_TRY(read_numbers(bias, &before, ari_find_role(ari_replay_weights(c, dump), ARI_ROUTER_BIAS, c->own.layer), n));
+    return moved ? read_numbers(moved, held, ari_find_role(after, ARI_ROUTER_BIAS, c->own.layer), n) : AR_OK;
 }
 
 /* The logits, of the layer's second norm's output and the router's weight. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The sum of what the experts of tokens make and what the one does that all share. */
-
 #include "verify/diagnose/replay/experts.h"
 
 /* Sums of what the experts make and what the shared one does, times its gate s; the first two are references. */
@@ -52,7 +51,7 @@ ar_status ari_measure_shared_expert(ari_trace *t, const ari_case *c)
 {
     shared s = {.logit = NULL};
     bool held = true, gated = true;
-    if (ari_replay_role(c) != ARI_MLP || !ari_may_replay(c) || c->count > ARI_MOST_WEIGHT)
+    if (c->role != ARI_MLP || !ari_may_replay(c) || c->count > ARI_MOST_WEIGHT)
         return AR_OK;
     AR_TRY(ari_replay_rows(&s.routed, &held, c, c->count, ARI_EXPERTS, 'f'));
     AR_TRY(ari_replay_rows(&s.made, &held, c, c->count, ARI_SHARED_DOWN, 'f'));

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules that read or are a sum of tensors near by: a layer's first linear module with other inputs than the norm's
  * output, a residual sum with other terms or numbers, logits with another scale or cap. */
-
-#include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
 
@@ -81,18 +79,18 @@ static void look_at_sums(ari_trace *t, const sums *s)
 
 ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
 {
-    const ari_role role = ari_replay_role(c);
-    bool layer = role == ARI_NO_ROLE || role == ARI_Q || role == ARI_K || role == ARI_V || role == ARI_QKV ||
-                 role == ARI_GATE || role == ARI_UP || role == ARI_GATE_UP || role == ARI_FIRST;
+    bool layer = c->role == ARI_NO_ROLE || c->role == ARI_Q || c->role == ARI_K || c->role == ARI_V ||
+                 c->role == ARI_QKV || c->role == ARI_GATE || c->role == ARI_UP || c->role == ARI_GATE_UP ||
+                 c->role == ARI_FIRST;
     sums s = {.near = {.n = 0}};
     bool held = true;
     if (!ari_may_replay(c))
         return AR_OK;
     ari_probe_choose(&s.p, c);
     if (layer)
-        AR_TRY(ari_probe_read_layer(&s.p, &held, role, 0));
+        AR_TRY(ari_probe_read_layer(&s.p, &held, c->role, 0));
     layer = layer && held;
-    if (!held && role != ARI_NO_ROLE) /* a module without a weight may be a sum */
+    if (!held && c->role != ARI_NO_ROLE) /* a module without a weight may be a sum */
         return AR_OK;
     AR_TRY(ari_near_read(&s.near, &s.p, layer ? s.p.in : c->grid.cols, c->known->reference));
     AR_TRY(multiply_terms(&s));
@@ -139,7 +137,7 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];
     ari_probe p;
-    if (!ari_may_replay(c) || !c->known->other || ari_order_of(c->reference->name, c->path).section == ARI_AT_LAYERS)
+    if (!ari_may_replay(c) || !c->known->other || c->own.section == ARI_AT_LAYERS)
         return AR_OK;
     ari_probe_choose(&p, c);
     const size_t n = ari_replay_near(near, ARI_MOST_NEAR, c, c->grid.cols), each = p.seq * c->grid.cols;
