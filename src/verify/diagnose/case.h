@@ -153,6 +153,7 @@ typedef struct ari_case {
     const char *path;           /* of the other dump, for passes of names */
     ari_order_key own;          /* of `reference`, if there is one */
     ari_role role;              /* of the tensor's module */
+    unsigned is;                /* ARI_IS_ bits of its name */
     size_t start;               /* of the first element in the full tensor */
     const size_t *step;         /* of a sample of the tensor: which index of each dimension is taken; NULL: every one */
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */

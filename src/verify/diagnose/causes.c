@@ -104,10 +104,10 @@ static bool is_pass(const char *passes, char pass)
     return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
 }
 
-static bool meets(const ari_cause *row, ari_properties flags, unsigned name, char pass)
+static bool meets(const ari_cause *row, const ari_case *c, ari_properties flags)
 {
-    return (flags & row->needs) == row->needs && !(flags & row->without) && (!row->is || (row->is & name)) &&
-           is_pass(row->passes, pass);
+    return (flags & row->needs) == row->needs && !(flags & row->without) && (!row->is || (row->is & c->is)) &&
+           is_pass(row->passes, c->grid.d->pass);
 }
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */
@@ -125,69 +125,39 @@ ari_axes ari_axes_of_ranks(const ari_case *c, int n)
 }
 
 /* Facts of the case, available to every trace. */
-static bool fact_of_case(ari_fact *f, const ari_case *c, const char *name, size_t n)
+static ari_trace facts_of_case(const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
     const ari_grid *g = &c->grid;
     const ari_tally *all = &c->survey.total;
-    const struct {
-        const char *name;
-        double number;
-        bool whole;
-    } numbers[] = {
-        {"ranks", d->ranks, true},
-        {"batch", (double)d->batch, true},
-        {"micro", d->micro_batches, true},
-        {"different", (double)c->survey.different, true},
-        {"count", (double)g->count, true},
-        {"row_count", (double)g->rows, true},
-        {"row_samples", (double)g->shape[0], true},
-        {"angle", ari_cosine(all), false},
-        {"size", sqrt(all->vv / all->rr), false},
-    };
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        const ari_layout_axis *axis = &ari_layout_axes[i];
-        if (strlen(axis->name) != n || strncmp(axis->name, name, n) != 0)
-            continue;
-        *f = (ari_fact){axis->name, ARI_FACT_INTEGER, ari_along(d, axis->axes), ""};
-        return true;
-    }
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        if (strlen(numbers[i].name) != n || strncmp(numbers[i].name, name, n) != 0)
-            continue;
-        *f = (ari_fact){numbers[i].name, numbers[i].whole ? ARI_FACT_INTEGER : ARI_FACT_NUMBER, numbers[i].number, ""};
-        return true;
-    }
-    static const char *const words[] = {"row", "rows", "columns", "wrong", "right", "part", "mesh", "data"};
     const int rows = g->nd < 2 ? 0 : g->nd - 2;
-    char axes[ARI_AXES_TEXT];
-    ari_text text = ari_text_in(f->text, sizeof f->text);
-    f->is = ARI_FACT_TEXT;
-    size_t i = 0;
-    while (i < 8 && (strlen(words[i]) != n || strncmp(words[i], name, n) != 0))
-        i++;
-    if (i < 3)
-        ari_say(&text, "%s", ari_dim_name(g, i < 2 ? rows : g->nd - 1, i > 0));
-    else if (i < 5)
-        ari_say_ranks(&text, c, i == 4);
-    else if (i == 5)
-        ari_say_part(&text, c);
-    else if (i == 7)
-        ari_say(&text, "%s", ari_extent_text(axes, c->known->other, ARI_LAYOUT_DP));
-    else
-        ari_say(&text, "%s", ari_axes_text(axes, c, ari_axes_of_ranks(c, 0), " or "));
-    return i < 8;
+    char mesh[ARI_AXES_TEXT], data[ARI_AXES_TEXT];
+    ari_trace t = {.facts = 0};
+    ARI_FACTS(&t, {"ranks", .number = d->ranks}, {"batch", .count = d->batch}, {"micro", .number = d->micro_batches},
+              {"different", .count = c->survey.different}, {"count", .count = g->count},
+              {"row_count", .count = g->rows}, {"row_samples", .count = g->shape[0]},
+              {"angle", .number = ari_cosine(all)}, {"size", .number = sqrt(all->vv / all->rr)},
+              {"row", .text = ari_dim_name(g, rows, false)}, {"rows", .text = ari_dim_name(g, rows, true)},
+              {"columns", .text = ari_dim_name(g, g->nd - 1, true)},
+              {"mesh", .text = ari_axes_text(mesh, c, ari_axes_of_ranks(c, 0), " or ")},
+              {"data", .text = ari_extent_text(data, c->known->other, ARI_LAYOUT_DP)});
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ARI_FACTS(&t, {ari_layout_axes[i].name, .number = ari_along(d, ari_layout_axes[i].axes)});
+    for (int right = 0; right < 2; right++) {
+        ari_text ranks = ari_list(&t, right ? "right" : "wrong");
+        ari_say_ranks(&ranks, c, right);
+    }
+    ari_text part = ari_list(&t, "part");
+    ari_say_part(&part, c);
+    return t;
 }
 
-static bool find_fact(ari_fact *f, const ari_trace *t, const ari_case *c, const char *name, size_t n)
+static const ari_fact *find_fact(const ari_trace *t, const char *name, size_t n)
 {
-    for (size_t i = 0; i < t->facts; i++) {
-        if (strlen(t->fact[i].name) == n && strncmp(t->fact[i].name, name, n) == 0) {
-            *f = t->fact[i];
-            return true;
-        }
-    }
-    return fact_of_case(f, c, name, n);
+    size_t i = 0;
+    while (i < t->facts && (strlen(t->fact[i].name) != n || strncmp(t->fact[i].name, name, n) != 0))
+        i++;
+    return i < t->facts ? &t->fact[i] : NULL;
 }
 
 static void keep_evidence(ar_evidence *e, const ari_fact *f)
@@ -219,6 +189,7 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
 
 void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
+    const ari_trace of_case = facts_of_case(c);
     while (*text) {
         const size_t plain = strcspn(text, "{\n");
         ari_say(out, "%.*s", (int)plain, text);
@@ -227,13 +198,15 @@ void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const cha
             return;
         const char *name = text + 1, *end = strchr(name, '}');
         const size_t n = strcspn(name, ":}");
-        ari_fact f = {.name = ""};
-        if (!find_fact(&f, t, c, name, n)) /* no row asks for what its measure does not state */
-            ari_say(out, "{?}");
-        say_fact(out, &f, name[n] == ':' ? name + n + 1 : "");
-        if (f.is != ARI_FACT_TEXT)
-            keep_evidence(&t->evidence, &f);
+        const ari_fact *own = find_fact(t, name, n), *f = own ? own : find_fact(&of_case, name, n);
         text = end + 1;
+        if (!f) { /* no row asks for what its measure does not state */
+            ari_say(out, "{?}");
+            continue;
+        }
+        say_fact(out, f, name[n] == ':' ? name + n + 1 : "");
+        if (f->is != ARI_FACT_TEXT)
+            keep_evidence(&t->evidence, f);
     }
 }
 
@@ -250,7 +223,7 @@ const ari_cause *ari_cause_at(size_t i)
 }
 
 /* The sentence of row i, and what rows after it add. */
-static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties flags, unsigned name)
+static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties flags)
 {
     ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
     t->evidence = (ar_evidence){.cause = t->cause->id};
@@ -259,30 +232,29 @@ static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties 
     bool own = true;
     for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) {
         own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
-        if (!row->id && (own || row->kind == t->kind) && meets(row, flags, name, c->grid.d->pass))
+        if (!row->id && (own || row->kind == t->kind) && meets(row, c, flags))
             ari_fill_sentence(&hint, t, c, row->text);
     }
 }
 
 /* The first row of that kind whose conditions are met; *i is its number. */
-static const ari_cause *row_of(size_t *i, ari_trace_kind kind, ari_properties flags, unsigned name, char pass)
+static const ari_cause *row_of(size_t *i, const ari_case *c, ari_trace_kind kind, ari_properties flags)
 {
     const ari_cause *row;
     *i = 0;
-    while ((row = ari_cause_at(*i)) != NULL && !(row->id && row->kind == kind && meets(row, flags, name, pass)))
+    while ((row = ari_cause_at(*i)) != NULL && !(row->id && row->kind == kind && meets(row, c, flags)))
         ++*i;
     return row;
 }
 
 void ari_match_cause(ari_trace *t, const ari_case *c)
 {
-    const unsigned name = ari_name_is(c->grid.d->name);
     const ari_properties flags = t->flags | properties_of(c);
     size_t i;
-    t->cause = row_of(&i, t->kind, flags, name, c->grid.d->pass);
+    t->cause = row_of(&i, c, t->kind, flags);
     t->confidence = t->cause ? t->cause->confidence - t->penalty : ARI_SILENT;
     if (t->cause)
-        say_cause(t, c, i, flags, name);
+        say_cause(t, c, i, flags);
 }
 
 /* --- what was considered ------------------------------------------------------------------------------------------ */
@@ -291,27 +263,22 @@ void ari_consider(const ari_case *c, ari_trace_kind kind, ari_properties flags, 
 {
     ar_evidence *e = c->considered;
     const double explained = 1.0 - left;
-    size_t i, at = 0;
+    size_t i;
     if (!e || !(explained >= ARI_NEAR))
         return;
-    const ari_cause *row = row_of(&i, kind, flags | properties_of(c), ari_name_is(c->grid.d->name), c->grid.d->pass);
+    const ari_cause *row = row_of(&i, c, kind, flags | properties_of(c));
     if (!row || strcmp(row->id, "unknown") == 0)
         return;
-    for (i = 0; i < e->considered; i++) { /* once, with the most that it explains */
-        if (strcmp(e->consider[i].cause, row->id) != 0)
-            continue;
-        if (e->consider[i].explained >= explained)
-            return;
-        memmove(&e->consider[i], &e->consider[i + 1], (--e->considered - i) * sizeof *e->consider);
-    }
-    while (at < e->considered && e->consider[at].explained >= explained)
-        at++;
-    if (at == AR_EVIDENCE_CONSIDERED)
+    i = 0; /* in the place that it has with less, else of the last */
+    while (i < e->considered && i + 1 < AR_EVIDENCE_CONSIDERED && strcmp(e->consider[i].cause, row->id) != 0)
+        i++;
+    if (i < e->considered && e->consider[i].explained >= explained)
         return;
-    e->considered -= e->considered == AR_EVIDENCE_CONSIDERED;
-    memmove(&e->consider[at + 1], &e->consider[at], (e->considered++ - at) * sizeof *e->consider);
-    e->consider[at].cause = row->id;
-    e->consider[at].explained = explained;
+    e->considered += i == e->considered;
+    for (; i > 0 && e->consider[i - 1].explained < explained; i--)
+        e->consider[i] = e->consider[i - 1];
+    e->consider[i].cause = row->id;
+    e->consider[i].explained = explained;
 }
 
 void ari_say_considered(ari_text *why, ar_evidence *e, const ar_evidence *considered)

@@ -24,7 +24,7 @@ ar_status ari_measure_empty_expert(ari_trace *t, const ari_case *c)
 {
     const size_t expert = ari_expert_of(c->grid.d->name);
     bool chosen = false;
-    if (expert == SIZE_MAX || !(ari_name_is(c->grid.d->name) & ARI_IS_EXPERT) || c->max_ref != 0.0)
+    if (expert == SIZE_MAX || !(c->is & ARI_IS_EXPERT) || c->max_ref != 0.0)
         return AR_OK;
     AR_TRY(is_chosen(&chosen, c, c->known->reference, expert));
     AR_TRY(is_chosen(&chosen, c, c->known->other, expert));
@@ -114,7 +114,7 @@ ar_status ari_measure_experts_added(ari_trace *t, const ari_case *c)
 {
     experts *e = NULL;
     bool held = false;
-    if (!(ari_name_is(c->grid.d->name) & ARI_IS_EXPERT))
+    if (!(c->is & ARI_IS_EXPERT))
         return AR_OK;
     AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     e->own = ari_expert_of(c->reference->name);

@@ -303,8 +303,8 @@ static void ask_others(others *o, const ari_case *c, double factor)
 /* True if all experts' gradients have the factor, as this one, and nothing else has. */
 static bool is_of_experts(const others *o, const ari_case *c)
 {
-    return (ari_name_is(c->grid.d->name) & ARI_IS_EXPERT) && o->experts > 0 && o->same_experts == o->experts &&
-           o->same == o->same_experts && o->asked > o->experts;
+    return (c->is & ARI_IS_EXPERT) && o->experts > 0 && o->same_experts == o->experts && o->same == o->same_experts &&
+           o->asked > o->experts;
 }
 
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
@@ -528,7 +528,7 @@ static size_t count_of_loss(size_t targets, double value, double ref)
 ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->grid.d;
-    const bool loss = ari_name_is(d->name) & ARI_IS_LOSS;
+    const bool loss = c->is & ARI_IS_LOSS;
     double low, high;
     if (c->grid.count != 1 || (!d->hidden && (d->pass != 'f' || !loss)))
         return AR_OK;

@@ -402,7 +402,7 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
         const size_t pos = c->ref[i] != 0.0f ? ari_grid_index(g, i, r.dim) + 1 : 0;
         r.end = pos > r.end ? pos : r.end;
     }
-    if (ari_name_is(g->d->name) & ARI_IS_NORM)
+    if (c->is & ARI_IS_NORM)
         AR_TRY(ari_norm_parameters(&r.gain, &r.shift, &gained, c));
     AR_TRY(ARI_TAKE(&r.z, c->arena, r.seq * r.n, g->d->name));
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {

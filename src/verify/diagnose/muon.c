@@ -117,11 +117,10 @@ static part part_of(const look *l, const form *f, size_t b, size_t at, size_t of
 /* Each shard of each block by itself. */
 static void make_shards(const look *l, const form *f, size_t of, bool columns)
 {
-    for (size_t b = 0; b < f->blocks; b++)
-        for (size_t at = 0; at < of; at++) {
-            const part p = part_of(l, f, b, at, of, columns);
-            orthogonalise(l, &p, 0.0, 1, true);
-        }
+    for (size_t i = 0; i < f->blocks * of; i++) {
+        const part p = part_of(l, f, i / of, i % of, of, columns);
+        orthogonalise(l, &p, 0.0, 1, true);
+    }
 }
 
 /* Each block as a whole, but the last X X^T of each shard of its longer side by itself. False: one is cut otherwise. */
@@ -136,10 +135,9 @@ static bool make_by_grams(const look *l, const form *f, size_t of, bool columns)
     return true;
 }
 
-/* Each block as a whole, but every shard's owner divides by the norm of its shard. `whole` keeps what others made. */
+/* Each block as a whole, but every shard's owner divides by the norm of its shard. `kept`: what others made. */
 static void make_by_norms(const look *l, const form *f, size_t of, bool columns, double *kept)
 {
-    const size_t all = l->rows * l->cols;
     for (size_t at = 0; at < of; at++) {
         double norm = 0.0;
         for (size_t b = 0; b < f->blocks; b++) {
@@ -147,18 +145,13 @@ static void make_by_norms(const look *l, const form *f, size_t of, bool columns,
             norm = hypot(norm, size_of(l, &p));
         }
         for (size_t b = 0; b < f->blocks; b++) {
-            const part whole = part_of(l, f, b, 0, 1, columns);
+            const part whole = part_of(l, f, b, 0, 1, columns), p = part_of(l, f, b, at, of, columns);
             orthogonalise(l, &whole, norm, 1, true);
-        }
-        for (size_t b = 0; b < f->blocks; b++) {
-            const part p = part_of(l, f, b, at, of, columns);
-            for (size_t i = 0; i < p.rows * p.cols; i++) {
-                const size_t k = (p.row + i / p.cols) * l->cols + p.col + i % p.cols;
-                kept[k] = l->x[k];
-            }
+            for (size_t row = p.row; row < p.row + p.rows; row++)
+                memcpy(kept + row * l->cols + p.col, l->x + row * l->cols + p.col, p.cols * sizeof *kept);
         }
     }
-    memcpy(l->x, kept, all * sizeof *kept);
+    memcpy(l->x, kept, l->rows * l->cols * sizeof *kept);
 }
 
 static bool divides(const look *l, const form *f, size_t of, bool columns)

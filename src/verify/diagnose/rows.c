@@ -333,11 +333,10 @@ ar_status ari_measure_ids(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_difference *d = g->d;
-    const unsigned is = ari_name_is(d->name);
-    const bool activation = ari_is_activation(d), embedding = is & ARI_IS_EMBEDDING;
+    const bool activation = ari_is_activation(d), embedding = c->is & ARI_IS_EMBEDDING;
     const int dim = activation ? g->nd - 1 : 0;
     size_t from = 0;
-    if (!(is & (ARI_IS_EMBEDDING | ARI_IS_HEAD)) || c->start > 0)
+    if (!(c->is & (ARI_IS_EMBEDDING | ARI_IS_HEAD)) || c->start > 0)
         return AR_OK;
     if (d->pass == 'f' && d->ndim >= 2 && embedding) {
         AR_TRY(measure_stale_table(t, c));

@@ -280,8 +280,7 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     const double size = sqrt(squares / (double)all);
     if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
         return AR_OK;
-    ARI_FINDING(t, kind,
-                (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
+    ARI_FINDING(t, kind, (c->is & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
                 {"size", .number = size}, {"spread", .number = sqrt(left.left / left.all)},
                 {"added", .number = k->of[0].number}, {"samples", .count = c->grid.shape[0]});
     return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;

@@ -203,8 +203,8 @@ static bool is_part_of_ring(const ari_case *c, const part *p)
 {
     const ari_difference *d = c->grid.d;
     if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || c->survey.total.different < ENOUGH ||
-        (ari_name_is(d->name) & (ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS)) != ARI_IS_KV_HEADS ||
-        !(p->over >= 0.25 && p->over <= ABOUT) || !(p->angle < 0.97))
+        (c->is & (ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS)) != ARI_IS_KV_HEADS || !(p->over >= 0.25 && p->over <= ABOUT) ||
+        !(p->angle < 0.97))
         return false;
     const size_t chunks = 2 * (size_t)ari_along(d, ARI_CUTS_POSITIONS); /* two a place, as in zigzag order */
     for (size_t i = (d->shape[1] + chunks - 1) / chunks * (chunks - 1); i < d->shape[1]; i++) {

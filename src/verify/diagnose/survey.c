@@ -264,6 +264,7 @@ ar_status ari_case_init(ari_case *c, const ari_difference *d)
 {
     AR_TRY(init_grid(&c->grid, d));
     c->role = ari_module_of(d->name, strlen(d->name)).role;
+    c->is = ari_name_is(d->name);
     c->own = c->reference ? ari_order_of(c->reference->name, c->path) : (ari_order_key){.name = NULL};
     return init_survey(&c->survey, &c->grid, c->arena);
 }

@@ -64,9 +64,8 @@ static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, siz
     const ari_difference *d = c->grid.d;
     const bool zero = c->survey.total.zero == c->survey.total.different, seen = n == 0;
     const bool by_heads = seen && ari_is_by_heads(d) && dim == d->ndim - 1 && cut % d->head_dim == 0;
-    const bool heads =
-        seen ? strstr(d->name, "attn") || strstr(d->name, "attention") || (ari_name_is(d->name) & ARI_IS_CONTEXT)
-             : ari_has_heads(c, dim);
+    const bool heads = seen ? strstr(d->name, "attn") || strstr(d->name, "attention") || (c->is & ARI_IS_CONTEXT)
+                            : ari_has_heads(c, dim);
     const size_t ranks = seen ? (size_t)ari_along(d, ARI_CUTS_FEATURES) : n;
     const size_t local = by_heads ? extent / d->head_dim : 0, right = by_heads ? cut / d->head_dim : 0;
     ari_trace_set(t, ARI_FOUND_TAIL, 0);

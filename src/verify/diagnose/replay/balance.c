@@ -299,7 +299,7 @@ ar_status ari_measure_shares(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *weight;
     double low = HUGE_VAL, high = 0.0;
     if (were == are || c->grid.cols < 2 || c->grid.cols > MOST_SHARES || !has_experts(&weight, c) ||
-        ari_name_is(c->grid.d->name) & ARI_IS_SCORES)
+        c->is & ARI_IS_SCORES)
         return AR_OK;
     for (size_t i = 0; i < c->count; i++) {
         const size_t first = i / c->grid.cols * c->grid.cols;

@@ -84,8 +84,7 @@ static ar_status read_normed(gradient *g)
     const ar_dump_tensor *w = ari_weight_before(dump, name, strlen(name), step);
     const ar_dump_tensor *b = ari_weight_before(dump, of_bias, strlen(of_bias), step);
     float weight = 1.0f, bias = 0.0f;
-    if (g->rows > 1 || !(ari_name_is(name) & ARI_IS_NORM) || !y || !w || y->count != g->tokens * g->cols ||
-        w->count != g->cols)
+    if (g->rows > 1 || !(g->c->is & ARI_IS_NORM) || !y || !w || y->count != g->tokens * g->cols || w->count != g->cols)
         return AR_OK;
     columns *v = &g->value[g->values++];
     *v = (columns){.pass = 'f'};

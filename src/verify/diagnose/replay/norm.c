@@ -41,7 +41,7 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     lines l = {.possible = true};
-    if (!(ari_name_is(g->d->name) & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
+    if (!(c->is & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
         return AR_OK;
     for (ari_run run = ari_runs_of(g); l.possible && ari_runs_next(&run);) {
         if (run.count == g->cols && ari_run_is_wrong(g, &run))
@@ -439,7 +439,7 @@ ar_status ari_measure_normed(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
     norm n = {.c = c, .allowed = fmin(ARI_REPLAY_BASE, ARI_REPLAY_MISTAKE * all->dd / all->rr)};
-    bool found = (ari_name_is(c->grid.d->name) & ARI_IS_NORM) != 0;
+    bool found = (c->is & ARI_IS_NORM) != 0;
     if (c->grid.nd < 2 || c->grid.cols < 8 || !c->known->other)
         return AR_OK;
     ari_probe_choose_rows(&n.p, c);

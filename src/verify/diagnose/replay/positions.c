@@ -298,7 +298,7 @@ static void measure_keys(ari_trace *t, const ari_case *c)
 ar_status ari_measure_positions(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
-    const bool scores = g->nd == 4 && g->shape[2] == g->shape[3] && (ari_name_is(g->d->name) & ARI_IS_PROBS);
+    const bool scores = g->nd == 4 && g->shape[2] == g->shape[3] && (c->is & ARI_IS_PROBS);
     if (scores && g->d->pass == 'f' && position_dim(c) > 0)
         measure_boundaries(t, c);
     if (scores && t->kind == ARI_FOUND_NOTHING)

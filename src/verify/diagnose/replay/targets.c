@@ -297,7 +297,7 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
 /* True for logits, or the head's input, by name or shape. */
 static bool is_of_logits(const ari_case *c)
 {
-    return (ari_name_is(c->grid.d->name) & (ARI_IS_LOGITS | ARI_IS_HEAD)) ||
+    return (c->is & (ARI_IS_LOGITS | ARI_IS_HEAD)) ||
            ari_replay_value(c, c->known->reference, ARI_HEAD, 'b') == c->reference;
 }
 
@@ -305,7 +305,7 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
 {
     ari_losses l = {.c = c};
     const ari_difference *d = c->grid.d;
-    const bool of_loss = c->count == 1 && d->pass == 'f' && (ari_name_is(d->name) & ARI_IS_LOSS);
+    const bool of_loss = c->count == 1 && d->pass == 'f' && (c->is & ARI_IS_LOSS);
     const bool alone = !c->known->other;
     bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && d->pass == 'b' && is_of_logits(c);
     AR_TRY(ari_losses_read(&l, &held, of_loss));
