@@ -133,7 +133,8 @@ AR_NODISCARD ar_status ari_find_documents(int32_t **gives, const ari_explain_cas
 AR_NODISCARD ar_status ari_read_values(float **gives, const ar_dump_tensor *t, ari_arena *arena);
 
 typedef struct ari_case {
-    ari_grid grid;
+    const ari_difference *d;
+    ari_grid grid; /* of d */
     ari_survey survey;
     ari_arena *arena; /* a look's memory; what a measure takes ends with the measure */
     /* The tolerance of a relation, for rounding on both sides: absolute + relative*|value|. */
@@ -159,7 +160,7 @@ typedef struct ari_case {
     const ar_dump_tensor *full; /* of which `reference` is a sample, or the same */
 } ari_case;
 
-/* Fills grid, survey, own and role; the case has its arena, reference and path. Memory in the arena. Errors: those of
+/* Fills d to survey, own, role and is; the case has its arena, reference and path. Memory in the arena. Errors: those of
  * ari_diagnose. */
 AR_NODISCARD ar_status ari_case_init(ari_case *c, const ari_difference *d);
 
@@ -351,7 +352,7 @@ void ari_narrow_to_stage(ari_difference *d);
 static inline bool ari_is_alone(const ari_case *c)
 {
     return ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS) == 1 &&
-           ari_along(c->grid.d, ARI_CUTS_LAYERS) == 1;
+           ari_along(c->d, ARI_CUTS_LAYERS) == 1;
 }
 
 /* Properties for a factor or a sum over the ranks of an extent of a layout (ari_layout_axes). */

@@ -72,7 +72,7 @@ double ari_value(const ari_trace *t, const char *name)
 /* Properties that every trace of a case has. */
 static ari_properties properties_of(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const struct {
         bool has;
         ari_properties flags;
@@ -107,7 +107,7 @@ static bool is_pass(const char *passes, char pass)
 static bool meets(const ari_cause *row, const ari_case *c, ari_properties flags)
 {
     return (flags & row->needs) == row->needs && !(flags & row->without) && (!row->is || (row->is & c->is)) &&
-           is_pass(row->passes, c->grid.d->pass);
+           is_pass(row->passes, c->d->pass);
 }
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */
@@ -118,7 +118,7 @@ ari_axes ari_axes_of_ranks(const ari_case *c, int n)
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++) {
         const ari_axes axes = ari_layout_axes[i].axes;
         const int ranks = ari_ranks_along(&c->known->mesh, axes);
-        several |= ranks > 1 || ari_along(c->grid.d, axes) > 1 ? axes : 0;
+        several |= ranks > 1 || ari_along(c->d, axes) > 1 ? axes : 0;
         has |= ranks > 1 && ranks == n ? axes : 0;
     }
     return has ? has : several ? several : ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES;
@@ -127,7 +127,7 @@ ari_axes ari_axes_of_ranks(const ari_case *c, int n)
 /* Facts of the case, available to every trace. */
 static ari_trace facts_of_case(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ari_grid *g = &c->grid;
     const ari_tally *all = &c->survey.total;
     const int rows = g->nd < 2 ? 0 : g->nd - 2;

@@ -51,7 +51,7 @@ static double left_by(double *worst, const fold *f, const ari_case *c, relation 
     for (size_t i = 0; i < c->grid.count; i++) {
         const double n = f->holders[i], vector = f->vector[i % c->grid.cols] / (double)f->rows;
         const double beside = is == ADD_UP_BESIDE_A_VECTOR && n > 1.0 ? vector : 0.0;
-        const double off = fabs(f->sum[i] / (is == AVERAGE ? n : 1.0) - beside - (double)c->grid.d->reference[i]);
+        const double off = fabs(f->sum[i] / (is == AVERAGE ? n : 1.0) - beside - (double)c->d->reference[i]);
         if ((n > 1.0 && f->equal[i] < n) || (n > 0.0 && ari_survey_bit(&c->survey, i))) {
             left += n * off * off;
             *worst = fmax(*worst, off);
@@ -64,11 +64,11 @@ static double left_by(double *worst, const fold *f, const ari_case *c, relation 
  * rounding of the copies to fp32 leaves, or for far less than the copies are apart. */
 static relation relation_of(double *worst, const fold *f, const ari_case *c)
 {
-    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS, off = fmax(c->absolute, c->grid.d->allowed);
+    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS, off = fmax(c->absolute, c->d->allowed);
     const double noise = c->survey.shared < 8 ? 0.0 : off * off * (double)c->survey.shared;
     const double rounding = fmin(noise, ARI_KNOWN * f->apart), exact = tolerance * tolerance;
     const bool far = isfinite(f->apart) && f->apart >= 1e-4 * f->scale && f->scale > 0.0;
-    const bool rows = f->rows >= LEAST_ROWS && ari_is_activation(c->grid.d);
+    const bool rows = f->rows >= LEAST_ROWS && ari_is_activation(c->d);
     relation is = far ? ADD_UP : UNRELATED;
     while (is < UNRELATED && left_by(worst, f, c, is) > fmax(exact * (is == AVERAGE ? f->apart : f->scale), rounding))
         is += is == AVERAGE && !rows ? 2 : 1;
@@ -96,7 +96,7 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
 static relation relation_in(double *worst, fold *f, const ari_case *c, ari_axes over)
 {
     relation all = UNRELATED;
-    for (int key = 0; key < ari_groups(c->grid.d, over); key++) {
+    for (int key = 0; key < ari_groups(c->d, over); key++) {
         double own;
         fold_copies(f, c, over, key);
         const relation is = relation_of(&own, f, c);
@@ -138,7 +138,7 @@ static bool are_whole(const branches *b, unsigned mask, const fold *f, const ari
 {
     double left = 0.0;
     for (size_t i = 0; i < c->grid.count; i++) {
-        double off = f->sum[i] - (double)c->grid.d->reference[i];
+        double off = f->sum[i] - (double)c->d->reference[i];
         for (size_t k = 0; k < b->n; k++)
             off -= mask >> k & 1u ? (f->holders[i] - 1.0) * (double)b->part[k][i] : 0.0;
         left += off * off;
@@ -157,7 +157,7 @@ static ar_status look_at_branches(ari_trace *t, const ari_case *c, fold *f)
         mask++;
     if (mask >= 1u << b.n || !(f->apart >= 1e-4 * f->scale))
         return AR_OK;
-    found_sum(t, c, ari_apart_over(c->grid.d), false);
+    found_sum(t, c, ari_apart_over(c->d), false);
     t->flags |= ARI_IF(SOME);
     ari_text parts = ari_list(t, "parts");
     for (size_t k = 0, said = 0; k < b.n; k++) {
@@ -231,7 +231,7 @@ static bool has_ranks(const ari_case *c, size_t n)
 {
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++) {
         const ari_axes axes = ari_layout_axes[i].axes;
-        if ((size_t)ari_ranks_along(&c->known->mesh, axes) == n || (size_t)ari_along(c->grid.d, axes) == n)
+        if ((size_t)ari_ranks_along(&c->known->mesh, axes) == n || (size_t)ari_along(c->d, axes) == n)
             return true;
     }
     return false;
@@ -321,7 +321,7 @@ static bool are_grouped(ari_trace *t, const alike *a, int ranks)
  * different parts, and the groups' values add up to all parts of the reference. */
 ar_status ari_measure_group(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     alike a;
     bool all_differ = true;
     double left = 0.0, all = 0.0;

@@ -20,10 +20,9 @@ static const struct {
 /* The measures' requirements that a case meets. */
 static unsigned has(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
     return (c->survey.total.nan == 0 ? ARI_NEEDS_NUMBERS : 0u) | (c->val ? ARI_NEEDS_VALUES : 0u) |
            (!c->step && c->start == 0 && !c->inner ? ARI_NEEDS_ALL : 0u) |
-           (c->known->reference && c->reference ? ARI_NEEDS_DUMP : 0u) | (d->before ? ARI_NEEDS_BEFORE : 0u) |
+           (c->known->reference && c->reference ? ARI_NEEDS_DUMP : 0u) | (c->d->before ? ARI_NEEDS_BEFORE : 0u) |
            (c->survey.disagree > 0 ? ARI_NEEDS_APART : 0u);
 }
 
@@ -48,7 +47,7 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         if (best->confidence > measures[i].most)
             break;
         if (!(measures[i].on & on) || (measures[i].needs & ~there) || c->survey.different < measures[i].different ||
-            (measures[i].passes && !strchr(measures[i].passes, c->grid.d->pass)))
+            (measures[i].passes && !strchr(measures[i].passes, c->d->pass)))
             continue;
         void *const before = c->arena->last;
         AR_TRY(measures[i].measure(&t, c));
@@ -173,7 +172,7 @@ ar_status ari_look_at_whole(ari_trace *best, const ari_case *c)
  * place. */
 static ar_status look_at_boxes(ari_trace *best, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     ari_trace first = {.kind = ARI_FOUND_NOTHING};
     for (int r = 0; r < d->ranks && d->ndim > 0; r++) {
         const ar_box *b = d->copy[r].layout->box;
@@ -216,7 +215,7 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
     ari_case own = *c;
     void *const before = c->arena->last;
     own.considered = NULL;
-    AR_TRY(ari_one_group(&d, &seen, c->grid.d, rank, c->arena));
+    AR_TRY(ari_one_group(&d, &seen, c->d, rank, c->arena));
     if (!seen)
         return AR_OK;
     AR_TRY(ari_case_init(&own, &d));
@@ -235,7 +234,7 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
 static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
 {
     ari_trace first = {.kind = ARI_FOUND_NOTHING};
-    for (int rank = 0; rank < c->grid.d->ranks; rank++) {
+    for (int rank = 0; rank < c->d->ranks; rank++) {
         ari_trace t = {.kind = ARI_FOUND_NOTHING};
         if (c->survey.rank[rank].different == 0)
             continue;
@@ -274,7 +273,7 @@ static ari_difference in_layout_shape(const ari_difference *d)
 /* The full tensor, from the ranks' equal copies. */
 static ar_status assemble_copies(float **gives, const ari_case *c)
 {
-    AR_TRY(ARI_TAKE(gives, c->arena, c->grid.count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(gives, c->arena, c->grid.count, c->d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
         memcpy(*gives + run.index, run.value, run.count * sizeof **gives);
     return AR_OK;
@@ -283,7 +282,7 @@ static ar_status assemble_copies(float **gives, const ari_case *c)
 /* Looks at one full copy, next to the reference's other tensors; there is none if copies differ. */
 static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     ari_view v = {.d = *d};
     *best = (ari_trace){.kind = ARI_FOUND_NOTHING};
     if (!d->dump || c->survey.disagree > 0)

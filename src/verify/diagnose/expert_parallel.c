@@ -22,7 +22,7 @@ static ar_status is_chosen(bool *chosen, const ari_case *c, const ar_dump *dump,
 
 ar_status ari_measure_empty_expert(ari_trace *t, const ari_case *c)
 {
-    const size_t expert = ari_expert_of(c->grid.d->name);
+    const size_t expert = ari_expert_of(c->d->name);
     bool chosen = false;
     if (expert == SIZE_MAX || !(c->is & ARI_IS_EXPERT) || c->max_ref != 0.0)
         return AR_OK;

@@ -81,7 +81,7 @@ void ari_name_number(ari_trace *t, double factor, double apart, size_t targets)
 
 static bool is_zero_there(const ari_case *c, size_t i)
 {
-    return c->grid.d->reference[i] == 0.0f;
+    return c->d->reference[i] == 0.0f;
 }
 
 /* True if the factor is dropout's: the share of nonzero elements is the reference's share times 1 - p within four
@@ -90,7 +90,7 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
 {
     const size_t zeros = ari_scattered(c, is_zero_there);
     const double n = (double)c->grid.count, kept = 1.0 - (double)zeros / n;
-    if (!ari_is_activation(c->grid.d) || zeros < 16 || (double)c->survey.different < 0.99 * kept * n ||
+    if (!ari_is_activation(c->d) || zeros < 16 || (double)c->survey.different < 0.99 * kept * n ||
         fabs(factor - kept) > 4.0 * sqrt(kept * (1.0 - kept) / n))
         return;
     t->flags |= ARI_IF(ZERO);
@@ -102,7 +102,7 @@ static void name_dropped(ari_trace *t, const ari_case *c, double factor)
  * none. */
 static int name_fans(ari_trace *t, const ari_case *c, double factor)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const double a = d->ndim == 2 ? (double)d->shape[0] : 0.0, b = d->ndim == 2 ? (double)d->shape[1] : 0.0;
     for (int n = 2; n <= ARI_MOST_RANKS && a > 0.0 && (d->pass == 'i' || (d->hidden && !strchr("fbg", d->pass))); n++) {
         const double square = factor * factor;
@@ -138,14 +138,13 @@ static bool is_of_tp(const ari_difference *d)
 /* The other axes that have as many ranks as the one whose number the factor is: ", or over tp". */
 static void say_as_many(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
     char name[ARI_AXES_TEXT];
     int ranks = 0;
     ari_text text = ari_list(t, "as_many");
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++)
-        ranks = t->flags & ari_of_axis(i) ? ari_along(d, ari_layout_axes[i].axes) : ranks;
+        ranks = t->flags & ari_of_axis(i) ? ari_along(c->d, ari_layout_axes[i].axes) : ranks;
     for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && ranks > 1; i++) {
-        if (ari_along(d, ari_layout_axes[i].axes) == ranks && !(t->flags & ari_of_axis(i)))
+        if (ari_along(c->d, ari_layout_axes[i].axes) == ranks && !(t->flags & ari_of_axis(i)))
             ari_say(&text, ", or the same over %s", ari_extent_text(name, c->known->other, i));
     }
 }
@@ -173,12 +172,11 @@ static bool is_number(ari_trace *t, const number *n, double factor, double toler
 static bool name_by_product(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
     enum { MOST = ARI_LAYOUT_AXES + 1 };
-    const ari_difference *d = c->grid.d;
-    double extent[MOST] = {d->micro_batches};
+    double extent[MOST] = {c->d->micro_batches};
     const char *name[MOST] = {"m"};
-    int n = d->micro_batches > 1;
+    int n = c->d->micro_batches > 1;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
-        const int ranks = ari_along(d, ari_layout_axes[i].axes);
+        const int ranks = ari_along(c->d, ari_layout_axes[i].axes);
         if (i == ARI_LAYOUT_PP || ranks <= 1)
             continue;
         extent[n] = ranks;
@@ -204,14 +202,13 @@ static bool name_by_product(ari_trace *t, const ari_case *c, double factor, doub
 /* Of the dump, or as many as there are without ignored labels. */
 static size_t targets_of(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    return c->facts.targets > 0 ? c->facts.targets : d->seq > 1 ? d->batch * (d->seq - 1) : 0;
+    return c->facts.targets > 0 ? c->facts.targets : c->d->seq > 1 ? c->d->batch * (c->d->seq - 1) : 0;
 }
 
 /* By the numbers of the run, the likeliest first: ranks, of which those of tensor parallelism are N, then others. */
 static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     char name[ARI_AXES_TEXT];
     const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
     const double targets = (double)targets_of(c);
@@ -243,7 +240,7 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
 
 static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor, double tolerance)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const size_t features = d->copy[rank].shape[0];
     ARI_FINDING(t, ARI_FOUND_FACTOR, 0, {"factor", .number = factor});
     ari_list(t, "fit");
@@ -277,12 +274,12 @@ static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, 
     double own;
     if (!v || v->count != r->count || ari_fit_read(&f, v, r, (r->count - n) / 2, n) != AR_OK)
         return;
-    if (key.pass == 'g' && key.step == c->grid.d->step && layer < MOST_LAYERS &&
+    if (key.pass == 'g' && key.step == c->d->step && layer < MOST_LAYERS &&
         ari_section_of(ari_module_of(r->name, key.stem).role) == ARI_IN_BLOCKS) {
         ari_fit *all = &o->layer[layer];
         all->yy += f.yy, all->ya += f.ya, all->aa += f.aa, all->n += f.n;
     }
-    if (r == c->full || key.pass != c->grid.d->pass || r->count < 8 || !(f.aa > 0.0) || !(f.yy > 0.0))
+    if (r == c->full || key.pass != c->d->pass || r->count < 8 || !(f.aa > 0.0) || !(f.yy > 0.0))
         return;
     const bool same = ari_fit_one(&own, &f) <= ARI_FIT && ari_is_near(own, factor, ARI_SEEN);
     const bool expert = key.pass == 'g' && ari_expert_of(r->name) != SIZE_MAX;
@@ -294,7 +291,7 @@ static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, 
 
 static void ask_others(others *o, const ari_case *c, double factor)
 {
-    const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->grid.d->gradients_here;
+    const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->d->gradients_here;
     memset(o, 0, sizeof *o);
     for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
         count_factor(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
@@ -326,7 +323,7 @@ static size_t factors_of_layers(double *factor, const others *o)
 static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 {
     double factor[MOST_LAYERS], ratio = 0.0, before = 0.0;
-    const size_t n = strchr("bg", c->grid.d->pass) ? factors_of_layers(factor, o) : 0;
+    const size_t n = strchr("bg", c->d->pass) ? factors_of_layers(factor, o) : 0;
     size_t levels = 0;
     bool steady = true;
     ari_text text = ari_list(t, "levels");
@@ -345,7 +342,7 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
             ari_say(&text, " to %zu", n - 1 - i);
         ari_say(&text, " times %.4g", factor[i]);
     }
-    if (levels < 2 || (!c->grid.d->pipeline && !(c->grid.d->hidden && steady && levels > 2)))
+    if (levels < 2 || (!c->d->pipeline && !(c->d->hidden && steady && levels > 2)))
         return;
     ARI_FACTS(t, {"ratio", .number = ratio});
     t->flags |= ARI_IF(STAGES) | (steady && levels > 2 ? ARI_IF(ALL) : 0);
@@ -358,7 +355,7 @@ static void look_at_stages(ari_trace *t, const ari_case *c, const others *o)
 static void look_at_latents(ari_trace *t, const ari_case *c)
 {
     size_t from, to, n = c->grid.shape[0];
-    if (ari_module_within(c->grid.d->name).role != ARI_KV_A || c->grid.d->pass != 'g')
+    if (ari_module_within(c->d->name).role != ARI_KV_A || c->d->pass != 'g')
         return;
     ari_bounding_range(c, 0, &from, &to);
     if (to - from == n || (from > 0 && to < n) || c->survey.hit[0] != to - from)
@@ -387,8 +384,7 @@ static size_t tokens_with_gradient(const ari_case *c)
 /* The number of the batch's tokens, or of those with a target, if the factor is that; else 0. */
 static size_t tokens_of(const ari_case *c, double factor)
 {
-    const ari_difference *d = c->grid.d;
-    const size_t counts[] = {d->batch * d->seq, targets_of(c), d->seq, tokens_with_gradient(c)};
+    const size_t counts[] = {c->d->batch * c->d->seq, targets_of(c), c->d->seq, tokens_with_gradient(c)};
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] > 8 && ari_is_near(size, (double)counts[i], ARI_SEEN))
@@ -414,8 +410,8 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     const int n = (int)ari_value(t, "n");
     name_fans(t, c, factor);
     t->flags |= (n == 2 && !(t->flags & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
-    const bool may_be_micro = c->facts.micro_batches == 0 && c->grid.d->pipeline; /* of unknown number */
-    if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)          /* of no ranks */
+    const bool may_be_micro = c->facts.micro_batches == 0 && c->d->pipeline; /* of unknown number */
+    if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)     /* of no ranks */
         t->flags &= ~ARI_IF(COUNT);
     const bool telling = t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
     t->penalty = telling ? 0 : 7;
@@ -429,7 +425,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
     t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
     ARI_FACTS(t, {"experts", .count = o.experts}, {"asked", .count = o.asked}, {"tokens", .count = tokens},
-              {"what", .text = tokens == c->grid.d->seq ? "tokens of a sample" : "the batch's tokens or targets"},
+              {"what", .text = tokens == c->d->seq ? "tokens of a sample" : "the batch's tokens or targets"},
               {"over", .text = ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or ")});
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
     look_at_stages(t, c, &o);
@@ -452,7 +448,7 @@ static void measure_hidden(ari_trace *t, const ari_case *c)
 
 ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const bool few = c->survey.different < FEW;
     double low = INFINITY, high = -INFINITY;
     int rank = -1;
@@ -506,7 +502,7 @@ void ari_value_range(double *low, double *high, const ari_case *c)
  * */
 static int vocabularies(const ari_case *c, double value, double ref)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const double unsure = d->hidden ? ARI_SUMS * (1.0 + fabs(ref)) + 0.5 * c->relative * fabs(value) : ARI_SUMS;
     const int most = d->hidden ? ARI_MOST_RANKS : d->ranks;
     for (int n = d->hidden || most < 2 ? 2 : most; n <= most; n++) {
@@ -527,7 +523,7 @@ static size_t count_of_loss(size_t targets, double value, double ref)
 
 ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const bool loss = c->is & ARI_IS_LOSS;
     double low, high;
     if (c->grid.count != 1 || (!d->hidden && (d->pass != 'f' || !loss)))

@@ -176,7 +176,7 @@ static ar_status read_packed(packed *p, const ari_case *c, const ari_role *role)
         p->end = own ? rows : p->end;
         part[parts] = t;
     }
-    AR_TRY(ARI_TAKE(&p->at, c->arena, rows * p->cols, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&p->at, c->arena, rows * p->cols, c->d->name));
     for (size_t k = 0; k < parts; at += part[k++]->count)
         AR_TRY(ar_dump_read_f32(part[k], 0, part[k]->count, p->at + at));
     p->all = p->end > 0 ? rows : 0;

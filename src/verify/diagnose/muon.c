@@ -170,14 +170,14 @@ static bool fits(look *l, const ari_case *c, const float *now)
     ari_fit f = {0};
     double decay;
     for (size_t i = 0; i < c->grid.count; i++)
-        ari_fit_add(&f, (double)c->grid.d->before[i] - (double)now[i], l->x[i], (double)c->grid.d->before[i]);
+        ari_fit_add(&f, (double)c->d->before[i] - (double)now[i], l->x[i], (double)c->d->before[i]);
     return ari_fit_two(&l->rate, &decay, &f) < ARI_UNFITTED && l->rate > 0.0;
 }
 
 /* The direction from the reference's tensors: m = p g + q m0 says how both add up, u = q m + p g. */
 static ar_status find_direction(double *u, bool *found, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const char *stem = d->name;
     const ar_dump *from = c->known->reference;
     const size_t length = strlen(stem);
@@ -223,7 +223,7 @@ static bool find_form(look *l, form *found, const ari_case *c)
             l->rms = rms == 1;
             l->across = across;
             make_shards(l, f, 1, false);
-            if (fits(l, c, c->grid.d->reference)) {
+            if (fits(l, c, c->d->reference)) {
                 *found = *f;
                 return true;
             }
@@ -366,7 +366,7 @@ ar_status ari_measure_muon(ari_trace *t, const ari_case *c)
     form f = {0};
     double *all = NULL;
     bool found = false;
-    const bool vector = g->nd == 1 && g->count >= LEAST_VECTOR && c->grid.d->step == 1;
+    const bool vector = g->nd == 1 && g->count >= LEAST_VECTOR && c->d->step == 1;
     if (c->step || (!vector && (g->nd != 2 || small * small * large > MOST_WORK || small < 2.0)))
         return AR_OK;
     AR_TRY(ARI_TAKE(&all, c->arena, 8 * g->count, "Muon's update"));
@@ -376,7 +376,7 @@ ar_status ari_measure_muon(ari_trace *t, const ari_case *c)
     AR_TRY(find_direction(all, &found, c));
     if (vector && found) { /* one row made orthogonal is itself times a number; AdamW's is not */
         memcpy(l.x, all, g->count * sizeof *all);
-        if (!fits(&l, c, c->grid.d->reference) && fits(&l, c, l.now))
+        if (!fits(&l, c, c->d->reference) && fits(&l, c, l.now))
             ari_trace_set(t, ARI_FOUND_MUON, ARI_IF(ONE));
     } else if (found && find_form(&l, &f, c))
         find_other(t, &l, &f, c, all + 6 * g->count);

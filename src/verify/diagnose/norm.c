@@ -90,7 +90,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
 /* Those that a check knows. */
 static ar_status parts_of_run(parts *all, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const int tp = d->mesh.along[ARI_AXIS_TP];
     *all = (parts){.of_ranks = tp > 1 && tp <= ARI_MOST_RANKS, .of_tp = true, .sharers = tp};
     AR_TRY(ARI_TAKE(&all->part, c->arena, d->gradients, "gradients"));
@@ -112,13 +112,13 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
 {
     const ar_dump *reference = c->known->reference, *other = c->known->other;
     size_t elements = 0;
-    if (c->grid.d->gradient)
+    if (c->d->gradient)
         return parts_of_run(all, c);
     *all = (parts){.of_ranks = true};
     if (!reference || !other)
         return AR_OK;
     AR_TRY(ARI_TAKE(&all->part, c->arena, MOST_GRADIENTS, "gradients"));
-    for (ari_walk w = ari_walk_of(other, c->path, "g", c->grid.d->step); ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(other, c->path, "g", c->d->step); ari_walk_next(&w);) {
         const ar_dump_tensor *t = w.t, *r = ar_dump_find(reference, t->name);
         elements += t->count;
         if (!r && elements <= MOST_SUMMED && all->n < MOST_GRADIENTS) {
@@ -406,7 +406,6 @@ static bool is_in_bf16(double number)
 /* The block of each copy, of n blocks of all experts, with whose squares alone the copy's norm is; false: of none. */
 static bool are_of_blocks(const parts *all, const ari_case *c, size_t experts, size_t n, size_t *low, size_t *high)
 {
-    const ari_difference *d = c->grid.d;
     double rest = 0.0, *block = NULL;
     bool is = true;
     if (ARI_TAKE(&block, c->arena, n, "norms of experts") != AR_OK)
@@ -417,8 +416,8 @@ static bool are_of_blocks(const parts *all, const ari_case *c, size_t experts, s
     }
     *low = SIZE_MAX;
     *high = 0;
-    for (int r = 0; r < d->ranks && is; r++) {
-        const ari_rank_copy *copy = &d->copy[r];
+    for (int r = 0; r < c->d->ranks && is; r++) {
+        const ari_rank_copy *copy = &c->d->copy[r];
         size_t b = 0;
         while (copy->local && b < n && !ari_is_near((double)copy->local[0], sqrt(rest + block[b]), SAME_NORM))
             b++;
@@ -450,7 +449,7 @@ static void look_at_experts(ari_trace *t, const parts *all, const ari_case *c, d
 
 ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     char over[ARI_AXES_TEXT];
     double low, high;
     parts all;

@@ -45,10 +45,9 @@ static void find_ids(looked_up *l, const ari_case *c)
 /* True if every differing row is its id's row of a table [ids, cols]. */
 static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
 {
-    const ari_difference *d = c->grid.d;
     const size_t cols = c->grid.cols;
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
-        const int64_t id = d->ids[run.row];
+        const int64_t id = c->d->ids[run.row];
         if (id < 0 || (size_t)id >= ids)
             return false;
         for (size_t i = 0; i < run.count; i++) {
@@ -63,7 +62,7 @@ static bool is_looked_up_in(const ari_case *c, const float *table, size_t ids)
 /* True if the table holds the weights before the last update. */
 static ar_status measure_stale_table(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ar_dump *known = c->known->reference;
     float *table = NULL;
     char stem[200];
@@ -84,7 +83,7 @@ static void measure_lookup(ari_trace *t, const ari_case *c)
     const ari_survey *s = &c->survey;
     looked_up l = {.ids = 0};
     find_ids(&l, c);
-    if (l.many || l.right > 0 || l.ids > (size_t)c->grid.d->ranks || l.wrong == c->grid.rows)
+    if (l.many || l.right > 0 || l.ids > (size_t)c->d->ranks || l.wrong == c->grid.rows)
         return;
     const bool none = s->total.zero == s->total.different;
     ARI_FINDING(t, ARI_FOUND_LOOKUP, 0, {"tokens", .count = l.wrong}, {"ids", .count = l.ids},
@@ -112,12 +111,11 @@ static bool is_edge(const ari_difference *d, size_t id)
 
 static void measure_edge_rows(ari_trace *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
-    if (s->hit[0] > 2 * (size_t)g->d->ranks)
+    if (s->hit[0] > 2 * (size_t)c->d->ranks)
         return;
-    for (size_t id = 0; id < g->shape[0]; id++) {
-        if (s->hits[0][id] > 0 && !is_edge(g->d, id))
+    for (size_t id = 0; id < c->grid.shape[0]; id++) {
+        if (s->hits[0][id] > 0 && !is_edge(c->d, id))
             return;
     }
     ari_trace_set(t, ARI_FOUND_EDGE_ROWS, 0);
@@ -148,7 +146,7 @@ static void count_id(size_t *times, size_t *last, size_t vocab, double id, bool 
 
 static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const ar_dump_tensor *of_dump)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     double *ids = NULL;
     for (size_t i = 0; d->ids && i < d->batch * d->seq; i++)
         count_id(times, last, c->grid.shape[0], (double)d->ids[i], (i + 1) % d->seq == 0);
@@ -180,7 +178,7 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
         once += off && times[id] == 1;
         right += !off && times[id] > last[id];
         right_repeated += !off && times[id] > last[id] + 1;
-        others += !off && !row_is_zero(c, c->grid.d->reference, id);
+        others += !off && !row_is_zero(c, c->d->reference, id);
     }
     const bool repeated = once == 0 && right_repeated == 0 && right > 0;
     if (unused > 0 || wrong < 2 || (!repeated && right > 0))
@@ -193,9 +191,9 @@ static void compare_ids(ari_trace *t, const ari_case *c, const size_t *times, co
 /* The number of ids that the batch holds, by the distinct rows of the reference's embedding; 0: unknown. */
 static ar_status count_looked_up(size_t *ids, const ari_case *c)
 {
-    const char *name = c->grid.d->name, *dot = strrchr(name, '.');
+    const char *name = c->d->name, *dot = strrchr(name, '.');
     const size_t stem = dot ? (size_t)(dot - name) : 0, cols = c->grid.cols;
-    const ar_dump_tensor *of = ari_tensor_of_step(c->known->reference, name, stem, "fwd", c->grid.d->step);
+    const ar_dump_tensor *of = ari_tensor_of_step(c->known->reference, name, stem, "fwd", c->d->step);
     float *x = NULL;
     *ids = 0;
     if (!of || of->count % cols != 0 || of->count / cols > MOST_TOKENS)
@@ -272,7 +270,7 @@ static void look_for_doubled_head(ari_trace *t, const ari_case *c, const size_t 
 
 static ar_status measure_batch(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ar_dump_tensor *of_dump = d->ids ? NULL : ari_find_ids(c->known);
     size_t *times = NULL, *last = NULL;
     if (!d->ids && !of_dump) {
@@ -302,7 +300,7 @@ static bool is_padding(const ari_case *c, size_t *from)
     size_t to;
     ari_bounding_range(c, 0, from, &to);
     for (size_t row = *from; row < to; row++) {
-        if (s->hits[0][row] == 0 || !row_is_zero(c, c->grid.d->reference, row))
+        if (s->hits[0][row] == 0 || !row_is_zero(c, c->d->reference, row))
             return false;
     }
     return to == c->grid.shape[0] && *from > 0;
@@ -311,7 +309,7 @@ static bool is_padding(const ari_case *c, size_t *from)
 /* The last ids alone, as many as are left over where a vocabulary is split over ranks and rounded down. */
 static void measure_left_over(ari_trace *t, const ari_case *c, int dim)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const size_t n = c->grid.shape[dim], most = d->hidden ? ARI_MOST_RANKS : (size_t)ari_along(d, ARI_CUTS_FEATURES);
     size_t from, to;
     ari_bounding_range(c, dim, &from, &to);

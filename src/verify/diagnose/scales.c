@@ -52,7 +52,7 @@ static void solve(classes *k)
 /* Over all copies. */
 static ar_status fit_classes(classes *k, const ari_case *c)
 {
-    AR_TRY(ARI_TAKE(&k->of, c->arena, k->n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&k->of, c->arena, k->n, c->d->name));
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         for (size_t i = 0, end; i < run.count; i = end) {
             const size_t at = run.index + i, left = k->side - at % k->side;
@@ -205,7 +205,7 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
 /* True if the reference repeats itself every `length` elements: any fault of it then repeats too. */
 static bool repeats(const ari_case *c, size_t length)
 {
-    const float *ref = c->grid.d->reference;
+    const float *ref = c->d->reference;
     size_t i = length;
     while (i < c->grid.count && fabs((double)ref[i] - (double)ref[i - length]) <= 4.0 * c->absolute)
         i++;
@@ -241,7 +241,7 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
 {
     const ar_dump_tensor *source = NULL;
     double factor = 0.0, *mean = NULL;
-    AR_TRY(ARI_TAKE(&mean, c->arena, k->n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&mean, c->arena, k->n, c->d->name));
     for (size_t i = 0; i < k->n; i++)
         mean[i] = k->of[i].number;
     AR_TRY(ari_find_multiple(&source, &factor, c, mean, k->n));
@@ -266,7 +266,6 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
 /* True if a class's mean difference is all that differs. A class of one element agrees with itself. */
 static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_trace_kind kind)
 {
-    const ari_difference *d = c->grid.d;
     const ari_hypothesis h = {of_its_class, .c = c, .of = k, .beside = ARI_SUMS * c->survey.max_reference};
     size_t there = 0, all = 0;
     double squares = 0.0;
@@ -280,7 +279,7 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     const double size = sqrt(squares / (double)all);
     if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
         return AR_OK;
-    ARI_FINDING(t, kind, (c->is & ARI_IS_ROW_PARALLEL) && ari_along(d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
+    ARI_FINDING(t, kind, (c->is & ARI_IS_ROW_PARALLEL) && ari_along(c->d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
                 {"size", .number = size}, {"spread", .number = sqrt(left.left / left.all)},
                 {"added", .number = k->of[0].number}, {"samples", .count = c->grid.shape[0]});
     return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;
@@ -360,7 +359,7 @@ static bool add_samples(parts *p, const ari_case *c, const class *s, size_t star
 static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int micro_batches)
 {
     const size_t samples = c->grid.shape[0];
-    const ar_parallel layout = {.dp = ari_along(c->grid.d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
+    const ar_parallel layout = {.dp = ari_along(c->d, ARI_CUTS_SAMPLES), .micro_batches = micro_batches};
     bool all = true;
     *p = (parts){.n = 0};
     for (size_t start = 0, end = 0; micro_batches == 0 && all && start < samples; start = end) {
@@ -380,13 +379,12 @@ static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int mi
  * `over`. */
 static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 {
-    const ari_difference *d = c->grid.d;
     *p = (parts){.n = 0};
-    for (int rank = 0; rank < d->ranks; rank++) {
+    for (int rank = 0; rank < c->d->ranks; rank++) {
         const ari_tally *own = &c->survey.rank[rank];
         const ari_fit fit = ari_fit_of(own);
         double factor = 1.0;
-        if (!ari_in_group(d, rank, over, 0) || own->held == 0)
+        if (!ari_in_group(c->d, rank, over, 0) || own->held == 0)
             continue;
         if (own->different > 0 && (ari_fit_one(&factor, &fit), !ari_is_multiple(c, &fit) || !(factor > 0.0)))
             return false;
@@ -442,10 +440,9 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
  * are the first that are wrong, after the gradient of the logits, which would be. */
 static bool loss_is_right(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    if (d->dump && d->pass == 'b' && ari_section_of(c->role) == ARI_IN_BLOCKS)
+    if (c->d->dump && c->d->pass == 'b' && ari_section_of(c->role) == ARI_IN_BLOCKS)
         return true;
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", c->grid.d->step);
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", c->d->step);
          c->known->other && ari_walk_next(&w);) {
         const ar_dump_tensor *a = w.t, *b = ar_dump_find(c->known->other, a->name);
         ari_fit f = {0};
@@ -498,7 +495,7 @@ static bool are_means(ari_trace *t, const ari_case *c, const parts *p, int expec
 /* The step's gradients of embeddings show what is wrong with all gradients. */
 static ar_status means_of_ids(ari_trace *t, const ari_case *c)
 {
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->grid.d->step);
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->d->step);
          t->kind == ARI_FOUND_NOTHING && ari_walk_next(&w);) {
         parts p;
         if (w.t->ndim != 2 || !(ari_name_is(w.t->name) & ARI_IS_EMBEDDING))
@@ -518,9 +515,9 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
         ari_axes over;
         ari_properties flags;
     } axes[] = {{ARI_CUTS_SAMPLES, ARI_IF(OF_DP)}, {ARI_CUTS_POSITIONS, ARI_IF(OF_CP)}, {ARI_CUTS_DATA, 0}};
-    const bool one = ari_along(c->grid.d, ARI_CUTS_SAMPLES) == 1 || ari_along(c->grid.d, ARI_CUTS_POSITIONS) == 1;
+    const bool one = ari_along(c->d, ARI_CUTS_SAMPLES) == 1 || ari_along(c->d, ARI_CUTS_POSITIONS) == 1;
     for (size_t i = 0; i < sizeof axes / sizeof *axes; i++) {
-        const bool there = ari_along(c->grid.d, axes[i].over) > 1 && !(one && axes[i].over == ARI_CUTS_DATA);
+        const bool there = ari_along(c->d, axes[i].over) > 1 && !(one && axes[i].over == ARI_CUTS_DATA);
         parts p;
         if (there && parts_of_ranks(&p, c, axes[i].over) && are_means(t, c, &p, p.n, axes[i].flags))
             return true;
@@ -530,7 +527,7 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const int micro = d->hidden ? 0 : d->micro_batches;
     const bool samples = d->pass == 'b' && d->ndim >= 3, value = d->pass == 'f' && c->grid.count == 1;
     parts p;

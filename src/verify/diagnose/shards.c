@@ -29,8 +29,8 @@ static bool own_is_right(const ari_case *c, sharing s)
     const ari_hypothesis h = {.expect = expect_own, .c = c, .of = &s, .differs_only = true};
     const size_t n = (size_t)s.neighbours, others = c->survey.total.held / n * (n - 1);
     ari_residual left;
-    for (int r = 0; r < c->grid.d->ranks; r++) {
-        const ari_rank_copy *copy = &c->grid.d->copy[r];
+    for (int r = 0; r < c->d->ranks; r++) {
+        const ari_rank_copy *copy = &c->d->copy[r];
         if (copy->ndim <= s.dim || copy->shape[s.dim] < n)
             return false;
     }
@@ -40,7 +40,7 @@ static bool own_is_right(const ari_case *c, sharing s)
 /* Looks at the whole tensor, or at the positions that a rank has between the tensor-parallel regions. */
 ar_status ari_measure_own_block(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const sharing tokens = {.dim = d->ndim - 2, .neighbours = ari_along(d, ARI_CUTS_FEATURES), .zero = true};
     /* Of all ranks, or where each data-parallel rank has its own samples of a value, of the ranks that have copies. */
     const int copies = c->survey.whole ? d->ranks : ari_is_activation(d) ? tokens.neighbours : 1;
@@ -298,10 +298,10 @@ static void found_shards(ari_trace *t, const ari_case *c, const shards *s)
 ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
 {
     shards s = {.g = &c->grid};
-    const size_t n = (size_t)c->grid.d->ranks;
+    const size_t n = (size_t)c->d->ranks;
     if (c->survey.whole || n < 2)
         return AR_OK;
-    AR_TRY(ARI_TAKE(&s.of, c->arena, n * AR_MAX_BOXES, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&s.of, c->arena, n * AR_MAX_BOXES, c->d->name));
     if (find_sources(&s))
         found_shards(t, c, &s);
     return AR_OK;
@@ -311,7 +311,7 @@ ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
 
 ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ari_survey *s = &c->survey;
     const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
     /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. With ZeRO-3 the

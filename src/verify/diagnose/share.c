@@ -15,9 +15,8 @@ double ari_cosine(const ari_tally *t)
  * token of each sample, which predicts nothing. A handful of zeros is no evidence. */
 static bool are_zero(const ari_case *c, size_t end, size_t every)
 {
-    const ari_difference *d = c->grid.d;
-    for (int r = 0; r < d->ranks; r++) {
-        const ari_rank_copy *copy = &d->copy[r];
+    for (int r = 0; r < c->d->ranks; r++) {
+        const ari_rank_copy *copy = &c->d->copy[r];
         if (c->survey.rank[r].held > 0 && copy->shape[0] < (every > 0 ? every : end + 8))
             return false;
         for (size_t i = 0; c->survey.rank[r].held > 0 && i < copy->shape[0]; i++) {
@@ -31,7 +30,7 @@ static bool are_zero(const ari_case *c, size_t end, size_t every)
 /* The number of elements before the trailing zeros, on the first rank that has any. */
 static size_t end_of_values(const ari_case *c)
 {
-    const ari_rank_copy *copy = c->grid.d->copy;
+    const ari_rank_copy *copy = c->d->copy;
     for (size_t r = 0; c->survey.rank[r].held == 0; r++)
         copy++;
     size_t n = copy->shape[0];
@@ -57,7 +56,7 @@ static bool ends_at_tokens(const ari_difference *d, size_t end, size_t *tokens)
 
 ar_status ari_measure_bias(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ari_tally *all = &c->survey.total;
     size_t tokens = 0;
     if (!ari_is_bias(d) || all->kept * 10 > all->held || all->different < 16 || !(fabs(ari_cosine(all)) < 0.7))
@@ -144,9 +143,9 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const double within = p.share <= 0.62 ? 0.3 : 0.1; /* of a sum less a part, more is known */
     const bool less = p.share >= 0.04 && p.share <= 0.9 && p.angle > 0.15 && fabs(p.over - 1.0) <= within;
     const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
-    const bool of_micro = c->grid.d->pass == 'g' && is_one_of(p.share, c->grid.d->micro_batches, ABOUT);
+    const bool of_micro = c->d->pass == 'g' && is_one_of(p.share, c->d->micro_batches, ABOUT);
     if ((!less && !twice) ||
-        (ari_is_activation(c->grid.d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
+        (ari_is_activation(c->d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_SHARE,
                 !less      ? ARI_IF(TWICE)
@@ -174,11 +173,11 @@ static bool signs_are_as_far(const ari_case *c, int rank)
 ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
-    const int dp = ari_along(c->grid.d, ARI_CUTS_DATA);
+    const int dp = ari_along(c->d, ARI_CUTS_DATA);
     bool sum = true, mean = true;
     if (dp < 2 || s->wrong_ranks == s->holding_ranks)
         return AR_OK;
-    for (int r = 0; r < c->grid.d->ranks; r++) {
+    for (int r = 0; r < c->d->ranks; r++) {
         const part p = part_of(&s->rank[r]);
         if (s->rank[r].different == 0)
             continue;
@@ -201,7 +200,7 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
  * queries of one place alone in any order of tokens, and are right. */
 static bool is_part_of_ring(const ari_case *c, const part *p)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     if (ari_along(d, ARI_CUTS_POSITIONS) < 2 || d->pass != 'b' || c->survey.total.different < ENOUGH ||
         (c->is & (ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS)) != ARI_IS_KV_HEADS || !(p->over >= 0.25 && p->over <= ABOUT) ||
         !(p->angle < 0.97))
@@ -224,7 +223,7 @@ static bool is_part_of_ring(const ari_case *c, const part *p)
  * about 1/N of the reference: more of it on one rank's tokens is less on another's, unlike a sum that lacks a head. */
 ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ari_tally *all = &c->survey.total;
     const part p = part_of(all);
     const int tp = ari_along(d, ARI_CUTS_FEATURES);
@@ -268,7 +267,7 @@ static bool is_divided_each_time(const ari_difference *d, const part *p)
 
 static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keeps_inputs)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const double share = p->share;
     /* The samples left out of a sum are at worst unrelated to those left in. */
     const bool foreign = p->over > 1.25;
@@ -298,7 +297,7 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
 
 ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const part p = part_of(&c->survey.total);
     if (!all_differ(&c->survey.total, 10))
         return AR_OK;
@@ -370,11 +369,10 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     given g;
     size_t from = 0, to = 0;
     int dim;
-    const int n = snprintf(stem, sizeof stem, "%s.weight", c->grid.d->name);
+    const int n = snprintf(stem, sizeof stem, "%s.weight", c->d->name);
     for (int k = 0; k < 2; k++) {
-        weight[k] = n > 0 && (size_t)n < sizeof stem
-                        ? ari_tensor_of_step(dump[k], stem, (size_t)n, "grad", c->grid.d->step)
-                        : NULL;
+        weight[k] =
+            n > 0 && (size_t)n < sizeof stem ? ari_tensor_of_step(dump[k], stem, (size_t)n, "grad", c->d->step) : NULL;
         if (!weight[k] || weight[k]->ndim != 2 || !ari_same_shape(weight[0], weight[k]))
             return AR_OK;
     }
@@ -417,10 +415,10 @@ static ar_status concentration(double *out, const ari_case *c)
 /* True if the differences are large compared to the update, which is a small part of the weights. */
 static bool is_of_update(const ari_case *c)
 {
-    const float *before = c->grid.d->before;
+    const float *before = c->d->before;
     double moved = 0.0;
-    if (c->grid.d->pass != 'n' || !before)
-        return c->grid.d->pass == 'n';
+    if (c->d->pass != 'n' || !before)
+        return c->d->pass == 'n';
     for (size_t i = 0; i < c->count; i++) {
         const double by = (double)c->ref[i] - (double)before[i];
         moved += by * by;
@@ -454,7 +452,7 @@ ar_status ari_measure_noise(ari_trace *t, const ari_case *c)
     AR_TRY(concentration(&peak, c));
     if (!(peak < 12.0) || has_exact_rows(c))
         return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_NOISE, c->grid.d->exact ? ARI_IF(SAME) : 0, {"size", .number = size},
+    ARI_FINDING(t, ARI_FOUND_NOISE, c->d->exact ? ARI_IF(SAME) : 0, {"size", .number = size},
                 {"arithmetic", .text = size < 3e-5     ? "long sums of fp32"
                                        : size < 1.5e-3 ? "tf32 or fp16"
                                                        : "bf16"});

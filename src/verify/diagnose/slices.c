@@ -482,9 +482,9 @@ static ar_status look_along_axis(ari_trace *t, const ari_case *c, int dim, size_
     a.places = (size_t)ari_ranks_along(&c->known->mesh, ARI_CUTS_POSITIONS);
     a.heads = dim >= 0 && ari_has_heads(c, dim);
     a.head = dim >= 0 ? ari_head_size(c, dim) : 0;
-    AR_TRY(ARI_TAKE(&a.from, c->arena, n, c->grid.d->name));
-    AR_TRY(ARI_TAKE(&a.source, c->arena, n, c->grid.d->name));
-    AR_TRY(ARI_TAKE(&a.plain, c->arena, n, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&a.from, c->arena, n, c->d->name));
+    AR_TRY(ARI_TAKE(&a.source, c->arena, n, c->d->name));
+    AR_TRY(ARI_TAKE(&a.plain, c->arena, n, c->d->name));
     if (trace(c, &a))
         found_order(&own, c, &a);
     if (own.kind != ARI_FOUND_NOTHING && (t->kind == ARI_FOUND_NOTHING || own.penalty < t->penalty))

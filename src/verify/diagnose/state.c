@@ -93,8 +93,8 @@ static ar_status read_state(state *s, size_t from, size_t n)
 static void find_state(state *s, const ari_case *c)
 {
     static const char *const kinds[] = {"", "grad", "m", "v", "new", "m", "v"};
-    const char *stem = c->grid.d->name;
-    const int step = c->grid.d->step;
+    const char *stem = c->d->name;
+    const int step = c->d->step;
     size_t count = 0;
     *s = (state){.tensor = {NULL}};
     for (int i = 0; i < TENSORS; i++) {
@@ -144,7 +144,7 @@ static void betas_of_first_step(double beta[2], double first, double second)
  * the rates that the run states. */
 static ar_status find_betas(double beta[2], state *s, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     double by[2], kept[2];
     find_state(s, c);
     beta[0] = d->beta1, beta[1] = d->beta2;
@@ -180,7 +180,7 @@ static int corrected_as(const double beta[2], int step, double factor)
 
 ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
 {
-    const int step = c->grid.d->step;
+    const int step = c->d->step;
     double beta[2];
     state s;
     AR_TRY(find_betas(beta, &s, c));
@@ -251,7 +251,7 @@ static void found_epsilon(ari_trace *t, const epsilons *e, const char *root)
 /* The first step of Adam moves a weight by lr*g/(|g| + eps), and by a decay. */
 ar_status ari_measure_epsilon(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ar_dump_tensor *grad = ari_tensor_of_step(c->known->reference, d->name, strlen(d->name), "grad", d->step);
     epsilons e = {.decay = 0.0};
     double *g = NULL;
@@ -280,7 +280,7 @@ static ar_status found_moments(ari_trace *t, const ari_case *c, double first, do
 {
     double beta[2] = {0.0, 0.0};
     state s;
-    if (c->grid.d->step == 1)
+    if (c->d->step == 1)
         AR_TRY(find_betas(beta, &s, c));
     ari_trace_set(t, ARI_FOUND_STATE, 0);
     if (ari_is_near(second, first * first, 2.0 * ARI_KNOWN)) {
@@ -330,10 +330,10 @@ static bool is_lost(const ari_fit own[2])
 static ar_status found_history(ari_trace *t, const state *s, const ari_case *c)
 {
     const ar_dump *dump = c->known->reference;
-    const int step = c->grid.d->step;
+    const int step = c->d->step;
     for (ari_walk w = ari_walk_of(dump, c->path, "m", step); t->kind == ARI_FOUND_NOTHING && ari_walk_next(&w);) {
         const ar_dump_tensor *m = w.t, *g = ari_tensor_of_step(dump, m->name, w.key.stem, "grad", step);
-        if (strncmp(m->name, c->grid.d->name, w.key.stem) == 0 || !g || !ari_same_shape(m, c->full) ||
+        if (strncmp(m->name, c->d->name, w.key.stem) == 0 || !g || !ari_same_shape(m, c->full) ||
             !ari_same_shape(g, c->full))
             continue;
         const ar_dump_tensor *const beside[] = {s->tensor[FIRST + 1], s->tensor[GRADIENT + 1], m, g};
@@ -393,7 +393,7 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     } else if (!same_rate && same_decay) {
         ari_trace_set(t, ARI_FOUND_UPDATE, 0);
         AR_TRY(ari_name_update(t, c, factor));
-        if (decays && c->grid.d->step == 1 && !begins(&s->fit[OWN_FIRST])) /* the rate is the same, as the decay is */
+        if (decays && c->d->step == 1 && !begins(&s->fit[OWN_FIRST])) /* the rate is the same, as the decay is */
             name_forgotten(t, factor);
     }
     ARI_FACTS(t, {"factor", .number = factor}, {"decay", .number = decay[0]}, {"other_decay", .number = decay[1]});
@@ -437,7 +437,7 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     double none, by[2], decay;
     if (!has_equal_gradients(s))
         return AR_OK;
-    if (c->grid.d->step == 1)
+    if (c->d->step == 1)
         AR_TRY(found_cut(t, s, c));
     if (t->kind != ARI_FOUND_NOTHING)
         return AR_OK;
@@ -461,7 +461,7 @@ static ar_status compare_states(ari_trace *t, const state *s, const ari_case *c)
     if (!first && t->kind == ARI_FOUND_NOTHING)
         AR_TRY(found_history(t, s, c));
     const ari_tally *all = &c->survey.total; /* zeros of a rank are no other gradient */
-    if (!first && t->kind == ARI_FOUND_NOTHING && c->grid.d->step == 1 && begins(&own[0]) &&
+    if (!first && t->kind == ARI_FOUND_NOTHING && c->d->step == 1 && begins(&own[0]) &&
         2 * all->zero < all->different && ari_fit_one(&none, &own[1]) > 0.5) {
         ARI_FINDING(t, ARI_FOUND_STATE, ARI_IF(OF_GRADIENT) | ARI_IF(FOREIGN),
                     {"cosine", .number = own[1].ya / sqrt(own[1].aa * own[1].yy)});
@@ -519,7 +519,7 @@ ar_status ari_measure_state(ari_trace *t, const ari_case *c)
     state s;
     find_state(&s, c);
     const bool adam = has_state(&s, BEFORE, FIRST_KEPT, 1);
-    const bool first = c->grid.d->step == 1,
+    const bool first = c->d->step == 1,
                sgd = !s.tensor[SECOND] && has_state(&s, GRADIENT, SECOND, 1) &&
                      (first ? has_state(&s, BEFORE, GRADIENT, 1) : has_state(&s, FIRST_KEPT, SECOND_KEPT, 1));
     if (!c->known->other || c->step || c->count < 8 || !(adam || sgd) || s.tensor[GRADIENT]->count != c->full->count)

@@ -263,6 +263,7 @@ static ar_status init_survey(ari_survey *s, const ari_grid *g, ari_arena *arena)
 ar_status ari_case_init(ari_case *c, const ari_difference *d)
 {
     AR_TRY(init_grid(&c->grid, d));
+    c->d = d;
     c->role = ari_module_of(d->name, strlen(d->name)).role;
     c->is = ari_name_is(d->name);
     c->own = c->reference ? ari_order_of(c->reference->name, c->path) : (ari_order_key){.name = NULL};

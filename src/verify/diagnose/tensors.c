@@ -123,7 +123,7 @@ static ar_status try_all(search *s, bool both)
 /* A multiple of the numbers; the same module's tensor rather than another's. */
 static void judge_multiple(search *s, const ar_dump_tensor *t, const float *y, bool shared)
 {
-    const char *own = s->c->grid.d->name;
+    const char *own = s->c->d->name;
     size_t same = 1;
     double by;
     ari_fit f = {0};
@@ -267,7 +267,7 @@ ar_status ari_measure_other(ari_trace *t, const ari_case *c)
 {
     search s = {.c = c, .n = c->count, .judge = judge_values, .equal = true};
     double *wanted = NULL;
-    AR_TRY(ARI_TAKE(&wanted, c->arena, c->count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&wanted, c->arena, c->count, c->d->name));
     for (size_t i = 0; i < c->count; i++)
         wanted[i] = ari_off(c, i) ? (double)c->val[i] : (double)NAN;
     s.wanted = wanted;
@@ -314,7 +314,7 @@ ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c)
     double factor, *apart = NULL;
     if (all->different < 8 || ari_fit_one(&factor, &own) <= 0.1) /* a factor: others may be much like this tensor */
         return AR_OK;
-    AR_TRY(ARI_TAKE(&apart, c->arena, c->count, c->grid.d->name));
+    AR_TRY(ARI_TAKE(&apart, c->arena, c->count, c->d->name));
     for (size_t i = 0; i < c->count; i++)
         apart[i] = (double)c->val[i] - (double)c->ref[i];
     AR_TRY(ari_find_multiple(&found, &factor, c, apart, c->count));

@@ -15,7 +15,7 @@ typedef struct beside {
 
 static const float *step_before(const ari_case *c)
 {
-    return c->grid.d->last ? c->grid.d->last : c->grid.d->before;
+    return c->d->last ? c->d->last : c->d->before;
 }
 
 /* Over what rank holds, -1: all wrong ranks; over what differs alone, or all. */
@@ -27,7 +27,7 @@ static beside look_beside(const ari_case *c, int rank, bool different)
         for (size_t i = 0; i < run.count && c->survey.rank[run.rank].different > 0; i++) {
             if (different && !ari_run_differs(&c->grid, &run, i))
                 continue;
-            const double e = (double)earlier[run.index + i], base = c->grid.d->last ? 0.0 : e;
+            const double e = (double)earlier[run.index + i], base = c->d->last ? 0.0 : e;
             const double v = (double)run.value[i], r = (double)run.ref[i], round = 0x1p-23 * r;
             ari_fit_add(&s.values, v - base, r - base, e);
             ari_fit_add(&s.apart, v - r, e, 0.0);
@@ -54,7 +54,7 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 {
     mixture m;
     ari_residual left;
-    if (!c->grid.d->last)
+    if (!c->d->last)
         return AR_OK;
     const beside s = look_beside(c, -1, true);
     (void)ari_fit_two(&m.now, &m.last, &s.values);
@@ -64,8 +64,7 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_LAST, fabs(m.now) <= ARI_SEEN ? ARI_IF(ALL) : 0);
     ari_explained(t, &left);
-    ARI_FACTS(t, {"now", .number = m.now}, {"last", .number = m.last},
-              {"before", .count = (size_t)c->grid.d->step - 1});
+    ARI_FACTS(t, {"now", .number = m.now}, {"last", .number = m.last}, {"before", .count = (size_t)c->d->step - 1});
     ari_words(t, "times_now", fabs(m.now - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.now);
     ari_words(t, "times_last", fabs(m.last - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.last);
     ari_words(t, "times", fabs(m.last - 1.0) <= ARI_SEEN ? "" : " times %.6g", m.last);
@@ -91,9 +90,8 @@ static double factor_of(const beside *s)
 
 ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
     double low = INFINITY, high = -INFINITY;
-    for (int r = 0; r < d->ranks; r++) {
+    for (int r = 0; r < c->d->ranks; r++) {
         if (c->survey.rank[r].different == 0)
             continue;
         const beside s = look_beside(c, r, false);
@@ -127,8 +125,7 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 
 ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
-    if (!d->zero || ari_along(d, ARI_CUTS_SAMPLES) * ari_along(d, ARI_CUTS_POSITIONS) < 2)
+    if (!c->d->zero || ari_along(c->d, ARI_CUTS_SAMPLES) * ari_along(c->d, ARI_CUTS_POSITIONS) < 2)
         return AR_OK;
     const bool few = c->survey.different < 8;
     const beside s = look_beside(c, -1, true);

@@ -24,12 +24,11 @@ static int flipped_bit(const ari_case *c, size_t i)
 
 static void say_elements(ari_trace *t, const ari_case *c, const size_t *which, size_t n)
 {
-    const ari_grid *g = &c->grid;
     ari_text text = ari_list(t, "elements");
     for (size_t i = 0; i < n; i++) {
         ari_say(&text, i ? ", [" : "[");
-        for (int dim = 0; dim < g->nd; dim++)
-            ari_say(&text, dim ? ", %zu" : "%zu", ari_grid_index(g, which[i], dim));
+        for (int dim = 0; dim < c->grid.nd; dim++)
+            ari_say(&text, dim ? ", %zu" : "%zu", ari_grid_index(&c->grid, which[i], dim));
         ari_say(&text, "] (%.9g, reference %.9g)", (double)c->val[which[i]], (double)c->ref[which[i]]);
     }
 }
@@ -114,11 +113,10 @@ static fit fit_format(const ari_case *c, int kept, uint32_t *value, uint32_t *re
  * as rounding. */
 static bool is_part_of_update(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
     double moved = 0.0;
-    for (ari_run run = ari_runs_of(&c->grid); d->pass == 'n' && d->before && ari_runs_next(&run);) {
+    for (ari_run run = ari_runs_of(&c->grid); c->d->pass == 'n' && c->d->before && ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {
-            const double own = (double)run.ref[i] - (double)d->before[run.index + i];
+            const double own = (double)run.ref[i] - (double)c->d->before[run.index + i];
             moved += ari_run_differs(&c->grid, &run, i) ? own * own : 0.0;
         }
     }
@@ -129,7 +127,6 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
 {
     static const int formats[] = {2, 3, 7, 10};
     const ari_survey *s = &c->survey;
-    const ari_difference *d = c->grid.d;
     uint32_t value = 0, ref = 0;
     size_t k = 0;
     if (!(s->max_reference > 0.0))
@@ -137,7 +134,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     if (s->total.max_difference <= ARI_LONG_SUMS * s->max_reference) {
         if (is_part_of_update(c))
             return AR_OK;
-        ARI_FINDING(t, d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, d->exact ? ARI_IF(SAME) : 0,
+        ARI_FINDING(t, c->d->unsteady ? ARI_FOUND_UNSTEADY : ARI_FOUND_ROUNDING, c->d->exact ? ARI_IF(SAME) : 0,
                     {"largest", .number = s->total.max_difference / s->max_reference});
         return AR_OK;
     }
@@ -151,7 +148,7 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
     const fit r = fit_format(c, kept, &value, &ref);
     /* A reference from elsewhere is rounding off itself, and moves a value now and then to the next step. */
     const bool sums =
-        strchr("gmv", d->pass) && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
+        strchr("gmv", c->d->pass) && s->total.dd < 0x1p-10 * s->total.rr; /* terms of a sum are larger than it */
     if (r.near < r.different && !sums)
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_PRECISION,

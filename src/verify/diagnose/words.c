@@ -73,7 +73,7 @@ static unsigned heads_along(const ari_difference *d, int dim)
 
 bool ari_has_heads(const ari_case *c, int dim)
 {
-    return heads_along(c->grid.d, dim) != 0;
+    return heads_along(c->d, dim) != 0;
 }
 
 bool ari_is_by_heads(const ari_difference *d)
@@ -85,14 +85,14 @@ bool ari_is_by_heads(const ari_difference *d)
 size_t ari_head_size(const ari_case *c, int dim)
 {
     const size_t n = c->grid.shape[dim], heads = c->facts.heads, kv = c->facts.kv_heads;
-    const unsigned of = heads_along(c->grid.d, dim);
+    const unsigned of = heads_along(c->d, dim);
     const size_t all = of == PACKED_HEADS ? heads + 2 * kv : of == ARI_IS_KV_HEADS ? kv : of ? heads : 0;
     return all > 0 && n % all == 0 && !c->inner ? n / all : 0;
 }
 
 int ari_packed(const ari_case *c, int dim, const char *part[3], size_t size[3])
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const ari_role role = ari_module_within(d->name).role;
     const size_t n = c->grid.shape[dim], head = ari_head_size(c, dim);
     const bool qkv = role == ARI_QKV;
@@ -242,12 +242,12 @@ static bool rank_in(const void *user, size_t r)
 void ari_say_ranks(ari_text *t, const ari_case *c, bool right)
 {
     const struct rank_set set = {&c->survey, right};
-    const size_t ranks = (size_t)c->grid.d->ranks;
+    const size_t ranks = (size_t)c->d->ranks;
     size_t n = 0;
     for (size_t r = 0; r < ranks; r++)
         n += rank_in(&set, r);
     ari_say(t, n == 1 ? "rank" : "ranks");
-    say_set(t, (size_t)c->grid.d->first_rank, ranks, rank_in, &set, false);
+    say_set(t, (size_t)c->d->first_rank, ranks, rank_in, &set, false);
 }
 
 void ari_say_indices(ari_text *t, const ari_case *c, int dim)
@@ -276,13 +276,12 @@ void ari_say_indices(ari_text *t, const ari_case *c, int dim)
  * holds all of it. */
 static int holder_of(const ari_case *c, int dim, size_t index)
 {
-    const ari_difference *d = c->grid.d;
-    for (int r = 0; r < ari_along(d, ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS); r++) {
-        const ar_layout *o = d->copy[r].layout;
+    for (int r = 0; r < ari_along(c->d, ARI_CUTS_FEATURES | ARI_CUTS_POSITIONS); r++) {
+        const ar_layout *o = c->d->copy[r].layout;
         for (size_t k = 0; k < o->nbox && o->ndim == c->grid.nd; k++) {
             const ar_box *b = &o->box[k];
             if (index >= b->global[dim] && index < b->global[dim] + b->extent[dim])
-                return b->extent[dim] < c->grid.shape[dim] ? r / ari_along(d, ARI_CUTS_FEATURES) : -1;
+                return b->extent[dim] < c->grid.shape[dim] ? r / ari_along(c->d, ARI_CUTS_FEATURES) : -1;
         }
     }
     return -1;
@@ -349,7 +348,7 @@ static chunk_set compare_chunks(const ari_case *c, int dim, bool zigzag)
  * nothing for other sets. */
 static void say_chunks(ari_text *t, const ari_case *c, int dim)
 {
-    const int ranks = ari_along(c->grid.d, ARI_CUTS_POSITIONS);
+    const int ranks = ari_along(c->d, ARI_CUTS_POSITIONS);
     const char *axis = ari_layout_axes[ARI_LAYOUT_CP].name;
     if (ranks < 2 || ranks > ARI_MOST_RANKS || c->survey.hit[dim] == c->grid.shape[dim])
         return;
@@ -427,9 +426,8 @@ static void say_place(ari_text *t, const ari_case *c)
 
 static void say_where_ranks(ari_text *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
-    const int n = g->d->ranks;
+    const int n = c->d->ranks;
     if (n == 1)
         return;
     ari_say(t, "; ");
@@ -438,7 +436,7 @@ static void say_where_ranks(ari_text *t, const ari_case *c)
     else {
         ari_say(t, "on ");
         ari_say_ranks(t, c, false);
-        ari_say(t, s->wrong_ranks == 1 ? " only" : g->d->first_rank ? " of its stage's %d" : " of %d", n);
+        ari_say(t, s->wrong_ranks == 1 ? " only" : c->d->first_rank ? " of its stage's %d" : " of %d", n);
     }
     if (s->shared > 0 && s->disagree == 0)
         ari_say(t, ", whose copies are equal");

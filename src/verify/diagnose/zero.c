@@ -28,8 +28,7 @@ static const double noise_beside = 0.2;
 ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
-    if (s->total.zero < s->total.different || c->grid.d->noise > noise_beside * s->total.max_difference ||
-        is_floored(t, c))
+    if (s->total.zero < s->total.different || c->d->noise > noise_beside * s->total.max_difference || is_floored(t, c))
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_ZERO,
                   s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
@@ -61,7 +60,7 @@ ar_status ari_measure_block_of_zeros(ari_trace *t, const ari_case *c)
 /* The first `cut` of each shard's `extent` indices are right; n shards, 0: those of the ranks. */
 static void found_tail(ari_trace *t, const ari_case *c, int dim, size_t cut, size_t extent, size_t n)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const bool zero = c->survey.total.zero == c->survey.total.different, seen = n == 0;
     const bool by_heads = seen && ari_is_by_heads(d) && dim == d->ndim - 1 && cut % d->head_dim == 0;
     const bool heads = seen ? strstr(d->name, "attn") || strstr(d->name, "attention") || (c->is & ARI_IS_CONTEXT)
@@ -123,7 +122,7 @@ ar_status ari_measure_tail(ari_trace *t, const ari_case *c)
 
 static bool is_dropped(const ari_case *c, size_t i)
 {
-    return ari_off(c, i) && fabs((double)c->val[i]) <= c->grid.d->noise;
+    return ari_off(c, i) && fabs((double)c->val[i]) <= c->d->noise;
 }
 
 static double dropped_or_times(const ari_hypothesis *h, const ari_run *run, size_t i)
@@ -269,7 +268,7 @@ static ar_status is_zero_where(bool *same, const ari_case *c, const ar_dump_tens
 static ar_status find_mask(ari_trace *t, const ari_case *c)
 {
     const ar_dump *known = c->known->reference;
-    const ar_dump_tensor *of = c->grid.d->dump_tensor;
+    const ar_dump_tensor *of = c->d->dump_tensor;
     bool same = false;
     for (size_t i = 0; known && of && !same && i < ar_dump_count(known); i++) {
         const ar_dump_tensor *other = ar_dump_at(known, i);
@@ -288,12 +287,12 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
  * block, where tokens are dropped on purpose. */
 static size_t whole_tokens(const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
     size_t tokens = 0;
-    for (size_t row = 0; row < g->rows; row++)
+    for (size_t row = 0; row < c->grid.rows; row++)
         tokens += ari_row_differs(c, row);
-    return g->nd > 2 && ari_section_of(c->role) != ARI_IN_BLOCKS && tokens * g->cols == c->survey.different ? tokens
-                                                                                                            : 0;
+    return c->grid.nd > 2 && ari_section_of(c->role) != ARI_IN_BLOCKS && tokens * c->grid.cols == c->survey.different
+               ? tokens
+               : 0;
 }
 
 ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
@@ -317,10 +316,9 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
  * ranks: that rank stands out only if half of its part is wrong. */
 static bool stands_out(const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
     const ari_survey *s = &c->survey;
     size_t held = 0, different = 0;
-    for (int r = 0; r < d->ranks; r++) {
+    for (int r = 0; r < c->d->ranks; r++) {
         held += s->rank[r].different > 0 ? s->rank[r].held : 0;
         different += s->rank[r].different;
     }
@@ -346,9 +344,8 @@ static bool begins_later(const ari_case *c)
 
 static void place_of_shard(ari_trace *t, const ari_case *c)
 {
-    const ari_grid *g = &c->grid;
-    for (int dim = 0; dim < g->nd; dim++) {
-        const size_t n = g->shape[dim];
+    for (int dim = 0; dim < c->grid.nd; dim++) {
+        const size_t n = c->grid.shape[dim];
         const char *name;
         size_t from, to, which = 0, start, size;
         ari_bounding_range(c, dim, &from, &to);
@@ -362,7 +359,7 @@ static void place_of_shard(ari_trace *t, const ari_case *c)
         if (blocks > 1)
             ari_say(&where, "only shard %zu of %zu along dimension %d differs", which, blocks, dim);
         else
-            ari_say(&where, "only %s %zu..%zu of %zu differ", ari_dim_name(g, dim, true), from, to - 1, n);
+            ari_say(&where, "only %s %zu..%zu of %zu differ", ari_dim_name(&c->grid, dim, true), from, to - 1, n);
         ari_say_part(&where, c);
         ARI_FACTS(t, {"or_head", .text = heads ? " (or one head)" : ""});
         return;

@@ -188,7 +188,7 @@ static void count_chosen(router *r, size_t first, size_t tokens, size_t k)
 static void put_loss(router *r, size_t form, size_t k)
 {
     const size_t scope = form & SAMPLES ? r->seq : r->tokens;
-    const bool of_weight = r->c->grid.d->pass == 'g';
+    const bool of_weight = r->c->d->pass == 'g';
     for (size_t t = 0; t < r->tokens; t++) {
         if (t % scope == 0)
             count_chosen(r, t, scope, k);
@@ -248,7 +248,7 @@ static ar_status look_at_losses(ari_trace *t, router *r, const ar_dump_tensor *x
     AR_TRY(ar_dump_read_f32(x, 0, r->tokens * r->cols, r->x));
     AR_TRY(ar_dump_read_f32(w, 0, r->n * r->cols, r->w));
     AR_TRY(alloc_router(r));
-    AR_TRY(ARI_TAKE(&r->is, r->c->arena, r->c->count, r->c->grid.d->name));
+    AR_TRY(ARI_TAKE(&r->is, r->c->arena, r->c->count, r->c->d->name));
     for (size_t i = 0; i < r->tokens * r->n; i++) {
         for (size_t f = 0; f < r->cols; f++)
             r->z[i] += (double)r->x[i / r->n * r->cols + f] * (double)r->w[i % r->n * r->cols + f];
@@ -269,7 +269,7 @@ ar_status ari_measure_auxiliary(ari_trace *t, const ari_case *c)
     const ar_dump_tensor *w, *x = has_experts(&w, c) && w ? ari_replay_input(c, ARI_NORM2) : NULL;
     router r = {.c = c, .cols = c->grid.cols};
     if (!x || x->ndim != 3 || w->shape[1] != r.cols || x->shape[2] != r.cols || w->shape[0] < 2 ||
-        c->count != (c->grid.d->pass == 'g' ? w->count : x->count) || x->count > MOST_WORK / w->shape[0])
+        c->count != (c->d->pass == 'g' ? w->count : x->count) || x->count > MOST_WORK / w->shape[0])
         return AR_OK;
     r.n = w->shape[0];
     r.seq = x->shape[1];

@@ -141,7 +141,7 @@ static bool moves_by_part(const update *u, tokens *of)
 /* True if each wrong copy's is. */
 static bool move_by_parts(update *u, tokens *of)
 {
-    for (int r = 0; r < u->c->grid.d->ranks; r++) {
+    for (int r = 0; r < u->c->d->ranks; r++) {
         if (u->c->survey.rank[r].different > 0 && !(take_copy(u, r) && moves_by_part(u, of)))
             return false;
     }

@@ -55,7 +55,7 @@ static ar_status read_columns(double **gives, const gradient *g, const ar_dump_t
 /* The values of the step that may be a factor: as wide as the parameter is along one of its dimensions. */
 static ar_status read_values(gradient *g)
 {
-    for (ari_walk w = ari_walk_of(g->c->known->reference, NULL, "fb", g->c->grid.d->step);
+    for (ari_walk w = ari_walk_of(g->c->known->reference, NULL, "fb", g->c->d->step);
          g->values + 2 < MOST_VALUES && ari_walk_next(&w);) {
         const ar_dump_tensor *t = w.t;
         const size_t width = t->ndim >= 2 ? t->shape[t->ndim - 1] : 0;
@@ -75,8 +75,8 @@ static ar_status read_values(gradient *g)
 static ar_status read_normed(gradient *g)
 {
     const ar_dump *dump = g->c->known->reference;
-    const char *name = g->c->grid.d->name, *dot = strrchr(name, '.');
-    const int step = g->c->grid.d->step;
+    const char *name = g->c->d->name, *dot = strrchr(name, '.');
+    const int step = g->c->d->step;
     const size_t n = dot ? (size_t)(dot - name) : 0;
     char of_bias[320];
     snprintf(of_bias, sizeof of_bias, "%.*s.bias", (int)n, name);
@@ -152,7 +152,7 @@ static bool find_pair(gradient *g)
 static double contribution(const gradient *g, int m, size_t e, size_t most)
 {
     const ar_verify_facts *f = &g->c->facts;
-    const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->grid.d->micro_batches};
+    const ar_parallel p = {.tp = 1, .dp = f->dp, .micro_batches = g->c->d->micro_batches};
     double sum = 0.0;
     if (g->dealt) {
         const size_t each = f->batch / (size_t)p.micro_batches * f->seq;
@@ -173,7 +173,7 @@ static bool are_weights(const gradient *g, const double *weight, size_t most)
     for (size_t e = 0; e < g->n; e++) {
         double off = (double)g->c->val[g->element[e]];
         const double apart = off - (double)g->c->ref[g->element[e]];
-        for (int m = 0; m < ari_at_least_one(g->c->grid.d->micro_batches); m++)
+        for (int m = 0; m < ari_at_least_one(g->c->d->micro_batches); m++)
             off -= weight[m] * contribution(g, m, e, most);
         left += off * off;
         all += apart * apart;
@@ -184,7 +184,7 @@ static bool are_weights(const gradient *g, const double *weight, size_t most)
 /* weight[m]: how often micro-batch m is in the values, by least squares; false: they are no such sum. */
 static bool fit_weights(const gradient *g, double *weight)
 {
-    const int n = g->c->grid.d->micro_batches;
+    const int n = g->c->d->micro_batches;
     double part[MOST_MICRO + 1], m[(MOST_MICRO + 1) * (MOST_MICRO + 1)] = {0.0};
     for (size_t e = 0; e < g->n; e++) {
         for (int i = 0; i < n; i++)
@@ -209,11 +209,11 @@ static bool are_first_samples(const gradient *g)
 /* In the order in which they went back. */
 static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
 {
-    const int n = c->grid.d->micro_batches;
+    const int n = c->d->micro_batches;
     bool one = true, decays = true, alike = true;
     double w[MOST_MICRO];
     for (int i = 0; i < n; i++)
-        w[i] = weight[c->grid.d->forward_first ? n - 1 - i : i];
+        w[i] = weight[c->d->forward_first ? n - 1 - i : i];
     for (int i = 0; i < n; i++) {
         const bool last = i + 1 == n;
         one = one && fabs(w[i] - (last ? 1.0 : 0.0)) < ARI_KNOWN;
@@ -231,7 +231,7 @@ static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
 
 static void look_at_micro_batches(ari_trace *t, gradient *g)
 {
-    const int n = g->c->grid.d->micro_batches;
+    const int n = g->c->d->micro_batches;
     double weight[MOST_MICRO];
     for (int dealt = 0; dealt < 2; dealt++) {
         g->dealt = dealt > 0;
@@ -246,7 +246,7 @@ static void look_at_micro_batches(ari_trace *t, gradient *g)
 
 ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
 {
-    const ari_difference *d = c->grid.d;
+    const ari_difference *d = c->d;
     const size_t tokens = c->facts.batch * c->facts.seq;
     gradient g = {.c = c, .tokens = tokens, .rows = c->grid.rows, .cols = c->grid.cols};
     if (c->facts.batch < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||

@@ -104,7 +104,7 @@ enum { ONES, REFERENCE, REFERENCE_PLUS, OTHER, OTHER_PLUS };
 ar_status ari_norm_parameters(float **gain, float **shift, bool *found, const ari_case *c)
 {
     const ar_dump *dumps[] = {c->known->other, c->known->reference};
-    const char *own = c->grid.d->name;
+    const char *own = c->d->name;
     const size_t stem = strlen(own), cols = c->grid.cols;
     AR_TRY(ARI_TAKE(gain, c->arena, cols, own));
     AR_TRY(ARI_TAKE(shift, c->arena, cols, own));
@@ -464,8 +464,8 @@ ar_status ari_measure_detached(ari_trace *t, const ari_case *c)
     double left = 0.0, all = 0.0, along = 0.0, ref = 0.0, p, q;
     bool found = false;
     size_t rows = 0;
-    const char *name = c->grid.d->name;
-    const ar_dump_tensor *y = ari_tensor_of_step(c->known->reference, name, strlen(name), "fwd", c->grid.d->step);
+    const char *name = c->d->name;
+    const ar_dump_tensor *y = ari_tensor_of_step(c->known->reference, name, strlen(name), "fwd", c->d->step);
     if (!y || y->count != c->grid.count || c->grid.nd < 2 || c->grid.cols < 8)
         return AR_OK;
     AR_TRY(ari_norm_parameters(&n.gain, &n.shift, &found, c));

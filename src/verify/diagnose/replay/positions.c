@@ -9,7 +9,7 @@
 
 static int document_of(const ari_case *c, size_t sample, size_t position)
 {
-    return c->grid.d->documents[sample * c->grid.d->seq + position];
+    return c->d->documents[sample * c->d->seq + position];
 }
 
 /* The position in its row at which a position's document begins. */
@@ -101,7 +101,7 @@ static bool is_turned(const counting *n, size_t row, double by, const pair *p)
         y += v[1] * r[0] - v[0] * r[1];
         length += hypot(v[0], v[1]) * hypot(r[0], r[1]);
     }
-    const double angle = c->grid.d->pass == 'b' ? atan2(-y, x) : atan2(y, x);
+    const double angle = c->d->pass == 'b' ? atan2(-y, x) : atan2(y, x);
     return hypot(x, y) >= 0.999 * length && fabs(remainder(angle - by, 6.283185307179586)) <= 0.02;
 }
 
@@ -286,7 +286,7 @@ static void measure_keys(ari_trace *t, const ari_case *c)
 {
     const size_t seq = c->grid.cols;
     for (size_t i = 0; i < 2 * (size_t)ARI_MOST_RANKS; i++) {
-        const ring by = {.n = i % ARI_MOST_RANKS + 1, .zigzag = i >= ARI_MOST_RANKS, .own = c->grid.d->pass == 'b'};
+        const ring by = {.n = i % ARI_MOST_RANKS + 1, .zigzag = i >= ARI_MOST_RANKS, .own = c->d->pass == 'b'};
         const size_t chunks = by.own && !by.zigzag ? by.n : 2 * by.n;
         if (by.n < 2 || chunks >= seq || seq % chunks != 0 || !all_hold_keys(c, &by))
             continue;

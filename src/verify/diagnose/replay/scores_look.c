@@ -315,7 +315,7 @@ static ar_status look_at_numbers(ari_trace *t, ari_scored *s, const ari_case *c,
 
 ar_status ari_measure_scores(ari_trace *t, const ari_case *c)
 {
-    const bool forward = c->grid.d->pass == 'f';
+    const bool forward = c->d->pass == 'f';
     ari_scored s;
     bool held = false;
     if (c->role != ARI_ROUTER && !(forward && (c->role == ARI_CHOSEN || c->role == ARI_ROUTES)))

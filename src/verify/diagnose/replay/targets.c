@@ -304,10 +304,9 @@ static bool is_of_logits(const ari_case *c)
 ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
 {
     ari_losses l = {.c = c};
-    const ari_difference *d = c->grid.d;
-    const bool of_loss = c->count == 1 && d->pass == 'f' && (c->is & ARI_IS_LOSS);
+    const bool of_loss = c->count == 1 && c->d->pass == 'f' && (c->is & ARI_IS_LOSS);
     const bool alone = !c->known->other;
-    bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && d->pass == 'b' && is_of_logits(c);
+    bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && c->d->pass == 'b' && is_of_logits(c);
     AR_TRY(ari_losses_read(&l, &held, of_loss));
     l.of[1].of_dump = l.of[1].of_dump && !alone;
     if (held && l.ids && alone)
