@@ -11,12 +11,6 @@ static bool starts(const char *text, size_t length, const char *with)
     return strlen(with) <= length && memcmp(text, with, strlen(with)) == 0;
 }
 
-static bool ends(const char *text, size_t length, const char *with)
-{
-    const size_t n = strlen(with);
-    return n <= length && memcmp(text + length - n, with, n) == 0;
-}
-
 static bool is(const char *text, size_t length, const char *what)
 {
     return strlen(what) == length && memcmp(text, what, length) == 0;
@@ -24,12 +18,10 @@ static bool is(const char *text, size_t length, const char *what)
 
 /* --- pass and step ------------------------------------------------------------------------------------------------ */
 
-typedef struct suffix {
+static const struct {
     const char *text;
     char pass;
-} suffix;
-
-static const suffix suffixes[] = {
+} suffixes[] = {
     {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'}, {":grad", 'g'},
     {":clip", 'c'}, {":new", 'n'}, {":m", 'm'},   {":v", 'v'},
 };
@@ -53,7 +45,7 @@ static char pass_by_file(const char *name, size_t length, const char *path)
         return 'f';
     if (is(name, length, "grad_norm"))
         return 'c';
-    if (ends(name, length, ".grad"))
+    if (ari_ending(name, length, ".grad"))
         return 'g';
     for (const char *at = path ? strstr(path, "grad") : NULL; at; at = strstr(at + 1, "grad")) {
         const char *end = at + strcspn(at, "/"); /* of a component, the last one where nothing follows */
@@ -68,11 +60,11 @@ static void find_pass(ari_order_key *k, const char *path)
     k->stem = strlen(k->name);
     k->step = take_step(k->name, &k->stem);
     for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
-        if (!ends(k->name, k->stem, suffixes[i].text))
-            continue;
+        const size_t n = ari_ending(k->name, k->stem, suffixes[i].text);
         k->pass = suffixes[i].pass;
-        k->stem -= strlen(suffixes[i].text);
-        return;
+        k->stem -= n;
+        if (n > 0)
+            return;
     }
     k->pass = pass_by_file(k->name, k->stem, path);
 }
@@ -125,12 +117,11 @@ static void find_place(ari_order_key *k)
 {
     const char *name = k->name;
     size_t n = k->stem, rest = 0;
-    if (k->pass == 'g' && ends(name, n, ".grad"))
-        n -= strlen(".grad");
-    if (ends(name, n, ".weight") || ends(name, n, ".bias") || ends(name, n, "_bias")) {
-        k->part = ends(name, n, "bias") ? 2 : 1;
-        n -= k->part == 1 ? strlen(".weight") : strlen(".bias");
-    }
+    n -= k->pass == 'g' ? ari_ending(name, n, ".grad") : 0;
+    const size_t weight = ari_ending(name, n, ".weight"), dot = ari_ending(name, n, ".bias");
+    const size_t bias = dot ? dot : ari_ending(name, n, "_bias");
+    k->part = weight ? 1 : bias ? 2 : 0;
+    n -= weight + bias;
     ari_role role;
     if (starts(name, n, "hidden_states.")) { /* the embedding's output, then each layer's */
         const long i = state_of(name);

@@ -241,8 +241,7 @@ static bool next_entry(entry *e)
     return true;
 }
 
-/* The bytes at the end of a path of n bytes that are `what`, in which "*" is any number; 0: it ends otherwise. */
-static size_t ending(const char *path, size_t n, const char *what)
+size_t ari_ending(const char *path, size_t n, const char *what)
 {
     size_t at = n;
     for (size_t i = strlen(what); i-- > 0;) {
@@ -259,7 +258,7 @@ static size_t ending(const char *path, size_t n, const char *what)
 /* True if a path of n bytes ends in `what`; gives the byte before it, or 0 at the path's beginning. */
 static bool ends_behind(const char *path, size_t n, const char *what, char *before)
 {
-    const size_t m = ending(path, n, what);
+    const size_t m = ari_ending(path, n, what);
     if (m == 0)
         return false;
     *before = m < n ? path[n - m - 1] : '\0';
@@ -290,7 +289,7 @@ static bool ends_in_entry(const char *path, size_t n, const entry *e)
 
 static bool is_entry(const char *path, size_t n, const entry *e)
 {
-    const size_t m = ending(path, n, e->path), before = e->module ? strlen(e->module) + 1 : 0;
+    const size_t m = ari_ending(path, n, e->path), before = e->module ? strlen(e->module) + 1 : 0;
     if (n != before + m || (m == 0 && e->path[0]))
         return false;
     return !e->module || (path[before - 1] == '.' && memcmp(path, e->module, before - 1) == 0);
@@ -324,8 +323,8 @@ ari_role ari_role_outside(const char *path, size_t n, ari_section section)
 /* Without ".weight" or ".bias" at its end. */
 static size_t module_length(const char *name, size_t n)
 {
-    const size_t weight = ending(name, n, ".weight");
-    return n - (weight > 0 ? weight : ending(name, n, ".bias"));
+    const size_t weight = ari_ending(name, n, ".weight");
+    return n - (weight > 0 ? weight : ari_ending(name, n, ".bias"));
 }
 
 /* As much of a path as the vocabulary has, before its last component alone: "attn.c_proj" before "c_proj", which is

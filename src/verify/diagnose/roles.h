@@ -37,6 +37,8 @@ typedef struct ari_role_place {
 /** Static storage. */
 const ari_role_place *ari_role_place_of(ari_role role);
 
+/** The bytes at the end of a path of n bytes that are `what`, in which "*" is any number; 0: it ends otherwise. */
+size_t ari_ending(const char *path, size_t n, const char *what);
 /** The role of all that follows a layer's number, n bytes without ".weight" or ".bias". */
 ari_role ari_role_in_layer(const char *path, size_t n);
 /** The role of a path outside of layers, before or after them, by its last components. */

@@ -25,12 +25,6 @@ bool ari_are_scores(const ari_case *c)
     return c->grid.nd == 4 && c->grid.shape[2] == c->grid.shape[3] && is_worth_it(c);
 }
 
-static bool ends_in(const ar_dump_tensor *t, size_t stem, const char *kind)
-{
-    const size_t n = strlen(kind);
-    return stem >= n && memcmp(t->name + stem - n, kind, n) == 0;
-}
-
 /* True if a module without a weight makes an output of as many features as a matrix outside of the layers has rows, of
  * an input of as many as that has columns: a head with a tied table. */
 static bool is_tied(const ar_dump *dump, const ar_dump_tensor *y, const ar_dump_tensor *dx)
@@ -49,7 +43,7 @@ static bool is_tied(const ar_dump *dump, const ar_dump_tensor *y, const ar_dump_
 static ari_role role_of_shape(const ar_dump *dump, const char *name, size_t stem)
 {
     char found[320];
-    const int n = (int)(ends_in(&(ar_dump_tensor){.name = name}, stem, ".weight") ? stem - strlen(".weight") : stem);
+    const int n = (int)(stem - ari_ending(name, stem, ".weight"));
     snprintf(found, sizeof found, "%.*s:fwd", n, name);
     const ar_dump_tensor *y = ar_dump_find(dump, found);
     snprintf(found, sizeof found, "%.*s.weight:init", n, name);
@@ -90,7 +84,7 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
                                        const char *kind)
 {
     while (ari_walk_next(&w)) {
-        if (labs(w.key.layer) != labs(c->own.layer) || !ends_in(w.t, w.key.stem, kind))
+        if (labs(w.key.layer) != labs(c->own.layer) || ari_ending(w.t->name, w.key.stem, kind) < strlen(kind))
             continue;
         const ari_role named = ari_module_of(w.t->name, w.key.stem).role;
         const bool by_shape =
