@@ -176,23 +176,25 @@ static bool is_along(const ar_mesh *mesh, int dim, int extent)
     return strncmp(mesh->dim[dim].name, name, strlen(name)) == 0;
 }
 
-/* Of the first `end` dimensions of a mesh those from here on lie along an extent, from the innermost extent on. */
-static int from_of(const ar_mesh *mesh, int end, int extent)
+/* The extent that a dimension of a mesh lies along: that of the one within it, or one further out; -1: none. */
+static int extent_of(const ar_mesh *mesh, int dim)
 {
-    const int stages = mesh->ndim > 0 && is_along(mesh, 0, ARI_LAYOUT_PP);
-    while (end > 0 && (extent == ARI_LAYOUT_DP ? end > stages : is_along(mesh, end - 1, extent)))
-        end--;
-    return end;
+    const int stages = is_along(mesh, 0, ARI_LAYOUT_PP);
+    int extent = ARI_LAYOUT_AXES - 1;
+    for (int i = mesh->ndim - 1; i >= dim; i--) {
+        while (extent >= 0 && !(extent == ARI_LAYOUT_DP ? i >= stages : is_along(mesh, i, extent)))
+            extent--;
+    }
+    return extent;
 }
 
 void ari_mesh_of(ari_ranks *mesh, const ar_dump *d)
 {
     const ar_mesh *told = d ? ar_dump_mesh(d) : NULL;
-    int end = told ? told->ndim : 0;
-    for (int i = ARI_LAYOUT_AXES - 1; i >= ARI_LAYOUT_PP && told && told->ndim > 0; i--) {
+    for (int i = 0; i < ARI_LAYOUT_AXES && told && told->ndim > 0; i++) {
         int ranks = 1;
-        for (const int from = from_of(told, end, i); end > from; end--)
-            ranks *= told->dim[end - 1].size;
+        for (int dim = 0; dim < told->ndim; dim++)
+            ranks *= extent_of(told, dim) == i ? told->dim[dim].size : 1;
         ari_ranks_set(mesh, ari_layout_axes[i].axes, ranks);
     }
 }
@@ -200,14 +202,9 @@ void ari_mesh_of(ari_ranks *mesh, const ar_dump *d)
 char *ari_extent_text(char out[ARI_AXES_TEXT], const ar_dump *d, int extent)
 {
     const ar_mesh *told = d ? ar_dump_mesh(d) : NULL;
-    int end = told ? told->ndim : 0, from = 0;
     ari_text text = ari_text_in(out, ARI_AXES_TEXT);
-    for (int i = ARI_LAYOUT_AXES - 1; i >= extent && told; i--) {
-        end = i == ARI_LAYOUT_AXES - 1 ? end : from;
-        from = from_of(told, end, i);
-    }
-    for (int dim = from; dim < end; dim++) {
-        if (told->dim[dim].size > 1)
+    for (int dim = 0; told && dim < told->ndim; dim++) {
+        if (told->dim[dim].size > 1 && extent_of(told, dim) == extent)
             ari_say(&text, "%s%s", text.used == 0 ? "" : " and ", told->dim[dim].name);
     }
     if (text.used == 0)

@@ -16,6 +16,7 @@ enum { BATCH = 4, SEQ = 24 };
 
 /* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one is
  * reported. */
+#define OF(what) "is a mistake of " what ", which this model has not"
 #define NEEDS_TABLE(X)                                                                                                \
     X(UPDATE, r->steps > 0,                                                                                           \
       "acts after the backward pass, in clipping or in the update: give a check steps of at least 1")                 \
@@ -23,39 +24,34 @@ enum { BATCH = 4, SEQ = 24 };
     X(DROPOUT, r->dropout > 0.0, "is a mistake of dropout: give a check dropout")                                     \
     X(MODULE, false, "shows in a module, not in a model: a check runs one")                                           \
     X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")                \
-    X(TIED, c->tied, "is a mistake of tied embeddings, which this model has not")                                     \
-    X(POSITIONS, c->learned_positions, "is a mistake of learned positions, which this model has not")                 \
-    X(ANY_POSITIONS, c->learned_positions || c->rope.kind != AR_ROPE_NONE,                                            \
-      "is a mistake of positions, which this model has not")                                                          \
+    X(TIED, c->tied, OF("tied embeddings"))                                                                           \
+    X(POSITIONS, c->learned_positions, OF("learned positions"))                                                       \
+    X(ANY_POSITIONS, c->learned_positions || c->rope.kind != AR_ROPE_NONE, OF("positions"))                           \
     X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV) && !ari_family_of(c->arch)->by_head,                     \
-      "is a mistake of a fused q|k|v, block after block, which this model has not")                                   \
-    X(BIAS, row_bias || c->qkv_bias, "is a mistake of biases, which this model has not")                              \
-    X(ROW_BIAS, row_bias, "is a mistake of the biases of row-parallel layers, which this model has not")              \
+      OF("a fused q|k|v, block after block"))                                                                         \
+    X(BIAS, row_bias || c->qkv_bias, OF("biases"))                                                                    \
+    X(ROW_BIAS, row_bias, OF("the biases of row-parallel layers"))                                                    \
     X(DRAWN_COPIES,                                                                                                   \
       c->learned_positions || row_bias || c->experts.n > 0 || c->latent.kv_rank > 0 || (size_t)p->tp > c->kv_heads,   \
       "acts where ranks draw copies of a parameter, of which this run has none: give tp above the model's KV heads")  \
     X(PADDED, (c->hidden & (c->hidden - 1)) != 0,                                                                     \
       "acts where a norm's rows are padded: give a model whose width is no power of two")                             \
-    X(LATENT, c->latent.kv_rank > 0, "is a mistake of latent attention, which this model has not")                    \
-    X(SINKS, c->sinks, "is a mistake of attention's sinks, which this model has not")                                 \
+    X(LATENT, c->latent.kv_rank > 0, OF("latent attention"))                                                          \
+    X(SINKS, c->sinks, OF("attention's sinks"))                                                                       \
     X(INTERLEAVED, c->experts.n > 0 && ari_family_of(c->arch)->interleaved,                                           \
-      "is a mistake of experts whose gate and up are interleaved, which this model has not")                          \
-    X(EXPERT_BIAS, c->experts.n > 0 && c->experts.bias,                                                               \
-      "is a mistake of experts with biases, which this model has not")                                                \
-    X(MTP, c->mtp > 0, "is a mistake of multi-token prediction, which this model has not")                            \
-    X(EXPERTS, c->experts.n > 0, "is a mistake of experts, which this model has not")                                 \
-    X(NORMALISED, c->experts.n > 0 && c->experts.normalised,                                                          \
-      "is a mistake of experts' weights that are normalised, which this model has not")                               \
-    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised,                                                     \
-      "is a mistake of experts' weights that are not normalised, which this model has not")                           \
+      OF("experts whose gate and up are interleaved"))                                                                \
+    X(EXPERT_BIAS, c->experts.n > 0 && c->experts.bias, OF("experts with biases"))                                    \
+    X(MTP, c->mtp > 0, OF("multi-token prediction"))                                                                  \
+    X(EXPERTS, c->experts.n > 0, OF("experts"))                                                                       \
+    X(NORMALISED, c->experts.n > 0 && c->experts.normalised, OF("experts' weights that are normalised"))              \
+    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised, OF("experts' weights that are not normalised"))     \
     X(SOFTMAX, c->experts.n > 0 && c->experts.scores.groups == 0,                                                     \
       "is a mistake of routers of a softmax, and this model's scores are sigmoids, or it has no router")              \
-    X(SCORES, c->experts.scores.groups > 0,                                                                           \
-      "is a mistake of routers of sigmoids with a bias of the choice, which this model has not")                      \
+    X(SCORES, c->experts.scores.groups > 0, OF("routers of sigmoids with a bias of the choice"))                      \
     X(SCALE, c->experts.scores.groups > 0 && c->experts.scores.scale != 1.0,                                          \
       "is a mistake of the factor of experts' weights (routed_scaling_factor), which this model has not, or is 1")    \
     X(GROUPS, c->experts.scores.groups > 1 && c->experts.scores.kept < c->experts.scores.groups,                      \
-      "is a mistake of groups of experts of which some stay (n_group, topk_group), which this model has not")         \
+      OF("groups of experts of which some stay (n_group, topk_group)"))                                               \
     X(BIAS_UPDATE, c->experts.scores.groups > 0 && r->loss.router.bias_update > 0.0,                                  \
       "is a mistake of the update of a router's bias: give a model of sigmoids and router-bias-update")               \
     X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                     \
@@ -71,9 +67,8 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of a balance of each sequence: give balance sequence")                                            \
     X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                      \
       "is a mistake of a router's z-loss: give router-z-loss")                                                        \
-    X(SHARED, c->experts.shared > 0, "is a mistake of a shared expert, which this model has not")                     \
-    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated,                                                      \
-      "is a mistake of a shared expert's gate, which this model has not")                                             \
+    X(SHARED, c->experts.shared > 0, OF("a shared expert"))                                                           \
+    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated, OF("a shared expert's gate"))                        \
     X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                          \
       "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")              \
     X(CUT_EXPERTS, tp && !ari_experts_whole(p),                                                                       \
@@ -145,8 +140,8 @@ enum { BATCH = 4, SEQ = 24 };
       "acts between copies of shards: give replicas (dp-replicate) and zero")                                         \
     X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                      \
     X(FORWARD_FIRST, micro && p->forward_first,                                                                       \
-      "needs one micro-batch's forward pass before another's backward "                                               \
-      "pass: give at least 2 micro-batches and forward-first")                                                        \
+      "needs one micro-batch's forward pass before another's backward pass: give at least 2 micro-batches and "       \
+      "forward-first")                                                                                                \
     X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
       "is a mistake of recomputation: give recompute selective or full")                                              \
     X(RECOMPUTE_ALL, p->recompute.what == AR_RECOMPUTE_FULL,                                                          \
