@@ -99,15 +99,11 @@ static ari_properties properties_of(const ari_case *c)
     return flags;
 }
 
-static bool is_pass(const char *passes, char pass)
-{
-    return !passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL);
-}
-
 static bool meets(const ari_cause *row, const ari_case *c, ari_properties flags)
 {
+    const char *passes = row->passes, pass = c->d->pass;
     return (flags & row->needs) == row->needs && !(flags & row->without) && (!row->is || (row->is & c->is)) &&
-           is_pass(row->passes, c->d->pass);
+           (!passes || (passes[0] == '^' ? !strchr(passes + 1, pass) : strchr(passes, pass) != NULL));
 }
 
 /* --- the sentence ------------------------------------------------------------------------------------------------- */

@@ -270,15 +270,6 @@ static ari_difference in_layout_shape(const ari_difference *d)
     return own;
 }
 
-/* The full tensor, from the ranks' equal copies. */
-static ar_status assemble_copies(float **gives, const ari_case *c)
-{
-    AR_TRY(ARI_TAKE(gives, c->arena, c->grid.count, c->d->name));
-    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
-        memcpy(*gives + run.index, run.value, run.count * sizeof **gives);
-    return AR_OK;
-}
-
 /* Looks at one full copy, next to the reference's other tensors; there is none if copies differ. */
 static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
 {
@@ -299,7 +290,9 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
     v.c.facts = ari_facts_of(c->known);
     v.c.facts.dp = ari_along(d, ARI_CUTS_SAMPLES);
     v.c.noisy = d->allowed > 0.0;
-    AR_TRY(assemble_copies(&v.val, c));
+    AR_TRY(ARI_TAKE(&v.val, c->arena, c->grid.count, d->name));
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);)
+        memcpy(v.val + run.index, run.value, run.count * sizeof *v.val);
     v.c.val = v.val;
     AR_TRY(ari_view_survey(&v));
     v.c.max_ref = v.c.survey.max_reference;

@@ -79,15 +79,6 @@ static bool updates_shares(const ari_view *v, const ar_dump *other)
     return v->d.pass == 'n' && moments > 0 && moments < held(ari_tensor_of_step(other, v->name, n, "new", v->d.step));
 }
 
-/* Reads how far the gradients explain the weights; nothing for a sample. */
-static ar_status read_doubt(ari_view *v, const ari_explain_case *known)
-{
-    if (!known->doubt || v->c.step)
-        return AR_OK;
-    AR_TRY(ARI_TAKE(&v->doubt, v->c.arena, v->c.count, v->d.name));
-    return ari_doubt_read(v->doubt, known->doubt, v->c.start, v->c.count);
-}
-
 /* --- what counts as different ------------------------------------------------------------------------------------- */
 
 /* A 16-bit format adds two of its steps to the differences of sums in another order. */
@@ -183,15 +174,6 @@ static bool is_rounding(const ari_view *v, const ari_explain_case *known, const 
                              v->c.survey.total.max_difference <= 10.0 * v->c.absolute);
 }
 
-/* The cause of what is_rounding. */
-static ari_trace rounding_of(const ari_view *v)
-{
-    ari_trace t = {.kind = ARI_FOUND_ROUNDING};
-    ARI_FACTS(&t, {"largest", .number = v->c.survey.total.max_difference / v->c.max_ref});
-    ari_match_cause(&t, &v->c);
-    return t;
-}
-
 static void say_extent(ari_text *where, const ari_view *v)
 {
     const ari_case *c = &v->c;
@@ -283,7 +265,9 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
                               : SEEN_DIFFERENCE + best.confidence;
     const bool all_rounding = of_ranks.used == 0 && rounding && n.small + n.large > 0;
     if (all_rounding) {
-        best = rounding_of(v);
+        ARI_FINDING(&best, ARI_FOUND_ROUNDING, 0,
+                    {"largest", .number = v->c.survey.total.max_difference / v->c.max_ref});
+        ari_match_cause(&best, &v->c);
         ari_say(&where, "%zu of %zu elements differ in bits, all within rounding", n.small + n.large, v->c.count);
     } else if (of_ranks.used > 0)
         ari_say(&where, "%s", ranks);
@@ -333,7 +317,10 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
     AR_TRY(read_values(&v.ref, &v, e->reference));
     AR_TRY(read_values(&v.val, &v, e->other));
     AR_TRY(read_earlier(&v, known));
-    AR_TRY(read_doubt(&v, known));
+    if (known->doubt && !e->step) { /* how far the gradients explain the weights */
+        AR_TRY(ARI_TAKE(&v.doubt, arena, v.c.count, v.d.name));
+        AR_TRY(ari_doubt_read(v.doubt, known->doubt, v.c.start, v.c.count));
+    }
     v.c.ref = v.ref;
     v.c.val = v.val;
     v.c.facts = ari_facts_of(known);

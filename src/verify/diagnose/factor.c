@@ -117,14 +117,6 @@ static int name_fans(ari_trace *t, const ari_case *c, double factor)
 
 /* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
 
-/* If every dY is the same, a bias gradient over the wrong axis counts features instead of tokens. */
-static bool is_features_per_token(const ari_difference *d, double factor)
-{
-    const double tokens = (double)d->batch * (double)d->seq;
-    return d->pass == 'g' && ari_is_bias(d) && tokens > 0.0 &&
-           ari_is_near(factor, (double)d->copy[0].shape[0] / tokens, ARI_SUMS);
-}
-
 /* If only a row-parallel bias or what a block computes has the factor, it is the tensor-parallel group's, which holds
  * them whole: a factor of the data-parallel or context-parallel group would be in every gradient. */
 static bool is_of_tp(const ari_difference *d)
@@ -241,14 +233,17 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
 static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor, double tolerance)
 {
     const ari_difference *d = c->d;
-    const size_t features = d->copy[rank].shape[0];
+    const size_t features = d->copy[rank].shape[0], tokens = d->batch * d->seq;
+    /* If every dY is the same, a bias gradient over the wrong axis counts features instead of tokens. */
+    const bool per_token = d->pass == 'g' && ari_is_bias(d) && tokens > 0 &&
+                           ari_is_near(factor, (double)d->copy[0].shape[0] / (double)tokens, ARI_SUMS);
     ARI_FINDING(t, ARI_FOUND_FACTOR, 0, {"factor", .number = factor});
     ari_list(t, "fit");
     t->penalty = name_by_sizes(t, c, factor, tolerance) || d->pass == 'i' ? 5 : 15;
     name_dropped(t, c, factor);
-    if (is_features_per_token(d, factor)) {
+    if (per_token) {
         t->flags |= ARI_IF(FEATURES);
-        ARI_FACTS(t, {"features", .count = features}, {"tokens", .count = d->batch * d->seq});
+        ARI_FACTS(t, {"features", .count = features}, {"tokens", .count = tokens});
     } else if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
                ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
         t->flags |= ARI_IF(ROOT);

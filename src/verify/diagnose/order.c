@@ -106,13 +106,6 @@ static int by_direction(const ari_order_key *k, ari_role role, int forward, int 
     return runs_backward(k) ? place.backward : place.forward;
 }
 
-/* 3 of "hidden_states.3"; 0: no number that a model's layers have. */
-static long state_of(const char *name)
-{
-    const long i = strtol(name + strlen("hidden_states."), NULL, 10);
-    return i < 0 || i > 999999999 ? 0 : i;
-}
-
 static void find_place(ari_order_key *k)
 {
     const char *name = k->name;
@@ -124,7 +117,8 @@ static void find_place(ari_order_key *k)
     n -= weight + bias;
     ari_role role;
     if (starts(name, n, "hidden_states.")) { /* the embedding's output, then each layer's */
-        const long i = state_of(name);
+        const long n_th = strtol(name + strlen("hidden_states."), NULL, 10);
+        const long i = n_th < 0 || n_th > 999999999 ? 0 : n_th; /* no number that a model's layers have */
         k->section = i > 0 ? WITHIN : BEFORE;
         k->layer = i - 1;
         k->module = UNKNOWN_FORWARD + 2;
@@ -147,19 +141,14 @@ static void find_place(ari_order_key *k)
     }
 }
 
-static int phase_of(char pass)
-{
-    static const char order[] = "iw?fbgcnmv";
-    const char *at = strchr(order, pass);
-    const int phase = at ? (int)(at - order) : 2;
-    return pass == 'g' ? phase - 1 : phase; /* gradients are ordered within the backward pass */
-}
-
 ari_order_key ari_order_of(const char *name, const char *path)
 {
+    static const char order[] = "iw?fbgcnmv";
     ari_order_key k = {.name = name};
     find_pass(&k, path);
-    k.phase = phase_of(k.pass);
+    const char *at = strchr(order, k.pass);
+    k.phase = at ? (int)(at - order) : 2;
+    k.phase -= k.pass == 'g'; /* gradients are ordered within the backward pass */
     find_place(&k);
     return k;
 }

@@ -320,19 +320,13 @@ ari_role ari_role_outside(const char *path, size_t n, ari_section section)
     return ARI_NO_ROLE;
 }
 
-/* Without ".weight" or ".bias" at its end. */
-static size_t module_length(const char *name, size_t n)
-{
-    const size_t weight = ari_ending(name, n, ".weight");
-    return n - (weight > 0 ? weight : ari_ending(name, n, ".bias"));
-}
-
 /* As much of a path as the vocabulary has, before its last component alone: "attn.c_proj" before "c_proj", which is
  * then the last one of that name, an MLP's. */
 ari_module_name ari_module_of(const char *name, size_t n)
 {
     ari_module_name last = {0};
-    n = module_length(name, n);
+    const size_t weight = ari_ending(name, n, ".weight");
+    n -= weight ? weight : ari_ending(name, n, ".bias");
     for (entry e = {0}; next_entry(&e);) {
         if (ends_in_entry(name, n, &e))
             return (ari_module_name){e.role, e.in_out};

@@ -424,19 +424,14 @@ ari_fault_case ari_fault_case_of(ar_fault fault)
     return c;
 }
 
-static bool same_losses(const ar_router_losses *a, const ar_router_losses *b)
-{
-    return a->balance == b->balance && a->balance_weight == b->balance_weight && a->z_loss == b->z_loss &&
-           a->bias_update == b->bias_update;
-}
-
 static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
 {
+    const ar_router_losses *p = &a->run.loss.router, *q = &b->run.loss.router;
     return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
            a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
            a->run.optimizer.kind == b->run.optimizer.kind && a->run.optimizer.qk_clip == b->run.optimizer.qk_clip &&
-           a->run.dropout == b->run.dropout && a->in_f32 == b->in_f32 &&
-           same_losses(&a->run.loss.router, &b->run.loss.router);
+           a->run.dropout == b->run.dropout && a->in_f32 == b->in_f32 && p->balance == q->balance &&
+           p->balance_weight == q->balance_weight && p->z_loss == q->z_loss && p->bias_update == q->bias_update;
 }
 
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)

@@ -243,10 +243,8 @@ static bool has_experts(const ar_dump_tensor **weight, const ari_case *c)
 
 static ar_status look_at_losses(ari_trace *t, router *r, const ar_dump_tensor *x, const ar_dump_tensor *w)
 {
-    AR_TRY(ARI_TAKE(&r->x, r->c->arena, r->tokens * r->cols, x->name));
-    AR_TRY(ARI_TAKE(&r->w, r->c->arena, r->n * r->cols, w->name));
-    AR_TRY(ar_dump_read_f32(x, 0, r->tokens * r->cols, r->x));
-    AR_TRY(ar_dump_read_f32(w, 0, r->n * r->cols, r->w));
+    AR_TRY(ari_read_values(&r->x, x, r->c->arena));
+    AR_TRY(ari_read_values(&r->w, w, r->c->arena));
     AR_TRY(alloc_router(r));
     AR_TRY(ARI_TAKE(&r->is, r->c->arena, r->c->count, r->c->d->name));
     for (size_t i = 0; i < r->tokens * r->n; i++) {

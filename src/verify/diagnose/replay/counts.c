@@ -18,10 +18,10 @@ typedef struct update {
     int move[ARI_MOST_SCORED]; /* of the copy that is looked at, in multiples of `by` */
 } update;
 
-/* Which tokens are counted: of `pieces` equal blocks of samples, and of `places` of positions, in a zigzag or not,
- * one. */
+/* Which tokens are counted: of blocks of `each` samples those of one in `pieces`, and of `places` of positions, in a
+ * zigzag or not, one. */
 typedef struct tokens {
-    size_t pieces, piece, places, place;
+    size_t each, pieces, piece, places, place;
     bool zigzag;
 } tokens;
 
@@ -29,7 +29,7 @@ static bool counts(const update *u, const tokens *of, size_t t)
 {
     size_t index;
     const size_t sample = t / u->seq, at = t % u->seq;
-    if (of->pieces > 0 && sample / (u->s.samples / of->pieces) != of->piece)
+    if (of->pieces > 0 && sample / of->each % of->pieces != of->piece)
         return false;
     return of->places < 2 || ari_place_in_ring(&index, u->seq, of->places, of->zigzag, at) == of->place;
 }
@@ -81,36 +81,23 @@ static bool take_copy(update *u, int rank)
     return held == u->s.n && take_moves(u, after);
 }
 
-static int most_moves(const update *u)
-{
-    int most = 0;
-    for (size_t i = 0; i < u->s.n; i++)
-        most = abs(u->move[i]) > most ? abs(u->move[i]) : most;
-    return most;
-}
-
 /* --- hypotheses --------------------------------------------------------------------------------------------------- */
 
 /* Moved once for each of `pieces` micro-batches, which `ranks` ranks have of their own samples. */
 static bool moves_with_each(const update *u, size_t ranks, size_t pieces)
 {
     int move[ARI_MOST_SCORED] = {0};
-    const size_t n = u->s.n, each = u->s.samples / ranks / pieces;
-    void *const before = u->c->arena->last;
-    uint8_t *own = NULL;
-    bool same = ARI_TAKE(&own, u->c->arena, u->s.tokens * n, "experts of tokens") == AR_OK;
-    for (size_t piece = 0; piece < pieces && same; piece++) {
-        for (size_t i = 0; i < u->s.tokens * n; i++)
-            own[i] = i / n / u->seq / each % pieces == piece ? u->s.chosen[0][i] : 0;
-        add_signs(move, u, &(tokens){.pieces = 0}, own);
-    }
-    ari_arena_end(u->c->arena, before);
-    return same && memcmp(move, u->move, n * sizeof *move) == 0;
+    tokens of = {.each = u->s.samples / ranks / pieces, .pieces = pieces};
+    for (; of.piece < pieces; of.piece++)
+        add_signs(move, u, &of, u->s.chosen[0]);
+    return memcmp(move, u->move, u->s.n * sizeof *move) == 0;
 }
 
 static void look_at_pieces(ari_trace *t, const update *u)
 {
-    const int most = most_moves(u);
+    int most = 0;
+    for (size_t i = 0; i < u->s.n; i++)
+        most = abs(u->move[i]) > most ? abs(u->move[i]) : most;
     for (size_t pieces = 2; pieces <= u->s.samples; pieces++) {
         for (size_t ranks = 1; ranks * pieces <= u->s.samples; ranks++) {
             if (u->s.samples % (ranks * pieces) != 0 || !moves_with_each(u, ranks, pieces))
@@ -152,7 +139,7 @@ static void look_at_parts(ari_trace *t, update *u)
 {
     for (size_t n = 2; n <= u->s.samples * u->seq && n <= ARI_MOST_RANKS; n++) {
         for (size_t pieces = 1; pieces <= n; pieces++) {
-            tokens of = {.pieces = pieces, .places = n / pieces};
+            tokens of = {.each = u->s.samples / pieces, .pieces = pieces, .places = n / pieces};
             if (n % pieces != 0 || u->s.samples % pieces != 0 || u->seq % of.places != 0)
                 continue;
             bool found = move_by_parts(u, &of);

@@ -376,15 +376,6 @@ static ar_status alloc_experts(ari_experts *e)
     return ARI_TAKE(&e->term, e->p.c->arena, e->p.tokens * e->most, "shares of experts");
 }
 
-/* The shared expert's rows, of all tokens of the probe. */
-static void take_shared(ari_experts *e, const float *shared)
-{
-    for (size_t at = 0; at < e->p.tokens * e->cols; at++) {
-        const size_t k = at / e->cols, i = at % e->cols;
-        e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + i] = (double)shared[e->p.token[k] * e->cols + i];
-    }
-}
-
 /* True if the reference's rows are these sums, by the weights of the routes where a dump has them. *sums: the other
  * dump's are such sums too. */
 static bool solve_all(ari_experts *e, bool *sums)
@@ -411,8 +402,10 @@ static ar_status look_at_experts(ari_trace *t, ari_experts *e, const float *shar
     AR_TRY(alloc_experts(e));
     if (!choose_terms(e, shared != NULL))
         return AR_OK;
-    if (shared)
-        take_shared(e, shared);
+    for (size_t at = 0; shared && at < e->p.tokens * e->cols; at++) {
+        const size_t k = at / e->cols, i = at % e->cols;
+        e->y[ARI_OF_INPUT][(k * e->most + e->n) * e->cols + i] = (double)shared[e->p.token[k] * e->cols + i];
+    }
     AR_TRY(choose_form(e, &held));
     if (!held || e->p.tokens * e->most > MOST_WORK / (e->width * e->cols))
         return AR_OK;

@@ -72,18 +72,11 @@ typedef struct missing {
     size_t last, first; /* rows of an expert: the last that is there, the first that is not */
 } missing;
 
-/* How many tokens before this one the routes send to the expert. */
-static size_t rows_before(const ari_experts *e, size_t token, size_t expert)
-{
-    size_t rows = 0;
-    for (size_t t = 0; t < token; t++)
-        rows += e->weight[t * e->n + expert] != 0.0f;
-    return rows;
-}
-
 static void note_missing(missing *m, const ari_experts *e, size_t token, size_t expert, bool there, bool first)
 {
-    const size_t before = rows_before(e, token, expert);
+    size_t before = 0; /* tokens that the routes send to the expert before this one */
+    for (size_t t = 0; t < token; t++)
+        before += e->weight[t * e->n + expert] != 0.0f;
     m->last = there && before > m->last ? before : m->last;
     if (there)
         return;
@@ -145,19 +138,13 @@ static bool are_of_blocks(const ari_experts *e, size_t n)
     return both;
 }
 
-/* The fewest ranks that share out the experts so; 0: none. */
-static size_t ranks_of_missing(const ari_experts *e)
-{
-    size_t n = 2;
-    while (n <= e->n && !(e->n % n == 0 && are_of_blocks(e, n)))
-        n++;
-    return n <= e->n ? n : 0;
-}
-
 static void say_missing(ari_trace *t, const ari_experts *e)
 {
-    const size_t ranks = ranks_of_missing(e);
     const missing m = find_missing(e);
+    size_t ranks = 2; /* the fewest that share out the experts so */
+    while (ranks <= e->n && !(e->n % ranks == 0 && are_of_blocks(e, ranks)))
+        ranks++;
+    ranks = ranks <= e->n ? ranks : 0;
     t->flags |= m.expert < ARI_MOST_EXPERTS ? ARI_IF(ONE)
                 : ranks > 0                 ? ARI_IF(OF_SHARDS)
                 : m.last < m.first          ? ARI_IF(CUT)

@@ -66,11 +66,6 @@ const ar_dump_tensor *ari_find_role(ari_walk w, ari_role role, long layer)
     return NULL;
 }
 
-static bool is_own(const ari_case *c, const ar_dump_tensor *t, size_t n)
-{
-    return n == c->own.stem && memcmp(t->name, c->reference->name, n) == 0;
-}
-
 ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump)
 {
     const int before = c->own.step - 1;
@@ -89,7 +84,8 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
         const ari_role named = ari_module_of(w.t->name, w.key.stem).role;
         const bool by_shape =
             named == ARI_NO_ROLE && labs(w.key.section) != ARI_AT_LAYERS && (role == ARI_TOKENS || role == ARI_HEAD);
-        if (role == ARI_NO_ROLE ? is_own(c, w.t, w.key.stem - strlen(kind))
+        const bool own = w.key.stem == c->own.stem + strlen(kind) && memcmp(w.t->name, c->own.name, c->own.stem) == 0;
+        if (role == ARI_NO_ROLE ? own
                                 : named == role || (by_shape && role_of_shape(dump, w.t->name, w.key.stem) == role))
             return w.t;
     }

@@ -103,23 +103,16 @@ static bool is_of_blocks(const ari_case *c, size_t n)
     return both;
 }
 
-static void look_at_blocks(ari_trace *t, const ari_case *c)
-{
-    for (size_t n = 2; n <= c->grid.cols && t->kind == ARI_FOUND_NOTHING; n++) {
-        if (c->grid.cols % n != 0 || !is_of_blocks(c, n))
-            continue;
-        ARI_FINDING(t, ARI_FOUND_ROUTES, ARI_IF(OF_SHARDS), {"n", .count = n});
-    }
-}
-
 ar_status ari_measure_routes(ari_trace *t, const ari_case *c)
 {
     routes r = {.c = c, .tokens = c->grid.rows, .n = c->grid.cols};
     bool held = true;
     if (c->count > MOST_ELEMENTS)
         return AR_OK;
-    if (c->role == ARI_ROUTES)
-        look_at_blocks(t, c);
+    for (size_t n = 2; c->role == ARI_ROUTES && n <= c->grid.cols && t->kind == ARI_FOUND_NOTHING; n++) {
+        if (c->grid.cols % n == 0 && is_of_blocks(c, n))
+            ARI_FINDING(t, ARI_FOUND_ROUTES, ARI_IF(OF_SHARDS), {"n", .count = n});
+    }
     if (c->role != ARI_ROUTER_LOGITS)
         return AR_OK;
     AR_TRY(ari_replay_rows(&r.z, &held, c, c->count, ARI_ROUTER, 'f'));

@@ -2,6 +2,8 @@
 /* The choice and the weights of a router computed again: which of its forms gives what a dump has. */
 #include "verify/diagnose/replay/scores.h"
 
+#include <stdlib.h>
+
 #include "verify/diagnose/hypothesis.h"
 
 /* --- the choice --------------------------------------------------------------------------------------------------- */
@@ -91,17 +93,6 @@ void ari_say_choice(ari_trace *t, const char *fact, const ari_score_choice *by)
 
 /* --- search ------------------------------------------------------------------------------------------------------- */
 
-static void sort_down(double *x, size_t n)
-{
-    for (size_t i = 1; i < n; i++) {
-        for (size_t j = i; j > 0 && x[j] > x[j - 1]; j--) {
-            const double y = x[j];
-            x[j] = x[j - 1];
-            x[j - 1] = y;
-        }
-    }
-}
-
 static double term_of(const ari_scored *s, size_t t, size_t i, size_t function)
 {
     switch (function) {
@@ -139,7 +130,7 @@ const char *ari_function_text(const ari_reading *r)
     }
 }
 
-/* The function of the scores of token t's experts, largest first; s->a is that token's. Returns how many. */
+/* The function of the scores of token t's experts, smallest first; s->a is that token's. Returns how many. */
 static size_t values_of(double *out, const ari_scored *s, size_t t, const uint8_t *chosen, size_t function)
 {
     const bool of_all = function == ARI_SHARES_OF_ALL || function == ARI_SOFT_OF_ALL;
@@ -155,7 +146,7 @@ static size_t values_of(double *out, const ari_scored *s, size_t t, const uint8_
     }
     for (size_t i = 0; i < n && divided; i++)
         out[i] /= sum;
-    sort_down(out, n);
+    qsort(out, n, sizeof *out, ari_by_value);
     return n;
 }
 
@@ -167,7 +158,7 @@ static void fit_token(ari_fit *f, const ari_scored *s, size_t t, const uint8_t *
     const size_t n = values_of(of, s, t, chosen, function);
     for (size_t i = 0; i < n; i++)
         is[i] = (double)weight[i];
-    sort_down(is, n);
+    qsort(is, n, sizeof *is, ari_by_value);
     for (size_t i = 0; i < n; i++)
         ari_fit_add(f, is[i], of[i], 0.0);
 }

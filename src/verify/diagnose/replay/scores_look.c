@@ -189,14 +189,6 @@ static ar_status look_at_choice(ari_trace *t, ari_scored *s, const choices *o)
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 
-static void say_factor(ari_trace *t, double was, double is)
-{
-    ARI_FACTS(t, {"was", .number = was}, {"is", .number = is},
-              {"how", .text = ari_is_near(is, 1.0, ARI_SEEN)         ? ": it is left out"
-                              : ari_is_near(is, was * was, ARI_SEEN) ? ": it is applied twice"
-                                                                     : ""});
-}
-
 /* The weights of those chosen, or their numbers, [tokens][k] of a row's n; false: some row has not so many. */
 static bool take_chosen(float *out, bool numbers, const ari_scored *s, const float *x)
 {
@@ -215,8 +207,9 @@ static bool take_chosen(float *out, bool numbers, const ari_scored *s, const flo
 static void compare_readings(ari_trace *t, const ari_reading *base, const ari_reading *now)
 {
     const size_t f = now->function;
+    const double was = base->factor, is = now->factor;
     const bool other = f > ARI_BIASED_SCORES || now->by.softmax != base->by.softmax;
-    if (!other && f == base->function && ari_is_near(now->factor, base->factor, ARI_SEEN))
+    if (!other && f == base->function && ari_is_near(is, was, ARI_SEEN))
         return;
     ARI_FINDING(t, ARI_FOUND_SCORES,
                 other                    ? 0
@@ -225,8 +218,11 @@ static void compare_readings(ari_trace *t, const ari_reading *base, const ari_re
                 : f == ARI_SHARES_OF_ALL ? ARI_IF(ALL)
                 : f == ARI_SHARES        ? ARI_IF(ONE)
                                          : ARI_IF(ZERO),
-                {"function", .text = ari_function_text(now)}, {"reference", .text = ari_function_text(base)});
-    say_factor(t, base->factor, now->factor);
+                {"function", .text = ari_function_text(now)}, {"reference", .text = ari_function_text(base)},
+                {"was", .number = was}, {"is", .number = is},
+                {"how", .text = ari_is_near(is, 1.0, ARI_SEEN)         ? ": it is left out"
+                                : ari_is_near(is, was * was, ARI_SEEN) ? ": it is applied twice"
+                                                                       : ""});
 }
 
 /* Numbers of the experts of two choices that are not known from the dumps. */

@@ -9,21 +9,16 @@ typedef struct shared {
     float *routed, *made, *logit; /* [rows][cols], the same, [rows]; logit NULL: there is no gate */
 } shared;
 
-static double sum_of(const shared *s, size_t form, size_t row, size_t at)
-{
-    const double logit = s->logit ? (double)s->logit[row] : 0.0, gate = 1.0 / (1.0 + exp(-logit));
-    const double routed = form == SHARED_ALONE || form == SHARED_UNGATED ? 0.0 : (double)s->routed[at];
-    const double by = form == UNGATED || form == SHARED_UNGATED ? 1.0
-                      : form == ROUTED                          ? 0.0
-                      : form == LOGIT                           ? logit
-                                                                : gate;
-    return routed + by * (double)s->made[at];
-}
-
 static bool is_sum(const ari_case *c, const shared *s, size_t form, const float *x)
 {
     for (size_t i = 0; i < c->count; i++) {
-        const double expected = sum_of(s, form, i / c->grid.cols, i);
+        const double logit = s->logit ? (double)s->logit[i / c->grid.cols] : 0.0, gate = 1.0 / (1.0 + exp(-logit));
+        const double routed = form == SHARED_ALONE || form == SHARED_UNGATED ? 0.0 : (double)s->routed[i];
+        const double by = form == UNGATED || form == SHARED_UNGATED ? 1.0
+                          : form == ROUTED                          ? 0.0
+                          : form == LOGIT                           ? logit
+                                                                    : gate;
+        const double expected = routed + by * (double)s->made[i];
         if (!(fabs(expected - (double)x[i]) <= c->absolute + c->relative * fabs(expected)))
             return false;
     }

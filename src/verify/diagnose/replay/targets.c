@@ -29,14 +29,6 @@ typedef struct reading {
     size_t group;
 } reading;
 
-/* Where a token is among those of its rank. */
-static size_t place_in_part(const ari_losses *l, const reading *r, size_t at)
-{
-    size_t index = at;
-    (void)ari_place_in_ring(&index, l->seq, r->masked, r->zigzag, at);
-    return index;
-}
-
 /* The token whose id is token i's label; l->tokens: it is no target. A label from another place is a target if that
  * place is one in the reference. */
 static size_t label_of(const ari_losses *l, const ari_loss_side *s, const reading *r, size_t i)
@@ -46,7 +38,9 @@ static size_t label_of(const ari_losses *l, const ari_loss_side *s, const readin
     size_t index = at,
            from = r->plain ? ari_place_in_ring(&index, l->seq, r->plain, true, at) * (l->seq / r->plain) : 0;
     from += index;
-    const size_t own = r->masked ? place_in_part(l, r, at) : from;
+    size_t own = from; /* where it is among the tokens of its rank */
+    if (r->masked)
+        (void)ari_place_in_ring(&own, l->seq, r->masked, r->zigzag, at);
     const bool counts = r->every || (r->samples || r->plain || r->masked ? l->of[0].counts[row + own] : s->counts[i]);
     const bool in_group = r->group == 0 || (i / l->seq % r->group >= r->from && i / l->seq % r->group < r->to);
     size_t to = from + (size_t)r->shift;
@@ -294,19 +288,15 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
     return AR_OK;
 }
 
-/* True for logits, or the head's input, by name or shape. */
-static bool is_of_logits(const ari_case *c)
-{
-    return (c->is & (ARI_IS_LOGITS | ARI_IS_HEAD)) ||
-           ari_replay_value(c, c->known->reference, ARI_HEAD, 'b') == c->reference;
-}
-
 ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
 {
     ari_losses l = {.c = c};
     const bool of_loss = c->count == 1 && c->d->pass == 'f' && (c->is & ARI_IS_LOSS);
     const bool alone = !c->known->other;
-    bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && c->d->pass == 'b' && is_of_logits(c);
+    /* Logits, or the head's input, by name or shape. */
+    const bool of_logits = (c->is & (ARI_IS_LOGITS | ARI_IS_HEAD)) ||
+                           ari_replay_value(c, c->known->reference, ARI_HEAD, 'b') == c->reference;
+    bool held = of_loss ? isfinite(c->val[0]) && isfinite(c->ref[0]) : !alone && c->d->pass == 'b' && of_logits;
     AR_TRY(ari_losses_read(&l, &held, of_loss));
     l.of[1].of_dump = l.of[1].of_dump && !alone;
     if (held && l.ids && alone)
