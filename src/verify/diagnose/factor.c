@@ -284,21 +284,6 @@ static void count_factor(others *o, const ari_case *c, const ar_dump_tensor *r, 
     o->experts += expert;
 }
 
-static void ask_others(others *o, const ari_case *c, double factor)
-{
-    const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->d->gradients_here;
-    memset(o, 0, sizeof *o);
-    for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
-        count_factor(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
-}
-
-/* True if all experts' gradients have the factor, as this one, and nothing else has. */
-static bool is_of_experts(const others *o, const ari_case *c)
-{
-    return (c->is & ARI_IS_EXPERT) && o->experts > 0 && o->same_experts == o->experts && o->same == o->same_experts &&
-           o->asked > o->experts;
-}
-
 /* The factor of each layer's gradients, from the last layer to the first; 0: they are no multiples of the
  * reference's. */
 static size_t factors_of_layers(double *factor, const others *o)
@@ -360,6 +345,21 @@ static void look_at_latents(ari_trace *t, const ari_case *c)
               {"which", .text = from == 0 ? "latents" : "shared key"});
 }
 
+/* Asks all tensors for the factor. OF_EP: all experts' gradients have it, as this one, and nothing else has. */
+static void look_at_others(ari_trace *t, others *o, const ari_case *c, double factor)
+{
+    const ar_dump *r = c->known->reference, *v = c->known->other ? c->known->other : c->d->gradients_here;
+    memset(o, 0, sizeof *o);
+    for (size_t i = 0; r && v && i < ar_dump_count(r); i++)
+        count_factor(o, c, ar_dump_at(r, i), ar_dump_find(v, ar_dump_at(r, i)->name), factor);
+    if ((c->is & ARI_IS_EXPERT) && o->experts > 0 && o->same_experts == o->experts && o->same == o->same_experts &&
+        o->asked > o->experts)
+        t->flags |= ARI_IF(OF_EP);
+    ARI_FACTS(t, {"experts", .count = o->experts});
+    look_at_stages(t, c, o);
+    look_at_latents(t, c);
+}
+
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
 /* Tokens with a gradient: of the loss's inputs, those with a target. */
@@ -415,16 +415,13 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
         ari_trace_clear(t);
         return;
     }
-    ask_others(&o, c, factor);
+    look_at_others(t, &o, c, factor);
     t->flags |=
         (o.asked > 0 && o.same == o.asked ? ARI_IF(EVERYWHERE) : 0) | (o.asked > 0 && o.same == 0 ? ARI_IF(ALONE) : 0);
-    t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
-    ARI_FACTS(t, {"experts", .count = o.experts}, {"asked", .count = o.asked}, {"tokens", .count = tokens},
+    ARI_FACTS(t, {"asked", .count = o.asked}, {"tokens", .count = tokens},
               {"what", .text = tokens == c->d->seq ? "tokens of a sample" : "the batch's tokens or targets"},
               {"over", .text = ari_axes_text(over, c, ari_axes_of_ranks(c, n), " or ")});
     ari_words(t, "fit", " (to within %.0e of the largest)", fmax(left->worst / (c->max_ref * fabs(factor)), 1e-9));
-    look_at_stages(t, c, &o);
-    look_at_latents(t, c);
 }
 
 /* --- one factor, or one for each rank ----------------------------------------------------------------------------- */
@@ -468,11 +465,7 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
     if (ari_is_near(low, high, ARI_SUMS)) {
         others o;
         found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
-        ask_others(&o, c, low);
-        t->flags |= is_of_experts(&o, c) ? ARI_IF(OF_EP) : 0;
-        ARI_FACTS(t, {"experts", .count = o.experts});
-        look_at_stages(t, c, &o);
-        look_at_latents(t, c);
+        look_at_others(t, &o, c, low);
         if (few && !(t->flags & ARI_IF(NAMED)))
             ari_trace_clear(t);
     } else if (!few) {

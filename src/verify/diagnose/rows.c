@@ -136,27 +136,22 @@ static bool row_is_zero(const ari_case *c, const float *data, size_t row)
 }
 
 /* Counts each id of the batch; *last counts those at a sequence's end, which predict nothing. */
-static void count_id(size_t *times, size_t *last, size_t vocab, double id, bool ends)
-{
-    if (!(id >= 0.0 && id < (double)vocab))
-        return;
-    times[(size_t)id]++;
-    last[(size_t)id] += ends;
-}
-
 static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const ar_dump_tensor *of_dump)
 {
     const ari_difference *d = c->d;
+    const size_t n = d->ids ? d->batch * d->seq : of_dump->count,
+                 seq = d->ids ? d->seq : of_dump->shape[of_dump->ndim - 1];
     double *ids = NULL;
-    for (size_t i = 0; d->ids && i < d->batch * d->seq; i++)
-        count_id(times, last, c->grid.shape[0], (double)d->ids[i], (i + 1) % d->seq == 0);
-    if (d->ids)
-        return AR_OK;
-    AR_TRY(ARI_TAKE(&ids, c->arena, of_dump->count, of_dump->name));
-    AR_TRY(ar_dump_read_f64(of_dump, 0, of_dump->count, ids));
-    const size_t seq = of_dump->shape[of_dump->ndim - 1];
-    for (size_t i = 0; i < of_dump->count; i++)
-        count_id(times, last, c->grid.shape[0], ids[i], (i + 1) % seq == 0);
+    AR_TRY(ARI_TAKE(&ids, c->arena, n, "ids"));
+    if (!d->ids)
+        AR_TRY(ar_dump_read_f64(of_dump, 0, n, ids));
+    for (size_t i = 0; i < n; i++) {
+        const double id = d->ids ? (double)d->ids[i] : ids[i];
+        if (!(id >= 0.0 && id < (double)c->grid.shape[0]))
+            continue;
+        times[(size_t)id]++;
+        last[(size_t)id] += (i + 1) % seq == 0;
+    }
     return AR_OK;
 }
 

@@ -12,17 +12,12 @@ enum { NUMBERS = 3, EQUATIONS = (NUMBERS + 1) * (NUMBERS + 1), SURE = 10 }; /* S
 
 static const double z_rounding = 1e-8; /* of a weight of squares of lse, which are some tens */
 
-static size_t target_of(const float *d, size_t n)
-{
-    size_t y = 0;
-    for (size_t k = 1; k < n; k++)
-        y = d[k] < d[y] ? k : y;
-    return y; /* the one logit that a step is to raise */
-}
-
 static void add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t token, const float *d)
 {
-    const size_t n = l->vocabulary, y = target_of(d, n);
+    const size_t n = l->vocabulary;
+    size_t y = 0; /* the one logit that a step is to raise */
+    for (size_t k = 1; k < n; k++)
+        y = d[k] < d[y] ? k : y;
     for (size_t k = 0; k < n; k++) {
         const double p = exp((double)s->logits[token * n + k] - s->lse[token]), one = k == y ? 1.0 : 0.0;
         const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[token] * p, (double)d[k]};

@@ -96,7 +96,6 @@ static ar_status read_chosen(ari_scored *s, const ari_case *c)
     if (t == own) {
         s->k = each;
         s->weight = x;
-        return AR_OK;
     }
     return AR_OK;
 }
