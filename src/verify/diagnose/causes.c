@@ -218,21 +218,6 @@ const ari_cause *ari_cause_at(size_t i)
     return NULL;
 }
 
-/* The sentence of row i, and what rows after it add. */
-static void say_cause(ari_trace *t, const ari_case *c, size_t i, ari_properties flags)
-{
-    ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
-    t->evidence = (ar_evidence){.cause = t->cause->id};
-    ari_fill_sentence(&hint, t, c, t->cause->text);
-    ari_fill_sentence(&looks, t, c, t->cause->looks);
-    bool own = true;
-    for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) {
-        own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
-        if (!row->id && (own || row->kind == t->kind) && meets(row, c, flags))
-            ari_fill_sentence(&hint, t, c, row->text);
-    }
-}
-
 /* The first row of that kind whose conditions are met; *i is its number. */
 static const ari_cause *row_of(size_t *i, const ari_case *c, ari_trace_kind kind, ari_properties flags)
 {
@@ -246,11 +231,21 @@ static const ari_cause *row_of(size_t *i, const ari_case *c, ari_trace_kind kind
 void ari_match_cause(ari_trace *t, const ari_case *c)
 {
     const ari_properties flags = t->flags | properties_of(c);
+    ari_text looks = ari_text_in(t->looks, sizeof t->looks), hint = ari_text_in(t->hint, sizeof t->hint);
+    bool own = true;
     size_t i;
     t->cause = row_of(&i, c, t->kind, flags);
     t->confidence = t->cause ? t->cause->confidence - t->penalty : ARI_SILENT;
-    if (t->cause)
-        say_cause(t, c, i, flags);
+    if (!t->cause)
+        return;
+    t->evidence = (ar_evidence){.cause = t->cause->id};
+    ari_fill_sentence(&hint, t, c, t->cause->text);
+    ari_fill_sentence(&looks, t, c, t->cause->looks);
+    for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) { /* what rows after it add */
+        own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
+        if (!row->id && (own || row->kind == t->kind) && meets(row, c, flags))
+            ari_fill_sentence(&hint, t, c, row->text);
+    }
 }
 
 /* --- what was considered ------------------------------------------------------------------------------------------ */

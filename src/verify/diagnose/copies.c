@@ -119,20 +119,6 @@ typedef struct branches {
     size_t n;
 } branches;
 
-static ar_status read_branches(branches *b, const ari_case *c)
-{
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", c->own.step);
-         b->n < MOST_BRANCHES && ari_walk_next(&w);) {
-        const ar_dump_tensor *t = w.t;
-        if (t->count != c->grid.count || !ari_is_part_of(&w.key, c->own.name, c->own.stem))
-            continue;
-        AR_TRY(ARI_TAKE(&b->part[b->n], c->arena, t->count, t->name));
-        b->name[b->n++] = t->name;
-        AR_TRY(ar_dump_read_f32(t, 0, t->count, b->part[b->n - 1]));
-    }
-    return AR_OK;
-}
-
 /* True if the copies add up to the reference, and to these branches once for each copy but one. */
 static bool are_whole(const branches *b, unsigned mask, const fold *f, const ari_case *c)
 {
@@ -151,7 +137,13 @@ static ar_status look_at_branches(ari_trace *t, const ari_case *c, fold *f)
 {
     branches b = {.n = 0};
     unsigned mask = 1;
-    AR_TRY(read_branches(&b, c));
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "b", c->own.step);
+         b.n < MOST_BRANCHES && ari_walk_next(&w);) {
+        if (w.t->count != c->grid.count || !ari_is_part_of(&w.key, c->own.name, c->own.stem))
+            continue;
+        AR_TRY(ari_read_values(&b.part[b.n], w.t, c->arena));
+        b.name[b.n++] = w.t->name;
+    }
     fold_copies(f, c, ARI_ALL_AXES, 0);
     while (mask < 1u << b.n && !are_whole(&b, mask, f, c))
         mask++;

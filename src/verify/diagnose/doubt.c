@@ -19,34 +19,26 @@ ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
 
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
-static ar_status doubt_updates(double *beside, double *y, const ari_doubt *d, size_t start, size_t n)
-{
-    for (int k = 0; k < d->steps; k++) {
-        ari_beside b = ari_beside_of(d->grad[k], 2, start, n);
-        while (ari_beside_next(&b)) {
-            const double apart = fabs(b.x[1] - b.x[0]);
-            double *const most = &y[b.at];
-            *most = apart > 0.0 && isfinite(apart) ? fmax(*most, apart / fabs(b.x[0])) : *most;
-            beside[b.at] += 2.0 * d->reach[k] * (*most < 0.5 ? *most / (1.0 - *most) : 1.0);
-        }
-        AR_TRY(b.status);
-    }
-    return AR_OK;
-}
-
 ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
-    double apart[CHUNK];
     for (size_t i = 0; i < n; i++) {
         const size_t at = start + i, column = d->width ? at % d->width : 0;
         beside[i] = d->all + (d->bias ? d->bias[column] : 0.0);
         beside[i] += d->weight ? d->weight[column] * d->row[at / d->width] : 0.0;
     }
-    for (size_t at = 0, here; at < n && d->steps > 0; at += here) {
-        here = n - at < CHUNK ? n - at : CHUNK;
-        memset(apart, 0, sizeof apart);
-        AR_TRY(doubt_updates(beside + at, apart, d, start + at, here));
+    for (size_t at = 0; at < n && d->steps > 0; at += CHUNK) {
+        double y[CHUNK] = {0.0};
+        for (int k = 0; k < d->steps; k++) {
+            ari_beside b = ari_beside_of(d->grad[k], 2, start + at, n - at < CHUNK ? n - at : CHUNK);
+            while (ari_beside_next(&b)) {
+                const double apart = fabs(b.x[1] - b.x[0]);
+                double *const most = &y[b.at];
+                *most = apart > 0.0 && isfinite(apart) ? fmax(*most, apart / fabs(b.x[0])) : *most;
+                beside[at + b.at] += 2.0 * d->reach[k] * (*most < 0.5 ? *most / (1.0 - *most) : 1.0);
+            }
+            AR_TRY(b.status);
+        }
     }
     return AR_OK;
 }

@@ -42,23 +42,6 @@ typedef struct experts {
     float *sum, *one; /* [elements] */
 } experts;
 
-/* *held: all are there, and alike. */
-static void find_all(experts *e, bool *held, const ari_case *c)
-{
-    const ari_role role = ari_module_of(c->reference->name, c->own.stem).role;
-    size_t found = 0;
-    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->own.step); ari_walk_next(&w);) {
-        const size_t expert = ari_expert_of(w.t->name);
-        if (expert >= MOST_EXPERTS || !ari_same_shape(w.t, c->reference) || w.key.layer != c->own.layer ||
-            ari_module_of(w.t->name, w.key.stem).role != role)
-            continue;
-        found += e->of[expert] == NULL;
-        e->of[expert] = w.t;
-        e->n = expert + 1 > e->n ? expert + 1 : e->n;
-    }
-    *held = found == e->n && e->own < e->n;
-}
-
 /* sum[count] of elements from `from` on, over the experts that n ranks have in this one's place. */
 static ar_status add_all(experts *e, size_t n, size_t from, size_t count)
 {
@@ -112,14 +95,23 @@ static ar_status look_at_sums(ari_trace *t, experts *e, const ari_case *c)
 
 ar_status ari_measure_experts_added(ari_trace *t, const ari_case *c)
 {
+    const ari_role role = ari_module_of(c->reference->name, c->own.stem).role;
     experts *e = NULL;
-    bool held = false;
+    size_t found = 0;
     if (!(c->is & ARI_IS_EXPERT))
         return AR_OK;
     AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     e->own = ari_expert_of(c->reference->name);
-    find_all(e, &held, c);
-    if (!held)
+    for (ari_walk w = ari_walk_of(c->known->reference, c->path, "g", c->own.step); ari_walk_next(&w);) {
+        const size_t expert = ari_expert_of(w.t->name);
+        if (expert >= MOST_EXPERTS || !ari_same_shape(w.t, c->reference) || w.key.layer != c->own.layer ||
+            ari_module_of(w.t->name, w.key.stem).role != role)
+            continue;
+        found += e->of[expert] == NULL;
+        e->of[expert] = w.t;
+        e->n = expert + 1 > e->n ? expert + 1 : e->n;
+    }
+    if (found < e->n || e->own >= e->n)
         return AR_OK;
     AR_TRY(ARI_TAKE(&e->sum, c->arena, c->count, "gradients of experts"));
     AR_TRY(ARI_TAKE(&e->one, c->arena, c->count, "gradients of experts"));

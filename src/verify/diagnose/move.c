@@ -376,15 +376,6 @@ static ari_properties positions_turned(ari_trace *t, const ari_case *c, const tu
     return first > 0 && off_by(angle, -(double)first) < right_at ? ARI_IF(SOME) : 0;
 }
 
-static void found_turns(ari_trace *t, const ari_case *c, const turns *r)
-{
-    ARI_FINDING(t, ARI_FOUND_ROPE, 0, {"pairing", .text = r->near == 1 ? "of two halves of a head" : "of neighbours"});
-    t->flags |= turns_by(r, 0, r->end, 0.0, -1.0)   ? ARI_IF(ZERO)
-                : turns_by(r, 0, r->end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
-                : turns_by(r, 0, r->end, 0.0, 1.0)  ? ARI_IF(TWICE)
-                                                    : positions_turned(t, c, r);
-}
-
 ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
@@ -408,8 +399,13 @@ ar_status ari_measure_rope(ari_trace *t, const ari_case *c)
     for (int halves = 1; halves >= 0 && t->kind == ARI_FOUND_NOTHING; halves--) {
         r.near = halves ? 1 : 2;
         r.apart = halves ? r.n : 1;
-        if (are_turned(&r, c))
-            found_turns(t, c, &r);
+        if (!are_turned(&r, c))
+            continue;
+        ARI_FINDING(t, ARI_FOUND_ROPE, 0, {"pairing", .text = halves ? "of two halves of a head" : "of neighbours"});
+        t->flags |= turns_by(&r, 0, r.end, 0.0, -1.0)   ? ARI_IF(ZERO)
+                    : turns_by(&r, 0, r.end, 0.0, -2.0) ? ARI_IF(NEGATIVE)
+                    : turns_by(&r, 0, r.end, 0.0, 1.0)  ? ARI_IF(TWICE)
+                                                        : positions_turned(t, c, &r);
     }
     return AR_OK;
 }

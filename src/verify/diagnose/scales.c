@@ -146,29 +146,22 @@ static void measure_slices(ari_trace *t, const ari_case *c, int dim, const class
                 {"wrong", .count = all.wrong}, {"low", .number = all.low}, {"high", .number = all.high});
 }
 
-/* True if every one of n shards along a dimension has a factor, and those that differ are not all the same. */
-static bool shards_scale(classes *p, const ari_case *c, int dim, const classes *slices)
-{
-    const size_t each = slices->n / p->n;
-    spread all;
-    memset(p->of, 0, p->n * sizeof *p->of);
-    for (size_t i = 0; i < slices->n; i++) {
-        class *s = &p->of[i / each];
-        const ari_fit *f = &slices->of[i].fit;
-        s->fit.yy += f->yy, s->fit.ya += f->ya, s->fit.aa += f->aa, s->fit.n += f->n;
-        s->off += c->survey.hits[dim][i]; /* the factor of a right shard says nothing */
-    }
-    solve(p);
-    return spread_of(&all, c, p, p->n) && holds(c, p, &all);
-}
-
+/* Every one of n shards along a dimension has a factor, and those that differ are not all the same. */
 static void measure_shards(ari_trace *t, const ari_case *c, int dim, const classes *slices)
 {
-    class of[ARI_MOST_RANKS];
     for (size_t n = 2; n <= ARI_MOST_RANKS && n < slices->n; n++) {
+        class of[ARI_MOST_RANKS] = {{.off = 0}};
         classes p = along(&c->grid, dim, n);
+        spread all;
         p.of = of;
-        if (slices->n % n != 0 || c->count / n < ELEMENTS_TELL || !shards_scale(&p, c, dim, slices))
+        for (size_t i = 0; i < slices->n && slices->n % n == 0; i++) {
+            class *s = &of[i / (slices->n / n)];
+            const ari_fit *f = &slices->of[i].fit;
+            s->fit.yy += f->yy, s->fit.ya += f->ya, s->fit.aa += f->aa, s->fit.n += f->n;
+            s->off += c->survey.hits[dim][i]; /* the factor of a right shard says nothing */
+        }
+        solve(&p);
+        if (slices->n % n != 0 || c->count / n < ELEMENTS_TELL || !spread_of(&all, c, &p, n) || !holds(c, &p, &all))
             continue;
         ARI_FINDING(t, ARI_FOUND_SHARD_FACTORS, 0, {"shards", .count = n},
                     {"axes", .text = ari_dim_name(&c->grid, dim, true)});
@@ -399,23 +392,8 @@ enum { IDS_ASKED = 4096 };
 /* The residual of a row to which no other part adds. */
 static const double one_part_alone = 1e-9;
 
-/* The factors of the embedding's gradients of ids, of at most IDS_ASKED, where each is a multiple of the reference's:
- * those are of ids that one part alone looks up. */
-static ar_status factors_of_ids(double *factor, size_t *n, const ar_dump_tensor *r, const ar_dump_tensor *v)
-{
-    const size_t cols = r->shape[1], step = r->shape[0] / IDS_ASKED + 1;
-    *n = 0;
-    for (size_t id = 0; id < r->shape[0]; id += step) {
-        ari_fit f = {0};
-        AR_TRY(ari_fit_read(&f, v, r, id * cols, cols));
-        if (f.ya > 0.0 && ari_fit_one(&factor[*n], &f) <= one_part_alone)
-            (*n)++;
-    }
-    return AR_OK;
-}
-
-/* A parameter's gradient mixes the parts, but for ids that one part alone looks up. A part
- * has two such ids at least. */
+/* A parameter's gradient mixes the parts, but for ids that one part alone looks up: of at most IDS_ASKED those whose
+ * rows are multiples of the reference's. A part has two such ids at least. */
 static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor *r)
 {
     const ar_dump_tensor *v = ar_dump_find(c->known->other, r->name);
@@ -425,7 +403,11 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
     if (!v || v->ndim != 2 || v->count != r->count || r->shape[1] < ELEMENTS_TELL)
         return AR_OK;
     AR_TRY(ARI_TAKE(&factor, c->arena, IDS_ASKED + 1, r->name));
-    AR_TRY(factors_of_ids(factor, &n, r, v));
+    for (size_t id = 0, cols = r->shape[1]; id < r->shape[0]; id += r->shape[0] / IDS_ASKED + 1) {
+        ari_fit f = {0};
+        AR_TRY(ari_fit_read(&f, v, r, id * cols, cols));
+        n += f.ya > 0.0 && ari_fit_one(&factor[n], &f) <= one_part_alone;
+    }
     qsort(factor, n, sizeof *factor, ari_by_value);
     for (size_t first = 0, end = 0; first < n; first = end) {
         while (end < n && ari_is_near(factor[end], factor[first], p->unsure))

@@ -146,23 +146,6 @@ static bool is_moved(const shards *s, size_t i)
     return s->of[i].mine.at != s->of[i].from.at;
 }
 
-/* False unless every box is some block of the reference and one is not its own. */
-static bool find_sources(shards *s)
-{
-    bool moved = false;
-    for (int r = 0; r < s->g->d->ranks; r++) {
-        for (size_t k = 0; k < s->g->d->copy[r].layout->nbox; k++, s->n++) {
-            const box mine = box_of(s->g, r, k), from = find_source(s->g, mine);
-            if (from.rank < 0)
-                return false;
-            s->of[s->n].mine = mine;
-            s->of[s->n].from = from;
-            moved = moved || is_moved(s, s->n);
-        }
-    }
-    return moved;
-}
-
 /* --- by what rule ------------------------------------------------------------------------------------------------- */
 
 /* True if every box is the one held `by` places further on among n ranks `stride` apart, cyclically; or, for `one`, the
@@ -298,11 +281,20 @@ static void found_shards(ari_trace *t, const ari_case *c, const shards *s)
 ar_status ari_measure_shards(ari_trace *t, const ari_case *c)
 {
     shards s = {.g = &c->grid};
-    const size_t n = (size_t)c->d->ranks;
-    if (c->survey.whole || n < 2)
+    bool moved = false; /* some box is another block of the reference than its own */
+    if (c->survey.whole || c->d->ranks < 2)
         return AR_OK;
-    AR_TRY(ARI_TAKE(&s.of, c->arena, n * AR_MAX_BOXES, c->d->name));
-    if (find_sources(&s))
+    AR_TRY(ARI_TAKE(&s.of, c->arena, (size_t)c->d->ranks * AR_MAX_BOXES, c->d->name));
+    for (int r = 0; r < c->d->ranks; r++) {
+        for (size_t k = 0; k < c->d->copy[r].layout->nbox; k++, s.n++) {
+            s.of[s.n].mine = box_of(s.g, r, k);
+            s.of[s.n].from = find_source(s.g, s.of[s.n].mine);
+            if (s.of[s.n].from.rank < 0)
+                return AR_OK;
+            moved = moved || is_moved(&s, s.n);
+        }
+    }
+    if (moved)
         found_shards(t, c, &s);
     return AR_OK;
 }

@@ -329,18 +329,6 @@ typedef struct given {
     unsigned char *any[2]; /* [dimension][shape[dimension]] */
 } given;
 
-static ar_status read_given(given *g, const ar_dump_tensor *const *weight)
-{
-    ari_beside b = ari_beside_of(weight, 2, 0, weight[0]->count);
-    while (ari_beside_next(&b)) {
-        const unsigned any = (b.x[0] != 0.0 ? 1u : 0u) | (b.x[1] != 0.0 ? 2u : 0u);
-        unsigned char *const row = &g->any[0][b.at / g->shape[1]], *const column = &g->any[1][b.at % g->shape[1]];
-        *row = (unsigned char)(*row | any);
-        *column = (unsigned char)(*column | any);
-    }
-    return b.status;
-}
-
 /* Rows, else columns, that are zero in the other dump alone, one after the other, while others are not. */
 static bool find_lost(size_t *from, size_t *to, int *dim, const given *g)
 {
@@ -379,7 +367,14 @@ ar_status ari_measure_ungiven(ari_trace *t, const ari_case *c)
     memcpy(g.shape, weight[0]->shape, sizeof g.shape);
     AR_TRY(ARI_TAKE(&g.any[0], c->arena, g.shape[0], stem));
     AR_TRY(ARI_TAKE(&g.any[1], c->arena, g.shape[1], stem));
-    AR_TRY(read_given(&g, weight));
+    ari_beside b = ari_beside_of(weight, 2, 0, weight[0]->count);
+    while (ari_beside_next(&b)) {
+        const unsigned any = (b.x[0] != 0.0 ? 1u : 0u) | (b.x[1] != 0.0 ? 2u : 0u);
+        unsigned char *const row = &g.any[0][b.at / g.shape[1]], *const column = &g.any[1][b.at % g.shape[1]];
+        *row = (unsigned char)(*row | any);
+        *column = (unsigned char)(*column | any);
+    }
+    AR_TRY(b.status);
     if (find_lost(&from, &to, &dim, &g)) {
         ari_trace_set(t, ARI_FOUND_UNGIVEN, 0);
         ari_words(t, "outputs", "%s %zu..%zu of %zu", dim == 0 ? "rows" : "columns", from, to - 1, g.shape[dim]);

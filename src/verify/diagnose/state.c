@@ -126,22 +126,8 @@ static void usual_betas(double beta[2], size_t i)
     beta[0] = first[i / 6], beta[1] = second[i % 6];
 }
 
-/* In step 1, m = (1 - beta1) x g and v = (1 - beta2) (x g)^2 for the clip factor x. */
-static void betas_of_first_step(double beta[2], double first, double second)
-{
-    for (size_t i = 0; i < USUAL; i++) {
-        double b[2];
-        usual_betas(b, i);
-        const double by = (1.0 - b[1]) / ((1.0 - b[0]) * (1.0 - b[0]));
-        if (!ari_is_near(second / (first * first), by, ARI_KNOWN) || first / (1.0 - b[0]) > 1.0 + ARI_KNOWN)
-            continue;
-        beta[0] = b[0], beta[1] = b[1];
-        return;
-    }
-}
-
 /* Finds the decay rates: the share that the reference's moments keep of the step before or, if that is undetermined,
- * the rates that the run states. */
+ * the rates that the run states. In step 1, m = (1 - beta1) x g and v = (1 - beta2) (x g)^2 for the clip factor x. */
 static ar_status find_betas(double beta[2], state *s, const ari_case *c)
 {
     const ari_difference *d = c->d;
@@ -154,9 +140,15 @@ static ar_status find_betas(double beta[2], state *s, const ari_case *c)
     if (!(ari_fit_two(&by[0], &kept[0], &s->fit[OWN_FIRST]) < ARI_FIT) ||
         !(ari_fit_two(&by[1], &kept[1], &s->fit[OWN_SECOND]) < ARI_FIT))
         return AR_OK;
-    if (d->step == 1)
-        betas_of_first_step(beta, by[0], by[1]);
-    else if (kept[0] > 0.0 && kept[0] < 1.0 && kept[1] > 0.0 && kept[1] < 1.0)
+    for (size_t i = 0, found = 0; d->step == 1 && i < USUAL && !found; i++) {
+        double b[2];
+        usual_betas(b, i);
+        found = ari_is_near(by[1] / (by[0] * by[0]), (1.0 - b[1]) / ((1.0 - b[0]) * (1.0 - b[0])), ARI_KNOWN) &&
+                by[0] / (1.0 - b[0]) <= 1.0 + ARI_KNOWN;
+        if (found)
+            beta[0] = b[0], beta[1] = b[1];
+    }
+    if (d->step != 1 && kept[0] > 0.0 && kept[0] < 1.0 && kept[1] > 0.0 && kept[1] < 1.0)
         beta[0] = kept[0], beta[1] = kept[1];
     return AR_OK;
 }

@@ -148,15 +148,6 @@ static void tally_one(ari_tally *t, float value, float ref, bool differs, double
     t->max_relative = relative > t->max_relative ? relative : t->max_relative;
 }
 
-static void tally_add(ari_tally *t, const ari_tally *of)
-{
-    t->held += of->held, t->different += of->different, t->kept += of->kept;
-    t->nan += of->nan, t->zero += of->zero, t->gained += of->gained;
-    t->vv += of->vv, t->vr += of->vr, t->rr += of->rr, t->dd += of->dd, t->ss += of->ss;
-    t->max_difference = fmax(t->max_difference, of->max_difference);
-    t->max_relative = fmax(t->max_relative, of->max_relative);
-}
-
 static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run)
 {
     ari_tally *own = &s->rank[run->rank];
@@ -226,12 +217,18 @@ bool ari_rank_is_right(const ari_survey *s, size_t rank)
 
 static void summarise(ari_survey *s, const ari_grid *g)
 {
+    ari_tally *t = &s->total;
     s->whole = true;
     for (int r = 0; r < g->d->ranks; r++) {
-        tally_add(&s->total, &s->rank[r]);
-        s->wrong_ranks += s->rank[r].different > 0;
-        s->holding_ranks += s->rank[r].different > 0 || ari_rank_is_right(s, (size_t)r);
-        s->whole = s->whole && s->rank[r].held == g->count;
+        const ari_tally *of = &s->rank[r];
+        t->held += of->held, t->different += of->different, t->kept += of->kept;
+        t->nan += of->nan, t->zero += of->zero, t->gained += of->gained;
+        t->vv += of->vv, t->vr += of->vr, t->rr += of->rr, t->dd += of->dd, t->ss += of->ss;
+        t->max_difference = fmax(t->max_difference, of->max_difference);
+        t->max_relative = fmax(t->max_relative, of->max_relative);
+        s->wrong_ranks += of->different > 0;
+        s->holding_ranks += of->different > 0 || ari_rank_is_right(s, (size_t)r);
+        s->whole = s->whole && of->held == g->count;
     }
     count_hits(s, g);
 }

@@ -54,18 +54,6 @@ static void take_samples(search *s)
     }
 }
 
-/* True if the sampled numbers vary, and most are well above rounding: only then do equal ones prove something. */
-static bool samples_vary(const search *s)
-{
-    size_t large = 0, distinct = 0;
-    for (size_t k = 0; k < s->samples; k++) {
-        const double own = s->wanted[s->at[k]];
-        large += fabs(own) > 16.0 * s->c->absolute && isfinite(own);
-        distinct += k > 0 && own != s->wanted[s->at[k - 1]];
-    }
-    return s->samples >= FEWEST && distinct * 2 >= s->samples && large * 2 >= s->samples;
-}
-
 static bool is_comparable(const ari_case *c, const ar_dump_tensor *t)
 {
     return strcmp(t->name, c->full->name) != 0 && ari_same_shape(t, c->full) && (!c->step || t->parts > 0);
@@ -267,12 +255,18 @@ ar_status ari_measure_other(ari_trace *t, const ari_case *c)
 {
     search s = {.c = c, .n = c->count, .judge = judge_values, .equal = true};
     double *wanted = NULL;
+    size_t large = 0, distinct = 0; /* samples that are well above rounding, and that differ from the one before */
     AR_TRY(ARI_TAKE(&wanted, c->arena, c->count, c->d->name));
     for (size_t i = 0; i < c->count; i++)
         wanted[i] = ari_off(c, i) ? (double)c->val[i] : (double)NAN;
     s.wanted = wanted;
     take_samples(&s);
-    if (samples_vary(&s))
+    for (size_t k = 0; k < s.samples; k++) {
+        const double own = wanted[s.at[k]];
+        large += fabs(own) > 16.0 * c->absolute && isfinite(own);
+        distinct += k > 0 && own != wanted[s.at[k - 1]];
+    }
+    if (s.samples >= FEWEST && distinct * 2 >= s.samples && large * 2 >= s.samples) /* else equal ones prove nothing */
         AR_TRY(try_all(&s, true));
     if (s.found)
         found_other(t, &s);

@@ -40,34 +40,29 @@ static beside look_beside(const ari_case *c, int rank, bool different)
 }
 
 /* So many times the reference, so many times what was there a step before. */
-typedef struct mixture {
-    double now, last;
-} mixture;
-
 static double mixed(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    const mixture *m = h->of;
-    return m->now * (double)run->ref[i] + m->last * (double)step_before(h->c)[run->index + i];
+    return h->factor * (double)run->ref[i] + *(const double *)h->of * (double)step_before(h->c)[run->index + i];
 }
 
 ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 {
-    mixture m;
+    double now, last;
     ari_residual left;
     if (!c->d->last)
         return AR_OK;
     const beside s = look_beside(c, -1, true);
-    (void)ari_fit_two(&m.now, &m.last, &s.values);
+    (void)ari_fit_two(&now, &last, &s.values);
     const double sums = ARI_SUMS * c->survey.max_reference;
-    const ari_hypothesis h = {mixed, .c = c, .of = &m, .factor = m.now, .beside = sums, .differs_only = true};
-    if (!(fabs(m.last) > ARI_SEEN) || !ari_holds_all(&left, &h))
+    const ari_hypothesis h = {mixed, .c = c, .of = &last, .factor = now, .beside = sums, .differs_only = true};
+    if (!(fabs(last) > ARI_SEEN) || !ari_holds_all(&left, &h))
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_LAST, fabs(m.now) <= ARI_SEEN ? ARI_IF(ALL) : 0);
+    ari_trace_set(t, ARI_FOUND_LAST, fabs(now) <= ARI_SEEN ? ARI_IF(ALL) : 0);
     ari_explained(t, &left);
-    ARI_FACTS(t, {"now", .number = m.now}, {"last", .number = m.last}, {"before", .count = (size_t)c->d->step - 1});
-    ari_words(t, "times_now", fabs(m.now - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.now);
-    ari_words(t, "times_last", fabs(m.last - 1.0) <= ARI_SEEN ? "" : "%.6g times ", m.last);
-    ari_words(t, "times", fabs(m.last - 1.0) <= ARI_SEEN ? "" : " times %.6g", m.last);
+    ARI_FACTS(t, {"now", .number = now}, {"last", .number = last}, {"before", .count = (size_t)c->d->step - 1});
+    ari_words(t, "times_now", fabs(now - 1.0) <= ARI_SEEN ? "" : "%.6g times ", now);
+    ari_words(t, "times_last", fabs(last - 1.0) <= ARI_SEEN ? "" : "%.6g times ", last);
+    ari_words(t, "times", fabs(last - 1.0) <= ARI_SEEN ? "" : " times %.6g", last);
     return AR_OK;
 }
 

@@ -22,17 +22,6 @@ static int flipped_bit(const ari_case *c, size_t i)
     return found;
 }
 
-static void say_elements(ari_trace *t, const ari_case *c, const size_t *which, size_t n)
-{
-    ari_text text = ari_list(t, "elements");
-    for (size_t i = 0; i < n; i++) {
-        ari_say(&text, i ? ", [" : "[");
-        for (int dim = 0; dim < c->grid.nd; dim++)
-            ari_say(&text, dim ? ", %zu" : "%zu", ari_grid_index(&c->grid, which[i], dim));
-        ari_say(&text, "] (%.9g, reference %.9g)", (double)c->val[which[i]], (double)c->ref[which[i]]);
-    }
-}
-
 ar_status ari_measure_bits(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
@@ -57,7 +46,13 @@ ar_status ari_measure_bits(ari_trace *t, const ari_case *c)
     ari_words(t, "flipped", n == 1 ? "one bit flipped" : "the same bit flipped in %zu elements", n);
     ari_words(t, "bit", bit == 31 ? "bit 31, the sign" : "bit %d, of the %s", bit, bit >= 23 ? "exponent" : "mantissa");
     ari_words(t, "others", "all others are equal%s", c->noisy ? " to rounding" : "");
-    say_elements(t, c, which, n);
+    ari_text text = ari_list(t, "elements");
+    for (size_t i = 0; i < n; i++) {
+        ari_say(&text, i ? ", [" : "[");
+        for (int dim = 0; dim < c->grid.nd; dim++)
+            ari_say(&text, dim ? ", %zu" : "%zu", ari_grid_index(&c->grid, which[i], dim));
+        ari_say(&text, "] (%.9g, reference %.9g)", (double)c->val[which[i]], (double)c->ref[which[i]]);
+    }
     return AR_OK;
 }
 

@@ -293,18 +293,6 @@ typedef struct chunk_set {
     bool right[ARI_MOST_RANKS], wrong[ARI_MOST_RANKS]; /* a context-parallel rank has indices that are */
 } chunk_set;
 
-static void say_ranks_of(ari_text *t, const chunk_set *s, int ranks)
-{
-    int wrong = 0, said = 0;
-    for (int r = 0; r < ranks; r++)
-        wrong += s->wrong[r];
-    ari_say(t, ", the chunks of %s rank%s", ari_layout_axes[ARI_LAYOUT_CP].name, wrong == 1 ? "" : "s");
-    for (int r = 0; r < ranks; r++) {
-        if (s->wrong[r])
-            ari_say(t, said++ ? ", %d" : " %d", r);
-    }
-}
-
 /* True if a rank's indices are apart: a zigzag's places have one chunk in either half. */
 static bool is_zigzag(const ari_case *c, int dim)
 {
@@ -357,29 +345,22 @@ static void say_chunks(ari_text *t, const ari_case *c, int dim)
             return;
     }
     const chunk_set s = compare_chunks(c, dim, is_zigzag(c, dim));
+    int wrong = 0, said = 0;
+    for (int r = 0; r < ranks; r++)
+        wrong += s.wrong[r];
     if (s.ranks)
-        say_ranks_of(t, &s, ranks);
+        ari_say(t, ", the chunks of %s rank%s", axis, wrong == 1 ? "" : "s");
     else if (s.first || s.second)
         ari_say(t, ", the %s chunk of every %s rank", s.first ? "first" : "second", axis);
     else if (s.begins || s.ends)
         ari_say(t, ", where chunks of %s ranks %s", axis, s.begins ? "begin" : "end");
+    for (int r = 0; r < ranks && s.ranks; r++) {
+        if (s.wrong[r])
+            ari_say(t, said++ ? ", %d" : " %d", r);
+    }
 }
 
 /* --- the line that locates the differences ------------------------------------------------------------------------ */
-
-/* Rows (tokens) that differ: all of their elements, or some. */
-static void count_rows(const ari_case *c, size_t *full, size_t *touched)
-{
-    const ari_grid *g = &c->grid;
-    *full = *touched = 0;
-    for (size_t row = 0; row < g->rows; row++) {
-        size_t n = 0;
-        for (size_t i = 0; i < g->cols; i++)
-            n += ari_off(c, row * g->cols + i);
-        *full += n == g->cols;
-        *touched += n > 0;
-    }
-}
 
 /* "every feature of 2 tokens: [0, 17], [3, 5]". */
 static void say_rows(ari_text *t, const ari_case *c, size_t rows)
@@ -403,15 +384,14 @@ static void say_place(ari_text *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const ari_survey *s = &c->survey;
-    size_t full = 0, touched = 0;
+    size_t rows = 0; /* that differ, if they do so in all of their elements */
     int named = 0;
-    if (g->nd >= 3 && !s->product) {
-        count_rows(c, &full, &touched);
-        if (full == touched && touched * 4 <= g->rows) {
-            ari_say(t, ": ");
-            say_rows(t, c, full);
-            return;
-        }
+    for (size_t row = 0; g->nd >= 3 && !s->product && row < g->rows; row++)
+        rows += ari_row_differs(c, row);
+    if (rows > 0 && rows * g->cols == s->different && rows * 4 <= g->rows) {
+        ari_say(t, ": ");
+        say_rows(t, c, rows);
+        return;
     }
     for (int dim = 0; dim < g->nd; dim++) {
         if (s->hit[dim] == g->shape[dim])

@@ -5,35 +5,28 @@
 
 enum { MASK_CHUNK = 4096 };
 
-/* All tokens from a position on, and no others, are zero: the length rounded down to a multiple of twice the
- * context-parallel ranks. */
-static bool is_floored(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    const size_t unit = 2 * (size_t)ari_along(g->d, ARI_CUTS_POSITIONS);
-    size_t from, to;
-    if (unit == 2 || !ari_is_activation(g->d) || g->nd != 3 || g->shape[1] % unit == 0)
-        return false;
-    ari_bounding_range(c, 1, &from, &to);
-    if (from != g->shape[1] / unit * unit || to != g->shape[1] || c->survey.hit[1] != to - from)
-        return false;
-    ARI_FINDING(t, ARI_FOUND_TAIL, ARI_IF(TOKENS), {"cut", .count = from}, {"extent", .count = to},
-                {"unit", .count = unit});
-    return true;
-}
-
 /* Rounding of a zero may be as large as any difference from a fifth of the largest one on. */
 static const double noise_beside = 0.2;
 
 ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
-    if (s->total.zero < s->total.different || c->d->noise > noise_beside * s->total.max_difference || is_floored(t, c))
+    const size_t unit = 2 * (size_t)ari_along(c->d, ARI_CUTS_POSITIONS);
+    size_t from = 0, to = 0;
+    if (s->total.zero < s->total.different || c->d->noise > noise_beside * s->total.max_difference)
         return AR_OK;
-    ari_trace_set(t, ARI_FOUND_ZERO,
-                  s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
-                  : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
-                                                                           : 0);
+    if (unit > 2 && ari_is_activation(c->d) && c->grid.nd == 3)
+        ari_bounding_range(c, 1, &from, &to);
+    /* All tokens from a position on, and no others, are zero: the length rounded down to a multiple of twice the
+     * context-parallel ranks. */
+    if (to > 0 && to % unit > 0 && from == to / unit * unit && to == c->grid.shape[1] && s->hit[1] == to - from)
+        ARI_FINDING(t, ARI_FOUND_TAIL, ARI_IF(TOKENS), {"cut", .count = from}, {"extent", .count = to},
+                    {"unit", .count = unit});
+    else
+        ari_trace_set(t, ARI_FOUND_ZERO,
+                      s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
+                      : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
+                                                                               : 0);
     return AR_OK;
 }
 
@@ -283,18 +276,6 @@ static ar_status find_mask(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
-/* The number of tokens that differ if each differs as a whole; 0: anything else differs, or the tensor is inside a
- * block, where tokens are dropped on purpose. */
-static size_t whole_tokens(const ari_case *c)
-{
-    size_t tokens = 0;
-    for (size_t row = 0; row < c->grid.rows; row++)
-        tokens += ari_row_differs(c, row);
-    return c->grid.nd > 2 && ari_section_of(c->role) != ARI_IN_BLOCKS && tokens * c->grid.cols == c->survey.different
-               ? tokens
-               : 0;
-}
-
 ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
 {
     const ari_tally *all = &c->survey.total;
@@ -304,7 +285,12 @@ ar_status ari_measure_mask(ari_trace *t, const ari_case *c)
                     all->gained * 20 < all->different || all->different < 16))
         return AR_OK;
     ari_trace_set(t, ARI_FOUND_MASK, causal ? ARI_IF(CAUSAL) : 0);
-    const size_t tokens = whole_tokens(c);
+    size_t tokens = 0;
+    for (size_t row = 0; row < c->grid.rows; row++)
+        tokens += ari_row_differs(c, row);
+    /* As a whole, and not inside a block, where tokens are dropped on purpose. */
+    if (c->grid.nd < 3 || ari_section_of(c->role) == ARI_IN_BLOCKS || tokens * c->grid.cols != c->survey.different)
+        tokens = 0;
     t->flags |= tokens > 0 && all->zero + all->gained == all->different ? ARI_IF(TOKENS) : 0;
     ARI_FACTS(t, {"tokens", .count = tokens}, {"zero", .count = all->zero}, {"gained", .count = all->gained});
     return find_mask(t, c);

@@ -501,17 +501,6 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
     return o;
 }
 
-static ar_status fill_base(ari_fault_base *b, const ari_fault_bases *bases, const ari_fault_case *f)
-{
-    char folder[512];
-    ar_config c;
-    const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
-    ari_check_base_fini(&b->base);
-    *b = (ari_fault_base){.of = *f};
-    AR_TRY(ari_run_config(&c, folder, sizeof folder, &f->run));
-    return ari_check_base_init(&b->base, &o, &c, folder);
-}
-
 /* The one of the case; else that which was not used for longest makes place for it. */
 static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
 {
@@ -520,23 +509,19 @@ static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, c
     while (i < ARI_FAULT_BASES && !(b[i].used > 0 && same_base(&b[i].of, f)))
         i++;
     if (i == ARI_FAULT_BASES) {
+        char folder[512];
+        ar_config c;
+        const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
         i = 0;
         for (size_t k = 1; k < ARI_FAULT_BASES; k++)
             i = b[k].used < b[i].used ? k : i;
-        AR_TRY(fill_base(&b[i], bases, f));
+        ari_check_base_fini(&b[i].base);
+        b[i] = (ari_fault_base){.of = *f};
+        AR_TRY(ari_run_config(&c, folder, sizeof folder, &f->run));
+        AR_TRY(ari_check_base_init(&b[i].base, &o, &c, folder));
     }
     b[i].used = ++bases->uses;
     *gives = &b[i].base;
-    return AR_OK;
-}
-
-static ar_status run_module(ar_check_run *run, const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
-{
-    ar_check_report *r = NULL;
-    AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
-    *run = r->run[0];
-    r->run[0] = (ar_check_run){.error = NULL};
-    ar_check_report_destroy(r);
     return AR_OK;
 }
 
@@ -545,8 +530,14 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
     const ari_check_base *base = NULL;
     ar_check_options o = options_of(bases, f, fault);
     *run = (ar_check_run){.parallel = f->run.parallel};
-    if (f->module)
-        return run_module(run, bases, f, fault);
+    if (f->module) {
+        ar_check_report *r = NULL;
+        AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
+        *run = r->run[0];
+        r->run[0] = (ar_check_run){.error = NULL};
+        ar_check_report_destroy(r);
+        return AR_OK;
+    }
     AR_TRY(base_of(&base, bases, f));
     if (f->order != AR_MLP_COLUMN_ROW)
         AR_TRY(ar_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));

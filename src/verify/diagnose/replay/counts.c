@@ -113,26 +113,23 @@ static void look_at_pieces(ari_trace *t, const update *u)
     ari_words(t, "updates", "%d or more", most);
 }
 
-/* True if this copy's update is by the tokens of one of the parts. */
-static bool moves_by_part(const update *u, tokens *of)
-{
-    for (of->piece = 0; of->piece < of->pieces; of->piece++) {
-        for (of->place = 0; of->place < of->places; of->place++) {
-            if (moves_by(u, of, u->s.chosen[0]))
-                return true;
-        }
-    }
-    return false;
-}
-
-/* True if each wrong copy's is. */
+/* True if each wrong copy's update is by the tokens of one of the parts. */
 static bool move_by_parts(update *u, tokens *of)
 {
-    for (int r = 0; r < u->c->d->ranks; r++) {
-        if (u->c->survey.rank[r].different > 0 && !(take_copy(u, r) && moves_by_part(u, of)))
-            return false;
+    bool all = true;
+    for (int r = 0; r < u->c->d->ranks && all; r++) {
+        if (u->c->survey.rank[r].different == 0)
+            continue;
+        bool own = false;
+        all = take_copy(u, r);
+        for (size_t i = 0; i < of->pieces * of->places && all && !own; i++) {
+            of->piece = i / of->places;
+            of->place = i % of->places;
+            own = moves_by(u, of, u->s.chosen[0]);
+        }
+        all = all && own;
     }
-    return true;
+    return all;
 }
 
 static void look_at_parts(ari_trace *t, update *u)

@@ -156,22 +156,18 @@ static bool find_sources(rows *r, const ari_experts *e, size_t k)
     return true;
 }
 
-/* The next row, or the one before (back), of those of its own among n equal parts of the tokens. */
-static size_t next_row(const rows *r, size_t row, size_t tokens, size_t n, bool back)
-{
-    const size_t part = r->of[row].token / (tokens / n);
-    do
-        row = (row + (back ? r->n - 1 : 1)) % r->n;
-    while (r->of[row].token / (tokens / n) != part);
-    return row;
-}
-
+/* True if every slot has the next row, or the one before (back), of its own among n equal parts of the tokens. */
 static bool are_next(const rows *r, size_t tokens, size_t n, bool back)
 {
-    size_t i = 0;
-    while (i < r->found && next_row(r, r->own[i], tokens, n, back) == r->is[i])
-        i++;
-    return i == r->found;
+    bool all = true;
+    for (size_t i = 0; i < r->found && all; i++) {
+        size_t row = r->own[i];
+        do
+            row = (row + (back ? r->n - 1 : 1)) % r->n;
+        while (r->of[row].token / (tokens / n) != r->of[r->own[i]].token / (tokens / n));
+        all = row == r->is[i];
+    }
+    return all;
 }
 
 /* The most ranks, but not one for each expert, that could have both experts of every slot. */

@@ -343,17 +343,6 @@ static ar_status look_at_sums(ari_trace *t, ari_experts *e)
 
 /* --- the look ----------------------------------------------------------------------------------------------------- */
 
-/* What a shared expert makes; NULL: there is none. */
-static const ar_dump_tensor *find_shared(const ari_case *c)
-{
-    const ar_dump *dump = c->known->reference;
-    for (ari_walk w = ari_walk_of(dump, NULL, "f", c->own.step); ari_walk_next(&w);) {
-        if (ari_is_within(c, w.t) && w.t->count == c->count && strstr(w.t->name + c->own.stem, "shared"))
-            return w.t;
-    }
-    return NULL;
-}
-
 static ar_status alloc_experts(ari_experts *e)
 {
     const size_t outputs = e->p.tokens * e->most * e->cols;
@@ -425,12 +414,17 @@ static ar_status look_at_experts(ari_trace *t, ari_experts *e, const float *shar
 
 ar_status ari_measure_experts(ari_trace *t, const ari_case *c)
 {
-    const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = routes ? NULL : find_shared(c);
+    const ar_dump_tensor *routes = ari_replay_input(c, ARI_ROUTES), *shared = NULL; /* what a shared expert makes */
     ari_experts *e = NULL;
     float *made = NULL;
     bool held = true;
     if (!ari_may_replay(c) || (routes && c->role != ARI_EXPERTS))
         return AR_OK;
+    for (ari_walk w = ari_walk_of(c->known->reference, NULL, "f", c->own.step);
+         !routes && !shared && ari_walk_next(&w);) {
+        if (ari_is_within(c, w.t) && w.t->count == c->count && strstr(w.t->name + c->own.stem, "shared"))
+            shared = w.t;
+    }
     AR_TRY(ARI_TAKE(&e, c->arena, 1, "experts"));
     ari_probe_choose_rows(&e->p, c);
     e->cols = c->grid.cols;

@@ -12,19 +12,6 @@ enum { NUMBERS = 3, EQUATIONS = (NUMBERS + 1) * (NUMBERS + 1), SURE = 10 }; /* S
 
 static const double z_rounding = 1e-8; /* of a weight of squares of lse, which are some tens */
 
-static void add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t token, const float *d)
-{
-    const size_t n = l->vocabulary;
-    size_t y = 0; /* the one logit that a step is to raise */
-    for (size_t k = 1; k < n; k++)
-        y = d[k] < d[y] ? k : y;
-    for (size_t k = 0; k < n; k++) {
-        const double p = exp((double)s->logits[token * n + k] - s->lse[token]), one = k == y ? 1.0 : 0.0;
-        const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[token] * p, (double)d[k]};
-        ari_equations_add(m, x, NUMBERS);
-    }
-}
-
 /* Unknown unless the gradient has this form to 1 %, as it has not with other scales of rows. A number's uncertainty
  * follows from the residual per cell and the inverse's diagonal. */
 static void solve(ari_loss_extra *o, const double *equations, size_t cells)
@@ -50,17 +37,24 @@ static void solve(ari_loss_extra *o, const double *equations, size_t cells)
 ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
 {
     const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'b');
+    const size_t n = l->vocabulary;
     double m[EQUATIONS] = {0.0};
     float *d = NULL;
-    if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != l->vocabulary || s->targets < 2)
+    if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != n || s->targets < 2)
         return AR_OK;
-    AR_TRY(ARI_TAKE(&d, l->c->arena, l->vocabulary, t->name));
+    AR_TRY(ARI_TAKE(&d, l->c->arena, n, t->name));
     for (size_t i = 0; i < l->tokens; i++) {
-        AR_TRY(ar_dump_read_f32(t, i * l->vocabulary, l->vocabulary, d));
-        if (s->counts[i])
-            add_row(m, l, s, i, d);
+        size_t y = 0; /* the one logit that a step is to raise */
+        AR_TRY(ar_dump_read_f32(t, i * n, n, d));
+        for (size_t k = 1; k < n; k++)
+            y = d[k] < d[y] ? k : y;
+        for (size_t k = 0; k < n && s->counts[i]; k++) {
+            const double p = exp((double)s->logits[i * n + k] - s->lse[i]), one = k == y ? 1.0 : 0.0;
+            const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[i] * p, (double)d[k]};
+            ari_equations_add(m, x, NUMBERS);
+        }
     }
-    solve(&s->options, m, s->targets * l->vocabulary);
+    solve(&s->options, m, s->targets * n);
     return AR_OK;
 }
 

@@ -28,15 +28,6 @@ typedef struct gradient {
     bool dealt; /* a micro-batch's samples of all data-parallel ranks follow one another, not all that one rank has */
 } gradient;
 
-/* Elements all over it, whatever its shape. */
-static void choose_elements(gradient *g, size_t count)
-{
-    g->n = MOST_NUMBERS / g->tokens < MOST_ELEMENTS ? MOST_NUMBERS / g->tokens : MOST_ELEMENTS;
-    g->n = count < g->n ? count : g->n;
-    for (size_t e = 0; e < g->n; e++)
-        g->element[e] = count <= g->n ? e : (size_t)((uint64_t)e * 2654435761u % count);
-}
-
 /* by: BY_ROW or BY_COLUMN. */
 static ar_status read_columns(double **gives, const gradient *g, const ar_dump_tensor *t, int by)
 {
@@ -97,16 +88,6 @@ static ar_status read_normed(gradient *g)
         for (size_t k = 0; k < g->tokens; k++)
             normed[e * g->tokens + k] = (normed[e * g->tokens + k] - (double)bias) / (double)weight;
     }
-    return AR_OK;
-}
-
-static ar_status read_ones(gradient *g)
-{
-    columns *v = &g->value[g->values++];
-    *v = (columns){.pass = 'f'};
-    AR_TRY(ARI_TAKE(&v->by[BY_ROW], g->c->arena, g->n * g->tokens, "ones"));
-    for (size_t k = 0; k < g->n * g->tokens; k++)
-        v->by[BY_ROW][k] = 1.0;
     return AR_OK;
 }
 
@@ -198,14 +179,6 @@ static bool fit_weights(const gradient *g, double *weight)
     return fits;
 }
 
-static bool are_first_samples(const gradient *g)
-{
-    double once[MOST_MICRO];
-    for (int m = 0; m < MOST_MICRO; m++)
-        once[m] = 1.0;
-    return are_weights(g, once, 1);
-}
-
 /* In the order in which they went back. */
 static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
 {
@@ -252,12 +225,23 @@ ar_status ari_measure_accumulated(ari_trace *t, const ari_case *c)
     if (c->facts.batch < 2 || d->micro_batches > MOST_MICRO || d->ndim < 1 || d->ndim > 2 || tokens == 0 ||
         tokens > MOST_NUMBERS / PROBES || c->survey.different * 4 < c->count)
         return AR_OK;
-    choose_elements(&g, c->count);
+    const size_t most = MOST_NUMBERS / tokens < MOST_ELEMENTS ? MOST_NUMBERS / tokens : MOST_ELEMENTS;
+    g.n = c->count < most ? c->count : most;
+    for (size_t e = 0; e < g.n; e++) /* all over it, whatever its shape */
+        g.element[e] = c->count <= g.n ? e : (size_t)((uint64_t)e * 2654435761u % c->count);
     AR_TRY(read_values(&g));
     AR_TRY(read_normed(&g));
-    if (g.rows == 1)
-        AR_TRY(read_ones(&g));
-    if (find_pair(&g) && are_first_samples(&g))
+    if (g.rows == 1) {
+        columns *ones = &g.value[g.values++];
+        *ones = (columns){.pass = 'f'};
+        AR_TRY(ARI_TAKE(&ones->by[BY_ROW], c->arena, g.n * tokens, "ones"));
+        for (size_t k = 0; k < g.n * tokens; k++)
+            ones->by[BY_ROW][k] = 1.0;
+    }
+    double once[MOST_MICRO];
+    for (int m = 0; m < MOST_MICRO; m++)
+        once[m] = 1.0;
+    if (find_pair(&g) && are_weights(&g, once, 1)) /* of the first samples alone */
         ari_trace_set(t, ARI_FOUND_ACCUMULATED, ARI_IF(SAMPLES));
     else if (g.left && d->micro_batches > 1)
         look_at_micro_batches(t, &g);

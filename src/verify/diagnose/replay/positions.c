@@ -121,28 +121,19 @@ static bool is_moved(const counting *n, size_t row, size_t right, size_t wrong)
 
 enum { PAIRS = 4 };
 
-/* Halves or neighbours, of whole heads or of those of their features that differ, where others are not turned. */
-static void find_pairs(pair *p, const counting *n)
-{
-    const size_t *hits = n->c->survey.hits[2];
-    size_t first = n->head, end = 0;
-    for (size_t i = 0; n->head > 0 && i < n->c->grid.cols; i++) {
-        const size_t at = i % n->head;
-        first = hits[i] > 0 && at < first ? at : first;
-        end = hits[i] > 0 && at >= end ? at + 1 : end;
-    }
-    const pair all[PAIRS] = {{0, n->head / 2}, {0, 1}, {first, (end - first) / 2}, {first, 1}};
-    memcpy(p, all, sizeof all);
-}
-
 /* True if all differing rows are those of the wrong position, as rotary pairs or rows of the table. */
 static bool counts_so(const counting *n)
 {
     const ari_grid *g = &n->c->grid;
-    const size_t seq = g->shape[1];
-    pair pairs[PAIRS];
+    const size_t seq = g->shape[1], *hits = n->c->survey.hits[2];
+    size_t first = n->head, end = 0; /* features of a head that differ, where others are not turned */
     bool turned[PAIRS], may = true;
-    find_pairs(pairs, n);
+    for (size_t i = 0; n->head > 0 && i < g->cols; i++) {
+        first = hits[i] > 0 && i % n->head < first ? i % n->head : first;
+        end = hits[i] > 0 && i % n->head >= end ? i % n->head + 1 : end;
+    }
+    /* Halves or neighbours, of whole heads or of those. */
+    const pair pairs[PAIRS] = {{0, n->head / 2}, {0, 1}, {first, (end - first) / 2}, {first, 1}};
     for (size_t k = 0; k < PAIRS; k++)
         turned[k] = n->head > 0 && pairs[k].apart > 0 && pairs[k].first + pairs[k].apart < n->head;
     bool table = n->table.at && n->table.cols == g->cols && n->table.rows >= seq;

@@ -94,17 +94,6 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
     }
 }
 
-static void fill_places(ari_replayed *a, const ari_recipe *r)
-{
-    const size_t seq = a->p.seq, n = (size_t)fabs(r->ring);
-    for (size_t token = 0; token < seq; token++) {
-        size_t index = token;
-        a->place[token] = r->ringed ? (double)ari_place_in_ring(&index, seq, n, r->ring < 0.0, token) : 0.0;
-        a->order[token] = r->ringed ? a->place[token] * (double)(seq / n) + (double)index : (double)token;
-        a->back[(size_t)a->order[token]] = (double)token;
-    }
-}
-
 /* With a number of heads that is no power of 2, those after the largest power below it have every second slope of the
  * series for twice as many. */
 static double slope_of(const ari_replayed *a, const ari_recipe *r, size_t head)
@@ -234,8 +223,14 @@ static void mix_values(ari_replayed *a, const ari_recipe *r, size_t head, size_t
 
 static void prepare(ari_replayed *a, const ari_recipe *r)
 {
+    const size_t seq = a->p.seq, n = (size_t)fabs(r->ring);
     a->taken = SIZE_MAX;
-    fill_places(a, r);
+    for (size_t token = 0; token < seq; token++) {
+        size_t index = token;
+        a->place[token] = r->ringed ? (double)ari_place_in_ring(&index, seq, n, r->ring < 0.0, token) : 0.0;
+        a->order[token] = r->ringed ? a->place[token] * (double)(seq / n) + (double)index : (double)token;
+        a->back[(size_t)a->order[token]] = (double)token;
+    }
     fill_angles(a, r);
 }
 

@@ -150,30 +150,23 @@ static size_t values_of(double *out, const ari_scored *s, size_t t, const uint8_
     return n;
 }
 
-/* Adds a token's weights to the fit; chosen: its experts. */
-static void fit_token(ari_fit *f, const ari_scored *s, size_t t, const uint8_t *chosen, size_t function,
-                      const float *weight)
-{
-    double is[ARI_MOST_CHOSEN], of[ARI_MOST_CHOSEN];
-    const size_t n = values_of(of, s, t, chosen, function);
-    for (size_t i = 0; i < n; i++)
-        is[i] = (double)weight[i];
-    qsort(is, n, sizeof *is, ari_by_value);
-    for (size_t i = 0; i < n; i++)
-        ari_fit_add(f, is[i], of[i], 0.0);
-}
-
 static bool fits_first(ari_reading *r, ari_scored *s, const ari_reading_of *of, size_t tokens)
 {
+    double is[ARI_MOST_CHOSEN], made[ARI_MOST_CHOSEN];
     ari_fit f = {0};
     for (size_t t = 0; t < tokens; t++) {
         ari_scored_choose(s->chosen[1], s, t, &r->by, NULL);
         if (of->experts && memcmp(s->chosen[1], of->experts + t * s->n, s->n) != 0)
             return false;
-        if (of->weight) {
-            ari_scored_score(s, t, &r->by, s->bias);
-            fit_token(&f, s, t, s->chosen[1], r->function, of->weight + t * s->k);
-        }
+        if (!of->weight)
+            continue;
+        ari_scored_score(s, t, &r->by, s->bias);
+        const size_t n = values_of(made, s, t, s->chosen[1], r->function);
+        for (size_t i = 0; i < n; i++)
+            is[i] = (double)of->weight[t * s->k + i];
+        qsort(is, n, sizeof *is, ari_by_value);
+        for (size_t i = 0; i < n; i++)
+            ari_fit_add(&f, is[i], made[i], 0.0);
     }
     return !of->weight || ari_fit_one(&r->factor, &f) <= s->unsure * s->unsure;
 }

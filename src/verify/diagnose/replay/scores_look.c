@@ -9,17 +9,6 @@ enum { LEAST_ROWS = 4 };
 
 /* --- the bias of later samples ------------------------------------------------------------------------------------ */
 
-static void move_bias(double *bias, const ari_scored *s, double by, const uint8_t *chosen, size_t tokens)
-{
-    for (size_t i = 0; i < s->n; i++) {
-        size_t own = 0;
-        for (size_t t = 0; t < tokens; t++)
-            own += chosen[t * s->n + i];
-        const double mean = (double)(tokens * s->k) / (double)s->n;
-        bias[i] += (double)own < mean ? by : (double)own > mean ? -by : 0.0;
-    }
-}
-
 /* True if the first of `pieces` equal numbers of samples are right, and the next one's experts are those of a bias that
  * has moved by the first one's counts. */
 static bool is_moved(ari_scored *s, const ari_score_choice *base, const uint8_t *is, double by, size_t pieces)
@@ -28,8 +17,13 @@ static bool is_moved(ari_scored *s, const ari_score_choice *base, const uint8_t 
     const size_t each = s->tokens / pieces;
     if (memcmp(is, s->chosen[0], each * s->n) != 0)
         return false;
-    memcpy(bias, s->bias, s->n * sizeof *bias);
-    move_bias(bias, s, by, is, each);
+    for (size_t i = 0; i < s->n; i++) {
+        const double mean = (double)(each * s->k) / (double)s->n;
+        size_t own = 0;
+        for (size_t t = 0; t < each; t++)
+            own += is[t * s->n + i];
+        bias[i] = s->bias[i] + ((double)own < mean ? by : (double)own > mean ? -by : 0.0);
+    }
     for (size_t t = each; t < 2 * each; t++) {
         ari_scored_choose(s->chosen[1], s, t, base, bias);
         if (memcmp(s->chosen[1], is + t * s->n, s->n) != 0)

@@ -106,11 +106,6 @@ typedef struct curve {
     double number;
 } curve;
 
-static double on_curve(const curve *f, double x)
-{
-    return f->capped ? f->number * tanh(x / f->number) : f->number * x;
-}
-
 /* True if the rows lie on one curve through the largest of them, to within `off` of that. A cap is found by bisection,
  * since |y| grows with it. */
 static bool find_curve(curve *f, const float *x, const float *y, size_t n, double off)
@@ -126,8 +121,11 @@ static bool find_curve(curve *f, const float *x, const float *y, size_t n, doubl
             *(middle * tanh(from / middle) < to ? &low : &high) = middle;
         }
         *f = (curve){capped, capped ? low : (double)y[top] / (double)x[top]};
-        for (i = 0; i < n && fabs((double)y[i] - on_curve(f, (double)x[i])) <= off * to;)
-            i++;
+        bool on = true;
+        for (i = 0; i < n && on; i += on) {
+            const double by = (double)x[i], is = capped ? low * tanh(by / low) : f->number * by;
+            on = fabs((double)y[i] - is) <= off * to;
+        }
     }
     return i == n && isfinite(f->number);
 }
