@@ -172,13 +172,16 @@ AR_NODISCARD ar_status ari_case_init(ari_case *c, const ari_difference *d);
 /* A value computed by a relation, and the relation's own numbers, are rounded a few times. */
 #define ARI_ROUNDINGS 0x1p-21
 
-/* True if a value obeys a relation up to rounding. */
-static inline bool ari_holds(const ari_case *c, float value, double expected)
+/* True if a value obeys a relation up to rounding and an absolute tolerance; up to the case's. */
+static inline bool ari_holds_within(const ari_case *c, double v, double expected, double absolute)
 {
-    const double v = (double)value;
     if (isnan(v) || isnan(expected))
         return isnan(v) && isnan(expected);
-    return v == expected || fabs(v - expected) <= c->absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
+    return v == expected || fabs(v - expected) <= absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
+}
+static inline bool ari_holds(const ari_case *c, float value, double expected)
+{
+    return ari_holds_within(c, (double)value, expected, c->absolute);
 }
 
 /* True if element i counts as different. */

@@ -187,15 +187,6 @@ static void say_extent(ari_text *where, const ari_view *v)
     }
 }
 
-/* Judges a finding about one full copy again, now that the copies are known to be equal. A finding about a part is
- * left. */
-static void know_copies_equal(ari_trace *best, const ari_case *c)
-{
-    best->flags |= ARI_IF(EQUAL);
-    if (best->cause && best->confidence == best->cause->confidence - best->penalty)
-        ari_match_cause(best, c);
-}
-
 /* Explains the ranks' copies; nothing if every rank is off by rounding alone. */
 static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view *v, const ari_rank_copies *r,
                                double rounding)
@@ -219,10 +210,13 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     const bool far = c.survey.total.max_difference > rounding || c.survey.total.nan > 0;
     if (c.survey.different > 0 && far) {
         AR_TRY(ari_look_at_ranks(&own, &c));
-        if (ari_ranks_say_more(&own, best, &c))
-            *best = own;
-        else if (r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0)
-            know_copies_equal(best, &v->c);
+        const bool more = ari_ranks_say_more(&own, best, &c);
+        const bool equal = !more && r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0;
+        *best = more ? own : *best;
+        best->flags |= equal ? ARI_IF(EQUAL) : 0;
+        /* One about one full copy is judged again where the copies are equal; one about a part is left. */
+        if (equal && best->cause && best->confidence == best->cause->confidence - best->penalty)
+            ari_match_cause(best, &v->c);
         ari_say_where(where, &c, best->looks);
     }
     return AR_OK;

@@ -362,24 +362,18 @@ static void look_at_others(ari_trace *t, others *o, const ari_case *c, double fa
 
 /* --- of a run whose ranks are not seen ---------------------------------------------------------------------------- */
 
-/* Tokens with a gradient: of the loss's inputs, those with a target. */
-static size_t tokens_with_gradient(const ari_case *c)
+/* The number of the batch's tokens, or of those with a target, if the factor is that; else 0. */
+static size_t tokens_of(const ari_case *c, double factor)
 {
     const ari_grid *g = &c->grid;
-    size_t rows = 0;
+    size_t rows = 0; /* with a gradient: of the loss's inputs, the tokens with a target */
     for (size_t row = 0; g->nd == 3 && g->d->pass == 'b' && row < g->rows; row++) {
         size_t i = row * g->cols;
         while (i < (row + 1) * g->cols && g->d->reference[i] == 0.0f)
             i++;
         rows += i < (row + 1) * g->cols;
     }
-    return rows;
-}
-
-/* The number of the batch's tokens, or of those with a target, if the factor is that; else 0. */
-static size_t tokens_of(const ari_case *c, double factor)
-{
-    const size_t counts[] = {c->d->batch * c->d->seq, targets_of(c), c->d->seq, tokens_with_gradient(c)};
+    const size_t counts[] = {c->d->batch * c->d->seq, targets_of(c), c->d->seq, rows};
     const double size = fabs(factor) < 1.0 ? 1.0 / fabs(factor) : fabs(factor);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         if (counts[i] > 8 && ari_is_near(size, (double)counts[i], ARI_SEEN))
@@ -500,15 +494,6 @@ static int vocabularies(const ari_case *c, double value, double ref)
     return 0;
 }
 
-/* The count that the sum over `targets` was divided by, if it is an integer within the rounding of both losses and that
- * is significant; 0: it is not. */
-static size_t count_of_loss(size_t targets, double value, double ref)
-{
-    const double n = (double)targets * ref / value, unsure = 0x1p-22 * n;
-    const bool whole = n > 0.5 && unsure < ARI_KNOWN && fabs(n - rint(n)) <= unsure;
-    return whole && rint(n) != (double)targets ? (size_t)rint(n) : 0;
-}
-
 ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->d;
@@ -520,7 +505,11 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     const double ref = (double)d->reference[0];
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
     const size_t targets = low == high ? targets_of(c) : 0;
-    const size_t count = count_of_loss(targets, low, ref);
+    /* The count that the sum over them was divided by, if it is an integer within the rounding of both losses and that
+     * is significant. */
+    const double divisor = (double)targets * ref / low, unsure = 0x1p-22 * divisor;
+    const bool counted = divisor > 0.5 && unsure < ARI_KNOWN && fabs(divisor - rint(divisor)) <= unsure &&
+                         rint(divisor) != (double)targets;
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0, {"low", .number = low}, {"high", .number = high},
@@ -528,9 +517,9 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
                 {"percent", .number = 100.0 * (low - ref) / fabs(ref)});
     if (n > 0) {
         ARI_FACTS(t, {"n", .count = (size_t)n}, {"log", .number = log((double)n)});
-    } else if (!d->hidden && count > 0) {
+    } else if (!d->hidden && counted) {
         t->flags |= ARI_IF(TOKENS);
-        ARI_FACTS(t, {"targets", .count = targets}, {"divisor", .count = count});
+        ARI_FACTS(t, {"targets", .count = targets}, {"divisor", .count = (size_t)rint(divisor)});
     } else if (d->hidden) {
         ari_name_number(t, low / ref, ALIKE, c->facts.targets);
         t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;

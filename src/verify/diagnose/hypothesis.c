@@ -4,16 +4,6 @@
 /* A hypothesis whose residual reaches a fifth of the largest difference explains no more than rounding would. */
 static const double small_beside = 0.2;
 
-/* As ari_holds, with rounding of the reference scaled as the hypothesis does. */
-static bool is_as_expected(const ari_hypothesis *h, double value, double expected)
-{
-    const double scale = fmax(1.0, fabs(h->factor));
-    if (isnan(value) || isnan(expected))
-        return isnan(value) && isnan(expected);
-    return value == expected || fabs(value - expected) <= scale * h->c->absolute + h->beside +
-                                                              (h->c->relative + ARI_ROUNDINGS) * fabs(expected);
-}
-
 static void look_at(ari_residual *r, const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     const ari_case *c = h->c;
@@ -22,7 +12,9 @@ static void look_at(ari_residual *r, const ari_hypothesis *h, const ari_run *run
     if (!differs && h->differs_only)
         return;
     const double expected = h->expect(h, run, i);
-    const bool told = !isnan(expected) || isnan(value), holds = told && is_as_expected(h, value, expected);
+    /* With rounding of the reference scaled as the hypothesis does. */
+    const double absolute = fmax(1.0, fabs(h->factor)) * c->absolute + h->beside;
+    const bool told = !isnan(expected) || isnan(value), holds = told && ari_holds_within(c, value, expected, absolute);
     const double apart = value - reference, off = told ? value - expected : apart;
     r->broken += !differs && told && !holds;
     r->left += differs || (told && !holds) ? off * off : 0.0;

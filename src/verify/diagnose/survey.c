@@ -167,17 +167,6 @@ typedef struct held_element {
     bool held, shared, apart;
 } held_element;
 
-static void hold_run(held_element *row, const ari_run *run)
-{
-    for (size_t i = 0; i < run->count; i++) {
-        held_element *e = &row[run->col + i];
-        e->shared = e->held;
-        e->apart |= e->held && !ari_same_bits(e->first, run->value[i]);
-        e->first = e->held ? e->first : run->value[i];
-        e->held = true;
-    }
-}
-
 static void end_row(ari_survey *s, const ari_grid *g, held_element *row)
 {
     for (size_t c = 0; c < g->cols; c++) {
@@ -247,8 +236,13 @@ static ar_status init_survey(ari_survey *s, const ari_grid *g, ari_arena *arena)
     for (ari_run run = ari_runs_of(g); ari_runs_next(&run); current = run.row) {
         if (row && run.row != current)
             end_row(s, g, row);
-        if (row)
-            hold_run(row, &run);
+        for (size_t i = 0; row && i < run.count; i++) {
+            held_element *e = &row[run.col + i];
+            e->shared = e->held;
+            e->apart |= e->held && !ari_same_bits(e->first, run.value[i]);
+            e->first = e->held ? e->first : run.value[i];
+            e->held = true;
+        }
         survey_run(s, g, &run);
     }
     if (row)

@@ -200,14 +200,6 @@ static void look_at_update(ari_trace *t, update *u)
     ARI_FACTS(t, {"by", .number = u->by}, {"different", .count = u->c->survey.different});
 }
 
-/* The reference's own update is that of its routes. */
-static bool is_right(update *u)
-{
-    for (size_t i = 0; i < u->s.n; i++)
-        u->by = fmax(u->by, fabs(u->after[i] - u->before[i]));
-    return u->by > 0.0 && take_moves(u, u->after) && moves_by(u, &(tokens){.pieces = 0}, u->s.chosen[0]);
-}
-
 ar_status ari_measure_counts(ari_trace *t, const ari_case *c)
 {
     update *u = NULL;
@@ -223,7 +215,10 @@ ar_status ari_measure_counts(ari_trace *t, const ari_case *c)
         ari_scored_find(&u->s);
     if (known && u->s.known) {
         u->seq = u->s.tokens / u->s.samples;
-        if (is_right(u))
+        for (size_t i = 0; i < u->s.n; i++)
+            u->by = fmax(u->by, fabs(u->after[i] - u->before[i]));
+        /* The reference's own update is that of its routes. */
+        if (u->by > 0.0 && take_moves(u, u->after) && moves_by(u, &(tokens){.pieces = 0}, u->s.chosen[0]))
             look_at_update(t, u);
     }
     return AR_OK;
