@@ -530,26 +530,6 @@ enum {
 #define ARI_MEASURE(name, ...) ar_status ari_measure_##name(ari_trace *t, const ari_case *c);
 ARI_MEASURES(ARI_MEASURE)
 
-/* Names a factor that no size of the run explains, by properties and the fact "name": a power of 2, an integer (the
- * fact "n"), its root, the inverse of one, a fraction of small numbers or of the targets (0: not known); `apart` is the
- * uncertainty. */
-void ari_name_number(ari_trace *t, double factor, double apart, size_t targets);
-
-/* The number of elements for which `is` holds, if they are scattered: clustered along no dimension beyond chance; else
- * 0. */
-size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i));
-
-/* Finds a tensor of the dumps of which the n numbers are a multiple, and the factor; NULL: none. If n is the case's
- * number of elements, tensors of its shape are searched. Errors: AR_ERR_MEMORY, those of reading. */
-AR_NODISCARD ar_status ari_find_multiple(const ar_dump_tensor **found, double *factor, const ari_case *c,
-                                         const double *wanted, size_t n);
-
-/* Names the factor of an update by a property and the facts "as" and "step". Errors: those of reading. */
-AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor);
-
-/* A single value's range over the ranks. */
-void ari_value_range(double *low, double *high, const ari_case *c);
-
 /* --- looking (diagnose.c) ----------------------------------------------------------------------------------------- */
 
 /* A tensor, or a box of it, in one copy: the one rank of a run whose ranks are not seen. */
