@@ -337,7 +337,7 @@ step_bench_torch() {
 
 # A slot at a time, those of the largest kernels first, small shapes, and of the library's kernels none: a tool makes
 # every access a hundred times slower. What the time does not suffice for is said, and is no failure.
-SANITIZED_FIRST="gemm_i64 gemm_acc pack row_exponents softmax_forward norm_backward acc_add combine"
+SANITIZED_FIRST="gemm_i64 gemm_acc pack row_exponents softmax_forward norm_backward acc_add"
 sanitize() {
     on_gpu || skip "compute-sanitizer needs a GPU"
     PATH=$PATH:/usr/local/cuda/bin

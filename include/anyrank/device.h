@@ -128,12 +128,6 @@ typedef struct ar_device_ops {
      * where dst is BF16. One shape, any strides, no overlap. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
-    /* --- sums over ranks, of ranks that share the device ---------------------------------------------------------- */
-    /* out[i] = in[0][i] op in[1][i] op .. in[n-1][i], from left to right, each step rounded, as anyrank/comm.h says
-     * of reductions; AR_AVG divides at the end. out may be one of the inputs; no other overlap. */
-    ar_status (*combine)(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t,
-                         ar_op op);
-
     /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, F32 or BF16 each, summed in fp32 ------------ */
     /* Rounded once, when all terms (and c) are added up. fp32 words of a and b hold numbers of `operands` alone, whose
      * products are exact in fp32: a device may multiply them so. */
@@ -390,7 +384,7 @@ typedef struct ar_device_ops {
 /* The functions of that table by name, for macros. */
 /* clang-format off */
 #define AR_DEVICE_SLOTS(X)                                                                               \
-    X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided) X(combine)               \
+    X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided)                          \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
     X(acc_raise) X(acc_value) X(acc_put) X(sums_narrow) X(sums_widen) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \

@@ -153,8 +153,6 @@ ar_status ari_channel_run(ar_comm *base, const ari_call *call)
     struct ari_channel_end *e = NULL;
     AR_TRY(end_of(&e, c, call));
     ari_fault_before(&e->comm, call);
-    if (call->on && ari_queue_stream(call->on) && !ari_is_staged(c))
-        return ari_on_device_run(&e->comm, call);
     return ari_direct_run(&e->comm.base, call);
 }
 

@@ -151,7 +151,9 @@ static const ari_run_fn algorithms[] = {
     [AR_SIM_LAST] = ari_last_run,
 };
 
-/* On a device all algorithms are one. A send or recv meets faults in its channel. */
+/* Ranks that share a device meet on the host: the same fault strikes the same transfer, and is reported in the same
+ * words, wherever the data lie. What a lost transfer leaves as it was is brought to the host too. A send or recv meets
+ * faults in its channel. */
 static ar_status sim_run(ar_comm *c, const ari_call *call)
 {
     ari_sim_comm *s = sim_of(c);
@@ -159,11 +161,8 @@ static ar_status sim_run(ar_comm *c, const ari_call *call)
     const ari_run_fn run = is_message ? ari_channel_run : algorithms[s->options->algorithm];
     if (!is_message)
         ari_fault_before(s, call);
-    if (!call->on || !ari_queue_stream(call->on))
-        return run(c, call);
-    if (ari_is_staged(s))
-        return ari_staged_run(c, call, true, run);
-    return is_message ? run(c, call) : ari_on_device_run(s, call);
+    const bool on_host = !call->on || !ari_queue_stream(call->on);
+    return on_host ? run(c, call) : ari_staged_run(c, call, !ari_wire_is_plain(s), run);
 }
 
 static const ari_comm_ops sim_ops = {

@@ -27,17 +27,7 @@ void ari_sim_comm_fini(ari_sim_comm *c)
 {
     ari_member_fini(&c->member);
     ari_fault_watch_free(c->watch);
-    ari_mark_destroy(c->ready);
-    ari_mark_destroy(c->done);
     free(c->scratch);
-}
-
-/* With a faulty transport, verified transfers or a listener to the steps of a ring, the host has to see the bytes: then
- * the same fault strikes the same transfer, and is reported in the same words, wherever the data lie. Bytes that a lost
- * transfer leaves as they were are brought to the host too. */
-bool ari_is_staged(const ari_sim_comm *c)
-{
-    return !ari_wire_is_plain(c) || (c->options->algorithm == AR_SIM_RING && c->options->ring_trace);
 }
 
 ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)

@@ -21,9 +21,6 @@ typedef struct ari_sim_comm {
     ari_channels *channels;          /* where sends and recvs of the group meet */
     struct ari_channel_end *ends;    /* this rank's places in them; guarded by the channels' lock */
     struct ari_sim_comm *counted_by; /* of a place in a channel: the communicator that counts its bytes */
-    /* On a device: of the collective under way, what its input is ready behind, and what this rank has moved by then.
-     * NULL before the first. */
-    struct ari_mark *ready, *done;
     /* Filled for each member by the one that does the split. NULL: no group for this one. */
     ari_group *split_group;
     ari_channels *split_channels;
@@ -55,11 +52,6 @@ AR_NODISCARD ar_status ari_ring_run(ar_comm *c, const ari_call *call);
 AR_NODISCARD ar_status ari_last_run(ar_comm *c, const ari_call *call);
 /** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
 AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
-
-/** A call whose buffers are a device's memory: work on the streams of the ranks. */
-AR_NODISCARD ar_status ari_on_device_run(ari_sim_comm *c, const ari_call *call);
-/** True if such a call is moved on the host instead, by ari_staged_run: the same for all ranks. */
-bool ari_is_staged(const ari_sim_comm *c);
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 

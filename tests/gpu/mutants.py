@@ -96,8 +96,6 @@ MUTANTS = [
     ("add_gated_backward: the sigmoid in place of its slope", "gpu/experts.cu", "ari_dsigmoid32(gradient, s)",
      "ari_mul32(gradient, s)"),
     ("rows_in_range: one row too many", "gpu/strided.cu", "row < rows", "row <= rows"),
-    ("combine: the other ranks in reverse", "gpu/combine.cu", "N::combined(op, sum, in[k][i])",
-     "N::combined(op, sum, in[n - k][i])"),
     ("sum_squares: the upper half twice", "gpu/optimizer.cu", "i == 0 ? high : low", "i == 0 ? high : high + 0 * low"),
     ("16 bits: cut off in place of rounded", "gpu/kernels.h", "to->bits = ari_bf16_of_f32(x);",
      "to->bits = static_cast<uint16_t>(ari_bits32(x) >> 16);"),

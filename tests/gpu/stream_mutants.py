@@ -36,15 +36,6 @@ MUTANTS = [
      "        st = AR_OK;", HOST),
     ("an event is done before its stream is", "src/ref/core/event.c",
      "return *done && m ? ari_queue_note(e->q, m->ops->poll(m, done)) : AR_OK;", "return m ? AR_OK : AR_OK;", HOST),
-    # --- collectives between ranks that share a device
-    ("ready is not marked anew", "src/sim/on_device.c", "AR_TRY(set_mark(&c->ready, stream));",
-     "if (!c->ready)\n        AR_TRY(set_mark(&c->ready, stream));"),
-    ("a member does not wait for the others' inputs", "src/sim/on_device.c",
-     "            AR_TRY(s->ops->wait(s, comm_of(w, i)->ready));", "            (void)s;"),
-    ("done is not marked anew", "src/sim/on_device.c", "return set_mark(&w->mover->done, stream_of(w));",
-     "return w->mover->done ? AR_OK : set_mark(&w->mover->done, stream_of(w));"),
-    ("a member does not wait for the others' parts", "src/sim/on_device.c",
-     "        AR_TRY(s->ops->wait(s, comm_of(w, i)->done));", "        (void)s;"),
     # --- contractions whose sums are reduced beside
     ("a scattered sum is reduced before it is made", "src/ref/arith/exact.c",
      "AR_TRY(ari_queue_follow(q, ctx->queue, reduced));", "(void)reduced;"),

@@ -19,7 +19,7 @@ static void choose(where w)
         cr_skip("this build has no emulated device");
 }
 
-/* A device's table, whose call number `fails_at` of copy or combine fails. */
+/* A device's table, whose copy number `fails_at` fails. */
 typedef struct failing {
     ar_device_ops ops; /* first: a device's table is found at the same address */
     const ar_device_ops *real;
@@ -27,27 +27,12 @@ typedef struct failing {
     atomic_int calls;
 } failing;
 
-static ar_status count_call(ar_device *d, const ar_device_ops **real)
+static ar_status copy_or_fail(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf from, size_t bytes)
 {
     failing *f = (failing *)(uintptr_t)d->ops;
     const int call = atomic_fetch_add(&f->calls, 1) + 1;
-    *real = f->real;
-    return call == f->fails_at ? ar_error_set(AR_ERR_DEVICE, "the device fails in call %d", call) : AR_OK;
-}
-
-static ar_status copy_or_fail(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf from, size_t bytes)
-{
-    const ar_device_ops *real;
-    AR_TRY(count_call(d, &real));
-    return real->copy(d, q, to, from, bytes);
-}
-
-static ar_status combine_or_fail(ar_device *d, ar_queue *q, ar_buf out, const ar_cbuf *in, int n, size_t count,
-                                 ar_dtype t, ar_op op)
-{
-    const ar_device_ops *real;
-    AR_TRY(count_call(d, &real));
-    return real->combine(d, q, out, in, n, count, t, op);
+    return call == f->fails_at ? ar_error_set(AR_ERR_DEVICE, "the device fails in copy %d", call)
+                               : f->real->copy(d, q, to, from, bytes);
 }
 
 typedef struct device_batch {
@@ -89,7 +74,6 @@ static ar_status run_on_device(ar_comm *c, void *arg)
     AR_TRY(ar_device_emulated_create(&d));
     failing own_table = {.ops = *d->ops, .real = d->ops, .fails_at = r == b->fails_on ? b->fails_at : 0};
     own_table.ops.copy = copy_or_fail;
-    own_table.ops.combine = combine_or_fail;
     atomic_init(&own_table.calls, 0);
     d->ops = &own_table.ops;
     ar_status st = d->ops->queue_create(d, &own, AR_QUEUE_INLINE, "own");
@@ -97,7 +81,6 @@ static ar_status run_on_device(ar_comm *c, void *arg)
         st = d->ops->queue_create(d, &q, AR_QUEUE_THREAD, "thread");
     if (st == AR_OK)
         st = run_cases(&b->b, c, d, q ? q : own, own);
-    ar_comm_counted(c, &b->b.moved[r].read, &b->b.moved[r].written);
     ar_queue_destroy(q);
     ar_queue_destroy(own);
     d->ops = own_table.real;
@@ -178,25 +161,6 @@ Test(on_device, verified_transfers_have_the_same_bits)
 {
     check_kinds(EMULATED, AR_QUEUE_INLINE, &(ar_sim_options){.verify_transfers = true});
     check_kinds(LATE, AR_QUEUE_INLINE, &(ar_sim_options){.algorithm = AR_SIM_RING, .verify_transfers = true});
-}
-
-Test(on_device, the_bytes_of_each_rank_are_those_of_direct)
-{
-    const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
-    for (int n = 1; n <= 5; n++) {
-        SCOPED(fini) device_batch b = {.w = LATE};
-        moved before[PLAIN_RANKS];
-        make_cases(&b, n, 701, (unsigned)n);
-        run_and_check(&b, n, &o);
-        memcpy(before, b.b.moved, sizeof before);
-        reset_batch(&b.b);
-        cr_assert_ok(ar_sim_run(n, &o, run_batch, &b.b, NULL));
-        for (int r = 0; r < n; r++) {
-            cr_assert_eq(before[r].read, b.b.moved[r].read, "n %d rank %d: %llu and %llu", n, r,
-                         (unsigned long long)before[r].read, (unsigned long long)b.b.moved[r].read);
-            cr_assert_eq(before[r].written, b.b.moved[r].written);
-        }
-    }
 }
 
 enum { ROUNDS = 40, RANKS = 3, ELEMENTS = 64 };
@@ -309,7 +273,7 @@ Test(on_device, a_device_that_fails_ends_the_world_and_names_its_rank)
         SCOPED(fini) device_batch b = {.w = LATE, .fails_on = 2, .fails_at = 100 + at};
         make_cases(&b, 4, 701, 3);
         cr_assert_refused(ar_sim_run(4, &o, run_on_device, &b, NULL), AR_ERR_DEVICE, "rank 2 ");
-        cr_assert_says("the device fails in call");
+        cr_assert_says("the device fails in copy");
     }
 }
 
@@ -363,13 +327,4 @@ Test(on_device, an_output_is_left_as_on_the_host_where_a_transfer_never_arrives)
         cr_assert_eq(memcmp(k->store[r], left[r], k->store_bytes[r]), 0, "rank %d", r);
         free(left[r]);
     }
-}
-
-Test(on_device, a_delay_changes_nothing)
-{
-    const ar_sim_fault late = {.kind = AR_SIM_DELAY, .rank = 1, .collective = 2, .ns = 1000000};
-    const ar_sim_options o = {.faults = &late, .fault_count = 1};
-    SCOPED(fini) device_batch b = {.w = LATE};
-    make_cases(&b, 3, 50, 1);
-    run_and_check(&b, 3, &o);
 }

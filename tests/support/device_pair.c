@@ -137,7 +137,7 @@ static pair_values kind_of_row(device_pair *p, size_t row, pair_values v)
 
 static size_t element_bytes(pair_kind k)
 {
-    static const size_t bytes[PAIR_KINDS] = {1, 2, 4, 8, 4, 8, 2, 2, 16};
+    static const size_t bytes[PAIR_KINDS] = {1, 2, 4, 8, 4, 8, 16};
     return bytes[k];
 }
 
@@ -480,10 +480,6 @@ static bool is_nan_of(pair_kind k, const void *x)
         return (u & 0x7fffffffu) > 0x7f800000u;
     case PAIR_F64_NAN:
         return (u & 0x7fffffffffffffffu) > 0x7ff0000000000000u;
-    case PAIR_BF16_NAN:
-        return (u & 0x7fffu) > 0x7f80u;
-    case PAIR_F16_NAN:
-        return (u & 0x7fffu) > 0x7c00u;
     default:
         return false;
     }

@@ -38,11 +38,9 @@ typedef enum pair_kind {
     PAIR_W16,
     PAIR_W32,
     PAIR_W64,
-    PAIR_F32_NAN,  /* bits, but a NaN is any NaN: where the payload is not defined */
-    PAIR_F64_NAN,  /* likewise */
-    PAIR_BF16_NAN, /* likewise */
-    PAIR_F16_NAN,  /* likewise */
-    PAIR_LIMBS,    /* two int64 an element, hi*2^32 + lo: the sum, however it is split */
+    PAIR_F32_NAN, /* bits, but a NaN is any NaN: where the payload is not defined */
+    PAIR_F64_NAN, /* likewise */
+    PAIR_LIMBS,   /* two int64 an element, hi*2^32 + lo: the sum, however it is split */
     PAIR_KINDS
 } pair_kind;
 

@@ -187,7 +187,6 @@ typedef const struct ari_optimizer_constants *constants;
 
 NOTHING(zero, ar_buf to, size_t bytes)
 NOTHING(copy_strided, tensor to, tensor from)
-NOTHING(combine, ar_buf out, const ar_cbuf *in, int n, size_t count, ar_dtype t, ar_op op)
 NOTHING(gemm_f32, tensor c, tensor a, tensor b, bool add, ar_precision operands)
 NOTHING(bias_act, tensor y, ar_cbuf bias, ar_activation act, tensor z)
 NOTHING(col_exponents, ar_buf c, tensor b, bool max_into)
