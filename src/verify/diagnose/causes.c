@@ -185,7 +185,7 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
 
 void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
-    const ari_trace of_case = facts_of_case(c);
+    const ari_trace of_case = c ? facts_of_case(c) : (ari_trace){.facts = 0};
     while (*text) {
         const size_t plain = strcspn(text, "{\n");
         ari_say(out, "%.*s", (int)plain, text);
