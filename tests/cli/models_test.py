@@ -49,6 +49,14 @@ class Buckets(ModelsTest):
                           "--skip-f64", "--strict-predictions", "--bucket-bytes", 4096, *layout)
 
 
+class Experts(ModelsTest):
+    def test_their_activation_may_be_relu_in_exact_numerics(self):
+        model = self.model("experts/qwen2moe-tiny", hidden_act="relu")
+        check = ("check", model, "--tp", 2, "--dp", 2, "--ep", 2, "--batch", 2, "--seq", 8, "--steps", 1)
+        self.done(*check, "--gradcheck", "--strict-predictions")
+        self.refused(*check, "--numerics", "native", says="experts with relu: expected Llama's form")
+
+
 class Notes(ModelsTest):
     def test_each_command_names_the_keys_that_it_does_not_know(self):
         model = self.model("mistral-window-tiny", foo=1, another={"key": [2]}, unset=None)

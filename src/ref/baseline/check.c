@@ -30,7 +30,7 @@ static ar_status check_rope(const ar_config *c, const ar_rope *r)
 }
 
 /* Experts have the form of a gated MLP of two parameters for gate and up, and no biases. */
-static ar_status check_experts(const ar_config *c)
+static ar_status check_experts(const ar_config *c, const ar_baseline_options *o)
 {
     const ar_experts *x = &c->experts;
     const ari_bl_names *names = ari_bl_names_of(c->arch);
@@ -39,15 +39,16 @@ static ar_status check_experts(const ar_config *c)
     if (x->per_token == 0 || x->per_token > x->n || x->ffn == 0)
         return ar_error_set(AR_ERR_ARG, "baseline: %zu experts of width %zu, %zu a token: expected 1 to %zu a token",
                             x->n, x->ffn, x->per_token, x->n);
-    if (!c->gated || names->fc_param[1] == NULL || c->mlp_bias || c->activation == AR_ACT_RELU)
+    const bool kinks = c->activation == AR_ACT_RELU && o->kink;
+    if (!c->gated || names->fc_param[1] == NULL || c->mlp_bias || kinks)
         return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "baseline: experts in architecture %d%s%s: expected Llama's form, without biases or relu",
-                            (int)c->arch, c->mlp_bias ? " with biases" : "",
-                            c->activation == AR_ACT_RELU ? " with relu" : "");
+                            "baseline: experts%s%s: expected Llama's form, without biases, and without relu where "
+                            "slopes are in doubt (native numerics)",
+                            c->mlp_bias ? " with biases" : "", kinks ? " with relu" : "");
     return AR_OK;
 }
 
-static ar_status check_config(const ar_config *c)
+static ar_status check_config(const ar_config *c, const ar_baseline_options *o)
 {
     if (c->vocab == 0 || c->hidden == 0 || c->heads == 0 || c->kv_heads == 0 || c->head_dim == 0 || c->ffn == 0)
         return ar_error_set(
@@ -68,7 +69,7 @@ static ar_status check_config(const ar_config *c)
                             "baseline: gated %d and learned_positions %d in architecture %d: expected %d and %d, as "
                             "docs/reference/models.md names its parts",
                             c->gated, c->learned_positions, (int)c->arch, gated, learned);
-    return check_experts(c);
+    return check_experts(c, o);
 }
 
 /* Every row's documents are 0, 1, 2, .. in their order. */
@@ -152,7 +153,7 @@ ar_status ari_bl_check(const ar_config *c, const ar_baseline_options *o, const a
         return ar_error_set(AR_ERR_ARG, "baseline: config, options or batch is NULL");
     if (o->mode != AR_MODE_EXACT && o->mode != AR_MODE_FP32 && o->mode != AR_MODE_F64)
         return ar_error_set(AR_ERR_ARG, "baseline: number mode %d", (int)o->mode);
-    AR_TRY(check_config(c));
+    AR_TRY(check_config(c, o));
     if (ari_bl_names_of(c->arch)->head == NULL && (o->loss.label_smoothing > 0.0 || o->loss.z_loss > 0.0))
         return ar_error_set(AR_ERR_ARG, "baseline: label smoothing or z-loss of architecture %d, which has no logits",
                             (int)c->arch);

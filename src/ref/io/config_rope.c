@@ -70,8 +70,8 @@ static ar_status read_dynamic(ar_config *c, ar_rope *r, const ari_rope_object *o
         return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of some layers is not supported",
                             ARI_SHOW(o->rope.name));
     if (ar_rope_dim(r, c->head_dim) <= 2)
-        return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of heads of %zu features, expected more than 2",
-                            ARI_SHOW(o->rope.name), c->head_dim);
+        return ar_error_set(AR_ERR_CONFIG, "%s: rope_type 'dynamic' of %zu features that turn, expected more than 2",
+                            ARI_SHOW(o->rope.name), ar_rope_dim(r, c->head_dim));
     const double longest = floor(r->factor * (double)c->max_positions);
     r->original_positions = c->max_positions;
     c->max_positions = longest < (double)ARI_CONFIG_MAX_DIM ? (size_t)longest : ARI_CONFIG_MAX_DIM;
