@@ -95,6 +95,8 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 
 /* --- why ---------------------------------------------------------------------------------------------------------- */
 
+static const double LEAST = 1e-3; /* of the largest difference: less explains nothing, and may be rounding alone */
+
 /* "bubble +910 ms, tp -95 ms": the two kinds of time that differ most. */
 static void differences(ari_text *text, const ari_time *than, const ari_time *t)
 {
@@ -107,7 +109,9 @@ static void differences(ari_text *text, const ari_time *than, const ari_time *t)
     }
     for (int i = 0; i < 2; i++) {
         const int k = i == 0 ? most : next;
-        ari_say(text, "%s%s %+.3g s", i == 0 ? "" : ", ", ari_time_name((ari_time_kind)k), t->of[k] - than->of[k]);
+        const double by = t->of[k] - than->of[k];
+        if (i == 0 || fabs(by) > LEAST * fabs(t->of[most] - than->of[most]))
+            ari_say(text, "%s%s %+.3g s", i == 0 ? "" : ", ", ari_time_name((ari_time_kind)k), by);
     }
 }
 

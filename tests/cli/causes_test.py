@@ -102,10 +102,20 @@ class Causes(Case):
                 ("router_scale_left_out", {**latent, "num_experts_per_tok": 4}, "--dp 2 --batch 4",
                  "routing_weights_scaled", "left out"),
                 ("gradnorm_mean_of_ranks", qwen, "--tp 2 --cp 2 --zero 1 --batch 4", "norm_mean_of_ranks", "over 2 ranks"),
-                ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups")):
+                ("router_groups_by_max", groups, "--tp 2 --batch 5 --seed 35", "other_experts_chosen", "of 2 groups"),
+                # Nothing of a sequence shorter than two chunks a rank is rounded down.
+                ("norm_backward_missing", {**llama, "model_type": "mixtral", "num_local_experts": 4},
+                 "--cp 4 --seq 4 --batch 3 --balance layers", "norm_backward_missing", ""),
+                # The head is in no block that is recomputed.
+                ("weight_grad_leading_dims", {**llama, "model_type": "seed_oss", "intermediate_size": 36, "head_dim": 4,
+                                              "num_hidden_layers": 6, "num_key_value_heads": 1, "attention_bias": False,
+                                              "attention_out_bias": True, "max_position_embeddings": 128},
+                 "--tp 1 --batch 8 --seq 16 --recompute full --dropout 0.9 --z-loss 0.01 --seed 70",
+                 "input_overwritten", "")):
             with self.subTest(fault):
-                first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(), "--seq",
-                                    "24", "--steps", "1", "--skip-f64", code=1)["models"][0]["runs"][0]["first_difference"]
+                first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(),
+                                    *([] if "--seq" in layout else ["--seq", "24"]), "--steps", "1", "--skip-f64",
+                                    code=1)["models"][0]["runs"][0]["first_difference"]
                 self.assertEqual(first["cause"], cause, first)
                 self.assertIn(says, first["hint"])
 

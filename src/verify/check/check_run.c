@@ -67,6 +67,14 @@ static int layer_of(const char *name)
     return -1;
 }
 
+/* Whether a tensor's block is recomputed in the backward pass; of one's own module it may be any. */
+static bool is_recomputed(const ari_cluster_options *o, const char *name)
+{
+    const ar_recomputation *r = &o->run.parallel.recompute;
+    const int layer = layer_of(name);
+    return r->what != AR_RECOMPUTE_NONE && (!o->config || (layer >= 0 && layer % ari_at_least_one(r->every) == 0));
+}
+
 /* The layout of a rank that reported nothing: no part of the tensor. */
 static ar_layout nothing_of(const comparison *c, size_t tensor)
 {
@@ -222,7 +230,7 @@ static ar_status explain(ar_first_difference *f, const comparison *c, size_t ten
                               .mesh = ari_ranks_of(&o->run.parallel),
                               .micro_batches = o->run.parallel.micro_batches,
                               .forward_first = o->run.parallel.forward_first,
-                              .recomputed = o->run.parallel.recompute.what != AR_RECOMPUTE_NONE,
+                              .recomputed = is_recomputed(o, t->name),
                               .sp = o->run.parallel.sp && o->run.parallel.tp > 1,
                               .batch = o->batch->batch - c->ref->padding,
                               .seq = o->batch->seq,

@@ -19,7 +19,7 @@ ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
         ari_bounding_range(c, 1, &from, &to);
     /* All tokens from a position on, and no others, are zero: the length rounded down to a multiple of twice the
      * context-parallel ranks. */
-    if (to > 0 && to % unit > 0 && from == to / unit * unit && to == c->grid.shape[1] && s->hit[1] == to - from)
+    if (from > 0 && to % unit > 0 && from == to / unit * unit && to == c->grid.shape[1] && s->hit[1] == to - from)
         ARI_FINDING(t, ARI_FOUND_TAIL, ARI_IF(TOKENS), {"cut", .count = from}, {"extent", .count = to},
                     {"unit", .count = unit});
     else
