@@ -503,6 +503,8 @@ Test(compare, equal_values_in_other_memory_or_with_other_bytes_than_predicted_ar
     w.predicted++;
     SCOPED(ari_check_run_fini) ar_check_run bytes = run_of(&w);
     cr_expect(bytes.result == AR_CHECK_MISPREDICTED && bytes.tensors_different == 0 && !bytes.has_difference);
+    const ar_check_report strict = {.strict_predictions = true}, lenient = {.strict_predictions = false};
+    cr_expect(ar_check_passes(&lenient, bytes.result) && !ar_check_passes(&strict, bytes.result));
 }
 
 /* On the CPU, and on a device whose operands have another form. */

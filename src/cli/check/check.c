@@ -482,6 +482,7 @@ ar_status ari_command_check(void *values, int *exit_code)
     AR_TRY(check_values(v));
     if (v->r.inject)
         AR_TRY(ar_fault_parse(&run->fault, v->r.inject));
+    v->o.strict_predictions = v->o.strict_predictions || v->r.inject; /* some faults show in the bytes alone */
     if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
         if (ari_fault_case_of(run->fault).module)
             return run_module(v, exit_code);

@@ -46,7 +46,7 @@ static const ari_option options[] = {
     ARI_OPTION_FLAG("strict-predictions", o.strict_predictions,
                     "fail where other bytes move, or are held, than model and layout predict, or in other shapes",
                     .more = "A wrong prediction of a run whose bits are right is reported in any case; without this "
-                            "option it leaves the exit status at 0."),
+                            "option, which --inject implies, it leaves the exit status at 0."),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FLAG(
         "memory", memory,
