@@ -2,6 +2,7 @@
 /* Keys that several readers ask for, and those that none does: those that would change the mathematics, those that
  * change nothing, and all others. The first two lists come from the config classes of transformers 5.17 and 4.57 and
  * from the models of Llama's family that add to it. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,6 +33,14 @@ ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activ
     return ari_json_wrong(
         at, key, " is '%s', expected gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, gelu_tanh, silu, swish or relu",
         ARI_SHOW(text));
+}
+
+ar_status ari_config_positive(const ari_json_at *at, const char *key, double *out)
+{
+    AR_TRY(ari_json_real_or(at, key, out));
+    if (!((float)*out > 0.0f) || isinf((float)*out))
+        return ari_json_wrong(at, key, " is %g, expected a positive number", *out);
+    return AR_OK;
 }
 
 /* --- probabilities of dropout ------------------------------------------------------------------------------------- */

@@ -79,63 +79,32 @@ ar_status ari_config_set_layer(uint64_t set[AR_CONFIG_LAYER_BITS / 64], const ar
     return AR_OK;
 }
 
-static ar_status set_full(ar_config *c, const ari_json_at *at, size_t layer, bool is_full)
+/* sliding_window; otherwise: where the key is absent, null is none. Classes that have no use_sliding_window use their
+ * window all the same. */
+static ar_status read_size(ar_config *c, const ari_json_at *at, size_t otherwise)
 {
-    return ari_config_set_layer(c->full_attention, at, layer, is_full, "window");
-}
-
-/* first: max_window_layers where the file does not say. */
-static ar_status read_window(ar_config *c, const ari_json_at *at, bool use, size_t first, bool alternate)
-{
-    const json_t *types = NULL;
-    AR_TRY(ari_json_size_or(at, "max_window_layers", 0, ARI_CONFIG_MAX_DIM, &first));
-    AR_TRY(layer_types(at, c->layers, &types));
-    const bool absent = json_object_get(at->object, "sliding_window") == NULL;
-    if (use && absent)
-        c->window = 4096; /* Hugging Face's default */
-    else if (use)
-        AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
-    for (size_t i = 0; i < c->layers; i++) {
-        const bool by_number = alternate ? i < first && i % 2 == 0 : i >= first;
-        const bool slides = types != NULL ? is_sliding(types, i) : c->window > 0 && by_number;
-        if (slides && c->window == 0)
-            return ari_json_wrong(
-                at, "layer_types",
-                ": entry %zu is '%s', but there is no window: expected 'use_sliding_window' true and a "
-                "'sliding_window'",
-                i, sliding);
-        AR_TRY(set_full(c, at, i, !slides));
-    }
+    if (json_object_get(at->object, "sliding_window") == NULL)
+        c->window = otherwise;
+    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
+    if (c->window > 0 && json_is_false(ari_json_get(at, "use_sliding_window")))
+        ari_config_note(c, "", "use_sliding_window");
     return AR_OK;
 }
 
-ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate)
+/* Whether a layer slides that layer_types does not name. */
+static bool slides_by_number(const ar_config *c, ari_window_rule rule, size_t number, size_t layer)
 {
-    bool use = false;
-    AR_TRY(ari_json_bool_or(at, "use_sliding_window", &use));
-    return read_window(c, at, use, 28, alternate);
+    if (rule == ARI_WINDOW_PATTERN && number > 0)
+        return (layer + 1) % number != 0;
+    if (c->window == 0 || rule == ARI_WINDOW_PATTERN)
+        return c->window > 0;
+    if (rule == ARI_WINDOW_UNTURNED)
+        return !ar_config_turns(c, layer);
+    return rule == ARI_WINDOW_QWEN2_MOE ? layer < number && layer % 2 == 0 : layer >= number;
 }
 
-ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at)
+static ar_status check_everywhere(const ar_config *c, const ari_json_at *at, const json_t *types, const char *called)
 {
-    return read_window(c, at, true, 62, false);
-}
-
-/* The classes that have no such key use their window all the same. */
-static void note_use(ar_config *c, const ari_json_at *at)
-{
-    if (c->window > 0 && json_is_false(ari_json_get(at, "use_sliding_window")))
-        ari_config_note(c, "", "use_sliding_window");
-}
-
-ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise, const char *called)
-{
-    const json_t *types = NULL;
-    if (json_object_get(at->object, "sliding_window") == NULL)
-        c->window = otherwise; /* absent; null is none */
-    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
-    note_use(c, at);
-    AR_TRY(layer_types(at, c->layers, &types));
     for (size_t i = 0; types != NULL && i < c->layers; i++) {
         if (is_sliding(types, i) != (c->window > 0))
             return ari_json_wrong(at, "layer_types", ": entry %zu is '%s', but %s's layers %s: expected '%s'", i,
@@ -146,38 +115,34 @@ ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size
     return AR_OK;
 }
 
-ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern)
+ar_status ari_config_windows(ar_config *c, const ari_json_at *at, ari_window_rule rule, size_t number,
+                             const char *called)
 {
+    const bool asks = rule == ARI_WINDOW_QWEN2 || rule == ARI_WINDOW_QWEN2_MOE;
+    const bool of_size = rule == ARI_WINDOW_EVERYWHERE || rule == ARI_WINDOW_UNTURNED;
     const json_t *types = NULL;
-    const bool absent = json_object_get(at->object, "sliding_window") == NULL;
-    if (absent)
-        c->window = 4096;
-    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
-    note_use(c, at);
+    bool use = !asks;
+    if (asks)
+        AR_TRY(ari_json_bool_or(at, "use_sliding_window", &use));
+    if (asks || rule == ARI_WINDOW_DOTS1)
+        AR_TRY(ari_json_size_or(at, "max_window_layers", 0, ARI_CONFIG_MAX_DIM, &number));
+    if (use)
+        AR_TRY(read_size(c, at, of_size ? number : 4096)); /* Hugging Face's default */
     AR_TRY(layer_types(at, c->layers, &types));
+    if (rule == ARI_WINDOW_EVERYWHERE)
+        return check_everywhere(c, at, types, called);
     for (size_t i = 0; i < c->layers; i++) {
-        const bool by_number = pattern > 0 ? (i + 1) % pattern != 0 : c->window > 0;
-        const bool slides = types != NULL ? is_sliding(types, i) : by_number;
-        if (slides && c->window == 0)
+        const bool slides = types != NULL ? is_sliding(types, i) : slides_by_number(c, rule, number, i);
+        if (slides && c->window == 0 && rule == ARI_WINDOW_PATTERN)
             return ari_json_wrong(at, "sliding_window", " is null, but layer %zu is '%s': expected a number of keys", i,
                                   sliding);
-        AR_TRY(set_full(c, at, i, !slides));
-    }
-    return AR_OK;
-}
-
-ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at)
-{
-    const json_t *types = NULL;
-    AR_TRY(ari_config_dim_or(at, "sliding_window", &c->window));
-    AR_TRY(layer_types(at, c->layers, &types));
-    for (size_t i = 0; i < c->layers; i++) {
-        const bool unturned = !ar_config_turns(c, i);
-        const bool slides = types != NULL ? is_sliding(types, i) : unturned;
-        if (types != NULL && slides && c->window == 0)
-            return ari_json_wrong(at, "layer_types", ": entry %zu is '%s', but there is no 'sliding_window'", i,
-                                  sliding);
-        AR_TRY(set_full(c, at, i, !slides));
+        if (slides && c->window == 0)
+            return ari_json_wrong(
+                at, "layer_types",
+                ": entry %zu is '%s', but there is no window: expected 'use_sliding_window' true and a "
+                "'sliding_window'",
+                i, sliding);
+        AR_TRY(ari_config_set_layer(c->full_attention, at, i, !slides, "window"));
     }
     return AR_OK;
 }

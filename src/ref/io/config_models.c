@@ -82,23 +82,6 @@ static ar_status read_biases(ar_config *c, const ari_json_at *at, const ari_llam
                                            : ari_config_expect_bias(at, "mlp_bias", false, why);
 }
 
-/* Which keys the layers see, where a rule of several models says it. */
-static ar_status read_window(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
-{
-    switch (form->window) {
-    case ARI_WINDOW_EVERYWHERE:
-        return ari_config_window_everywhere(c, at, form->window_number, form->called);
-    case ARI_WINDOW_PATTERN:
-        return ari_config_window_pattern(c, at, form->window_number);
-    case ARI_WINDOW_QWEN2:
-        return ari_config_window_qwen2(c, at, form->experts != NULL);
-    case ARI_WINDOW_NONE:
-    case ARI_WINDOW_OWN:
-        break;
-    }
-    return AR_OK;
-}
-
 /* Notes what no model of the form has. Those with keys of their own know none of the others' norms and biases. */
 static void note_keys(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
@@ -155,7 +138,8 @@ ar_status ari_config_llama_form(ar_config *c, const ari_json_at *at, const ari_l
     if (!form->two_ropes)
         AR_TRY(ari_config_rope(c, at, &form->rope));
     AR_TRY(read_biases(c, at, form));
-    AR_TRY(read_window(c, at, form));
+    if (form->window != ARI_WINDOW_NONE && form->window != ARI_WINDOW_OWN)
+        AR_TRY(ari_config_windows(c, at, form->window, form->window_number, form->called));
     if (form->more)
         AR_TRY(form->more(c, at));
     if (form->experts)
@@ -181,6 +165,7 @@ static const ari_llama_form qwen2 = {.called = "Qwen2",
                                      .positions = 32768,
                                      .biases = ARI_BIASES_OWN_ATTENTION,
                                      .window = ARI_WINDOW_QWEN2,
+                                     .window_number = 28,
                                      .more = read_qwen2};
 
 static const ari_llama_form mistral = {.called = "Mistral",
@@ -206,7 +191,8 @@ static const ari_llama_form qwen3 = {.arch = AR_ARCH_QWEN3,
                                      .positions = 32768,
                                      .head_dim = 128,
                                      .qk_norm = AR_QK_NORM_HEAD,
-                                     .window = ARI_WINDOW_QWEN2};
+                                     .window = ARI_WINDOW_QWEN2,
+                                     .window_number = 28};
 
 static const ari_llama_form olmo2 = {.arch = AR_ARCH_OLMO2,
                                      .called = "OLMo2",
@@ -264,22 +250,14 @@ static ar_status read_cap(const ari_json_at *at, const char *key, double *cap)
     return AR_OK;
 }
 
-static ar_status read_query_scalar(ar_config *c, const ari_json_at *at)
-{
-    c->query_scalar = 256.0;
-    AR_TRY(ari_json_real_or(at, "query_pre_attn_scalar", &c->query_scalar));
-    if (!(c->query_scalar > 0.0) || isinf(c->query_scalar))
-        return ari_json_wrong(at, "query_pre_attn_scalar", " is %g, expected a positive number", c->query_scalar);
-    return AR_OK;
-}
-
 static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
 {
     set_gemma(c);
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
     c->score_cap = 50.0;
     c->logit_cap = 30.0;
-    AR_TRY(read_query_scalar(c, at));
+    c->query_scalar = 256.0;
+    AR_TRY(ari_config_positive(at, "query_pre_attn_scalar", &c->query_scalar));
     AR_TRY(read_cap(at, "attn_logit_softcapping", &c->score_cap));
     return read_cap(at, "final_logit_softcapping", &c->logit_cap);
 }
@@ -318,13 +296,8 @@ ar_status ari_config_two_ropes(ar_config *c, const ari_json_at *at, double globa
     const json_t *scaling = ari_json_get(at, "rope_scaling");
     static const char full[] = "full_attention", sliding[] = "sliding_attention";
     const json_t *nested = ari_json_get(at, "rope_parameters");
-    AR_TRY(ari_json_real_or(at, "rope_local_base_freq", &local));
-    AR_TRY(ari_json_real_or(at, "rope_theta", &global));
-    if (!(local > 0.0) || isinf(local) || !(global > 0.0) || isinf(global))
-        return ar_error_set(AR_ERR_CONFIG,
-                            "%s: keys 'rope_theta' and 'rope_local_base_freq' are %g and %g, expected "
-                            "positive numbers",
-                            ARI_SHOW(at->name), global, local);
+    AR_TRY(ari_config_positive(at, "rope_local_base_freq", &local));
+    AR_TRY(ari_config_positive(at, "rope_theta", &global));
     c->local_rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = local};
     if (nested == NULL && scaling != NULL && json_object_get(scaling, "rope_type") == NULL)
         return ari_json_wrong(at, "rope_scaling",
@@ -347,11 +320,12 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
 {
     size_t pattern = 6;
     set_gemma(c);
+    c->query_scalar = 256.0;
     AR_TRY(check_activation(at, c, "hidden_activation", "hidden_act"));
-    AR_TRY(read_query_scalar(c, at));
+    AR_TRY(ari_config_positive(at, "query_pre_attn_scalar", &c->query_scalar));
     AR_TRY(read_cap(at, "final_logit_softcapping", &c->logit_cap));
     AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
-    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    AR_TRY(ari_config_windows(c, at, ARI_WINDOW_PATTERN, pattern, "Gemma 3"));
     return ari_config_two_ropes(c, at, 1000000.0, 10000.0);
 }
 

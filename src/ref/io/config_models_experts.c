@@ -67,7 +67,8 @@ const ari_llama_form ari_config_qwen2_moe = {.arch = AR_ARCH_QWEN2_MOE,
                                              .kv_heads = 16,
                                              .positions = 32768,
                                              .biases = ARI_BIASES_OWN_ATTENTION,
-                                             .window = ARI_WINDOW_QWEN2,
+                                             .window = ARI_WINDOW_QWEN2_MOE,
+                                             .window_number = 28,
                                              .experts = &qwen2_moe,
                                              .more = read_qwen2_moe};
 
@@ -76,7 +77,7 @@ static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
 {
     bool slides = false;
     AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
-    return slides ? ari_config_window_everywhere(c, at, 4096, "Qwen3-MoE") : AR_OK;
+    return slides ? ari_config_windows(c, at, ARI_WINDOW_EVERYWHERE, 4096, "Qwen3-MoE") : AR_OK;
 }
 
 static const ari_experts_form qwen3_moe = {.n = 128, .per_token = 8, .ffn = 768, .balance_weight = 0.001};
@@ -153,9 +154,9 @@ const ari_llama_form ari_config_dots1 = {.arch = AR_ARCH_GLM4_MOE,
                                          .kv_heads = 32,
                                          .positions = 2048,
                                          .qk_norm = AR_QK_NORM_HEAD,
-                                         .window = ARI_WINDOW_OWN,
-                                         .experts = &dots1,
-                                         .more = ari_config_window_dots1};
+                                         .window = ARI_WINDOW_DOTS1,
+                                         .window_number = 62,
+                                         .experts = &dots1};
 
 /* Of transformers' configuration_glm4_moe.py. The layers for further tokens (num_nextn_predict_layers), which stand
  * behind those of the model, are not computed there either. */

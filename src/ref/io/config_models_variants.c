@@ -61,7 +61,7 @@ static ar_status read_exaone4(ar_config *c, const ari_json_at *at)
         pattern = 0;
     else if (ari_json_get(at, "layer_types") == NULL) /* else it may be a word, as "LLLG" */
         AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
-    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    AR_TRY(ari_config_windows(c, at, ARI_WINDOW_PATTERN, pattern, "EXAONE 4.0"));
     return c->window > 0 ? turn_windows_alone(c, at) : AR_OK;
 }
 
@@ -106,7 +106,7 @@ static ar_status read_smollm3(ar_config *c, const ari_json_at *at)
     bool slides = false;
     AR_TRY(read_unturned(c, at));
     AR_TRY(ari_json_bool_or(at, "use_sliding_window", &slides));
-    return slides ? ari_config_window_unturned(c, at) : ari_config_window_none(at);
+    return slides ? ari_config_windows(c, at, ARI_WINDOW_UNTURNED, 0, "SmolLM3") : ari_config_window_none(at);
 }
 
 const ari_llama_form ari_config_smollm3 = {.called = "SmolLM3",
@@ -122,23 +122,15 @@ const ari_llama_form ari_config_smollm3 = {.called = "SmolLM3",
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
-static ar_status read_multiplier(const ari_json_at *at, const char *key, double otherwise, double *out)
-{
-    *out = otherwise;
-    AR_TRY(ari_json_real_or(at, key, out));
-    if (!((float)*out > 0.0f) || isinf((float)*out))
-        return ari_json_wrong(at, key, " is %g, expected a positive number", *out);
-    return AR_OK;
-}
-
 /* Llama's form, with factors of the embedding, the scores, what is added to the residual, and the logits. */
 static ar_status read_granite(ar_config *c, const ari_json_at *at)
 {
-    double scores = 0.0, logits = 0.0;
-    AR_TRY(read_multiplier(at, "embedding_multiplier", 1.0, &c->embed_scale));
-    AR_TRY(read_multiplier(at, "residual_multiplier", 1.0, &c->branch_scale));
-    AR_TRY(read_multiplier(at, "attention_multiplier", 1.0, &scores));
-    AR_TRY(read_multiplier(at, "logits_scaling", 1.0, &logits));
+    double scores = 1.0, logits = 1.0;
+    c->embed_scale = c->branch_scale = 1.0;
+    AR_TRY(ari_config_positive(at, "embedding_multiplier", &c->embed_scale));
+    AR_TRY(ari_config_positive(at, "residual_multiplier", &c->branch_scale));
+    AR_TRY(ari_config_positive(at, "attention_multiplier", &scores));
+    AR_TRY(ari_config_positive(at, "logits_scaling", &logits));
     c->query_scalar = 1.0 / (scores * scores);
     c->logit_scale = 1.0 / logits;
     return AR_OK;
@@ -276,7 +268,8 @@ static ar_status read_cohere(ar_config *c, const ari_json_at *at)
 {
     AR_TRY(read_layer_norm(c, at, "layer_norm_eps"));
     AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
-    AR_TRY(read_multiplier(at, "logit_scale", 0.0625, &c->logit_scale));
+    c->logit_scale = 0.0625;
+    AR_TRY(ari_config_positive(at, "logit_scale", &c->logit_scale));
     c->out_bias = c->qkv_bias;
     c->norm_no_bias = true;
     c->residual = AR_RESIDUAL_PARALLEL_ONE_NORM;
@@ -300,7 +293,7 @@ static ar_status read_cohere2(ar_config *c, const ari_json_at *at)
     AR_TRY(read_cohere(c, at));
     if (ari_json_get(at, "layer_types") == NULL)
         AR_TRY(ari_json_size_or(at, "sliding_window_pattern", 1, ARI_CONFIG_MAX_DIM, &pattern));
-    AR_TRY(ari_config_window_pattern(c, at, pattern));
+    AR_TRY(ari_config_windows(c, at, ARI_WINDOW_PATTERN, pattern, "Cohere2"));
     return turn_windows_alone(c, at);
 }
 

@@ -39,6 +39,8 @@ static inline ar_status ari_config_dim_or(const ari_json_at *at, const char *key
 {
     return ari_json_size_or(at, key, 1, ARI_CONFIG_MAX_DIM, out);
 }
+/** A positive number, also as fp32; *out left as it is where the key is absent. */
+AR_NODISCARD ar_status ari_config_positive(const ari_json_at *at, const char *key, double *out);
 /** hidden / heads, where the file does not give head_dim. */
 AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
                                            const char *heads_key);
@@ -83,12 +85,16 @@ typedef enum ari_bias_rule {
     ARI_BIASES_OWN_ATTENTION, /* the MLP has none, the rest the model's own reader reads */
     ARI_BIASES_OWN
 } ari_bias_rule;
-/* Which keys a layer sees; number: window_number of the form. */
+/* Which keys a layer sees. Where layer_types does not say which layers have the sliding_window it is a rule that does, with
+ * a number of its own: the size that the window has where the file has none (N), or of layers (n). */
 typedef enum ari_window_rule {
-    ARI_WINDOW_NONE,       /* all: ari_config_window_none */
-    ARI_WINDOW_EVERYWHERE, /* ari_config_window_everywhere, number: otherwise */
-    ARI_WINDOW_PATTERN,    /* ari_config_window_pattern, number: the pattern */
-    ARI_WINDOW_QWEN2,      /* ari_config_window_qwen2, alternate where there are experts */
+    ARI_WINDOW_NONE,       /* all keys: ari_config_window_none */
+    ARI_WINDOW_EVERYWHERE, /* N: every layer has it */
+    ARI_WINDOW_UNTURNED,   /* N: those without rotary positions */
+    ARI_WINDOW_PATTERN,    /* n: all but every n-th; 0: all, if there is one */
+    ARI_WINDOW_QWEN2,      /* n: if use_sliding_window, those from max_window_layers (absent: n) on */
+    ARI_WINDOW_QWEN2_MOE,  /* n: likewise, every other one of those before */
+    ARI_WINDOW_DOTS1,      /* n: as Qwen2, whether used or not */
     ARI_WINDOW_OWN
 } ari_window_rule;
 enum { ARI_OWN_KEYS = 4 };
@@ -138,21 +144,9 @@ AR_NODISCARD ar_status ari_config_layer_kinds(const ari_json_at *at, const char 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);
-/** Qwen2: sliding_window if use_sliding_window, in the layers that layer_types names, else from max_window_layers on,
- *  or (alternate) in every other one of those before. */
-AR_NODISCARD ar_status ari_config_window_qwen2(ar_config *c, const ari_json_at *at, bool alternate);
-/** dots.llm1: sliding_window (absent: 4096) in the layers that layer_types names, else from max_window_layers (62) on. */
-AR_NODISCARD ar_status ari_config_window_dots1(ar_config *c, const ari_json_at *at);
-/** sliding_window (absent: 4096) in the layers that layer_types names, else in all but every pattern-th; 0: in all if
- *  there is one. */
-AR_NODISCARD ar_status ari_config_window_pattern(ar_config *c, const ari_json_at *at, size_t pattern);
-/** Mistral and Phi-3: sliding_window, in every layer; `otherwise` where the key is absent. called: for messages. */
-AR_NODISCARD ar_status ari_config_window_everywhere(ar_config *c, const ari_json_at *at, size_t otherwise,
-                                                    const char *called);
-
-/** SmolLM3 where it uses windows: sliding_window in the layers that layer_types names, else in those without rotary
- *  positions. */
-AR_NODISCARD ar_status ari_config_window_unturned(ar_config *c, const ari_json_at *at);
+/** c->window and the layers that have it, by one of the other rules. called: the model, for messages. */
+AR_NODISCARD ar_status ari_config_windows(ar_config *c, const ari_json_at *at, ari_window_rule rule, size_t number,
+                                          const char *called);
 
 /** Sets a layer's bit of one of the config's sets; every layer after the last bit must be as that one. what: in which
  *  layers differ, for the message. */

@@ -9,28 +9,20 @@
 
 /* --- one number --------------------------------------------------------------------------------------------------- */
 
-/* A number from `least` on, or above it. *out is left as it is where the key is absent. */
-static ar_status read_from(const ari_json_at *at, const char *key, double least, bool above, double *out)
+/* A number from `least` on, 0 or 1. *out is left as it is where the key is absent. */
+static ar_status read_from(const ari_json_at *at, const char *key, double least, double *out)
 {
     AR_TRY(ari_json_real_or(at, key, out));
-    if (above ? !(*out > least) : !(*out >= least))
-        return ari_json_wrong(at, key, " is %g, expected a %snumber%s", *out, above ? "positive " : "",
-                              above       ? ""
-                              : least > 0 ? " from 1"
-                                          : " from 0");
+    if (!(*out >= least))
+        return ari_json_wrong(at, key, " is %g, expected a number from %g", *out, least);
     return AR_OK;
-}
-
-static ar_status read_positive(const ari_json_at *at, const char *key, double *out)
-{
-    return read_from(at, key, 0, true, out);
 }
 
 /* At least 1 in every file; smaller ones would make positions larger than anybody trained. */
 static ar_status read_factor(const ari_json_at *rope, double *factor)
 {
     AR_TRY(ari_json_real(rope, "factor", factor));
-    return read_from(rope, "factor", 1, false, factor);
+    return read_from(rope, "factor", 1, factor);
 }
 
 /* The positions that the model was first trained on: beside the object or in it; Hugging Face takes all of them where
@@ -85,19 +77,19 @@ static ar_status read_yarn(ar_config *c, ar_rope *r, const ari_rope_object *o)
     r->factor = (double)c->max_positions / (double)r->original_positions;
     if (!json_is_null(json_object_get(rope->object, "factor")))
         AR_TRY(ari_json_real(rope, "factor", &r->factor)); /* it may be null, and not be absent */
-    AR_TRY(read_from(rope, "factor", 1, false, &r->factor));
+    AR_TRY(read_from(rope, "factor", 1, &r->factor));
     r->beta_fast = 32;
     r->beta_slow = 1;
-    AR_TRY(read_positive(rope, "beta_fast", &r->beta_fast));
-    AR_TRY(read_positive(rope, "beta_slow", &r->beta_slow));
+    AR_TRY(ari_config_positive(rope, "beta_fast", &r->beta_fast));
+    AR_TRY(ari_config_positive(rope, "beta_slow", &r->beta_slow));
     if (r->beta_fast < r->beta_slow)
         return ari_json_wrong(rope, "beta_fast", " is %g, expected at least beta_slow, %g", r->beta_fast, r->beta_slow);
     if (!(r->theta > 1))
         return ari_json_wrong(rope, "rope_theta", " is %g, expected more than 1 with rope_type 'yarn'", r->theta);
-    AR_TRY(read_from(rope, "mscale", 0, false, &r->mscale));
-    AR_TRY(read_from(rope, "mscale_all_dim", 0, false, &r->mscale_all_dim));
+    AR_TRY(read_from(rope, "mscale", 0, &r->mscale));
+    AR_TRY(read_from(rope, "mscale_all_dim", 0, &r->mscale_all_dim));
     if (ari_json_get(rope, "attention_factor") != NULL)
-        AR_TRY(read_positive(rope, "attention_factor", &r->attention_factor));
+        AR_TRY(ari_config_positive(rope, "attention_factor", &r->attention_factor));
     r->truncate = !json_is_null(json_object_get(rope->object, "truncate")); /* Python's None is false */
     return ari_json_bool_or(rope, "truncate", &r->truncate);
 }
@@ -107,7 +99,7 @@ static ar_status read_llama3(ar_config *c, ar_rope *r, const ari_rope_object *o)
     AR_TRY(read_factor(&o->rope, &r->factor));
     AR_TRY(ari_json_real(&o->rope, "low_freq_factor", &r->low_freq_factor));
     AR_TRY(ari_json_real(&o->rope, "high_freq_factor", &r->high_freq_factor));
-    AR_TRY(read_positive(&o->rope, "low_freq_factor", &r->low_freq_factor));
+    AR_TRY(ari_config_positive(&o->rope, "low_freq_factor", &r->low_freq_factor));
     if (!(r->high_freq_factor > r->low_freq_factor))
         return ari_json_wrong(&o->rope, "high_freq_factor", " is %g, expected more than low_freq_factor, %g",
                               r->high_freq_factor, r->low_freq_factor);
@@ -147,7 +139,7 @@ static ar_status read_longrope(ar_config *c, ar_rope *r, const ari_rope_object *
     if (ari_json_get(rope, "factor") != NULL)
         AR_TRY(read_factor(rope, &r->factor));
     if (ari_json_get(rope, "attention_factor") != NULL)
-        return read_positive(rope, "attention_factor", &r->attention_factor);
+        return ari_config_positive(rope, "attention_factor", &r->attention_factor);
     if (r->factor > 1 && r->original_positions < 2)
         return ari_json_wrong(
             rope, "original_max_position_embeddings",
@@ -255,7 +247,7 @@ ar_status ari_config_rope_object(ar_config *c, ar_rope *r, const ari_rope_object
     size_t used = 0;
     AR_TRY(refuse_inside(&o->rope));
     AR_TRY(read_partial(c, r, &o->rope, o->form->partial, 0.0));
-    AR_TRY(read_positive(&o->rope, "rope_theta", &r->theta));
+    AR_TRY(ari_config_positive(&o->rope, "rope_theta", &r->theta));
     if (ari_json_get(o->at, "rope_theta") != NULL && r->theta != outer)
         return ari_json_wrong(&o->rope, "rope_theta", " is %g, but %g beside it", r->theta, outer);
     AR_TRY(read_type(o, &type));
@@ -282,7 +274,7 @@ static ar_status read_object(ar_config *c, const ari_json_at *at, const ari_rope
 ar_status ari_config_rope(ar_config *c, const ari_json_at *at, const ari_rope_form *form)
 {
     c->rope = (ar_rope){.kind = AR_ROPE_DEFAULT, .theta = form->theta > 0.0 ? form->theta : 10000.0};
-    AR_TRY(read_positive(at, "rope_theta", &c->rope.theta));
+    AR_TRY(ari_config_positive(at, "rope_theta", &c->rope.theta));
     const bool inside = json_object_get(ari_json_get(at, "rope_parameters"), "partial_rotary_factor") != NULL;
     AR_TRY(read_partial(c, &c->rope, at, form->partial, inside ? 0.0 : form->share));
     const bool now = ari_json_get(at, "rope_parameters") != NULL, before = ari_json_get(at, "rope_scaling") != NULL;
