@@ -110,6 +110,11 @@ int ari_by_name(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+int ari_by_name_of(const void *a, const void *b)
+{
+    return ari_by_name(*(const void *const *)a, *(const void *const *)b);
+}
+
 ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what)
 {
     *gives = n == SIZE_MAX ? strdup(text) : strndup(text, n);

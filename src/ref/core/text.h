@@ -38,8 +38,10 @@ static inline bool ari_ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + (n - m), end) == 0;
 }
 
-/** For qsort and bsearch: of elements that begin with a pointer to their name, or with the name itself. */
+/** For qsort and bsearch: of elements that begin with a pointer to their name, that point to such, or that begin with the
+ *  name itself. */
 int ari_by_name(const void *a, const void *b);
+int ari_by_name_of(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
 /** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `what`. Gives; free(). */

@@ -51,30 +51,18 @@ static size_t layer_like(const ar_config *c, const ar_config *from, size_t i)
     return c->layers > 1 ? at * (from->layers - 1) / (c->layers - 1) : 0;
 }
 
-static void shrink_windows(ar_config *c, const ar_config *from)
+/* The sets of layers, each layer as the one that it is like. */
+static void shrink_layers(ar_config *c, const ar_config *from)
 {
-    if (from->window == 0)
-        return;
-    for (size_t i = 0; i < sizeof c->full_attention / sizeof *c->full_attention; i++)
-        c->full_attention[i] = 0;
-    for (size_t i = 0; i < AR_CONFIG_LAYER_BITS; i++) {
-        if (ar_config_window(from, layer_like(c, from, i)) == 0)
-            c->full_attention[i / 64] |= (uint64_t)1 << (i % 64);
-    }
-}
-
-/* As the windows. */
-static void shrink_others(ar_config *c, const ar_config *from)
-{
+    memset(c->full_attention, 0, sizeof c->full_attention);
     memset(c->dense, 0, sizeof c->dense);
     memset(c->unturned, 0, sizeof c->unturned);
     for (size_t i = 0; i < AR_CONFIG_LAYER_BITS; i++) {
         const uint64_t bit = (uint64_t)1 << (i % 64);
         const size_t like = layer_like(c, from, i);
-        if (from->experts.n > 0 && !ar_config_has_experts(from, like))
-            c->dense[i / 64] |= bit;
-        if (from->rope.kind != AR_ROPE_NONE && !ar_config_turns(from, like))
-            c->unturned[i / 64] |= bit;
+        c->full_attention[i / 64] |= from->window > 0 && ar_config_window(from, like) == 0 ? bit : 0;
+        c->dense[i / 64] |= from->experts.n > 0 && !ar_config_has_experts(from, like) ? bit : 0;
+        c->unturned[i / 64] |= from->rope.kind != AR_ROPE_NONE && !ar_config_turns(from, like) ? bit : 0;
     }
 }
 
@@ -166,8 +154,7 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
     c->pad_id = c->pads ? from.pad_id : 0;
     if (from.layers > LEAST_LAYERS)
         c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
-    shrink_windows(c, &from);
-    shrink_others(c, &from);
+    shrink_layers(c, &from);
     if (c->latent.kv_rank == 0)
         shrink_rope(&c->rope, c->head_dim, from.head_dim);
     shrink_rope(&c->local_rope, c->head_dim, from.head_dim);
@@ -267,22 +254,14 @@ static json_t *turned_layers(const ar_config *c)
     return turned;
 }
 
-static void set_factors(json_t *rope, const char *key, const float *factor, size_t n)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, json_real((double)factor[i]));
-    json_object_set_new(rope, key, list);
-}
-
 /* Sets a rotation's keys that depend on the head size. The share of rotated features is one that truncates to them.
  * outside: its key beside the object. */
 static void set_rope(json_t *object, const char *key, const ar_rope *r, size_t head_dim, const char *outside)
 {
     json_t *rope = json_object_get(object, key);
     if (json_is_object(rope) && r->kind == AR_ROPE_LONGROPE) {
-        set_factors(rope, "short_factor", r->short_factor, ar_rope_dim(r, head_dim) / 2);
-        set_factors(rope, "long_factor", r->long_factor, ar_rope_dim(r, head_dim) / 2);
+        json_object_set_new(rope, "short_factor", ari_json_floats(r->short_factor, ar_rope_dim(r, head_dim) / 2));
+        json_object_set_new(rope, "long_factor", ari_json_floats(r->long_factor, ar_rope_dim(r, head_dim) / 2));
     }
     json_t *const places[2] = {object, rope};
     const char *const names[2] = {outside, "partial_rotary_factor"};

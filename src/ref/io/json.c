@@ -159,10 +159,7 @@ const char *ari_json_unknown_key(const json_t *object, const char *const *known,
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
-        size_t i = 0;
-        while (i < n && strcmp(known[i], key) != 0)
-            i++;
-        if (i == n)
+        if (ari_word_of(key, known, n) == n)
             return key;
     }
     return NULL;

@@ -352,13 +352,6 @@ static ar_status read_members(const reader *r, size_t length)
     return scan_at_end(&s) ? AR_OK : refuse_header(r, s.at, "something follows the closing brace");
 }
 
-static int compare_names(const void *a, const void *b)
-{
-    const ari_st_item *const *x = (const ari_st_item *const *)a;
-    const ari_st_item *const *y = (const ari_st_item *const *)b;
-    return strcmp((*x)->entry.name, (*y)->entry.name);
-}
-
 /* The official library lets the last of two equal names win; the format forbids them, so they are refused here. */
 static ar_status index_names(const reader *r)
 {
@@ -368,7 +361,7 @@ static ar_status index_names(const reader *r)
         return no_memory(r);
     for (size_t i = 0; i < h->n; i++)
         h->by_name[i] = &h->items[i];
-    ARI_SORT(h->by_name, h->n, compare_names);
+    ARI_SORT(h->by_name, h->n, ari_by_name_of);
     for (size_t i = 1; i < h->n; i++)
         if (strcmp(h->by_name[i - 1]->entry.name, h->by_name[i]->entry.name) == 0)
             return bad_field(r, h->by_name[i]->entry.name, "duplicate name");

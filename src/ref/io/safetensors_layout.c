@@ -44,16 +44,11 @@ ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
     return AR_OK;
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp((*(const ar_st_tensor *const *)a)->name, (*(const ar_st_tensor *const *)b)->name);
-}
-
 ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who)
 {
     for (size_t i = 0; i < n; i++)
         order[i] = &tensors[i];
-    ARI_SORT(order, n, by_name);
+    ARI_SORT(order, n, ari_by_name_of);
     for (size_t i = 1; i < n; i++)
         if (strcmp(order[i - 1]->name, order[i]->name) == 0)
             return ar_error_set(AR_ERR_ARG, "%stensor '%s' is there twice", who, ARI_SHOW(order[i]->name));

@@ -64,11 +64,6 @@ static ar_status open_shards(ar_st_model *m, const char *folder)
     return AR_OK;
 }
 
-static int compare_entries(const void *a, const void *b)
-{
-    return strcmp((*(const ar_st_entry *const *)a)->name, (*(const ar_st_entry *const *)b)->name);
-}
-
 /* Every name of the map is in its shard. */
 static ar_status collect_names(ar_st_model *m, const json_t *map, const char *path)
 {
@@ -85,7 +80,7 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
                                 ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(wanted.name));
         m->entries[m->n++] = e;
     }
-    ARI_SORT(m->entries, m->n, compare_entries);
+    ARI_SORT(m->entries, m->n, ari_by_name_of);
     return AR_OK;
 }
 
@@ -198,7 +193,7 @@ const ar_st_entry *ar_st_model_find(const ar_st_model *m, const char *name)
         return ar_st_find(m->single, name);
     const ar_st_entry wanted = {.name = name};
     const ar_st_entry *key = &wanted;
-    const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof(const ar_st_entry *), compare_entries);
+    const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof key, ari_by_name_of);
     return found == NULL ? NULL : *found;
 }
 

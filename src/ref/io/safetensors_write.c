@@ -147,32 +147,32 @@ static ar_status place_tensors(ar_st_writer *w, const ar_st_tensor *const *order
     return AR_OK;
 }
 
-/* A file with its header: what follows are the data of order[0..n), from byte `length` on. Gives both; free(order). */
-static ar_status begin_file(ari_atomic_file **out, const ar_st_tensor ***order, size_t *length, const char *path,
-                            const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
+/* A file with its header, which the data of order[0..n) follow. Gives both; free(order). */
+static ar_status open_writer(ar_st_writer **gives, const ar_st_tensor ***order, const char *path,
+                             const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
 {
+    size_t length = 0;
     ARI_OWNED char *header = NULL;
+    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
+    AR_TRY(ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
     AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
+    w->n = n;
     AR_TRY(sort_tensors(*order, tensors, n));
     AR_TRY(check_metadata(metadata, n_meta));
-    AR_TRY(make_header(&header, length, *order, n, metadata, n_meta));
-    AR_TRY(ari_atomic_file_create(out, path));
-    return ari_atomic_file_write(*out, header, *length);
+    AR_TRY(make_header(&header, &length, *order, n, metadata, n_meta));
+    AR_TRY(ari_atomic_file_create(&w->out, path));
+    AR_TRY(ari_atomic_file_write(w->out, header, length));
+    AR_TRY(place_tensors(w, *order, tensors, length));
+    ARI_GIVE(gives, w);
+    return AR_OK;
 }
 
 ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                             const char *const *metadata, size_t n_meta)
 {
-    size_t length = 0;
     ARI_OWNED const ar_st_tensor **order = NULL;
-    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
-    AR_TRY(ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
-    w->n = n;
-    AR_TRY(begin_file(&w->out, &order, &length, path, tensors, n, metadata, n_meta));
-    AR_TRY(place_tensors(w, order, tensors, length));
-    ARI_GIVE(gives, w);
-    return AR_OK;
+    return open_writer(gives, &order, path, tensors, n, metadata, n_meta);
 }
 
 ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
@@ -222,27 +222,18 @@ static ar_status check_data(const ar_st_tensor *tensors, size_t n)
     return AR_OK;
 }
 
-/* In the file's order, so that a pipe takes it. */
-static ar_status put_all(ari_atomic_file *out, const ar_st_tensor *const *order, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        size_t bytes = 0;
-        AR_TRY(ari_st_tensor_bytes(&bytes, order[i]));
-        AR_TRY(ari_atomic_file_write(out, order[i]->data, bytes));
-    }
-    return AR_OK;
-}
-
 ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
-    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
-    size_t length = 0;
+    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
     ARI_OWNED const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
-    AR_TRY(begin_file(&out, &order, &length, path, tensors, n, metadata, n_meta));
-    AR_TRY(put_all(out, order, n));
-    ARI_GIVE(gives, out);
+    AR_TRY(open_writer(&w, &order, path, tensors, n, metadata, n_meta));
+    for (size_t k = 0; k < n; k++) { /* in the file's order, so that a pipe takes it */
+        const size_t i = (size_t)(order[k] - tensors);
+        AR_TRY(ar_st_writer_put(w, i, tensors[i].data, w->slot[i].bytes));
+    }
+    ARI_GIVE(gives, w->out);
     return AR_OK;
 }
 
