@@ -129,10 +129,10 @@ Test(train_refusals, a_layout_that_is_not_the_contexts_is_refused)
                                              {.parallel = {.tp = 2, .cp = 2}},
                                              {.parallel = {.tp = 2, .cp_inner = 2}},
                                              {.parallel = {.tp = 2, .sp = true}}};
-    static const char *const says[] = {
-        "tp=4, cp=1, dp=1, pp=1 (1 stages each) in a context of tp=2, cp=1, dp=1, pp=1",
-        "tp=2, cp=1, dp=2, pp=1 (1 stages each) in a context", "tp=2, cp=2, dp=1, pp=1 (1",
-        "inner 2, in a context whose inner group has 1 ranks", "with sequence parallelism in a context without"};
+    static const char *const says[] = {"layout tp=4 in a context of tp=2", "layout dp=2 tp=2 in a context of tp=2",
+                                       "layout cp=2 tp=2 in a context of tp=2",
+                                       "inner 2 in a context whose inner group has 1 ranks",
+                                       "layout tp=2 sp in a context of tp=2"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         static job j;
         j = (job){.options = wrong[i], .poisoned = SIZE_MAX};

@@ -100,55 +100,48 @@ static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, 
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
-static const ari_copy *copy_of(const ari_claims *t, size_t r, size_t i, int which)
-{
-    return &ari_claim_of(t, r, i)->copy[which];
-}
+/* What each rank, copy[r], has of something that all with the same `place` should have alike; place 0: nothing. */
 
 /* The rank, of those from `first` on that hold copies of the same elements, whose copy the others should have. */
-static size_t right_copy(const ari_claims *t, size_t i, int which, size_t first)
+static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first)
 {
-    const uint64_t place = copy_of(t, first, i, which)->place;
+    const uint64_t place = copy[first].place;
     size_t copies = 0;
-    for (size_t r = first; r < t->ranks; r++)
-        copies += copy_of(t, r, i, which)->place == place;
-    for (size_t r = first; r < t->ranks && copies > 2; r++) {
-        const ari_copy *one = copy_of(t, r, i, which);
+    for (size_t r = first; r < ranks; r++)
+        copies += copy[r].place == place;
+    for (size_t r = first; r < ranks && copies > 2; r++) {
         size_t alike = 0;
-        for (size_t k = r; k < t->ranks && one->place == place; k++)
-            alike += copy_of(t, k, i, which)->place == place && copy_of(t, k, i, which)->hash == one->hash;
+        for (size_t k = r; k < ranks && copy[r].place == place; k++)
+            alike += copy[k].place == place && copy[k].hash == copy[r].hash;
         if (2 * alike > copies)
             return r;
     }
     return first;
 }
 
-static bool has_copy_below(const ari_claims *t, size_t i, int which, size_t r)
+static bool has_copy_below(const ari_copy *copy, size_t r)
 {
-    const uint64_t place = copy_of(t, r, i, which)->place;
     for (size_t k = 0; k < r; k++) {
-        if (copy_of(t, k, i, which)->place == place)
+        if (copy[k].place == copy[r].place)
             return true;
     }
     return false;
 }
 
-/* Judges the elements of which rank `first` is the lowest to hold a copy. */
-static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, size_t i, int which, size_t first)
+/* Judges what rank `first` is the lowest to have; as: the finding's kind, parameter and state. */
+static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, const ari_copy *copy, size_t first,
+                                 const ar_finding *as)
 {
-    static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
-    const size_t right = right_copy(t, i, which, first);
-    const ari_copy *expected = copy_of(t, right, i, which);
+    const size_t right = right_copy(copy, t->ranks, first);
     ar_finding *f = NULL;
     for (size_t r = first; r < t->ranks; r++) {
-        const ari_copy *c = copy_of(t, r, i, which);
-        if (c->place != expected->place || c->hash == expected->hash)
+        if (copy[r].place != copy[right].place || copy[r].hash == copy[right].hash)
             continue;
         if (!f) {
-            AR_TRY(add_finding(&f, g, which < ARI_COPY_STATE ? kinds[which] : AR_FOUND_STATE, t->params[i]->name));
+            AR_TRY(add_finding(&f, g, as->kind, as->param));
             f->against = (int)ari_claims_header_of(t, right)->rank;
-            if (which >= ARI_COPY_STATE)
-                snprintf(f->state, sizeof f->state, "%s", ari_state_name[which - ARI_COPY_STATE]);
+            f->value = as->kind == AR_FOUND_STEPS ? (double)copy[r].hash : 0.0;
+            memcpy(f->state, as->state, sizeof f->state);
         }
         add_rank(f, t, r);
     }
@@ -157,10 +150,19 @@ static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, size_t i,
 
 static ar_status judge_copies(ar_gradients *g, const ari_claims *t, size_t i)
 {
+    static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
+    ARI_OWNED ari_copy *copy = NULL;
+    AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
     for (int which = 0; which < ARI_COPIES; which++) {
+        const bool state = which >= ARI_COPY_STATE;
+        ar_finding as = {.kind = state ? AR_FOUND_STATE : kinds[which]};
+        snprintf(as.param, sizeof as.param, "%s", t->params[i]->name);
+        snprintf(as.state, sizeof as.state, "%s", state ? ari_state_name[which - ARI_COPY_STATE] : "");
+        for (size_t r = 0; r < t->ranks; r++)
+            copy[r] = ari_claim_of(t, r, i)->copy[which];
         for (size_t r = 0; r < t->ranks; r++) {
-            if (copy_of(t, r, i, which)->place != 0 && !has_copy_below(t, i, which, r))
-                AR_TRY(judge_copies_of(g, t, i, which, r));
+            if (copy[r].place != 0 && !has_copy_below(copy, r))
+                AR_TRY(judge_copies_of(g, t, copy, r, &as));
         }
     }
     return AR_OK;
@@ -184,28 +186,12 @@ static ar_status check_lists(const ari_claims *t)
 
 static ar_status judge_steps(ar_gradients *g, const ari_claims *t)
 {
-    size_t right = 0;
-    ar_finding *f = NULL;
-    for (size_t r = 0; r < t->ranks; r++) {
-        size_t alike = 0;
-        for (size_t k = 0; k < t->ranks; k++)
-            alike += ari_claims_header_of(t, k)->steps == ari_claims_header_of(t, r)->steps;
-        if (2 * alike > t->ranks) {
-            right = r;
-            break;
-        }
-    }
-    for (size_t r = 0; r < t->ranks; r++) {
-        if (ari_claims_header_of(t, r)->steps == ari_claims_header_of(t, right)->steps)
-            continue;
-        if (!f) {
-            AR_TRY(add_finding(&f, g, AR_FOUND_STEPS, ""));
-            f->against = (int)ari_claims_header_of(t, right)->rank;
-            f->value = (double)ari_claims_header_of(t, r)->steps;
-        }
-        add_rank(f, t, r);
-    }
-    return AR_OK;
+    const ar_finding as = {.kind = AR_FOUND_STEPS};
+    ARI_OWNED ari_copy *copy = NULL;
+    AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
+    for (size_t r = 0; r < t->ranks; r++)
+        copy[r] = (ari_copy){.place = 1, .hash = ari_claims_header_of(t, r)->steps};
+    return judge_copies_of(g, t, copy, 0, &as);
 }
 
 static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, const ar_gradients_verify_options *o)

@@ -84,14 +84,6 @@ static void misplace(ar_layout *o)
         b->global[d] = b->global[d] + 2 * b->extent[d] <= o->shape[d] ? b->global[d] + b->extent[d] : 0;
 }
 
-static ar_status layout_of(ar_layout *o, ar_ctx *ctx, const ari_state *s)
-{
-    if (!s->whole)
-        return ari_share_layout(o, s->param, ctx, s->start, s->count);
-    *o = s->param->layout;
-    return AR_OK;
-}
-
 /* This rank's elements at their places among zeros; cut: of the rank's part of the matrix. */
 static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run, bool cut)
 {
@@ -102,16 +94,12 @@ static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s,
         return AR_OK;
     if (cut)
         return ari_share_put(ctx, ar_const(run), s->param, full, s->start, s->count);
-    AR_TRY(layout_of(&o, ctx, s));
-    AR_TRY(ari_state_local(&local, s, ctx, run));
-    if (!s->whole)
-        AR_TRY(ari_share_put(ctx, ar_const(run), s->param, &local, s->start, s->count));
-    else if (ar_faulty(ctx, AR_FAULT_muon_shards_misplaced))
+    AR_TRY(ari_state_layout(&o, s, ctx));
+    AR_TRY(ari_state_begin(&local, s, ctx, run, true));
+    if (s->whole && ar_faulty(ctx, AR_FAULT_muon_shards_misplaced))
         misplace(&o);
     AR_TRY(move_boxes(ctx, full, &local, &o, true));
-    if (!s->whole)
-        ar_ctx_release(ctx, &local);
-    return AR_OK;
+    return ari_state_end(&local, s, ctx, run, false);
 }
 
 static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, ar_comm *over)
@@ -135,14 +123,10 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
     ar_tensor local;
     if (cut)
         return ari_share_get(ctx, run, s->param, full, s->start, s->count);
-    AR_TRY(layout_of(&o, ctx, s));
-    AR_TRY(ari_state_local(&local, s, ctx, run));
+    AR_TRY(ari_state_layout(&o, s, ctx));
+    AR_TRY(ari_state_begin(&local, s, ctx, run, false));
     AR_TRY(move_boxes(ctx, full, &local, &o, false));
-    if (s->whole)
-        return AR_OK;
-    AR_TRY(ari_share_get(ctx, run, s->param, &local, s->start, s->count));
-    ar_ctx_release(ctx, &local);
-    return AR_OK;
+    return ari_state_end(&local, s, ctx, run, true);
 }
 
 /* --- Newton-Schulz ------------------------------------------------------------------------------------------------ */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ref/numerics/optimizer.h"
@@ -56,19 +57,15 @@ static ar_status check_schedule(const ar_optimizer_options *o)
 static ar_status check_group(const ar_optimizer_options *o, size_t i)
 {
     const ar_param_group *group = &o->group[i];
+    char option[sizeof group->glob + 32];
     if (group->glob[0] == '\0' || !memchr(group->glob, 0, sizeof group->glob))
         return ar_error_set(AR_ERR_ARG, "optimizer %s: the glob of parameter group %zu is %s, expected 1 to %zu bytes",
                             ar_optimizer_name(o->kind), i, group->glob[0] ? "not ended by a 0" : "empty",
                             sizeof group->glob - 1);
-    if (!(group->lr_scale >= 0.0 && isfinite(group->lr_scale)))
-        return ar_error_set(AR_ERR_ARG,
-                            "optimizer %s: lr_scale of group '%s' is %g, expected a finite number, at least 0",
-                            ar_optimizer_name(o->kind), group->glob, group->lr_scale);
-    if (!isnan(group->weight_decay) && !(group->weight_decay >= 0.0 && isfinite(group->weight_decay)))
-        return ar_error_set(AR_ERR_ARG,
-                            "optimizer %s: weight_decay of group '%s' is %g, expected a finite number, at least 0",
-                            ar_optimizer_name(o->kind), group->glob, group->weight_decay);
-    return AR_OK;
+    snprintf(option, sizeof option, "lr_scale of group '%s'", group->glob);
+    AR_TRY(check_amount(o, option, group->lr_scale));
+    snprintf(option, sizeof option, "weight_decay of group '%s'", group->glob);
+    return isnan(group->weight_decay) ? AR_OK : check_amount(o, option, group->weight_decay);
 }
 
 static ar_status check_groups(const ar_optimizer_options *o)

@@ -131,35 +131,34 @@ void ari_state_destroy(ari_state *s, ar_device *d)
     s->part = (ari_update_part){{NULL}, {NULL}, {NULL}, {NULL}};
 }
 
-ar_status ari_state_local(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state)
+ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled)
 {
     const ar_tensor *value = &s->param->value;
     if (s->whole)
         return ar_tensor_view(local, AR_F32, value->ndim, value->shape, state);
-    return ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape);
+    AR_TRY(ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape));
+    return filled ? ari_share_put(ctx, ar_const(state), s->param, local, s->start, s->count) : AR_OK;
 }
 
-static void release_state(ar_tensor *local, const ari_state *s, ar_ctx *ctx)
+ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool taken)
 {
-    if (!s->whole)
-        ar_ctx_release(ctx, local);
+    if (s->whole)
+        return AR_OK;
+    const ar_status st = taken ? ari_share_get(ctx, state, s->param, local, s->start, s->count) : AR_OK;
+    ar_ctx_release(ctx, local);
+    return st;
 }
 
 static ar_status save_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar_buf buf, const ar_layout *layout,
                            ar_optimizer_state_fn emit, void *user)
 {
     ar_tensor local;
-    ar_status st = AR_OK;
-    AR_TRY(ari_state_local(&local, s, ctx, buf));
-    if (!s->whole)
-        AR_TRY_TO(done, st, ari_share_put(ctx, ar_const(buf), s->param, &local, s->start, s->count));
-    st = emit(user, s->param, name, &local, layout);
-done:
-    release_state(&local, s, ctx);
-    return st;
+    AR_TRY(ari_state_begin(&local, s, ctx, buf, true));
+    AR_TRY(emit(user, s->param, name, &local, layout));
+    return ari_state_end(&local, s, ctx, buf, false);
 }
 
-static ar_status layout_of(ar_layout *o, const ari_state *s, ar_ctx *ctx)
+ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx)
 {
     if (!s->whole)
         return ari_share_layout(o, s->param, ctx, s->start, s->count);
@@ -171,7 +170,7 @@ ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, ar_optimizer_state_fn 
 {
     const kinds k = kinds_of(&s->part);
     ar_layout layout;
-    AR_TRY(layout_of(&layout, s, ctx));
+    AR_TRY(ari_state_layout(&layout, s, ctx));
     for (int i = 0; i < k.n; i++)
         AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, emit, user));
     return AR_OK;
@@ -196,7 +195,7 @@ ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
     if (!ar_tapped(ctx))
         return AR_OK;
     ar_layout layout;
-    AR_TRY(layout_of(&layout, s, ctx));
+    AR_TRY(ari_state_layout(&layout, s, ctx));
     for (int i = 0; i < k.n; i++) {
         tap_to to = {ctx, k.pass[i]};
         if (to.pass)
@@ -208,17 +207,12 @@ ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
 static ar_status load_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar_buf buf, const float *full)
 {
     ARI_OWNED float *host = NULL;
-    ar_tensor local = {.data = {NULL}};
-    ar_status st = AR_OK;
+    ar_tensor local;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&s->param->value) + 1, name));
     ari_layout_take(host, &s->param->value, &s->param->layout, full);
-    AR_TRY_TO(done, st, ari_state_local(&local, s, ctx, buf));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &local, host));
-    if (!s->whole)
-        AR_TRY_TO(done, st, ari_share_get(ctx, buf, s->param, &local, s->start, s->count));
-done:
-    release_state(&local, s, ctx);
-    return st;
+    AR_TRY(ari_state_begin(&local, s, ctx, buf, false));
+    AR_TRY(ar_ctx_upload(ctx, &local, host));
+    return ari_state_end(&local, s, ctx, buf, true);
 }
 
 ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user)

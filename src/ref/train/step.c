@@ -23,49 +23,34 @@
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
-static bool same_recomputation(ar_recomputation a, ar_recomputation b)
+enum { MADE_TEXT = 256 };
+/* What of a layout the context's groups and its layers were made for, in words. */
+static void describe_made(char text[MADE_TEXT], ar_parallel made)
 {
-    return a.what == b.what && (a.what == AR_RECOMPUTE_NONE || ari_at_least_one(a.every) == ari_at_least_one(b.every));
+    made.schedule = AR_PP_1F1B;
+    made.own_schedule = NULL;
+    made.stages.n = 0;
+    made.zero = made.micro_batches = 0;
+    made.keep_gathered = false;
+    ar_parallel_text(text, MADE_TEXT, &made);
 }
 
-/* The layout must be the one that the context's groups were made for. */
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
-    const ar_parallel *p = &o->parallel, *made = &ctx->layout;
-    const int each = ari_at_least_one(p->virtual_stages), inner = ari_at_least_one(p->cp_inner);
-    const int replicas = ari_at_least_one(p->dp_replicate), tp = ari_extent(made, ARI_CUTS_FEATURES);
-    char asked[ARI_EXTENTS_TEXT], has[ARI_EXTENTS_TEXT];
-    bool same = each == made->virtual_stages;
-    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        same = same && ari_layout_extent(p, i) == ari_layout_extent(made, i);
-    if (!same)
-        return ar_error_set(AR_ERR_ARG, "a training step of layout %s (%d stages each) in a context of %s (%d)",
-                            ari_extents_text(asked, p), each, ari_extents_text(has, made), made->virtual_stages);
-    AR_TRY(ari_own_schedule_check(p));
-    if (replicas != made->dp_replicate)
-        return ar_error_set(AR_ERR_ARG, "a training step of %d replicas of shares in a context of %d", replicas,
-                            made->dp_replicate);
-    if (ari_at_least_one(p->ep) != made->ep || ari_experts_whole(p) != ari_experts_whole(made))
-        return ar_error_set(AR_ERR_ARG, "a training step of ep=%d etp=%d in a context of ep=%d etp=%d",
-                            ari_at_least_one(p->ep), p->etp, made->ep, made->etp);
-    if (ari_experts_routed(p) && p->dispatch != made->dispatch)
-        return ar_error_set(AR_ERR_ARG, "a training step whose tokens reach experts by %s in a context of %s",
-                            ar_dispatch_name(p->dispatch), ar_dispatch_name(made->dispatch));
-    if (inner != made->cp_inner || (ari_extent(made, ARI_CUTS_POSITIONS) > 1 && p->zigzag != made->zigzag))
-        return ar_error_set(AR_ERR_ARG,
-                            "a training step of layout %s, inner %d%s, in a context whose inner group has %d ranks%s",
-                            ari_extents_text(asked, p), inner, p->zigzag ? ", zigzag" : "", made->cp_inner,
-                            made->zigzag ? ", zigzag" : "");
-    if (tp > 1 && p->sp != ctx->sp)
-        return ar_error_set(AR_ERR_ARG, "a training step %s sequence parallelism in a context %s it",
-                            p->sp ? "with" : "without", ctx->sp ? "with" : "without");
-    if ((tp > 1 && ctx->sp && ari_at_least_one(p->overlap) != ctx->overlap) ||
-        !same_recomputation(p->recompute, ctx->recompute))
-        return ar_error_set(
-            AR_ERR_ARG,
-            "a training step of overlap %d, recompute %s of every %d, in a context of overlap %d, %s of every %d",
-            ari_at_least_one(p->overlap), ar_recompute_name(p->recompute.what), ari_at_least_one(p->recompute.every),
-            ctx->overlap, ar_recompute_name(ctx->recompute.what), ari_at_least_one(ctx->recompute.every));
+    const int inner = ari_at_least_one(o->parallel.cp_inner);
+    char asked[MADE_TEXT], has[MADE_TEXT];
+    ar_parallel made = ctx->layout;
+    made.sp = ctx->sp;
+    made.overlap = ctx->overlap;
+    made.recompute = ctx->recompute;
+    describe_made(asked, o->parallel);
+    describe_made(has, made);
+    if (strcmp(asked, has) != 0)
+        return ar_error_set(AR_ERR_ARG, "a training step of layout %s in a context of %s", asked, has);
+    if (inner != made.cp_inner)
+        return ar_error_set(AR_ERR_ARG, "a training step of inner %d in a context whose inner group has %d ranks",
+                            inner, made.cp_inner);
+    AR_TRY(ari_own_schedule_check(&o->parallel));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
     return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
