@@ -33,14 +33,12 @@ static ar_status new_heads(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t b, 
     return ar_ctx_tensor(ctx, t, dtype, 4, shape);
 }
 
-/* A norm's name below the attention. */
-static const char *leaf_of(const ari_attention *m, int which)
+const char *ari_leaf_of(const ari_attention *m, const char *path)
 {
-    return m->norm.name[which] + strlen(m->base.name) + 1;
+    return path + strlen(m->base.name) + 1;
 }
 
-ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t,
-                        size_t heads, int copies)
+ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const char *part, char pass, const ar_tensor *t)
 {
     const size_t d = t->shape[3], shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
     ar_tensor features;
@@ -49,7 +47,8 @@ ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, c
     AR_TRY(ar_ctx_tensor(ctx, &features, t->dtype, 3, shape));
     const ar_tensor by_head = ari_heads_view(&features, 0, t->shape[2], 1, d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &by_head, t));
-    AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, heads * d, copies));
+    AR_TRY(ari_tap_copies(ctx, m->base.name, part, pass, &features, 2, (which == 0 ? m->o.heads : m->o.kv_heads) * d,
+                          which == 0 ? m->copies : m->kv_copies));
     ar_ctx_release(ctx, &features);
     return AR_OK;
 }
@@ -202,8 +201,7 @@ static ar_status lay_out_normed(ari_attention *m, ar_ctx *ctx, ar_saved *saved, 
     if (!ari_qk_normed(m))
         return lay_out(m, ctx, to, from, r);
     AR_TRY(ari_qk_norm_forward(m, ctx, saved, which, &y, &memory, from));
-    AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, which), 'f', &y, which == 0 ? m->o.heads : m->o.kv_heads,
-                         which == 0 ? m->copies : m->kv_copies));
+    AR_TRY(ari_tap_heads(m, ctx, which, ari_leaf_of(m, m->norm.name[which]), 'f', &y));
     AR_TRY(lay_out(m, ctx, to, &y, r));
     ar_ctx_release(ctx, &memory);
     return AR_OK;
@@ -220,21 +218,25 @@ ar_tensor ari_heads_of(const ari_attention *m, const ar_tensor *qkv, int which)
     return ari_heads_view(&part, 0, heads, 1, width);
 }
 
+static const char *const turned_names[2] = {"q_rope", "k_rope"};
+
 /* Queries, keys and values of this rank's positions and all its heads, rotated. */
 static ar_status split_heads(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor x[3], ar_tensor *qkv,
                              const rotation *r)
 {
-    const ar_tensor q = ari_heads_of(m, qkv, 0), k = ari_heads_of(m, qkv, 1), v = ari_heads_of(m, qkv, 2);
-    AR_TRY(lay_out_normed(m, ctx, saved, 0, &x[0], &q, r));
-    AR_TRY(lay_out_normed(m, ctx, saved, 1, &x[1], &k, r));
-    AR_TRY(lay_out(m, ctx, &x[2], &v, NULL));
+    for (int i = 0; i < 3; i++) {
+        const ar_tensor from = ari_heads_of(m, qkv, i);
+        AR_TRY(i < 2 ? lay_out_normed(m, ctx, saved, i, &x[i], &from, r) : lay_out(m, ctx, &x[i], &from, NULL));
+    }
     ar_ctx_release(ctx, qkv);
     if (!m->o.rope.kind)
         return AR_OK;
     ari_work_moves(ARI_GPU_MOVES_ROPE, false, ar_tensor_count(&x[0]) + ar_tensor_count(&x[1]));
-    const ar_tensor tq = swapped(&x[0]), tk = swapped(&x[1]);
-    AR_TRY(ari_tap_heads(m, ctx, "q_rope", 'f', &tq, m->o.heads, m->copies));
-    return ari_tap_heads(m, ctx, "k_rope", 'f', &tk, m->o.kv_heads, m->kv_copies);
+    for (int i = 0; i < 2; i++) {
+        const ar_tensor turned = swapped(&x[i]);
+        AR_TRY(ari_tap_heads(m, ctx, i, turned_names[i], 'f', &turned));
+    }
+    return AR_OK;
 }
 
 ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
@@ -270,28 +272,25 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                         const ar_tensor g[3], const rotation *r)
 {
-    const ar_tensor to_q = ari_heads_of(m, dqkv, 0), to_k = ari_heads_of(m, dqkv, 1), to_v = ari_heads_of(m, dqkv, 2);
-    const ar_tensor q = swapped(&g[0]), k = swapped(&g[1]), v = swapped(&g[2]);
-    if (m->o.rope.kind) {
-        AR_TRY(ari_tap_heads(m, ctx, "q_rope", 'b', &q, m->o.heads, m->copies));
-        AR_TRY(ari_tap_heads(m, ctx, "k_rope", 'b', &k, m->o.kv_heads, m->kv_copies));
-        AR_TRY(rotate(m, ctx, &to_q, &q, r, -1));
-        AR_TRY(rotate(m, ctx, &to_k, &k, r, -1));
-        ari_work_moves(ARI_GPU_MOVES_ROPE, true, ar_tensor_count(&q) + ar_tensor_count(&k));
-    } else {
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_q, &q));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_k, &k));
+    static const char *const names[3] = {"q", "k", "v"};
+    ar_tensor to[3];
+    for (int i = 0; i < 3; i++) {
+        const ar_tensor from = swapped(&g[i]);
+        const bool turned = m->o.rope.kind && i < 2;
+        to[i] = ari_heads_of(m, dqkv, i);
+        if (turned)
+            AR_TRY(ari_tap_heads(m, ctx, i, turned_names[i], 'b', &from));
+        AR_TRY(turned ? rotate(m, ctx, &to[i], &from, r, -1) : ARI_KERNEL(ctx, copy_strided, &to[i], &from));
     }
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to_v, &v));
-    if (ari_qk_normed(m)) {
-        AR_TRY(ari_qk_norm_backward(m, ctx, saved, 0, &to_q));
-        AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, 0), 'b', &to_q, m->o.heads, m->copies));
-        AR_TRY(ari_qk_norm_backward(m, ctx, saved, 1, &to_k));
-        AR_TRY(ari_tap_heads(m, ctx, leaf_of(m, 1), 'b', &to_k, m->o.kv_heads, m->kv_copies));
+    if (m->o.rope.kind)
+        ari_work_moves(ARI_GPU_MOVES_ROPE, true, ar_tensor_count(&g[0]) + ar_tensor_count(&g[1]));
+    for (int i = 0; i < 2 && ari_qk_normed(m); i++) {
+        AR_TRY(ari_qk_norm_backward(m, ctx, saved, i, &to[i]));
+        AR_TRY(ari_tap_heads(m, ctx, i, ari_leaf_of(m, m->norm.name[i]), 'b', &to[i]));
     }
-    AR_TRY(ari_tap_heads(m, ctx, "v", 'b', &to_v, m->o.kv_heads, m->kv_copies));
-    AR_TRY(ari_tap_heads(m, ctx, "q", 'b', &to_q, m->o.heads, m->copies));
-    return ari_tap_heads(m, ctx, "k", 'b', &to_k, m->o.kv_heads, m->kv_copies);
+    for (int i = 2; i < 5; i++) /* values first */
+        AR_TRY(ari_tap_heads(m, ctx, i % 3, names[i % 3], 'b', &to[i % 3]));
+    return AR_OK;
 }
 
 ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,

@@ -49,20 +49,9 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
 static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor *qkv)
 {
     static const char *const fused_names[3] = {"q", "k", "v"};
-    const size_t local[3] = {m->heads, m->kv_heads, m->kv_heads};
-    const size_t full[3] = {m->o.heads, m->o.kv_heads, m->o.kv_heads};
-    const int copies[3] = {m->copies, m->kv_copies, m->kv_copies};
-    size_t at = 0;
     for (int i = 0; i < 3; i++) {
         const ar_tensor heads = ari_heads_of(m, qkv, i);
-        if (m->o.by_head) {
-            AR_TRY(ari_tap_heads(m, ctx, fused_names[i], 'f', &heads, full[i], copies[i]));
-            continue;
-        }
-        const ar_tensor t = ar_tensor_slice(qkv, 2, at * m->o.head_dim, local[i] * m->o.head_dim);
-        AR_TRY(ari_tap_copies(ctx, m->o.fused ? m->base.name : m->qkv_name[i], m->o.fused ? fused_names[i] : NULL, 'f',
-                              &t, 2, full[i] * m->o.head_dim, copies[i]));
-        at += local[i];
+        AR_TRY(ari_tap_heads(m, ctx, i, m->o.fused ? fused_names[i] : ari_leaf_of(m, m->qkv_name[i]), 'f', &heads));
     }
     return AR_OK;
 }

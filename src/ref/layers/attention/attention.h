@@ -42,10 +42,12 @@ typedef struct ari_attention {
 ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d);
 /** Queries (which 0), keys or values in the projections' output, or their gradients: a view [b, s, heads, d]. */
 ar_tensor ari_heads_of(const ari_attention *m, const ar_tensor *qkv, int which);
-/** Reports queries (copies 1), keys or values [b, s, heads, d], however they lie in memory, as the features
+/** A path of a part of the attention, below its own. */
+const char *ari_leaf_of(const ari_attention *m, const char *path);
+/** Reports queries (which 0), keys or values [b, s, heads, d], however they lie in memory, as the features
  *  [b, s, heads * d] that they are, one head after the other. */
-AR_NODISCARD ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, const char *part, char pass,
-                                     const ar_tensor *t, size_t heads, int copies);
+AR_NODISCARD ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const char *part, char pass,
+                                     const ar_tensor *t);
 /** From the projections' output [b, s, q | k | v], which it releases, to the heads' concatenated outputs, [b, s, heads
  *  * d]. Taps the values in between. Errors: those of the device. */
 AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
