@@ -239,7 +239,7 @@ MUTANTS = [
     ("the first rank computes the parts of all samples that ranks share", "src/ref/placement/positions.c",
      "(sample + part) % ranks", "part % ranks", "verify/long_samples_test"),
     ("every rank takes the runs of experts' rows that others have to be as long as its own", "src/ref/arith/exact_groups.c",
-     "g->known ? g->known[i] : (size_t)numbers[i];", "run_rows(g, i % runs), (void)numbers;",
+     "g->known ? g->known[i] : numbers[i];", "run_rows(g, i % runs), (void)numbers;",
      "verify/long_samples_test"),
     ("of the rows that come for an expert those of one rank are left out", "src/ref/arith/exact_groups.c",
      "sample[k + 1] += s->rows[r * runs + run];", "sample[k + 1] = sample[k] + s->rows[r * runs + run];",

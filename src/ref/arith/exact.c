@@ -51,19 +51,17 @@ static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *gives,
 {
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, n ? n : 1, sizeof(int32_t)));
-    return o->kept ? ctx->device->ops->alloc(ctx->device, ctx->queue, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
+    return o->kept ? ARI_KERNEL(ctx, alloc, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
 }
 
 /* Equilibration: one exponent per column of B, over the rows of all parts and all ranks. */
 static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_comm *rows_over, const char *tag)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     AR_TRY(exponent_array(ctx, o, &o->c, o->x.batch * o->x.k));
     size_t at = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
-        AR_TRY(dev->col_exponents(ctx->device, ctx->queue, ar_buf_at(o->c, at * sizeof(int32_t)), t,
-                                  i > 0 && !p->along_k));
+        AR_TRY(ARI_KERNEL(ctx, col_exponents, ar_buf_at(o->c, at * sizeof(int32_t)), t, i > 0 && !p->along_k));
         at += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
     return ari_exact_max(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
@@ -74,28 +72,26 @@ static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_c
 static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_cbuf c, int sign, bool split,
                                   const char *tag)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     AR_TRY(exponent_array(ctx, o, &o->e, o->x.batch * o->x.rows));
     size_t row = 0, k = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
         const ar_cbuf part_c = c.ptr ? ar_cbuf_at(c, k * sizeof(int32_t)) : c;
-        AR_TRY(dev->row_exponents(ctx->device, ctx->queue, ar_buf_at(o->e, row * sizeof(int32_t)), t, part_c, sign,
-                                  i > 0 && p->along_k, o->narrow));
+        AR_TRY(ARI_KERNEL(ctx, row_exponents, ar_buf_at(o->e, row * sizeof(int32_t)), t, part_c, sign,
+                          i > 0 && p->along_k, o->narrow));
         row += p->along_k ? 0 : t->shape[t->ndim - 2];
         k += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
     for (int i = 0; i < 2; i++)
         AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
-    AR_TRY(dev->packed_create(ctx->device, ctx->queue, &o->packed, o->x.batch, o->x.rows, o->x.k,
-                              ari_exact_form(split, o->narrow)));
-    o->counted = o->kept ? 0 : dev->packed_bytes(o->packed);
+    AR_TRY(ARI_KERNEL(ctx, packed_create, &o->packed, o->x.batch, o->x.rows, o->x.k, ari_exact_form(split, o->narrow)));
+    o->counted = o->kept ? 0 : ctx->device->ops->packed_bytes(o->packed);
     ari_step_count_alloc(ctx, o->counted);
     row = k = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
         const ar_cbuf part_c = c.ptr ? ar_cbuf_at(c, k * sizeof(int32_t)) : c;
-        AR_TRY(dev->pack(ctx->device, ctx->queue, o->packed, row, k, t, part_c, sign, ar_const(o->e)));
+        AR_TRY(ARI_KERNEL(ctx, pack, o->packed, row, k, t, part_c, sign, ar_const(o->e)));
         row += p->along_k ? 0 : t->shape[t->ndim - 2];
         k += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
@@ -173,7 +169,7 @@ ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar
     o->k_full = part->cols;
     o->c = exponents_at(whole->c, part->matrix * whole->x.k + part->col);
     o->e = exponents_at(whole->e, part->matrix * whole->x.rows + part->row);
-    AR_TRY(ctx->device->ops->packed_part(ctx->device, ctx->queue, &o->packed, whole->packed, part));
+    AR_TRY(ARI_KERNEL(ctx, packed_part, &o->packed, whole->packed, part));
     o->counted = ctx->device->ops->packed_bytes(o->packed);
     ari_step_count_alloc(ctx, o->counted);
     *gives = o;
@@ -389,7 +385,7 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     AR_TRY(ari_check_fold(ctx, a, q, over, how, tag));
     AR_TRY(ari_mul_size(&bytes, s->own.count, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->own.s, bytes));
-    AR_TRY(ctx->device->ops->gemm_i64(ctx->device, ctx->queue, s->own.s, s->a->packed, s->b->packed, s->limbs, false));
+    AR_TRY(ARI_KERNEL(ctx, gemm_i64, s->own.s, s->a->packed, s->b->packed, s->limbs, false));
     ari_work_of_product(a, b);
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
@@ -406,11 +402,11 @@ static ar_status round_sums(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
     for (size_t at = s->start; at < end;) {
         const size_t batch = at / matrix, stop = (batch + 1) * matrix < end ? (batch + 1) * matrix : end;
         const size_t done = at - s->start;
-        AR_TRY(ctx->device->ops->round_i64(ctx->device, ctx->queue, ar_buf_at(y, done * sizeof(float)),
-                                           ar_cbuf_at(ar_const(s->s), done * (size_t)s->limbs * sizeof(int64_t)),
-                                           s->limbs, at - batch * matrix, stop - at, s->cols,
-                                           ar_cbuf_at(s->e, batch * s->e_step * sizeof(int32_t)),
-                                           ar_cbuf_at(s->f, batch * s->cols * sizeof(int32_t))));
+        AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, done * sizeof(float)),
+                          ar_cbuf_at(ar_const(s->s), done * (size_t)s->limbs * sizeof(int64_t)), s->limbs,
+                          at - batch * matrix, stop - at, s->cols,
+                          ar_cbuf_at(s->e, batch * s->e_step * sizeof(int32_t)),
+                          ar_cbuf_at(s->f, batch * s->cols * sizeof(int32_t))));
         at = stop;
     }
     return AR_OK;
@@ -419,20 +415,10 @@ static ar_status round_sums(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
 ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s)
 {
     const ar_tensor to = ar_tensor_flat(y->dtype, ar_buf_at(y->data, at * ar_dtype_bytes(y->dtype)), s->count);
-    ar_tensor wide = to;
-    if (y->dtype != AR_F32)
-        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &s->count));
+    ar_tensor wide;
+    AR_TRY(ari_wide_begin(ctx, &wide, &to));
     AR_TRY(round_sums(ctx, wide.data, s));
-    return ari_exact_store(ctx, &to, &wide);
-}
-
-ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide)
-{
-    if (y->dtype == AR_F32)
-        return AR_OK;
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, wide));
-    ar_ctx_release(ctx, wide);
-    return AR_OK;
+    return ari_wide_end(ctx, &to, &wide);
 }
 
 ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over)
@@ -471,12 +457,11 @@ static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s,
 {
     const bool narrow = y->dtype != AR_F32;
     const ar_epilogue none = {.act = AR_ACT_NONE, .band = ep->band}, *now = narrow ? &none : ep;
-    ar_tensor wide = *y;
-    if (narrow)
-        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, y->ndim, y->shape));
+    ar_tensor wide;
+    AR_TRY(ari_wide_begin(ctx, &wide, y));
     AR_TRY(ARI_KERNEL(ctx, gemm_round, &wide, s->a->packed, s->b->packed, ar_const(s->a->e), ar_const(s->b->e),
                       now->bias, now->act, now->z, now->band));
-    AR_TRY(ari_exact_store(ctx, y, &wide));
+    AR_TRY(ari_wide_end(ctx, y, &wide));
     if (!s->b->part) /* whose work who cuts it counts */
         ari_work_of_product(&s->a->x, &s->b->x);
     return narrow ? finish(ctx, y, ep) : AR_OK;

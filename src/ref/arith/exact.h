@@ -42,8 +42,6 @@ AR_NODISCARD ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm 
  *  came [ranks, own, width], for sums_widen; others: without its own one, which is not among what is sent either. */
 AR_NODISCARD ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width,
                                       ar_comm *over, bool others, const char *tag);
-/** y = wide, which ends, where it is not y itself: rounded to BF16. */
-AR_NODISCARD ar_status ari_exact_store(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 /** y = all ranks' rounded slices; the own one is at its place. */
 AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
@@ -129,7 +127,10 @@ ARI_DECLARE_EXACT(contract_groups)
 ARI_DECLARE_EXACT(grad_groups)
 #undef ARI_DECLARE_EXACT
 
-/** Ends what was packed, which a step's memory counts. Accepts NULL. */
+/** Room for integers, which a step's memory counts, and its end. */
+AR_NODISCARD ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **gives, size_t batch, size_t rows, size_t k,
+                                            unsigned form);
+/** Accepts NULL. */
 void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p);
 
 #endif

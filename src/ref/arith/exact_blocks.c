@@ -46,7 +46,7 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     *gives = s;
     /* -0 has the bits of AR_EXP_ZERO, the exponent of no terms. */
     const ar_tensor none = ar_tensor_flat(AR_F32, s->e, n);
-    return ctx->device->ops->fill(ctx->device, ctx->queue, &none, -0.0f);
+    return ARI_KERNEL(ctx, fill, &none, -0.0f);
 }
 
 /* A block's exponents in an array of one for each of `width` rows or terms of every matrix. */
@@ -65,8 +65,8 @@ ar_status ari_exact_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
 {
     AR_TRY(check_block(s, at));
     const ar_buf c = exponents_of(s->b->c, at, s->b->x.k, at->col);
-    return ctx->device->ops->row_exponents(ctx->device, ctx->queue, exponents_of(s->e, at, s->o.rows, at->row), a,
-                                           ar_const(c), +1, true, s->b->narrow);
+    return ARI_KERNEL(ctx, row_exponents, exponents_of(s->e, at, s->o.rows, at->row), a, ar_const(c), +1, true,
+                      s->b->narrow);
 }
 
 ar_status ari_exact_blocks_measured(ar_ctx *ctx, ar_blocks *s)
@@ -78,12 +78,11 @@ ar_status ari_exact_blocks_measured(ar_ctx *ctx, ar_blocks *s)
     AR_TRY(ari_mul_size(&bytes, n, s->b->x.rows));
     AR_TRY(ari_mul_size(&bytes, bytes, (size_t)s->limbs * sizeof(int64_t)));
     AR_TRY(ari_step_alloc(ctx, &s->s, bytes));
-    return ctx->device->ops->zero(ctx->device, ctx->queue, s->s, bytes);
+    return ARI_KERNEL(ctx, zero, s->s, bytes);
 }
 
 ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
 {
-    const ar_device_ops *dev = ctx->device->ops;
     const size_t n = s->b->x.rows, each = s->o.rows / ari_places(&s->o);
     const ar_part sums = ari_place_part(at, s->b->x.batch, each, n);
     const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
@@ -93,19 +92,14 @@ ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, con
     ar_packed *left = NULL, *right = NULL;
     ar_status st = AR_OK;
     AR_TRY(check_block(s, at));
+    AR_TRY(ari_exact_new_packed(ctx, &left, at->matrices, at->rows, at->cols, ari_exact_form(true, s->b->narrow)));
+    AR_TRY_TO(done, st, ARI_KERNEL(ctx, pack, left, 0, 0, a, ar_const(c), +1, ar_const(e)));
+    AR_TRY_TO(done, st, ARI_KERNEL(ctx, packed_part, &right, s->b->packed, &terms));
     AR_TRY_TO(done, st,
-              dev->packed_create(ctx->device, ctx->queue, &left, at->matrices, at->rows, at->cols,
-                                 ari_exact_form(true, s->b->narrow)));
-    ari_step_count_alloc(ctx, dev->packed_bytes(left));
-    AR_TRY_TO(done, st, dev->pack(ctx->device, ctx->queue, left, 0, 0, a, ar_const(c), +1, ar_const(e)));
-    AR_TRY_TO(done, st, dev->packed_part(ctx->device, ctx->queue, &right, s->b->packed, &terms));
-    AR_TRY_TO(
-        done, st,
-        dev->gemm_i64(ctx->device, ctx->queue, ar_buf_at(s->s, first * sizeof(int64_t)), left, right, s->limbs, true));
+              ARI_KERNEL(ctx, gemm_i64, ar_buf_at(s->s, first * sizeof(int64_t)), left, right, s->limbs, true));
 done:
-    ari_step_count_free(ctx, left ? dev->packed_bytes(left) : 0);
-    dev->packed_destroy(ctx->device, ctx->queue, right);
-    dev->packed_destroy(ctx->device, ctx->queue, left);
+    ARI_KERNEL(ctx, packed_destroy, right);
+    ari_exact_end_packed(ctx, left);
     return st;
 }
 

@@ -54,10 +54,9 @@ ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
     p->grad->n = n;
     p->grad->none = true;
     p->grad->narrow = p->value.dtype == AR_BF16;
-    const ar_device_ops *dev = ctx->device->ops;
     ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->t, n ? n : 1));
-    AR_TRY_TO(failed, st, dev->alloc(ctx->device, ctx->queue, &p->grad->hl, bytes ? bytes : 1));
+    AR_TRY_TO(failed, st, ari_ctx_alloc(ctx, &p->grad->t, n));
+    AR_TRY_TO(failed, st, ari_ctx_alloc(ctx, &p->grad->hl, bytes));
     return AR_OK;
 failed:
     ari_exact_grad_release(p, ctx->queue);
@@ -80,21 +79,25 @@ static ar_tensor by_sample(const ar_tensor *t, size_t samples)
                        .data = t->data};
 }
 
+ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **gives, size_t batch, size_t rows, size_t k, unsigned form)
+{
+    AR_TRY(ARI_KERNEL(ctx, packed_create, gives, batch, rows, k, form));
+    ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*gives));
+    return AR_OK;
+}
+
 /* The integers of one operand, whose exponents are e. */
 static ar_status quantise_gradient(ar_ctx *ctx, ar_packed **packed, const ar_tensor *t, ar_cbuf c, int sign, ar_cbuf e,
                                    bool narrow)
 {
-    const ar_device_ops *dev = ctx->device->ops;
-    AR_TRY(dev->packed_create(ctx->device, ctx->queue, packed, t->shape[0], t->shape[1], t->shape[2],
-                              ari_exact_form(sign > 0, narrow)));
-    ari_step_count_alloc(ctx, dev->packed_bytes(*packed));
-    return dev->pack(ctx->device, ctx->queue, *packed, 0, 0, t, c, sign, e);
+    AR_TRY(ari_exact_new_packed(ctx, packed, t->shape[0], t->shape[1], t->shape[2], ari_exact_form(sign > 0, narrow)));
+    return ARI_KERNEL(ctx, pack, *packed, 0, 0, t, c, sign, e);
 }
 
 void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p)
 {
     ari_step_count_free(ctx, p ? ctx->device->ops->packed_bytes(p) : 0);
-    ctx->device->ops->packed_destroy(ctx->device, ctx->queue, p);
+    ARI_KERNEL(ctx, packed_destroy, p);
 }
 
 /* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
@@ -203,27 +206,6 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, int n, cons
     return add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ar_gradient_parts(seq)));
 }
 
-/* Checks all, and gives those that are to have one a gradient; any: whether there is one. */
-static ar_status begin_gradients(ar_ctx *ctx, bool *any, const ar_grad_terms *terms, int n, const ar_tensor *x,
-                                 size_t samples)
-{
-    const size_t tokens = x->shape[0], in = x->shape[1];
-    *any = false;
-    for (int i = 0; i < n; i++) {
-        ar_param *p = terms[i].to;
-        const size_t out = terms[i].dy.shape[1];
-        if (terms[i].dy.shape[0] != tokens || samples == 0 || tokens % samples != 0 ||
-            out * in != ar_tensor_count(&p->value))
-            return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu] in %zu samples",
-                                p->name, terms[i].dy.shape[0], out, tokens, in, samples);
-        if (!p->requires_grad)
-            continue;
-        AR_TRY(ari_exact_grad_ensure(ctx, p));
-        *any = p->has_grad = true;
-    }
-    return AR_OK;
-}
-
 ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
                                   ar_comm *x_rows_over)
 {
@@ -232,7 +214,14 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     ar_tensor c; /* int32, of numbers that a kernel moves */
     size_t parts = 0;
     bool any = false;
-    AR_TRY(begin_gradients(ctx, &any, terms, n, x, samples));
+    if (samples == 0 || tokens % samples != 0)
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from %zu tokens in %zu samples", terms->to->name, tokens,
+                            samples);
+    for (int i = 0; i < n; i++) {
+        bool begins = false;
+        AR_TRY(ari_grad_begin(ctx, &begins, terms[i].to, &terms[i].dy, x));
+        any = any || begins;
+    }
     if (!any)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){tokens, 1}));
@@ -271,16 +260,16 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
                             terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
-    return ctx->device->ops->acc_add(ctx->device, ctx->queue, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
+    return ARI_KERNEL(ctx, acc_add, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
 }
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad || p->grad->none)
-        return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
+        return ARI_KERNEL(ctx, fill, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
-    return ctx->device->ops->acc_value(ctx->device, ctx->queue, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl),
-                                       p->grad->n, p->grad->narrow);
+    return ARI_KERNEL(ctx, acc_value, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl), p->grad->n,
+                      p->grad->narrow);
 }
 
 size_t ari_exact_grad_bytes(const ar_param *p)

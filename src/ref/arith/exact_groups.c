@@ -10,13 +10,6 @@
 
 enum { WORD = sizeof(int32_t) };
 
-static ar_status new_packed(ar_ctx *ctx, ar_packed **p, size_t rows, size_t k, unsigned form)
-{
-    AR_TRY(ARI_KERNEL(ctx, packed_create, p, 1, rows, k, form));
-    ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*p));
-    return AR_OK;
-}
-
 /* Rows and terms of what is packed, to be ended as that is. */
 static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *whole, size_t row, size_t rows, size_t col,
                          size_t cols)
@@ -84,10 +77,9 @@ static ar_status begin_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, bool 
         return ar_error_set(AR_ERR_SHAPE, "%s: [%zu, %zu] from [%zu, %zu] and matrices [%zu, %zu]", tag, y->shape[0],
                             y->shape[1], rows, k, b->x.rows, b->x.k);
     AR_TRY(ari_step_alloc(ctx, &o->e, rows * WORD));
-    AR_TRY(new_packed(ctx, &o->packed, rows, k, ari_exact_form(true, b->narrow)));
-    o->y = *y;
+    AR_TRY(ari_exact_new_packed(ctx, &o->packed, 1, rows, k, ari_exact_form(true, b->narrow)));
     if (!fold)
-        return y->dtype == AR_F32 ? AR_OK : ar_ctx_tensor(ctx, &o->y, AR_F32, y->ndim, y->shape);
+        return ari_wide_begin(ctx, &o->y, y);
     o->s = (ari_sum_slice){.limbs = ari_exact_limbs(b->narrow, b->k_full),
                            .width = ari_exact_width(b->narrow, b->k_full),
                            .count = ar_tensor_count(y),
@@ -118,11 +110,10 @@ static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_com
     AR_TRY(ari_exact_slice(ctx, &o->s, ctx->queue, NULL, over, tag));
     const size_t start = o->s.start * ar_dtype_bytes(y->dtype);
     const ar_tensor own = ar_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
-    ar_tensor wide = own;
-    if (y->dtype != AR_F32)
-        AR_TRY(ar_ctx_tensor(ctx, &wide, AR_F32, 1, &o->s.count));
+    ar_tensor wide;
+    AR_TRY(ari_wide_begin(ctx, &wide, &own));
     AR_TRY(round_groups(ctx, o, wide.data));
-    AR_TRY(ari_exact_store(ctx, &own, &wide));
+    AR_TRY(ari_wide_end(ctx, &own, &wide));
     ari_step_free(ctx, o->s.s);
     return ari_exact_gather(ctx, y, over);
 }
@@ -146,7 +137,7 @@ static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, co
         for (size_t i = first; i < first + each; i++)
             AR_TRY(multiply_group(ctx, o, i));
     }
-    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_exact_store(ctx, y, &o->y));
+    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_wide_end(ctx, y, &o->y));
     ari_exact_end_packed(ctx, o->packed);
     ari_step_free(ctx, o->e);
     return AR_OK;
@@ -197,7 +188,7 @@ static ar_status run_quantise(ar_ctx *ctx, run_operand *o, const ar_groups *g, a
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, runs * features, WORD));
     AR_TRY(ari_step_alloc(ctx, &o->e, bytes));
-    AR_TRY(new_packed(ctx, &o->packed, features, o->t.shape[1], ari_exact_form(o->sign > 0, narrow)));
+    AR_TRY(ari_exact_new_packed(ctx, &o->packed, 1, features, o->t.shape[1], ari_exact_form(o->sign > 0, narrow)));
     for (size_t run = 0; run < runs; run++) {
         const ar_tensor t = run_of(o, g, run);
         const size_t start = run_start(g, run);
@@ -232,24 +223,6 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
         if (p->requires_grad && rows > 0)
             AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->narrow, dy->packed, x->packed,
                               run_exponents(dy, run), run_exponents(x, run), &runs, ari_exact_grad_begins(p->grad)));
-    }
-    return AR_OK;
-}
-
-/* Gives the parameters that are to have one a gradient, also where there are no rows: zeros. */
-static ar_status begin_gradients(ar_ctx *ctx, bool *any, ar_param *const *to, size_t n, const ar_tensor *dy,
-                                 const ar_tensor *x, int each)
-{
-    *any = false;
-    for (size_t i = 0; i < n; i++) {
-        const ar_tensor *terms = &dy[i % (size_t)each];
-        if (terms->shape[0] != x->shape[0] || terms->shape[1] * x->shape[1] != ar_tensor_count(&to[i]->value))
-            return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", to[i]->name,
-                                terms->shape[0], terms->shape[1], x->shape[0], x->shape[1]);
-        if (!to[i]->requires_grad)
-            continue;
-        AR_TRY(ari_exact_grad_ensure(ctx, to[i]));
-        *any = to[i]->has_grad = true;
     }
     return AR_OK;
 }
@@ -293,23 +266,13 @@ static void shared_runs_end(shared_runs *s)
 static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const char *tag)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over), me = (size_t)ar_comm_rank(g->over);
-    ARI_OWNED int64_t *numbers = NULL;
-    ARI_OWNED size_t *counts = NULL;
-    ar_tensor all;
+    ARI_OWNED uint64_t *numbers = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&numbers, ranks * runs, "rows of samples"));
-    AR_TRY(ARI_ALLOC(&counts, ranks, "rows of samples"));
-    for (size_t r = 0; r < ranks; r++)
-        counts[r] = runs;
     for (size_t run = 0; run < runs; run++)
-        numbers[me * runs + run] = (int64_t)run_rows(g, run);
-    AR_TRY(ar_ctx_tensor(ctx, &all, AR_I64, 2, (const size_t[2]){ranks, runs}));
-    AR_TRY(ar_ctx_upload(ctx, &all, numbers));
-    AR_TRY(ar_comm_all_gather(g->over, ctx->queue, all.data,
-                              ar_cbuf_at(ar_const(all.data), me * runs * sizeof *numbers), counts, AR_I64, tag));
-    AR_TRY(ar_ctx_download(ctx, numbers, &all));
-    ar_ctx_release(ctx, &all);
+        numbers[me * runs + run] = run_rows(g, run);
+    AR_TRY(ari_gather_words(ctx, g->over, numbers, runs, tag));
     for (size_t i = 0; i < ranks * runs; i++)
-        rows[i] = g->known ? g->known[i] : (size_t)numbers[i];
+        rows[i] = g->known ? g->known[i] : numbers[i];
     return AR_OK;
 }
 
@@ -378,7 +341,11 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tenso
     ar_tensor c; /* int32, of numbers that a kernel moves */
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
-    AR_TRY(begin_gradients(ctx, &any, to, g->n * (size_t)n, dy, x, n));
+    for (size_t i = 0; i < g->n * (size_t)n; i++) { /* also where there are no rows: zeros */
+        bool begins = false;
+        AR_TRY(ari_grad_begin(ctx, &begins, to[i], &dy[i % (size_t)n], x));
+        any = any || begins;
+    }
     if (!any)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){x->shape[0], 1}));

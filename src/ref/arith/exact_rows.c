@@ -34,8 +34,7 @@ static ar_status list_leaving(ari_moved_rows *m, const ari_row_blocks *of)
         }
         m->sent[rank] = n - before;
     }
-    AR_TRY(ar_ctx_tensor(m->ctx, &m->leave, AR_I64, 1, &all));
-    return ar_ctx_upload(m->ctx, &m->leave, list);
+    return ari_numbers(m->ctx, &m->leave, AR_I64, all, list);
 }
 
 /* Where in what arrives the rows of each own block are: rank after rank has sent those of all blocks. */
@@ -60,8 +59,7 @@ static ar_status list_arriving(ari_moved_rows *m, const ari_row_blocks *of)
                 list[n++] = (int64_t)next[r]++;
         }
     }
-    AR_TRY(ar_ctx_tensor(m->ctx, &m->arrive, AR_I64, 1, &m->rows));
-    return ar_ctx_upload(m->ctx, &m->arrive, list);
+    return ari_numbers(m->ctx, &m->arrive, AR_I64, m->rows, list);
 }
 
 ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of)

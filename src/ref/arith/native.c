@@ -128,7 +128,7 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *
 
 /* --- precision ---------------------------------------------------------------------------------------------------- */
 
-/* x as it enters a product: itself, or a copy that drop_operand ends, of fewer bits. The copy of a transposed matrix is
+/* x as it enters a product: itself, or a copy that ari_release_placed ends, of fewer bits. The copy of a transposed matrix is
  * one too. */
 static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
 {
@@ -147,21 +147,15 @@ static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
     return AR_OK;
 }
 
-static void drop_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
-{
-    if (taken->data.ptr != x->data.ptr)
-        ar_ctx_release(ctx, taken);
-}
-
 /* c (+)= a b^T. */
 static ar_status add_product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
 {
     ar_tensor left, right;
     AR_TRY(take_operand(ctx, &left, a));
     AR_TRY(take_operand(ctx, &right, b));
-    AR_TRY(ctx->device->ops->gemm_f32(ctx->device, ctx->queue, c, &left, &right, add, ctx->arith->precision));
-    drop_operand(ctx, &left, a);
-    drop_operand(ctx, &right, b);
+    AR_TRY(ARI_KERNEL(ctx, gemm_f32, c, &left, &right, add, ctx->arith->precision));
+    ari_release_placed(ctx, &left, a);
+    ari_release_placed(ctx, &right, b);
     return AR_OK;
 }
 
@@ -193,13 +187,11 @@ static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s
 static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     ar_tensor sum;
-    if (y->dtype == AR_F32 || !s->b->parts.along_k || s->b->parts.n == 1)
+    if (!s->b->parts.along_k || s->b->parts.n == 1)
         return multiply_parts(ctx, y, s);
-    AR_TRY(ar_ctx_tensor(ctx, &sum, AR_F32, y->ndim, y->shape));
+    AR_TRY(ari_wide_begin(ctx, &sum, y));
     AR_TRY(multiply_parts(ctx, &sum, s));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &sum));
-    ar_ctx_release(ctx, &sum);
-    return AR_OK;
+    return ari_wide_end(ctx, y, &sum);
 }
 
 /* The own rows of the one matrix's sum over the group: an equal number on every rank. */
@@ -294,7 +286,7 @@ static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_te
     const size_t places = ari_places(o), shape[4] = {places, x.batch, o->rows / places, x.rows};
     AR_TRY(ar_ctx_tensor(ctx, &s->sum, AR_F32, 4, shape));
     *gives = s;
-    return ctx->device->ops->zero(ctx->device, ctx->queue, s->sum.data, ar_tensor_count(&s->sum) * sizeof(float));
+    return ARI_KERNEL(ctx, zero, s->sum.data, ar_tensor_count(&s->sum) * sizeof(float));
 }
 
 static ar_status native_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
@@ -331,7 +323,7 @@ static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, s
     AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
     const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(sent.data), counts, y->dtype,
                                                 AR_SUM, s->o.tag);
-    drop_operand(ctx, &sent, &s->sum);
+    ari_release_placed(ctx, &sent, &s->sum);
     return st;
 }
 
@@ -382,7 +374,7 @@ static ar_status native_grad_zero(ar_ctx *ctx, ar_param *p)
 {
     if (!p->grad)
         return AR_OK;
-    return ctx->device->ops->zero(ctx->device, ctx->queue, p->grad->sum.data, native_grad_bytes(p));
+    return ARI_KERNEL(ctx, zero, p->grad->sum.data, native_grad_bytes(p));
 }
 
 static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
@@ -393,8 +385,7 @@ static ar_status native_grad_ensure(ar_ctx *ctx, ar_param *p)
     const size_t n = ar_tensor_count(&p->value);
     ar_status st = AR_OK;
     AR_TRY_TO(failed, st, ar_tensor_view(&p->grad->sum, p->value.dtype, 1, &n, (ar_buf){NULL}));
-    AR_TRY_TO(failed, st,
-              ctx->device->ops->alloc(ctx->device, ctx->queue, &p->grad->sum.data, n > 0 ? native_grad_bytes(p) : 1));
+    AR_TRY_TO(failed, st, ARI_KERNEL(ctx, alloc, &p->grad->sum.data, n > 0 ? native_grad_bytes(p) : 1));
     AR_TRY_TO(failed, st, native_grad_zero(ctx, p));
     return AR_OK;
 failed:
@@ -402,36 +393,14 @@ failed:
     return st;
 }
 
-/* The sum in fp32, to which something is added and which put_sum rounds: itself, or a copy. */
-static ar_status take_sum(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *sum)
-{
-    *wide = *sum;
-    if (sum->dtype == AR_F32)
-        return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, wide, AR_F32, sum->ndim, sum->shape));
-    return ARI_KERNEL(ctx, copy_strided, wide, sum);
-}
-
-static ar_status put_sum(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *sum)
-{
-    if (sum->dtype == AR_F32)
-        return AR_OK;
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, sum, wide));
-    ar_ctx_release(ctx, wide);
-    return AR_OK;
-}
-
 static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
 {
     const size_t shape[2] = {dy->shape[1], x->shape[1]};
-    if (x->shape[0] != dy->shape[0] || shape[0] * shape[1] != ar_tensor_count(&p->value))
-        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
-                            dy->shape[1], x->shape[0], x->shape[1]);
-    if (!p->requires_grad)
-        return AR_OK;
-    AR_TRY(native_grad_ensure(ctx, p));
-    p->has_grad = true;
     ar_tensor sum;
+    bool begins = false;
+    AR_TRY(ari_grad_begin(ctx, &begins, p, dy, x));
+    if (!begins)
+        return AR_OK;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
     const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
     AR_TRY(add_product(ctx, &sum, &dy_t, &x_t, true));
@@ -469,19 +438,19 @@ static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *ter
     const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1, n = ar_tensor_count(&p->grad->sum);
     if (terms->ndim != 2 || terms->shape[1] * rows != n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, n);
-    AR_TRY(take_sum(ctx, &wide, &p->grad->sum));
+    AR_TRY(ari_cast(ctx, &wide, &p->grad->sum, AR_F32));
     AR_TRY(ARI_KERNEL(ctx, sum_rows_f32, wide.data, rows, terms, row_of));
-    return put_sum(ctx, &wide, &p->grad->sum);
+    return ari_wide_end(ctx, &p->grad->sum, &wide);
 }
 
 static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
     if (!p->grad)
-        return ctx->device->ops->fill(ctx->device, ctx->queue, g, 0.0f);
+        return ARI_KERNEL(ctx, fill, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, matrix.ndim, matrix.shape, p->grad->sum.data));
-    return ctx->device->ops->copy_strided(ctx->device, ctx->queue, &matrix, &sum);
+    return ARI_KERNEL(ctx, copy_strided, &matrix, &sum);
 }
 
 /* --- buckets: the numbers themselves, stored as the gradients are, summed in ring order --------------------------- */

@@ -100,6 +100,33 @@ ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, si
     return AR_OK;
 }
 
+ar_status ari_wide_begin(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *y)
+{
+    *wide = *y;
+    return y->dtype == AR_F32 ? AR_OK : ar_ctx_tensor(ctx, wide, AR_F32, y->ndim, y->shape);
+}
+
+ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide)
+{
+    if (y->dtype == AR_F32)
+        return AR_OK;
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, wide));
+    ar_ctx_release(ctx, wide);
+    return AR_OK;
+}
+
+ar_status ari_grad_begin(ar_ctx *ctx, bool *begins, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
+{
+    if (dy->shape[0] != x->shape[0] || dy->shape[1] * x->shape[1] != ar_tensor_count(&p->value))
+        return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
+                            dy->shape[1], x->shape[0], x->shape[1]);
+    *begins = p->requires_grad;
+    if (!p->requires_grad)
+        return AR_OK;
+    p->has_grad = true;
+    return ctx->arith->grad_ensure(ctx, p);
+}
+
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o)
 {
     ari_step_disown(ctx, (void *)(uintptr_t)o); /* const for the layers; the step, which made it, ends it */

@@ -73,6 +73,14 @@ static inline ar_tensor ari_group_rows(const ar_tensor *t, const ar_groups *g, s
 extern __typeof__(*((ar_arith_ops *)0)->contract_groups) ari_native_contract_groups;
 extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
 
+/** y itself, or fp32 memory of its shape where it has fewer bits, which the second rounds to y and ends. */
+AR_NODISCARD ar_status ari_wide_begin(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *y);
+AR_NODISCARD ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
+
+/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *begins. Errors:
+ *  AR_ERR_SHAPE, those of grad_ensure. */
+AR_NODISCARD ar_status ari_grad_begin(ar_ctx *ctx, bool *begins, ar_param *p, const ar_tensor *dy, const ar_tensor *x);
+
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
 

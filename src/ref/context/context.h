@@ -231,6 +231,24 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
     return c->sp && ar_comm_size(c->tp) > 1;
 }
 
+/** Ends y where it is not x itself. */
+void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
+/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its
+ *  own. F32 and BF16. ari_release_placed ends y. */
+AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
+
+/* --- numbers of the host that ranks share --- */
+
+/** A fresh vector of n numbers of the host. */
+AR_NODISCARD ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host);
+/** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
+/** n numbers of the host, combined in place over a group. Collective. */
+AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op,
+                                   const char *tag);
+/** all: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it. Collective. */
+AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag);
+
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
 /** t as the host can read it: t itself where the host reaches the device's memory, else a packed copy, once everything

@@ -67,6 +67,49 @@ ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
     return st;
 }
 
+/* --- numbers of the host that ranks share --- */
+
+ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host)
+{
+    AR_TRY(ar_ctx_tensor(ctx, t, dtype, 1, &n));
+    return ar_ctx_upload(ctx, t, host);
+}
+
+ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
+{
+    const size_t n = (size_t)ar_comm_size(over);
+    AR_TRY(ARI_ALLOC(gives, n, "sizes of the ranks' parts"));
+    for (size_t i = 0; i < n; i++)
+        (*gives)[i] = count;
+    return AR_OK;
+}
+
+ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op, const char *tag)
+{
+    ar_tensor t;
+    AR_TRY(ari_numbers(ctx, &t, type, n, numbers));
+    AR_TRY(ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, type, op, tag));
+    AR_TRY(ar_ctx_download(ctx, numbers, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
+ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
+{
+    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    const size_t shape[2] = {ranks, words};
+    ARI_OWNED size_t *counts = NULL;
+    ar_tensor t;
+    AR_TRY(ari_equal_counts(&counts, over, words));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 2, shape));
+    AR_TRY(ar_ctx_upload(ctx, &t, all));
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *all), counts,
+                              AR_I64, tag));
+    AR_TRY(ar_ctx_download(ctx, all, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
+}
+
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
 static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)

@@ -189,6 +189,21 @@ void ar_ctx_release(ar_ctx *c, ar_tensor *t)
     t->data.ptr = NULL;
 }
 
+void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    if (y->data.ptr != x->data.ptr)
+        ar_ctx_release(ctx, y);
+}
+
+ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype)
+{
+    *y = *x;
+    if (x->dtype == dtype)
+        return AR_OK;
+    AR_TRY(ar_ctx_tensor(ctx, y, dtype, x->ndim, x->shape));
+    return ARI_KERNEL(ctx, copy_strided, y, x);
+}
+
 void ari_step_claim(ar_ctx *c, const ar_tensor *t)
 {
     ari_owned *o = memory_of(c, t);

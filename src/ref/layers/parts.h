@@ -46,21 +46,11 @@ AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, s
 /** The same with another extent before the last. */
 AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions,
                                        size_t features);
-/** A fresh vector of n numbers of the host. */
-AR_NODISCARD ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host);
-/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its
- *  own. F32 and BF16. ari_release_placed ends y. */
-AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
 /** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from such
  *  halves. */
 AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart);
 /** dx += more, which ends. */
 AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more);
-/** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
-/** n numbers of the host, combined in place over a group. Collective. */
-AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op,
-                                   const char *tag);
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 
@@ -100,8 +90,6 @@ AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_t
 /* The same of a module's hidden features, under its name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
     ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
-/** Ends y where it is not x itself. */
-void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.
  *  */
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,

@@ -222,12 +222,6 @@ ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     return AR_OK;
 }
 
-void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
-{
-    if (y->data.ptr != x->data.ptr)
-        ar_ctx_release(ctx, y);
-}
-
 /* --- taps --------------------------------------------------------------------------------------------------------- */
 
 /* The own samples of a batch that is shared out: dimension 0 of every box moves to their place. */

@@ -223,21 +223,3 @@ ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass)
     ari_value_end(&t, ctx, p);
     return AR_OK;
 }
-
-/* --- words -------------------------------------------------------------------------------------------------------- */
-
-ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
-{
-    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
-    const size_t shape[2] = {ranks, words};
-    ARI_OWNED size_t *counts = NULL;
-    ar_tensor t;
-    AR_TRY(ari_equal_counts(&counts, over, words));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 2, shape));
-    AR_TRY(ar_ctx_upload(ctx, &t, all));
-    AR_TRY(ar_comm_all_gather(over, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *all), counts,
-                              AR_I64, tag));
-    AR_TRY(ar_ctx_download(ctx, all, &t));
-    ar_ctx_release(ctx, &t);
-    return AR_OK;
-}

@@ -47,7 +47,4 @@ size_t ari_layout_count(const ar_layout *o);
  * Both row-major. */
 void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, const float *full);
 
-/** all: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it. Collective. */
-AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag);
-
 #endif
