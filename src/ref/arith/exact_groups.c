@@ -252,15 +252,13 @@ typedef struct shared_runs {
     size_t *first, *sample;
     ar_groups g; /* of what came here */
     ari_moved_rows moved;
+    ari_arena memory;
 } shared_runs;
 
 static void shared_runs_end(shared_runs *s)
 {
     ari_moved_rows_end(&s->moved);
-    free(s->rows);
-    free(s->owner);
-    free(s->first);
-    free(s->sample);
+    ari_arena_free(&s->memory);
 }
 
 static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const char *tag)
@@ -297,10 +295,10 @@ static void own_groups(shared_runs *s, const ar_groups *g)
 static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
-    AR_TRY(ARI_ALLOC(&s->rows, ranks * runs, "rows of samples"));
-    AR_TRY(ARI_ALLOC(&s->owner, runs, "ranks of samples"));
-    AR_TRY(ARI_ALLOC_ZERO(&s->first, g->n + 1, "rows of groups"));
-    AR_TRY(ARI_ALLOC_ZERO(&s->sample, g->n * (g->samples + 1), "rows of samples"));
+    AR_TRY(ARI_TAKE(&s->rows, &s->memory, ranks * runs, "rows of samples"));
+    AR_TRY(ARI_TAKE(&s->owner, &s->memory, runs, "ranks of samples"));
+    AR_TRY(ARI_TAKE(&s->first, &s->memory, g->n + 1, "rows of groups"));
+    AR_TRY(ARI_TAKE(&s->sample, &s->memory, g->n * (g->samples + 1), "rows of samples"));
     AR_TRY(tell_runs(ctx, s->rows, g, tag));
     for (size_t run = 0; run < runs; run++)
         s->owner[run] = (int)((run / g->samples + run % g->samples) % ranks);

@@ -194,9 +194,8 @@ static void split_branches(ar_block_options *o)
     o->experts.split = &o->split->mlp;
 }
 
-/* The norm of a part of the block; NULL where there is none. */
-static ar_status create_norm(ar_module **gives, const block_module *m, ar_ctx *ctx, const ar_block_options *o,
-                             const char *part, ar_placement at)
+ar_status ari_block_norm(ar_module **gives, ar_ctx *ctx, const char *block, const char *part, const ar_block_options *o,
+                         ar_placement at)
 {
     const ari_norm_options norm = {.kind = o->norm,
                                    .h = o->attention.hidden,
@@ -204,7 +203,7 @@ static ar_status create_norm(ar_module **gives, const block_module *m, ar_ctx *c
                                    .plus_one = o->norm_plus_one,
                                    .no_bias = o->norm_no_bias};
     char name[96];
-    AR_TRY(ari_path(name, sizeof name, m->base.name, part));
+    AR_TRY(ari_path(name, sizeof name, block, part));
     return ari_norm_create(gives, ctx, name, &norm, (ar_tp_redistribution){ari_placed_stream(ctx), at});
 }
 
@@ -222,22 +221,24 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
     m->mlp.use = ARI_USE_MLP;
     m->attention.scale = m->mlp.scale = (float)o.branch_scale;
     if (before)
-        AR_TRY(create_norm(&m->attention.part[BEFORE], m, ctx, &o, o.norm1 ? o.norm1 : "norm1",
-                           o.split ? o.split->norm1 : stream));
+        AR_TRY(ari_block_norm(&m->attention.part[BEFORE], ctx, m->base.name, o.norm1 ? o.norm1 : "norm1", &o,
+                              o.split ? o.split->norm1 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.attention_name ? o.attention_name : "attention"));
     AR_TRY(ar_attention_create(&m->attention.part[OF], ctx, name, &o.attention));
     AR_TRY(ari_dropout_init(&m->attention.dropout, name, ARI_DROPPED_ATTENTION, h, positions));
     if (after)
-        AR_TRY(create_norm(&m->attention.part[AFTER], m, ctx, &o,
-                           o.attention_norm ? o.attention_norm : "attention_norm", stream));
+        AR_TRY(ari_block_norm(&m->attention.part[AFTER], ctx, m->base.name,
+                              o.attention_norm ? o.attention_norm : "attention_norm", &o, stream));
     if (before && o.residual != AR_RESIDUAL_PARALLEL_ONE_NORM)
-        AR_TRY(create_norm(&m->mlp.part[BEFORE], m, ctx, &o, o.norm2 ? o.norm2 : "norm2",
-                           o.split ? o.split->norm2 : stream));
+        AR_TRY(ari_block_norm(&m->mlp.part[BEFORE], ctx, m->base.name, o.norm2 ? o.norm2 : "norm2", &o,
+                              o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->mlp.dropout, name, ARI_DROPPED_MLP, h, positions));
     AR_TRY(o.experts.n > 0 ? ar_experts_create(&m->mlp.part[OF], ctx, name, &o.experts)
                            : ar_mlp_create(&m->mlp.part[OF], ctx, name, &o.mlp));
-    return after ? create_norm(&m->mlp.part[AFTER], m, ctx, &o, o.mlp_norm ? o.mlp_norm : "mlp_norm", stream) : AR_OK;
+    return after ? ari_block_norm(&m->mlp.part[AFTER], ctx, m->base.name, o.mlp_norm ? o.mlp_norm : "mlp_norm", &o,
+                                  stream)
+                 : AR_OK;
 }
 
 ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)

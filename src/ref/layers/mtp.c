@@ -53,12 +53,13 @@ static ar_status mtp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
     return ar_module_forward(m->part[MADE_NORM], ctx, saved, y, &made, batch);
 }
 
-/* dx through a part, of dy, which ends. */
-static ar_status back(const mtp_module *m, int part, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *dy,
-                      const ar_batch *batch)
+/* dy becomes the gradient of what m takes. */
+static ar_status back_through(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
-    AR_TRY(ar_module_backward(m->part[part], ctx, saved, dx, dy, batch));
+    ar_tensor dx;
+    AR_TRY(ar_module_backward(m, ctx, saved, &dx, dy, batch));
     ar_ctx_release(ctx, dy);
+    *dy = dx;
     return AR_OK;
 }
 
@@ -66,35 +67,27 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
                               const ar_batch *batch)
 {
     mtp_module *m = (mtp_module *)base;
-    ar_tensor made, z, both, part[2], rows, unwanted;
-    AR_TRY(ar_module_backward(m->part[MADE_NORM], ctx, saved, &made, dy, batch));
-    AR_TRY(back(m, BLOCK, ctx, saved, &z, &made, batch));
-    AR_TRY(back(m, JOINED, ctx, saved, &both, &z, batch));
+    ar_tensor d, part[2], *rows = &part[0];
+    AR_TRY(ar_module_backward(m->part[MADE_NORM], ctx, saved, &d, dy, batch));
+    AR_TRY(back_through(m->part[BLOCK], ctx, saved, &d, batch));
+    AR_TRY(back_through(m->part[JOINED], ctx, saved, &d, batch));
     for (int i = 0; i < 2; i++) {
-        const ar_tensor from = half(m, &both, i);
-        AR_TRY(ari_like(ctx, &part[i], &both, m->h));
+        const ar_tensor from = half(m, &d, i);
+        AR_TRY(ari_like(ctx, &part[i], &d, m->h));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &part[i], &from));
     }
-    ar_ctx_release(ctx, &both);
-    AR_TRY(back(m, ENTERED_NORM, ctx, saved, dx ? dx : &unwanted, &part[1], batch));
-    AR_TRY(back(m, TOKENS_NORM, ctx, saved, &rows, &part[0], batch));
+    ar_ctx_release(ctx, &d);
+    AR_TRY(back_through(m->part[ENTERED_NORM], ctx, saved, &part[1], batch));
+    AR_TRY(back_through(m->part[TOKENS_NORM], ctx, saved, rows, batch));
+    if (dx)
+        *dx = part[1];
     if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_lost))
-        AR_TRY(ARI_KERNEL(ctx, fill, &rows, 0.0f));
+        AR_TRY(ARI_KERNEL(ctx, fill, rows, 0.0f));
     if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_twice))
-        AR_TRY(ARI_KERNEL(ctx, add, &rows, &rows, &rows));
-    AR_TRY(ari_embedding_backward(m->embedding, ctx, saved, NULL, &rows, batch));
-    ar_ctx_release(ctx, &rows);
+        AR_TRY(ARI_KERNEL(ctx, add, rows, rows, rows));
+    AR_TRY(ari_embedding_backward(m->embedding, ctx, saved, NULL, rows, batch));
+    ar_ctx_release(ctx, rows);
     return ar_param_done(ar_embedding_token(m->embedding), ctx);
-}
-
-static ar_status create_norm(mtp_module *m, int part, ar_ctx *ctx, const ari_mtp_options *o, const char *leaf)
-{
-    const ari_norm_options norm = {
-        .kind = o->norm, .h = m->h, .eps = o->norm_eps, .plus_one = o->norm_plus_one, .no_bias = o->norm_no_bias};
-    const ar_placement stream = ari_placed_stream(ctx);
-    char name[96];
-    AR_TRY(ari_path(name, sizeof name, m->base.name, leaf));
-    return ari_norm_create(&m->part[part], ctx, name, &norm, (ar_tp_redistribution){stream, stream});
 }
 
 static ar_status create_parts(mtp_module *m, ar_ctx *ctx, const ari_mtp_options *o)
@@ -105,13 +98,13 @@ static ar_status create_parts(mtp_module *m, ar_ctx *ctx, const ari_mtp_options 
     m->h = o->block->attention.hidden;
     ar_embedding_token(m->embedding)->uses++;
     AR_TRY(ari_path(m->tokens_name, sizeof m->tokens_name, m->base.name, o->tokens));
-    AR_TRY(create_norm(m, TOKENS_NORM, ctx, o, o->tokens_norm));
-    AR_TRY(create_norm(m, ENTERED_NORM, ctx, o, o->entered_norm));
+    AR_TRY(ari_block_norm(&m->part[TOKENS_NORM], ctx, m->base.name, o->tokens_norm, o->block, stream));
+    AR_TRY(ari_block_norm(&m->part[ENTERED_NORM], ctx, m->base.name, o->entered_norm, o->block, stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o->joined));
     AR_TRY(ari_linear_module_create(&m->part[JOINED], ctx, name, 2 * m->h, m->h, false,
                                     (ar_linear_split){AR_STYLE_REPLICATE, stream, stream}));
     AR_TRY(ar_block_create(&m->part[BLOCK], ctx, m->base.name, o->block));
-    return create_norm(m, MADE_NORM, ctx, o, o->made_norm);
+    return ari_block_norm(&m->part[MADE_NORM], ctx, m->base.name, o->made_norm, o->block, stream);
 }
 
 ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o)
@@ -209,16 +202,6 @@ ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, 
     ar_tensor x = m->x;
     for (size_t i = 0; i < m->n; i++)
         AR_TRY(forward_one(m, i, ctx, saved, &x, batch));
-    return AR_OK;
-}
-
-/* dy becomes the gradient of what m takes. */
-static ar_status back_through(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
-{
-    ar_tensor dx;
-    AR_TRY(ar_module_backward(m, ctx, saved, &dx, dy, batch));
-    ar_ctx_release(ctx, dy);
-    *dy = dx;
     return AR_OK;
 }
 

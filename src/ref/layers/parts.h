@@ -338,13 +338,15 @@ AR_NODISCARD ar_status ari_embedding_forward_as(ar_module *e, ar_ctx *ctx, ar_sa
 AR_NODISCARD ar_status ari_embedding_backward(ar_module *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                               const ar_tensor *dy, const ar_batch *batch);
 
+/** The norm of a part of a block of this name, of values placed so, as the block's options say. Errors: those of
+ *  ari_norm_create. */
+AR_NODISCARD ar_status ari_block_norm(ar_module **gives, ar_ctx *ctx, const char *block, const char *part,
+                                      const ar_block_options *o, ar_placement at);
+
 /* A block for a further token, of multi-token prediction (mtp.c). */
 typedef struct ari_mtp_options {
     const ar_block_options *block;
-    ar_module *embedding; /* borrowed: the model's */
-    ar_norm_kind norm;
-    double norm_eps;
-    bool norm_plus_one, norm_no_bias;
+    ar_module *embedding;                                                 /* borrowed: the model's */
     const char *tokens, *tokens_norm, *entered_norm, *joined, *made_norm; /* below the block's path */
 } ari_mtp_options;
 /** With the id e of the place that is predicted next,

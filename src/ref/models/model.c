@@ -79,10 +79,6 @@ static ar_status create_block(maker *k, size_t layer, int stage)
     o.split = &block;
     const ari_mtp_options mtp = {.block = &o,
                                  .embedding = k->embedding,
-                                 .norm = c->norm,
-                                 .norm_eps = c->norm_eps,
-                                 .norm_plus_one = c->norm_plus_one,
-                                 .norm_no_bias = c->norm_no_bias,
                                  .tokens = "embed_tokens",
                                  .tokens_norm = ari_part_path(k->f, ARI_TOKENS_NORM),
                                  .entered_norm = ari_part_path(k->f, ARI_ENTERED_NORM),

@@ -17,17 +17,8 @@ typedef struct sorting {
     bool gathered;               /* the tokens of all ranks come here */
     int64_t *place, *slot_of, *arrived, *departed;
     size_t *next; /* of each expert, or of each expert's samples: rows that have their slot */
+    ari_arena *memory;
 } sorting;
-
-static void sorting_end(sorting *s)
-{
-    free(s->expert);
-    free(s->place);
-    free(s->slot_of);
-    free(s->arrived);
-    free(s->departed);
-    free(s->next);
-}
 
 static bool has_peers(const ar_ctx *ctx)
 {
@@ -138,9 +129,8 @@ static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at,
 
 static ar_status sort_received(const ari_routes *r, sorting *s)
 {
-    ARI_OWNED size_t *start = NULL;
-    size_t at = 0;
-    AR_TRY(ARI_ALLOC(&start, r->groups.n + 1, "received rows"));
+    size_t *start = NULL, at = 0;
+    AR_TRY(ARI_TAKE(&start, s->memory, r->groups.n + 1, "received rows"));
     for (size_t rank = 0; rank < s->ranks; rank++)
         at += sort_rank(r, s, rank, at, start);
     return AR_OK;
@@ -213,11 +203,11 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
 
 static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
 {
-    AR_TRY(ARI_ALLOC(&s->expert, s->ranks * s->slots, "the experts of tokens"));
+    AR_TRY(ARI_TAKE(&s->expert, s->memory, s->ranks * s->slots, "the experts of tokens"));
     AR_TRY(read_experts(s, ctx, of, ar_comm_rank(ctx->expert_sequence)));
-    AR_TRY(ARI_ALLOC(&s->place, s->slots, "rows of experts"));
-    AR_TRY(ARI_ALLOC(&s->slot_of, s->slots, "slots of tokens"));
-    AR_TRY(ARI_ALLOC_ZERO(&s->next, of->experts + 1, "rows of experts"));
+    AR_TRY(ARI_TAKE(&s->place, s->memory, s->slots, "rows of experts"));
+    AR_TRY(ARI_TAKE(&s->slot_of, s->memory, s->slots, "slots of tokens"));
+    AR_TRY(ARI_TAKE(&s->next, s->memory, of->experts + 1, "rows of experts"));
     sort_sent(s, of->experts);
     AR_TRY(ari_numbers(ctx, &r->place, AR_I64, s->slots, s->place));
     return ari_numbers(ctx, &r->slot_of, AR_I64, s->slots, s->slot_of);
@@ -226,8 +216,8 @@ static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_rou
 static ar_status make_groups(ari_routes *r, const sorting *s)
 {
     const size_t n = r->groups.n;
-    AR_TRY(ARI_ALLOC_ZERO(&r->first, n + 1, "rows of experts"));
-    AR_TRY(ARI_ALLOC_ZERO(&r->sample, n * (s->samples + 1), "rows of samples"));
+    AR_TRY(ARI_TAKE(&r->first, &r->memory, n + 1, "rows of experts"));
+    AR_TRY(ARI_TAKE(&r->sample, &r->memory, n * (s->samples + 1), "rows of samples"));
     count_rows(r, s);
     r->groups.first = r->first;
     r->groups.sample = r->sample;
@@ -240,7 +230,7 @@ static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_ro
     const size_t sharers = (size_t)ar_comm_size(ctx->expert_sequence), runs = r->groups.n * s->samples;
     if (!ctx->device->hollow || sharers == 1)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&r->known, sharers * runs, "rows of samples"));
+    AR_TRY(ARI_TAKE(&r->known, &r->memory, sharers * runs, "rows of samples"));
     r->groups.known = r->known;
     for (size_t i = 0; i < sharers; i++) {
         AR_TRY(read_experts(s, ctx, of, (int)i));
@@ -251,14 +241,12 @@ static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_ro
 
 static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
 {
-    AR_TRY(ARI_ALLOC_ZERO(&r->sends, s->ranks, "rows to send"));
-    AR_TRY(ARI_ALLOC_ZERO(&r->receives, s->ranks, "rows to receive"));
+    AR_TRY(ARI_TAKE(&r->sends, &r->memory, s->ranks, "rows to send"));
+    AR_TRY(ARI_TAKE(&r->receives, &r->memory, s->ranks, "rows to receive"));
     count_moved(r, s);
-    free(s->next);
-    s->next = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&s->next, r->groups.n * (s->samples + 1), "rows of samples"));
-    AR_TRY(ARI_ALLOC(&s->arrived, r->rows, "received rows"));
-    AR_TRY(ARI_ALLOC(&s->departed, r->rows, "received rows"));
+    AR_TRY(ARI_TAKE(&s->next, s->memory, r->groups.n * (s->samples + 1), "rows of samples"));
+    AR_TRY(ARI_TAKE(&s->arrived, s->memory, r->rows, "received rows"));
+    AR_TRY(ARI_TAKE(&s->departed, s->memory, r->rows, "received rows"));
     AR_TRY(sort_received(r, s));
     AR_TRY(ari_numbers(ctx, &r->arrived, AR_I64, r->rows, s->arrived));
     return ari_numbers(ctx, &r->departed, AR_I64, r->rows, s->departed);
@@ -270,8 +258,9 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
     const size_t all = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
     const size_t sharers = ranks < all ? ranks : all, /* of these ranks, those that have tokens of one sample */
         tokens = of->all->shape[1];
-    ARI_ENDED(sorting_end)
-    sorting s = {.ranks = ranks,
+    ARI_ENDED(ari_arena_free) ari_arena memory = {0};
+    sorting s = {.memory = &memory,
+                 .ranks = ranks,
                  .me = (size_t)ar_comm_rank(ctx->ep),
                  .k = of->all->shape[2],
                  .slots = tokens * of->all->shape[2],
@@ -297,11 +286,7 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx)
     ar_ctx_release(ctx, &r->arrived);
     ar_ctx_release(ctx, &r->slot_of);
     ar_ctx_release(ctx, &r->place);
-    free(r->first);
-    free(r->sample);
-    free(r->known);
-    free(r->sends);
-    free(r->receives);
+    ari_arena_free(&r->memory);
 }
 
 /* --- moving rows -------------------------------------------------------------------------------------------------- */

@@ -15,11 +15,12 @@ typedef struct ari_routes {
     ar_tensor slot_of; /* int64 [slots]: the slot of each of those; of the step */
     size_t rows;       /* of the experts here */
     /* Of expert-parallel ranks; the others have NULL. */
-    size_t *sends, *receives; /* rows to and from each rank; owned */
+    size_t *sends, *receives; /* rows to and from each rank */
     ar_tensor arrived,
         departed; /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
                                     the slot of all ranks' that it is), and where it is sent back from */
-    size_t *first, *sample, *known; /* owned: those of `groups` */
+    size_t *first, *sample, *known; /* those of `groups` */
+    ari_arena memory;               /* of these and the numbers of rows */
 } ari_routes;
 
 /* What they are made of. */
