@@ -192,8 +192,7 @@ static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
         if (terms[i].to->requires_grad)
             ar_ctx_release(ctx, &moved[i].dy);
     }
-    ar_ctx_release(ctx, &x_all);
-    ar_ctx_release(ctx, &c_all);
+    ARI_RELEASE(ctx, &x_all, &c_all);
     return AR_OK;
 }
 
@@ -224,7 +223,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     }
     if (!any)
         return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){tokens, 1}));
+    AR_TRY(ari_new_rows(ctx, &c, AR_F32, tokens, 1));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, tokens, terms->to->name));
     AR_TRY(ar_gradient_moves(&ctx->layout, tokens / samples * (size_t)ar_comm_size(ctx->sequence), &parts) > 0

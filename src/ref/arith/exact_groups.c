@@ -319,8 +319,7 @@ static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy
     AR_TRY(add_groups(ctx, to, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
     for (int j = 0; j < n; j++)
         ar_ctx_release(ctx, &dy_all[j]);
-    ar_ctx_release(ctx, &x_all);
-    ar_ctx_release(ctx, &c_all);
+    ARI_RELEASE(ctx, &x_all, &c_all);
     return AR_OK;
 }
 
@@ -346,7 +345,7 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tenso
     }
     if (!any)
         return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &c, AR_F32, 2, (const size_t[2]){x->shape[0], 1}));
+    AR_TRY(ari_new_rows(ctx, &c, AR_F32, x->shape[0], 1));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, x->shape[0], tag));
     AR_TRY(ari_has_peers(g->over) ? add_shared(ctx, to, dy, n, x, &c, g, tag)

@@ -70,13 +70,6 @@ ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_bloc
     return list_arriving(m, of);
 }
 
-/* y = rows of x in another order. */
-static ar_status reorder(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *row_of)
-{
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){row_of->shape[0], x->shape[1]}));
-    return ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data), (ar_cbuf){NULL}, 1);
-}
-
 ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag)
 {
     ar_ctx *ctx = m->ctx;
@@ -86,12 +79,12 @@ ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *
     AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < 2 * ranks; r++)
         counts[r] = m->sent[r] * x->shape[1];
-    AR_TRY(reorder(ctx, &sent, x, &m->leave));
-    AR_TRY(ar_ctx_tensor(ctx, &came, x->dtype, 2, (const size_t[2]){m->rows, x->shape[1]}));
+    AR_TRY(ari_take_rows(ctx, &sent, x, &m->leave, (ar_cbuf){NULL}, 1));
+    AR_TRY(ari_new_rows(ctx, &came, x->dtype, m->rows, x->shape[1]));
     AR_TRY(
         ar_comm_all_to_all(m->over, ctx->queue, came.data, ar_const(sent.data), counts, counts + ranks, x->dtype, tag));
     ar_ctx_release(ctx, &sent);
-    AR_TRY(reorder(ctx, y, &came, &m->arrive));
+    AR_TRY(ari_take_rows(ctx, y, &came, &m->arrive, (ar_cbuf){NULL}, 1));
     ar_ctx_release(ctx, &came);
     return AR_OK;
 }

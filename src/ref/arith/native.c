@@ -198,10 +198,9 @@ static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), cols = s->b->x.rows;
-    const size_t shape[2] = {s->a->x.rows / n, cols};
     ar_tensor own;
     ARI_OWNED size_t *counts = NULL;
-    AR_TRY(ar_ctx_tensor(ctx, &own, s->folded.dtype, 2, shape));
+    AR_TRY(ari_new_rows(ctx, &own, s->folded.dtype, s->a->x.rows / n, cols));
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
     AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));

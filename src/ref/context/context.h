@@ -231,6 +231,21 @@ static inline bool ari_ctx_sp(const ar_ctx *c)
     return c->sp && ar_comm_size(c->tp) > 1;
 }
 
+/** ar_ctx_release of several tensors, in this order: ARI_RELEASE(ctx, &a, &b). */
+void ari_ctx_release_all(ar_ctx *c, ar_tensor *const *t, size_t n);
+#define ARI_RELEASE(ctx, ...)                                   \
+    ari_ctx_release_all(ctx, (ar_tensor *const[]){__VA_ARGS__}, \
+                        sizeof((ar_tensor *const[]){__VA_ARGS__}) / sizeof(ar_tensor *))
+/** A fresh matrix. */
+AR_NODISCARD static inline ar_status ari_new_rows(ar_ctx *c, ar_tensor *t, ar_dtype dtype, size_t rows, size_t cols)
+{
+    return ar_ctx_tensor(c, t, dtype, 2, (const size_t[2]){rows, cols});
+}
+/** y, fresh and contiguous, = x. */
+AR_NODISCARD ar_status ari_copy_of(ar_ctx *c, ar_tensor *y, const ar_tensor *x);
+/** y, fresh: for each of row_of, int64, a row of the matrix x, times its number in w; as gather_rows. */
+AR_NODISCARD ar_status ari_take_rows(ar_ctx *c, ar_tensor *y, const ar_tensor *x, const ar_tensor *row_of, ar_cbuf w,
+                                     size_t k);
 /** Ends y where it is not x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its

@@ -97,11 +97,10 @@ ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dt
 ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
 {
     const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
-    const size_t shape[2] = {ranks, words};
     ARI_OWNED size_t *counts = NULL;
     ar_tensor t;
     AR_TRY(ari_equal_counts(&counts, over, words));
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_I64, 2, shape));
+    AR_TRY(ari_new_rows(ctx, &t, AR_I64, ranks, words));
     AR_TRY(ar_ctx_upload(ctx, &t, all));
     AR_TRY(ar_comm_all_gather(over, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *all), counts,
                               AR_I64, tag));
@@ -126,10 +125,8 @@ static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
     }
     if (ar_tensor_is_contiguous(t))
         return get(c, host, t);
-    AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
-    ar_status st = c->device->ops->copy_strided(c->device, c->queue, &packed, t);
-    if (st == AR_OK)
-        st = get(c, host, &packed);
+    AR_TRY(ari_copy_of(c, &packed, t));
+    const ar_status st = get(c, host, &packed);
     ar_ctx_release(c, &packed);
     return st;
 }

@@ -189,6 +189,24 @@ void ar_ctx_release(ar_ctx *c, ar_tensor *t)
     t->data.ptr = NULL;
 }
 
+void ari_ctx_release_all(ar_ctx *c, ar_tensor *const *t, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ar_ctx_release(c, t[i]);
+}
+
+ar_status ari_copy_of(ar_ctx *c, ar_tensor *y, const ar_tensor *x)
+{
+    AR_TRY(ar_ctx_tensor(c, y, x->dtype, x->ndim, x->shape));
+    return ARI_KERNEL(c, copy_strided, y, x);
+}
+
+ar_status ari_take_rows(ar_ctx *c, ar_tensor *y, const ar_tensor *x, const ar_tensor *row_of, ar_cbuf w, size_t k)
+{
+    AR_TRY(ari_new_rows(c, y, x->dtype, row_of->shape[0], x->shape[1]));
+    return ARI_KERNEL(c, gather_rows, y, x, ar_const(row_of->data), w, k);
+}
+
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     if (y->data.ptr != x->data.ptr)

@@ -146,8 +146,7 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     ari_span_begin("%s:bwd", b->part[BEFORE]->name);
     AR_TRY(ari_span_end(ari_norm_backward(b->part[BEFORE], ctx, saved, &normed, dx, din, dy)));
     AR_TRY(ari_module_done(b->part[BEFORE], ctx));
-    ar_ctx_release(ctx, din);
-    ar_ctx_release(ctx, &normed);
+    ARI_RELEASE(ctx, din, &normed);
     return AR_OK;
 }
 

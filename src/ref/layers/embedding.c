@@ -215,8 +215,7 @@ static ar_status add_positions(embedding *e, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_like(ctx, y, token, e->h));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ari_work_moves(ARI_GPU_MOVES_POSITIONS, false, ar_tensor_count(y));
-    ar_ctx_release(ctx, &position);
-    ar_ctx_release(ctx, token);
+    ARI_RELEASE(ctx, &position, token);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
 }
 

@@ -140,9 +140,9 @@ ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s,
     AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, ctx->tp, AR_KEEP, tag));
     if (dx_rows->shape[0] == all)
         return ctx->arith->round(ctx, dx_rows, s, NULL);
-    const size_t shape[2] = {all, dx_rows->shape[1]}, bytes = ar_tensor_count(dx_rows) * ar_dtype_bytes(dx_rows->dtype);
+    const size_t bytes = ar_tensor_count(dx_rows) * ar_dtype_bytes(dx_rows->dtype);
     ar_tensor wide;
-    AR_TRY(ar_ctx_tensor(ctx, &wide, dx_rows->dtype, 2, shape));
+    AR_TRY(ari_new_rows(ctx, &wide, dx_rows->dtype, all, dx_rows->shape[1]));
     AR_TRY(ctx->arith->round(ctx, &wide, s, NULL));
     return ARI_KERNEL(ctx, copy, dx_rows->data, ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes),
                       bytes);
@@ -185,9 +185,8 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
 static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
     ar_tensor part, factor;
-    AR_TRY(ari_like(ctx, &part, dy, dy->shape[1]));
+    AR_TRY(ari_copy_of(ctx, &part, dy));
     AR_TRY(filled(ctx, &factor, dy->dtype, 2, dy->shape, 1.0f / (float)ar_comm_size(ctx->tp)));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &part, dy));
     *dy = part;
     return ARI_KERNEL(ctx, mul, &part, &part, &factor);
 }
@@ -242,8 +241,7 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
     ar_tensor work;
     if (shared == 0 || !ar_faulty(ctx, AR_FAULT_latent_grads_summed_again))
         return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &work, dy->dtype, 2, latents.shape));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &work, &latents));
+    AR_TRY(ari_copy_of(ctx, &work, &latents));
     AR_TRY(sum_of_equals(ctx, &work));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &latents, &work));
     ar_ctx_release(ctx, &work);
@@ -306,8 +304,7 @@ static ar_status normalise_wider(ar_ctx *ctx, ar_norm_kind kind, double eps, con
                       bias ? ar_const(wide_bias.data) : (ar_cbuf){NULL}, eps));
     const ar_tensor from = ar_tensor_slice(&wide, 1, 0, y->shape[1]);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
-    ar_ctx_release(ctx, &wide);
-    ar_ctx_release(ctx, &wide_weight);
+    ARI_RELEASE(ctx, &wide, &wide_weight);
     if (bias)
         ar_ctx_release(ctx, &wide_bias);
     return AR_OK;
@@ -344,8 +341,7 @@ ar_status ari_fault_latent_norm(ar_ctx *ctx, const ar_tensor *y, const ar_norm_s
     ar_tensor all;
     if (!ar_faulty(ctx, AR_FAULT_latent_norm_before_split))
         return AR_OK;
-    AR_TRY(ar_like(ctx, &all, row));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &all, row));
+    AR_TRY(ari_copy_of(ctx, &all, row));
     const ar_tensor y_rows = ar_tensor_rows(y), x_rows = ar_tensor_rows(&all);
     AR_TRY(normalise_wider(ctx, AR_NORM_RMS, AR_LATENT_EPS, gain, NULL, &y_rows, &rows->mean, &rows->rstd, &x_rows));
     ar_ctx_release(ctx, &all);
@@ -453,8 +449,7 @@ ar_status ari_fault_sink_terms(ar_ctx *ctx, const ar_tensor *terms)
     ar_tensor was;
     if (terms->shape[2] < 2 || !ar_faulty(ctx, AR_FAULT_sinks_head_off_by_one))
         return AR_OK;
-    AR_TRY(ar_like(ctx, &was, terms));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &was, terms));
+    AR_TRY(ari_copy_of(ctx, &was, terms));
     AR_TRY(turn(ctx, terms, &was, terms->shape[2] - 1));
     ar_ctx_release(ctx, &was);
     return AR_OK;

@@ -182,8 +182,7 @@ ar_status ari_routed_host_backward(const ari_routed_host *r, ar_ctx *ctx, const 
     AR_TRY(ari_numbers(ctx, &slopes, AR_F32, r->tokens * r->k, r->g));
     const ar_status st = ARI_KERNEL(ctx, route_backward, dz, ar_const(slopes.data), ar_const(of->p->data),
                                     ar_const(of->expert->data), ar_const(weight.data), &plain);
-    ar_ctx_release(ctx, &slopes);
-    ar_ctx_release(ctx, &weight);
+    ARI_RELEASE(ctx, &slopes, &weight);
     return st;
 }
 
@@ -216,8 +215,7 @@ ar_status ari_fault_halves(ar_ctx *ctx, const ar_tensor *pre, bool back)
     ar_tensor was;
     if (!ar_faulty(ctx, AR_FAULT_experts_gate_up_in_halves))
         return AR_OK;
-    AR_TRY(ar_like(ctx, &was, pre));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &was, pre));
+    AR_TRY(ari_copy_of(ctx, &was, pre));
     AR_TRY(ari_part_pairs(ctx, pre, &was, back));
     ar_ctx_release(ctx, &was);
     return AR_OK;

@@ -552,8 +552,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     AR_TRY(ARI_KERNEL(ctx, add, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
-    ar_ctx_release(ctx, &terms);
-    ar_ctx_release(ctx, &minus_t);
+    ARI_RELEASE(ctx, &terms, &minus_t);
     return ar_saved_push(saved, self, 0, &difference);
 }
 

@@ -117,8 +117,7 @@ static ar_status mlp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     ari_release_placed(ctx, &dout, dy);
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &prefetch));
-    ar_ctx_release(ctx, &dact);
-    ar_ctx_release(ctx, &pre);
+    ARI_RELEASE(ctx, &dact, &pre);
     /* gate and up share one dX, which is the whole MLP's, or that of their one layer. */
     const bool shared = m->o.gated && !m->o.fused;
     AR_TRY(ari_linear_backward(&m->first, ctx, saved, dx ? &din : NULL, &dpre, shared ? base->name : m->first_name,

@@ -73,8 +73,7 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(back_through(m->part[JOINED], ctx, saved, &d, batch));
     for (int i = 0; i < 2; i++) {
         const ar_tensor from = half(m, &d, i);
-        AR_TRY(ari_like(ctx, &part[i], &d, m->h));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &part[i], &from));
+        AR_TRY(ari_copy_of(ctx, &part[i], &from));
     }
     ar_ctx_release(ctx, &d);
     AR_TRY(back_through(m->part[ENTERED_NORM], ctx, saved, &part[1], batch));

@@ -75,12 +75,6 @@ ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, siz
     return ari_like_tokens(ctx, y, x, a.extent / (size_t)a.parts, features);
 }
 
-static ar_status new_rows(ar_ctx *ctx, ar_tensor *rows, ar_dtype dtype, size_t tokens, size_t features)
-{
-    const size_t shape[2] = {tokens, features};
-    return ar_ctx_tensor(ctx, rows, dtype, 2, shape);
-}
-
 ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 {
     ari_axis a;
@@ -88,7 +82,7 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
     *rows = ar_tensor_rows(x);
     if (a.before == 1)
         return AR_OK;
-    AR_TRY(new_rows(ctx, rows, x->dtype, a.before * a.extent, a.after));
+    AR_TRY(ari_new_rows(ctx, rows, x->dtype, a.before * a.extent, a.after));
     return ari_axis_pack(ctx, rows->data, ar_const(x->data), &a, x->dtype);
 }
 
@@ -96,7 +90,7 @@ ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x
 {
     const int n = ar_comm_size(ctx->tp);
     const ar_tensor own = ar_tensor_rows(x);
-    AR_TRY(new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
+    AR_TRY(ari_new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
     const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
     return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, x->dtype, tag);
 }

@@ -165,8 +165,7 @@ static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *
     AR_TRY(combine_over(over, ctx, &sums, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &sums));
-    ar_ctx_release(ctx, &sums);
-    ar_ctx_release(ctx, &exponent);
+    ARI_RELEASE(ctx, &sums, &exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
     return AR_OK;
 }
@@ -215,9 +214,7 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
         AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, over));
         AR_TRY(combine(ctx, x, ARI_MUON_A, &product, 1.0f));
     }
-    ar_ctx_release(ctx, &product);
-    ar_ctx_release(ctx, &power);
-    ar_ctx_release(ctx, &gram);
+    ARI_RELEASE(ctx, &product, &power, &gram);
     return AR_OK;
 }
 
@@ -235,8 +232,7 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *
     const ar_tensor wide = rows > cols ? ar_tensor_transposed(block) : *block;
     float norm = 0.0f;
     ar_tensor x;
-    AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 2, wide.shape));
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &x, &wide));
+    AR_TRY(ari_copy_of(ctx, &x, &wide));
     AR_TRY(norm_of(&norm, ctx, &x, r->over));
     norm = r->by ? *r->by : norm;
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));

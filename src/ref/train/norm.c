@@ -116,8 +116,7 @@ static ar_status take_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     AR_TRY(reduce_norm(&s, ctx, &s.squares, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &s.exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
-    ar_ctx_release(ctx, &s.squares);
-    ar_ctx_release(ctx, &s.exponent);
+    ARI_RELEASE(ctx, &s.squares, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
     return ari_fault_mean_of_norms(norm, ctx);
 }

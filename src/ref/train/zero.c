@@ -73,8 +73,7 @@ static ar_status alloc_workspace(workspace *w, ar_ctx *ctx, const ar_ddp *ddp)
 
 static void free_workspace(workspace *w, ar_ctx *ctx)
 {
-    ar_ctx_release(ctx, &w->value);
-    ar_ctx_release(ctx, &w->gradient);
+    ARI_RELEASE(ctx, &w->value, &w->gradient);
     ari_step_free(ctx, w->weights);
 }
 

@@ -373,8 +373,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
         AR_TRY(forward_block(&p, &at, &out, &of, heard));
     count_work(&p, 1.0);
     AR_TRY(note_largest(&p));
-    ar_ctx_release(ctx, &p.most_sum);
-    ar_ctx_release(ctx, &p.most);
+    ARI_RELEASE(ctx, &p.most_sum, &p.most);
     done(&p, (const ar_operand *const[]){of.q, of.k, of.v_t}, 3);
     AR_TRY(tap_whole(&p, &heard[0], "probs", 'f'));
     AR_TRY(tap_whole(&p, &heard[1], ARI_DROPPED_PROBS, 'f'));

@@ -41,8 +41,7 @@ static bool queries_have_rank(const ari_attention *m)
 static ar_status take_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *t, size_t first, size_t n)
 {
     const ar_tensor from = ar_tensor_slice(t, 2, first, n);
-    AR_TRY(ari_like(ctx, y, t, n));
-    return ARI_KERNEL(ctx, copy_strided, y, &from);
+    return ari_copy_of(ctx, y, &from);
 }
 
 static ar_status put_features(ar_ctx *ctx, const ar_tensor *t, size_t first, const ar_tensor *x)
@@ -135,9 +134,7 @@ ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(climb(&l->of[KEYS], ctx, saved, &up, &low, m->o.latent.q_rank, m->o.latent.rope_dim));
     AR_TRY(tap_up(m, ctx, KEYS, &up));
     AR_TRY(join(m, ctx, qkv, &q, &low, &up));
-    ar_ctx_release(ctx, &up);
-    ar_ctx_release(ctx, &q);
-    ar_ctx_release(ctx, &low);
+    ARI_RELEASE(ctx, &up, &q, &low);
     return AR_OK;
 }
 
@@ -176,8 +173,7 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     AR_TRY(ari_fault_shared_key(ctx, y));
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);
-    ar_ctx_release(ctx, &turned);
-    ar_ctx_release(ctx, &ones);
+    ARI_RELEASE(ctx, &turned, &ones);
     return AR_OK;
 }
 
@@ -194,10 +190,7 @@ static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &p->gain, NULL, NULL, true));
     AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'b', &d));
     AR_TRY(put_features(ctx, dlow, first, &d));
-    ar_ctx_release(ctx, &d);
-    ar_ctx_release(ctx, &rows.rstd);
-    ar_ctx_release(ctx, &rows.mean);
-    ar_ctx_release(ctx, &x);
+    ARI_RELEASE(ctx, &d, &rows.rstd, &rows.mean, &x);
     return AR_OK;
 }
 

@@ -162,9 +162,6 @@ ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, i
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &m->norm.gain[which], NULL, NULL, counts));
     const ar_tensor own = by_head ? d : own_heads(&n, ctx, &d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &own));
-    ar_ctx_release(ctx, &d);
-    ar_ctx_release(ctx, &rows.rstd);
-    ar_ctx_release(ctx, &rows.mean);
-    ar_ctx_release(ctx, &x);
+    ARI_RELEASE(ctx, &d, &rows.rstd, &rows.mean, &x);
     return AR_OK;
 }

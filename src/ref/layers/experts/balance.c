@@ -230,9 +230,7 @@ ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *save
         AR_TRY(ARI_KERNEL(ctx, scale, &c, &c, (float)ctx->loss_scale));
     AR_TRY(ARI_KERNEL(ctx, route_losses, dz, ar_const(p->data), ar_const(c.data), tokens_of_group(&c, t),
                       ar_const(lse.data), 2.0 * z * ctx->loss_scale, ar_const(valid.data)));
-    ar_ctx_release(ctx, &c);
-    ar_ctx_release(ctx, &valid);
-    ar_ctx_release(ctx, &lse);
+    ARI_RELEASE(ctx, &c, &valid, &lse);
     return AR_OK;
 }
 

@@ -42,11 +42,6 @@ static size_t tokens_of(const ar_tensor *x)
     return ar_tensor_rows(x).shape[0];
 }
 
-static ar_status rows_like(ar_ctx *ctx, ar_tensor *y, ar_dtype dtype, size_t rows, size_t cols)
-{
-    return ar_ctx_tensor(ctx, y, dtype, 2, (const size_t[2]){rows, cols});
-}
-
 static const char *router_leaf(const experts_module *m)
 {
     return m->o.router ? m->o.router : "gate";
@@ -94,9 +89,9 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
     AR_TRY(ari_fault_router_logits(ctx, &z));
     AR_TRY(tap_own(m, ctx, router_leaf(m), 'f', &z));
-    AR_TRY(rows_like(ctx, &p, AR_F32, tokens, m->o.n));
-    AR_TRY(rows_like(ctx, &expert, AR_I32, tokens, k));
-    AR_TRY(rows_like(ctx, weight, AR_F32, tokens, k));
+    AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, m->o.n));
+    AR_TRY(ari_new_rows(ctx, &expert, AR_I32, tokens, k));
+    AR_TRY(ari_new_rows(ctx, weight, AR_F32, tokens, k));
     if (ari_balance_wants_lse(&m->balance))
         AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
     const ari_chosen made = {&p, &expert, weight};
@@ -148,7 +143,7 @@ static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const p
 {
     ar_comm *tp = cutting(p->m, ctx);
     ar_comm *over = p->second != p->back && !p->alone ? ari_fault_fold_over(ctx, p->back, tp) : NULL;
-    AR_TRY(rows_like(ctx, y, x->dtype, x->shape[0], p->columns));
+    AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
     return ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
                                        p->m->experts_name);
 }
@@ -200,7 +195,7 @@ static ar_status add_bias_gradients(const experts_module *m, ar_ctx *ctx, const 
 static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, const ar_tensor *pre)
 {
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, m->width), up = ar_tensor_slice(pre, 1, m->width, m->width);
-    AR_TRY(rows_like(ctx, act, pre->dtype, pre->shape[0], m->width));
+    AR_TRY(ari_new_rows(ctx, act, pre->dtype, pre->shape[0], m->width));
     ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(act));
     return ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation);
 }
@@ -256,7 +251,7 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
 static ar_status add_bare_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r)
 {
     ar_tensor own, rows, sum;
-    AR_TRY(rows_like(ctx, &own, y->dtype, r->rows, m->o.hidden));
+    AR_TRY(ari_new_rows(ctx, &own, y->dtype, r->rows, m->o.hidden));
     AR_TRY(ARI_KERNEL(ctx, fill, &own, 0.0f));
     AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, &rows, &own, r, m->experts_name));
@@ -319,7 +314,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     const size_t w = m->width;
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, w), up = ar_tensor_slice(pre, 1, w, w);
     ar_tensor dpre, rows;
-    AR_TRY(rows_like(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
+    AR_TRY(ari_new_rows(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
     AR_TRY(ari_fault_halves(ctx, &dpre, true));
@@ -329,8 +324,7 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
     AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
     AR_TRY(ari_fault_empty_gradients(ctx, m->first, 2, &r->groups));
-    ar_ctx_release(ctx, &rows);
-    ar_ctx_release(ctx, &dpre);
+    ARI_RELEASE(ctx, &rows, &dpre);
     return AR_OK;
 }
 
@@ -350,8 +344,7 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     AR_TRY(second_backward(m, ctx, &dact, &dmade, dy, &pre, r));
     ar_ctx_release(ctx, &dmade);
     AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));
-    ar_ctx_release(ctx, &dact);
-    ar_ctx_release(ctx, &pre);
+    ARI_RELEASE(ctx, &dact, &pre);
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, true, ar_tensor_count(&drows) + ar_tensor_count(g));
     AR_TRY(ari_routes_return(ctx, &dx_rows, &drows, r, m->experts_name));
     const ar_tensor x_rows = ar_tensor_rows(x), *input_weight = ari_fault_input_weight(ctx, weight);
@@ -393,7 +386,7 @@ static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_pop(saved, m, SAVED_X, &x));
     AR_TRY(ar_saved_pop(saved, m, SAVED_ROUTES, &routes));
     AR_TRY(ar_saved_pop(saved, m, SAVED_WEIGHT, &weight));
-    AR_TRY(rows_like(ctx, &g, AR_F32, tokens_of(&x), m->o.per_token));
+    AR_TRY(ari_new_rows(ctx, &g, AR_F32, tokens_of(&x), m->o.per_token));
     const ar_tensor expert = ari_routes_own(ctx, &routes);
     ar_status st = make_routes(m, ctx, &r, &routes, &x);
     if (st == AR_OK)
@@ -402,9 +395,7 @@ static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(st);
     AR_TRY(ari_shared_backward(&m->shared, ctx, saved, dx, dy, batch));
     AR_TRY(router_backward(m, ctx, saved, dx, &g, &weight, &(ari_routed_tokens){&expert, &x, batch}));
-    ar_ctx_release(ctx, &g);
-    ar_ctx_release(ctx, &weight);
-    ar_ctx_release(ctx, &routes);
+    ARI_RELEASE(ctx, &g, &weight, &routes);
     return AR_OK;
 }
 

@@ -282,10 +282,7 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
 
 void ari_routes_end(ari_routes *r, ar_ctx *ctx)
 {
-    ar_ctx_release(ctx, &r->departed);
-    ar_ctx_release(ctx, &r->arrived);
-    ar_ctx_release(ctx, &r->slot_of);
-    ar_ctx_release(ctx, &r->place);
+    ARI_RELEASE(ctx, &r->departed, &r->arrived, &r->slot_of, &r->place);
     ari_arena_free(&r->memory);
 }
 
@@ -294,8 +291,7 @@ void ari_routes_end(ari_routes *r, ar_ctx *ctx)
 /* y [rows, h] = rows of x in another order. */
 static ar_status reorder(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_tensor *row_of)
 {
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){row_of->shape[0], x->shape[1]}));
-    AR_TRY(ARI_KERNEL(ctx, gather_rows, y, x, ar_const(row_of->data), (ar_cbuf){NULL}, 1));
+    AR_TRY(ari_take_rows(ctx, y, x, row_of, (ar_cbuf){NULL}, 1));
     ar_ctx_release(ctx, x);
     return AR_OK;
 }
@@ -306,7 +302,7 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
 {
     const size_t h = x->shape[1], ranks = (size_t)ar_comm_size(ctx->ep);
     ARI_OWNED size_t *counts = NULL; /* to send, then to receive */
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){rows, h}));
+    AR_TRY(ari_new_rows(ctx, y, x->dtype, rows, h));
     AR_TRY(ARI_ALLOC(&counts, 2 * ranks, "elements to exchange"));
     for (size_t r = 0; r < ranks; r++) {
         counts[r] = sends[r] * h;
@@ -320,13 +316,6 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
     return st;
 }
 
-/* y [rows, h] of x's tokens [tokens, h]: of slot_of's slots, times their weights w [slots]. */
-static ar_status rows_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_cbuf w, const ar_tensor *slot_of, size_t k)
-{
-    AR_TRY(ar_ctx_tensor(ctx, y, x->dtype, 2, (const size_t[2]){slot_of->shape[0], x->shape[1]}));
-    return ARI_KERNEL(ctx, gather_rows, y, x, ar_const(slot_of->data), w, k);
-}
-
 /* Every token comes here, with its weights, whether or not an expert here takes it. */
 static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
                                const ari_routes *r, const char *tag)
@@ -336,9 +325,8 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     if (weight)
         AR_TRY(gather(ctx, &weights, weight, tag));
     const ar_tensor all = ar_tensor_rows(&tokens);
-    AR_TRY(rows_of(ctx, y, &all, ar_const(weights.data), &r->arrived, r->k));
-    ar_ctx_release(ctx, &weights);
-    ar_ctx_release(ctx, &tokens);
+    AR_TRY(ari_take_rows(ctx, y, &all, &r->arrived, ar_const(weights.data), r->k));
+    ARI_RELEASE(ctx, &weights, &tokens);
     return AR_OK;
 }
 
@@ -349,7 +337,7 @@ ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const a
     ar_tensor sent, received;
     if (has_peers(ctx) && ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER)
         return gather_tokens(ctx, y, &from, weight, r, tag);
-    AR_TRY(rows_of(ctx, &sent, &from, weight ? ar_const(weight->data) : (ar_cbuf){NULL}, &r->slot_of, r->k));
+    AR_TRY(ari_take_rows(ctx, &sent, &from, &r->slot_of, weight ? ar_const(weight->data) : (ar_cbuf){NULL}, r->k));
     *y = sent;
     if (!has_peers(ctx))
         return AR_OK;

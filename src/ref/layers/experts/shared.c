@@ -98,8 +98,7 @@ ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const
     AR_TRY(ARI_KERNEL(ctx, add_gated_backward, &dmade, &dlogit, dy, &made, &logit));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dy));
     AR_TRY(ari_fault_shared_gradient(ctx, &dmade, &dlogit, dy));
-    ar_ctx_release(ctx, &made);
-    ar_ctx_release(ctx, &logit);
+    ARI_RELEASE(ctx, &made, &logit);
     AR_TRY(ar_module_backward(s->expert, ctx, saved, &more, &dmade, batch));
     ar_ctx_release(ctx, &dmade);
     AR_TRY(ari_add_gradient(ctx, dx, &more));

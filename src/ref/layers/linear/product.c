@@ -119,10 +119,10 @@ static ar_status end_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, cons
 /* rows [tokens, f] = t [.., s, f] in chunk order, chunk by chunk: memory of the step. */
 static ar_status chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t)
 {
-    const size_t shape[2] = {c->ranks * c->samples * c->own, t->shape[t->ndim - 1]};
-    AR_TRY(ar_ctx_tensor(ctx, rows, t->dtype, 2, shape));
+    const size_t all = c->ranks * c->samples * c->own;
+    AR_TRY(ari_new_rows(ctx, rows, t->dtype, all, t->shape[t->ndim - 1]));
     for (size_t i = 0, at = 0; i < c->n; at += ari_chunk_rows(c, i++)) {
-        const ar_tensor from = ari_chunk_view(c, t, i, false), chunk = ar_tensor_slice(rows, 0, at, shape[0] - at);
+        const ar_tensor from = ari_chunk_view(c, t, i, false), chunk = ar_tensor_slice(rows, 0, at, all - at);
         ar_tensor to;
         AR_TRY(ar_tensor_view(&to, t->dtype, 4, from.shape, chunk.data));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
