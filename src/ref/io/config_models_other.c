@@ -14,6 +14,17 @@ ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *h
     return AR_OK;
 }
 
+ar_status ari_config_own_head_dim(ar_config *c, const ari_json_at *at)
+{
+    size_t said = 0;
+    AR_TRY(ari_config_dim_or(at, "head_dim", &said));
+    AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
+    if (said > 0 && said != c->head_dim)
+        return ari_json_wrong(at, "head_dim", " is %zu, expected hidden_size / num_attention_heads, %zu", said,
+                              c->head_dim);
+    return AR_OK;
+}
+
 /* Other names that Hugging Face gives GPT-2's sizes; where a file has both they must agree. */
 static ar_status check_alias(const ari_json_at *at, const char *alias, const char *key, size_t value)
 {
@@ -93,12 +104,7 @@ ar_status ari_config_stack(ar_config *c, const ari_json_at *at)
     c->kv_heads = c->heads;
     AR_TRY(ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads));
     AR_TRY(ari_config_dim_or(at, "max_position_embeddings", &c->max_positions));
-    AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
-    size_t head_dim = c->head_dim;
-    AR_TRY(ari_config_dim_or(at, "head_dim", &head_dim));
-    if (head_dim != c->head_dim)
-        return ari_json_wrong(at, "head_dim", " is %zu, expected hidden_size / num_attention_heads, %zu", head_dim,
-                              c->head_dim);
+    AR_TRY(ari_config_own_head_dim(c, at));
     AR_TRY(ari_config_activation(at, "hidden_act", &c->activation));
     AR_TRY(ari_json_real_or(at, "layer_norm_eps", &c->norm_eps));
     ari_config_note_others(c, "", at->object, keys, COUNT(keys));

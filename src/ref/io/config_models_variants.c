@@ -208,12 +208,7 @@ const ari_llama_form ari_config_ernie4_5 = {.called = "ERNIE 4.5",
 /* Features of a head are always hidden / heads: the class knows no head_dim. */
 static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char *eps_key)
 {
-    size_t said = 0;
-    AR_TRY(ari_config_dim_or(at, "head_dim", &said));
-    AR_TRY(ari_config_head_dim(c, at, "hidden_size", "num_attention_heads"));
-    if (said > 0 && said != c->head_dim)
-        return ari_json_wrong(at, "head_dim", " is %zu, expected hidden_size / num_attention_heads, %zu", said,
-                              c->head_dim);
+    AR_TRY(ari_config_own_head_dim(c, at));
     c->norm = AR_NORM_LAYER;
     c->norm_eps = 1e-5;
     return ari_json_real_or(at, eps_key, &c->norm_eps);

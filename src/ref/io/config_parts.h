@@ -44,6 +44,8 @@ AR_NODISCARD ar_status ari_config_positive(const ari_json_at *at, const char *ke
 /** hidden / heads, where the file does not give head_dim. */
 AR_NODISCARD ar_status ari_config_head_dim(ar_config *c, const ari_json_at *at, const char *hidden_key,
                                            const char *heads_key);
+/** That in any case: a head_dim has to say the same. */
+AR_NODISCARD ar_status ari_config_own_head_dim(ar_config *c, const ari_json_at *at);
 /** Hugging Face's name of an activation; *out left as it is where the key is absent. */
 AR_NODISCARD ar_status ari_config_activation(const ari_json_at *at, const char *key, ar_activation *out);
 

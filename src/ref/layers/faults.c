@@ -184,11 +184,10 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
 /* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
 static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 {
-    ar_tensor part, factor;
+    ar_tensor part;
     AR_TRY(ari_copy_of(ctx, &part, dy));
-    AR_TRY(filled(ctx, &factor, dy->dtype, 2, dy->shape, 1.0f / (float)ar_comm_size(ctx->tp)));
     *dy = part;
-    return ARI_KERNEL(ctx, mul, &part, &part, &factor);
+    return ARI_KERNEL(ctx, scale, &part, &part, 1.0f / (float)ar_comm_size(ctx->tp));
 }
 
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row)

@@ -11,7 +11,6 @@
 #include "ref/numerics/bits.h"
 
 static const size_t one = 1;
-static const ar_placement whole = {AR_REPLICATE, 0};
 
 ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread)
 {
@@ -151,16 +150,11 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
 ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more)
 {
     const double divisor = loss->whole ? 1.0 : (double)t;
-    ar_tensor on_device;
     float total = 0.0f;
     AR_TRY(ari_loss_total(&loss->sum, ctx, &total));
     *value = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
     *value = more > 0.0 ? (float)((double)*value + more) : *value;
-    AR_TRY(ar_ctx_tensor(ctx, &on_device, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &on_device, value));
-    AR_TRY(ari_tap_world(ctx, "loss", 'f', &on_device));
-    ar_ctx_release(ctx, &on_device);
-    return AR_OK;
+    return ari_tap_number(ctx, "loss", 'f', *value);
 }
 
 ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
@@ -376,7 +370,7 @@ static ar_status check_labels(const classifier *c, const ar_ctx *ctx, const ar_l
 
 static ar_placement placed(const classifier *c, const ar_loss *loss)
 {
-    return ari_placed_by_features(c->shard) ? c->shard : loss->stream ? ari_shard_tokens : whole;
+    return ari_placed_by_features(c->shard) ? c->shard : loss->stream ? ari_shard_tokens : ari_replicated;
 }
 
 static ar_status tap_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, const char *part, char pass,
@@ -471,7 +465,8 @@ ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name
             AR_ERR_ARG,
             "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
             name, classes);
-    return create_classifier(gives, ctx, name, name, classes, held == AR_HELD_SHARD ? ari_shard_features : whole,
+    return create_classifier(gives, ctx, name, name, classes,
+                             held == AR_HELD_SHARD ? ari_shard_features : ari_replicated,
                              &(ari_head_options){.weight = 1.0});
 }
 
@@ -538,7 +533,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
 {
     const squared_error *s = self;
     const size_t n = ar_tensor_count(y);
-    const ar_placement held = loss->stream ? ari_shard_tokens : whole;
+    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
     ar_tensor minus_t, difference, terms;
     AR_TRY(ari_ledger_takes(ctx, s->name, "squared error", y, held, NULL, held));
     if (y->ndim < 1 || !ar_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))

@@ -128,10 +128,10 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
     ar_param *const w = ws[0];
     const ar_tensor *const x = &xs[0];
     const int k = back ? 0 : 1;
-    const ar_placement whole = {AR_REPLICATE, 0}, terms = {AR_PARTIAL_SUM, 0};
+    const ar_placement terms = {AR_PARTIAL_SUM, 0};
     ar_comm *const over = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
     /* One that is cut sees all positions. */
-    const ar_placement stream = x->ndim > 2 && !over && !rows_over ? ari_placed_stream(ctx) : whole;
+    const ar_placement stream = x->ndim > 2 && !over && !rows_over ? ari_placed_stream(ctx) : ari_replicated;
     const ar_placement takes = over ? ari_shard_features : stream;
     const ar_placement makes = over ? terms : rows_over ? ari_shard_features : stream;
     const bool scattered = over && ari_ctx_sp(ctx) && x->ndim > 2;
@@ -180,12 +180,11 @@ static ar_status all_positions(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
 /* W's gradient += dY^T X. alone: no product has said how dY is placed. */
 static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *x, ar_param *w, bool alone)
 {
-    const ar_placement whole = {AR_REPLICATE, 0};
     ar_tensor x_all, dy_all;
     AR_TRY(all_positions(ctx, &x_all, x, w));
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
     if (alone)
-        AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : whole));
+        AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated));
     const ar_grad_terms terms = {w, ar_tensor_rows(&dy_all)};
     const ar_tensor x_rows = ar_tensor_rows(&x_all);
     AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ar_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));

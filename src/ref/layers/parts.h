@@ -29,6 +29,8 @@ AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char 
  * those of the queries `rows`, and all keys; on `copies` neighbouring tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                        size_t heads, size_t head_start, int copies, const ar_positions *rows);
+/** A number of the host as ari_tap_world has it. */
+AR_NODISCARD ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value);
 /** Value of the whole world: no dimension is shared out (the loss). */
 AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
 
@@ -59,7 +61,7 @@ AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const c
 /* Values between layers, [.., s, features]: how they are placed over the tensor-parallel ranks, and what takes them
  * from one placement to another. All of it is contiguous, of any dtype. */
 
-extern const ar_placement ari_shard_features, ari_shard_tokens;
+extern const ar_placement ari_replicated, ari_shard_features, ari_shard_tokens;
 /** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
 ar_placement ari_placed_stream(const ar_ctx *ctx);
 

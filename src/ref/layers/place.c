@@ -7,7 +7,8 @@
 #include "ref/placement/axis.h"
 #include "ref/placement/redistribute.h"
 
-const ar_placement ari_shard_features = {AR_SHARD, -1}, ari_shard_tokens = {AR_SHARD, -2};
+const ar_placement ari_replicated = {AR_REPLICATE, 0}, ari_shard_features = {AR_SHARD, -1},
+                   ari_shard_tokens = {AR_SHARD, -2};
 
 const char *ar_style_name(ar_style s)
 {
@@ -21,7 +22,7 @@ const char *ar_style_name(ar_style s)
 ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement stream)
 {
     const bool shard = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
-    const ar_placement middle = shard ? ari_shard_features : (ar_placement){AR_REPLICATE, 0};
+    const ar_placement middle = shard ? ari_shard_features : ari_replicated;
     return (ar_branch_split){.enter = {stream, stream},
                              .first = {first, stream, middle},
                              .second = {second, middle, stream},
@@ -30,7 +31,7 @@ ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement strea
 
 ar_branch_split ar_experts_split(bool cut, ar_placement stream)
 {
-    const ar_placement whole = {AR_REPLICATE, 0}, middle = cut ? ari_shard_features : whole;
+    const ar_placement whole = ari_replicated, middle = cut ? ari_shard_features : whole;
     return (ar_branch_split){.enter = {stream, whole},
                              .first = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, whole, middle},
                              .second = {cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, middle, whole},
@@ -39,7 +40,7 @@ ar_branch_split ar_experts_split(bool cut, ar_placement stream)
 
 ar_placement ari_placed_stream(const ar_ctx *ctx)
 {
-    return ari_ctx_sp(ctx) ? ari_shard_tokens : (ar_placement){AR_REPLICATE, 0};
+    return ari_ctx_sp(ctx) ? ari_shard_tokens : ari_replicated;
 }
 
 /* --- kinds of placements ------------------------------------------------------------------------------------------ */
@@ -77,8 +78,10 @@ ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
 ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, const ar_tensor *terms)
 {
     const bool cut = p->value.ndim == 1 && p->value.shape[0] != p->layout.shape[0];
-    const ar_placement whole = {AR_REPLICATE, 0};
-    return ari_ledger_gradient(ctx, p->name, terms, cut ? ari_shard_features : p->spread ? ari_shard_tokens : whole);
+    return ari_ledger_gradient(ctx, p->name, terms,
+                               cut         ? ari_shard_features
+                               : p->spread ? ari_shard_tokens
+                                           : ari_replicated);
 }
 
 /* --- features ----------------------------------------------------------------------------------------------------- */
@@ -329,6 +332,16 @@ ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tenso
     AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ari_ctx_place(ctx, ARI_ALL_AXES),
                                ari_extent(&ctx->layout, ARI_ALL_AXES)));
     return ar_tap(ctx, name, pass, t, &layout);
+}
+
+ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value)
+{
+    ar_tensor t;
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
+    AR_TRY(ar_ctx_upload(ctx, &t, &value));
+    AR_TRY(ari_tap_world(ctx, name, pass, &t));
+    ar_ctx_release(ctx, &t);
+    return AR_OK;
 }
 
 ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,

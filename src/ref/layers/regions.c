@@ -35,13 +35,12 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
     return redistribute_equal(ctx, dx, dy, dto, dfrom, operation, tag);
 }
 
-static const ar_placement replicated = {AR_REPLICATE, 0}, invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0},
-                          features = {AR_SHARD, -1}, positions = {AR_SHARD, -2};
+static const ar_placement invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0};
 
 /* What lies between two regions: whole values or, with sequence parallelism, the rank's own positions. */
 static ar_placement stream_of(const ar_ctx *ctx)
 {
-    return ari_ctx_sp(ctx) ? positions : invariant;
+    return ari_ctx_sp(ctx) ? ari_shard_tokens : invariant;
 }
 
 #define CONJUGATE(name, from, to)                                                                  \
@@ -53,25 +52,25 @@ static ar_placement stream_of(const ar_ctx *ctx)
     {                                                                                              \
         return redistribute_backward(ctx, dx, dy, from, to, #name " backward", #name " backward"); \
     }
-CONJUGATE(copy_to_region, invariant, replicated)
+CONJUGATE(copy_to_region, invariant, ari_replicated)
 CONJUGATE(reduce_from_region, partial, invariant)
-CONJUGATE(gather_from_region, features, invariant)
-CONJUGATE(scatter_to_region, invariant, features)
-CONJUGATE(gather_tokens, positions, replicated)
-CONJUGATE(scatter_tokens, partial, positions)
-CONJUGATE(enter_region, stream_of(ctx), replicated)
+CONJUGATE(gather_from_region, ari_shard_features, invariant)
+CONJUGATE(scatter_to_region, invariant, ari_shard_features)
+CONJUGATE(gather_tokens, ari_shard_tokens, ari_replicated)
+CONJUGATE(scatter_tokens, partial, ari_shard_tokens)
+CONJUGATE(enter_region, stream_of(ctx), ari_replicated)
 CONJUGATE(leave_region, partial, stream_of(ctx))
 
 /* --- features and the stream -------------------------------------------------------------------------------------- */
 
 ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, features, stream_of(ctx), "gather", tag);
+    return redistribute_equal(ctx, y, x, ari_shard_features, stream_of(ctx), "gather", tag);
 }
 
 ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag)
 {
-    return redistribute_equal(ctx, y, x, stream_of(ctx), features, "scatter", tag);
+    return redistribute_equal(ctx, y, x, stream_of(ctx), ari_shard_features, "scatter", tag);
 }
 
 /* --- a redistribution as a module --------------------------------------------------------------------------------- */

@@ -308,7 +308,7 @@ ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_place
 
 ar_placement ari_ruled_makes(ar_style style)
 {
-    return style == AR_STYLE_COLWISE ? ari_shard_features : (ar_placement){AR_REPLICATE, 0};
+    return style == AR_STYLE_COLWISE ? ari_shard_features : ari_replicated;
 }
 
 ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there, ar_placement else_from,

@@ -7,8 +7,6 @@
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 
-static const ar_placement replicated = {AR_REPLICATE, 0};
-
 /* A plan seen from one layer of a model, or (ARI_NO_BLOCK) from outside of them. */
 typedef struct view {
     const ar_plan *p;
@@ -26,7 +24,7 @@ static view view_of(const ar_plan *p, const ar_config *c, size_t layer, bool seq
                   .c = c,
                   .f = ari_family_of(c->arch),
                   .layer = layer,
-                  .stream = sequence ? ari_shard_tokens : replicated};
+                  .stream = sequence ? ari_shard_tokens : ari_replicated};
 }
 
 /* True if values can be sharded by tokens here: a sequence then divides. */
@@ -128,7 +126,7 @@ static ar_status split_input(const view *v, ari_role before, const ari_ruled *m,
 
 static ar_placement natural_input(ar_style style)
 {
-    return style == AR_STYLE_ROWWISE ? ari_shard_features : replicated;
+    return style == AR_STYLE_ROWWISE ? ari_shard_features : ari_replicated;
 }
 
 /* The last layer's style and input. Inside of a module nothing is moved that no rule says, as in PyTorch: without a
@@ -160,7 +158,7 @@ static ar_status split_output(const view *v, const ari_ruled *around, const ari_
         AR_TRY(ari_ruled_wanted(around, what, out->to, has_tokens(v), false, &change->to));
         AR_TRY(ari_ruled_believe(around, what, out->to, NULL, v->stream, &change->to));
         change->from = ari_ruled_from_end(out->from);
-        natural = change->from.kind == AR_PARTIAL_SUM ? replicated : change->from;
+        natural = change->from.kind == AR_PARTIAL_SUM ? ari_replicated : change->from;
     }
     AR_TRY(ari_ruled_output(own, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->to));
     if (out)
@@ -213,7 +211,7 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
     if (m.style == AR_STYLE_SEQUENCE && !has_tokens(v))
         return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
                             ARI_SHOW(ari_plan_file(v->p)), m.name);
-    *at = m.style == AR_STYLE_SEQUENCE || !ar_plan_sequence(v->p) ? v->stream : replicated;
+    *at = m.style == AR_STYLE_SEQUENCE || !ar_plan_sequence(v->p) ? v->stream : ari_replicated;
     return check_declared(&m, v->stream, *at);
 }
 
@@ -251,8 +249,8 @@ static ar_status check_expert(const view *v, ari_role role, ar_style wanted, con
         return AR_OK;
     const ari_ruled m = ruled_part(v, role);
     if (m.style == wanted)
-        return check_declared(&m, wanted == AR_STYLE_ROWWISE ? ari_shard_features : replicated,
-                              wanted == AR_STYLE_COLWISE ? ari_shard_features : replicated);
+        return check_declared(&m, wanted == AR_STYLE_ROWWISE ? ari_shard_features : ari_replicated,
+                              wanted == AR_STYLE_COLWISE ? ari_shard_features : ari_replicated);
     return ari_ruled_misfit(&m, fits);
 }
 
@@ -360,7 +358,7 @@ static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement
     const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? ruled_part(v, ARI_FINAL_NORM).rule : NULL;
     AR_TRY(ari_ruled_input(&m, norm, arrives, arrives, &split->from));
     AR_TRY(ari_ruled_output(&m, false, split->style == AR_STYLE_ROWWISE, ari_ruled_makes(split->style), &split->to));
-    return split->to.kind != AR_PARTIAL_SUM || ari_ruled_passes(&m, m.rule, split->to, replicated)
+    return split->to.kind != AR_PARTIAL_SUM || ari_ruled_passes(&m, m.rule, split->to, ari_replicated)
                ? AR_OK
                : ari_ruled_wrong(&m, "the output", m.rule->output.to, "R or S(-1) would fit");
 }
@@ -414,7 +412,7 @@ static ar_status check_table(const view *v, ari_role role)
     const ari_ruled m = ruled_part(v, role);
     if (m.rule && role == ARI_POSITIONS && m.style != AR_STYLE_REPLICATE)
         return ari_ruled_misfit(&m, "learned positions are replicate");
-    return check_declared(&m, replicated, v->stream);
+    return check_declared(&m, ari_replicated, v->stream);
 }
 
 static ar_status check_splits(view v)

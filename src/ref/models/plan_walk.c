@@ -11,14 +11,12 @@
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
 
-static const ar_placement whole = {AR_REPLICATE, 0};
-
 /* --- what a plan says of them ------------------------------------------------------------------------------------- */
 
 /* R and I are the same here. */
 static ar_placement settled(ar_placement p)
 {
-    return ari_placed_whole(p) ? whole : p;
+    return ari_placed_whole(p) ? ari_replicated : p;
 }
 
 /* Checks a placement set by the user: one that a value between layers can have. */
@@ -92,15 +90,15 @@ static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_p
         AR_TRY(ari_ruled_first(&one[i], &one[0], NULL, w->at, true, in));
     }
     const ar_placement at = w->at;
-    in->from = ari_placed_by_features(at) ? whole : at;
+    in->from = ari_placed_by_features(at) ? ari_replicated : at;
     in->to = w->at = settled(in->to);
     const ar_status st = ask_own(&m, w, second, ARI_FIRST);
     w->at = at;
     AR_TRY(st);
     AR_TRY(ari_ruled_linear(&m, NULL, in->to, in->to, out));
-    AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, whole, leaves));
+    AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_replicated, leaves));
     out->from = in->to;
-    out->to = ari_placed_by_features(*leaves) ? whole : *leaves;
+    out->to = ari_placed_by_features(*leaves) ? ari_replicated : *leaves;
     split->enter = (ar_tp_redistribution){in->from, in->from};
     split->leave = (ar_tp_redistribution){out->to, out->to};
     return AR_OK;
@@ -114,7 +112,7 @@ static ar_status place_norm(ar_placement *takes, ar_placement *leaves, ar_plan_w
     AR_TRY(ask_other(&m, w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
                      elementwise ? "what works element by element is replicate or sequence"
                                  : "a norm is replicate or sequence"));
-    *takes = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens : elementwise && !m.rule ? w->at : whole;
+    *takes = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens : elementwise && !m.rule ? w->at : ari_replicated;
     return leave_own(&m, false, *takes, leaves);
 }
 
@@ -181,7 +179,7 @@ static ar_status end_layer(ar_module **gives, planned *m, ar_placement leaves, a
         ar_module_destroy(m->part[i]);
     /* Terms that nobody adds up are taken for the sum. */
     if (st == AR_OK)
-        m->w->at = leaves.kind == AR_PARTIAL_SUM ? whole : leaves;
+        m->w->at = leaves.kind == AR_PARTIAL_SUM ? ari_replicated : leaves;
     return st;
 }
 
@@ -336,10 +334,10 @@ ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const ch
     AR_TRY(ask_own(&m, w, name, ARI_TOKENS));
     AR_TRY(ari_ruled_tokens(&m, split));
     AR_TRY(ari_ruled_input(&m, NULL, w->at, w->at, &leaves));
-    AR_TRY(leave_own(&m, false, whole, &leaves));
+    AR_TRY(leave_own(&m, false, ari_replicated, &leaves));
     if (!ari_placed_whole(leaves))
         return ari_ruled_wrong(&m, "the output", leaves, "R would fit");
-    w->at = whole;
+    w->at = ari_replicated;
     return AR_OK;
 }
 
@@ -354,10 +352,10 @@ ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
                             ARI_SHOW(name), ar_placement_text(text, w->at));
     const bool vocab = m.style == AR_STYLE_VOCAB;
-    AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : whole, &leaves));
+    AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : ari_replicated, &leaves));
     if (!ari_placed_whole(leaves) && !(vocab && ari_placed_by_features(leaves)))
         return ari_ruled_wrong(&m, "the output", leaves, vocab ? "S(-1) and R fit" : "R would fit");
-    *split = (ar_linear_split){vocab ? AR_STYLE_COLWISE : m.style, whole, leaves};
+    *split = (ar_linear_split){vocab ? AR_STYLE_COLWISE : m.style, ari_replicated, leaves};
     w->at = leaves;
     return AR_OK;
 }

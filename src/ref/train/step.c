@@ -232,16 +232,6 @@ static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar
     return ar_params_tap_grads(what->params, what->n, ctx);
 }
 
-static ar_status tap_norm(ar_ctx *ctx, float norm)
-{
-    ar_tensor t;
-    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
-    AR_TRY(ar_ctx_upload(ctx, &t, &norm));
-    AR_TRY(ari_tap_world(ctx, "grad_norm", 'c', &t));
-    ar_ctx_release(ctx, &t);
-    return AR_OK;
-}
-
 static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
 {
     const ar_gradients_verify_options everything = {.gradients = true,
@@ -268,7 +258,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
     if (o->clip > 0.0 || o->scaling)
         AR_TRY(ar_gradient_norm(&result->norm, ctx, what->params, what->n));
     if (o->clip > 0.0)
-        AR_TRY(tap_norm(ctx, result->norm));
+        AR_TRY(ari_tap_number(ctx, "grad_norm", 'c', result->norm));
     if (o->scaling) {
         AR_TRY(ari_scaling_finite(&finite, ctx, result->norm));
         AR_TRY(ari_scaling_next(o->scaling, ctx, finite));

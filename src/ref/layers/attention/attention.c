@@ -59,7 +59,7 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
 static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *in)
 {
-    const ar_tp_redistribution change = {m->split.first.from, {AR_REPLICATE, 0}};
+    const ar_tp_redistribution change = {m->split.first.from, ari_replicated};
     const bool gathers = m->split.first.style != AR_STYLE_ROWWISE;
     return gathers ? ari_fault_gather_again(ctx, in, &m->qkv.in, change, m->qkv.weight[0]->name) : AR_OK;
 }

@@ -282,9 +282,8 @@ static ar_status name_parts(const ari_attention *m, ari_latent *l)
 
 static ar_status init_down(const ari_attention *m, ari_latent *l, ar_ctx *ctx)
 {
-    const ar_placement whole = {AR_REPLICATE, 0};
     ari_linear_spec s = {
-        .split = {AR_STYLE_REPLICATE, m->split.first.from, whole}, .in = m->o.hidden, .bias = m->o.qkv_bias};
+        .split = {AR_STYLE_REPLICATE, m->split.first.from, ari_replicated}, .in = m->o.hidden, .bias = m->o.qkv_bias};
     if (queries_have_rank(m))
         s.part[s.n++] = (ari_linear_part){.name = l->down_name[QUERIES], .out = m->o.latent.q_rank};
     s.part[s.n++] = (ari_linear_part){.name = l->down_name[KEYS], .out = key_width(m)};
@@ -302,7 +301,7 @@ static ar_status init_path(const ari_attention *m, latent_path *p, ar_ctx *ctx, 
                          .in = rank > 0 ? rank : m->o.hidden};
     p->rank = rank;
     if (rank > 0) {
-        s.split.from = (ar_placement){AR_REPLICATE, 0};
+        s.split.from = ari_replicated;
         AR_TRY(ari_norm_gain_init(&p->gain, ctx, p->norm_name, rank, false));
         p->gain.spread = false; /* every rank has all tokens' */
     }

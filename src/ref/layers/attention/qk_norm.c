@@ -95,7 +95,7 @@ static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, con
 static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const ar_tensor *own)
 {
     const ari_features width = {1, {n->heads * n->d * (size_t)ar_comm_size(ctx->tp)}};
-    const ar_tp_redistribution change = {ari_shard_features, {AR_REPLICATE, 0}};
+    const ar_tp_redistribution change = {ari_shard_features, ari_replicated};
     ar_tensor packed, gathered;
     AR_TRY(pack_heads(n, ctx, &packed, own));
     packed = as_features(&packed);

@@ -32,12 +32,10 @@ static ar_comm *row_group(const ari_linear *l, const ar_ctx *ctx)
 
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
-static const ar_placement whole = {AR_REPLICATE, 0};
-
 /* Placement of X as the GEMM takes it. */
 static ar_placement consumed_as(const ari_linear *l)
 {
-    return ari_is_rowwise(&l->split) ? ari_shard_features : whole;
+    return ari_is_rowwise(&l->split) ? ari_shard_features : ari_replicated;
 }
 
 /* Placement of Y as the GEMM gives it: a sum over the ranks is reduced to the wanted placement, unless by features. */
@@ -45,13 +43,13 @@ static ar_placement produced_as(const ari_linear *l)
 {
     if (ari_is_colwise(&l->split))
         return ari_shard_features;
-    return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : whole;
+    return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : ari_replicated;
 }
 
 /* Placement of dY as the GEMM takes it. */
 static ar_placement gradient_consumed_as(const ari_linear *l)
 {
-    return ari_is_colwise(&l->split) ? ari_shard_features : whole;
+    return ari_is_colwise(&l->split) ? ari_shard_features : ari_replicated;
 }
 
 /* Placement of dX: a sum over the ranks is reduced to X's placement, unless by features. */
@@ -59,7 +57,7 @@ static ar_placement gradient_produced_as(const ari_linear *l)
 {
     if (ari_is_rowwise(&l->split))
         return ari_shard_features;
-    return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : whole;
+    return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : ari_replicated;
 }
 
 static bool reduce_scatters(const ar_ctx *ctx, ar_placement folded)
@@ -195,21 +193,22 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
                                      row_group(l, ctx));
 }
 
-/* Creates the GEMM's output. gathered: the chunks in which X, the own positions, is gathered; NULL: x is multiplied. */
-static ar_status new_output(ari_linear *l, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_chunks *gathered)
+/* Creates a GEMM's result of x, with so many features. gathered: the chunks in which x, the own positions, is gathered;
+ * NULL: x is multiplied. folded: as what its sum is placed. */
+static ar_status new_result(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features, const ari_chunks *gathered,
+                            ar_placement folded)
 {
     if (gathered)
-        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, l->local_total);
-    return reduce_scatters(ctx, produced_as(l)) ? ari_like_own_tokens(ctx, y, x, l->local_total)
-                                                : ari_like(ctx, y, x, l->local_total);
+        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, features);
+    return reduce_scatters(ctx, folded) ? ari_like_own_tokens(ctx, y, x, features) : ari_like(ctx, y, x, features);
 }
 
 static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar_tensor *x, const ari_chunks *gathered)
 {
     ar_buf bias;
-    AR_TRY(new_output(l, ctx, &o->y, x, gathered));
+    AR_TRY(new_result(ctx, &o->y, x, l->local_total, gathered, produced_as(l)));
     if (o->act != AR_ACT_NONE)
-        AR_TRY(new_output(l, ctx, &o->z, x, gathered));
+        AR_TRY(new_result(ctx, &o->z, x, l->local_total, gathered, produced_as(l)));
     AR_TRY(joined_bias(l, ctx, &bias));
     o->bias = ar_const(bias);
     return AR_OK;
@@ -340,9 +339,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
         AR_TRY(gather_next(ctx, next));
     }
     if (dx) {
-        AR_TRY(chunks ? ari_like_tokens(ctx, &o.y, dy, c.ranks * c.own, features)
-               : reduce_scatters(ctx, gradient_produced_as(l)) ? ari_like_own_tokens(ctx, &o.y, all, features)
-                                                               : ari_like(ctx, &o.y, all, features));
+        AR_TRY(new_result(ctx, &o.y, chunks ? dy : all, features, chunks ? &c : NULL, gradient_produced_as(l)));
         AR_TRY(gradient_product(l, ctx, &p));
         *dx = o.y;
     }
