@@ -129,6 +129,7 @@ static ar_status crossed(world *w)
 
 static ar_status aborts(world *w)
 {
+    need(plain(w), "the first all_reduce"); /* so that each has made it, however late the second is */
     if (w->r != 1)
         return plain(w);
     ar_comm_abort(w->c, AR_ERR_DATA, "the loss is not a number");

