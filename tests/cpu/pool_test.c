@@ -2,7 +2,7 @@
 #include "ref/cpu/device.h"
 #include "tests/support/test.h"
 
-/* The memory of a CPU device: what is kept, and that it is never more than was needed. */
+/* The memory of a CPU device: what is kept, and that it is little more than was needed. */
 #define MIB ((size_t)1 << 20)
 
 static void *get(ari_pool *p, size_t bytes)
@@ -61,7 +61,7 @@ Test(pool, takes_a_larger_block_only_if_it_wastes_little)
     ari_pool_free(&p, other);
 }
 
-Test(pool, never_holds_more_than_was_needed_at_once)
+Test(pool, holds_little_more_than_was_needed_at_once)
 {
     enum { BUFFERS = 40 };
     SCOPED(ari_pool_fini) ari_pool p;
@@ -84,8 +84,9 @@ Test(pool, never_holds_more_than_was_needed_at_once)
             needed += bytes[at];
         }
         most = needed > most ? needed : most;
-        cr_assert(p.in_use + p.kept <= most + most / 7 + 64 * BUFFERS, "%zu in use and %zu kept, %zu needed at most",
-                  p.in_use, p.kept, most);
+        /* blocks in use are up to an eighth larger than what was asked for */
+        cr_assert(p.in_use + p.kept <= most + most / ARI_POOL_SLACK + most / 7 + 64 * BUFFERS,
+                  "%zu in use and %zu kept, %zu needed at most", p.in_use, p.kept, most);
     }
     for (size_t i = 0; i < BUFFERS; i++)
         ari_pool_free(&p, held[i]);
@@ -126,4 +127,23 @@ Test(pool, survives_requests_that_cannot_be_met)
     ari_pool_free(&p, NULL);
     ari_pool_free(&p, get(&p, 2 * MIB));
     cr_expect(p.in_use + p.kept <= 2 * MIB + 64, "a refused request must not count as a need");
+}
+
+/* Two phases of a step whose buffers have no size in common, and of which neither needs more than the slack. */
+Test(pool, keeps_what_another_phase_of_a_step_needs)
+{
+    skip_where_nothing_is_kept();
+    enum { STEPS = 3 };
+    SCOPED(ari_pool_fini) ari_pool p;
+    void *was = NULL;
+    ari_pool_init(&p);
+    for (int i = 0; i < STEPS; i++) {
+        void *large = get(&p, 16 * MIB);
+        ari_pool_free(&p, large);
+        void *small = get(&p, 2 * MIB), *other = get(&p, MIB);
+        ari_pool_free(&p, other);
+        ari_pool_free(&p, small);
+        cr_expect(i == 0 || large == was, "step %d asked the system for 16 MiB again", i);
+        was = large;
+    }
 }

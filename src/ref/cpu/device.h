@@ -12,9 +12,9 @@
 
 /* Memory of a device. Large buffers that are given back are kept for the next one of about their size: a training step
  * asks for the same sizes again and again, and fresh pages cost time. What is in use and what is kept are together
- * never more than what users needed at some moment before, so that a process takes no more memory than without. Any
- * thread may call. */
+ * at most a quarter (1/ARI_POOL_SLACK) more than what users needed at some moment before. Any thread may call. */
 #define ARI_POOL_KEPT 256
+#define ARI_POOL_SLACK 4
 
 typedef struct ari_block ari_block;
 

@@ -72,6 +72,14 @@ static size_t larger_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+/* What is in use and kept may be together. Steps whose phases ask for different sizes would take fresh pages in every
+ * phase without the slack. */
+static size_t limit_of(const ari_pool *p)
+{
+    const size_t most = larger_size(p->most, p->asked);
+    return most + most / ARI_POOL_SLACK;
+}
+
 /* A kept block, or room for a new one: NULL. */
 static ari_block *reuse(ari_pool *p, size_t asked)
 {
@@ -79,7 +87,7 @@ static ari_block *reuse(ari_pool *p, size_t asked)
     p->asked += asked;
     ari_block *b = find_block(p, asked);
     p->in_use += b ? b->bytes : asked;
-    shrink(p, larger_size(p->most, p->asked));
+    shrink(p, limit_of(p));
     pthread_mutex_unlock(&p->lock);
     return b;
 }
@@ -144,6 +152,6 @@ void ari_pool_free(ari_pool *p, void *memory)
         free(take_block(p, 0));
     p->block[p->n++] = b;
     p->kept += b->bytes;
-    shrink(p, KEEP ? p->most : 0);
+    shrink(p, KEEP ? limit_of(p) : 0);
     pthread_mutex_unlock(&p->lock);
 }
