@@ -84,6 +84,12 @@ typedef struct ar_bucket_array {
 } ar_bucket_array;
 #define AR_BUCKET_ARRAYS 3
 
+/* Of how many values an element of a bucket can be the sum: on each rank before the bucket is summed over a group, and
+ * afterwards, where other groups' sums follow; 0: none do, and every rank may get the sums as they are stored. */
+typedef struct ar_most_terms {
+    size_t before, after;
+} ar_most_terms;
+
 /* What a parameter is multiplied by, as the B of a contraction. */
 typedef enum ar_operand_use {
     AR_USE_FORWARD,  /* an input: K is the parameter's columns */
@@ -170,12 +176,11 @@ struct ar_arith_ops {
     ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
                              const ar_param *p);
     ar_status (*bucket_zero)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
-    /* Sums the bucket over a group. most: of how many values an element can be the sum, on each of the other ranks, so
-     * that in storage AR_BF16 exact numerics move no more bytes than these need; 0: something is added to these gradients
-     * afterwards where all ranks get them. counts NULL: all of it on every rank. Else [ranks of the
-     * group], of sum n: rank r gets its elements [counts[0] + .. + counts[r-1], + counts[r]) only, at their place; the others are undefined. */
+    /* Sums the bucket over a group. most: so that in storage AR_BF16 exact numerics move no more bytes than these terms
+     * need; NULL: not known. counts NULL: all of it on every rank. Else [ranks of the group], of sum n: rank r gets its
+     * elements [counts[0] + .. + counts[r-1], + counts[r]) only, at their place; the others are undefined. */
     ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                               const size_t *counts, size_t most, const char *tag);
+                               const size_t *counts, const ar_most_terms *most, const char *tag);
     /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
                                ar_dtype storage);

@@ -353,19 +353,44 @@ static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, true);
 }
 
+/* The states of all elements, of which every rank has its slice, in `width` bytes each. room: n of them. */
+static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                               ar_buf room, size_t width, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t ranks = (size_t)ar_comm_size(over), start = ari_share_start(over, counts);
+    const ar_buf mine = ar_buf_at(room, start * width), l = ar_buf_at(r->hl, n * sizeof(int64_t));
+    ARI_OWNED size_t *bytes = NULL;
+    AR_TRY(ARI_ALLOC(&bytes, ranks, "bytes of sums"));
+    for (size_t i = 0; i < ranks; i++)
+        bytes[i] = counts[i] * width;
+    AR_TRY(states_narrow(ctx, q, mine, r, n, start, counts[ar_comm_rank(over)], width));
+    AR_TRY(ar_comm_all_gather(over, q, room, ar_const(mine), bytes, AR_U8, tag));
+    AR_TRY(dev->zero(ctx->device, q, r->t, n));
+    AR_TRY(dev->zero(ctx->device, q, r->hl, 2 * n * sizeof(int64_t)));
+    return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, n, width);
+}
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
 /* Of narrow states. The own slice is merged with the other ranks' states, which come in the bytes that so many values
- * need; unless that is all that was asked for its values are gathered. No memory of the step: another queue has it. */
+ * need; unless that is all that was asked for (gathers) its values are gathered, or its states where more is added to
+ * them. No memory of the step: another queue has it. */
 static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                               bool gathers, size_t most, const char *tag)
+                               bool gathers, const ar_most_terms *most, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
-    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most);
-    const size_t states = (n + ranks * own) * width, values = n * (sizeof(float) + sizeof(uint16_t));
+    const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most->before);
+    const size_t wider = ari_sent_state_bytes(most->after), kept = sizeof(float) + sizeof(uint16_t);
+    const size_t bytes = larger((n + ranks * own) * width, n * larger(most->after > 0 ? wider : 0, kept));
     const ar_buf t = ar_buf_at(r->t, start), h = ar_buf_at(r->hl, start * sizeof(int64_t));
     ar_buf sent = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, states > values ? states : values));
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, bytes));
     const ar_buf came = ar_buf_at(sent, n * width);
     AR_TRY_TO(done, st, states_narrow(ctx, q, sent, r, n, 0, start, width));
     AR_TRY_TO(done, st,
@@ -375,7 +400,8 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
               dev->states_merge(ctx->device, q, t, h, ar_buf_at(h, n * sizeof(int64_t)), ar_const(came), ranks - 1, own,
                                 width));
     if (gathers)
-        st = gather_values(ctx, q, r, n, over, counts, sent, tag);
+        st = most->after > 0 ? gather_states(ctx, q, r, n, over, counts, sent, wider, tag)
+                             : gather_values(ctx, q, r, n, over, counts, sent, tag);
 done:
     dev->free(ctx->device, q, sent);
     return st;
@@ -383,9 +409,9 @@ done:
 
 /* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts and most as of bucket_reduce. */
 static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                             size_t most, const char *tag)
+                             const ar_most_terms *most, const char *tag)
 {
-    if (r->narrow && most > 0) {
+    if (r->narrow && most) {
         size_t *slices = NULL;
         AR_TRY(ari_slice_counts(&slices, over, n, 1));
         const ar_status st = reduce_states(ctx, q, r, n, over, counts ? counts : slices, !counts, most, tag);
@@ -403,7 +429,7 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, 
 }
 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                                  const size_t *counts, size_t most, const char *tag)
+                                  const size_t *counts, const ar_most_terms *most, const char *tag)
 {
     const runs r = runs_of(bucket, n, storage);
     return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, most, tag) : AR_OK;
@@ -417,7 +443,7 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
     AR_TRY(begin_zeros(ctx, ctx->queue, p->grad));
     runs r = {.hl = p->grad->hl, .t = p->grad->t, .narrow = p->grad->narrow};
     AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, 0, tag));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, NULL, tag));
     ari_step_free(ctx, r.most);
     return AR_OK;
 }

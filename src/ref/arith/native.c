@@ -478,7 +478,7 @@ static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, siz
 }
 
 static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
-                                      ar_comm *over, const size_t *counts, size_t most, const char *tag)
+                                      ar_comm *over, const size_t *counts, const ar_most_terms *most, const char *tag)
 {
     (void)ctx;
     (void)most;
@@ -496,7 +496,7 @@ static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, con
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     const ar_tensor *sum = &p->grad->sum;
-    return native_bucket_reduce(ctx, ctx->queue, sum->data, ar_tensor_count(sum), sum->dtype, over, NULL, 0, tag);
+    return native_bucket_reduce(ctx, ctx->queue, sum->data, ar_tensor_count(sum), sum->dtype, over, NULL, NULL, tag);
 }
 
 static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,

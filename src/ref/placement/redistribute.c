@@ -151,7 +151,7 @@ static ar_status all_reduce(const joint *j, value *out, value *in)
     const walk *w = j->w;
     if (in->arrays > 1) {
         *out = *in; /* in place: a bucket is ours */
-        return w->sums->bucket_reduce(w->ctx, w->ctx->queue, in->data, in->count, AR_F32, j->over, NULL, 0, w->tag);
+        return w->sums->bucket_reduce(w->ctx, w->ctx->queue, in->data, in->count, AR_F32, j->over, NULL, NULL, w->tag);
     }
     AR_TRY(new_value(w, out, in, in->extent));
     return ar_comm_all_reduce(j->over, w->ctx->queue, out->data, ar_const(in->data), in->count, w->dtype, op_of(j),
@@ -169,8 +169,8 @@ static ar_status scatter_bucket(const joint *j, value *out, value *in, const ari
         for (int i = 0; i < in->arrays; i++)
             AR_TRY(ari_axis_pack(w->ctx, array_of(&packed, i), ar_const(array_of(in, i)), a, in->array[i].dtype));
     }
-    AR_TRY(
-        w->sums->bucket_reduce(w->ctx, w->ctx->queue, packed.data, in->count, AR_F32, j->over, j->counts, 0, w->tag));
+    AR_TRY(w->sums->bucket_reduce(w->ctx, w->ctx->queue, packed.data, in->count, AR_F32, j->over, j->counts, NULL,
+                                  w->tag));
     for (int i = 0; i < j->rank; i++)
         start += j->counts[i];
     for (int i = 0; i < in->arrays; i++) {

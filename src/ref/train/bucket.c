@@ -145,15 +145,18 @@ static bool is_alone(ar_comm *group)
     return !group || ar_comm_size(group) == 1;
 }
 
-/* Of how many values an element of the bucket can be the sum on a rank that sums it over a group: those of the parts of
- * its own samples, and of the ranks whose terms it has already, or whose samples its experts have. */
+static size_t size_of(ar_comm *group)
+{
+    return is_alone(group) ? 1 : (size_t)ar_comm_size(group);
+}
+
+/* Of how many values an element of the bucket can be the sum on a rank that is to sum it over a group of those that have
+ * data, or on the ranks of all such groups together: those of the parts of its own samples, and of the ranks whose terms
+ * it has already, or whose samples its experts have. */
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *data = ari_ddp_group(d, ARI_OVER_DP);
-    if (is_alone(group))
-        return 0;
-    const size_t others = is_alone(data) ? 1 : (size_t)ar_comm_size(data) / (size_t)ar_comm_size(group);
+    const size_t others = size_of(ari_ddp_group(d, ARI_OVER_DP)) / size_of(group);
     size_t of_sample = 0;
     ar_gradient_moves(&d->ctx->layout, d->step.tokens, &of_sample);
     for (size_t i = 0; i < b->info.params; i++) {
@@ -166,14 +169,37 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     return samples > 0 && samples <= SIZE_MAX / each ? samples * each : SIZE_MAX;
 }
 
-static ar_status reduce_over(const ari_bucket *b, ar_queue *q, ar_comm *group, const size_t *counts, bool last,
-                             const char *tag)
+static size_t times(size_t terms, size_t ranks)
+{
+    return terms <= SIZE_MAX / ranks ? terms * ranks : SIZE_MAX;
+}
+
+/* Sums the bucket, or this rank's slice of it, over a group of those that have data. */
+static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size_t n, ar_comm *group,
+                          const size_t *counts, size_t samples)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    const ari_ddp_step *step = &b->ddp->step;
-    const size_t most =
-        last || counts ? most_values(b, group, b->ddp->stage >= 2 ? step->pass_samples : step->samples) : 0;
-    return ctx->arith->bucket_reduce(ctx, q, b->storage, b->info.elements, b->info.storage, group, counts, most, tag);
+    const ar_most_terms most = {.before = most_values(b, group, samples)};
+    return ctx->arith->bucket_reduce(ctx, q, storage, n, b->info.storage, group, counts, &most, b->tag);
+}
+
+/* What is spread over tp, or over the ends of the pipeline, is complete after these. Buckets have other numbers at the
+ * other end: their tag there is the parameter's name. data: the group over which it is to be summed next. */
+static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, size_t n, ar_comm *data)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    const ar_arith_ops *arith = ctx->arith;
+    const bool ends = b->info.ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed);
+    ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *both = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
+    ar_most_terms most = {.before = most_values(b, data, b->ddp->step.samples)};
+    if (b->info.spread) {
+        most.after = is_alone(data) && !b->info.ends ? 0 : times(most.before, size_of(tp));
+        AR_TRY(arith->bucket_reduce(ctx, q, storage, n, b->info.storage, tp, NULL, &most, b->tag));
+        most.before = most.after;
+    }
+    most.after = is_alone(data) ? 0 : times(most.before, size_of(both));
+    return ends ? arith->bucket_reduce(ctx, q, storage, n, b->info.storage, both, NULL, &most, b->info.param[0]->name)
+                : AR_OK;
 }
 
 /* This rank's slice between its place in the bucket and memory of its own. */
@@ -194,20 +220,13 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
     return AR_OK;
 }
 
-static ar_status sum_slice(const ari_bucket *b, ar_queue *q, ar_comm *over, bool last, const char *tag)
-{
-    ar_ctx *ctx = b->ddp->ctx;
-    const size_t most = last ? most_values(b, over, b->ddp->step.samples) : 0;
-    return ctx->arith->bucket_reduce(ctx, q, b->shard, b->info.own_count, b->info.storage, over, NULL, most, tag);
-}
-
 /* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
 static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
 {
     if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
         return AR_OK;
     AR_TRY(move_slice(b, q, true));
-    AR_TRY(sum_slice(b, q, replicate_of(b), true, b->tag));
+    AR_TRY(sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, b->ddp->step.samples));
     return move_slice(b, q, false);
 }
 
@@ -228,16 +247,14 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     const ar_ddp *d = b->ddp;
     if (b->info.own_count == 0)
         return AR_OK;
-    if (b->info.spread)
-        AR_TRY(sum_slice(b, q, ari_ddp_group(d, ARI_OVER_TP), false, b->tag));
-    if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(sum_slice(b, q, ari_ddp_group(d, ARI_OVER_ENDS), false, b->info.param[0]->name));
-    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed) ? AR_OK : sum_slice(b, q, replicate_of(b), true, b->tag);
+    AR_TRY(sum_spread(b, q, b->shard, b->info.own_count, replicate_of(b)));
+    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed)
+               ? AR_OK
+               : sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, d->step.samples);
 }
 
-/* Terms that are spread over tp, or over the ends of the pipeline, are complete after these, then everything is summed
- * over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others complete the shares once a step.
- * Buckets have other numbers at the other end: their tag there is the parameter's name. */
+/* Spread terms first, then everything over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others
+ * complete the shares once a step. */
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
@@ -245,16 +262,11 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
     if (b->expert && ar_faulty(d->ctx, AR_FAULT_edp_group_missing))
         return AR_OK;
     if (d->stage >= 2)
-        return reduce_over(b, q, over, b->counts, false, b->tag);
-    const bool alone = is_alone(data_of(b)); /* nothing is summed after this */
-    if (b->info.spread)
-        AR_TRY(reduce_over(b, q, ari_ddp_group(d, ARI_OVER_TP), NULL, alone && !b->info.ends, b->tag));
-    if (b->info.ends && !ar_faulty(d->ctx, AR_FAULT_pp_tied_not_summed))
-        AR_TRY(reduce_over(b, q, ari_ddp_group(d, ARI_OVER_ENDS), NULL, alone, b->info.param[0]->name));
+        return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
+    AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));
     if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
         return AR_OK;
-    const bool last = d->stage == 0 || is_alone(replicate_of(b));
-    AR_TRY(reduce_over(b, q, over, b->counts, last, b->tag));
+    AR_TRY(sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.samples));
     return reduce_replicas(b, q);
 }
 

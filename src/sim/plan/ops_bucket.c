@@ -325,10 +325,8 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     each_of(w, all, k, first_of(w, all, k), f);
 }
 
-/* The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each part
- * of the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose tokens
- * its experts have; of tables two for each token. */
-static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, ari_call_often often)
+size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
+                                  ari_call_often often)
 {
     const ar_parallel *p = &w->c->run.parallel;
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
@@ -340,12 +338,10 @@ static size_t most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
 }
 
-size_t ari_op_builder_state_bytes(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
-                                  ari_call_often often)
+size_t ari_op_builder_state_bytes(size_t values)
 {
     static const int bits[] = {0, 7, 15, 26}; /* the last bytes hold any number */
     static const size_t bytes[] = {4, 6, 8, 11, 13};
-    const size_t values = most_values(w, b, over, often);
     int i = 0;
     while (i < 4 && values > (size_t)1 << bits[i])
         i++;

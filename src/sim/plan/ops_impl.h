@@ -146,6 +146,9 @@ bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
 /** An all-to-all in which each rank gets its share of n sums from all others, in so many bytes each. */
 void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
                               ari_role role, const char *tag);
+/** The way back: an all-gather of n sums, each of at most so many values; 0: as bf16 numbers. */
+void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
+                                ari_role role, const char *tag);
 /** A reduce-scatter of n exact sums of so many products. narrow: of bf16 numbers, whose sums each rank gets in as few
  *  bytes as hold them from all others, and adds up. */
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
@@ -346,10 +349,14 @@ enum { ARI_ALL_UNITS = SIZE_MAX - 1 };
 typedef void (*ari_bucket_fn)(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index);
 /** Calls f for each bucket of a unit, in the order in which they become complete. */
 void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f);
-/** Bytes of a bf16 gradient's state on its way to where it is summed over a group: the one value that there is, or an
- *  index and two numbers that have 32 bits of each value. */
-size_t ari_op_builder_state_bytes(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
+/** The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each
+ *  part of the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose
+ *  tokens its experts have; of tables two for each token. */
+size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often);
+/** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
+ *  index and two numbers that have 32 bits of each value. */
+size_t ari_op_builder_state_bytes(size_t values);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 

@@ -36,26 +36,24 @@ static ari_over replicate_group(bool experts)
 }
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
- * index is needed whole, as the own terms are raised to it before they are added. bytes: where not 0, a matrix's
- * gradient in bf16 goes to the ranks' shares in so many, and rounded to all of them. */
-static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, size_t bytes,
-                     ari_call_often often, ari_role role, const char *tag)
+ * index is needed whole, as the own terms are raised to it before they are added. A matrix's gradient in bf16, an element
+ * of at most so many values before, goes to the ranks' shares, and rounded to all; where sums follow, as so many after. */
+static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, size_t before,
+                     size_t after, ari_call_often often, ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
     if (!w->form.exact) {
         ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
-        return;
-    }
-    if (bytes > 0 && dtype == AR_BF16) {
-        ari_op_builder_send_sums(w, over, n, bytes, often, role, tag);
+    } else if (dtype == AR_BF16) {
+        ari_op_builder_send_sums(w, over, n, ari_op_builder_state_bytes(before), often, role, tag);
         if (!shares)
-            ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, n, dtype, often, role, tag);
-        return;
+            ari_op_builder_gather_sums(w, over, n, after, often, role, tag);
+    } else {
+        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
+        ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
+        if (shares)
+            ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
     }
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
-    ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
-    if (shares)
-        ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
 }
 
 /* Places a value over all axes along which gradients are summed. */
@@ -140,32 +138,42 @@ static const char *suffix_of(ari_param_part p)
     return ari_param_suffix(p.role, p.bias);
 }
 
-/* Sums n elements over a group; slices: the rank's own slice of the whole. */
-static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices, bool last)
+/* Sums n elements over a group; slices: the rank's own slice of the whole. before, after: as of call_sum. */
+static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices, size_t before,
+                     size_t after)
 {
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements, of_experts(b)) : b->elements;
     if (n > 0 || !slices)
-        call_sum(w, over, n, stored_as(b), false, last ? ari_op_builder_state_bytes(w, b, over, ARI_EACH_STEP) : 0,
-                 ARI_EACH_STEP, b->first.of.role, suffix_of(b->first.of));
+        call_sum(w, over, n, stored_as(b), false, before, after, ARI_EACH_STEP, b->first.of.role,
+                 suffix_of(b->first.of));
     for (int i = first; i < w->op.calls && slices; i++)
         w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
 }
 
-/* A spread value is complete before it is shared out, if it is. */
-static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, bool slices)
+static void sum_last(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over, bool slices)
 {
-    const bool alone = !slices && w->summing[of_experts(b)] == 1;
-    if (b->kind & ARI_KIND_SPREAD)
-        sum_over(w, b, ARI_OVER_TP, slices, alone && !(b->kind & ARI_KIND_ENDS));
-    if (b->kind & ARI_KIND_ENDS)
-        sum_over(w, b, ARI_OVER_ENDS, slices, alone);
+    sum_over(w, b, over, slices, ari_op_builder_most_values(w, b, over, ARI_EACH_STEP), 0);
+}
+
+/* A spread value is complete before it is summed over `next`, or shared out, if it is. */
+static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over next, bool slices)
+{
+    const bool ends = (b->kind & ARI_KIND_ENDS) != 0, alone = ari_op_builder_ranks(w, next) == 1;
+    size_t before = ari_op_builder_most_values(w, b, next, ARI_EACH_STEP);
+    if (b->kind & ARI_KIND_SPREAD) {
+        const size_t after = ari_op_builder_mul(w, before, ari_op_builder_ranks(w, ARI_OVER_TP));
+        sum_over(w, b, ARI_OVER_TP, slices, before, alone && !ends ? 0 : after);
+        before = after;
+    }
+    if (ends)
+        sum_over(w, b, ARI_OVER_ENDS, slices, before, alone ? 0 : ari_op_builder_mul(w, before, 2));
 }
 
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
     const ari_over over = sharing_group(w, of_experts(b));
-    call_sum(w, over, b->elements, stored_as(b), true, ari_op_builder_state_bytes(w, b, over, often), often,
+    call_sum(w, over, b->elements, stored_as(b), true, ari_op_builder_most_values(w, b, over, often), 0, often,
              b->first.of.role, suffix_of(b->first.of));
 }
 
@@ -173,13 +181,13 @@ static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_cal
 static void sum_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     const ari_operation *op = begin_sum_of(w, b, index);
-    sum_before(w, b, false);
+    sum_before(w, b, summing_group(of_experts(b)), false);
     if (w->c->run.parallel.zero == 0)
-        sum_over(w, b, summing_group(of_experts(b)), false, true);
+        sum_last(w, b, summing_group(of_experts(b)), false);
     else if (has_shares(w, of_experts(b)))
         share_out(w, b, ARI_EACH_STEP);
     if (w->c->run.parallel.zero > 0)
-        sum_over(w, b, replicate_group(of_experts(b)), true, true);
+        sum_last(w, b, replicate_group(of_experts(b)), true);
     put_beside_passes(w);
     if (op->calls > 0 || w->every_bucket)
         ari_op_builder_visit(w);
@@ -191,8 +199,8 @@ static void complete_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, s
     ari_operation *op = begin_sum_of(w, b, index);
     place_over_dp(&op->input[0], (ar_placement){AR_SHARD, 0});
     op->input[0].local[0] = op->output[0].local[0];
-    sum_before(w, b, true);
-    sum_over(w, b, replicate_group(of_experts(b)), true, true);
+    sum_before(w, b, replicate_group(of_experts(b)), true);
+    sum_last(w, b, replicate_group(of_experts(b)), true);
     put_beside_passes(w);
     visit_if_moved(w);
 }
@@ -385,7 +393,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 
 static void sum_terms(ari_op_builder *w, ari_over over)
 {
-    call_sum(w, over, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    call_sum(w, over, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
 }
 
 static void sum_router_losses(ari_op_builder *w)
@@ -416,9 +424,9 @@ static void sum_loss(ari_op_builder *w)
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A bucket of bf16 gradients that is summed over one group and then over another: nothing is rounded in between. */
+#include "ref/context/context.h"
+#include "ref/numerics/accumulator.h"
+#include "support/rank_run.h"
+#include "tests/support/test.h"
+
+enum { RANKS = 4, LENGTH = 4000 };
+
+/* A bf16 number of rank r, from 2^-12 to 2^12. */
+static float value_of(int r, size_t i)
+{
+    const uint64_t mixed = ((uint64_t)i * RANKS + (uint64_t)r + 1) * 0x9e3779b97f4a7c15u; /* Knuth's golden ratio */
+    const float significand = (float)(128 + (mixed >> 32) % 128) / 128.0f;
+    return ldexpf(mixed >> 63 ? -significand : significand, (int)((mixed >> 40) % 25) - 12);
+}
+
+/* What is added to the first sum: half of it takes the other ranks' values out again, so that no bit may be missing. */
+static float second_value_of(int r, size_t i)
+{
+    return i % 2 ? -value_of(r, i) : value_of(r, i + LENGTH);
+}
+
+/* The sum of all ranks' first values, and of all but the first rank's second ones. */
+static float expected(size_t i)
+{
+    uint8_t t = 0;
+    int64_t h = 0, l = 0;
+    for (int r = 0; r < RANKS; r++) {
+        ari_acc_add(&t, &h, &l, value_of(r, i), true);
+        if (r > 0)
+            ari_acc_add(&t, &h, &l, second_value_of(r, i), true);
+    }
+    return ari_acc_value(t, h, l, true);
+}
+
+/* The same with a rounding in between. */
+static float rounded_between(size_t i)
+{
+    float sum = 0.0f;
+    for (int r = 0; r < RANKS; r++)
+        sum += value_of(r, i);
+    sum = ari_f32_of_bf16(ari_bf16_of_f32(sum));
+    for (int r = 1; r < RANKS; r++)
+        sum += second_value_of(r, i);
+    return ari_f32_of_bf16(ari_bf16_of_f32(sum));
+}
+
+typedef struct sum_job {
+    ar_most_terms first;
+    float sum[RANKS][LENGTH];
+} sum_job;
+
+static ar_status add_up(ar_ctx *ctx, ar_buf bucket, const ar_tensor *x, const ar_tensor *y, const sum_job *j)
+{
+    const ar_arith_ops *ops = ctx->arith;
+    const ar_most_terms last = {.before = j->first.after};
+    AR_TRY(ops->bucket_put(ctx, ctx->queue, bucket, ar_const(x->data), LENGTH, AR_BF16));
+    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, LENGTH, AR_BF16, ctx->tp, NULL, &j->first, "first"));
+    if (ar_comm_rank(ctx->tp) > 0)
+        AR_TRY(ops->bucket_put(ctx, ctx->queue, bucket, ar_const(y->data), LENGTH, AR_BF16));
+    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, LENGTH, AR_BF16, ctx->tp, NULL, &last, "last"));
+    return ops->bucket_take(ctx, ctx->queue, x->data, ar_const(bucket), LENGTH, 0, LENGTH, AR_BF16);
+}
+
+static ar_status sum_twice(ar_ctx *ctx, void *user)
+{
+    sum_job *j = user;
+    const int rank = ar_comm_rank(ctx->tp);
+    const size_t shape[] = {LENGTH};
+    float own[2][LENGTH];
+    ar_tensor x, y;
+    ar_buf bucket;
+    for (size_t i = 0; i < LENGTH; i++) {
+        own[0][i] = value_of(rank, i);
+        own[1][i] = second_value_of(rank, i);
+    }
+    AR_TRY(rank_upload(ctx, &x, 1, shape, own[0]));
+    AR_TRY(rank_upload(ctx, &y, 1, shape, own[1]));
+    AR_TRY(ari_ctx_alloc(ctx, &bucket, ctx->arith->bucket_bytes(LENGTH, AR_BF16)));
+    ar_status st = add_up(ctx, bucket, &x, &y, j);
+    ctx->device->ops->free(ctx->device, ctx->queue, bucket);
+    if (st == AR_OK)
+        st = ar_ctx_download(ctx, j->sum[rank], &x);
+    return st;
+}
+
+Test(narrow_sums, are_not_rounded_where_others_follow)
+{
+    const rank_run_options o = {.ranks = RANKS};
+    const size_t after[] = {RANKS, 200, 40000, SIZE_MAX}; /* every form of a state of several values */
+    for (size_t k = 0; k < sizeof after / sizeof *after; k++) {
+        sum_job j = {.first = {1, after[k]}};
+        size_t told_apart = 0;
+        cr_assert_ok(rank_run(&o, sum_twice, &j));
+        for (size_t i = 0; i < LENGTH; i++) {
+            const float sum = expected(i);
+            told_apart += sum != rounded_between(i);
+            for (int r = 0; r < RANKS; r++)
+                cr_assert_eq(ari_bits32(j.sum[r][i]), ari_bits32(sum), "after %zu, rank %d, element %zu: %a, not %a",
+                             after[k], r, i, (double)j.sum[r][i], (double)sum);
+        }
+        cr_expect_gt(told_apart, LENGTH / 10);
+    }
+}
