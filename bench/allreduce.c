@@ -280,27 +280,29 @@ static ar_status create_memory(bench *b)
     return AR_OK;
 }
 
+static void destroy_memory(bench *b)
+{
+    for (int i = 0; b->rank && i < b->row->ranks; i++) {
+        free(b->rank[i].in);
+        free(b->rank[i].out);
+    }
+    free(b->rank);
+    ari_bench_series_destroy(&b->s);
+}
+
 static ar_status time_row(allreduce_row *row, const ari_bench_session *s)
 {
-    bench b = {.row = row};
+    ARI_ENDED(destroy_memory) bench b = {.row = row};
     const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = ari_layout_timeout_ns(&s->v->r)};
-    ar_status st = AR_OK;
     if (row->bytes % ar_dtype_bytes(row->dtype) != 0)
         return ar_error_set(AR_ERR_ARG, "bench allreduce: %zu bytes are no whole number of elements of %zu bytes",
                             row->bytes, ar_dtype_bytes(row->dtype));
     AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)row->ranks, sizeof *b.rank, "the benchmark's ranks"));
-    AR_TRY_TO(done, st, ari_bench_series_create(&b.s, KINDS, s->repetitions));
-    AR_TRY_TO(done, st, create_memory(&b));
-    AR_TRY_TO(done, st, ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
+    AR_TRY(ari_bench_series_create(&b.s, KINDS, s->repetitions));
+    AR_TRY(create_memory(&b));
+    AR_TRY(ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
     summarise(row, &b.s);
-done:
-    for (int i = 0; i < row->ranks; i++) {
-        free(b.rank[i].in);
-        free(b.rank[i].out);
-    }
-    free(b.rank);
-    ari_bench_series_destroy(&b.s);
-    return st;
+    return AR_OK;
 }
 
 /* --- the benchmark ------------------------------------------------------------------------------------------------ */

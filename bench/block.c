@@ -9,8 +9,6 @@
 #include "ref/core/size.h"
 #include "run/run.h"
 
-ARI_OWNER(ari_profile, ari_profile_end)
-
 #define GPT                                                                                                      \
     .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \
     .qkv_bias = true, .out_bias = true, .mlp_bias = true, .causal = true
@@ -48,7 +46,7 @@ static const ar_config *block_config(bool large, size_t i)
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
 typedef struct side {
-    ar_device *d; /* of its own, as in a run that does nothing else */
+    ari_bench_device on; /* of its own, as in a run that does nothing else; the queue is the context's */
     ar_ctx *ctx;
     ar_module *block;
     ar_saved *saved;
@@ -57,39 +55,27 @@ typedef struct side {
     ar_tensor x, dy; /* [batch, seq, hidden] */
 } side;
 
-static ari_bench_device place_of(const side *s)
-{
-    return (ari_bench_device){s->d, ar_ctx_queue(s->ctx)};
-}
-
 /* Values as activations are stored. */
 static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t seed)
 {
-    const ari_bench_device on = place_of(s);
     ar_tensor values;
-    AR_TRY(ari_bench_tensor(&on, &values, 3, shape, seed));
+    const ar_dtype dtype = ar_ctx_activations(s->ctx);
+    AR_TRY(ari_bench_tensor(&s->on, &values, 3, shape, seed));
     *t = values;
-    if (ar_ctx_activations(s->ctx) == AR_F32)
-        return AR_OK;
-    t->dtype = ar_ctx_activations(s->ctx);
-    t->data.ptr = NULL;
-    ar_status st = s->d->ops->alloc(s->d, on.q, &t->data, ar_tensor_count(t) * ar_dtype_bytes(t->dtype));
-    if (st == AR_OK)
-        st = s->d->ops->copy_strided(s->d, on.q, t, &values);
-    s->d->ops->free(s->d, on.q, values.data);
-    return st;
+    return dtype == AR_F32 ? AR_OK : ari_bench_tensor_as(&s->on, t, &values, dtype);
 }
 
 static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config *config, const ar_batch *batch,
                              const ari_bench_session *session)
 {
-    AR_TRY(ar_device_create(&s->d, &session->device, session->threads));
+    AR_TRY(ar_device_create(&s->on.d, &session->device, session->threads));
     ar_ctx_options options = *of;
-    options.device = s->d;
+    options.device = s->on.d;
     ar_block_options o;
     char name[96];
     AR_TRY(ar_config_block(config, 0, &o, name, sizeof name));
     AR_TRY(ar_ctx_create(&s->ctx, &options));
+    s->on.q = ar_ctx_queue(s->ctx);
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
@@ -103,31 +89,27 @@ static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config 
 
 static void side_destroy(side *s)
 {
-    if (!s->d)
-        return;
-    s->d->ops->free(s->d, NULL, s->x.data);
-    s->d->ops->free(s->d, NULL, s->dy.data);
+    ari_bench_free(&s->on);
     free(s->params);
     ar_saved_destroy(s->saved);
     ar_module_destroy(s->block);
     ar_ctx_destroy(s->ctx);
-    ar_device_destroy(s->d);
+    ar_device_destroy(s->on.d);
 }
 
 /* The output, the input's gradient and those of the parameters, in the order of their list. */
 static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar_tensor *dx)
 {
-    const ari_bench_device on = place_of(s);
-    AR_TRY(ari_bench_take_bits(to, &on, y));
-    AR_TRY(ari_bench_take_bits(to, &on, dx));
+    AR_TRY(ari_bench_take_bits(to, &s->on, y));
+    AR_TRY(ari_bench_take_bits(to, &s->on, dx));
     for (size_t i = 0; i < s->n; i++) {
         ar_tensor g = s->params[i]->value;
         g.dtype = AR_F32;
-        AR_TRY(s->d->ops->alloc(s->d, on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
+        AR_TRY(s->on.d->ops->alloc(s->on.d, s->on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
         ar_status st = ar_param_grad_value(s->params[i], s->ctx, &g);
         if (st == AR_OK)
-            st = ari_bench_take_bits(to, &on, &g);
-        s->d->ops->free(s->d, on.q, g.data);
+            st = ari_bench_take_bits(to, &s->on, &g);
+        s->on.d->ops->free(s->on.d, s->on.q, g.data);
         AR_TRY(st);
     }
     return AR_OK;
@@ -140,16 +122,15 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
     AR_TRY(ar_module_zero_grad(s->block, s->ctx));
     for (size_t i = 0; i < s->n; i++)
         s->params[i]->version++;
-    const ari_bench_device on = place_of(s);
     double start = 0.0, end = 0.0;
-    AR_TRY(ari_bench_clock(&on, &start));
+    AR_TRY(ari_bench_clock(&s->on, &start));
     AR_TRY(ar_module_forward(s->block, s->ctx, s->saved, &y, &s->x, batch));
     AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
     if (bits)
         AR_TRY(take_bits(s, bits, &y, &dx));
     ar_saved_clear(s->saved);
     ar_ctx_end_step(s->ctx);
-    AR_TRY(ari_bench_clock(&on, &end));
+    AR_TRY(ari_bench_clock(&s->on, &end));
     *seconds = end - start;
     return AR_OK;
 }
@@ -236,11 +217,10 @@ static ar_status read_profile(slot_list *l, const slot_row *head, ari_profile *p
 /* A pass, the gradients' zeroing included. */
 static ar_status profile_pass(slot_list *l, const slot_row *head, side *s, ari_profile *profile, const ar_batch *batch)
 {
-    const ari_bench_device on = place_of(s);
     double start = 0.0, end = 0.0, seconds = 0.0;
-    AR_TRY(ari_bench_clock(&on, &start));
+    AR_TRY(ari_bench_clock(&s->on, &start));
     AR_TRY(pass(s, batch, &seconds, NULL));
-    AR_TRY(ari_bench_clock(&on, &end));
+    AR_TRY(ari_bench_clock(&s->on, &end));
     return read_profile(l, head, profile, end - start);
 }
 
@@ -250,7 +230,7 @@ static ar_status profile_side(slot_list *l, const slot_row *head, side *s, const
     enum { PASSES = 2 }; /* the first one makes the events of the second */
     const size_t n = l->n;
     ARI_OWNED_BY(ari_profile_end) ari_profile *profile = NULL;
-    AR_TRY(ari_profile_begin(&profile, s->d));
+    AR_TRY(ari_profile_begin(&profile, s->on.d));
     for (int i = 0; i < PASSES; i++) {
         l->n = n;
         AR_TRY(profile_pass(l, head, s, profile, batch));
@@ -307,22 +287,28 @@ static size_t list_sides(ar_ctx_options of[SIDES], ar_precision other)
     return n;
 }
 
+static void bench_destroy(bench *b)
+{
+    for (size_t i = 0; i < SIDES; i++)
+        side_destroy(&b->side[i]);
+    ari_bench_device_destroy(&b->on);
+}
+
 /* slots NULL: not asked for. Adds to rows. */
 static ar_status time_block(block_row *rows, size_t *n, slot_list *slots, const ar_config *config,
                             const ari_bench_session *s)
 {
     const ar_run *run = &s->v->r.run;
+    ARI_ENDED(bench_destroy)
     bench b = {.batch = {.batch = run->batch ? run->batch : 2, .seq = run->seq ? run->seq : 512}};
     ar_ctx_options of[SIDES];
     ari_bench_side times[SIDES] = {0};
-    ar_status st = AR_OK;
     const size_t sides = list_sides(of, run->precision);
     AR_TRY(ari_bench_device_create(&b.on, &s->device, s->threads));
     for (; b.sides < sides; b.sides++)
-        AR_TRY_TO(done, st, side_create(&b.side[b.sides], &of[b.sides], config, &b.batch, s));
-    AR_TRY_TO(done, st, ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq));
-    AR_TRY_TO(done, st,
-              ari_bench_sides(times, sides, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
+        AR_TRY(side_create(&b.side[b.sides], &of[b.sides], config, &b.batch, s));
+    AR_TRY(ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq));
+    AR_TRY(ari_bench_sides(times, sides, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
     for (size_t i = 0; i < sides; i++) {
         side *one = &b.side[i];
         block_row *row = &rows[(*n)++];
@@ -331,16 +317,11 @@ static ar_status time_block(block_row *rows, size_t *n, slot_list *slots, const 
                                .precision = ar_precision_name(of[i].precision)};
         *row = (block_row){head.block,  head.numerics,      head.precision, b.batch.batch,
                            b.batch.seq, parameters_of(one), times[i],       ""};
-        AR_TRY_TO(done, st, hash_pass(one, &b.batch, row->bits));
+        AR_TRY(hash_pass(one, &b.batch, row->bits));
         if (slots)
-            AR_TRY_TO(done, st, profile_side(slots, &head, one, &b.batch));
+            AR_TRY(profile_side(slots, &head, one, &b.batch));
     }
-done:
-    ari_gemm_list_destroy(&b.list);
-    for (size_t i = 0; i < SIDES; i++)
-        side_destroy(&b.side[i]);
-    ari_bench_device_destroy(&b.on);
-    return st;
+    return AR_OK;
 }
 
 /* Number i of the blocks to time: the model's, where one is given; NULL after the last. */

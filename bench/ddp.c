@@ -73,12 +73,6 @@ static ar_status take_step(trainee *t, ar_ctx *ctx, const ar_batch *batch, const
     return ar_train_step(&result, t->model, ctx, t->optimizer, batch, ++t->step, o);
 }
 
-static ar_status run_ranks(const ari_cluster_options *cluster)
-{
-    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
-    return ari_cluster_run(&result, cluster);
-}
-
 typedef struct ddp_row {
     const char *model, *numerics, *mode_name;
     int ranks;
@@ -174,45 +168,51 @@ static ar_status ddp_rank_create(ddp_rank *k)
     return meet(k);
 }
 
+static void ddp_rank_destroy(ddp_rank *k)
+{
+    trainee_destroy(&k->t);
+    ar_ctx_destroy(k->alone);
+}
+
 static ar_status rank_ddp(void *user, ar_ctx *ctx)
 {
     ddp_run *r = user;
+    ARI_ENDED(ddp_rank_destroy)
     ddp_rank k = {.r = r, .together = ctx, .first = ar_comm_rank(ar_ctx_dp(ctx)) == 0};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ddp_rank_create(&k));
+    AR_TRY(ddp_rank_create(&k));
     for (size_t i = 0; i < r->s.n * r->n; i++) {
         ddp_row row = r->rows[i % r->n];
         double seconds = 0.0;
-        AR_TRY_TO(done, st, time_row(&k, &row, &seconds));
+        AR_TRY(time_row(&k, &row, &seconds));
         if (k.first) {
             r->rows[i % r->n] = row;
             r->s.times[i] = seconds;
         }
     }
-done:
-    trainee_destroy(&k.t);
-    ar_ctx_destroy(k.alone);
-    return st;
+    return AR_OK;
+}
+
+static void ddp_run_fini(ddp_run *r)
+{
+    ari_bench_series_destroy(&r->s);
 }
 
 /* The first is the step without DDP. */
 static ar_status time_rows(ddp_row *rows, size_t n, const step_options *o)
 {
-    ddp_run r = {.o = o, .rows = rows, .n = n};
-    ar_status st = AR_OK;
+    ARI_ENDED(ddp_run_fini) ddp_run r = {.o = o, .rows = rows, .n = n};
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     const ari_cluster_options cluster = {.run = o->run, .config = o->config, .body = rank_ddp, .body_user = &r};
     AR_TRY(ar_parallel_check(&cluster.run.parallel, o->config, &o->run.plan, o->run.batch, o->run.seq));
-    AR_TRY_TO(done, st, ari_bench_series_create(&r.s, n, o->repetitions));
-    AR_TRY_TO(done, st, run_ranks(&cluster));
+    AR_TRY(ari_bench_series_create(&r.s, n, o->repetitions));
+    AR_TRY(ari_cluster_run(&result, &cluster));
     for (size_t i = 0; i < n; i++) {
         const ari_bench_stat seconds = ari_bench_times_of(&r.s, i), ratio = ari_bench_ratio_of(&r.s, i, 0);
         rows[i].seconds = seconds.median;
         rows[i].over_alone = ratio.median;
         rows[i].spread = i == 0 ? seconds.spread : ratio.spread;
     }
-done:
-    ari_bench_series_destroy(&r.s);
-    return st;
+    return AR_OK;
 }
 
 #define ARI_ROW ddp_row

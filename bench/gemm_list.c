@@ -54,7 +54,7 @@ static ar_status allocate(ari_gemm_list *list)
         }
     }
     for (size_t k = 0; k < 3; k++)
-        AR_TRY(ari_bench_values(&list->on, at[k], largest[k], k + 1));
+        AR_TRY(ari_bench_values(list->on, at[k], largest[k], k + 1));
     return AR_OK;
 }
 
@@ -99,22 +99,12 @@ static ar_status add_block(ari_gemm_list *list, const ar_config *config, size_t 
     return AR_OK;
 }
 
-ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config, size_t batch,
+ar_status ari_gemm_list_create(ari_gemm_list *list, ari_bench_device *on, const ar_config *config, size_t batch,
                                size_t seq)
 {
-    *list = (ari_gemm_list){.on = *on};
+    *list = (ari_gemm_list){.on = on};
     AR_TRY(add_block(list, config, batch, seq));
     return allocate(list);
-}
-
-void ari_gemm_list_destroy(ari_gemm_list *list)
-{
-    ar_device *d = list->on.d;
-    if (!d)
-        return;
-    d->ops->free(d, list->on.q, list->a);
-    d->ops->free(d, list->on.q, list->b);
-    d->ops->free(d, list->on.q, list->c);
 }
 
 static ar_tensor matrices(ar_buf memory, size_t batch, size_t rows, size_t cols, bool transposed)
@@ -132,17 +122,17 @@ static ar_status run_shape(const ari_gemm_list *list, const ari_gemm_shape *s)
     const ar_tensor a = matrices(list->a, s->batch, s->m, s->k, s->a_transposed);
     const ar_tensor b = matrices(list->b, s->batch, s->n, s->k, s->b_transposed);
     const ar_tensor c = matrices(list->c, s->batch, s->m, s->n, false);
-    return list->on.d->ops->gemm_f32(list->on.d, list->on.q, &c, &a, &b, s->add, AR_PRECISION_F32);
+    return list->on->d->ops->gemm_f32(list->on->d, list->on->q, &c, &a, &b, s->add, AR_PRECISION_F32);
 }
 
 ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds)
 {
     double start = 0.0, end = 0.0;
-    AR_TRY(ari_bench_clock(&list->on, &start));
+    AR_TRY(ari_bench_clock(list->on, &start));
     for (size_t i = 0; i < list->n; i++)
         for (size_t k = 0; k < list->shape[i].times; k++)
             AR_TRY(run_shape(list, &list->shape[i]));
-    AR_TRY(ari_bench_clock(&list->on, &end));
+    AR_TRY(ari_bench_clock(list->on, &end));
     *seconds = end - start;
     return AR_OK;
 }

@@ -87,7 +87,7 @@ ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, 
 ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *which, int threads)
 {
     const ar_device_choice cpu = {AR_DEVICE_CPU, 0};
-    *b = (ari_bench_device){NULL, NULL};
+    *b = (ari_bench_device){.d = NULL};
     AR_TRY(ar_device_create(&b->d, which ? which : &cpu, threads));
     const ar_status st = b->d->ops->queue_create(b->d, &b->q, AR_QUEUE_INLINE, "bench");
     if (st != AR_OK)
@@ -95,11 +95,29 @@ ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *w
     return st;
 }
 
+void ari_bench_free(ari_bench_device *b)
+{
+    for (size_t i = 0; i < b->count; i++)
+        b->d->ops->free(b->d, b->q, b->memory[i]);
+    free(b->memory);
+    b->memory = NULL;
+    b->count = b->capacity = 0;
+}
+
 void ari_bench_device_destroy(ari_bench_device *b)
 {
+    ari_bench_free(b);
     ar_queue_destroy(b->q);
     ar_device_destroy(b->d);
-    *b = (ari_bench_device){NULL, NULL};
+    *b = (ari_bench_device){.d = NULL};
+}
+
+ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes)
+{
+    AR_TRY(ARI_GROW(&b->memory, &b->capacity, b->count, "a benchmark's memory"));
+    AR_TRY(b->d->ops->alloc(b->d, b->q, gives, bytes));
+    b->memory[b->count++] = *gives;
+    return AR_OK;
 }
 
 ar_status ari_bench_clock(const ari_bench_device *b, double *seconds)
@@ -119,12 +137,12 @@ static void fill(float *x, size_t n, uint64_t seed)
     }
 }
 
-ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
+ar_status ari_bench_values(ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
 {
     size_t bytes = 0;
     ARI_OWNED void *values = NULL;
     AR_TRY(ari_mul_size(&bytes, n, sizeof(float)));
-    AR_TRY(b->d->ops->alloc(b->d, b->q, gives, bytes));
+    AR_TRY(ari_bench_alloc(b, gives, bytes));
     if (b->d->ops->host_reaches) {
         fill(gives->ptr, n, seed);
         return AR_OK;
@@ -135,7 +153,7 @@ ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, u
     return ar_queue_sync(b->q, 0);
 }
 
-ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
+ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
 {
     size_t count = 1;
     ar_buf memory = {NULL};
@@ -143,6 +161,14 @@ ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim
         AR_TRY(ari_mul_size(&count, count, shape[i]));
     AR_TRY(ari_bench_values(b, &memory, count, seed));
     return ar_tensor_view(gives, AR_F32, ndim, shape, memory);
+}
+
+ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *gives, const ar_tensor *of, ar_dtype dtype)
+{
+    *gives = *of;
+    gives->dtype = dtype;
+    AR_TRY(ari_bench_alloc(b, &gives->data, ar_tensor_count(of) * ar_dtype_bytes(dtype)));
+    return b->d->ops->copy_strided(b->d, b->q, gives, of);
 }
 
 ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t)

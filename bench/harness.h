@@ -4,7 +4,11 @@
 
 #include "anyrank/config.h"
 #include "anyrank/device.h"
+#include "gpu/profile/profile.h"
+#include "ref/core/size.h"
 #include "ref/io/hash.h"
+
+ARI_OWNER(ari_profile, ari_profile_end)
 
 /* Clock, repetitions and statistics that the measurements share. */
 
@@ -54,25 +58,32 @@ AR_NODISCARD ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double
 
 /* --- a device ----------------------------------------------------------------------------------------------------- */
 
-/* A device and the queue on which a benchmark's kernels run. */
+/* A device, the queue on which a benchmark's kernels run, and the memory that it has taken. */
 typedef struct ari_bench_device {
     ar_device *d;
     ar_queue *q;
+    ar_buf *memory; /* [count] */
+    size_t count, capacity;
 } ari_bench_device;
 
 /** which NULL: the CPU device, with `threads` threads. Errors: those of ar_device_create. On error *b is all NULL. */
 AR_NODISCARD ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *which, int threads);
-/** Accepts one that is all NULL. */
+/** Frees its memory too. Accepts one that is all NULL. */
 void ari_bench_device_destroy(ari_bench_device *b);
+/** Frees the memory alone. */
+void ari_bench_free(ari_bench_device *b);
+/** Device memory that ends with the device. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_DEVICE. */
+AR_NODISCARD ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes);
 /** *seconds: when all work enqueued so far is done; on the monotonic clock, and of a CPU device with one thread its
  *  processor time, which other programs do not lengthen. Errors: the queue's first error. */
 AR_NODISCARD ar_status ari_bench_clock(const ari_bench_device *b, double *seconds);
-/** Device memory of n fp32 words: values of magnitudes up to 1 and both signs, the same for the same seed on every
- *  machine. Gives; the device's `free`. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_DEVICE. */
-AR_NODISCARD ar_status ari_bench_values(const ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed);
-/** A contiguous tensor of such values. Gives; the device's `free` of its data. Errors: the same. */
-AR_NODISCARD ar_status ari_bench_tensor(const ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape,
+/** Such memory of n fp32 words: values of magnitudes up to 1 and both signs, the same for the same seed on every
+ *  machine. Errors: the same. */
+AR_NODISCARD ar_status ari_bench_values(ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed);
+/** A contiguous tensor of such values, and one of the same values in another dtype. Errors: the same. */
+AR_NODISCARD ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape,
                                         uint64_t seed);
+AR_NODISCARD ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *gives, const ar_tensor *of, ar_dtype dtype);
 
 /** Takes the bits of a contiguous tensor's elements to the hash, once all work enqueued so far is done. Errors:
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, the queue's first error. */
@@ -89,9 +100,9 @@ typedef struct ari_gemm_shape {
 
 #define ARI_GEMM_LIST_MAX 64
 /* The matrix products of some piece of a model, as its native arithmetic asks the device for them. All of them work on
- * the same three arrays. Zero it before use. */
+ * the same three arrays. */
 typedef struct ari_gemm_list {
-    ari_bench_device on; /* borrowed until destroy */
+    ari_bench_device *on; /* borrowed; the arrays are its memory */
     size_t n;
     ari_gemm_shape shape[ARI_GEMM_LIST_MAX];
     ar_buf a, b, c;
@@ -99,10 +110,8 @@ typedef struct ari_gemm_list {
 
 /** Forward and backward of the first block of `config`, all parameters and the input's gradient included. Experts are
  *  taken to have as many rows each. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, const ari_bench_device *on, const ar_config *config,
+AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, ari_bench_device *on, const ar_config *config,
                                             size_t batch, size_t seq);
-/** Accepts a zeroed one. */
-void ari_gemm_list_destroy(ari_gemm_list *list);
 /** Runs all of them, one after the other. */
 AR_NODISCARD ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds);
 /** Multiplications and additions. */

@@ -247,13 +247,8 @@ static ar_status operands_create(kernel_bench *b)
     ar_tensor *const wide[5] = {&b->as[0].x, &b->as[0].dy, &b->as[0].up, &b->as[0].y, &b->as[0].z};
     ar_tensor *const narrow[5] = {&b->as[1].x, &b->as[1].dy, &b->as[1].up, &b->as[1].y, &b->as[1].z};
     for (size_t i = 0; i < 5; i++) {
-        ar_buf half;
         AR_TRY(ari_bench_tensor(&b->on, wide[i], 2, shape, i + 1));
-        AR_TRY(RUN(b, alloc, &half, ar_tensor_count(wide[i]) * ar_dtype_bytes(AR_BF16)));
-        *narrow[i] = *wide[i];
-        narrow[i]->dtype = AR_BF16;
-        narrow[i]->data = half;
-        AR_TRY(RUN(b, copy_strided, narrow[i], wide[i]));
+        AR_TRY(ari_bench_tensor_as(&b->on, narrow[i], wide[i], AR_BF16));
     }
     return AR_OK;
 }
@@ -261,8 +256,8 @@ static ar_status operands_create(kernel_bench *b)
 static ar_status quantised_create(kernel_bench *b, quantised *v, ar_tensor values)
 {
     v->values = values;
-    AR_TRY(RUN(b, alloc, &v->c, values.shape[1] * sizeof(int32_t)));
-    AR_TRY(RUN(b, alloc, &v->e, values.shape[0] * sizeof(int32_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &v->c, values.shape[1] * sizeof(int32_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &v->e, values.shape[0] * sizeof(int32_t)));
     AR_TRY(RUN(b, packed_create, &v->packed, 1, values.shape[0], values.shape[1], false));
     AR_TRY(col_exponents(b, v));
     return row_exponents(b, v);
@@ -283,9 +278,9 @@ static ar_status rows_create(kernel_bench *b)
         valid[i] = 1;
     }
     const size_t n = b->rows;
-    AR_TRY(RUN(b, alloc, &b->row_of, n * sizeof *row_of));
-    AR_TRY(RUN(b, alloc, &b->visible, 2 * n * sizeof *visible));
-    AR_TRY(RUN(b, alloc, &b->valid, n));
+    AR_TRY(ari_bench_alloc(&b->on, &b->row_of, n * sizeof *row_of));
+    AR_TRY(ari_bench_alloc(&b->on, &b->visible, 2 * n * sizeof *visible));
+    AR_TRY(ari_bench_alloc(&b->on, &b->valid, n));
     AR_TRY(RUN(b, copy, b->row_of, (ar_cbuf){row_of}, n * sizeof *row_of));
     AR_TRY(RUN(b, copy, b->visible, (ar_cbuf){visible}, 2 * n * sizeof *visible));
     AR_TRY(RUN(b, copy, b->valid, (ar_cbuf){valid}, n));
@@ -318,24 +313,24 @@ static ar_status buffers_create(kernel_bench *b)
         AR_TRY(ari_bench_values(&b->on, &b->sum[i], b->cols, 8));
     }
     AR_TRY(ari_bench_values(&b->on, &b->row, b->cols, 6));
-    AR_TRY(RUN(b, alloc, &b->no_bias, b->cols * sizeof(float)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->no_bias, b->cols * sizeof(float)));
     AR_TRY(RUN(b, zero, b->no_bias, b->cols * sizeof(float)));
     AR_TRY(ari_bench_values(&b->on, &b->rstd, b->rows, 7));
     AR_TRY(ari_bench_values(&b->on, &b->sums, 2 * n, 10));
     AR_TRY(RUN(b, zero, b->sums, n * sizeof(float))); /* of which AdamW has its second moments */
-    AR_TRY(RUN(b, alloc, &b->mean, b->rows * sizeof(double)));
-    AR_TRY(RUN(b, alloc, &b->key, b->rows * sizeof(int32_t)));
-    AR_TRY(RUN(b, alloc, &b->key_sum, b->rows * sizeof(double)));
-    AR_TRY(RUN(b, alloc, &b->t, n));
+    AR_TRY(ari_bench_alloc(&b->on, &b->mean, b->rows * sizeof(double)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->key, b->rows * sizeof(int32_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->key_sum, b->rows * sizeof(double)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->t, n));
     AR_TRY(RUN(b, zero, b->t, n));
-    AR_TRY(RUN(b, alloc, &b->hl, 2 * n * sizeof(int64_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->hl, 2 * n * sizeof(int64_t)));
     AR_TRY(RUN(b, zero, b->hl, 2 * n * sizeof(int64_t)));
-    AR_TRY(RUN(b, alloc, &b->norm, 2 * sizeof(int64_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->norm, 2 * sizeof(int64_t)));
     AR_TRY(RUN(b, zero, b->norm, 2 * sizeof(int64_t)));
-    AR_TRY(RUN(b, alloc, &b->cos, b->rows * half * sizeof(float)));
-    AR_TRY(RUN(b, alloc, &b->sin, b->rows * half * sizeof(float)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->cos, b->rows * half * sizeof(float)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->sin, b->rows * half * sizeof(float)));
     AR_TRY(RUN(b, rope_tables, b->cos, b->sin, b->rows, 2 * half, &rope));
-    AR_TRY(RUN(b, alloc, &b->exponent, sizeof(int32_t)));
+    AR_TRY(ari_bench_alloc(&b->on, &b->exponent, sizeof(int32_t)));
     const ar_tensor all = {
         .dtype = AR_F32, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = b->as[0].x.data};
     return RUN(b, row_exponents, b->exponent, &all, (ar_cbuf){NULL}, 1, false, false);
@@ -344,22 +339,10 @@ static ar_status buffers_create(kernel_bench *b)
 static void kernels_destroy(kernel_bench *b)
 {
     ar_device *d = b->on.d;
-    const ar_buf all[] = {b->copy[0].data, b->copy[1].data, b->row,          b->mean,         b->rstd,     b->sum[0],
-                          b->sum[1],       b->cos,          b->sin,          b->sums,         b->t,        b->hl,
-                          b->plain.c,      b->plain.e,      b->transposed.c, b->transposed.e, b->key,      b->key_sum,
-                          b->row_of,       b->visible,      b->valid,        b->norm,         b->exponent, b->no_bias};
-    for (size_t i = 0; d && i < sizeof all / sizeof *all; i++)
-        d->ops->free(d, b->on.q, all[i]);
-    for (int i = 0; d && i < 2; i++) {
-        const operands *o = &b->as[i];
-        const ar_buf of[5] = {o->x.data, o->dy.data, o->up.data, o->y.data, o->z.data};
-        for (int k = 0; k < 5; k++)
-            d->ops->free(d, b->on.q, of[k]);
-    }
-    if (d) {
-        d->ops->packed_destroy(d, b->on.q, b->plain.packed);
-        d->ops->packed_destroy(d, b->on.q, b->transposed.packed);
-    }
+    if (!d)
+        return;
+    d->ops->packed_destroy(d, b->on.q, b->plain.packed);
+    d->ops->packed_destroy(d, b->on.q, b->transposed.packed);
     ari_bench_device_destroy(&b->on);
 }
 

@@ -55,36 +55,24 @@ typedef struct gemm_bench {
     ar_tensor y;
 } gemm_bench;
 
-static ar_status operand_create(const ari_bench_device *on, operand *o, const gemm_row *row, bool left)
+static ar_status operand_create(ari_bench_device *on, operand *o, const gemm_row *row, bool left)
 {
     const ar_device_ops *ops = on->d->ops;
     const size_t rows = left ? row->m : row->n;
     AR_TRY(ari_bench_tensor(on, &o->values, 3, (const size_t[]){row->batch, rows, row->k},
                             rows * row->k + (left ? 1 : 2)));
-    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, row->batch * rows * sizeof(int32_t)));
+    AR_TRY(ari_bench_alloc(on, &o->exponents, row->batch * rows * sizeof(int32_t)));
     return ops->packed_create(on->d, on->q, &o->packed, row->batch, rows, row->k, ari_exact_form(left, false));
 }
 
 /* The same numbers, rounded to bf16. */
-static ar_status narrow_create(const ari_bench_device *on, operand *o, const operand *of, bool left)
+static ar_status narrow_create(ari_bench_device *on, operand *o, const operand *of, bool left)
 {
     const ar_device_ops *ops = on->d->ops;
     const size_t *shape = of->values.shape;
-    ar_tensor values = of->values;
-    values.dtype = AR_BF16;
-    values.data.ptr = NULL;
-    AR_TRY(ops->alloc(on->d, on->q, &values.data, ar_tensor_count(&values) * sizeof(uint16_t)));
-    o->values = values;
-    AR_TRY(ops->copy_strided(on->d, on->q, &o->values, &of->values));
-    AR_TRY(ops->alloc(on->d, on->q, &o->exponents, shape[0] * shape[1] * sizeof(int32_t)));
+    AR_TRY(ari_bench_tensor_as(on, &o->values, &of->values, AR_BF16));
+    AR_TRY(ari_bench_alloc(on, &o->exponents, shape[0] * shape[1] * sizeof(int32_t)));
     return ops->packed_create(on->d, on->q, &o->packed, shape[0], shape[1], shape[2], ari_exact_form(left, true));
-}
-
-static void operand_destroy(ar_device *d, operand *o)
-{
-    d->ops->packed_destroy(d, NULL, o->packed);
-    d->ops->free(d, NULL, o->exponents);
-    d->ops->free(d, NULL, o->values.data);
 }
 
 static ar_status quantise(gemm_bench *b, operand *o, int sign)
@@ -139,19 +127,15 @@ static ar_status time_gemms(void *user, double times[GEMMS])
 /* Splits the time of a prepared product into its parts. */
 static ar_status split_prepared(gemm_bench *b, gemm_row *row)
 {
-    ari_profile *profile = NULL;
+    ARI_OWNED_BY(ari_profile_end) ari_profile *profile = NULL;
     ari_profile_row found[ARI_PROFILE_ROWS];
     size_t n = 0;
     double product = 0.0, parts = 0.0;
     AR_TRY(ari_profile_begin(&profile, b->on.d));
-    ar_status st = AR_OK;
-    for (int i = 0; i < 2 && st == AR_OK; i++) { /* the first makes the events of the second */
-        st = run_prepared(b);
-        if (st == AR_OK)
-            st = ari_profile_read(profile, found, &n);
+    for (int i = 0; i < 2; i++) { /* the first makes the events of the second */
+        AR_TRY(run_prepared(b));
+        AR_TRY(ari_profile_read(profile, found, &n));
     }
-    ari_profile_end(profile);
-    AR_TRY(st);
     row->pack_seconds = 0.0;
     for (size_t i = 0; i < n; i++) {
         double *to = found[i].part ? &parts : strcmp(found[i].name, "gemm_round") == 0 ? &product : &row->pack_seconds;
@@ -172,20 +156,26 @@ static ar_status hash_product(gemm_bench *b, char hex[65])
     return AR_OK;
 }
 
+static void gemm_bench_destroy(gemm_bench *b)
+{
+    operand *const all[] = {&b->x, &b->w, &b->x16, &b->w16};
+    for (size_t i = 0; b->on.d && i < sizeof all / sizeof *all; i++)
+        b->on.d->ops->packed_destroy(b->on.d, NULL, all[i]->packed);
+    ari_bench_device_destroy(&b->on);
+}
+
 static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
 {
-    gemm_bench b = {0};
-    ari_bench_series s = {0};
-    ar_status st = AR_OK;
+    ARI_ENDED(gemm_bench_destroy) gemm_bench b = {0};
+    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
     AR_TRY(ari_bench_device_create(&b.on, &session->device, session->threads));
-    ar_device *d = b.on.d;
-    AR_TRY_TO(done, st, operand_create(&b.on, &b.x, row, true));
-    AR_TRY_TO(done, st, operand_create(&b.on, &b.w, row, false));
-    AR_TRY_TO(done, st, narrow_create(&b.on, &b.x16, &b.x, true));
-    AR_TRY_TO(done, st, narrow_create(&b.on, &b.w16, &b.w, false));
-    AR_TRY_TO(done, st, ari_bench_tensor(&b.on, &b.y, 3, (const size_t[]){row->batch, row->m, row->n}, 3));
-    AR_TRY_TO(done, st, d->ops->alloc(d, b.on.q, &b.c, row->batch * row->k * sizeof(int32_t)));
-    AR_TRY_TO(done, st, ari_bench_repeat(&s, GEMMS, session->repetitions, 1, time_gemms, &b));
+    AR_TRY(operand_create(&b.on, &b.x, row, true));
+    AR_TRY(operand_create(&b.on, &b.w, row, false));
+    AR_TRY(narrow_create(&b.on, &b.x16, &b.x, true));
+    AR_TRY(narrow_create(&b.on, &b.w16, &b.w, false));
+    AR_TRY(ari_bench_tensor(&b.on, &b.y, 3, (const size_t[]){row->batch, row->m, row->n}, 3));
+    AR_TRY(ari_bench_alloc(&b.on, &b.c, row->batch * row->k * sizeof(int32_t)));
+    AR_TRY(ari_bench_repeat(&s, GEMMS, session->repetitions, 1, time_gemms, &b));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, EXACT, NATIVE);
     const double operations = 2.0 * (double)row->batch * (double)row->m * (double)row->n * (double)row->k;
     row->native_gflops = 1e-9 * operations / ari_bench_times_of(&s, NATIVE).median;
@@ -193,18 +183,8 @@ static ar_status time_shape(gemm_row *row, const ari_bench_session *session)
     row->exact_over_native_prepared = ari_bench_ratio_of(&s, PREPARED, NATIVE).median;
     row->spread = ratio.spread;
     row->bf16_over_native = ari_bench_ratio_of(&s, NARROW, NATIVE).median;
-    AR_TRY_TO(done, st, hash_product(&b, row->bits));
-    st = split_prepared(&b, row);
-done:
-    ari_bench_series_destroy(&s);
-    d->ops->free(d, b.on.q, b.c);
-    d->ops->free(d, b.on.q, b.y.data);
-    operand_destroy(d, &b.w16);
-    operand_destroy(d, &b.x16);
-    operand_destroy(d, &b.w);
-    operand_destroy(d, &b.x);
-    ari_bench_device_destroy(&b.on);
-    return st;
+    AR_TRY(hash_product(&b, row->bits));
+    return split_prepared(&b, row);
 }
 
 #define ARI_ROW gemm_row
