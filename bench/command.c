@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "bench/bench.h"
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "ref/core/os/threads.h"
 
 const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};

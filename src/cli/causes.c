@@ -2,7 +2,7 @@
 /* anyrank causes: the table by which differences are explained, in short, a cause in full, and as JSON. */
 #include <string.h>
 
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/shared/table.h"
 #include "ref/core/text.h"
 #include "verify/diagnose/case.h"

@@ -5,7 +5,7 @@
 #include "anyrank/config.h"
 #include "anyrank/device.h"
 #include "anyrank/process.h"
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/shared/table.h"
 #include "ref/io/json.h"
 

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "cli/options/args.h"
 #include "cli/options/run.h"
-#include "cli/options/subcommand.h"
 #include "cli/options/transport.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "anyrank/device.h"
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/options/transport.h"
 #include "ref/core/os/os.h"
 #include "ref/core/text.h"

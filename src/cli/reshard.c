@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/options/args.h"
 #include "cli/options/run.h"
-#include "cli/options/subcommand.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/atomic_file.h"

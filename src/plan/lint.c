@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/flow.h"
 #include "plan/lint.h"
-#include "plan/names.h"
 #include "ref/core/size.h"
 
 ARI_OWNER(ar_lint_report, ar_lint_report_destroy)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "plan/names.h"
+#include "plan/flow.h"
 
 #include <stdio.h>
 #include <string.h>

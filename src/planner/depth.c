@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "planner/search.h"
-#include "planner/system.h"
 
 /* Adds anyrank's own costs, if it can run the layout. */
 static ar_status add_own(ari_depth *d, const ari_time_options *time)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "planner/parts.h"
+#include "planner/search_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

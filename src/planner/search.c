@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #include "planner/search_impl.h"
-#include "planner/system.h"
 #include "ref/core/size.h"
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "planner/system.h"
+#include "planner/search.h"
 
 #include "ref/core/size.h"
 #include "ref/core/text.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "process/key.h"
+#include "process/handshake.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "anyrank/process.h"
-#include "process/key.h"
+#include "process/handshake.h"
 
 /* Everything that processes share besides their data: values, and the end of the world. A thread of process 0, the
  * server, keeps the values; a thread of every process listens to it, also while the process computes or waits. The

@@ -13,7 +13,7 @@
 #include "run/process_run.h"
 #include "run/run.h"
 #include "run/train_rank.h"
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 
 ar_training_options ar_training_defaults(void)
 {

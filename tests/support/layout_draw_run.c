@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"

@@ -3,7 +3,6 @@
 #include "tests/verify/support.h"
 
 #include "plan/flow.h"
-#include "plan/names.h"
 
 static ari_flow flow_of(const ari_step_case *c, ari_flow_options o)
 {

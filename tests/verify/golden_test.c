@@ -9,7 +9,7 @@
 #include "anyrank/grads.h"
 #include "anyrank/safetensors.h"
 #include "ref/io/file.h"
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 #include "tests/support/golden_loss.h"
 
 #define MODEL_BOUND 1e-5

@@ -3,7 +3,7 @@
 #ifndef TESTS_VERIFY_OPS_FIND_H
 #define TESTS_VERIFY_OPS_FIND_H
 
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 #include "tests/verify/support.h"
 
 static inline ari_step_case case_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq,

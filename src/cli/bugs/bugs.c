@@ -5,8 +5,8 @@
 
 #include "anyrank/fault.h"
 #include "cli/bugs/bugs.h"
+#include "cli/options/args.h"
 #include "cli/options/run.h"
-#include "cli/options/subcommand.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/clock.h"

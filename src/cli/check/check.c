@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "cli/check/check.h"
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/atomic_file.h"

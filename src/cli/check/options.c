@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/check/check.h"
 
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "ref/io/file.h"
 #include "verify/faults/fault_case.h"
 

@@ -177,4 +177,24 @@ void ari_print_wrapped(FILE *to, const char *text, int column);
 /** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `all`. */
 void ari_args_help(FILE *to, const ari_args_spec *spec, bool all);
 
+/* --- subcommands -------------------------------------------------------------------------------------------------- */
+
+typedef struct ari_subcommand ari_subcommand;
+/* A new subcommand is a spec in the file of its name, and a row in main.c's table, which ends with the name NULL. */
+struct ari_subcommand {
+    const char *name;
+    const char *summary;                                          /* NULL: not listed */
+    const ari_args_spec *spec;                                    /* NULL: it takes no options */
+    int (*run)(const ari_subcommand *all, int argc, char **argv); /* without a spec */
+};
+extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_reshard_spec, ari_verify_spec,
+    ari_logprobs_spec, ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_bench_spec, ari_info_spec;
+
+/** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
+ *  processes. */
+int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
+/** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
+ *  template in which the tables of options replace the lines that ask for them. */
+int ari_command_describe(const ari_subcommand *all, int argc, char **argv);
+
 #endif

@@ -14,7 +14,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"

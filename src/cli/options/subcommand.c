@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 
 #include <ctype.h>
 #include <fcntl.h>

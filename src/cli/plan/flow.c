@@ -6,11 +6,10 @@
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "plan/flow.h"
-#include "plan/names.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 
 static const char *const often_names[] = {
     [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",

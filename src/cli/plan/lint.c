@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/lint.h"
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/plan/plan.h"
 #include "ref/io/json.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/plan/plan.h"
 
-#include "cli/options/subcommand.h"
-#include "planner/system.h"
+#include "cli/options/args.h"
+#include "planner/search.h"
 
 typedef ari_plan_values plan_values;
 

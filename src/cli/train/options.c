@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "ref/core/atomic_file.h"
 #include "run/train_rank.h"
 

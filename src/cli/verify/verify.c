@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/options/subcommand.h"
+#include "cli/options/args.h"
 #include "cli/shared/progress.h"
 #include "cli/verify/report.h"
 #include "ref/core/atomic_file.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 
 #include "ref/core/size.h"
 

@@ -281,4 +281,9 @@ bool ari_step_counts(const ari_step_case *c);
 /** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
 
+/** Bytes moved between ranks from the first weight to the last step, all ranks together: the start (parameters made
+ * equal over dp) and max(steps, 1) steps. A sum over the operations (parallelism.md has it as a table). Errors:
+ * AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c);
+
 #endif

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plan/names.h"
+#include "plan/flow.h"
 #include "ref/comm/call.h"
 #include "ref/core/axis.h"
 #include "ref/core/record.h"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 #include "verify/check/check_calls.h"
 #include "verify/check/check_routes.h"
 #include "verify/check/check_run.h"

@@ -11,7 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "run/process_run.h"
-#include "sim/plan/bytes.h"
+#include "sim/plan/ops.h"
 #include "verify/diagnose/diagnose.h"
 #include "verify/writer/dump_ranks.h"
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "plan/names.h"
+#include "plan/flow.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"

@@ -12,7 +12,6 @@
 #include "ref/numerics/scalar.h"
 #include "verify/diagnose/case.h"
 #include "verify/logprobs/logprobs.h"
-#include "verify/logprobs/support.h"
 
 enum {
     SECTION, /* no cause: where none is found */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/logprobs/support.h"
+#include "verify/logprobs/logprobs.h"
 
 #include <math.h>
 #include <stdlib.h>
