@@ -4,20 +4,15 @@
 #include <string.h>
 
 #include "gpu/native.h"
-
-static const char *const names[AR_DEVICE_KINDS] = {"cpu", "cuda", "emulated"};
-
-const char *ar_device_kind_name(ar_device_kind k)
-{
-    return (unsigned)k < AR_DEVICE_KINDS ? names[k] : "?";
-}
+#include "ref/core/names.h"
 
 ar_status ar_device_choice_parse(ar_device_choice *c, const char *text)
 {
     const char *colon = strchr(text, ':');
     const size_t length = colon ? (size_t)(colon - text) : strlen(text);
     for (int i = 0; i < AR_DEVICE_KINDS; i++) {
-        if (strlen(names[i]) != length || strncmp(text, names[i], length) != 0)
+        const char *name = ari_device_kind_names[i];
+        if (strlen(name) != length || strncmp(text, name, length) != 0)
             continue;
         char *end = NULL;
         const long index = colon ? strtol(colon + 1, &end, 10) : 0;

@@ -6,21 +6,15 @@
 
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"
+#include "ref/core/names.h"
 #include "ref/core/text.h"
 
 /* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
 #define PATIENCE_NS UINT64_C(250000000)
 
-static const char *const names[AR_TRANSPORTS] = {"sim", "mpi", "nccl"};
-
-const char *ar_transport_name(ar_transport t)
-{
-    return (unsigned)t < AR_TRANSPORTS ? names[t] : "?";
-}
-
 ar_status ar_transport_parse(ar_transport *t, const char *text)
 {
-    const size_t found = ari_word_of(text, names, AR_TRANSPORTS);
+    const size_t found = ari_word_of(text, ari_transport_names, AR_TRANSPORTS);
     if (found == AR_TRANSPORTS)
         return ar_error_set(AR_ERR_ARG, "transport '%.40s': sim, mpi or nccl", text);
     *t = (ar_transport)found;

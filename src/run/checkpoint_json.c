@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/names.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
@@ -75,13 +76,12 @@ static ar_status flag(const object *o, const char *key, bool *x)
     return o->out ? put(o, key, json_boolean(*x)) : ari_json_bool(&o->at, key, x);
 }
 
-/* Writes a name, or reads one of those up to a NULL: *value is which. message: what follows a text that is none. */
-static ar_status choice(const object *o, const char *key, const char *name, const char *const *names, int *value,
-                        const char *message)
+/* Writes or reads one of the names up to a NULL: *value is which. message: what follows a text that is none. */
+static ar_status choice(const object *o, const char *key, const char *const *names, int *value, const char *message)
 {
     const char *text = NULL;
     if (o->out)
-        return put(o, key, json_string(name));
+        return put(o, key, json_string(names[*value]));
     AR_TRY(ari_json_string(&o->at, key, &text));
     for (int i = 0; names[i] != NULL; i++) {
         if (strcmp(text, names[i]) == 0) {
@@ -164,15 +164,10 @@ static ar_status groups(const object *o, ar_optimizer_options *options)
 
 static ar_status optimizer(const object *whole, ar_optimizer_options *options)
 {
-    static const char *const decays[] = {"all", "matrices", NULL};
-    const char *const kinds[] = {ar_optimizer_name(AR_OPTIMIZER_SGD), ar_optimizer_name(AR_OPTIMIZER_ADAM),
-                                 ar_optimizer_name(AR_OPTIMIZER_ADAMW), ar_optimizer_name(AR_OPTIMIZER_MUON), NULL};
-    const char *const schedules[] = {ar_schedule_name(AR_SCHEDULE_CONSTANT), ar_schedule_name(AR_SCHEDULE_COSINE),
-                                     NULL};
     int kind = (int)options->kind, schedule = (int)options->schedule, decay = (int)options->decay;
     object o;
     AR_TRY(inner_object(&o, whole, "optimizer"));
-    AR_TRY(choice(&o, "kind", ar_optimizer_name(options->kind), kinds, &kind, UNKNOWN));
+    AR_TRY(choice(&o, "kind", ari_optimizer_names, &kind, UNKNOWN));
     AR_TRY(read_number(&o, "lr", &options->lr));
     AR_TRY(read_number(&o, "momentum", &options->momentum));
     AR_TRY(flag(&o, "nesterov", &options->nesterov));
@@ -180,11 +175,11 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     AR_TRY(read_number(&o, "beta2", &options->beta2));
     AR_TRY(read_number(&o, "eps", &options->eps));
     AR_TRY(read_number(&o, "weight_decay", &options->weight_decay));
-    AR_TRY(choice(&o, "schedule", ar_schedule_name(options->schedule), schedules, &schedule, UNKNOWN));
+    AR_TRY(choice(&o, "schedule", ari_lr_schedule_names, &schedule, UNKNOWN));
     AR_TRY(count64(&o, "warmup_steps", &options->warmup_steps));
     AR_TRY(count64(&o, "total_steps", &options->total_steps));
     AR_TRY(read_number(&o, "min_lr", &options->min_lr));
-    AR_TRY(choice(&o, "decay", decays[decay], decays, &decay, UNKNOWN));
+    AR_TRY(choice(&o, "decay", ari_decay_names, &decay, UNKNOWN));
     AR_TRY(groups(&o, options));
     if (kind == (int)AR_OPTIMIZER_MUON)
         AR_TRY(flag(&o, "match_rms", &options->match_rms));
@@ -232,13 +227,9 @@ static bool has_router_losses(const ar_router_losses *r)
 
 static ar_status router_losses(const object *o, ar_router_losses *r)
 {
-    const char *names[AR_BALANCES + 1] = {NULL};
-    int value = 0;
-    for (int i = 0; i < AR_BALANCES; i++)
-        names[i] = ar_balance_name((ar_balance)i);
-    AR_TRY(choice(o, "balance", names[r->balance], names, &value, "expected none, sequence, batch or layers"));
-    if (!o->out)
-        r->balance = (ar_balance)value;
+    int value = (int)r->balance;
+    AR_TRY(choice(o, "balance", ari_balance_names, &value, "expected none, sequence, batch or layers"));
+    r->balance = (ar_balance)value;
     AR_TRY(read_number(o, "balance_weight", &r->balance_weight));
     AR_TRY(read_number(o, "router_z_loss", &r->z_loss));
     if (o->out ? fabs(r->bias_update) <= 0.0 : !ari_json_get(&o->at, "router_bias_update"))
@@ -263,21 +254,19 @@ static ar_status loss_options(const object *whole, ar_loss_options *options)
 static ar_status storage(const object *o, ar_dtype *dtype)
 {
     const char *const names[] = {ar_dtype_name(AR_F32), ar_dtype_name(AR_BF16), NULL};
-    int value = 0;
-    AR_TRY(choice(o, "storage", ar_dtype_name(*dtype), names, &value, "expected F32 or BF16"));
-    if (o->out == NULL)
-        *dtype = value == 0 ? AR_F32 : AR_BF16;
+    int value = *dtype == AR_BF16;
+    AR_TRY(choice(o, "storage", names, &value, "expected F32 or BF16"));
+    *dtype = value == 0 ? AR_F32 : AR_BF16;
     return AR_OK;
 }
 
 /* Without the key: of a version that trained in f32 alone. */
 static ar_status precision(const object *o, ar_precision *p)
 {
-    static const char *const names[] = {"f32", "tf32", "bf16", NULL};
     int value = (int)*p;
     if (!o->out && !ari_json_get(&o->at, "precision"))
         return AR_OK;
-    AR_TRY(choice(o, "precision", ar_precision_name(*p), names, &value, "expected f32, tf32 or bf16"));
+    AR_TRY(choice(o, "precision", ari_precision_names, &value, "expected f32, tf32 or bf16"));
     *p = (ar_precision)value;
     return AR_OK;
 }
@@ -294,11 +283,8 @@ static ar_status samples(const object *o, const ar_checkpoint_state *s)
 
 static ar_status data(const object *whole, ari_checkpoint_read *r)
 {
-    const char *const formats[] = {ar_data_format_name(AR_DATA_BYTES), ar_data_format_name(AR_DATA_U16),
-                                   ar_data_format_name(AR_DATA_U32),   ar_data_format_name(AR_DATA_SAFETENSORS),
-                                   ar_data_format_name(AR_DATA_JSONL), NULL};
     ar_checkpoint_state *s = &r->state;
-    int format = 0;
+    int format = (int)s->data_format - AR_DATA_BYTES;
     object o;
     if (whole->out && s->data_hash == NULL)
         return put(whole, "data", json_null());
@@ -307,14 +293,13 @@ static ar_status data(const object *whole, ari_checkpoint_read *r)
     AR_TRY(inner_object(&o, whole, "data"));
     o.of = " of 'data'";
     AR_TRY(text(&o, "path", &s->data_path));
-    AR_TRY(choice(&o, "format", ar_data_format_name(s->data_format), formats, &format,
+    AR_TRY(choice(&o, "format", ari_data_format_names + AR_DATA_BYTES, &format,
                   "expected bytes, u16, u32 or safetensors"));
     AR_TRY(read_count(&o, "tokens", &s->data_tokens));
     AR_TRY(hash(&o, "sha256", r->data_hash));
     if (r->data_hash[0] == '\0')
         return ari_json_wrong(&o.at, "sha256", " is missing");
-    if (o.out == NULL)
-        s->data_format = (ar_data_format)(format + AR_DATA_BYTES);
+    s->data_format = (ar_data_format)(format + AR_DATA_BYTES);
     s->data_hash = r->data_hash;
     return AR_OK;
 }
@@ -344,7 +329,6 @@ static ar_status losses(const object *o, ar_checkpoint_state *s)
 
 static ar_status state(const object *o, ari_checkpoint_read *r)
 {
-    static const char *const all_numerics[] = {"exact", "native", NULL};
     ar_checkpoint_state *s = &r->state;
     int numerics = (int)s->numerics;
     AR_TRY(text(o, "model", &s->model));
@@ -356,7 +340,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(read_number(o, "clip", &s->clip));
     AR_TRY(read_number(o, "dropout", &s->dropout));
     AR_TRY(loss_options(o, &s->loss_options));
-    AR_TRY(choice(o, "numerics", all_numerics[numerics], all_numerics, &numerics, UNKNOWN));
+    AR_TRY(choice(o, "numerics", ari_numerics_names, &numerics, UNKNOWN));
     s->numerics = (ar_numerics)numerics;
     AR_TRY(precision(o, &s->precision));
     AR_TRY(storage(o, &s->storage));

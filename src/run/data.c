@@ -31,14 +31,6 @@ struct ar_data {
     ari_documents held;   /* TOKEN_HELD: of a file whose tokens do not lie there as they are */
 };
 
-static const char *const format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", "jsonl"};
-#define FORMATS (sizeof format_names / sizeof format_names[0])
-
-const char *ar_data_format_name(ar_data_format format)
-{
-    return (size_t)format < FORMATS ? format_names[format] : "?";
-}
-
 /* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
 static ar_status format_of_name(ar_data_format *format, const char *path)
 {
@@ -117,7 +109,7 @@ static ar_status open_jsonl(ar_data *d)
 ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
 {
     ARI_OWNED_BY(ar_data_close) ar_data *d = NULL;
-    if (gives == NULL || (size_t)format >= FORMATS)
+    if (gives == NULL || (unsigned)format > AR_DATA_JSONL)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
     if (path == NULL)
         AR_TRY(ari_data_dir_check());

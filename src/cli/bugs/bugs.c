@@ -42,7 +42,7 @@ static const ari_option options[] = {
 };
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("FAULT", STRING, fault, "a fault: what it does, how it shows and who had it",
-                   .choices = ari_fault_names),
+                   .choices = ari_fault_names + 1),
     {0},
 };
 enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256, EXPLAINED = 2048 };

@@ -13,17 +13,9 @@
 #include "ref/models/plan.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
-const char *const ari_bucket_mode_names[] = {"overlap", "eager", NULL};
-const char *const ari_bucket_order_names[] = {"reverse", "largest-first", NULL};
 /* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
  * those of all. */
-static const char *const dispatch_names[] = {"all-to-all", "all-gather", NULL};
 static const char *const collectives_names[] = {"direct", "ring", NULL};
-const char *const ari_recompute_names[] = {"none", "selective", "full", NULL};
-const char *const ari_numerics_names[] = {"exact", "native", NULL};
-static const char *const device_names[] = {"cpu", "cuda", "emulated", NULL};
-const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
-const char *const ari_sensitivity_names[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_plan_options[] = {
@@ -60,7 +52,7 @@ const ari_option ari_device_options[] = {
     ARI_OPTION_STRING("device", device, "DEVICE",
                       "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
                       "device's kernels on the host (default cpu)",
-                      .choices = device_names),
+                      .choices = ari_device_kind_names),
     {0},
 };
 const ari_option ari_step_layout_options[] = {
@@ -101,7 +93,7 @@ const ari_option ari_step_layout_options[] = {
                    "ranks that each expert's width is cut over: those of --tp (default), or 1, with --sp: each of them "
                    "has experts for its own positions, and --ep counts the ranks of --tp too"),
     ARI_OPTION_SECTION("memory"),
-    ARI_OPTION_ENUM("dispatch", run.parallel.dispatch, dispatch_names,
+    ARI_OPTION_ENUM("dispatch", run.parallel.dispatch, ari_dispatch_names,
                     "with --ep: how tokens reach experts of other ranks, all-to-all (each row to its expert's rank) or "
                     "all-gather (each token to all ranks; default all-to-all)"),
     ARI_OPTION_SECTION("pipeline"),
@@ -223,7 +215,7 @@ static ar_status check_context(const ar_parallel *p)
             AR_ERR_ARG, "--ep %d shares experts out to the ranks of --dp and --cp: give --dp N or --cp N too", p->ep);
     if (p->dispatch != AR_DISPATCH_ALL_TO_ALL && p->ep <= 1)
         return ar_error_set(AR_ERR_ARG, "--dispatch %s is about the ranks of --ep: give --ep N too",
-                            dispatch_names[p->dispatch]);
+                            ari_dispatch_names[p->dispatch]);
     if (p->zigzag && cp / inner == 1)
         return ar_error_set(AR_ERR_ARG,
                             "--zigzag orders the ring of --cp / --cp-inner ranks, which has %d / %d = 1 here: "

@@ -6,12 +6,6 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-static const char *const schedule_names[] = {
-#define AR_PP_SCHEDULE_TEXT(name, text) text,
-    AR_PP_SCHEDULE_TABLE(AR_PP_SCHEDULE_TEXT)
-#undef AR_PP_SCHEDULE_TEXT
-        NULL};
-
 #define ARI_VALUES ari_run_values
 const ari_option ari_pipeline_options[] = {
     ARI_OPTION_SECTION("pipeline"),
@@ -22,7 +16,7 @@ const ari_option ari_pipeline_options[] = {
                     "with --pp: in which order its ranks go through the micro-batches: 1f1b, gpipe, interleaved, "
                     "zero-bubble, or a file of torch.distributed.pipelining with a line for each rank, as "
                     "0F0,0F1,0B0,0B1 (default 1f1b)",
-                    .choices = schedule_names,
+                    .choices = ari_pp_schedule_names,
                     .more = "A file's stages and micro-batches are those of the layout where --virtual-stages and "
                             "--micro-batches are not given."),
     ARI_OPTION_INT("virtual-stages", run.parallel.virtual_stages, 1, 256, "V",
@@ -38,7 +32,7 @@ const ari_option ari_pipeline_options[] = {
 /* The schedule of that name; AR_PP_SCHEDULES: none. */
 static ar_pp_schedule named(const char *text)
 {
-    return text ? (ar_pp_schedule)ari_word_of(text, schedule_names, AR_PP_SCHEDULES) : (ar_pp_schedule)0;
+    return text ? (ar_pp_schedule)ari_word_of(text, ari_pp_schedule_names, AR_PP_SCHEDULES) : (ar_pp_schedule)0;
 }
 
 static bool is_file(const ari_run_values *v)
@@ -50,7 +44,7 @@ static ar_status check_name(const char *text)
 {
     if (!text || named(text) < AR_PP_SCHEDULES || strpbrk(text, "./"))
         return AR_OK;
-    const char *near = ari_nearest(text, schedule_names, AR_PP_SCHEDULES);
+    const char *near = ari_nearest(text, ari_pp_schedule_names, AR_PP_SCHEDULES);
     return ar_error_set(AR_ERR_ARG,
                         "--schedule-pp: got '%s', expected 1f1b, gpipe, interleaved, zero-bubble or a file's path, as "
                         "./%s%s%s%s",

@@ -9,6 +9,7 @@
 #include "anyrank/run.h"
 #include "cli/options/args.h"
 #include "cli/shared/table.h"
+#include "ref/core/names.h"
 
 /* The options of a run that subcommands share: how a step is split and what runs it (layout.c), what it is given and
  * does (step.c), how it is watched (watch.c). The macros are rows of an option table; ARI_VALUES, the subcommand's
@@ -44,12 +45,6 @@ typedef struct ari_run_values {
     }
 
 extern const char *const ari_mlp_order_names[];
-extern const char *const ari_bucket_mode_names[];  /* in the order of ar_bucket_mode */
-extern const char *const ari_bucket_order_names[]; /* in the order of ar_bucket_order */
-extern const char *const ari_recompute_names[];    /* in the order of ar_recompute */
-extern const char *const ari_numerics_names[];
-extern const char *const ari_precision_names[];   /* in the order of ar_precision */
-extern const char *const ari_sensitivity_names[]; /* in the order of ar_sensitivity */
 
 /* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
  * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their
@@ -136,8 +131,6 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
 
-extern const char *const ari_fault_names[]; /* that --inject takes */
-
 /* The one positional of most subcommands, in ARI_VALUES whose ari_run_values is `r`. */
 #define ARI_MODEL_POSITIONAL(help, must)          \
     static const ari_positional positionals[] = { \
@@ -161,7 +154,7 @@ extern const char *const ari_fault_names[]; /* that --inject takes */
 #define ARI_INJECT_OPTION                                                                                     \
     ARI_OPTION_SECTION("checks"),                                                                             \
         ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
-                          .choices = ari_fault_names)
+                          .choices = ari_fault_names + 1)
 
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */

@@ -10,24 +10,14 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-static const char *const optimizer_names[] = {"sgd", "adam", "adamw", "muon", NULL};
-static const char *const schedule_names[] = {"constant", "cosine", NULL};
-const char *const ari_fault_names[] = {
-#define NAME(name, text) #name,
-    AR_FAULT_TABLE(NAME)
-#undef NAME
-        NULL};
-static const char *const balance_names[] = {"none", "sequence", "batch", "layers", NULL};
-static const char *const decay_names[] = {"all", "matrices", NULL};
-
 #define ARI_VALUES ari_run_values
 const ari_option ari_optimizer_options[] = {
     ARI_OPTION_SECTION("training"),
-    ARI_OPTION_ENUM("optimizer", run.optimizer.kind, optimizer_names, "what updates the weights (default adamw)",
+    ARI_OPTION_ENUM("optimizer", run.optimizer.kind, ari_optimizer_names, "what updates the weights (default adamw)",
                     .more = "muon updates matrices as a whole, q, k, v, gate, up and each expert apart, and by adamw "
                             "embeddings, head, routers, norms and biases."),
     ARI_OPTION_DOUBLE("lr", run.optimizer.lr, 0, 1e6, "X", "learning rate (default 0.001)"),
-    ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, schedule_names,
+    ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, ari_lr_schedule_names,
                     "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
                     "(default constant)",
                     .more = "The cosine is half a wave."),
@@ -47,7 +37,7 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_DOUBLE(
         "weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
         "added to the gradient by sgd and adam, decoupled in adamw and muon (default 0; adamw 0.01, muon 0.1)"),
-    ARI_OPTION_ENUM("decay", run.optimizer.decay, decay_names,
+    ARI_OPTION_ENUM("decay", run.optimizer.decay, ari_decay_names,
                     "which parameters decay: all, or matrices only, not norms and biases (default all)",
                     .more = "Matrices are the parameters of two dimensions."),
     ARI_OPTION_STRINGS("group", groups, "GLOB:lr=X,decay=Y",
@@ -66,7 +56,7 @@ const ari_option ari_loss_options[] = {
                       "add C times the squared logarithm of the softmax's denominator to the loss of each token "
                       "(default 0)",
                       .more = "PaLM has 0.0001."),
-    ARI_OPTION_ENUM("balance", run.loss.router.balance, balance_names,
+    ARI_OPTION_ENUM("balance", run.loss.router.balance, ari_balance_names,
                     "of experts: loss that spreads tokens evenly over them, of each sequence, of the step's batch, or "
                     "of that over all layers (default none, or layers with output_router_logits in config.json)",
                     .more =
@@ -97,7 +87,7 @@ static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar
     if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
         return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer sgd%s; %s has %s",
                             given->nesterov ? "nesterov" : "momentum", given->nesterov ? "" : " or muon",
-                            optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
+                            ari_optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
     if (!muon && (given->match_rms || given->shards || given->qk_clip > 0.0))
         return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon",
                             given->match_rms ? "match-rms"
@@ -278,12 +268,12 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
     json_t *groups = json_array();
     for (size_t i = 0; i < o->groups; i++)
         json_array_append_new(groups, json_group(&o->group[i]));
-    json_t *made =
-        json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
-                  ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov, "beta1",
-                  o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay, "schedule",
-                  ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps, "total_steps",
-                  (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay", decay_names[o->decay], "groups", groups);
+    json_t *made = json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
+                             ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov,
+                             "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay,
+                             "schedule", ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps,
+                             "total_steps", (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay",
+                             ari_decay_names[o->decay], "groups", groups);
     if (o->kind == AR_OPTIMIZER_MUON)
         json_object_set_new(made, "match_rms", json_boolean(o->match_rms));
     if (o->shards)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cli/shared/command.h"
+#include "ref/core/names.h"
 #include "ref/core/os/os.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
@@ -19,11 +20,10 @@ static int errors_fd = -1, kept_fd = -1;
 static bool joined;
 static bool failed_to_join;
 
-static const char *const transport_names[] = {"sim", "mpi", "nccl", NULL};
 #define ARI_VALUES ari_transport_values
 const ari_option ari_transport_options[] = {
     ARI_OPTION_SECTION("cluster"),
-    ARI_OPTION_ENUM("transport", transport, transport_names,
+    ARI_OPTION_ENUM("transport", transport, ari_transport_names,
                     "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
                     "starts is a rank (default sim)",
                     .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
@@ -254,7 +254,7 @@ static const char *named_transport(int argc, char *const *argv)
             value = i + 1 < argc ? argv[i + 1] : NULL;
         else
             value = NULL;
-        if (value && strcmp(value, transport_names[AR_TRANSPORT_SIM]) != 0)
+        if (value && strcmp(value, ari_transport_names[AR_TRANSPORT_SIM]) != 0)
             return value;
     }
     return NULL;

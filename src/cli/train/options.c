@@ -11,7 +11,6 @@
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */
-static const char *const data_format_names[] = {"auto", "bytes", "u16", "u32", "safetensors", "jsonl", NULL};
 
 static const char *const loss_scale_names[] = {"none", "dynamic", NULL};
 
@@ -23,7 +22,7 @@ static const ari_option options[] = {
     ARI_OPTION_FILE("data", o.data, "FILE",
                     "what to train on: any file, one byte one token, or a token file (default: the project's own text)",
                     .more = "Bytes need a vocabulary of 256, or of the largest byte in the file and one."),
-    ARI_OPTION_ENUM("data-format", o.data_format, data_format_names,
+    ARI_OPTION_ENUM("data-format", o.data_format, ari_data_format_names,
                     "of --data; auto: by its name (.u16, .u32, .safetensors, .jsonl; else bytes)",
                     .more = "Files of u16 and u32 are little-endian, without a header; a safetensors file has a "
                             "tensor input_ids or tokens, a line of jsonl a text or input_ids."),

@@ -34,12 +34,6 @@ const char *ari_over_name(ari_over over)
     return names[over];
 }
 
-const char *ar_dispatch_name(ar_dispatch d)
-{
-    static const char *const names[AR_DISPATCHES] = {"all-to-all", "all-gather"};
-    return (unsigned)d < AR_DISPATCHES ? names[d] : "?";
-}
-
 bool ari_over_experts(ari_over over)
 {
     return over >= ARI_OVER_EP && over <= ARI_OVER_EXPERT_CP;

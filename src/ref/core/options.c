@@ -14,24 +14,6 @@ ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
     return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
 }
 
-const char *ar_recompute_name(ar_recompute r)
-{
-    static const char *const names[] = {"none", "selective", "full"};
-    return (unsigned)r < AR_RECOMPUTES ? names[r] : "?";
-}
-
-const char *ar_balance_name(ar_balance b)
-{
-    static const char *const names[AR_BALANCES] = {"none", "sequence", "batch", "layers"};
-    return (unsigned)b < AR_BALANCES ? names[b] : "?";
-}
-
-const char *ar_precision_name(ar_precision p)
-{
-    static const char *const names[AR_PRECISION_COUNT] = {"f32", "tf32", "bf16"};
-    return (unsigned)p < AR_PRECISION_COUNT ? names[p] : "unknown";
-}
-
 ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
 {
     if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))

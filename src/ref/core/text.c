@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/fault.h"
+#include "ref/core/names.h"
 
 void ari_say(ari_text *t, const char *format, ...)
 {
@@ -166,22 +167,11 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape,
 
 /* --- names of faults ---------------------------------------------------------------------------------------------- */
 
-static const char *const names[AR_FAULT_COUNT] = {"none",
-#define FAULT_NAME(name, text) #name,
-                                                  AR_FAULT_TABLE(FAULT_NAME)
-#undef FAULT_NAME
-};
-
 static const char *const texts[AR_FAULT_COUNT] = {"no fault",
 #define FAULT_TEXT(name, text) text,
                                                   AR_FAULT_TABLE(FAULT_TEXT)
 #undef FAULT_TEXT
 };
-
-const char *ar_fault_name(ar_fault f)
-{
-    return (unsigned)f < AR_FAULT_COUNT ? names[f] : "?";
-}
 
 const char *ar_fault_text(ar_fault f)
 {
@@ -190,12 +180,12 @@ const char *ar_fault_text(ar_fault f)
 
 ar_status ar_fault_parse(ar_fault *f, const char *name)
 {
-    const size_t found = ari_word_of(name, names + 1, AR_FAULT_COUNT - 1) + 1;
+    const size_t found = ari_word_of(name, ari_fault_names + 1, AR_FAULT_COUNT - 1) + 1;
     if (found < AR_FAULT_COUNT) {
         *f = (ar_fault)found;
         return AR_OK;
     }
-    const char *near = ari_nearest(name, names + 1, AR_FAULT_COUNT - 1);
+    const char *near = ari_nearest(name, ari_fault_names + 1, AR_FAULT_COUNT - 1);
     return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s 'anyrank bugs' lists them", name,
                         near ? "; did you mean '" : ";", near ? near : "", near ? "'?" : "");
 }

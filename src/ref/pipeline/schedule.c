@@ -6,17 +6,6 @@
 
 #include "ref/core/size.h"
 
-static const char *const schedules[AR_PP_SCHEDULES] = {
-#define AR_PP_SCHEDULE_TEXT(name, text) text,
-    AR_PP_SCHEDULE_TABLE(AR_PP_SCHEDULE_TEXT)
-#undef AR_PP_SCHEDULE_TEXT
-};
-
-const char *ar_pp_schedule_name(ar_pp_schedule s)
-{
-    return (unsigned)s < AR_PP_SCHEDULES ? schedules[s] : "?";
-}
-
 static const char *const kinds[AR_PP_KINDS] = {
 #define AR_PP_OPERATION_TEXT(name, text) text,
     AR_PP_OPERATION_TABLE(AR_PP_OPERATION_TEXT)

@@ -105,21 +105,6 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
     return eps > 0.0f && isfinite(eps) ? AR_OK : refuse_option(o, "eps", o->eps, "a finite number above 0 in fp32");
 }
 
-const char *ar_optimizer_name(ar_optimizer_kind kind)
-{
-    static const char *const names[] = {[AR_OPTIMIZER_SGD] = "sgd",
-                                        [AR_OPTIMIZER_ADAM] = "adam",
-                                        [AR_OPTIMIZER_ADAMW] = "adamw",
-                                        [AR_OPTIMIZER_MUON] = "muon"};
-    return kind >= AR_OPTIMIZER_SGD && kind <= AR_OPTIMIZER_MUON ? names[kind] : "?";
-}
-
-const char *ar_schedule_name(ar_schedule schedule)
-{
-    static const char *const names[] = {[AR_SCHEDULE_CONSTANT] = "constant", [AR_SCHEDULE_COSINE] = "cosine"};
-    return schedule >= AR_SCHEDULE_CONSTANT && schedule <= AR_SCHEDULE_COSINE ? names[schedule] : "?";
-}
-
 double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step)
 {
     return ari_schedule_lr(o, step);

@@ -16,7 +16,6 @@
 #define BF16 0x1p-8
 
 typedef struct format {
-    const char *name;
     ar_noise_units noise;
     double stored; /* unit round-off of the format that tensors are stored in */
 } format;
@@ -31,19 +30,12 @@ typedef struct format {
     }
 
 static const format formats[AR_SENSITIVITY_COUNT] = {
-    [AR_SENSITIVITY_F32] = {"f32", {.product = F32, .branch = F32, .stream = F32, .inner = F32}, F32},
-    [AR_SENSITIVITY_TF32] = {"tf32",
-                             {.operand = SHORT, .product = F32, .branch = F32, .stream = F32, .inner = F32},
-                             F32},
-    [AR_SENSITIVITY_BF16] = {"bf16", MIXED(BF16), F32},
-    [AR_SENSITIVITY_BF16_PURE] = {"bf16-pure", PURE(BF16), BF16},
-    [AR_SENSITIVITY_F16] = {"f16", MIXED(SHORT), F32},
-    [AR_SENSITIVITY_F16_PURE] = {"f16-pure", PURE(SHORT), SHORT}};
-
-const char *ar_sensitivity_name(ar_sensitivity s)
-{
-    return (unsigned)s < AR_SENSITIVITY_COUNT ? formats[s].name : "unknown";
-}
+    [AR_SENSITIVITY_F32] = {{.product = F32, .branch = F32, .stream = F32, .inner = F32}, F32},
+    [AR_SENSITIVITY_TF32] = {{.operand = SHORT, .product = F32, .branch = F32, .stream = F32, .inner = F32}, F32},
+    [AR_SENSITIVITY_BF16] = {MIXED(BF16), F32},
+    [AR_SENSITIVITY_BF16_PURE] = {PURE(BF16), BF16},
+    [AR_SENSITIVITY_F16] = {MIXED(SHORT), F32},
+    [AR_SENSITIVITY_F16_PURE] = {PURE(SHORT), SHORT}};
 
 ar_noise_units ari_sensitivity_noise(ar_sensitivity s)
 {

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ARI_CORE_NAMES_H
+#define ARI_CORE_NAMES_H
+
+/* Names of the values of an enumeration, in its order; NULL after the last. Options, messages and files use these. */
+extern const char *const ari_numerics_names[],
+    *const ari_precision_names[], *const ari_recompute_names[],
+                                      *const ari_balance_names[],
+                                          *const ari_dispatch_names[],
+                                              *const ari_bucket_mode_names[],
+                                                  *const ari_bucket_order_names[],
+                                                      *const ari_optimizer_names[],
+                                                          *const ari_lr_schedule_names[],
+                                                              *const ari_decay_names[],
+                                                                  *const ari_data_format_names[],
+                                                                      *const ari_pp_schedule_names[],
+                                                                          *const ari_sensitivity_names[],
+                                                                              *const ari_transport_names[],
+                                                                                  *const ari_device_kind_names[];
+extern const char *const ari_fault_names[]; /* the first is "none" */
+
+#endif
