@@ -28,10 +28,6 @@ typedef struct ari_bench_options {
 /* Names of the values of --dtype, and of --algorithm in the order of ar_sim_algorithm. */
 extern const char *const ari_bench_dtype_names[], *const ari_bench_algorithm_names[];
 
-/** Refuses options that the benchmark, one that there is, would ignore or cannot have. Errors: AR_ERR_ARG, those of
- *  ari_layout_check. */
-AR_NODISCARD ar_status ari_bench_check(const ari_bench_options *v);
-
 /* A benchmark that runs. */
 typedef struct ari_bench_session {
     const ari_bench_options *v;

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* anyrank bench: ratios measured side by side in one run. */
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "bench/bench.h"
 #include "cli/options/args.h"
 #include "ref/core/os/threads.h"
+#include "ref/io/json.h"
 
 const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
 static const char *const size_names[] = {"small", "large", NULL};
@@ -65,6 +68,97 @@ static const ari_positional positionals[] = {
     {0},
 };
 
+/* --- options ------------------------------------------------------------------------------------------------------ */
+
+/* True if `what` is a word of a list like "block and ddp". */
+static bool is_one_of(const char *list, const char *what)
+{
+    const size_t n = strlen(what);
+    for (const char *at = strstr(list, what); at; at = strstr(at + n, what)) {
+        if ((at == list || at[-1] == ' ') && (at[n] == '\0' || at[n] == ',' || at[n] == ' '))
+            return true;
+    }
+    return false;
+}
+
+/* One that the benchmark would ignore is refused, so that no figure is taken for what it is not. */
+static ar_status check_options(const ari_bench_options *v)
+{
+    const ar_run *run = &v->r.run;
+    const struct {
+        const char *option;
+        bool given;
+        const char *by;
+    } rows[] = {{"a model", v->model != NULL, "block and ddp"},
+                {"--m", v->m > 0, "gemm and kernels"},
+                {"--n", v->n > 0, "gemm and kernels"},
+                {"--k", v->k > 0, "gemm"},
+                {"--batch", run->batch > 0, "gemm, block and ddp"},
+                {"--seq", run->seq > 0, "block and ddp"},
+                {"--numerics", (int)run->numerics >= 0, "ddp"},
+                {"--precision", run->precision != AR_PRECISION_F32, "block"},
+                {"--size", v->block_size >= 0, "block"},
+                {"--profile", v->profile, "block"},
+                {"--cluster", v->cluster != NULL, "ddp"},
+                {"--paced", v->paced, "ddp"},
+                {"--device", v->r.device != NULL, "gemm, kernels, block and ddp"},
+                {"--ranks", v->ranks > 0, "allreduce"},
+                {"--bytes", v->bytes > 0, "allreduce"},
+                {"--dtype", v->dtype >= 0, "allreduce"},
+                {"--algorithm", v->algorithm > 0, "allreduce"},
+                {"--dp", run->parallel.dp > 0, "ddp"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].given && !is_one_of(rows[i].by, v->what))
+            return ar_error_set(AR_ERR_ARG, "bench %s has no use for %s: it is for bench %s", v->what, rows[i].option,
+                                rows[i].by);
+    }
+    if (v->model && v->block_size >= 0)
+        return ar_error_set(AR_ERR_ARG, "bench block: --size is of its own blocks, not of the model %.100s", v->model);
+    ari_run_values r = v->r;
+    if (strcmp(v->what, "block") == 0)
+        r.run.numerics = AR_NUMERICS_NATIVE; /* both; the precision is the native one's */
+    return v->r.device ? ari_layout_check(&r) : AR_OK;
+}
+
+/* --- output ------------------------------------------------------------------------------------------------------- */
+
+void ari_bench_progress(ari_bench_session *s, size_t done, size_t all)
+{
+    char what[32];
+    snprintf(what, sizeof what, "bench %s", s->v->what);
+    ari_progress_update(&s->progress, (double)done / (double)all, what);
+}
+
+ar_status ari_bench_end(ari_bench_session *s, const ari_rows *r, int threads, const char *words, ...)
+{
+    const ari_bench_options *v = s->v;
+    ar_cpu_info cpu;
+    ar_cpu_info_get(&cpu);
+    ari_progress_end(&s->progress);
+    if (ari_wants_text(&v->common)) {
+        va_list args;
+        AR_TRY(ari_rows_print(r, stdout, 0));
+        va_start(args, words);
+        vprintf(words, args);
+        va_end(args);
+        if (s->more)
+            AR_TRY(ari_rows_print(s->more, stdout, 0));
+        printf("\n%s: %s\n%s %s, kernels %s: %s\n", cpu.cpu, cpu.features, cpu.blas, cpu.blas_version, cpu.blas_kernels,
+               cpu.blas_reason);
+    }
+    json_t *o = ari_json_begin("bench");
+    json_object_set_new(o, "what", json_string(v->what));
+    ari_device_json(o, &s->device);
+    json_object_set_new(o, "machine",
+                        json_pack("{s:s, s:s, s:s, s:s, s:s}", "cpu", cpu.cpu, "features", cpu.features, "blas",
+                                  cpu.blas, "kernels", cpu.blas_kernels, "reason", cpu.blas_reason));
+    if (threads > 0)
+        json_object_set_new(o, "threads", json_integer(threads));
+    if (s->more)
+        json_object_set_new(o, s->more_key, ari_rows_json(s->more));
+    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "rows", ari_rows_json(r))), &v->common);
+}
+
 /* --- the command -------------------------------------------------------------------------------------------------- */
 
 typedef struct benchmark {
@@ -94,7 +188,7 @@ static ar_status run(void *values, int *exit_code)
     (void)exit_code;
     if (!b)
         return ar_error_set(AR_ERR_ARG, "there is no benchmark '%s': gemm, kernels, block, ddp, allreduce", v->what);
-    AR_TRY(ari_bench_check(v));
+    AR_TRY(check_options(v));
     const int threads = b->one_thread ? 1 : ari_cores();
     ari_bench_session s = {.v = v,
                            .device = ari_layout_device(&v->r),
