@@ -153,10 +153,8 @@ typedef struct ar_bucket_info {
 size_t ar_ddp_buckets(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
-/** Enqueues the reduction of one bucket, ready or not; those of a lower index must be under way. Errors: AR_ERR_ARG
- *  (also with ZeRO-2 and -3). */
-AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);
-/** All that are still filling, in order. */
+/** Enqueues the reduction of all buckets that are still filling, ready or not, in order. Errors: AR_ERR_ARG (with ZeRO-2
+ *  and -3). */
 AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
 /** Bytes of all buckets' storage, which with ZeRO-2 and -3 exists during reductions alone: then none. */
 size_t ar_ddp_bytes(const ar_ddp *d);

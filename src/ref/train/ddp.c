@@ -348,18 +348,6 @@ static ar_status check_by_hand(const ar_ddp *d)
                               d->name, d->stage);
 }
 
-ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
-{
-    AR_TRY(check_by_hand(d));
-    if (i >= d->count)
-        return ar_error_set(AR_ERR_ARG, "%s has %zu buckets, there is no bucket %zu", d->name, d->count, i);
-    if (i < d->next)
-        return ar_error_set(AR_ERR_ARG, "%s: bucket %zu is under way already", d->name, i);
-    if (i > d->next)
-        return ar_error_set(AR_ERR_ARG, "%s: bucket %zu comes before bucket %zu", d->name, d->next, i);
-    return ari_ddp_fail(d, launch_bucket(d));
-}
-
 ar_status ar_ddp_reduce_all(ar_ddp *d)
 {
     AR_TRY(check_by_hand(d));
