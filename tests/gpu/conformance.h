@@ -10,6 +10,12 @@
 #define CONFORMANCE_CASES(slot) void slot##_cases(device_pair *p);
 AR_DEVICE_SLOTS(CONFORMANCE_CASES)
 #undef CONFORMANCE_CASES
+/* The cases of a slot: slot_case with all that `every` goes over. */
+#define PAIR_CASES(slot, every)       \
+    void slot##_cases(device_pair *p) \
+    {                                 \
+        every(p, slot##_case);        \
+    }
 
 /* A sum over rows of n elements, with what earlier kernels left in it; or none that is wanted. */
 typedef struct pair_sum {

@@ -196,10 +196,7 @@ static void gemm_i64_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
-void gemm_i64_cases(device_pair *p)
-{
-    every_product(p, gemm_i64_case);
-}
+PAIR_CASES(gemm_i64, every_product)
 
 static void gemm_round_case(device_pair *p, product *o)
 {
@@ -368,10 +365,7 @@ static void pack_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
-void pack_cases(device_pair *p)
-{
-    every_product(p, pack_case);
-}
+PAIR_CASES(pack, every_product)
 
 /* An operand that is made and packed again, with other values: what was there before shows nowhere. */
 void packed_create_cases(device_pair *p)
@@ -419,10 +413,7 @@ static void packed_part_case(device_pair *p, product *o)
     destroy_packed(p, o);
 }
 
-void packed_part_cases(device_pair *p)
-{
-    every_product(p, packed_part_case);
-}
+PAIR_CASES(packed_part, every_product)
 
 /* NULL is accepted; hundreds of them, of all sizes, one after the other. */
 void packed_destroy_cases(device_pair *p)

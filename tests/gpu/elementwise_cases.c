@@ -51,10 +51,7 @@ static void fill_case(device_pair *p, size_t n, pair_values v)
     pair_end(p);
 }
 
-void fill_cases(device_pair *p)
-{
-    sizes_and_values(p, fill_case);
-}
+PAIR_CASES(fill, sizes_and_values)
 
 static void scale_case(device_pair *p, size_t n, pair_values v)
 {
@@ -68,10 +65,7 @@ static void scale_case(device_pair *p, size_t n, pair_values v)
     pair_end(p);
 }
 
-void scale_cases(device_pair *p)
-{
-    sizes_and_values(p, scale_case);
-}
+PAIR_CASES(scale, sizes_and_values)
 
 static double a_cap(device_pair *p)
 {
@@ -92,10 +86,7 @@ static void softcap_case(device_pair *p, size_t n, pair_values v)
     pair_end(p);
 }
 
-void softcap_cases(device_pair *p)
-{
-    sizes_and_values(p, softcap_case);
-}
+PAIR_CASES(softcap, sizes_and_values)
 
 static void softcap_backward_case(device_pair *p, size_t n, pair_values v)
 {
@@ -113,10 +104,7 @@ static void softcap_backward_case(device_pair *p, size_t n, pair_values v)
     pair_end(p);
 }
 
-void softcap_backward_cases(device_pair *p)
-{
-    sizes_and_values(p, softcap_backward_case);
-}
+PAIR_CASES(softcap_backward, sizes_and_values)
 
 static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)
 {
@@ -278,10 +266,7 @@ static void sum_squares_case(device_pair *p, size_t n, pair_values v)
     pair_end(p);
 }
 
-void sum_squares_cases(device_pair *p)
-{
-    sizes_and_values(p, sum_squares_case);
-}
+PAIR_CASES(sum_squares, sizes_and_values)
 
 void round_bits_cases(device_pair *p)
 {

@@ -87,10 +87,7 @@ static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
     pair_end(p);
 }
 
-void route_cases(device_pair *p)
-{
-    every_choice(p, route_case);
-}
+PAIR_CASES(route, every_choice)
 
 static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
@@ -108,10 +105,7 @@ static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t
     pair_end(p);
 }
 
-void route_backward_cases(device_pair *p)
-{
-    every_choice(p, route_backward_case);
-}
+PAIR_CASES(route_backward, every_choice)
 
 /* What the losses of a router's rows are made of: groups of rows with the same c. */
 typedef struct router_losses {
@@ -141,10 +135,7 @@ static void route_losses_case(device_pair *p, size_t n, size_t experts, size_t k
     pair_end(p);
 }
 
-void route_losses_cases(device_pair *p)
-{
-    every_choice(p, route_losses_case);
-}
+PAIR_CASES(route_losses, every_choice)
 
 static void route_terms_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
@@ -157,10 +148,7 @@ static void route_terms_case(device_pair *p, size_t n, size_t experts, size_t k)
     pair_end(p);
 }
 
-void route_terms_cases(device_pair *p)
-{
-    every_choice(p, route_terms_case);
-}
+PAIR_CASES(route_terms, every_choice)
 
 /* --- rows of slots ------------------------------------------------------------------------------------------------ */
 
@@ -189,10 +177,7 @@ static void gather_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
     pair_end(p);
 }
 
-void gather_rows_cases(device_pair *p)
-{
-    every_width(p, gather_rows_case);
-}
+PAIR_CASES(gather_rows, every_width)
 
 static void combine_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
@@ -207,10 +192,7 @@ static void combine_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
     pair_end(p);
 }
 
-void combine_rows_cases(device_pair *p)
-{
-    every_width(p, combine_rows_case);
-}
+PAIR_CASES(combine_rows, every_width)
 
 static void dot_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
@@ -225,10 +207,7 @@ static void dot_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
     pair_end(p);
 }
 
-void dot_rows_cases(device_pair *p)
-{
-    every_width(p, dot_rows_case);
-}
+PAIR_CASES(dot_rows, every_width)
 
 /* --- an expert of all tokens -------------------------------------------------------------------------------------- */
 
@@ -250,10 +229,7 @@ static void add_gated_case(device_pair *p, size_t n, size_t k, size_t cols)
     pair_end(p);
 }
 
-void add_gated_cases(device_pair *p)
-{
-    every_width(p, add_gated_case);
-}
+PAIR_CASES(add_gated, every_width)
 
 static void add_gated_backward_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
@@ -271,7 +247,4 @@ static void add_gated_backward_case(device_pair *p, size_t n, size_t k, size_t c
     pair_end(p);
 }
 
-void add_gated_backward_cases(device_pair *p)
-{
-    every_width(p, add_gated_backward_case);
-}
+PAIR_CASES(add_gated_backward, every_width)

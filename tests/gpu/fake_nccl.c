@@ -552,21 +552,32 @@ int ncclGroupEnd(void)
     return --depth > 0 ? SUCCESS : end_group();
 }
 
+static ar_op op_of(int op)
+{
+    return op == ARI_NCCL_MAX ? AR_MAX : op == ARI_NCCL_MIN ? AR_MIN : AR_SUM;
+}
+
+/* Every member gets `bytes` bytes of each other's input: those from its place times `step` on. */
+static int exchange_all(fake_comm *c, action *a, size_t bytes, size_t step)
+{
+    for (int p = 0; p < c->n; p++) {
+        char *part = a->in + (size_t)p * step, *other = a->others + (size_t)p * bytes;
+        if (p == c->rank) {
+            memcpy(other, part, bytes);
+            continue;
+        }
+        add_message(c, p, true, part, bytes);
+        add_message(c, p, false, other, bytes);
+    }
+    return end_alone();
+}
+
 int ncclAllReduce(const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream)
 {
     fake_comm *c = comm;
     action *a = add_action(ALL_REDUCE, comm, stream, type, send, count, (size_t)c->n * count, recv, count);
-    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
-    a->op = ops[op];
-    for (int p = 0; p < c->n; p++) {
-        char *other = a->others + (size_t)p * a->in_bytes;
-        memcpy(other, a->in, a->in_bytes);
-        if (p == c->rank)
-            continue;
-        add_message(c, p, true, a->in, a->in_bytes);
-        add_message(c, p, false, other, a->in_bytes);
-    }
-    return end_alone();
+    a->op = op_of(op);
+    return exchange_all(c, a, a->in_bytes, 0);
 }
 
 int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int op, void *comm, void *stream)
@@ -574,18 +585,8 @@ int ncclReduceScatter(const void *send, void *recv, size_t count, int type, int 
     fake_comm *c = comm;
     const size_t whole = (size_t)c->n * count;
     action *a = add_action(REDUCE_SCATTER, comm, stream, type, send, whole, whole, recv, count);
-    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
-    a->op = ops[op];
-    for (int p = 0; p < c->n; p++) {
-        char *part = a->in + (size_t)p * a->result_bytes, *other = a->others + (size_t)p * a->result_bytes;
-        if (p == c->rank) {
-            memcpy(other, part, a->result_bytes);
-            continue;
-        }
-        add_message(c, p, true, part, a->result_bytes);
-        add_message(c, p, false, other, a->result_bytes);
-    }
-    return end_alone();
+    a->op = op_of(op);
+    return exchange_all(c, a, a->result_bytes, a->result_bytes);
 }
 
 int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int root, void *comm, void *stream)
@@ -594,8 +595,7 @@ int ncclReduce(const void *send, void *recv, size_t count, int type, int op, int
     const bool is_root = c->rank == root;
     action *a = add_action(REDUCE, comm, stream, type, send, count, is_root ? (size_t)c->n * count : 0,
                            is_root ? recv : NULL, count);
-    static const ar_op ops[] = {[ARI_NCCL_MAX] = AR_MAX, [ARI_NCCL_MIN] = AR_MIN}; /* else AR_SUM */
-    a->op = ops[op];
+    a->op = op_of(op);
     a->root = root;
     if (!is_root)
         add_message(c, root, true, a->in, a->in_bytes);
@@ -630,16 +630,7 @@ int ncclAllGather(const void *send, void *recv, size_t count, int type, void *co
     fake_comm *c = comm;
     const size_t whole = (size_t)c->n * count;
     action *a = add_action(MOVE, comm, stream, type, send, count, whole, recv, whole);
-    for (int p = 0; p < c->n; p++) {
-        char *other = a->others + (size_t)p * a->in_bytes;
-        if (p == c->rank) {
-            memcpy(other, a->in, a->in_bytes);
-            continue;
-        }
-        add_message(c, p, true, a->in, a->in_bytes);
-        add_message(c, p, false, other, a->in_bytes);
-    }
-    return end_alone();
+    return exchange_all(c, a, a->in_bytes, 0);
 }
 
 /* NCCL makes a connection with the first exchange that needs it, and waits for the peer: all are to be made by a

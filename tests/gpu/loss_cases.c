@@ -95,10 +95,7 @@ static void ce_max_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_max_cases(device_pair *p)
-{
-    every_shard(p, ce_max_case);
-}
+PAIR_CASES(ce_max, every_shard)
 
 static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
@@ -109,10 +106,7 @@ static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_sum_cases(device_pair *p)
-{
-    every_shard(p, ce_sum_case);
-}
+PAIR_CASES(ce_sum, every_shard)
 
 /* Exponents as of rows that lie in part on other ranks, and those of rows of zeros and of rows with a NaN. */
 static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
@@ -134,10 +128,7 @@ static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_logits_cases(device_pair *p)
-{
-    every_shard(p, ce_logits_case);
-}
+PAIR_CASES(ce_logits, every_shard)
 
 static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
@@ -149,10 +140,7 @@ static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_target_cases(device_pair *p)
-{
-    every_shard(p, ce_target_case);
-}
+PAIR_CASES(ce_target, every_shard)
 
 static const ar_loss_options loss_options[] = {
     {0}, {.label_smoothing = 0.1}, {.z_loss = 1e-4}, {.label_smoothing = 0.75, .z_loss = 0.5}};
@@ -174,10 +162,7 @@ static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_terms_cases(device_pair *p)
-{
-    every_shard(p, ce_terms_case);
-}
+PAIR_CASES(ce_terms, every_shard)
 
 static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
@@ -193,7 +178,4 @@ static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
     pair_end(p);
 }
 
-void ce_backward_cases(device_pair *p)
-{
-    every_shard(p, ce_backward_case);
-}
+PAIR_CASES(ce_backward, every_shard)

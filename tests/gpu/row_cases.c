@@ -354,12 +354,6 @@ static void every_mask(device_pair *p, void (*one)(device_pair *, const attentio
     one(p, &(attention){1, 1, 300, 0, 1, 0, 1});
 }
 
-void softmax_forward_cases(device_pair *p)
-{
-    every_mask(p, softmax_forward_case);
-}
+PAIR_CASES(softmax_forward, every_mask)
 
-void softmax_backward_cases(device_pair *p)
-{
-    every_mask(p, softmax_backward_case);
-}
+PAIR_CASES(softmax_backward, every_mask)
