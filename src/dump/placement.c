@@ -12,8 +12,6 @@
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 
-#define MAX_EXTENT ((size_t)INT64_MAX)
-
 /* The location of a text, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
 typedef struct reading {
     ari_placement *p;

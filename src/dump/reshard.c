@@ -10,6 +10,8 @@
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 
+ARI_OWNER(ar_st_writer, ar_st_writer_discard)
+
 #define CHUNK_BYTES ((size_t)8 << 20)
 
 /* --- moving elements: from where the input has them to where the output does, some megabytes at a time ------------ */
@@ -168,20 +170,16 @@ static ar_status open_writer(ar_st_writer **w, const ari_rs_folder *d, ari_rs_co
 static ar_status write_file(ari_rs_folder *d, ari_rs *r, ari_rs_contents *c)
 {
     ari_sha256 hash;
-    ar_st_writer *w = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
     char hex[65];
     ari_sha256_init(&hash);
-    AR_TRY_TO(done, st, open_writer(&w, d, c));
-    AR_TRY_TO(done, st, copy_items(r, w, c, &hash));
+    AR_TRY(open_writer(&w, d, c));
+    AR_TRY(copy_items(r, w, c, &hash));
     ari_sha256_final(&hash, hex);
-    st = ar_st_writer_commit(w);
+    const ar_status st = ar_st_writer_commit(w);
     w = NULL;
-    if (st == AR_OK)
-        st = ari_rs_folder_add(d, c->file, hex);
-done:
-    ar_st_writer_discard(w);
-    return st;
+    AR_TRY(st);
+    return ari_rs_folder_add(d, c->file, hex);
 }
 
 static ar_status make_file(ari_rs_folder *d, ari_rs *r, const ari_rs_file *f, ar_reshard_result *result)

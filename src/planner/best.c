@@ -177,25 +177,25 @@ static ar_status choose_one(queue *q, ari_seeker *k, bool can_fit, bool *chosen)
     return AR_OK;
 }
 
+static void queue_fini(queue *q)
+{
+    free(q->at);
+}
+
 ar_status ari_seeker_best(ari_seeker *k)
 {
-    queue q = {.n = 0};
+    ARI_ENDED(queue_fini) queue q = {.n = 0};
     ari_candidate light = {.legal = AR_OK};
     bool chosen = false;
-    ar_status st = AR_OK;
     if (k->lights == 0)
         return AR_OK;
-    AR_TRY_TO(done, st, push_groups(&q, k));
+    AR_TRY(push_groups(&q, k));
     if (q.n == 0 || q.at[0].least > k->enough)
-        goto done;
-    AR_TRY_TO(done, st, lightest(&light, k));
-    AR_TRY_TO(done, st, ari_seeker_weigh(k, &light, isinf(k->enough)));
-    AR_TRY_TO(done, st, choose_one(&q, k, light.fits, &chosen));
+        return AR_OK;
+    AR_TRY(lightest(&light, k));
+    AR_TRY(ari_seeker_weigh(k, &light, isinf(k->enough)));
+    AR_TRY(choose_one(&q, k, light.fits, &chosen));
     if (!chosen && !light.settled && isinf(k->enough))
-        AR_TRY_TO(done, st, ari_seeker_settle(k, &light));
-    if (!chosen && isinf(k->enough))
-        AR_TRY_TO(done, st, ari_seeker_keep(k->r, &light));
-done:
-    free(q.at);
-    return st;
+        AR_TRY(ari_seeker_settle(k, &light));
+    return chosen || !isinf(k->enough) ? AR_OK : ari_seeker_keep(k->r, &light);
 }

@@ -360,33 +360,26 @@ static ar_status name_stages(ar_status st, const ari_cluster_options *o)
 ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options *o)
 {
     *result = (ari_cluster_result){0};
-    job j = {.o = o};
     const size_t n = (size_t)ar_parallel_world(&o->run.parallel), steps = ari_run_steps(&o->run);
     ARI_OWNED float *losses = NULL; /* [n, steps] */
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&j.rank, n, "results of the ranks"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&losses, n * steps, "losses"));
+    ARI_OWNED rank_result *ranks = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&ranks, n, "results of the ranks"));
+    AR_TRY(ARI_ALLOC_ZERO(&losses, n * steps, "losses"));
     for (size_t r = 0; r < n; r++)
-        j.rank[r].loss = losses + r * steps;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&result->reports, n, "reports of the ranks"));
+        ranks[r].loss = losses + r * steps;
+    AR_TRY(ARI_ALLOC_ZERO(&result->reports, n, "reports of the ranks"));
+    job j = {.o = o, .rank = ranks};
     const uint64_t start = ari_now_ns();
-    st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
+    const ar_status st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    /* The words have the table of ranks, and nothing else is known of the others. */
-    if (st != AR_OK && o->run.process) {
+    /* Of processes the words have the table of ranks, and nothing else is known of the others. */
+    if (st == AR_OK || o->run.process) {
         free(result->reports);
         result->reports = NULL;
     }
-    if (st != AR_OK) {
-        st = name_stages(st, o);
-        goto done;
-    }
-    result->loss = losses;
-    losses = NULL;
-    collect(result, o->memory, j.rank, n);
-    free(result->reports);
-    result->reports = NULL;
-done:
-    free(j.rank);
-    return st;
+    if (st != AR_OK)
+        return name_stages(st, o);
+    collect(result, o->memory, ranks, n);
+    ARI_GIVE(&result->loss, losses);
+    return AR_OK;
 }

@@ -36,19 +36,16 @@ ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_
 {
     *module = NULL;
     *loss = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, c->build(c->user, ctx, module, loss));
-    if (!*module || !*loss)
-        AR_TRY_TO(failed, st, ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, *module ? "loss" : "module"));
+    ARI_OWNED_BY(ar_module_destroy) ar_module *m = NULL;
+    ARI_OWNED_BY(ar_loss_destroy) ar_loss *l = NULL;
+    AR_TRY(c->build(c->user, ctx, &m, &l));
+    if (!m || !l)
+        return ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, m ? "loss" : "module");
     if (!c->own_weights && !dry)
-        AR_TRY_TO(failed, st, ar_module_fresh(*module, ctx, seed));
+        AR_TRY(ar_module_fresh(m, ctx, seed));
+    ARI_GIVE(module, m);
+    ARI_GIVE(loss, l);
     return AR_OK;
-failed:
-    ar_loss_destroy(*loss);
-    ar_module_destroy(*module);
-    *module = NULL;
-    *loss = NULL;
-    return st;
 }
 
 typedef struct looking {

@@ -66,8 +66,10 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
     return AR_OK;
 }
 
-static ar_status read_model(ar_training_report *r, ari_weights **weights, const ar_training_options *o)
+static ar_status read_model(ari_training *j)
 {
+    const ar_training_options *o = j->o;
+    ar_training_report *r = j->report;
     if (!o->run.model && !o->resume)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
     if (!o->run.model && !ari_checkpoint_has_config(o->resume))
@@ -77,23 +79,22 @@ static ar_status read_model(ar_training_report *r, ari_weights **weights, const 
     AR_TRY(check_options(o, &r->config));
     AR_TRY(ar_config_parameters(&r->config, &r->parameters));
     if (!o->resume)
-        AR_TRY(ari_weights_load(weights, &r->config, r->folder));
-    r->fresh = !o->resume && !*weights;
+        AR_TRY(ari_weights_load(&j->weights, &r->config, r->folder));
+    r->fresh = !o->resume && !j->weights;
     return AR_OK;
 }
 
 /* Opens the data and reads it once: its hash, its tokens, its windows. */
-static ar_status read_data(ari_training *j, ar_data **data)
+static ar_status read_data(ari_training *j)
 {
     const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
     ar_loader *loader = NULL;
-    AR_TRY(ar_data_open(data, o->data, o->data_format));
-    j->data = *data;
+    AR_TRY(ar_data_open(&j->data, o->data, o->data_format));
     /* The project's own text has no path of its own: it may lie elsewhere when the run goes on. */
     j->data_path = o->data ? realpath(o->data, NULL) : NULL;
     if (o->data && !j->data_path)
-        return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(*data));
+        return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(j->data));
     if (o->save || o->resume)
         AR_TRY(ar_data_hash(j->data, j->data_hash));
     AR_TRY(ari_train_loader(&loader, j->data, o, r->config.vocab));
@@ -149,21 +150,21 @@ static ar_status begin_writer(ari_training *j, const char *config)
     return find_saved(j);
 }
 
-static ar_status begin_training(ari_training *j, ari_weights **weights, ar_data **data)
+static ar_status begin_training(ari_training *j)
 {
     const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
-    AR_TRY(read_model(r, weights, o));
-    AR_TRY(read_data(j, data));
+    AR_TRY(read_model(j));
+    AR_TRY(read_data(j));
     if (o->resume)
         AR_TRY(ari_train_check_resume(r->note, sizeof r->note, j));
     AR_TRY(begin_curves(j, o));
     j->cluster = (ari_cluster_options){.run = o->run,
                                        .config = &r->config,
-                                       .weights = o->resume  ? ar_checkpoint_find
-                                                  : *weights ? ari_weights_find
-                                                             : NULL,
-                                       .weights_user = o->resume ? (void *)o->resume : (void *)*weights,
+                                       .weights = o->resume    ? ar_checkpoint_find
+                                                  : j->weights ? ari_weights_find
+                                                               : NULL,
+                                       .weights_user = o->resume ? (void *)o->resume : (void *)j->weights,
                                        .body = ari_train_rank,
                                        .body_user = j};
     return begin_writer(j, r->folder);
@@ -269,38 +270,33 @@ static ar_status predict_bytes(const ari_training *j)
     return AR_OK;
 }
 
+static void training_fini(ari_training *j)
+{
+    ar_checkpoint_writer_destroy(j->writer);
+    ari_full_set_destroy(j->full);
+    free(j->data_path);
+    free(j->batch);
+    ar_data_close(j->data);
+    ari_weights_destroy(j->weights);
+    ar_training_report_destroy(j->report);
+}
+
 ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
 {
-    ari_weights *weights = NULL;
-    ar_data *data = NULL;
-    ari_training job = {.o = o};
-    ar_status st = AR_OK;
+    ARI_ENDED(training_fini) ari_training job = {.o = o};
     if (!o)
         return ar_error_set(AR_ERR_ARG, "a training run without options");
     AR_TRY(ARI_ALLOC_ZERO(&job.report, 1, "a report"));
-    st = o->module ? begin_module(&job) : begin_training(&job, &weights, &data);
-    if (o->run.process)
-        st = ari_process_agree(o->run.process, st);
-    if (st == AR_OK)
-        st = run_ranks(&job);
-    if (st != AR_OK)
-        goto done;
+    const ar_status begun = (o->module ? begin_module : begin_training)(&job);
+    AR_TRY(o->run.process ? ari_process_agree(o->run.process, begun) : begun);
+    AR_TRY(run_ranks(&job));
     if (o->run.process) /* process 0 has kept the books */
-        AR_TRY_TO(done, st, share_end(job.report, o->run.process));
-    AR_TRY_TO(done, st, predict_bytes(&job));
+        AR_TRY(share_end(job.report, o->run.process));
+    AR_TRY(predict_bytes(&job));
     if (!ended_early(job.report) && (!o->run.process || ar_process_rank(o->run.process) == 0))
-        AR_TRY_TO(done, st, ari_full_set_hash(job.full, job.report->weights_hash));
-    *gives = job.report;
-    job.report = NULL;
-done:
-    ar_checkpoint_writer_destroy(job.writer);
-    ari_full_set_destroy(job.full);
-    free(job.data_path);
-    free(job.batch);
-    ar_data_close(data);
-    ari_weights_destroy(weights);
-    ar_training_report_destroy(job.report);
-    return st;
+        AR_TRY(ari_full_set_hash(job.full, job.report->weights_hash));
+    ARI_GIVE(gives, job.report);
+    return AR_OK;
 }
 
 void ar_training_report_destroy(ar_training_report *r)

@@ -294,19 +294,20 @@ static ar_status finish(member *m)
     return m->job->writer && m->step > m->saved ? save(m) : AR_OK;
 }
 
+static void member_fini(member *m)
+{
+    ar_gradients_destroy(m->gradients);
+    ari_trainer_destroy(&m->trainer);
+    ar_loader_destroy(m->loader);
+}
+
 ar_status ari_train_rank(void *user, ar_ctx *ctx)
 {
-    member m = {.job = user, .ctx = ctx};
+    ARI_ENDED(member_fini) member m = {.job = user, .ctx = ctx};
     const ar_training_listener *l = &m.job->o->listener;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, create(&m));
+    AR_TRY(create(&m));
     if (is_first(&m) && l->begin)
         l->begin(l->user, m.job->report);
-    AR_TRY_TO(done, st, run_steps(&m));
-    AR_TRY_TO(done, st, finish(&m));
-done:
-    ar_gradients_destroy(m.gradients);
-    ari_trainer_destroy(&m.trainer);
-    ar_loader_destroy(m.loader);
-    return st;
+    AR_TRY(run_steps(&m));
+    return finish(&m);
 }

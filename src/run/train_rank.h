@@ -5,11 +5,12 @@
 #include "anyrank/training.h"
 #include "run/cluster_run.h"
 #include "run/full_set.h"
+#include "run/run.h"
 
 /* State shared by the ranks of a training run. Only world rank 0 writes the report while they run. */
 typedef struct ari_training {
     const ar_training_options *o;
-    const ar_data *data;
+    ar_data *data;
     char *data_path;    /* from the root on, so that it is found from another folder too */
     char data_hash[65]; /* "": nobody saves */
     ari_cluster_options cluster;
@@ -17,6 +18,7 @@ typedef struct ari_training {
     ar_checkpoint_writer *writer; /* NULL: nobody saves */
     uint64_t saved;               /* a step that the writer's folder has; 0: none */
     ari_full_set *full;           /* the weights at the end */
+    ari_weights *weights;         /* a folder's; NULL: none */
     ar_training_report *report;
     ari_routed routed;
     size_t losses, norms, rates; /* steps that the report's lists have room for */

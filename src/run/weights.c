@@ -48,7 +48,7 @@ const float *ari_weights_find(void *user, const char *name, size_t count)
 typedef struct loading {
     ari_weights *w;
     const ar_config *config;
-    const ar_st_model *file;
+    ar_st_model *file;
     const char *folder;
     const char *prefix;       /* what the file's names lack: "transformer." for GPT-2 of the hub, else "" */
     const ar_st_entry **read; /* [reads] the entries that the weights are of, by address once they are all there */
@@ -357,34 +357,32 @@ ar_status ari_weights_exist(bool *gives, const char *folder)
     return AR_OK;
 }
 
+static void loading_fini(loading *l)
+{
+    ari_weights_destroy(l->w);
+    free(l->read);
+    ar_st_model_close(l->file);
+}
+
 ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)
 {
+    ARI_ENDED(loading_fini) loading l = {.config = c, .folder = folder, .prefix = ""};
     *gives = NULL;
-    ar_st_model *file;
-    AR_TRY(open_weights(&file, folder));
-    if (!file)
+    AR_TRY(open_weights(&l.file, folder));
+    if (!l.file)
         return AR_OK;
-    if (c->quantized[0] != '\0' && (strcmp(c->quantized, "mxfp4") != 0 || c->arch != AR_ARCH_GPT_OSS)) {
-        ar_st_model_close(file);
+    if (c->quantized[0] != '\0' && (strcmp(c->quantized, "mxfp4") != 0 || c->arch != AR_ARCH_GPT_OSS))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: key 'quantization_config' of config.json says that the weights are stored in few bits "
                             "(%s), which are read of GPT-OSS in mxfp4 alone; save them in bf16 first",
                             folder, c->quantized);
-    }
-    loading l = {.config = c, .file = file, .folder = folder, .prefix = ""};
-    if (lacks_prefix(file, ari_family_of(c->arch)))
+    if (lacks_prefix(l.file, ari_family_of(c->arch)))
         l.prefix = ari_family_of(c->arch)->prefix;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&l.w, 1, "weights"));
-    AR_TRY_TO(done, st, ari_param_list(c, load_one, &l));
+    AR_TRY(ARI_ALLOC_ZERO(&l.w, 1, "weights"));
+    AR_TRY(ari_param_list(c, load_one, &l));
     qsort(l.w->list, l.w->count, sizeof *l.w->list, ari_by_text);
     qsort(l.read, l.reads, sizeof *l.read, compare_entries);
-    AR_TRY_TO(done, st, check_extras(&l, c));
-    *gives = l.w;
-    l.w = NULL;
-done:
-    ari_weights_destroy(l.w);
-    free(l.read);
-    ar_st_model_close(file);
-    return st;
+    AR_TRY(check_extras(&l, c));
+    ARI_GIVE(gives, l.w);
+    return AR_OK;
 }

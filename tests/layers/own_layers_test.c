@@ -5,8 +5,6 @@
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
-OWNER(ar_loss, ar_loss_destroy)
-
 /* One rank without peers. */
 typedef struct alone {
     ar_device *device;
@@ -103,28 +101,23 @@ static ar_status shard_rank(ar_ctx *ctx, void *user)
     const size_t n = j->sharded ? ranks_of(ctx) : 1, r = j->sharded ? rank_of(ctx) : 0, width = CLASSES / n;
     const size_t shape[2] = {ROWS, width};
     float own[ROWS * CLASSES], value = 0.0f;
-    ar_loss *loss = NULL;
-    ar_saved *saved = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
     ar_tensor y, dy;
-    ar_status st = AR_OK;
     for (size_t i = 0; i < ROWS * width; i++)
         own[i] = logits[i / width * CLASSES + r * width + i % width];
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st,
-              ar_cross_entropy_create(&loss, ctx, "loss", CLASSES, j->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE));
-    AR_TRY_TO(done, st, rank_upload(ctx, &y, 2, shape, own));
-    AR_TRY_TO(done, st, ar_loss_forward(loss, ctx, saved, &y, &classified));
-    AR_TRY_TO(done, st, ar_loss_backward(loss, ctx, saved, &dy, &classified));
-    AR_TRY_TO(done, st, ar_loss_value(loss, ctx, &value, 2));
-    AR_TRY_TO(done, st, ar_ctx_download(ctx, own, &dy));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(ar_cross_entropy_create(&loss, ctx, "loss", CLASSES, j->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE));
+    AR_TRY(rank_upload(ctx, &y, 2, shape, own));
+    AR_TRY(ar_loss_forward(loss, ctx, saved, &y, &classified));
+    AR_TRY(ar_loss_backward(loss, ctx, saved, &dy, &classified));
+    AR_TRY(ar_loss_value(loss, ctx, &value, 2));
+    AR_TRY(ar_ctx_download(ctx, own, &dy));
     if (rank_of(ctx) == 0)
         j->loss = value;
     for (size_t i = 0; (j->sharded || rank_of(ctx) == 0) && i < ROWS * width; i++)
         j->d[i / width * CLASSES + r * width + i % width] = own[i];
-done:
-    ar_loss_destroy(loss);
-    ar_saved_destroy(saved);
-    return st;
+    return AR_OK;
 }
 
 static void expect_same_loss(const ar_loss_options *o)

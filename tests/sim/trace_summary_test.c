@@ -159,26 +159,21 @@ static ar_status two_queues(ar_comm *c, void *arg)
     (void)arg;
     const int r = ar_comm_rank(c);
     float x = 0, y = 0;
-    ar_comm *pair = NULL;
-    ar_queue *q = NULL, *other = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_comm_split(&pair, c, r / 2, r));
-    AR_TRY_TO(done, st, ar_queue_create(&q, AR_QUEUE_THREAD, "world"));
-    AR_TRY_TO(done, st, ar_queue_create(&other, AR_QUEUE_THREAD, "pairs"));
+    OWNED(ar_comm_destroy) ar_comm *pair = NULL;
+    OWNED(ar_queue_destroy) ar_queue *other = NULL, *q = NULL;
+    AR_TRY(ar_comm_split(&pair, c, r / 2, r));
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "world"));
+    AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "pairs"));
     work_us(30);
-    AR_TRY_TO(done, st, small_all_reduce(c, q, &x, "all")); /* 30 .. 90 */
+    AR_TRY(small_all_reduce(c, q, &x, "all")); /* 30 .. 90 */
     work_us(30);
-    AR_TRY_TO(done, st, small_all_reduce(pair, other, &y, "pair")); /* 60 .. 80 */
+    AR_TRY(small_all_reduce(pair, other, &y, "pair")); /* 60 .. 80 */
     work_us(10);
-    AR_TRY_TO(done, st, ar_queue_sync(other, 0));
+    AR_TRY(ar_queue_sync(other, 0));
     work_us(4);
-    AR_TRY_TO(done, st, ar_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     work_us(10);
-done:
-    ar_queue_destroy(q);
-    ar_queue_destroy(other);
-    ar_comm_destroy(pair);
-    return st;
+    return AR_OK;
 }
 
 Test(summary, collectives_that_overlap_count_once_and_the_path_takes_the_one_that_ends_last)

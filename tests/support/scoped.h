@@ -14,6 +14,7 @@
 #include "anyrank/device.h"
 #include "anyrank/dump.h"
 #include "anyrank/lint.h"
+#include "anyrank/loss.h"
 #include "anyrank/model.h"
 #include "anyrank/module.h"
 #include "anyrank/optimizer.h"
@@ -54,6 +55,7 @@ OWNER(ar_device, ar_device_destroy)
 OWNER(ar_dump, ar_dump_close)
 OWNER(ar_event, ar_event_destroy)
 OWNER(ar_lint_report, ar_lint_report_destroy)
+OWNER(ar_loss, ar_loss_destroy)
 OWNER(ar_model, ar_model_destroy)
 OWNER(ar_module, ar_module_destroy)
 OWNER(ar_optimizer, ar_optimizer_destroy)

@@ -293,26 +293,21 @@ Test(module_lint, the_same_mistakes_differ_from_one_rank_and_the_check_says_what
 static ar_status check_rank(ar_ctx *ctx, void *user)
 {
     const mistake *m = user;
-    ar_module *module = NULL;
-    ar_loss *loss = NULL;
-    ar_saved *saved = NULL;
+    OWNED(ar_module_destroy) ar_module *module = NULL;
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
+    OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_batch b;
     ar_tensor x, y, dy;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, build((void *)(uintptr_t)m, ctx, &module, &loss));
-    AR_TRY_TO(done, st, ar_module_fresh(module, ctx, 1));
-    AR_TRY_TO(done, st, ar_saved_create(&saved));
-    AR_TRY_TO(done, st, batch(NULL, 1, &b));
-    AR_TRY_TO(done, st, ar_batch_input(ctx, &x, &b));
-    AR_TRY_TO(done, st, ar_module_forward(module, ctx, saved, &y, &x, &b));
-    AR_TRY_TO(done, st, ar_loss_forward(loss, ctx, saved, &y, &b));
-    AR_TRY_TO(done, st, ar_loss_backward(loss, ctx, saved, &dy, &b));
-    AR_TRY_TO(done, st, ar_module_backward(module, ctx, saved, NULL, &dy, &b));
-done:
-    ar_saved_destroy(saved);
-    ar_loss_destroy(loss);
-    ar_module_destroy(module);
-    return st;
+    AR_TRY(build((void *)(uintptr_t)m, ctx, &module, &loss));
+    AR_TRY(ar_module_fresh(module, ctx, 1));
+    AR_TRY(ar_saved_create(&saved));
+    AR_TRY(batch(NULL, 1, &b));
+    AR_TRY(ar_batch_input(ctx, &x, &b));
+    AR_TRY(ar_module_forward(module, ctx, saved, &y, &x, &b));
+    AR_TRY(ar_loss_forward(loss, ctx, saved, &y, &b));
+    AR_TRY(ar_loss_backward(loss, ctx, saved, &dy, &b));
+    AR_TRY(ar_module_backward(module, ctx, saved, NULL, &dy, &b));
+    return AR_OK;
 }
 
 Test(module_lint, a_declared_placement_that_a_value_does_not_have_is_an_error_of_a_checking_context)

@@ -321,29 +321,30 @@ static ar_status read_tp_plan(reader *r, const json_t *o)
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
+static void reader_fini(reader *r)
+{
+    json_decref(r->unused);
+}
+
 static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
 {
-    ar_plan p = {0};
-    reader r = {.p = &p, .file = file};
-    ar_status st = AR_OK;
+    ARI_ENDED(ar_plan_fini) ar_plan p = {0};
+    ARI_ENDED(reader_fini) reader r = {.p = &p, .file = file};
     const json_t *tp = json_object_get(o, "tp_plan");
-    AR_TRY_TO(done, st, ar_plan_empty(&p, file));
+    AR_TRY(ar_plan_empty(&p, file));
     if (!json_is_object(o))
-        AR_TRY_TO(done, st, invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles"));
+        return invalid(&r, "a plan is an object with 'rules', or a tp_plan from globs to styles");
     if (json_is_object(tp) && !json_object_get(o, "rules"))
-        AR_TRY_TO(done, st, known_keys(&r, o, (const char *const[]){"tp_plan", "note"}, 2, "tp_plan and note"));
+        AR_TRY(known_keys(&r, o, (const char *const[]){"tp_plan", "note"}, 2, "tp_plan and note"));
     if (json_object_get(o, "rules"))
-        AR_TRY_TO(done, st, read_rules(&r, o));
+        AR_TRY(read_rules(&r, o));
     else
-        AR_TRY_TO(done, st, read_tp_plan(&r, json_is_object(tp) ? tp : o));
+        AR_TRY(read_tp_plan(&r, json_is_object(tp) ? tp : o));
     if (p.rules == 0)
-        AR_TRY_TO(done, st, invalid(&r, "has no rules; without a plan a model is split as its architecture's default"));
+        return invalid(&r, "has no rules; without a plan a model is split as its architecture's default");
     *gives = p;
     p = (ar_plan){0};
-done:
-    json_decref(r.unused);
-    ar_plan_fini(&p);
-    return st;
+    return AR_OK;
 }
 
 ar_status ar_plan_parse(ar_plan *p, const char *text, size_t length, const char *name)

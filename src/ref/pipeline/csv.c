@@ -143,22 +143,24 @@ static ar_status of_file(ar_status st, const char *name)
     return ar_error_set(st == AR_ERR_ARG ? AR_ERR_FORMAT : st, "%s: %s", ARI_SHOW(name), ar_error_message());
 }
 
+static void reader_destroy(reader *r)
+{
+    for (int i = 0; r && i < AR_MAX_STAGES; i++)
+        free(r->of[i].at);
+    free(r);
+}
+ARI_OWNER(reader, reader_destroy)
+
 ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length, const char *name)
 {
-    ar_status st = AR_OK;
-    ar_pipeline_schedule *s = NULL;
-    ARI_OWNED reader *r = NULL;
+    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(reader_destroy) reader *r = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a schedule"));
     r->name = name;
-    AR_TRY_TO(done, st, read_lines(r, text, length));
-    AR_TRY_TO(done, st, of_file(assemble_schedule(&s, r), name));
-    *gives = s;
-    s = NULL;
-done:
-    ar_pipeline_schedule_destroy(s);
-    for (int i = 0; i < AR_MAX_STAGES; i++)
-        free(r->of[i].at);
-    return st;
+    AR_TRY(read_lines(r, text, length));
+    AR_TRY(of_file(assemble_schedule(&s, r), name));
+    ARI_GIVE(gives, s);
+    return AR_OK;
 }
 
 ar_status ar_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path)
