@@ -5,6 +5,7 @@
 
 #include "gpu/native.h"
 #include "ref/core/names.h"
+#include "ref/core/text.h"
 
 ar_status ar_device_choice_parse(ar_device_choice *c, const char *text)
 {
@@ -70,9 +71,9 @@ static ar_status choose_rows(size_t *rows)
     const char *set = getenv(ARI_IMMA_ROWS_VARIABLE);
     if (!set || set[0] == '\0')
         return AR_OK;
-    char *end = NULL;
-    const unsigned long long n = strtoull(set, &end, 10);
-    if (set[0] < '0' || set[0] > '9' || *end || n > (1ULL << 31))
+    uint64_t n = 0;
+    const char *end = NULL;
+    if (!ari_natural(&n, set, &end) || *end || n > UINT64_C(1) << 31)
         return ar_error_set(AR_ERR_ARG, "%s is '%.40s', expected a number of rows up to 2^31", ARI_IMMA_ROWS_VARIABLE,
                             set);
     *rows = (size_t)n;

@@ -275,9 +275,9 @@ static int rank_by_name(const char *name)
         return -1;
     if (rank != NULL && (*digits == '-' || *digits == '_' || *digits == '.'))
         digits++;
-    char *end = NULL;
-    const long n = *digits >= '0' && *digits <= '9' ? strtol(digits, &end, 10) : -1;
-    if (n < 0 || n >= INT_MAX || (rank != NULL && strpbrk(end, "0123456789") != NULL))
+    uint64_t n = 0;
+    const char *end = NULL;
+    if (!ari_natural(&n, digits, &end) || n >= INT_MAX || (rank != NULL && strpbrk(end, "0123456789") != NULL))
         return -1; /* further numbers are coordinates, which only a mapping tells apart */
     return rank == NULL && n > 0 ? (int)n - 1 : (int)n;
 }

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Processes without MPI: the launcher's variables say where process 0 listens. */
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +8,7 @@
 #include "process/process.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* A launcher's description of a process in its environment: torchrun's variables, or Slurm's. */
 typedef struct launch {
@@ -35,9 +35,9 @@ static ar_status read_number(int *out, const char *name, int least, int most)
     const char *value = variable(name);
     if (!value)
         return ar_error_set(AR_ERR_ARG, "the environment variable %s is not set", name);
-    char *end = NULL;
-    const long n = isdigit((unsigned char)value[0]) ? strtol(value, &end, 10) : -1;
-    if (!end || *end || n < least || n > most)
+    uint64_t n = 0;
+    const char *end = NULL;
+    if (!ari_natural(&n, value, &end) || *end || n < (uint64_t)least || n > (uint64_t)most)
         return ar_error_set(AR_ERR_ARG, "%s is '%s': a number from %d to %d expected", name, ARI_SHOW(value), least,
                             most);
     *out = (int)n;

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +8,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/names.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
@@ -194,14 +194,11 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
 /* --- the state ---------------------------------------------------------------------------------------------------- */
 static ar_status seed(const object *o, uint64_t *value)
 {
-    const char *text = NULL;
-    char *end = NULL;
+    const char *text = NULL, *end = NULL;
     if (o->out)
         return put(o, "seed", json_sprintf("%" PRIu64, *value));
     AR_TRY(ari_json_string(&o->at, "seed", &text));
-    errno = 0;
-    *value = strtoull(text, &end, 10);
-    if (errno != 0 || text[0] < '0' || text[0] > '9' || *end != '\0')
+    if (!ari_natural(value, text, &end) || *end != '\0')
         return ari_json_wrong(&o->at, "seed", " is '%s', expected an integer from 0 to 2^64 - 1", ARI_SHOW(text));
     return AR_OK;
 }

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,10 +107,8 @@ static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char
 
 static bool read_u64(uint64_t *value, const char *word)
 {
-    char *end = NULL;
-    errno = 0;
-    *value = strtoull(word, &end, 10);
-    return word[0] >= '0' && word[0] <= '9' && *end == '\0' && errno == 0;
+    const char *end = NULL;
+    return ari_natural(value, word, &end) && *end == '\0';
 }
 
 /* One pair: what of the fault, and its number. */

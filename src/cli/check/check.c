@@ -14,6 +14,7 @@
 #include "cli/shared/table.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "run/run.h"

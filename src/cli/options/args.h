@@ -104,9 +104,6 @@ typedef struct ari_kind_ops {
 } ari_kind_ops;
 const ari_kind_ops *ari_option_kind_of(const ari_option *o);
 
-/** Decimal digits, up to what *end then points to; false where there is none or the number does not fit. */
-bool ari_natural(uint64_t *out, const char *text, const char **end);
-
 /* An option without a field: --help, --version. */
 #define ARI_OPT_NO_FIELD SIZE_MAX
 

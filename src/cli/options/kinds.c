@@ -84,15 +84,6 @@ static ar_status bad_value(const ari_option *o, const char *value)
 
 /* --- reading ------------------------------------------------------------------------------------------------------ */
 
-bool ari_natural(uint64_t *out, const char *text, const char **end)
-{
-    char *at = NULL;
-    errno = 0;
-    *out = strtoull(text, &at, 10);
-    *end = at;
-    return text[0] >= '0' && text[0] <= '9' && errno == 0;
-}
-
 static ar_status set_int(const ari_option *o, void *field, const char *value)
 {
     char *end = NULL;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/text.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/fault.h"
@@ -25,6 +27,15 @@ void ari_say(ari_text *t, const char *format, ...)
     t->used = t->cap - 1;
     if (!t->plain)
         memcpy(t->at + t->cap - 4, "...", 4);
+}
+
+bool ari_natural(uint64_t *out, const char *text, const char **end)
+{
+    char *at = NULL;
+    errno = 0;
+    *out = strtoull(text, &at, 10);
+    *end = at;
+    return text[0] >= '0' && text[0] <= '9' && errno == 0;
 }
 
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -60,6 +61,9 @@ size_t ari_word_of(const char *word, const char *const *words, size_t n);
         vsnprintf(text, sizeof(text), format, args_); \
         va_end(args_);                                \
     } while (0)
+
+/** Reads a decimal number without a sign; *end: what follows it. False: there is none, or it is beyond 64 bits. */
+bool ari_natural(uint64_t *out, const char *text, const char **end);
 
 /** The candidate with the smallest edit distance to `word`, or NULL if none is within a third of its length (at least
  *  2): for "did you mean". Borrows. */

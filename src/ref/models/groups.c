@@ -3,7 +3,6 @@
 #include "ref/models/groups.h"
 
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/placement.h"
@@ -66,12 +65,12 @@ static int ranks_in(int found[MOST_NAMED], const char *line, size_t length)
         const bool group = at - line >= 5 && at[-5] >= '0' && at[-5] <= '9' && strncmp(at - 4, " of ", 4) == 0;
         at += at[4] == 's' ? 5 : 4;
         while (!group && n < MOST_NAMED) {
-            char *end = NULL;
+            uint64_t rank = 0;
+            bool there = false;
             at += strspn(at, ", ");
             at += strncmp(at, "and ", 4) == 0 ? 4 : 0;
-            const long rank = *at >= '0' && *at <= '9' ? strtol(at, &end, 10) : -1;
-            bool there = rank < 0 || rank > INT_MAX;
-            if (there)
+            const char *end = NULL;
+            if (!ari_natural(&rank, at, &end) || rank > INT_MAX)
                 break;
             at = end;
             for (int i = 0; i < n; i++)
