@@ -4,6 +4,7 @@
 
 #include "gpu/conformance.h"
 #include "ref/numerics/accumulator.h"
+#include "ref/numerics/sent_sum.h"
 
 /* A state that earlier additions left: of a few values of each kind. */
 static void fill_state(device_pair *p, pair_buf t, pair_buf hl, size_t n, pair_values v, bool narrow)
@@ -192,7 +193,7 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
     const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n, false), l = numbers(p, "l", n, false);
     for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
-        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width % 2 != 0 ? 9 : 256);
+        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width > ARI_SENT_WORD ? 9 : 256);
     for (size_t k = 0; k < n && t.host; k++)
         ((uint8_t *)t.host)[k] = (uint8_t)pair_below(p, 9);
     if (merge) {
@@ -205,7 +206,7 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 
 static void states_cases(device_pair *p, bool merge)
 {
-    static const size_t widths[] = {4, 6, 8, 11, 13};
+    static const size_t widths[] = {4, 5, 6, 8, 11, 13};
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)

@@ -52,25 +52,26 @@ ARI_FN void ari_sent_sum(int64_t *s, size_t i, const uint8_t *from, size_t ranks
         s[2 * i + 1] = lo;
 }
 
-/** Bytes of a narrow state that is the sum of at most so many values: of one value that value, fp32; of few t in 5 bits
- *  and both sums in 21 or 29; else t, H and L. */
-ARI_FN size_t ari_sent_state_bytes(size_t values)
-{
-    const size_t more = (values > (size_t)1 << 7 ? 2u : 0u) + (values > (size_t)1 << 15 ? 3u : 0u) +
-                        (values > (size_t)1 << 26 ? 2u : 0u);
-    return values == 1 ? sizeof(float) : 6 + more;
-}
-
-#define ARI_SENT_TOP 5u        /* bits of t in one word with both sums */
+#define ARI_SENT_WORD 8u       /* the most bytes of a state that is one word */
+#define ARI_SENT_TOP 5u        /* bits of t in it */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
-/** The state in so many bytes, and one that is merged with it. An even number is one word. */
+/** Bytes of a narrow state that is the sum of at most so many values: of one value that value, fp32; of few one word: t
+ *  in 5 bits and both sums in 17, 21 or 29; else t, H and L. */
+ARI_FN size_t ari_sent_state_bytes(size_t values)
+{
+    if (values <= (size_t)1 << 7)
+        return values == 1 ? sizeof(float) : values <= 8 ? 5 : 6;
+    return values <= (size_t)1 << 15 ? ARI_SENT_WORD : values <= (size_t)1 << 26 ? 11 : 13;
+}
+
+/** The state in so many bytes, and one that is merged with it. */
 ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
         ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, true)), width);
-    } else if (width % 2 == 0) {
+    } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
         const uint64_t top = t == ARI_ACC_NONFINITE ? ARI_SENT_NONFINITE : t;
         const uint64_t low = (uint64_t)l & (((uint64_t)1 << bits) - 1);
@@ -87,7 +88,7 @@ ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8
     const size_t each = width / 2;
     if (width == sizeof(float)) {
         ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), true);
-    } else if (width % 2 == 0) {
+    } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
         const int64_t word = ari_sent_read(from, width);
         const uint32_t top = (uint32_t)word & ((1u << ARI_SENT_TOP) - 1);

@@ -340,10 +340,10 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
 
 size_t ari_op_builder_state_bytes(size_t values)
 {
-    static const int bits[] = {0, 7, 15, 26}; /* the last bytes hold any number */
-    static const size_t bytes[] = {4, 6, 8, 11, 13};
+    static const int bits[] = {0, 3, 7, 15, 26}; /* the last bytes hold any number */
+    static const size_t bytes[] = {4, 5, 6, 8, 11, 13};
     int i = 0;
-    while (i < 4 && values > (size_t)1 << bits[i])
+    while (i < 5 && values > (size_t)1 << bits[i])
         i++;
     return bytes[i];
 }
