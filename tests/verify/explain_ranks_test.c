@@ -18,6 +18,7 @@ typedef float element_of(int rank, size_t i, float x);
     }
 
 VALUE(four_times_on_rank_2, rank == 2 ? 4.0f * x : x)
+VALUE(reversed_then_nan, rank == 0 ? noise((ROWS - 1 - i / COLS) * COLS + i % COLS) : i % 5 == 2 ? NAN : x)
 VALUE(halves_of_each, 0.5f * x * (1.0f + 2e-3f * noise(i + 7000)))
 VALUE(mean_of_shards, 0.5f * (noise(i % (COUNT / 2)) + noise(i % (COUNT / 2) + COUNT / 2)))
 VALUE(parts_of_a_sum, rank == 0 ? 0.3f * noise(i + 7000) : x - 0.3f * noise(i + 7000))
@@ -38,6 +39,8 @@ static const struct {
     double rtol;
 } cases[] = {
     {UP ":grad", SHARDED, 4, four_times_on_rank_2, "on rank 2 only", "4", NULL, 0.0},
+    /* However well the first copy is explained, the second's values are not numbers. */
+    {UP ":grad", WHOLE, 2, reversed_then_nan, "NaN on rank 1;", "not a number", "dp", 0.0},
     /* What each of two ranks holds alike was reduced, whatever its size. */
     {EXTRA, WHOLE, 2, halves_of_each, "whose copies are equal", "divided by 2 once more", NULL, 0.02},
     {UP ":grad", SHARDED, 2, mean_of_shards, "each the mean of 2 shards' values",

@@ -18,6 +18,10 @@ VALUE(part_of_tp, part_of(i, tp_rank(w, r), tp_of(w), x))
 VALUE(own_features_of_rank_2_and_3,
       dp_rank(w, r) == 0 || column(w, i) / (w->shape[2] / 2) == (size_t)tp_rank(w, r) ? x : 0.0f)
 
+/* The first group has parts of sums, the second values that are not numbers. */
+VALUE(parts_then_nan, dp_rank(w, r) == 0 ? part_of_tp(w, r, i, x) : i % 12 == 5 ? NAN : x)
+VALUE(twice_then_nan, dp_rank(w, r) == 0 ? 2.0f * x : i % 12 == 5 ? NAN : x)
+
 /* Samples of 4 over 3 ranks: 2, 1 and 1. */
 static double share_of(int rank)
 {
@@ -121,6 +125,10 @@ static const trace traces[] = {
      REDUCED, HINT("over tp")},
     {"ranks of a group are counted from its first", "model.layers.0.mlp", 'b', MESH(2, 2, -1, 4, 4, 12),
      own_features_of_rank_2_and_3, CAUSE("missing_all_gather"), HINT("counted from 2")},
+    {"what is not a number in one group, beside another group's finding", "model.layers.0.mlp", 'b',
+     MESH(2, 2, -1, 4, 4, 12), parts_then_nan, CAUSE("not_a_number"), PATTERN("16 NaN on ranks 2..3")},
+    {"a copy that is not a number, beside a multiple", UP, 'g', MESH(2, 1, -1, 8, 12), twice_then_nan,
+     CAUSE("not_a_number"), PATTERN("8 NaN on rank 1;")},
     {"means of unlike numbers of samples", LOGITS, mean_of_means, CAUSE("mean_of_means"),
      HINT("from 0.666667 to 1.33333")},
     {"their sum", LOGITS, sum_of_means, CAUSE("sum_of_local_means"), HINT("data-parallel ranks")},

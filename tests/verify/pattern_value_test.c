@@ -118,7 +118,7 @@ static const trace of_values[] = {
      CAUSE("unknown")},
     {"NaN is counted", "x", 'f', WHOLE(2, 2, 4, 5), two_nan, CAUSE("not_a_number"),
      HINT("not a number in 4 of the 4 different values held"),
-     PATTERN("2 of 40 elements (5%)", "4 NaN over the ranks")},
+     PATTERN("2 of 40 elements (5%)", "4 NaN on ranks 0..1")},
     {"NaN in both is no difference", "x", 'f', WHOLE(2, 2, 4, 5), NULL, OF(one_nan), PATTERN("no element differs")},
     {"differences of rounding", "x", 'f', VALUES, rounded, CAUSE("rounding")},
     {"none where sums in any order have the same bits", "x", 'f', VALUES, rounded, CAUSE("small_change"),

@@ -397,8 +397,9 @@ AR_NODISCARD ar_status ari_rank_copies_of(ari_rank_copies *out, const ar_dump_te
 /* True if a rank has no difference and holds more than right zeros, which say nothing unless all of the reference is
  * zero. */
 bool ari_rank_is_right(const ari_survey *s, size_t rank);
-/* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, or those that hold anything and have none. */
-void ari_say_ranks(ari_text *t, const ari_case *c, bool right);
+/* "rank 2", "ranks 1, 3", "ranks 0..3": those with a difference, those that hold anything and have none, or with NaN. */
+typedef enum ari_ranks_that { ARI_RANKS_WRONG, ARI_RANKS_RIGHT, ARI_RANKS_WITH_NAN } ari_ranks_that;
+void ari_say_ranks(ari_text *t, const ari_case *c, ari_ranks_that which);
 /* "token 17", "tokens 3..9", "samples 1 onward", "features 0..3, 8..11, ..."; indices with hits along a dimension. */
 void ari_say_indices(ari_text *t, const ari_case *c, int dim);
 /* The name of an index along `dim`: "token"; plural: "tokens". */

@@ -141,7 +141,7 @@ static ari_trace facts_of_case(const ari_case *c)
         ARI_FACTS(&t, {ari_layout_axes[i].name, .number = ari_along(d, ari_layout_axes[i].axes)});
     for (int right = 0; right < 2; right++) {
         ari_text ranks = ari_list(&t, right ? "right" : "wrong");
-        ari_say_ranks(&ranks, c, right);
+        ari_say_ranks(&ranks, c, right ? ARI_RANKS_RIGHT : ARI_RANKS_WRONG);
     }
     ari_text part = ari_list(&t, "part");
     ari_say_part(&part, c);

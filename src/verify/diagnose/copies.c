@@ -88,7 +88,7 @@ static void found_sum(ari_trace *t, const ari_case *c, ari_axes over, bool besid
     if (right == 0)
         ari_say(&who, "no rank");
     else
-        ari_say_ranks(&who, c, true);
+        ari_say_ranks(&who, c, ARI_RANKS_RIGHT);
     ari_say(&who, right > 1 ? " have" : " has");
 }
 

@@ -230,13 +230,14 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
 }
 
 /* Traces that the ranks of one data-parallel rank leave are sought among them alone too, where the others would hide
- * them. One that only says where differences are must be that of every data-parallel rank with any. */
+ * them. One that only says where differences are must be that of every data-parallel rank with any. Where some values
+ * are NaN, ranks without any say nothing of them. */
 static ar_status look_in_one_group(ari_trace *best, const ari_case *c)
 {
     ari_trace first = {.kind = ARI_FOUND_NOTHING};
     for (int rank = 0; rank < c->d->ranks; rank++) {
         ari_trace t = {.kind = ARI_FOUND_NOTHING};
-        if (c->survey.rank[rank].different == 0)
+        if (c->survey.rank[rank].different == 0 || (c->survey.total.nan > 0 && c->survey.rank[rank].nan == 0))
             continue;
         AR_TRY(look_in_group(&t, c, rank));
         if (first.kind != ARI_FOUND_NOTHING && first.kind != t.kind)

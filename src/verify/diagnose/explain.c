@@ -210,7 +210,8 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
     const bool far = c.survey.total.max_difference > rounding || c.survey.total.nan > 0;
     if (c.survey.different > 0 && far) {
         AR_TRY(ari_look_at_ranks(&own, &c));
-        const bool more = ari_ranks_say_more(&own, best, &c);
+        const bool nan = c.survey.total.nan > 0 && v->c.survey.total.nan == 0; /* which the first copy hides */
+        const bool more = nan || ari_ranks_say_more(&own, best, &c);
         const bool equal = !more && r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0;
         *best = more ? own : *best;
         best->flags |= equal ? ARI_IF(EQUAL) : 0;

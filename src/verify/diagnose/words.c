@@ -230,18 +230,20 @@ static bool in_units(const size_t *hits, size_t n, size_t unit)
 
 struct rank_set {
     const ari_survey *survey;
-    bool right;
+    ari_ranks_that which;
 };
 
 static bool rank_in(const void *user, size_t r)
 {
     const struct rank_set *s = user;
-    return s->right ? ari_rank_is_right(s->survey, r) : s->survey->rank[r].different > 0;
+    const ari_tally *own = &s->survey->rank[r];
+    return s->which == ARI_RANKS_RIGHT ? ari_rank_is_right(s->survey, r)
+                                       : (s->which == ARI_RANKS_WITH_NAN ? own->nan : own->different) > 0;
 }
 
-void ari_say_ranks(ari_text *t, const ari_case *c, bool right)
+void ari_say_ranks(ari_text *t, const ari_case *c, ari_ranks_that which)
 {
-    const struct rank_set set = {&c->survey, right};
+    const struct rank_set set = {&c->survey, which};
     const size_t ranks = (size_t)c->d->ranks;
     size_t n = 0;
     for (size_t r = 0; r < ranks; r++)
@@ -415,7 +417,7 @@ static void say_where_ranks(ari_text *t, const ari_case *c)
         ari_say(t, n == 2 ? "on both ranks" : "on all %d ranks", n);
     else {
         ari_say(t, "on ");
-        ari_say_ranks(t, c, false);
+        ari_say_ranks(t, c, ARI_RANKS_WRONG);
         ari_say(t, s->wrong_ranks == 1 ? " only" : c->d->first_rank ? " of its stage's %d" : " of %d", n);
     }
     if (s->shared > 0 && s->disagree == 0)
@@ -454,7 +456,9 @@ void ari_say_where(ari_text *t, const ari_case *c, const char *looks)
     if (document > 0)
         ari_say(t, "; rows from document %d on (from 0)", document);
     if (s->total.nan > 0)
-        ari_say(t, g->d->hidden ? "; %zu NaN" : "; %zu NaN over the ranks", s->total.nan);
+        ari_say(t, g->d->hidden ? "; %zu NaN" : "; %zu NaN on ", s->total.nan);
+    if (s->total.nan > 0 && !g->d->hidden)
+        ari_say_ranks(t, c, ARI_RANKS_WITH_NAN);
     say_where_ranks(t, c);
 }
 
