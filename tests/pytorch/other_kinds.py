@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that train other kinds of models than causal language models: two towers of a contrastive loss, a masked language
 model with a second head, convolutions, a recurrent model that carries its state, a vision transformer with tensor
-parallelism by hand, and a pipeline by hand. Each is run(rank, world, fault, path); other_kinds_cases.py lists faults."""
+parallelism by hand, a pipeline by hand, batch norms, a recommender, a classifier whose classes are cut, fields that are cut
+in strips, and weight norms. Each is run(rank, world, fault, path); other_kinds_cases.py lists faults."""
 
 import torch
 import torch.distributed as dist
@@ -311,5 +312,185 @@ def pipeline(rank, world, fault, path):
         optimizer.step()
 
 
+# --- batch norms over all ranks ---------------------------------------------------------------------------------------
+
+class Summed(torch.autograd.Function):
+    """The sum over ranks, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(_ctx, t):
+        t = t.clone()
+        dist.all_reduce(t)
+        return t
+
+    @staticmethod
+    def backward(_ctx, grad):
+        return Summed.forward(None, grad)
+
+
+class BatchNorm(nn.Module):
+    """As SyncBatchNorm, which needs a GPU."""
+
+    def __init__(self, channels, world):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.world = world
+
+    def forward(self, x):
+        sums = torch.stack([x.mean((0, 2, 3)), (x * x).mean((0, 2, 3))])
+        mean, square = Summed.apply(sums) / self.world if self.world > 1 else sums
+        scale = self.weight * (square - mean * mean + 1e-5).rsqrt()
+        return x * scale[:, None, None] + (self.bias - mean * scale)[:, None, None]
+
+
+def images(rank, world, fault, path):
+    of = 1 if fault == "statistics_of_own_rank" else world
+    model = filled(nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1, bias=False), BatchNorm(16, of), nn.ReLU(),
+                                 nn.Conv2d(16, 16, 3, 2, 1, bias=False), BatchNorm(16, of), nn.ReLU(), nn.Flatten(),
+                                 nn.Linear(256, 10)))
+    ddp, optimizer, g = wrapped(model, world), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), draw(5)
+    with anyrank.capture(ddp, path):
+        for _ in range(2):
+            x, y = own(rank, world, torch.randn(12, 3, 16, 16, generator=g), torch.randint(0, 10, (12,), generator=g))
+            optimizer.zero_grad()
+            F.cross_entropy(ddp(x), y, label_smoothing=0.1).backward()
+            optimizer.step()
+
+
+# --- a recommender ----------------------------------------------------------------------------------------------------
+
+class Recommender(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(30, 8, mode="sum") for _ in range(3))
+        self.dense, self.top = nn.Linear(5, 8), nn.Linear(14, 1)
+
+    def forward(self, dense, ids):
+        x = F.relu(self.dense(dense))
+        every = torch.stack([x] + [bag(ids[:, i]) for i, bag in enumerate(self.bags)], 1)
+        i, j = torch.tril_indices(4, 4, -1)
+        return self.top(torch.cat([x, (every @ every.transpose(1, 2))[:, i, j]], 1))[:, 0]
+
+
+def recommender(rank, world, fault, path):
+    model = filled(Recommender())
+    ddp, optimizer, g = wrapped(model, world), torch.optim.Adagrad(model.parameters(), lr=0.05), draw(5)
+    positive = torch.tensor(3.0 if fault == "positives_weighted" else 1.0)
+    with anyrank.capture(ddp, path):
+        for _ in range(2):
+            dense, ids, y = own(rank, world, torch.randn(12, 5, generator=g), torch.randint(0, 30, (12, 3, 4), generator=g),
+                                torch.randint(0, 2, (12,), generator=g).float())
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(ddp(dense, ids), y, pos_weight=positive).backward()
+            optimizer.step()
+
+
+# --- a classifier whose classes are cut over ranks --------------------------------------------------------------------
+
+class Faces(nn.Module):
+    def __init__(self, r, classes=40):
+        super().__init__()
+        self.r, self.classes = r, classes
+        self.body = nn.Sequential(nn.Linear(20, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+        self.head = nn.Linear(WIDTH, classes // r.tp, bias=False)
+
+    def forward(self, x):
+        return self.head(copy_to(self.body(x), self.r))
+
+    def loss(self, logits, y, smoothing=0.1):
+        r, n = self.r, logits.shape[1]
+        top = r.max(logits.detach().max(1).values)[:, None]
+        lse = reduce_from((logits - top).exp().sum(1), r).log()
+        place = y - r.tp_rank * n
+        own_target = (logits - top).gather(1, place.clamp(0, n - 1)[:, None])[:, 0] * ((place >= 0) & (place < n))
+        mean = (logits - top).mean(1) if r.has("smoothing_of_own_classes") else (
+            reduce_from((logits - top).sum(1), r) / self.classes)
+        return (lse - (1 - smoothing) * reduce_from(own_target, r) - smoothing * mean).mean()
+
+
+def faces(rank, world, fault, path):
+    r = Ranks(rank, 1, world, bug=fault)
+    whole, model = filled(Faces(Ranks())), Faces(r)
+    for (name, p), full in zip(model.named_parameters(), whole.parameters()):
+        p.data = (r.part(full.data, 0) if name == "head.weight" else full.data).clone()
+    optimizer, g = torch.optim.SGD(model.parameters(), lr=0.1), draw(3)
+    spec = {"mesh": {"tp": world}, "shard": {"head.weight:*": {"tp": 0}, "head:fwd": {"tp": 1}, "output:fwd": {"tp": 1}},
+            "partial": {"head:bwd": "tp"}}
+    with anyrank.capture(model, path, spec=spec if world > 1 else None):
+        for _ in range(2):
+            x, y = torch.randn(6, 20, generator=g), torch.randint(0, 40, (6,), generator=g)
+            optimizer.zero_grad()
+            model.loss(model(x), y).backward()
+            optimizer.step()
+
+
+# --- fields that are cut in strips ------------------------------------------------------------------------------------
+
+class Edges(torch.autograd.Function):
+    """A strip with a row of each neighbour's, zeros beyond the field; backward what each neighbour's row is owed."""
+
+    @staticmethod
+    def forward(ctx, x, r):
+        ctx.r, zero, all_rows = r, torch.zeros_like(x[:, :, :1]), r.gather(x[:, :, [0, -1]], 2)
+        above, below = 2 * r.tp_rank - 1, 2 * r.tp_rank + 2
+        return torch.cat([all_rows[:, :, above:above + 1] if r.tp_rank > 0 else zero, x,
+                          all_rows[:, :, below:below + 1] if r.tp_rank + 1 < r.tp else zero], 2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        r, own_grad = ctx.r, grad[:, :, 1:-1].clone()
+        all_rows = r.gather(grad[:, :, [0, -1]], 2)
+        if r.tp_rank > 0:
+            own_grad[:, :, :1] += all_rows[:, :, 2 * r.tp_rank - 1:2 * r.tp_rank]
+        if r.tp_rank + 1 < r.tp:
+            own_grad[:, :, -1:] += all_rows[:, :, 2 * r.tp_rank + 2:2 * r.tp_rank + 3]
+        return own_grad, None
+
+
+class Field(nn.Module):
+    def __init__(self, r):
+        super().__init__()
+        self.r, self.layers = r, nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in ((2, 8), (8, 8), (8, 1)))
+
+    def forward(self, x):
+        for i, layer in enumerate(self.layers):
+            x = F.pad(x, (1, 1))
+            x = F.pad(x, (0, 0, 1, 1)) if self.r.has("edges_not_exchanged") else Edges.apply(x, self.r)
+            x = layer(x) if i == 2 else F.gelu(layer(x))
+        return x
+
+
+def field(rank, world, fault, path):
+    r = Ranks(rank, 1, world, bug=fault)
+    model, g = filled(Field(r)), draw(5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    spec = {"mesh": {"cp": world}, "shard": {"*:fwd": {"cp": 2}}, "mean_over": "cp"} if world > 1 else None
+    with anyrank.capture(model, path, spec=spec, values=["init", "fwd", "grad", "new", "m", "v"]):
+        for _ in range(2):
+            x, y = (r.part(torch.randn(4, n, 16, 12, generator=g), 2) for n in (2, 1))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            for p in model.parameters():
+                p.grad = r.sum(p.grad) / world
+            optimizer.step()
+
+
+# --- norms of weights -------------------------------------------------------------------------------------------------
+
+def norms_of_weights(rank, world, fault, path):
+    torch.manual_seed(0)
+    layers = [nn.utils.parametrizations.weight_norm(nn.Linear(10, 24)),
+              nn.utils.parametrizations.spectral_norm(nn.Linear(24, 24)), nn.Linear(24, 3)]
+    model = nn.Sequential(layers[0], nn.LeakyReLU(), layers[1], nn.LeakyReLU(), layers[2])
+    ddp, optimizer, g = wrapped(model, world), torch.optim.AdamW(model.parameters(), lr=1e-3), draw(5)
+    with anyrank.capture(ddp, path):
+        for _ in range(2):
+            x, y = own(rank, world, torch.randn(12, 10, generator=g), torch.randn(12, 3, generator=g))
+            optimizer.zero_grad()
+            F.mse_loss(ddp(x), y, reduction="sum" if fault == "sum_for_mean" else "mean").backward()
+            optimizer.step()
+
+
 PROGRAMS = {"towers": towers, "masked": masked, "convolutions": convolutions, "recurrent": recurrent, "vision": vision,
-            "pipeline": pipeline}
+            "pipeline": pipeline, "images": images, "recommender": recommender, "faces": faces, "field": field,
+            "norms_of_weights": norms_of_weights}

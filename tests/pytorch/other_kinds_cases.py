@@ -35,6 +35,15 @@ BROKEN = [
     ("vision", 2, "vectors_decay", "weight_decay", "*:new *@2"),
     ("pipeline", 2, "gradients_in_other_order", "reversed input_of_other_micro_batch batch_order", "layers.1.*"),
     ("pipeline", 2, "first_gradient_sent_again", "input_of_other_micro_batch slices_repeated", "layers.1.*"),
+    # BatchNorm2d in place of SyncBatchNorm.
+    ("images", 3, "statistics_of_own_rank", "statistic_of_own_samples", "1:fwd"),
+    # pos_weight=: the gradients of some samples are three times as large, which is no number of ranks.
+    ("recommender", 2, "positives_weighted", "samples_weighted", "loss:fwd"),
+    # The mean over a rank's own part of the classes.
+    ("faces", 2, "smoothing_of_own_classes", "loss_of_own_part label_smoothing", "loss:fwd"),
+    # Convolutions of a strip pad with zeros where a neighbour's rows belong.
+    ("field", 4, "edges_not_exchanged", "halo_missing", "layers.0:fwd"),
+    ("norms_of_weights", 2, "sum_for_mean", "sum_for_mean wrong_scalar", "loss:fwd 4:bwd"),
 ]
 
 
@@ -67,7 +76,7 @@ class OtherKind(Case):
 
 
 def runs():
-    for model, n in [*((m, 2) for m in PROGRAMS), ("vision", 4), ("masked", 4), ("convolutions", 3)]:
+    for model, n in [*((m, 2) for m in PROGRAMS), ("vision", 4), ("masked", 4), ("convolutions", 3), ("images", 3), ("field", 4)]:
         yield OtherKind(f"other-kind-right-{model}{n}", model, ranks=n)
     for model, n, bug, causes, first in BROKEN:
         good, partly = (tuple(part.split()) for part in (causes + "|").split("|")[:2])

@@ -19,6 +19,8 @@ typedef float element_of(int rank, size_t i, float x);
 
 VALUE(four_times_on_rank_2, rank == 2 ? 4.0f * x : x)
 VALUE(reversed_then_nan, rank == 0 ? noise((ROWS - 1 - i / COLS) * COLS + i % COLS) : i % 5 == 2 ? NAN : x)
+/* Together .58 of the reference, and something else. */
+VALUE(like_a_part, 0.29f * x + 0.15f * noise(i + 7000))
 VALUE(halves_of_each, 0.5f * x * (1.0f + 2e-3f * noise(i + 7000)))
 VALUE(mean_of_shards, 0.5f * (noise(i % (COUNT / 2)) + noise(i % (COUNT / 2) + COUNT / 2)))
 VALUE(parts_of_a_sum, rank == 0 ? 0.3f * noise(i + 7000) : x - 0.3f * noise(i + 7000))
@@ -31,7 +33,7 @@ VALUE(rounded, x + 2e-6f * noise(i % (COUNT / 4) + 99))
 #define EXTRA "model.layers.0.mlp.extra.weight:grad"
 static const struct {
     const char *name;
-    enum { SHARDED, WHOLE, PACKED } how;
+    enum { SHARDED, WHOLE, PACKED, SUMMED } how;
     int ranks;
     element_of *is;
     const char *pattern, *hint; /* what each contains */
@@ -41,6 +43,8 @@ static const struct {
     {UP ":grad", SHARDED, 4, four_times_on_rank_2, "on rank 2 only", "4", NULL, 0.0},
     /* However well the first copy is explained, the second's values are not numbers. */
     {UP ":grad", WHOLE, 2, reversed_then_nan, "NaN on rank 1;", "not a number", "dp", 0.0},
+    /* Of a sum that is taken of all ranks' parts none is missing, however alike it is. */
+    {"model.layers.0.mlp.down_proj:fwd", SUMMED, 2, like_a_part, "", "no known trace", NULL, 0.0},
     /* What each of two ranks holds alike was reduced, whatever its size. */
     {EXTRA, WHOLE, 2, halves_of_each, "whose copies are equal", "divided by 2 once more", NULL, 0.02},
     {UP ":grad", SHARDED, 2, mean_of_shards, "each the mean of 2 shards' values",
@@ -66,9 +70,10 @@ static void write_rank(size_t k, int rank)
     float local[COUNT];
     ar_layout o;
     ar_tensor view;
-    cr_assert_ok(cases[k].how == SHARDED ? ar_layout_shard(&o, 2, shape, 0, rank, n)
-                 : cases[k].how == WHOLE ? ar_layout_replicate(&o, 2, shape, rank, n)
-                                         : ar_layout_packed(&o, 2, shape, 0, blocks, 3, rank, n));
+    cr_assert_ok(cases[k].how == SHARDED  ? ar_layout_shard(&o, 2, shape, 0, rank, n)
+                 : cases[k].how == WHOLE  ? ar_layout_replicate(&o, 2, shape, rank, n)
+                 : cases[k].how == SUMMED ? ar_layout_replicate(&o, 2, shape, 0, 1)
+                                          : ar_layout_packed(&o, 2, shape, 0, blocks, 3, rank, n));
     for (size_t b = 0; b < o.nbox; b++) {
         for (size_t i = 0; i < o.box[b].extent[0] * COLS; i++) {
             const size_t at = o.box[b].global[0] * COLS + i;
@@ -83,7 +88,11 @@ static void write_rank(size_t k, int rank)
         place.at[0] = rank;
         snprintf(place.mesh.dim[0].name, sizeof place.mesh.dim[0].name, "%s", cases[k].along);
     }
-    const ar_dump_value v = {.name = cases[k].name, .dtype = AR_F32, .local = &view, .layout = &o};
+    const ar_dump_value v = {.name = cases[k].name,
+                             .dtype = AR_F32,
+                             .local = &view,
+                             .layout = &o,
+                             .partial = cases[k].how == SUMMED ? "tp" : NULL};
     cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
 }
 

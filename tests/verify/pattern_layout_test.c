@@ -22,6 +22,20 @@ VALUE(own_features_of_rank_2_and_3,
 VALUE(parts_then_nan, dp_rank(w, r) == 0 ? part_of_tp(w, r, i, x) : i % 12 == 5 ? NAN : x)
 VALUE(twice_then_nan, dp_rank(w, r) == 0 ? 2.0f * x : i % 12 == 5 ? NAN : x)
 
+/* Of [6, 4, 8], samples by three: a batch norm with the statistics of each three. */
+static size_t three_of(size_t i)
+{
+    return i / 96 * 4 + i / 8 % 4;
+}
+
+VALUE(norm_of_three, x *(0.9f + 0.05f * (float)three_of(i)) + 0.3f * noise(three_of(i) + 50))
+/* Of [2, 16, 8], tokens in 4 parts. */
+VALUE(first_of_part, token(w, i) % 4 == 0 && token(w, i) > 0 ? noise(i + 60) : x)
+VALUE(first_of_all, token(w, i) % 4 == 0 ? noise(i + 60) : x)
+VALUE(some_thrice, i / 8 == 0 || i / 8 == 3 || i / 8 == 7 || i / 8 == 8 ? 3.0f * x : x)
+VALUE(same_of_each_part_thrice, i / 8 % 3 == 1 ? 3.0f * x : x)
+VALUE(a_bit_apart, tp_rank(w, r) ? x * 1.001f : x * 0.999f)
+
 /* Samples of 4 over 3 ranks: 2, 1 and 1. */
 static double share_of(int rank)
 {
@@ -129,6 +143,16 @@ static const trace traces[] = {
      MESH(2, 2, -1, 4, 4, 12), parts_then_nan, CAUSE("not_a_number"), PATTERN("16 NaN on ranks 2..3")},
     {"a copy that is not a number, beside a multiple", UP, 'g', MESH(2, 1, -1, 8, 12), twice_then_nan,
      CAUSE("not_a_number"), PATTERN("8 NaN on rank 1;")},
+    {"batch norms of each rank's samples", "bn1", 'f', MESH(2, 1, -1, 6, 4, 8), norm_of_three, AMONG("bn1:fwd"),
+     CAUSE("statistic_of_own_samples"), HINT("each of 2 blocks")},
+    {"the first tokens of each part but the first", "conv", 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8), first_of_part,
+     CAUSE("halo_missing"), HINT("0 before and 1 behind the borders of 4")},
+    {"the first tokens of each part", "conv", 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8), first_of_all,
+     CAUSE("unknown")},
+    {"samples of other weights", "top", 'b', MESH(1, 1, -1, 12, 8), some_thrice, CAUSE("samples_weighted")},
+    {"the same sample of each part", "top", 'b', MESH(1, 1, -1, 12, 8), same_of_each_part_thrice,
+     CAUSE("wrong_scalar")},
+    {"losses whose mean is right", "loss", 'f', MESH_VALUE(1, 2), a_bit_apart, CAUSE("loss_of_own_part")},
     {"means of unlike numbers of samples", LOGITS, mean_of_means, CAUSE("mean_of_means"),
      HINT("from 0.666667 to 1.33333")},
     {"their sum", LOGITS, sum_of_means, CAUSE("sum_of_local_means"), HINT("data-parallel ranks")},

@@ -162,9 +162,11 @@ def _leaves(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tensor]
 
 
 def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
-    """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs."""
+    """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs. No
+    parameter, as weight_norm's are: its gradient is written as that, once the ranks' are reduced."""
     for at, x in [*enumerate(args), *kwargs.items()]:
-        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.requires_grad:
+        if (isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_floating_point() and
+                x.requires_grad):
             return at
     return None
 

@@ -219,7 +219,7 @@ enum { ARI_MOST_RANKS = 64 }; /* that are guessed where they are not seen */
 /* Kinds of traces. */
 /* clang-format off */
 #define ARI_KINDS(X) \
-    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(AUXILIARY) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(CALLS) \
+    X(ACCUMULATED) X(ACTIVATION) X(ANYTHING) X(ATTENTION) X(AUXILIARY) X(BATCH_ROWS) X(BIAS_AXIS) X(BITS) X(BORDERS) X(CALLS) \
     X(CHOICE) X(CONSTANT_ADDED) X(COUNTS) X(FURTHER_USES) X(SCORES) X(CURVE) X(DECAY) X(DOCUMENTS) X(DROPOUT) \
     X(FILLED) X(FIRST_SAMPLE) X(FUNCTION) X(GRADIENT) X(GRID) X(GROUP) X(HEADS_MOVED) X(INTERLEAVED) X(LAST) \
     X(LATER_TOKENS) X(LEFT_OVER) X(LINEAR) X(LOOKUP) X(LOSS) X(LOSS_OPTIONS) X(MASK) X(MEAN) X(MEANS) X(MIXTURE) \
@@ -506,6 +506,7 @@ enum {
     M(rope, ARI_IDENTITY + 2, ARI_ON_WHOLE, "fb", 16, ARI_NEEDS_NUMBERS)                                     \
     M(shift, ARI_IDENTITY + 2, ARI_ON_WHOLE | ARI_ON_BOX, NULL, 0, 0)                                        \
     M(loss, ARI_IDENTITY + 1, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS)                       \
+    M(batch_norm, ARI_IDENTITY + 1, ARI_ON_WHOLE, "f", 64, ARI_NEEDS_TENSOR)                                 \
     M(statistic, ARI_IDENTITY + 1, ARI_ON_VALUES | ARI_ON_WHOLE, "f", 0, 0)                                  \
     M(added_tensor, ARI_IDENTITY + 1, ARI_ON_WHOLE, NULL, 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_DUMP)             \
     M(epsilon, ARI_IDENTITY, ARI_ON_WHOLE, "n", 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_VALUES | ARI_NEEDS_BEFORE) \
@@ -520,6 +521,7 @@ enum {
     M(world_rank, ARI_TRACE - 4, ARI_ON_RANKS, NULL, 0, 0)                                                   \
     M(zero, ARI_TRACE - 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                          \
     M(ungiven, ARI_SHAPE + 5, ARI_ON_WHOLE, "b", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                      \
+    M(borders, ARI_SHAPE + 1, ARI_ON_VALUES | ARI_ON_WHOLE, "fb", 8, ARI_NEEDS_NUMBERS)                      \
     M(nan, ARI_SHAPE, ARI_ON_VALUES | ARI_ON_WHOLE, NULL, 0, 0)                                              \
     M(own_part, ARI_SHAPE - 9, ARI_ON_RANKS, "g", 0, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                    \
     M(place, ARI_SHAPE - 10, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                        \

@@ -33,6 +33,9 @@ static const ari_cause rows[] = {
      "the others are right: what column-parallel layers take is complete on every rank after their backward pass, and "
      "the key that all heads share after a sum over them; gradients of latents and key were not summed over tp once "
      "each" LOOK "sums over tp of gradients of what is whole on each rank (inclusionAI/AReno 496, Megatron 6839)"},
+    {"samples_weighted", K(FACTOR), ARI_IDENTITY + 5, "b", 0, IF(ROWS), 0, TIMES,
+     "some {rows} are the reference times {name}{fit}, and the others, in between, are right: these count more or less in "
+     "the loss (weights of classes, of samples or of positives)" LOOK "`pos_weight=`, `weight=` of a loss"},
     {"sign_flipped", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(ONE) | IF(NEGATIVE), 0, TIMES,
      FACTOR ": the sign is flipped"},
     {"init_scale_of_shard", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_SHARDS), 0, TIMES,
@@ -252,6 +255,10 @@ static const ari_cause rows[] = {
      "the reference plus log({n}) = {log:.6f}: softmax denominators added over {n} ranks that each hold the whole "
      "vocabulary" LOOK
      "denominators summed over ranks that each hold the whole vocabulary; Megatron: `vocab_parallel_cross_entropy`"},
+    {"loss_of_own_part", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(APART) | IF(AVERAGE), IF(LONE), "",
+     "the ranks do not agree on the loss (from {low:.9g} to {high:.9g}), and the mean of theirs is the reference, "
+     "{reference:.9g}: each has the loss of its own tokens, or a mean over its own part of the vocabulary in it (label "
+     "smoothing)"},
     {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
      "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
      "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "

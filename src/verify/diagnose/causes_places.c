@@ -487,6 +487,11 @@ static const ari_cause rows[] = {
     {"vocabulary_padding", K(PADDING), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "padded vocabulary: only the last {ids} ids (from {from} on) differ, which are zero in the reference; padding "
      "must stay out of the softmax and of gradients, and never be saved"},
+    {"statistic_of_own_samples", K(STATISTIC), ARI_IDENTITY + 1, ANY, 0, IF(SAMPLES), 0,
+     "each channel of each block of samples stretched and moved",
+     "in each of {blocks} blocks of samples each channel is stretched by its own factor, {low:.4g} to {high:.4g}, and "
+     "moved: a batch norm's mean and variance are those of the samples that a rank, or a micro-batch, has at once, and "
+     "not of all" LOOK "`SyncBatchNorm`"},
     {"norm_over_padding", K(STATISTIC), ARI_IDENTITY + 1, ANY, 0, IF(PADDED), 0, "",
      STATISTIC "; sqrt({padded} / {lanes}) = {factor:.4g}: they were taken over {padded} lanes, padding included"},
     {"norm_statistic", K(STATISTIC), ARI_TRACE + 6, ANY, 0, 0, 0, "",
@@ -532,6 +537,10 @@ static const ari_cause rows[] = {
     {"positions_over_documents", K(DOCUMENTS), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
      "positions run on over packed documents: every wrong token counts as its place in the row, not in its document "
      "(position_ids that restart with each)" LOOK "`position_ids` that restart with each document"},
+    {"halo_missing", K(BORDERS), ARI_SHAPE + 1, ANY, 0, 0, 0, "",
+     "all that differs is up to {before} before and {behind} behind the borders of {n} ranks' parts: what a convolution, "
+     "a window or a shift of tokens reads of the neighbouring rank's part was not exchanged, or its gradient" LOOK
+     "the exchange of edges before convolutions"},
     {"later_documents", K(LATER_TOKENS), ARI_PLACE + 2, ANY, 0, IF(DOCUMENTS), 0, "",
      "the first document of every row is right, later ones are not: boundaries (cu_seqlens), positions or labels of "
      "packed documents" LOOK "`cu_seqlens`, `position_ids`, labels of packed documents"},

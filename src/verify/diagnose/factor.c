@@ -387,6 +387,13 @@ static double times_factor(const ari_hypothesis *h, const ari_run *run, size_t i
     return h->factor * (double)run->ref[i];
 }
 
+/* True if ranks of the layout, micro-batches or some of both can be so many; if the layout is known. */
+static bool may_be_number(const ari_case *c, int n)
+{
+    const int ranks = ari_ranks_along(&c->known->mesh, ARI_ALL_AXES), micro = c->facts.micro_batches;
+    return ranks < 2 || n <= 2 || (micro == 0 && c->d->pipeline) || ranks * (micro > 1 ? micro : 1) % n == 0;
+}
+
 static void found_hidden(ari_trace *t, const ari_case *c, double factor, double unsure, const ari_residual *left)
 {
     const size_t tokens = tokens_of(c, factor);
@@ -400,7 +407,7 @@ static void found_hidden(ari_trace *t, const ari_case *c, double factor, double 
     name_fans(t, c, factor);
     t->flags |= (n == 2 && !(t->flags & ARI_IF(ROOT)) ? ARI_IF(TWICE) : 0) | (tokens > 0 ? ARI_IF(TOKENS) : 0);
     const bool may_be_micro = c->facts.micro_batches == 0 && c->d->pipeline; /* of unknown number */
-    if (ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro)     /* of no ranks */
+    if ((ari_is_alone(c) && n != c->facts.micro_batches && !may_be_micro) || !may_be_number(c, n)) /* of no ranks */
         t->flags &= ~ARI_IF(COUNT);
     const bool telling = t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(OF_SHARDS) | ARI_IF(ONE));
     t->penalty = telling ? 0 : 7;
@@ -432,18 +439,42 @@ static void measure_hidden(ari_trace *t, const ari_case *c)
         found_hidden(t, c, h.factor, fmin(fmax(ALIKE, ari_fit_unsure(&f)), most_unsure), &left);
 }
 
-ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
+/* True if the rows that differ are neither one block nor the same ones of each of several blocks, as ranks or
+ * micro-batches have, and all others are right. */
+static ar_status are_some_rows(bool *are, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    size_t blocks = 0, wrong = 0;
+    bool *off = NULL;
+    *are = g->d->pass == 'b' && g->nd > 1;
+    AR_TRY(ARI_TAKE(&off, c->arena, g->rows, g->d->name));
+    for (size_t row = 0; row < g->rows && *are; row++) {
+        size_t differ = 0, values = 0;
+        for (size_t i = row * g->cols; i < (row + 1) * g->cols; i++) {
+            differ += ari_off(c, i);
+            values += g->d->reference[i] != 0.0f;
+        }
+        off[row] = differ > 0;
+        wrong += off[row];
+        blocks += off[row] && (row == 0 || !off[row - 1]);
+        *are = values > 0 && (differ == 0 || 2 * differ >= values);
+    }
+    *are = *are && blocks > 1 && wrong < g->rows;
+    for (size_t n = 2; 2 * n <= g->rows && *are; n++) {
+        size_t i = g->rows / n;
+        while (i < g->rows && off[i] == off[i - g->rows / n])
+            i++;
+        *are = g->rows % n != 0 || i < g->rows;
+    }
+    return AR_OK;
+}
+
+static void measure_seen(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->d;
     const bool few = c->survey.different < FEW;
     double low = INFINITY, high = -INFINITY;
     int rank = -1;
-    if (d->pass == 'n' && d->before) /* most of a weight is the weight before: the update says more */
-        return AR_OK;
-    if (d->hidden) {
-        measure_hidden(t, c);
-        return AR_OK;
-    }
     for (int r = 0; r < d->ranks; r++) {
         const ari_fit f = ari_fit_of(&c->survey.rank[r]);
         double factor;
@@ -451,7 +482,7 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
             continue;
         ari_fit_one(&factor, &f);
         if (!ari_is_multiple(c, &f) || !(fabs(factor - 1.0) > NONE))
-            return AR_OK;
+            return;
         low = fmin(low, factor);
         high = fmax(high, factor);
         rank = rank < 0 ? r : rank;
@@ -465,17 +496,34 @@ ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
     } else if (!few) {
         ARI_FINDING(t, ARI_FOUND_RANK_FACTORS, 0, {"low", .number = low}, {"high", .number = high});
     }
+}
+
+ar_status ari_measure_factor(ari_trace *t, const ari_case *c)
+{
+    bool rows = false;
+    if (c->d->pass == 'n' && c->d->before) /* most of a weight is the weight before: the update says more */
+        return AR_OK;
+    if (c->d->hidden)
+        measure_hidden(t, c);
+    else
+        measure_seen(t, c);
+    if (t->kind == ARI_FOUND_FACTOR)
+        AR_TRY(are_some_rows(&rows, c));
+    t->flags |= rows ? ARI_IF(ROWS) : 0;
     return AR_OK;
 }
 
-void ari_value_range(double *low, double *high, const ari_case *c)
+double ari_value_range(double *low, double *high, const ari_case *c)
 {
+    double sum = 0.0;
     *low = INFINITY;
     *high = -INFINITY;
     for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
         *low = fmin(*low, (double)run.value[0]);
         *high = fmax(*high, (double)run.value[0]);
+        sum += (double)run.value[0];
     }
+    return sum / c->d->ranks;
 }
 
 /* --- the loss ----------------------------------------------------------------------------------------------------- */
@@ -501,8 +549,8 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     double low, high;
     if (c->grid.count != 1 || (!d->hidden && (d->pass != 'f' || !loss)))
         return AR_OK;
-    ari_value_range(&low, &high, c);
-    const double ref = (double)d->reference[0];
+    const double mean = ari_value_range(&low, &high, c), ref = (double)d->reference[0];
+    const bool average = fabs(mean - ref) <= fmin(ARI_OF_A_MEAN * fabs(ref), 0.01 * (high - low));
     const int n = c->survey.disagree > 0 ? 0 : vocabularies(c, low, ref);
     const size_t targets = low == high ? targets_of(c) : 0;
     /* The count that the sum over them was divided by, if it is an integer within the rounding of both losses and that
@@ -512,9 +560,12 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
                          rint(divisor) != (double)targets;
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_LOSS, n > 0 ? ARI_IF(LOG) : 0, {"low", .number = low}, {"high", .number = high},
-                {"reference", .number = ref}, {"off", .number = low - ref},
-                {"percent", .number = 100.0 * (low - ref) / fabs(ref)});
+    ARI_FINDING(t, ARI_FOUND_LOSS,
+                n > 0     ? ARI_IF(LOG)
+                : average ? ARI_IF(AVERAGE)
+                          : 0,
+                {"low", .number = low}, {"high", .number = high}, {"reference", .number = ref},
+                {"off", .number = low - ref}, {"percent", .number = 100.0 * (low - ref) / fabs(ref)});
     if (n > 0) {
         ARI_FACTS(t, {"n", .count = (size_t)n}, {"log", .number = log((double)n)});
     } else if (!d->hidden && counted) {
@@ -522,7 +573,8 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
         ARI_FACTS(t, {"targets", .count = targets}, {"divisor", .count = (size_t)rint(divisor)});
     } else if (d->hidden) {
         ari_name_number(t, low / ref, ALIKE, c->facts.targets);
-        t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) ? ARI_IF(NAMED) : 0;
+        t->flags &= may_be_number(c, (int)ari_value(t, "n")) ? ~(ari_properties)0 : ~ARI_IF(COUNT);
+        t->flags |= t->flags & (ARI_IF(POWER) | ARI_IF(ROOT)) || ari_value(t, "n") > 0.0 ? ARI_IF(NAMED) : 0;
         if (!loss && !(t->flags & (ARI_IF(COUNT) | ARI_IF(ROOT) | ARI_IF(POWER) | ARI_IF(ONE) | ARI_IF(FRACTION))))
             ari_trace_clear(t);
     }

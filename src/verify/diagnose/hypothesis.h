@@ -126,7 +126,7 @@ AR_NODISCARD ar_status ari_find_multiple(const ar_dump_tensor **found, double *f
 /* Names the factor of an update by a property and the facts "as" and "step". Errors: those of reading. */
 AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor);
 
-/* A single value's range over the ranks. */
-void ari_value_range(double *low, double *high, const ari_case *c);
+/* A single value's range over the ranks; returns their mean. */
+double ari_value_range(double *low, double *high, const ari_case *c);
 
 #endif

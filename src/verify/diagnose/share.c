@@ -144,7 +144,9 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const bool less = p.share >= 0.04 && p.share <= 0.9 && p.angle > 0.15 && fabs(p.over - 1.0) <= within;
     const bool twice = along >= 0.04 && along <= 0.62 && fabs(apart / along - 1.0) <= 0.3;
     const bool of_micro = c->d->pass == 'g' && is_one_of(p.share, c->d->micro_batches, ABOUT);
-    if ((!less && !twice) ||
+    const bool added =
+        c->other && c->other->parts > 0 && c->other->part[0].partial; /* by the dump: no part is missing */
+    if ((!less && !twice) || added ||
         (ari_is_activation(c->d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_SHARE,

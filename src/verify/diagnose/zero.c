@@ -352,6 +352,46 @@ static void place_of_shard(ari_trace *t, const ari_case *c)
     }
 }
 
+/* --- borders of ranks' parts -------------------------------------------------------------------------------------- */
+
+/* True if all that differs along a dimension, most of it, is within a quarter of a part of the borders between n even
+ * parts, at each of them; *before and *behind: the indices on either side. */
+static bool is_at_borders(size_t *before, size_t *behind, const ari_case *c, int dim, size_t n)
+{
+    const size_t all = c->grid.shape[dim], size = all / n, *hits = c->survey.hits[dim];
+    *before = *behind = 0;
+    for (size_t i = 0; i < all; i++) {
+        const size_t at = i % size, left = size - at, part = i / size;
+        const bool near = (part > 0 && 4 * at < size) || (part + 1 < n && 4 * left <= size);
+        if (hits[i] > 0 && (!near || 2 * hits[i] * all < c->grid.count))
+            return false;
+        if (at == 0 && part > 0 && hits[i] + hits[i - 1] == 0)
+            return false;
+        if (hits[i] > 0)
+            *(4 * at < size ? behind : before) =
+                4 * at < size ? (at >= *behind ? at + 1 : *behind) : (left > *before ? left : *before);
+    }
+    return true;
+}
+
+ar_status ari_measure_borders(ari_trace *t, const ari_case *c)
+{
+    size_t before, behind;
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES; i++) {
+        const int own = ari_along(c->d, ari_layout_axes[i].axes),
+                  known = ari_ranks_along(&c->known->mesh, ari_layout_axes[i].axes);
+        const size_t n = (size_t)(own > known ? own : known);
+        for (int dim = 1; dim < c->grid.nd && t->kind == ARI_FOUND_NOTHING; dim++) {
+            const size_t all = c->grid.shape[dim];
+            if (n < 2 || all % n != 0 || all / n < 4 || !is_at_borders(&before, &behind, c, dim, n))
+                continue;
+            ARI_FINDING(t, ARI_FOUND_BORDERS, 0, {"n", .count = n}, {"before", .count = before},
+                        {"behind", .count = behind});
+        }
+    }
+    return AR_OK;
+}
+
 ar_status ari_measure_place(ari_trace *t, const ari_case *c)
 {
     const ari_grid *g = &c->grid;

@@ -62,6 +62,73 @@ ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
     return AR_OK;
 }
 
+/* --- a batch norm's mean and variance ----------------------------------------------------------------------------- */
+
+/* Those of blocks of samples, such as a rank has: in each block each channel is a line, slope * reference + shift. */
+typedef struct blocks {
+    int dim;         /* of channels */
+    size_t n, count; /* blocks, channels */
+    ari_fit *fit;    /* [n][count] */
+    double *slope, *shift;
+} blocks;
+
+static size_t block_of(const blocks *b, const ari_grid *g, size_t i)
+{
+    return ari_grid_index(g, i, 0) * b->n / g->shape[0] * b->count + ari_grid_index(g, i, b->dim);
+}
+
+static double of_block(const ari_hypothesis *h, const ari_run *run, size_t i)
+{
+    const blocks *b = h->of;
+    const size_t k = block_of(b, run->g, run->index + i);
+    return b->slope[k] * (double)run->ref[i] + b->shift[k];
+}
+
+/* True if the blocks' lines hold, and most channels have other slopes in different blocks. */
+static ar_status fit_blocks(bool *held, double *low, double *high, blocks *b, const ari_case *c)
+{
+    const size_t n = b->n * b->count;
+    size_t differ = 0;
+    AR_TRY(ARI_TAKE(&b->fit, c->arena, n, c->d->name));
+    AR_TRY(ARI_TAKE(&b->slope, c->arena, n, c->d->name));
+    AR_TRY(ARI_TAKE(&b->shift, c->arena, n, c->d->name));
+    for (size_t i = 0; i < c->count; i++)
+        ari_fit_add(&b->fit[block_of(b, &c->grid, i)], (double)c->val[i], (double)c->ref[i], 1.0);
+    *low = HUGE_VAL, *high = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        ari_fit_two(&b->slope[i], &b->shift[i], &b->fit[i]);
+        *low = fmin(*low, b->slope[i]), *high = fmax(*high, b->slope[i]);
+        differ += fabs(b->slope[i] / b->slope[i % b->count] - 1.0) > ARI_KNOWN;
+    }
+    const ari_hypothesis h = {.expect = of_block, .c = c, .of = b, .factor = *high};
+    *held = *low > 0.0 && 2 * differ >= n - b->count && ari_holds_all(NULL, &h);
+    return AR_OK;
+}
+
+/* As many blocks as there are ranks and micro-batches, if these are known. */
+ar_status ari_measure_batch_norm(ari_trace *t, const ari_case *c)
+{
+    enum { FEWEST = 3 }; /* elements for each of a line's two numbers */
+    const ari_grid *g = &c->grid;
+    const size_t samples = g->shape[0], dp = (size_t)c->facts.dp, micro = (size_t)c->facts.micro_batches;
+    bool held = false;
+    double low = 0.0, high = 0.0;
+    blocks b = {.dim = g->nd > 1 ? 1 : 0};
+    for (b.n = 2; b.dim > 0 && 2 * b.n <= samples && !held; b.n++) {
+        b.count = g->shape[b.dim];
+        if (samples % b.n != 0 || (dp > 0 && micro > 0 && b.n != dp && b.n != micro && b.n != dp * micro) ||
+            c->count < 2 * FEWEST * b.n * b.count)
+            continue;
+        void *const before = c->arena->last;
+        AR_TRY(fit_blocks(&held, &low, &high, &b, c));
+        ari_arena_end(c->arena, before);
+        if (held)
+            ARI_FINDING(t, ARI_FOUND_STATISTIC, ARI_IF(SAMPLES), {"blocks", .count = b.n}, {"low", .number = low},
+                        {"high", .number = high});
+    }
+    return AR_OK;
+}
+
 /* --- a norm computed again ---------------------------------------------------------------------------------------- */
 
 enum { FEWEST_ROWS = 4, MOST_LISTED = 16 };
