@@ -112,7 +112,9 @@ static double weight_of(const ari_losses *l, size_t sample, size_t *targets)
 
 void ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
 {
-    double last = 0.0, inverse = 0.0;
+    const int dp = l->c->facts.dp > 1 ? l->c->facts.dp : 1, micro = l->c->facts.micro_batches;
+    const double parts = dp * (micro > 1 ? micro : 1);
+    double last = 0.0, inverse = 0.0, of_all = 0.0;
     size_t groups = 0, samples = 0, targets;
     char said[160];
     ari_text list = ari_text_in(said, sizeof said);
@@ -122,6 +124,7 @@ void ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
             return;
         if (targets == 0)
             continue;
+        of_all += 1.0 / w;
         if (++samples <= SAMPLES_SAID)
             ari_say(&list, samples > 1 ? ", %.4g" : "%.4g", w);
         if (groups == 0 || !ari_is_near(w, last, ARI_KNOWN)) {
@@ -130,8 +133,11 @@ void ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
         }
         last = w;
     }
-    /* One weight is a factor; and ranks or micro-batches that each divide by their own count have a mean of means. */
-    if (groups < 2 || ari_is_near(inverse, 1.0, ARI_KNOWN) || ari_is_near(inverse, (double)groups, ARI_KNOWN))
+    /* One weight is a factor; and ranks or micro-batches that each divide by their own count have a mean of means, or
+     * the sum, whether neighbours' counts are equal or not. */
+    const double mean = of_all / (double)samples;
+    if (groups < 2 || ari_is_near(inverse, 1.0, ARI_KNOWN) || ari_is_near(inverse, (double)groups, ARI_KNOWN) ||
+        (parts > 1.0 && (ari_is_near(mean, 1.0, ARI_KNOWN) || ari_is_near(mean * parts, 1.0, ARI_KNOWN))))
         return;
     ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(ROWS));
     ari_words(t, "weights", samples > SAMPLES_SAID ? "%s, .." : "%s", said);
