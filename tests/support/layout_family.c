@@ -72,8 +72,8 @@ static void write_own(char *out, size_t cap, const char *family, uint64_t *seed)
         snprintf(out, cap, "\"attention_bias\": %s, \"mlp_bias\": %s, \"hidden_act\": \"%s\"", truth(seed), truth(seed),
                  act);
     else if (strcmp(family, "mistral") == 0 || strcmp(family, "phi3") == 0)
-        snprintf(out, cap, "\"sliding_window\": %u, \"pad_token_id\": %u, \"hidden_act\": \"%s\"", window, pattern,
-                 act);
+        snprintf(out, cap, "\"sliding_window\": %u, \"pad_token_id\": %d, \"hidden_act\": \"%s\"", window,
+                 pattern > 1 ? 0 : -1, act);
     else if (strcmp(family, "qwen2") == 0 || strcmp(family, "qwen3") == 0)
         snprintf(
             out, cap,

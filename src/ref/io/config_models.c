@@ -21,16 +21,20 @@ static ar_status read_kv_heads(ar_config *c, const ari_json_at *at, const ari_ll
     return ari_config_dim_or(at, "num_key_value_heads", &c->kv_heads);
 }
 
-/* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. Ids
- * outside it, which transformers refuses, are ignored. */
+/* The id whose uses torch.nn.Embedding leaves out of the gradient: below 0 counted from the vocabulary's end. GPT-NeoX
+ * has none, nor has a vocabulary that does not reach the class's own. */
 static ar_status read_padding(ar_config *c, const ari_json_at *at, const ari_llama_form *form)
 {
     const json_t *said = json_object_get(at->object, "pad_token_id");
     if (said != NULL && !json_is_null(said) && !json_is_integer(said))
         return ari_json_wrong(at, "pad_token_id", " is not a whole number, expected one or null");
-    const json_int_t from = json_integer_value(said), vocab = (json_int_t)c->vocab;
-    const json_int_t id = said == NULL ? (json_int_t)form->pad_id : from < 0 ? from + vocab : from;
-    c->pads = (said == NULL ? form->pads : json_is_integer(said)) && id >= 0 && id < vocab;
+    const json_int_t from = said == NULL ? (json_int_t)form->pad_id : json_integer_value(said);
+    const json_int_t vocab = (json_int_t)c->vocab, id = from < 0 ? from + vocab : from;
+    const bool inside = id >= 0 && id < vocab, padded = form->arch != AR_ARCH_GPT_NEOX;
+    if (said != NULL && padded && !inside)
+        return ari_json_wrong(at, "pad_token_id", " is %" JSON_INTEGER_FORMAT ", expected an id of the %zu, or null",
+                              from, c->vocab);
+    c->pads = inside && (said == NULL ? form->pads : json_is_integer(said)) && padded;
     c->pad_id = c->pads ? (size_t)id : 0;
     return AR_OK;
 }

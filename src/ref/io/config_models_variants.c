@@ -21,8 +21,8 @@ static ar_status read_olmo3(ar_config *c, const ari_json_at *at)
     if (said != theta) /* transformers 5 then gives layers with a window the default's, and 4 gave them this one */
         return ari_json_wrong(
             at, "rope_theta",
-            " is %g, expected %g or no such key: another one stands in 'rope_parameters', for 'full_attention' and "
-            "for 'sliding_attention'",
+            " is %g, expected %g or no such key: versions of transformers turn different layers by it; write "
+            "'rope_parameters' with 'full_attention' and 'sliding_attention' instead",
             said, theta);
     return ari_config_two_ropes(c, at, theta, theta);
 }
@@ -314,7 +314,6 @@ static ar_status read_gpt_neox(ar_config *c, const ari_json_at *at)
     if (ari_json_get(at, "hidden_act") == NULL)
         c->activation = AR_ACT_GELU_ERF;
     c->gated = false;
-    c->pads = false;
     c->qkv_bias = true;
     AR_TRY(ari_json_bool_or(at, "attention_bias", &c->qkv_bias));
     c->out_bias = c->qkv_bias;

@@ -34,6 +34,10 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
     if (length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: begins with a byte order mark; save it as UTF-8 without one",
                             ARI_SHOW(name));
+    const char *nul = memchr(text, '\0', length); /* which jansson calls the end of the file */
+    if (nul != NULL)
+        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: byte %zu of %zu is NUL", ARI_SHOW(name), (size_t)(nul - text),
+                            length);
     if (value_bound(text, length) > ARI_JSON_MAX_VALUES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: more than %zu JSON values", ARI_SHOW(name), ARI_JSON_MAX_VALUES);
     json_error_t error = {.line = -1}; /* jansson leaves the code unset where it has nothing to say */
