@@ -89,6 +89,7 @@ class Records(ClusterTest):
         for option in ("--trace", "--timeline"):
             done = self.done("check", *TWO, option, "/dev/full", code=2)
             self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
+            self.assertIn("check: the same bits", done.stdout)
             link = self.folder / "link"
             link.symlink_to(self.folder / "nowhere/file")
             done = self.done("check", *TWO, option, link, code=2)

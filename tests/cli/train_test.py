@@ -432,6 +432,13 @@ class BadInput(TrainTest):
         self.assertIn("weights after step 2", done.stdout)
         self.assertEqual([name for name in os.listdir(save) if name.startswith("step")], [])
 
+    def test_a_plot_that_cannot_be_written_hides_nothing_else(self):
+        path = self.folder / "x.json"
+        done = self.done(self.model, *SIZE, "--steps", 1, "--plot", "/dev/full", "--json", path, code=2)
+        self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
+        self.assertIn("weights after step 1", done.stdout)
+        self.assertIsNone(json.loads(path.read_text(encoding="utf-8"))["plot"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -379,13 +379,14 @@ static ar_status run_models(const ari_check_values *v, const char *const *models
         if (text)
             AR_TRY(ari_check_print(stdout, &checked[i], v->memory));
     }
-    if (watch->trace)
-        AR_TRY(write_record(watch, &checked[0], text));
+    const ar_status written = watch->trace ? write_record(watch, &checked[0], text) : AR_OK;
     AR_TRY(check_changed(v, checked, n));
     if (text)
         ari_check_print_verdict(stdout, checked, n, v->r.run.fault);
     *exit_code = ar_check_passes(checked[0].report, ari_check_worst(checked, n)) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    return ari_transport_reports(v->common.process) ? ari_json_end(ari_check_json(checked, n), &v->common) : AR_OK;
+    if (ari_transport_reports(v->common.process))
+        AR_TRY(ari_json_end(ari_check_json(checked, n), &v->common));
+    return written; /* last: a full disk does not hide what was found */
 }
 
 typedef struct listing {

@@ -260,22 +260,22 @@ static bool stopped(void *user)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* Files first: what is printed last is that all went well. */
+/* A file that cannot be written takes none of the rest with it. */
 static ar_status report_training(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
 {
     const ar_training_options *o = &v->o;
     const bool text = ari_wants_text(&v->common);
     const char *plot = v->plot && r->steps > 0 ? v->plot : NULL;
-    if (plot)
-        AR_TRY(ar_training_plot(r, o, plot));
-    AR_TRY(ari_watch_write(watch, r->config.name, &o->run.parallel, o->run.batch));
+    const ar_status drawn = plot ? ar_training_plot(r, o, plot) : AR_OK;
+    const ar_status traced = ari_watch_write(watch, r->config.name, &o->run.parallel, o->run.batch);
     if (text && r->has_predicted)
         AR_TRY(ari_predicted_print(stdout, watch, &o->run.parallel, o->run.batch, &r->predicted));
-    if (text) {
+    if (text && traced == AR_OK)
         ari_watch_print(stdout, watch);
+    if (text)
         ari_train_print_end(stdout, r, o);
-    }
-    return ari_json_end(ari_train_json(r, o, watch, plot), &v->common);
+    AR_TRY(ari_json_end(ari_train_json(r, o, watch, drawn == AR_OK ? plot : NULL), &v->common));
+    return drawn == AR_OK ? traced : drawn;
 }
 
 /* The run's result as a status and an exit code. */
@@ -313,10 +313,12 @@ static ar_status train_model(ari_train_values *v, ar_checkpoint *resume, const a
     ari_progress_begin(&l.progress, &v->common);
     ar_status st = ar_train_run(&r, o);
     ari_progress_end(&l.progress);
+    ar_status reported = AR_OK;
     if (st == AR_OK && ari_transport_reports(v->common.process))
-        st = report_training(r, v, watch);
+        reported = report_training(r, v, watch);
     if (st == AR_OK)
         st = verdict(r, exit_code);
+    st = st == AR_OK ? reported : st;
     ar_training_report_destroy(r);
     return st;
 }
