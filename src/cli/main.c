@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include "cli/options/args.h"
 #include "cli/options/transport.h"
 #include "ref/core/os/os.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 
@@ -119,28 +121,48 @@ static int run_command(int argc, char **argv)
 /* OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
  * check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
  * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenBLAS starts a
- * thread a core when it is loaded, which would only sleep. Both read what they are told before main begins, so the
- * command starts itself again with its choice, once; a choice of the user's stands. Where that fails it goes on as it
- * is. */
+ * thread a core when it is loaded, which would only sleep. OpenMP's stacks would be as small as `ulimit
+ * -s`. All three are read before main begins, so the command starts itself again with its choice, once; a choice of the
+ * user's stands. Where that fails it goes on as it is. */
 static void let_threads_sleep(char **argv)
 {
     const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
     char program[PATH_MAX];
     if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && setenv("GOMP_SPINCOUNT", "4000", 0) == 0 &&
-        setenv("OPENBLAS_NUM_THREADS", "1", 0) == 0 && ari_program_again(program, sizeof program))
+        setenv("OPENBLAS_NUM_THREADS", "1", 0) == 0 && setenv("OMP_STACKSIZE", "8M", 0) == 0 &&
+        ari_program_again(program, sizeof program))
         execv(program, argv);
     errno = 0;
 }
 
+typedef struct command_line {
+    int argc;
+    char **argv;
+    int exit_code;
+} command_line;
+
+static void *whole_command(void *user)
+{
+    command_line *of = user;
+    ari_transport_prepare(of->argc, of->argv);
+    ar_cpu_select_kernels();
+    of->exit_code = close_output(run_command(of->argc, of->argv));
+    ari_transport_finish(of->argc, of->argv, of->exit_code);
+    return NULL;
+}
+
+/* The command has a thread of its own, because the first one's stack is as small as `ulimit -s` makes it. */
 int main(int argc, char **argv)
 {
     let_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */
-    ari_transport_prepare(argc, argv);
-    ar_cpu_select_kernels();
-    const int exit_code = close_output(run_command(argc, argv));
-    ari_transport_finish(argc, argv, exit_code);
-    return exit_code;
+    command_line all = {argc, argv, ARI_EXIT_MACHINE};
+    pthread_t thread;
+    if (ari_thread_create(&thread, whole_command, &all) == 0)
+        pthread_join(thread, NULL);
+    else
+        whole_command(&all);
+    return all.exit_code;
 }

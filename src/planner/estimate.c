@@ -5,7 +5,6 @@
 #include "planner/estimate.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdint.h>
 
 #include "anyrank/check.h"
@@ -34,7 +33,7 @@ static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
  * allocator keeps for its thread. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 3e6;
-/* A rank's thread and that of its collectives, each with a stack of the usual size, of which little is ever touched. */
+/* A rank's thread and that of its collectives, with a stack of which little is ever touched. */
 static const double RANK_THREADS = 2.0;
 /* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
 static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0;
@@ -280,14 +279,8 @@ static double seconds_of(const elements *n, double macs, const ari_estimate_case
 /* Bytes that threads reserve besides the memory in use. */
 static double reserved_bytes(double ranks)
 {
-    size_t stack = 0;
-    pthread_attr_t usual;
-    if (pthread_attr_init(&usual) == 0) {
-        (void)pthread_attr_getstacksize(&usual, &stack);
-        pthread_attr_destroy(&usual);
-    }
     const double threads = RANK_THREADS * ranks;
-    return threads * (double)stack + fmin(threads, PROCESSOR_ARENAS * ari_cores()) * ARENA_BYTES;
+    return threads * ARI_STACK_BYTES + fmin(threads, PROCESSOR_ARENAS * ari_cores()) * ARENA_BYTES;
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------------- */

@@ -14,6 +14,7 @@
 #include "process/flight.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
@@ -493,7 +494,7 @@ static ar_status begin_server(ari_server *s, int *own_fd)
     s->client[0].fd = pair[0];
     memcpy(s->client[0].name, own.name, ARI_NAME_BYTES);
     *own_fd = pair[1];
-    const int rc = pthread_create(&s->thread, NULL, serve, s);
+    const int rc = ari_thread_create(&s->thread, serve, s);
     s->started = rc == 0;
     if (rc == 0)
         return AR_OK;

@@ -12,6 +12,7 @@
 
 #include "process/server.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/size.h"
 
 /* Longest wait for the server's answer to a failure, above what it waits for views. */
@@ -471,7 +472,7 @@ static ar_status join_store(ari_store *s)
 {
     const uint64_t deadline = ari_deadline_ns(ari_now_ns(), s->is.timeout_ns);
     AR_TRY(connect_to_server(s, deadline));
-    const int rc = pthread_create(&s->thread, NULL, listen_main, s);
+    const int rc = ari_thread_create(&s->thread, listen_main, s);
     s->started = rc == 0;
     if (rc != 0)
         return ar_error_set(AR_ERR_MEMORY, "no thread for what processes share: %s", strerror(rc));

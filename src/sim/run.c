@@ -73,7 +73,7 @@ static ar_status run_threads(rank_run *runs, int ranks)
     int started = 0;
     for (; started < ranks; started++) {
         runs[started].gate = &gate;
-        const int rc = pthread_create(&runs[started].thread, NULL, rank_main, &runs[started]);
+        const int rc = ari_thread_create(&runs[started].thread, rank_main, &runs[started]);
         if (rc != 0) {
             st = ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no thread for rank %d of %d: %s", started, ranks,
                               strerror(rc));

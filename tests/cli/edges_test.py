@@ -48,6 +48,12 @@ class EdgesTest(command.Case):
                 self.assertEqual([model["name"] for model in models], [expected])
                 self.assertEqual(len(models[0]["runs"]), 1)
 
+    def test_a_small_stack_is_enough(self):
+        line = ["sh", "-c", 'ulimit -s 128; exec "$0" "$@"', str(command.COMMAND)]
+        for arguments in (["check", str(GOLDEN), *SMALL, "--cluster", "h100"], ["plan", "llama-3-8b", "--gpus", "8"]):
+            done = command.start([*line, *arguments])
+            self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_name_cut_within_a_character_is_still_a_name(self):
         for length in range(58, 64):
             with self.subTest(length=length):

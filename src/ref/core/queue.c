@@ -9,6 +9,7 @@
 
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
@@ -204,7 +205,7 @@ static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *
             return st;
         }
     }
-    rc = kind == AR_QUEUE_THREAD ? pthread_create(&q->thread, NULL, worker, q) : 0;
+    rc = kind == AR_QUEUE_THREAD ? ari_thread_create(&q->thread, worker, q) : 0;
     if (rc != 0) {
         ari_queue_release(q);
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no thread for queue '%s': %s", name ? name : "",

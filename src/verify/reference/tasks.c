@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "ref/core/os/threads.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
@@ -67,7 +68,7 @@ ar_status ari_tasks_run(const ari_tasks *t)
     AR_TRY(ARI_ALLOC_ZERO(&workers, (size_t)(threads > 0 ? threads : 1), "threads"));
     for (; started < threads; started++) {
         workers[started] = (worker){.pool = &p, .index = started};
-        if (pthread_create(&workers[started].thread, NULL, worker_main, &workers[started]) != 0)
+        if (ari_thread_create(&workers[started].thread, worker_main, &workers[started]) != 0)
             break; /* fewer threads do the same work */
     }
     work(&p, 0);

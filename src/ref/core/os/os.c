@@ -27,6 +27,18 @@
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 
+int ari_thread_create(pthread_t *thread, void *(*run)(void *), void *user)
+{
+    pthread_attr_t as;
+    int rc = pthread_attr_init(&as);
+    if (rc != 0)
+        return rc;
+    rc = pthread_attr_setstacksize(&as, ARI_STACK_BYTES);
+    rc = rc == 0 ? pthread_create(thread, &as, run, user) : rc;
+    pthread_attr_destroy(&as);
+    return rc;
+}
+
 int ari_cores(void)
 {
 #if ARI_OS_LINUX

@@ -17,6 +17,11 @@ typedef struct ari_semaphore {
     unsigned int count;
 } ari_semaphore;
 #endif
+/** Every thread has a stack of this size, whatever `ulimit -s` says: what Linux gives by default. */
+enum { ARI_STACK_BYTES = 8 * 1024 * 1024 };
+/** pthread_create with such a stack. Returns an errno value. */
+int ari_thread_create(pthread_t *thread, void *(*run)(void *), void *user);
+
 /** A semaphore of this process, at 0. False: the system has none left. */
 bool ari_semaphore_init(ari_semaphore *s);
 void ari_semaphore_fini(ari_semaphore *s);
