@@ -217,11 +217,22 @@ static ar_status refuse_folder(const ar_dump *d)
     return st;
 }
 
+ar_status ari_dump_folder(char **out, ari_arena *arena, const char *in)
+{
+    char *latest = NULL, resolved[PATH_MAX];
+    AR_TRY(ari_arena_path(arena, &latest, in, "latest"));
+    if (!ari_is_folder(latest))
+        return ari_arena_text(arena, out, in, "a file name");
+    return realpath(latest, resolved) ? ari_arena_text(arena, out, resolved, "a file name") : ari_io_fail("find", in);
+}
+
 static ar_status open_folder(ar_dump *d, const ari_map *map)
 {
     d->mapped = map != NULL && map->has_files;
-    if (!d->mapped)
+    if (!d->mapped) {
+        AR_TRY(ari_dump_folder(&d->path, &d->arena, d->path));
         AR_TRY(ar_st_model_open(&d->model, d->path));
+    }
     if (d->model != NULL) {
         AR_TRY(add_model(d));
         return add_state(d);

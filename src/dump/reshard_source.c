@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The input of resharding, and what the config says of its tensors. */
-#include <limits.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "dump/dump.h"
 #include "dump/reshard.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
@@ -36,23 +36,15 @@ void ari_rs_progress(ari_rs *r, size_t bytes, const char *what)
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
-/* The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest`
- * that changes meanwhile cannot mix two of them. */
 static ar_status find_folder(ari_rs *r, const char *in)
 {
     const char *slash = strrchr(in, '/');
-    char *latest = NULL, resolved[PATH_MAX];
-    if (!ari_is_folder(in)) {
-        AR_TRY(ari_arena_text(&r->arena, &r->folder, slash ? in : ".", "a file name"));
-        if (slash)
-            r->folder[slash - in + 1] = '\0';
-        return AR_OK;
-    }
-    AR_TRY(ari_arena_path(&r->arena, &latest, in, "latest"));
-    if (!ari_is_folder(latest))
-        return ari_arena_text(&r->arena, &r->folder, in, "a file name");
-    return realpath(latest, resolved) ? ari_arena_text(&r->arena, &r->folder, resolved, "a file name")
-                                      : ari_io_fail("find", in);
+    if (ari_is_folder(in))
+        return ari_dump_folder(&r->folder, &r->arena, in);
+    AR_TRY(ari_arena_text(&r->arena, &r->folder, slash ? in : ".", "a file name"));
+    if (slash)
+        r->folder[slash - in + 1] = '\0';
+    return AR_OK;
 }
 
 static ar_status find_config(ari_rs *r)

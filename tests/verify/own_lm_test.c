@@ -322,7 +322,8 @@ static ar_status compress_with_feedback(void *user, const ar_bucket_info *b, con
     return AR_OK;
 }
 
-/* A factor that depends on how many elements came before, of whichever rank. */
+/* A factor that depends on how many elements came before, of whichever rank: no two runs have the same one, and what
+ * is said of logits.weight differs from run to run. */
 static ar_status scale_by_calls(void *user, const ar_bucket_info *b, const ar_param *p, size_t start, float *g,
                                 size_t n)
 {
