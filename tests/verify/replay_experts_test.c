@@ -216,9 +216,12 @@ typedef enum mistake {
     NO_BIAS
 } mistake;
 
+typedef enum gate_form { BY_SILU, OPEN, BY_RELU } gate_form; /* OPEN: GPT-OSS's */
+
 typedef struct experts {
-    const float *x, *of[E][3], *bias[E][3]; /* gate, up, down; biases NULL: gated by silu, else as GPT-OSS's */
+    const float *x, *of[E][3], *bias[E][3]; /* gate, up, down; biases NULL: not GPT-OSS's */
     float *w;
+    gate_form form;
 } experts;
 
 /* What goes through gate (0) or up (1). */
@@ -230,10 +233,12 @@ static double gate_or_up(const experts *m, size_t t, size_t e, double scale, siz
     return sum;
 }
 
-static double gated(double gate, double up, bool open, mistake is)
+static double gated(double gate, double up, gate_form by, mistake is)
 {
     const double most = is == NO_LIMITS ? 1e9 : 7.0;
-    if (open == (is == OTHER_FUNCTION))
+    if (by == BY_RELU && is != OTHER_FUNCTION)
+        return fmax(gate, 0.0) * up;
+    if (by == BY_RELU || (by == OPEN) == (is == OTHER_FUNCTION))
         return gate / (1.0 + exp(-gate)) * up;
     gate = fmin(gate, most);
     return gate / (1.0 + exp(-1.702 * gate)) * (fmax(-most, fmin(up, most)) + (is == NO_PLUS_ONE ? 0.0 : 1.0));
@@ -251,7 +256,7 @@ static void add_expert(double y[H], const experts *m, size_t t, size_t e, double
             x[k] = is == HALVES ? gate_or_up(m, t, e, scale, halves[k] % 2, halves[k] / 2)
                                 : gate_or_up(m, t, e, scale, own[k], f);
         for (size_t i = 0; i < H; i++)
-            y[i] += times * (double)m->of[e][2][i * F + f] * gated(x[0], x[1], m->bias[e][0], is);
+            y[i] += times * (double)m->of[e][2][i * F + f] * gated(x[0], x[1], m->form, is);
     }
 }
 
@@ -288,12 +293,12 @@ static void combine(float *y, const experts *m, size_t t, mistake is, const size
         y[i] = (float)sum[i];
 }
 
-static made make_experts(mistake is, bool open)
+static made make_experts(mistake is, gate_form by)
 {
     static const char *const names[3] = {"gate_proj", "up_proj", "down_proj"};
     static char name[E * 6][64];
     made m = {.n = 0};
-    experts own = {.w = NULL};
+    experts own = {.form = by};
     size_t before[E] = {0};
     own.x = put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd");
     own.w = put(&m, "model.layers.0.mlp.weights:fwd", 3, B, S, E);
@@ -307,11 +312,11 @@ static made make_experts(mistake is, bool open)
     for (size_t i = 0; i < E * 3; i++) {
         snprintf(name[i], sizeof name[i], "model.layers.0.mlp.experts.%zu.%s.weight:init", i / 3, names[i % 3]);
         float *w = put(&m, name[i], 2, i % 3 == 2 ? H : F, i % 3 == 2 ? F : H, 0), *other = other_of(&m);
-        for (size_t k = 0; k < F * H && open && i % 3 < 2; k++) /* some of it beyond the limits */
+        for (size_t k = 0; k < F * H && by == OPEN && i % 3 < 2; k++) /* some of it beyond the limits */
             w[k] = other[k] = 4.0f * w[k];
         own.of[i / 3][i % 3] = w;
         snprintf(name[E * 3 + i], sizeof *name, "model.layers.0.mlp.experts.%zu.%s.bias:init", i / 3, names[i % 3]);
-        own.bias[i / 3][i % 3] = open ? put(&m, name[E * 3 + i], 1, i % 3 == 2 ? H : F, 0, 0) : NULL;
+        own.bias[i / 3][i % 3] = by == OPEN ? put(&m, name[E * 3 + i], 1, i % 3 == 2 ? H : F, 0, 0) : NULL;
     }
     float *y = put_tokens(&m, "model.layers.0.mlp.experts:fwd"), *other = other_of(&m);
     for (size_t t = 0; t < T; t++) {
@@ -327,31 +332,33 @@ CLAIM(one_mistake_of_experts_is_named)
 {
     static const struct {
         mistake is;
-        bool open; /* of GPT-OSS's form */
+        gate_form form;
         const char *cause, *words;
     } cases[] = {
-        {BARE, false, "expert_weights_applied", "without weights"},
-        {TWICE, false, "expert_weights_applied", "twice"},
-        {AT_INPUT, false, "expert_input_weighted", NULL},
-        {EXCHANGED, false, "activation_arguments", "gate and up exchanged"},
-        {NO_EXPERT_2, false, "experts_left_out", "that of expert 2 wherever it is chosen"},
-        {FIRST_FOUR, false, "experts_left_out", "none of them among an expert's first 4 rows"},
-        {SOME_LOST, false, "experts_left_out", "tokens dropped"},
-        {OTHER_ROW, false, "unknown", NULL}, /* of no row that there is */
-        {OF_ONE_RANK, false, "experts_left_out", "of 2 ranks that share out the experts each token has those of one"},
-        {NEXT_ROW, false, "expert_rows_misplaced", "the row after their own"},
-        {ROW_OF_RANK, false, "expert_rows_misplaced", "of an expert of the same of 2 ranks"},
-        {OTHER_FUNCTION, false, "activation_function", "GPT-OSS's"},
-        {OTHER_FUNCTION, true, "activation_function", "silu(gate)*up"},
-        {NO_PLUS_ONE, true, "activation_function", "with up, not up + 1"},
-        {NO_LIMITS, true, "activation_function", "without limits"},
-        {HALVES, true, "expert_halves", "columns that have them in turn"},
-        {BARE_BIAS, true, "expert_bias_not_weighted", NULL},
-        {NO_BIAS, true, "expert_bias_left_out", NULL},
-        {TWICE, true, "expert_weights_applied", "twice"},
-        {NEXT_ROW, true, "expert_rows_misplaced", "the row after their own"}};
+        {BARE, BY_SILU, "expert_weights_applied", "without weights"},
+        {TWICE, BY_SILU, "expert_weights_applied", "twice"},
+        {AT_INPUT, BY_SILU, "expert_input_weighted", NULL},
+        {EXCHANGED, BY_SILU, "activation_arguments", "gate and up exchanged"},
+        {NO_EXPERT_2, BY_SILU, "experts_left_out", "that of expert 2 wherever it is chosen"},
+        {FIRST_FOUR, BY_SILU, "experts_left_out", "none of them among an expert's first 4 rows"},
+        {SOME_LOST, BY_SILU, "experts_left_out", "tokens dropped"},
+        {OTHER_ROW, BY_SILU, "unknown", NULL}, /* of no row that there is */
+        {OF_ONE_RANK, BY_SILU, "experts_left_out", "of 2 ranks that share out the experts each token has those of one"},
+        {NEXT_ROW, BY_SILU, "expert_rows_misplaced", "the row after their own"},
+        {ROW_OF_RANK, BY_SILU, "expert_rows_misplaced", "of an expert of the same of 2 ranks"},
+        {OTHER_FUNCTION, BY_SILU, "activation_function", "GPT-OSS's"},
+        {OTHER_FUNCTION, OPEN, "activation_function", "silu(gate)*up"},
+        {NO_PLUS_ONE, OPEN, "activation_function", "with up, not up + 1"},
+        {NO_LIMITS, OPEN, "activation_function", "without limits"},
+        {HALVES, OPEN, "expert_halves", "columns that have them in turn"},
+        {BARE_BIAS, OPEN, "expert_bias_not_weighted", NULL},
+        {NO_BIAS, OPEN, "expert_bias_left_out", NULL},
+        {TWICE, OPEN, "expert_weights_applied", "twice"},
+        {NEXT_ROW, OPEN, "expert_rows_misplaced", "the row after their own"},
+        {NEXT_ROW, BY_RELU, "expert_rows_misplaced", "the row after their own"},
+        {OTHER_FUNCTION, BY_RELU, "activation_function", "with silu"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
-        made m = make_experts(cases[k].is, cases[k].open);
+        made m = make_experts(cases[k].is, cases[k].form);
         expect_cause(&m, cases[k].cause, cases[k].words, k);
     }
 }

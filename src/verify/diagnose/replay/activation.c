@@ -2,7 +2,7 @@
 /* An MLP computed again from what its first layers give: its activation function, and which of gate and up it is of. */
 #include "verify/diagnose/replay/search.h"
 
-static double activation_of(size_t function, double x)
+double ari_activation_of(size_t function, double x)
 {
     const double root_of_half = 0.7071067811865476;
     switch (function) {
@@ -53,7 +53,7 @@ static void put_function(ari_probe *p, void *of, size_t candidate)
     for (size_t k = 0; k < p->tokens; k++) {
         const float *x = row_of(m, exchanged, p->token[k]), *by = m->gated ? row_of(m, !exchanged, p->token[k]) : NULL;
         for (size_t i = 0; i < m->n; i++)
-            m->hidden[i] = activation_of(candidate % FUNCTIONS, (double)x[i]) * (by ? (double)by[i] : 1.0);
+            m->hidden[i] = ari_activation_of(candidate % FUNCTIONS, (double)x[i]) * (by ? (double)by[i] : 1.0);
         ari_probe_put(p, k, m->hidden);
     }
 }

@@ -8,7 +8,7 @@
 
 #include "verify/diagnose/hypothesis.h"
 
-enum { FORMS = 16 * ARI_EXPERT_WEIGHTS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
+enum { FUNCTIONS = 4, FORMS = 16 * ARI_EXPERT_WEIGHTS * FUNCTIONS, MOST_UNROUTED = 128, MOST_WORK = 1 << 28 };
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
@@ -79,13 +79,17 @@ static bool find_leaves(ari_experts *e)
 /* Form i of those that names leave open. False: it is not that of the shapes. */
 static bool take_form(ari_experts *e, size_t i)
 {
-    const size_t down = i / 16, first = down == 0, last = e->leaves == 2 ? first : down == 2 ? 1 : 2;
+    const size_t down = i / 16 % ARI_EXPERT_WEIGHTS, first = down == 0,
+                 last = e->leaves == 2 ? first
+                        : down == 2    ? 1
+                                       : 2;
     const ari_expert_form f = {{[ARI_OF_GATE] = first, [ARI_OF_UP] = last, [ARI_OF_DOWN] = down},
                                i & 1,
                                i & 2,
                                i & 4,
-                               i & 8 ? ARI_OPEN_WEIGHTS : 0};
-    if (down >= e->leaves || (f.in_turn && first != last))
+                               i & 8 ? ARI_OPEN_WEIGHTS : 0,
+                               i / 16 / ARI_EXPERT_WEIGHTS};
+    if (down >= e->leaves || (f.in_turn && first != last) || (f.gating && f.function))
         return false;
     const ari_expert_leaf *a = &e->leaf[first], *b = &e->leaf[last], *d = &e->leaf[down];
     e->form = f;
@@ -139,8 +143,10 @@ static double limit(double x, double low)
     return fmax(low, fmin(x, 7.0));
 }
 
-static double gated(unsigned gating, double gate, double up)
+static double gated(unsigned gating, size_t function, double gate, double up)
 {
+    if (gating == 0)
+        return ari_activation_of(function, gate) * up;
     if (gating & ARI_LIMITED)
         gate = limit(gate, -HUGE_VAL), up = limit(up, -7.0);
     return gate / (1.0 + exp(-(gating & ARI_SLOPE ? 1.702 : 1.0) * gate)) * (gating & ARI_PLUS_ONE ? up + 1.0 : up);
@@ -161,7 +167,8 @@ void ari_expert_run(double *y, const ari_experts *e, unsigned made, double weigh
     const size_t n = e->width, shares = made >= ARI_TIMES_RANKS ? made / ARI_TIMES_RANKS : 1, each = n / shares;
     made %= ARI_TIMES_RANKS;
     const double scale = made == ARI_OF_WEIGHTED ? weight : 1.0;
-    const unsigned gating = made >= ARI_BY_FUNCTION ? made - ARI_BY_FUNCTION : e->form.gating;
+    const bool other = made >= ARI_BY_FUNCTION;
+    const unsigned gating = other ? made - ARI_BY_FUNCTION : e->form.gating;
     for (size_t f = 0; f < n; f++) {
         size_t at[2] = {f, n + f};
         for (size_t i = 0; i < 2; i++)
@@ -170,7 +177,7 @@ void ari_expert_run(double *y, const ari_experts *e, unsigned made, double weigh
                         ? (i * each + f % each) % 2 * n + f / each * each + (i * each + f % each) / 2
                     : made == ARI_IN_TURN ? 2 * f + i
                                           : at[i];
-        e->act[f] = gated(gating, feature(e, at[0], scale), feature(e, at[1], scale));
+        e->act[f] = gated(gating, other ? 0 : e->form.function, feature(e, at[0], scale), feature(e, at[1], scale));
     }
     for (size_t i = 0; i < e->cols; i++) {
         const float *w = e->w[ARI_OF_DOWN] + i * (n + 1);
@@ -249,7 +256,7 @@ static double solve(ari_experts *e, size_t k, bool of_reference)
 static ar_status choose_form(ari_experts *e, bool *held)
 {
     double least = ARI_REPLAY_BASE;
-    ari_expert_form best = {{0}, false, false, false, 0};
+    ari_expert_form best = {.gating = 0};
     *held = false;
     for (size_t i = 0; i < FORMS; i++) {
         if (!take_form(e, i))
@@ -319,6 +326,7 @@ static ar_status look_at_sums(ari_trace *t, ari_experts *e)
         {ARI_WITHOUT_BIAS, BARE_BIAS, ARI_IF(LAST) | ARI_IF(ONE), ""},
         {ARI_WITHOUT_BIAS, WEIGHTED, ARI_IF(LAST), ""},
         {ARI_BY_FUNCTION | other, WEIGHTED, ARI_IF(ALL), is ? "silu(gate)*up" : "GPT-OSS's, of limits and up + 1"},
+        {ARI_BY_FUNCTION, WEIGHTED, ARI_IF(ALL), "with silu"},
         {ARI_BY_FUNCTION | (is ^ ARI_SLOPE), WEIGHTED, ARI_IF(ALL), is ? "with silu" : "with sigmoid(1.702*gate)"},
         {ARI_BY_FUNCTION | (is ^ ARI_PLUS_ONE), WEIGHTED, ARI_IF(ALL), is ? "with up, not up + 1" : "with up + 1"},
         {ARI_BY_FUNCTION | (is ^ ARI_LIMITED), WEIGHTED, ARI_IF(ALL), is ? "without limits" : "with limits of 7"},

@@ -4,8 +4,8 @@
 
 /* A mixture of experts computed again for the tokens of a probe, from the module's input and the experts' weights. The
  * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over
- * what all experts make of the input, and over a shared expert's output. Experts are gated by silu, or as GPT-OSS's
- * are. */
+ * what all experts make of the input, and over a shared expert's output. Experts are gated by silu, gelu, its tanh form
+ * or relu, or as GPT-OSS's are. */
 #include "verify/diagnose/replay/search.h"
 
 enum { ARI_OF_GATE, ARI_OF_UP, ARI_OF_DOWN, ARI_EXPERT_WEIGHTS };
@@ -39,6 +39,7 @@ typedef struct ari_expert_form {
     bool in_turn;                  /* packed: row by row, not one half after the other */
     bool in_out;                   /* [in, out] */
     unsigned gating;               /* ari_gating */
+    size_t function;               /* of gate, ari_activation_of's, where gating is 0 */
 } ari_expert_form;
 
 /* How much of an expert's output there is in a token's row, of the reference and of the other dump. */

@@ -12,6 +12,8 @@ typedef void (*ari_put)(ari_probe *p, void *of, size_t i);
 /** Candidate *base gives the reference best, and *other leaves least of what differs, *left of its squares; false: none
  *  gives the reference, or no other one the differences. */
 bool ari_choose(size_t *base, size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t n);
+/** Silu, gelu, its tanh form, relu, and others, of activation.c's names. */
+double ari_activation_of(size_t function, double x);
 /** The latter alone, where the base is known. */
 bool ari_choose_other(size_t *other, double *left, ari_probe *p, ari_put put, void *of, size_t base, size_t n);
 
