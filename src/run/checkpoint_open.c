@@ -127,7 +127,11 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
 {
     const ari_checkpoint_hashes *h = &c->read.hashes;
     ARI_OWNED char *training = NULL;
+    bool split = false;
     AR_TRY(find_folder(&c->path, path));
+    AR_TRY(ari_file_is_in(&split, c->path, "rank-00000.safetensors"));
+    if (split)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: is split among ranks; anyrank reshard merges it", ARI_SHOW(c->path));
     AR_TRY(ari_file_path(&training, c->path, ARI_CHECKPOINT_TRAINING));
     AR_TRY(ari_checkpoint_read_json(&c->read, training));
     if (h->weights[0] == '\0')
