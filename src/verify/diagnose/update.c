@@ -68,35 +68,38 @@ ar_status ari_measure_last(ari_trace *t, const ari_case *c)
 
 /* --- the update --------------------------------------------------------------------------------------------------- */
 
-/* The factor of the rank's update to the reference's; NAN: no single number. A decay that is part of the update leaves
- * a little; if it is most of the other's it is fitted too: at most a tenth of the weight. */
-static double factor_of(const beside *s)
+/* The factor of the rank's update to the reference's, and *left, the share of its squares that it leaves besides the
+ * weights' own rounding, so that it may be off by the root of that; NAN: no single number. A decay that is part of the
+ * update leaves a little; if it is most of the other's it is fitted too: at most a tenth of the weight. */
+static double factor_of(double *left, const beside *s)
 {
     double factor, now, last;
     const ari_fit *f = &s->values;
-    const double most = ARI_UNFITTED + 4.0 * s->noise / f->yy;
+    const double rounding = 4.0 * s->noise / f->yy;
     if (!(f->aa > 100.0 * s->noise))
         return (double)NAN;
-    if (f->yy == 0.0 || ari_fit_one(&factor, f) <= most)
+    *left = f->yy == 0.0 ? 0.0 : ari_fit_one(&factor, f) - rounding;
+    if (*left <= ARI_UNFITTED)
         return f->ya / f->aa;
-    const bool two = ari_fit_two(&now, &last, f) <= most;
-    return two && last / (now - 1.0) > 0.0 && last / (now - 1.0) < 0.1 ? now : (double)NAN;
+    *left = ari_fit_two(&now, &last, f) - rounding;
+    return *left <= ARI_UNFITTED && last / (now - 1.0) > 0.0 && last / (now - 1.0) < 0.1 ? now : (double)NAN;
 }
 
 ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 {
-    double low = INFINITY, high = -INFINITY;
+    double low = INFINITY, high = -INFINITY, worst = 0.0, left = 0.0;
     for (int r = 0; r < c->d->ranks; r++) {
         if (c->survey.rank[r].different == 0)
             continue;
         const beside s = look_beside(c, r, false);
-        const double factor = factor_of(&s);
+        const double factor = factor_of(&left, &s);
         if (!(fabs(factor - 1.0) > ARI_KNOWN))
             return AR_OK;
         low = fmin(low, factor);
         high = fmax(high, factor);
+        worst = fmax(worst, left);
     }
-    const bool one = (low == 0.0 && high == 0.0) || high - low <= ARI_KNOWN * fabs(high);
+    const bool one = (low == 0.0 && high == 0.0) || high - low <= (ARI_KNOWN + 2.0 * sqrt(worst)) * fabs(high);
     ARI_FINDING(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME), {"factor", .number = low}, {"high", .number = high});
     return one ? ari_name_update(t, c, low) : AR_OK;
 }
