@@ -13,7 +13,16 @@
  * on every tensor-parallel rank, or all of them not; on request matrices apart. A copy lies on each of these ranks, and floats are added in the
  * order of its place in the bucket: beside a shard that is longer on one rank it would have another place there, and
  * the copies other bits. */
-enum { KIND_BF16 = 1, KIND_SPREAD = 2, KIND_UNEVEN = 4, KIND_ENDS = 8, KIND_EXPERT = 16, KIND_MATRIX = 32, KINDS = 64 };
+enum {
+    KIND_BF16 = 1,
+    KIND_SPREAD = 2,
+    KIND_UNEVEN = 4,
+    KIND_ENDS = 8,
+    KIND_EXPERT = 16,
+    KIND_MATRIX = 32,
+    KIND_TABLE = 64,
+    KINDS = 128
+};
 
 typedef struct candidate {
     ar_param *param;
@@ -93,10 +102,11 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
                        .unit = unit == d->units ? unit : d->units - 1 - unit};
         if (!p->requires_grad || d->unit_of[i] != unit)
             continue;
+        const bool half = p->value.dtype == AR_BF16;
         AR_TRY(measure_candidate(&c, d, p));
         c.kind = (c.uneven ? KIND_UNEVEN : 0) | (is_spread(d, p) ? KIND_SPREAD : 0) |
-                 (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->expert ? KIND_EXPERT : 0) |
-                 (p->value.dtype == AR_BF16 ? KIND_BF16 : 0) |
+                 (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->expert ? KIND_EXPERT : 0) | (half ? KIND_BF16 : 0) |
+                 (half && p->adds == AR_ADDS_BY_TOKEN ? KIND_TABLE : 0) |
                  (d->options.matrices_apart && p->matrix ? KIND_MATRIX : 0);
         f->at[f->n++] = c;
     }

@@ -2,6 +2,8 @@
 /* The buckets in which the gradients of a rank's parameters move. */
 #include "sim/plan/ops_impl.h"
 
+#include <string.h>
+
 #include "ref/core/size.h"
 
 static bool before(ari_bucket_place a, ari_bucket_place b)
@@ -23,6 +25,11 @@ static size_t bytes_of(ari_op_builder *w, const ari_one_param *p)
     return n;
 }
 
+static bool is_table(const ari_one_param *p)
+{
+    return p->of.role == ARI_TOKENS || p->of.role == ARI_POSITIONS;
+}
+
 /* -1: without a gradient, in no bucket. */
 static int kind_of(const ari_op_builder *w, const ari_one_param *p)
 {
@@ -32,9 +39,10 @@ static int kind_of(const ari_op_builder *w, const ari_one_param *p)
     const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
     const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
     const bool ends = p->value.at[ARI_AXIS_PP].kind == AR_REPLICATE;
+    const bool half = p->value.dtype == AR_BF16;
     return (w->apart && ari_is_expert_part(p->of.role) ? ARI_KIND_EXPERT : 0) + (ends ? ARI_KIND_ENDS : 0) +
-           (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) +
-           (p->value.dtype == AR_BF16 ? ARI_KIND_NARROW : 0) +
+           (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) + (half ? ARI_KIND_NARROW : 0) +
+           (half && is_table(p) ? ARI_KIND_TABLE : 0) +
            (ari_op_by_muon(w->c, p->of.role, p->of.bias) ? ARI_KIND_MATRIX : 0);
 }
 
@@ -221,7 +229,6 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         filled = ari_op_builder_add(w, filled, ari_op_builder_mul(w, n, bytes));
         b->elements = ari_op_builder_add(w, b->elements, ari_op_builder_mul(w, n, p.elements));
         b->params += n;
-        b->tables |= p.of.role == ARI_TOKENS || p.of.role == ARI_POSITIONS;
         b->last = (ari_bucket_place){at.major, at.minor + n - 1};
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
@@ -237,14 +244,14 @@ static bool completes_before(const ari_op_builder_bucket *a, const ari_op_builde
     return ends_a == ends_b ? before(a->last, b->last) : ends_a < ends_b;
 }
 
-/* The kinds of the unit's parameters, as bits. Without a plan of its own each layer has those of others of its parts. */
-static uint64_t kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
+/* The kinds of the unit's parameters. Without a plan of its own each layer has those of others of its parts. */
+static void find_kinds(bool any[ARI_BUCKET_KINDS], ari_op_builder *w, const ari_params *all, size_t unit)
 {
     const bool alike =
         w->c->run.plan.rules == 0 && unit == ARI_ALL_UNITS && ari_op_builder_same_parts(all) && all->layers > 0;
     const unit_span s = span_of(w, all, unit);
     const size_t begin = all->before.n, end = begin + all->in_blocks;
-    uint64_t kinds = 0;
+    memset(any, 0, ARI_BUCKET_KINDS * sizeof *any);
     for (size_t i = s.begin; i < s.end && w->st == AR_OK; i++) {
         if (alike && i == begin + ari_op_builder_parts_of(w, all, 0)->n)
             i = end;
@@ -252,10 +259,10 @@ static uint64_t kinds_in(ari_op_builder *w, const ari_params *all, size_t unit)
             continue;
         const ari_one_param p = ari_op_builder_param_at(w, all, i);
         const int kind = kind_of(w, &p);
-        kinds |= kind < 0 ? 0 : (uint64_t)1 << kind;
+        if (kind >= 0)
+            any[kind] = true;
         i += p.after;
     }
-    return kinds;
 }
 
 /* Calls f, unless NULL, for each bucket of the unit, the first of which has the number `index`. Returns the number of
@@ -265,9 +272,9 @@ static size_t each_of(ari_op_builder *w, const ari_params *all, size_t unit, siz
     ari_op_builder_bucket open[ARI_BUCKET_KINDS] = {{.params = 0}};
     bool any[ARI_BUCKET_KINDS];
     const unit_span s = span_of(w, all, unit);
-    const uint64_t kinds = kinds_in(w, all, unit);
+    find_kinds(any, w, all, unit);
     for (int k = 0; k < ARI_BUCKET_KINDS; k++)
-        any[k] = (kinds >> k & 1) != 0 && next_bucket(w, all, &s, k, &open[k]);
+        any[k] = any[k] && next_bucket(w, all, &s, k, &open[k]);
     /* None is made before it. */
     ari_op_param latest = {ARI_NO_LAYER, ARI_HEAD, false};
     if (w->config->mtp > 0)
@@ -332,7 +339,7 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
     size_t start = 0, samples = 0, parts = 0;
     ar_gradient_moves(p, w->c->run.seq, &parts);
-    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->tables ? 2 * w->c->run.seq : parts);
+    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->kind & ARI_KIND_TABLE ? 2 * w->c->run.seq : parts);
     const bool apart = often == ARI_EACH_MICRO && ari_passes_apart(p);
     ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);

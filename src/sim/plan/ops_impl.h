@@ -303,15 +303,17 @@ typedef struct ari_one_param {
 } ari_one_param;
 
 /* Parameters share a bucket that are stored alike, summed over the same groups, and of as many elements on every tp
- * rank, or all of them not. */
+ * rank, or all of them not. Of those in bf16 tables of tokens and positions have one apart: their elements are sums of
+ * many values, and move in more bytes. */
 enum {
+    ARI_KIND_TABLE = 64,
     ARI_KIND_EXPERT = 16,
     ARI_KIND_ENDS = 8,
     ARI_KIND_UNEVEN = 4,
     ARI_KIND_SPREAD = 2,
     ARI_KIND_NARROW = 1,
     ARI_KIND_MATRIX = 32,
-    ARI_BUCKET_KINDS = 64
+    ARI_BUCKET_KINDS = 128
 };
 
 /* A place in the order of packing: by `major`, then by `minor`. */
@@ -325,7 +327,6 @@ typedef struct ari_op_builder_bucket {
     ari_one_param first;
     int kind;
     size_t elements, params;
-    bool tables;           /* of tokens or positions, among them */
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
 } ari_op_builder_bucket;
