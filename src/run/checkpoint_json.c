@@ -291,7 +291,7 @@ static ar_status data(const object *whole, ari_checkpoint_read *r)
     o.of = " of 'data'";
     AR_TRY(text(&o, "path", &s->data_path));
     AR_TRY(choice(&o, "format", ari_data_format_names + AR_DATA_BYTES, &format,
-                  "expected bytes, u16, u32 or safetensors"));
+                  "expected bytes, u16, u32, safetensors or jsonl"));
     AR_TRY(read_count(&o, "tokens", &s->data_tokens));
     AR_TRY(hash(&o, "sha256", r->data_hash));
     if (r->data_hash[0] == '\0')

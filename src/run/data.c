@@ -39,7 +39,7 @@ static ar_status format_of_name(ar_data_format *format, const char *path)
         if (ari_ends_in(path, unclear[i]))
             return ar_error_set(AR_ERR_ARG,
                                 "%s: a name in %s does not tell what is a token: say which format it has, bytes, u16, "
-                                "u32 or safetensors",
+                                "u32, safetensors or jsonl",
                                 ARI_SHOW(path), unclear[i]);
     }
     *format = ari_ends_in(path, ".safetensors") ? AR_DATA_SAFETENSORS
