@@ -185,13 +185,27 @@ static double attention_seconds(const walk *w, const ari_operation *op)
     return ari_rates_scores(&w->rates, &s);
 }
 
+/* Of the experts whose rows for a gradient come to one rank, those that come to the rank with most: a block of rows is an
+ * expert's of a sample. */
+static double experts_here(const ari_operation *op, double experts)
+{
+    double here = experts;
+    for (int i = 0; i < op->calls; i++) {
+        const ari_op_call *call = &op->call[i];
+        if (call->routed && call->kind == ARI_CALL_ALL_TO_ALL && call->row > 0)
+            here = fmin(here, ceil((double)call->elements / (double)call->row / (double)call->ranks));
+    }
+    return here;
+}
+
 /* A product of all its parts side by side; of experts one for each, own: one after the other.
  * share: of its rows. */
 static double product_seconds(const walk *w, const ari_operation *op, double share)
 {
     const bool gradient = op->kind == ARI_OPERATION_WEIGHT_GRADIENT, forward = goes_forward(op);
     const ari_op_value *weight = gradient ? &op->output[0] : &op->weight[0];
-    const double in = (double)weight->local[1], experts = fmax(1.0, (double)weight->experts);
+    const double in = (double)weight->local[1], all = fmax(1.0, (double)weight->experts);
+    const double experts = gradient && !is_production(w) ? experts_here(op, all) : all;
     if (op->role == ARI_K_SHARED && op->pass == ARI_PASS_BACKWARD && !forward && !is_production(w)) { /* times ones */
         const size_t *k = op->output[2].local, heads = op->input[1].local[2] / w->p->step.config->head_dim;
         const ari_gpu_product sum = {(double)k[0], (double)(k[1] * k[2]), 1.0, (double)heads, false};

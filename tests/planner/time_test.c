@@ -222,7 +222,7 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
-        layout_draw_make(&d, DRAW_EXPERTS, 640 + (uint64_t)i);
+        layout_draw_make(&d, DRAW_EXPERTS, 682 + (uint64_t)i);
         ar_parallel *p = &d.parallel;
         d.config.experts.per_token = d.config.experts.n;
         d.config.experts.scores.kept = d.config.experts.scores.groups;
