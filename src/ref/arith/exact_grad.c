@@ -371,11 +371,6 @@ static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, n, width);
 }
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 /* Of narrow states. The own slice is merged with the other ranks' states, which come in the bytes that so many values
  * need; unless that is all that was asked for (gathers) its values are gathered, or its states where more is added to
  * them. No memory of the step: another queue has it. */
@@ -386,11 +381,11 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     const size_t ranks = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
     const size_t start = ari_share_start(over, counts), width = ari_sent_state_bytes(most->before);
     const size_t wider = ari_sent_state_bytes(most->after), kept = sizeof(float) + sizeof(uint16_t);
-    const size_t bytes = larger((n + ranks * own) * width, n * larger(most->after > 0 ? wider : 0, kept));
+    const size_t there = (n + ranks * own) * width, back = n * (most->after > 0 ? wider : kept);
     const ar_buf t = ar_buf_at(r->t, start), h = ar_buf_at(r->hl, start * sizeof(int64_t));
     ar_buf sent = {NULL};
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, bytes));
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, there > back ? there : back));
     const ar_buf came = ar_buf_at(sent, n * width);
     AR_TRY_TO(done, st, states_narrow(ctx, q, sent, r, n, 0, start, width));
     AR_TRY_TO(done, st,
