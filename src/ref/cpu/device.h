@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/device.h"
 #include "ref/cpu/gemm.h"
@@ -45,7 +46,7 @@ typedef struct ari_exact_choice {
 typedef struct ari_cpu_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ari_pool pool;
-    ari_exact_choice exact; /* how it makes the integer sums of an exact contraction */
+    ari_exact_choice exact; /* how it makes the integer sums of an exact contraction; path NULL: ari_exact_likely */
 } ari_cpu_device;
 
 /** The part common to every CPU device, with no memory and no path: for queries of sizes. Static storage. */
@@ -62,10 +63,16 @@ bool ari_cpu_has(const char *names);
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
 /** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */
 const ari_exact_path *ari_exact_path_at(size_t i);
-/** The choice of a device that is created now: the path that the environment variable ANYRANK_EXACT_PATH names, else the
- *  fastest of those that the processor has. If theory does not decide, each makes a product, once a process, in about
- *  3 ms. Errors: AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path
+/** The path that the environment variable ANYRANK_EXACT_PATH names, for a device that is created now; it names none:
+ *  NULL. Errors: AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path
  *  needs). */
+AR_NODISCARD ar_status ari_exact_forced(ari_exact_choice *choice);
+/** The same, or the fastest path of those that the processor has. If theory does not decide, each makes products of about
+ *  3 ms, once a process. */
 AR_NODISCARD ar_status ari_exact_choose(ari_exact_choice *choice);
+/** The paths for one more product, of so many multiplications, where none is forced: the fastest, once the process has
+ *  multiplied so much that finding it is worth the time, until then the one that is likely to be. Any thread may call.
+ *  Every path gives the same integers. */
+ari_exact_choice ari_exact_likely(uint64_t multiplications);
 
 #endif

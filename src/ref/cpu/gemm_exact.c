@@ -98,20 +98,23 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
-static const ari_exact_path *path_of(const ar_device *d, size_t k)
+/* The path of a product whose longest sum has so many terms: to be asked for once. */
+static const ari_exact_path *path_of(const ar_device *d, const ar_packed *a, const ar_packed *b, size_t terms)
 {
-    const ari_exact_choice *exact = &((const ari_cpu_device *)d)->exact;
-    return k < exact->path->least_terms ? exact->brief : exact->path;
+    ari_exact_choice exact = ((const ari_cpu_device *)d)->exact;
+    if (!exact.path)
+        exact = ari_exact_likely((uint64_t)a->batch * a->rows * b->rows * a->k);
+    return terms < exact.path->least_terms ? exact.brief : exact.path;
 }
 
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
-static ar_status for_each_tile(ar_device *d, const ar_packed *a, const ar_packed *b, const tile_request *r,
+static ar_status for_each_tile(ar_device *d, const ari_exact_path *path, const ar_packed *a, const ar_packed *b,
+                               const tile_request *r,
                                void (*job)(const ari_exact_path *path, const void *context, const ari_tile *t),
                                const void *context)
 {
     if (r->products == 0 || a->rows == 0 || b->rows == 0)
         return AR_OK;
-    const ari_exact_path *path = path_of(d, r->k);
     const ari_tile_plan p = plan_tiles(path, d, a, b, r);
     const size_t tiles = r->matrices * p.down * p.across, panels = r->products * p.panels;
     const int threads = ari_threads_for(d, tiles, r->products * a->rows * b->rows * (r->k + 8) / 8);
@@ -177,7 +180,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};
     const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = ARI_CONTRACT_BLOCK};
-    return for_each_tile(d, a, b, &r, int_tile, &o);
+    return for_each_tile(d, path_of(d, a, b, a->k), a, b, &r, int_tile, &o);
 }
 
 /* --- rounded values out ------------------------------------------------------------------------------------------- */
@@ -270,8 +273,9 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = path_of(d, a->k)->terms};
-    return for_each_tile(d, a, b, &r, round_tile, &o);
+    const ari_exact_path *path = path_of(d, a, b, a->k);
+    const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = path->terms};
+    return for_each_tile(d, path, a, b, &r, round_tile, &o);
 }
 
 /* --- rounded values into an accumulator --------------------------------------------------------------------------- */
@@ -337,7 +341,8 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool 
         r.k = terms > r.k ? terms : r.k;
         r.values += terms > 0 ? 1 : 0;
     }
-    r.terms = path_of(d, r.k)->terms;
+    const ari_exact_path *path = path_of(d, a, b, r.k);
+    r.terms = path->terms;
     const acc_output o = {t.ptr, sums, sums + a->rows * b->rows, e.ptr, f.ptr, &r, fresh, narrow};
-    return for_each_tile(d, a, b, &r, acc_tile, &o);
+    return for_each_tile(d, path, a, b, &r, acc_tile, &o);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,6 +58,8 @@ enum { ROWS = 256, COLS = 512, TERMS = 768, ROUNDS = 3 };
  * program would choose the other. One of some sums only more: the speed of AMX's products has two states, and the
  * contest sees one of them. */
 static const double CLEARLY = 1.05, FAR = 1.25;
+/* Multiplications that take five times as long as the contest, some 20 ms: most commands are over before. */
+#define WORTH (UINT64_C(1) << 32)
 
 /* A device with one path, whose memory is there from its first product on. */
 typedef struct trial {
@@ -183,15 +186,13 @@ static ar_status unknown_path(const char *set)
     return ar_error_set(AR_ERR_ARG, "cpu device: %s is '%.40s', expected %s", ARI_EXACT_VARIABLE, set, names);
 }
 
-ar_status ari_exact_choose(ari_exact_choice *choice)
+ar_status ari_exact_forced(ari_exact_choice *choice)
 {
     const char *set = getenv(ARI_EXACT_VARIABLE);
-    if (!set || set[0] == '\0') {
-        (void)pthread_once(&fastest.once, find_fastest);
-        *choice = fastest.choice;
-        return AR_OK;
-    }
     size_t i = 0;
+    *choice = (ari_exact_choice){.path = NULL};
+    if (!set || set[0] == '\0')
+        return AR_OK;
     while (i < PATHS && strcmp(set, entries[i].path->name) != 0)
         i++;
     if (i == PATHS)
@@ -201,4 +202,39 @@ ar_status ari_exact_choose(ari_exact_choice *choice)
                             ARI_EXACT_VARIABLE, set, entries[i].path->needs);
     *choice = (ari_exact_choice){entries[i].path, entries[i].path, ARI_EXACT_VARIABLE " is set"};
     return AR_OK;
+}
+
+ar_status ari_exact_choose(ari_exact_choice *choice)
+{
+    AR_TRY(ari_exact_forced(choice));
+    if (choice->path)
+        return AR_OK;
+    (void)pthread_once(&fastest.once, find_fastest);
+    *choice = fastest.choice;
+    return AR_OK;
+}
+
+static struct {
+    pthread_once_t once;
+    ari_exact_choice choice;
+} likely = {.once = PTHREAD_ONCE_INIT};
+
+/* The first of those for all sums. */
+static void find_likely(void)
+{
+    const ari_exact_path *path[PATHS];
+    size_t i = candidates(path);
+    while (i-- > 0)
+        if (path[i]->least_terms == 0)
+            likely.choice = (ari_exact_choice){path[i], path[i], "likely"};
+}
+
+ari_exact_choice ari_exact_likely(uint64_t multiplications)
+{
+    static _Atomic uint64_t done;
+    const bool measured = atomic_load_explicit(&done, memory_order_relaxed) >= WORTH;
+    (void)pthread_once(measured ? &fastest.once : &likely.once, measured ? find_fastest : find_likely);
+    if (!measured)
+        (void)atomic_fetch_add_explicit(&done, multiplications, memory_order_relaxed);
+    return measured ? fastest.choice : likely.choice;
 }
