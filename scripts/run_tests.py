@@ -151,11 +151,17 @@ class Ended:
         self.seconds, self.cpu_seconds = seconds, cpu_seconds
 
 
+# With which the command would start itself again (src/cli/main.c), as half of all processes did; cli/edges_test holds
+# that it does. Threads that spin while they wait keep others from running where programs share the cores.
+STARTED = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "4000", "OPENBLAS_NUM_THREADS": "1", "OMP_STACKSIZE": "8M"}
+
+
 def run(command, limit, environment=None):
     """Runs a command in its own process group to its end, or kills the group when `limit` seconds are over."""
     start = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, env={**STARTED, **os.environ, **(environment or {})},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               start_new_session=True)
     timed_out = threading.Event()
 
     def kill():
@@ -297,9 +303,7 @@ def run_program(program, build, report):
     if not (ROOT / build / program.path).exists():
         return Result(program.name, 0, 1, output=f"{build}/{program.path} was not built")
     limit = EXTENDED_LIMIT_S if program.extended else PROGRAM_LIMIT_S
-    # C: the closing line untranslated. Threads that spin while they wait keep others from running where programs share
-    # the cores.
-    environment = {"CRITERION_JOBS": "1", "LC_ALL": "C", "OMP_WAIT_POLICY": "passive",
+    environment = {"CRITERION_JOBS": "1", "LC_ALL": "C",  # the closing line untranslated
                    # Each thread maps stacks of freed frames, and freed memory lies unused until more is freed: of the
                    # smallest size, and up to 16 MB a process, both take a quarter less of it all.
                    "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:max_uar_stack_size_log=16:"

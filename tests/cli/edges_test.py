@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import struct
 import sys
@@ -53,6 +54,14 @@ class EdgesTest(command.Case):
         for arguments in (["check", str(GOLDEN), *SMALL, "--cluster", "h100"], ["plan", "llama-3-8b", "--gpus", "8"]):
             done = command.start([*line, *arguments])
             self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_threads_sleep_while_they_wait_unless_the_user_chose(self):
+        bare = {name: os.environ[name] for name in os.environ if not name.startswith(("OMP_", "GOMP_", "OPENBLAS_"))}
+        for own, last in (({}, b"4000"), ({"GOMP_SPINCOUNT": "7"}, b"7")):
+            shown = command.start([str(command.COMMAND), "--version"], text=False,
+                                  env={**bare, **own, "OMP_DISPLAY_ENV": "verbose"}).stderr
+            counts = re.findall(rb"GOMP_SPINCOUNT = '(\d+)'", shown)  # of each start; another runtime has none
+            self.assertEqual(counts[-1:], [last] if counts else [], shown)
 
     def test_a_name_cut_within_a_character_is_still_a_name(self):
         for length in range(58, 64):
