@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_BENCH_BENCH_H
-#define ARI_BENCH_BENCH_H
+#pragma once
 
 #include "cli/options/run.h"
 #include "cli/shared/progress.h"
@@ -69,5 +68,3 @@ AR_NODISCARD ar_status ari_bench_ddp(ari_bench_session *s);
  *  with their expected values. Errors: also AR_ERR_ARG (bytes that are no whole elements), AR_ERR_DATA (a wrong sum).
  *  */
 AR_NODISCARD ar_status ari_bench_allreduce(ari_bench_session *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_BENCH_HARNESS_H
-#define ARI_BENCH_HARNESS_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "anyrank/device.h"
@@ -116,5 +115,3 @@ AR_NODISCARD ar_status ari_gemm_list_create(ari_gemm_list *list, ari_bench_devic
 AR_NODISCARD ar_status ari_gemm_list_run(const ari_gemm_list *list, double *seconds);
 /** Multiplications and additions. */
 double ari_gemm_list_operations(const ari_gemm_list *list);
-
-#endif

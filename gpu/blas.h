@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_BLAS_H
-#define ARI_GPU_BLAS_H
+#pragma once
 
 /* Matrix products that a library does: gpu/cuda/blas.cu by cuBLAS, gpu/emulated/blas.cc by plain loops. Matrices are
  * row-major: c [m, n], a [m, k], b [n, k], c (+)= a b^T; ld: elements from one row to the next; batch: so many, `step`
@@ -52,5 +51,3 @@ void *blas_of(ar_device *d);
 #endif
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EPILOGUE_H
-#define ARI_GPU_EPILOGUE_H
+#pragma once
 
 /* Epilogues of the exact contraction's slots, whichever kernel made the sums. Each gets the sum of column `col` in row
  * `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that it has looked up
@@ -184,5 +183,3 @@ struct accumulator_out {
 };
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_KERNEL_H
-#define ARI_GPU_KERNEL_H
+#pragma once
 
 /* Kernels are written once for two compilers: nvcc, which builds the CUDA device, and the C++ compiler, which builds
  * the emulated device: the same arithmetic without a GPU. A file of kernels includes this header
@@ -45,6 +44,4 @@ template <class T, size_t N> struct alignas(N * sizeof(T)) ari_whole {
 #include "gpu/cuda/kernel.h"
 #else
 #include "gpu/emulated/kernel.h"
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_KERNELS_H
-#define ARI_GPU_KERNELS_H
+#pragma once
 
 /* Declarations that the files of kernels share. */
 #include "gpu/kernel.h"
@@ -241,5 +240,3 @@ inline size_t ceil_div(size_t a, size_t b)
 }
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_LIBRARY_H
-#define ARI_GPU_LIBRARY_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -31,5 +30,4 @@ bool ari_library_find(void *library, const char *name, void *slot);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

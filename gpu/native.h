@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_NATIVE_H
-#define ARI_GPU_NATIVE_H
+#pragma once
 
 /* The device's interface for C beside its table. */
 #include <stdbool.h>
@@ -71,6 +70,4 @@ AR_NODISCARD ar_status ari_sgemm_choose(bool *pedantic);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

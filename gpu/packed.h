@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_PACKED_H
-#define ARI_GPU_PACKED_H
+#pragma once
 
 /* Quantised rows on a GPU, in the digits of ref/numerics/digits.h. A row is cut into blocks of `width` terms; a block
  * of a row is its runs of int8, one after the other, `width` bytes each. The runs lie in opposite orders in the two,
@@ -135,5 +134,3 @@ template <bool TEN> struct tile_sums {
 };
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_SUMS_H
-#define ARI_GPU_SUMS_H
+#pragma once
 
 /* Sums over rows: the order-independent accumulator (numerics.md, section 3) and the native sum, whose order is
  * that of the rows. Each element has one writer in each launch; no sum is atomic. */
@@ -200,5 +199,3 @@ ar_status add_to_sums(ar_device *d, ar_queue *q, const ar_row_sum *const (&sum)[
 }
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_VECTORS_H
-#define ARI_GPU_VECTORS_H
+#pragma once
 
 /* Elements side by side, several to a thread: a GPU reaches its memory's speed by loads and stores of 16 bytes.
  * A kernel is written once for N elements, where N is its first argument, of whose type it is a constant:
@@ -193,5 +192,3 @@ template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T
 }
 
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_CUDA_KERNEL_H
-#define ARI_GPU_CUDA_KERNEL_H
+#pragma once
 
 /* gpu/kernel.h for nvcc. */
 #include <cuda_runtime.h>
@@ -154,5 +153,3 @@ template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, 
 }
 
 } // namespace ari_cuda
-
-#endif

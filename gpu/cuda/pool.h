@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_CUDA_POOL_H
-#define ARI_GPU_CUDA_POOL_H
+#pragma once
 
 /* The process' memory on a GPU: CUDA's stream-ordered allocator, in a pool of its own, which all devices on that GPU
  * share. The GPU's default pool stays as its other users, a program's own libraries, have set it. */
@@ -24,5 +23,3 @@ ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s);
 ar_status pool_trim(pool *p);
 
 } // namespace ari_cuda
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_CUDA_WGMMA_H
-#define ARI_GPU_CUDA_WGMMA_H
+#pragma once
 
 /* The machine of gpu/sm90/body.h as compute capability 9.0 has it: PTX that C++ has no name for. Sources: PTX ISA 8.7,
  * "Asynchronous Warpgroup Level Matrix Instructions", "mbarrier", "cp.async.bulk.tensor", "setmaxnreg",
@@ -181,5 +180,3 @@ class machine
 
 } // namespace sm90
 } // namespace ari_cuda
-
-#endif

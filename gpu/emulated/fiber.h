@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EMULATED_FIBER_H
-#define ARI_GPU_EMULATED_FIBER_H
+#pragma once
 
 /* Annotations for ThreadSanitizer, where one host thread does in turns what a GPU does at once: it treats each
  * turn-taker as a fiber, as good as a thread, and nothing but these calls orders two fibers. So it finds two accesses
@@ -130,5 +129,3 @@ inline void worker_after(worker *, const void *)
 #endif
 
 } // namespace ari_emulated
-
-#endif

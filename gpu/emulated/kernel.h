@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EMULATED_KERNEL_H
-#define ARI_GPU_EMULATED_KERNEL_H
+#pragma once
 
 /* gpu/kernel.h for a C++ compiler: grids and blocks are loops. */
 #include <stdint.h>
@@ -275,5 +274,3 @@ template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, 
 }
 
 } // namespace ari_emulated
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EMULATED_MEMORY_H
-#define ARI_GPU_EMULATED_MEMORY_H
+#pragma once
 
 /* The device's memory: one for the process, as one GPU is shared by its ranks. The addresses that it hands out are of
  * memory that the host may not touch; arena_at says where the same memory is for kernels. Under AddressSanitizer it is
@@ -64,5 +63,3 @@ ar_status guards_check(void);
 void arena_spoil(void *address);
 
 } // namespace ari_emulated
-
-#endif

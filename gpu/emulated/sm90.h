@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EMULATED_SM90_H
-#define ARI_GPU_EMULATED_SM90_H
+#pragma once
 
 /* The machine of gpu/sm90/body.h as a model: what the instructions do to shared memory, barriers and accumulators, said
  * once more, by PTX's own figures and not by the functions of layout.h. One cluster at a time. A flow stands for a
@@ -92,5 +91,3 @@ void run_cluster(const work &w, const tensor &left, const tensor &right, uint32_
 
 } // namespace sm90
 } // namespace ari_emulated
-
-#endif

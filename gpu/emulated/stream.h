@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_EMULATED_STREAM_H
-#define ARI_GPU_EMULATED_STREAM_H
+#pragma once
 
 /* Streams, and the memory that comes and goes in their order. They do their work at once, or late, as
  * ANYRANK_EMULATED_STREAMS says (anyrank/device.h). Late, each has a list of what it is to do, and nothing is done
@@ -33,5 +32,3 @@ void stream_free(ari_stream *s, void *address);
 void device_free(ar_device *d, void *address);
 
 } // namespace ari_emulated
-
-#endif

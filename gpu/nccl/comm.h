@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NCCL_COMM_H
-#define ARI_NCCL_COMM_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -103,5 +102,3 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
 AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
 /** Bytes that a ring would read from other ranks' memory for the call. */
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);
-
-#endif

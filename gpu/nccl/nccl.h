@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NCCL_NCCL_H
-#define ARI_NCCL_NCCL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -83,5 +82,3 @@ typedef struct ari_nccl_emulated_stream {
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
 /** AR_OK, also for what is in progress, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
 ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what);
-
-#endif

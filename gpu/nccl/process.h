@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NCCL_PROCESS_H
-#define ARI_NCCL_PROCESS_H
+#pragma once
 
 #include "process/process.h"
 
@@ -8,5 +7,3 @@
 AR_NODISCARD ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d);
 /** The library: see ar_transport_describe. */
 bool ari_nccl_describe(char *text, size_t size);
-
-#endif

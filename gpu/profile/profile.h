@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_PROFILE_H
-#define ARI_GPU_PROFILE_H
+#pragma once
 
 #include "anyrank/device.h"
 #include "ref/core/clock.h"
@@ -48,6 +47,4 @@ void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

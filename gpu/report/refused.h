@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_REPORT_REFUSED_H
-#define ARI_GPU_REPORT_REFUSED_H
+#pragma once
 
 #include <stddef.h>
 
@@ -13,6 +12,4 @@ void ari_gpu_note_refused(size_t m, size_t n, size_t k, size_t batch);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

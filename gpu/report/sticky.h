@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_REPORT_STICKY_H
-#define ARI_GPU_REPORT_STICKY_H
+#pragma once
 
 /* Errors that CUDA calls sticky: a kernel that failed leaves a context in which every later call of the process returns
  * the same error, and calls that release something may take seconds. The first one is what went wrong, and what all
@@ -48,6 +47,4 @@ bool ari_gpu_is_lost(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

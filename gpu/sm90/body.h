@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_SM90_BODY_H
-#define ARI_GPU_SM90_BODY_H
+#pragma once
 
 /* The exact contraction for compute capability 9.0: a block has 128 x 128 results, whose int8 products are in registers
  * until they are added, with their weight, to the result's int64 in registers too; no plane of int32 is ever in memory.
@@ -286,5 +285,3 @@ template <> struct is_serial<accumulator_out> {
 
 } // namespace sm90
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_SM90_GEMM_H
-#define ARI_GPU_SM90_GEMM_H
+#pragma once
 
 /* The exact contraction's own kernel for compute capability 9.0, in place of the library's products: the CUDA device
  * launches it (gpu/cuda/gemm_sm90.cu), the emulated one runs it on a model of that machine (gpu/emulated/gemm_sm90.cc).
@@ -36,5 +35,3 @@ ar_status sm90_gemm(ar_device *d, ar_queue *q, const packed &a, const packed &b,
                     const accumulator_out &out);
 
 } // namespace ARI_GPU
-
-#endif

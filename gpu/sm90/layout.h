@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_SM90_LAYOUT_H
-#define ARI_GPU_SM90_LAYOUT_H
+#pragma once
 
 /* Index computations of the exact contraction's own kernel for compute capability 9.0 (gpu/sm90/body.h): a block's part
  * of the result, the layout of shared memory, the tensor core's reads and each thread's results. Plain functions, which
@@ -308,5 +307,3 @@ inline work work_of(const packed &a, const packed &b, const ari_tile_part &part,
 
 } // namespace sm90
 } // namespace ARI_GPU
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_GPU_TILES_PLAN_H
-#define ARI_GPU_TILES_PLAN_H
+#pragma once
 
 #include "anyrank/device.h"
 
@@ -53,6 +52,4 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_DUMP_DUMP_H
-#define ARI_DUMP_DUMP_H
+#pragma once
 
 #include "anyrank/dump.h"
 #include "dump/map.h"
@@ -144,5 +143,3 @@ void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
  *  they are in `out`, which begins with element `start`. Of t only dtype and shape are looked at. */
 void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
                        size_t count);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_DUMP_MAP_H
-#define ARI_DUMP_MAP_H
+#pragma once
 
 #include <jansson.h>
 
@@ -196,5 +195,3 @@ AR_NODISCARD ar_status ari_map_runs_add(const ari_map_place *p, ari_map_runs *ru
 AR_NODISCARD ar_status ari_map_block_dim(const ari_map_place *p, int *dim);
 /** Elements of block k, of a packed dimension of `full` ones. Errors: AR_ERR_FORMAT (they do not fill it). */
 AR_NODISCARD ar_status ari_map_block_size(const ari_map_place *p, size_t full, size_t k, size_t *out);
-
-#endif

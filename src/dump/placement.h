@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_DUMP_PLACEMENT_H
-#define ARI_DUMP_PLACEMENT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -114,5 +113,3 @@ void ari_cover_check(ari_cover *result, int ndim, const size_t *shape, ari_cover
 /** "[0:64, 128:256]"; returns `text`. */
 #define ARI_REGION_TEXT 400
 const char *ari_region_text(char text[ARI_REGION_TEXT], int ndim, const size_t *start, const size_t *extent);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_DUMP_RESHARD_H
-#define ARI_DUMP_RESHARD_H
+#pragma once
 
 #include <jansson.h>
 
@@ -121,5 +120,3 @@ AR_NODISCARD ar_status ari_rs_folder_add(ari_rs_folder *d, const ari_rs_file *f,
 #define ARI_RS_SMALL_BYTES ((size_t)64 << 20)
 /** Copies what stands beside the input's tensors: config.json, tokenizer.json, .. *copied: how many. */
 AR_NODISCARD ar_status ari_rs_copy_small(ari_rs_folder *d, const ari_rs *r, size_t *copied);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MPI_MPI_IMPL_H
-#define ARI_MPI_MPI_IMPL_H
+#pragma once
 
 #include <mpi.h>
 #include <pthread.h>
@@ -139,5 +138,3 @@ AR_NODISCARD ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call);
 /** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
  *  NULL. An error: the world has ended. */
 AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MPI_PROCESS_H
-#define ARI_MPI_PROCESS_H
+#pragma once
 
 #include "process/process.h"
 
@@ -10,5 +9,3 @@ AR_NODISCARD ar_status ari_process_mpi_create(ar_process **gives, const ar_proce
 bool ari_process_mpi_launched(void);
 /** The library: see ar_transport_describe. */
 bool ari_mpi_describe(char *text, size_t size);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PLAN_FLOW_H
-#define ARI_PLAN_FLOW_H
+#pragma once
 
 #include "sim/plan/ops.h"
 
@@ -55,5 +54,3 @@ void ari_flow_title(char *out, size_t cap, const ar_config *c, const ari_flow_ro
 
 /** How ranks along an axis hold a value: "S(0)", "I"; "V": each what its experts have. Returns out. */
 const char *ari_placed_along(char out[AR_PLACEMENT_TEXT], const ari_op_value *v, int axis);
-
-#endif

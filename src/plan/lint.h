@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
  * operation by operation (lint_pass.c, lint_step.c), and what it finds (lint.c). */
-#ifndef ARI_PLAN_LINT_H
-#define ARI_PLAN_LINT_H
+#pragma once
 
 #include "anyrank/lint.h"
 #include "plan/flow.h"
@@ -183,5 +182,3 @@ void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
 /** Checks at the end of a micro-batch's two passes, and of the step. */
 void ari_lint_end_of_passes(ari_lint_state *l);
 void ari_lint_end_of_step(ari_lint_state *l);
-
-#endif

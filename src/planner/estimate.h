@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PLANNER_ESTIMATE_H
-#define ARI_PLANNER_ESTIMATE_H
+#pragma once
 
 #include "anyrank/run.h"
 
@@ -56,5 +55,3 @@ AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
 size_t ari_available_memory(const char *root);
 /** Its limit on address space (ulimit -v) less what it has mapped; SIZE_MAX without one. */
 size_t ari_available_space(const char *root);
-
-#endif

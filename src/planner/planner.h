@@ -2,8 +2,7 @@
 /* Cost of a model's layout on a cluster: memory of a rank by kind, bytes and time. Computed from config, layout and
  * batch alone, over the list of operations (sim/plan/ops.h) and the pipeline's schedule. Layouts that the list does not
  * cover (ZeRO-2 and 3, replicas) are planned by formulas too (planner.md). */
-#ifndef ARI_PLANNER_H
-#define ARI_PLANNER_H
+#pragma once
 
 #include "anyrank/sim.h"
 #include "sim/plan/ops.h"
@@ -163,5 +162,3 @@ const char *ari_flops_formula(ari_flops_convention k);
  *  et al. count. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
                                        ar_recompute recompute);
-
-#endif

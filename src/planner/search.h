@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layouts of a number of ranks: which are legal, which fit, and which take least time. */
-#ifndef ARI_PLANNER_SEARCH_H
-#define ARI_PLANNER_SEARCH_H
+#pragma once
 
 #include "planner/time.h"
 #include "ref/core/axis.h"
@@ -164,5 +163,3 @@ void ari_search_account(ari_search *s, int system);
 const char *ari_system_lacks(const ari_search *s, const ari_choice *c);
 /** What to paste into its command, its name in front; "" without a system. Truncates to size. */
 void ari_system_flags(char *text, size_t size, const ari_search *s, const ari_planned *p);
-
-#endif

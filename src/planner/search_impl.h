@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The search through one mesh after the other: its layouts (search.c), and the best of them (best.c). */
-#ifndef ARI_PLANNER_SEARCH_IMPL_H
-#define ARI_PLANNER_SEARCH_IMPL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -89,5 +88,3 @@ void ari_seeker_note(ari_ranking *r, const ari_candidate *f);
 /** Lists the fastest of the mesh that fits, or where none does the one that needs least. Of equally fast ones it is
  *  always the same. Errors: as above. */
 AR_NODISCARD ar_status ari_seeker_best(ari_seeker *k);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Seconds of a training step under a planned layout, by the clock of virtual time (simulated-cluster.md): products at
  * the rate of a rank, collectives by their closed forms on the links of their group. planner.md has the formulas. */
-#ifndef ARI_PLANNER_TIME_H
-#define ARI_PLANNER_TIME_H
+#pragma once
 
 #include "planner/planner.h"
 #include "ref/core/gpu.h"
@@ -81,5 +80,3 @@ double ari_time_step(const ari_time *t);
 /** The time of a step of the rank that takes longest. The layout is a legal one (ari_planned_check). Errors:
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options *o);
-
-#endif

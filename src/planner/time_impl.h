@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of a step's time: links, passes, sums over ranks. A search keeps the parts that layouts share. */
-#ifndef ARI_PLANNER_TIME_IMPL_H
-#define ARI_PLANNER_TIME_IMPL_H
+#pragma once
 
 #include "planner/time.h"
 
@@ -199,5 +198,3 @@ void ari_traffic_count(ari_traffic *m, ari_time_kind over, const char *call, con
                        double bytes, double seconds);
 /** Adds `times` of all rows of `from`, each to that of the same call, group and link. */
 void ari_traffic_add(ari_traffic *to, const ari_traffic *from, double times);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_AGREE_H
-#define ARI_PROCESS_AGREE_H
+#pragma once
 
 #include "process/store.h"
 #include "ref/comm/rendezvous_impl.h"
@@ -32,5 +31,3 @@ AR_NODISCARD ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const v
 AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index,
                                           int *rank, int n, const ari_call *call);
 void ari_calls_fini(ari_calls *k);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_DOOR_H
-#define ARI_PROCESS_DOOR_H
+#pragma once
 
 #include <poll.h>
 
@@ -35,5 +34,3 @@ void ari_door_serve(ari_door *d, const struct pollfd *p, int n, ari_door_admit *
 /** The connection ends once these last words were read, or at the latest with the door. */
 void ari_door_see_off(ari_door *d, int fd, const void *words, size_t bytes);
 void ari_door_close(ari_door *d);
-
-#endif

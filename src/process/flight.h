@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_FLIGHT_H
-#define ARI_PROCESS_FLIGHT_H
+#pragma once
 
 #include "ref/comm/comm_impl.h"
 
@@ -65,5 +64,3 @@ AR_NODISCARD ar_status ari_flight_judge(const ari_flight_view *views, int ranks,
                                         size_t size);
 /** `line` and the table of the simulator's reports; free(). NULL: no memory. */
 char *ari_flight_report(const ari_flight_view *views, int ranks, const char *line);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_HANDSHAKE_H
-#define ARI_PROCESS_HANDSHAKE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -93,5 +92,3 @@ ari_heard ari_handshake_ask(int fd, const ari_key *k, const ari_opening *own, co
 
 /** Why the two do not belong together, of process 0 and the other process as `other` names it. */
 void ari_heard_explain(char *text, size_t size, ari_heard heard, bool process_0_has_key, const char *other);
-
-#endif

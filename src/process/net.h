@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_NET_H
-#define ARI_PROCESS_NET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,5 +42,3 @@ ari_net_end ari_net_write(int fd, const void *from, size_t n, const ari_net_limi
  *  written last arrives. fd < 0: nothing. */
 void ari_net_close(int fd, uint64_t deadline_ns);
 #define ARI_NET_LAST_NS UINT64_C(200000000)
-
-#endif

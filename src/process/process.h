@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_PROCESS_H
-#define ARI_PROCESS_PROCESS_H
+#pragma once
 
 #include "process/store.h"
 
@@ -23,5 +22,3 @@ struct ar_process {
 
 /** Processes that are connected by sockets. */
 AR_NODISCARD ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o);
-
-#endif

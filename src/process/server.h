@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_SERVER_H
-#define ARI_PROCESS_SERVER_H
+#pragma once
 
 #include "process/handshake.h"
 #include "process/net.h"
@@ -50,5 +49,3 @@ typedef struct ari_server ari_server;
 AR_NODISCARD ar_status ari_server_create(ari_server **gives, int *own_fd, const ari_store_options *o);
 /** Accepts NULL. */
 void ari_server_destroy(ari_server *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PROCESS_STORE_H
-#define ARI_PROCESS_STORE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,5 +96,3 @@ void ari_store_agree_failed(ari_store *s, ar_status st);
 void ari_store_report(ari_store *s, ar_status st, const int *rank, int n, const char *line);
 /** This process waits too long: asks where every process is, and ends the world with what follows from that. */
 void ari_store_late(ari_store *s);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_CHECKPOINT_H
-#define ARI_RUN_CHECKPOINT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -88,5 +87,3 @@ AR_NODISCARD ar_status ari_checkpoint_write_json(const char *path, const ar_chec
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_read_json(ari_checkpoint_read *r, const char *path);
 void ari_checkpoint_read_fini(ari_checkpoint_read *r);
-
-#endif

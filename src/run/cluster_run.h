@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_CLUSTER_RUN_H
-#define ARI_RUN_CLUSTER_RUN_H
+#pragma once
 
 #include "anyrank/model.h"
 #include "anyrank/run.h"
@@ -120,5 +119,3 @@ typedef struct ari_use_names {
 /** From here on ctx reports so. Borrowed by ctx until ari_use_names_end. */
 void ari_use_names_begin(ari_use_names *n, ar_ctx *ctx);
 void ari_use_names_end(ari_use_names *n, ar_ctx *ctx);
-
-#endif

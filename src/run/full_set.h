@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_FULL_SET_H
-#define ARI_RUN_FULL_SET_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -64,5 +63,3 @@ AR_NODISCARD ar_status ari_full_set_entries(const ari_full_set *s, bool state, a
 AR_NODISCARD ar_status ari_full_set_hash(const ari_full_set *s, char hex[65]);
 /** Frees the tensors; in the same place. */
 void ari_full_set_clear(ari_full_set *s);
-
-#endif

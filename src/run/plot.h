@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_PLOT_H
-#define ARI_RUN_PLOT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,5 +50,3 @@ void ari_plot_begin(FILE *to, int width, int height, int left, const char *title
 void ari_plot_label(FILE *to, double x, double y, const char *attributes, const char *text);
 /** Writes what `draw` draws of `what`, whole or not at all. Errors: those of draw, AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void *what), const void *what);
-
-#endif

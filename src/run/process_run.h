@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_PROCESS_RUN_H
-#define ARI_RUN_PROCESS_RUN_H
+#pragma once
 
 #include "anyrank/process.h"
 
@@ -35,5 +34,3 @@ AR_NODISCARD ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n);
  *  use them up; then all processes agree on what those calls gave. */
 AR_NODISCARD ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
                                            ar_status (*take)(void *user, int rank, ari_bytes *b), void *user);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_RUN_H
-#define ARI_RUN_RUN_H
+#pragma once
 
 #include "anyrank/run.h"
 
@@ -57,5 +56,3 @@ uint64_t ari_shuffle_key(uint64_t seed);
 size_t ari_shuffle_draw(uint64_t key, uint32_t epoch, size_t i);
 /** order[0 .. n) = a permutation of 0 .. n-1; n at most 2^32. */
 void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch);
-
-#endif

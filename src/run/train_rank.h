@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_RUN_TRAIN_RANK_H
-#define ARI_RUN_TRAIN_RANK_H
+#pragma once
 
 #include "anyrank/training.h"
 #include "run/cluster_run.h"
@@ -38,5 +37,3 @@ AR_NODISCARD ar_status ari_train_config(ar_config *c, char *folder, size_t cap, 
  *  ar_loader_destroy. */
 AR_NODISCARD ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o,
                                         size_t vocab);
-
-#endif

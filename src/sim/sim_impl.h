@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_SIM_IMPL_H
-#define ARI_SIM_SIM_IMPL_H
+#pragma once
 
 #include "anyrank/sim.h"
 #include "ref/comm/rendezvous.h"
@@ -72,5 +71,3 @@ size_t ari_next_word(char *word, size_t room, const char **text);
 void ari_virtual_cost(void *user, ari_group *g);
 /** Errors: AR_ERR_ARG, a latency, a rate or a number of ranks that makes no sense. */
 AR_NODISCARD ar_status ari_virtual_check(const ar_sim_cluster *c);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_SUM_H
-#define ARI_SIM_SUM_H
+#pragma once
 
 #include "ref/core/reduce.h"
 #include "sim/wire.h"
@@ -47,5 +46,3 @@ bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head)
 /** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member
  *  that is: N-1 reads and N-1 writes of the slice, so the N slices come to the ring's 2(N-1) D. False: broken off. */
 bool ari_slice_move(ari_wire *w, int c);
-
-#endif

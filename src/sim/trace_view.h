@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_TRACE_VIEW_H
-#define ARI_SIM_TRACE_VIEW_H
+#pragma once
 
 #include "ref/comm/call.h"
 #include <stdio.h>
@@ -109,5 +108,3 @@ void ari_text_string(FILE *to, const char *s);
 /** Ends the text: the file gets its name if `st` and everything written were AR_OK, else nothing is left of it. Returns
  *  the first error of both. */
 AR_NODISCARD ar_status ari_text_end(ari_trace_text *t, ar_status st);
-
-#endif

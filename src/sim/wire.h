@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_WIRE_H
-#define ARI_SIM_WIRE_H
+#pragma once
 
 #include "sim/sim_impl.h"
 
@@ -145,5 +144,3 @@ const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind
  *  world has failed. */
 void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *where);
 void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *where);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the baseline's tests share: a recording of everything a run emits, weights from a file, tiny configs. */
-#ifndef TESTS_BASELINE_SUPPORT_H
-#define TESTS_BASELINE_SUPPORT_H
+#pragma once
 
 #include "anyrank/baseline.h"
 #include "anyrank/safetensors.h"
@@ -165,5 +164,3 @@ static inline double run_or_fail(const ar_config *c, ar_number_mode mode, const 
     cr_assert_ok(ar_baseline_run(c, &o, batch, &loss));
     return loss;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_CORE_FAKE_STREAM_H
-#define TESTS_CORE_FAKE_STREAM_H
+#pragma once
 
 /* A stream whose work a thread does, as a GPU would: later than it is enqueued, and in order. */
 #include <pthread.h>
@@ -211,5 +210,3 @@ static inline ar_queue *fake_queue(ar_queue_kind kind, const char *name)
         return NULL;
     return q;
 }
-
-#endif

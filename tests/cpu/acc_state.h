@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_ACC_STATE_H
-#define TEST_CPU_ACC_STATE_H
+#pragma once
 
 #include "ref/numerics/accumulator.h"
 #include "tests/cpu/contract_cases.h"
@@ -38,5 +37,3 @@ static inline void same_state(const state *got, const state *want, const char *w
                   (long long)got->hl[i], (long long)got->hl[got->n + i], want->t[i], (long long)want->hl[i],
                   (long long)want->hl[got->n + i]);
 }
-
-#endif

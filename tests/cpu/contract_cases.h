@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_CONTRACT_CASES_H
-#define TEST_CPU_CONTRACT_CASES_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -171,5 +170,3 @@ static inline size_t case_first_difference(const float *got, const float *want, 
             return i;
     return n;
 }
-
-#endif

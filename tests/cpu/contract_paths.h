@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_CONTRACT_PATHS_H
-#define TEST_CPU_CONTRACT_PATHS_H
+#pragma once
 
 #include <criterion/logging.h>
 
@@ -83,5 +82,3 @@ static inline void run_path(const char *path, void (*body)(void))
         body();
     }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_ROW_SUPPORT_H
-#define TEST_CPU_ROW_SUPPORT_H
+#pragma once
 
 /* What the tests of the row kernels share: data, comparison of bits, and the row sum of numerics.md written as
  * plainly as the text, with frexp, ldexp and rint in place of the kernels' bit arithmetic. */
@@ -210,5 +209,3 @@ static inline void assert_sum_at(int line, const plain_sum *actual, const plain_
 
 /* No sum. */
 static const ar_row_sum unsummed = {.t = {NULL}};
-
-#endif

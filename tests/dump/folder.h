@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A folder of files that a test writes, gone with it. */
-#ifndef TESTS_DUMP_FOLDER_H
-#define TESTS_DUMP_FOLDER_H
+#pragma once
 
 #include "anyrank/dump.h"
 #include "ref/io/file.h"
@@ -57,5 +56,3 @@ static inline ar_dump *open_folder(void)
     cr_assert_ok(ar_dump_open(&d, folder, NULL));
     return d;
 }
-
-#endif

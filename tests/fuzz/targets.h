@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef FUZZ_TARGETS_H
-#define FUZZ_TARGETS_H
+#pragma once
 
 /* What libFuzzer drives (tests/fuzz/run.sh) and the tests replay (tests/io/io_fuzz_main.c): each target takes any bytes
  * as one of the files that others write, or as what comes over a connection. It reads them or refuses them with a
@@ -486,5 +485,3 @@ static const fuzz_target fuzz_targets[] = {{"safetensors", fuzz_safetensors},
                                            {"dump", fuzz_dump},
                                            {"handshake", fuzz_handshake}};
 #define FUZZ_TARGETS (sizeof fuzz_targets / sizeof fuzz_targets[0])
-
-#endif

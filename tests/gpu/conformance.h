@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_GPU_CONFORMANCE_H
-#define TESTS_GPU_CONFORMANCE_H
+#pragma once
 
 /* The conformance suite of the device table: for every slot, cases that two devices are to answer with the same bits.
  * The function NAME_cases runs those of the slot NAME. Native products, whose order of additions is the device's own, are
@@ -28,5 +27,3 @@ pair_sum pair_no_sum(void);
  *  [--passes all|first] [--small]; `device` where none is named. Exit status 0; 1 where something differs, 2 for what
  * is no argument, 77 where the device is not there. */
 int conformance_run(int argc, char **argv, const char *device);
-
-#endif

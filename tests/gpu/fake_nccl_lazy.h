@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_GPU_FAKE_NCCL_LAZY_H
-#define TESTS_GPU_FAKE_NCCL_LAZY_H
+#pragma once
 
 /* Of the stand-in for NCCL: what a GPU does where memory is allocated, or a kernel is loaded, for the first call of a
  * communicator: it waits until nothing else of its process is under way. Two processes whose first calls are under way
@@ -166,5 +165,3 @@ static inline bool lazy_may_begin(lazy_comm *c, bool *stuck)
     lazy_unlock(b);
     return may;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_GPU_PROGRAMS_H
-#define TESTS_GPU_PROGRAMS_H
+#pragma once
 
 /* The main functions that tests/gpu/programs.c chooses from: tests/CMakeLists.txt compiles each of these programs with
  * its main named so, and with this file. */
@@ -8,5 +7,3 @@ int anyrank_main(int argc, char **argv);
 int conformance_main_main(int argc, char **argv);
 int gpu_smoke_main(int argc, char **argv);
 int bench_nccl_main(int argc, char **argv);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_GPU_WRONG_KERNELS_H
-#define TESTS_GPU_WRONG_KERNELS_H
+#pragma once
 
 /* Kernels and products with one fault each, which the emulated device is to find, and their like without it. */
 #include "anyrank/device.h"
@@ -30,6 +29,4 @@ ar_status wrong_product_run(const wrong_product *p, ar_device *d, ar_queue *q, a
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configs of a few keys, which the tests change one at a time. In these texts ' stands for ". */
-#ifndef ANYRANK_TESTS_IO_CONFIG_TEXT_H
-#define ANYRANK_TESTS_IO_CONFIG_TEXT_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "support/quoted.h"
@@ -80,5 +79,3 @@ static inline void config_each(const char *base, const char *lists, bool refused
     }
     json_decref(all);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_TESTS_IO_ST_BYTES_H
-#define ANYRANK_TESTS_IO_ST_BYTES_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -68,5 +67,3 @@ static inline int names_rule(const char *rule)
     const size_t n = strlen(rule);
     return strncmp(ar_error_message(), rule, n) == 0 && ar_error_message()[n] == ':';
 }
-
-#endif

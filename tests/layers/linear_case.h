@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One linear layer forward and backward on N ranks, and what each of them should then hold of the layer without
  * ranks. */
-#ifndef TESTS_LAYERS_LINEAR_CASE_H
-#define TESTS_LAYERS_LINEAR_CASE_H
+#pragma once
 
 #include <float.h>
 
@@ -244,5 +243,3 @@ static inline void expect_within_bounds(const linear_job *j)
             expect_near("db", r->db[i], plain_dot(tokens, f->dy + r->db_at + i, out, &one, 0), tokens);
     }
 }
-
-#endif

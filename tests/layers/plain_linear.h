@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A linear layer without ranks, from the definitions alone: Y = X W^T + b and its gradients, in exact numbers (the
  * plain definition of a contraction, one of them per sample for dW; the plain accumulator) or in binary64. */
-#ifndef TESTS_LAYERS_PLAIN_LINEAR_H
-#define TESTS_LAYERS_PLAIN_LINEAR_H
+#pragma once
 
 #include "ref/numerics/accumulator.h"
 #include "tests/support/contraction.h"
@@ -90,5 +89,3 @@ static inline plain_sum plain_dot(size_t k, const float *a, size_t a_k, const fl
     }
     return s;
 }
-
-#endif

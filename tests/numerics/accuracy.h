@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_NUMERICS_ACCURACY_H
-#define TESTS_NUMERICS_ACCURACY_H
+#pragma once
 
 /* Accuracy of contractions (numerics.md, section 2): relative Frobenius error against binary64 sums of the native sgemm, of
  * the exact contraction, and of the same without step 0, on the data that tell them apart. */
@@ -181,5 +180,3 @@ done:
     free(want);
     return r;
 }
-
-#endif

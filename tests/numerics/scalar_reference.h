@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_NUMERICS_SCALAR_REFERENCE_H
-#define TESTS_NUMERICS_SCALAR_REFERENCE_H
+#pragma once
 
 /* What the fp32 functions are judged by: the same functions from their textbook formulas and libm, in binary64 (fast,
  * used far from ties), in long double (near ties and zeros), and, where the includer defines SCALAR_QUAD, in
@@ -213,5 +212,3 @@ static inline void scalar_judge(const scalar_function *f, float x, float y, scal
         t->max_at = x;
     }
 }
-
-#endif

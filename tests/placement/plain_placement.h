@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_PLACEMENT_PLAIN_PLACEMENT_H
-#define TESTS_PLACEMENT_PLAIN_PLACEMENT_H
+#pragma once
 
 #include <limits.h>
 
@@ -167,5 +166,3 @@ static inline long plain_inner(const ar_mesh *m, const ar_placement *p, long val
     }
     return sum;
 }
-
-#endif

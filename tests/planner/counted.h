@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Floating-point operations of a training step, counted in the list of operations: what the formulas are held to. */
-#ifndef TESTS_PLANNER_COUNTED_H
-#define TESTS_PLANNER_COUNTED_H
+#pragma once
 
 #include "planner/planner.h"
 #include "ref/core/size.h"
@@ -66,5 +65,3 @@ static ar_status flops_counted(double *model, double *hardware, const ari_planne
     *hardware = 2.0 * (all.all + ari_recomputed_share(&p->step) * again) / tokens;
     return AR_OK;
 }
-
-#endif

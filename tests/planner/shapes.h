@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_PLANNER_SHAPES_H
-#define TEST_PLANNER_SHAPES_H
+#pragma once
 
 #include "planner/planner.h"
 #include "support/row.h"
@@ -67,5 +66,3 @@ static inline double shape_kept(const ari_memory *m)
 {
     return m->of[ARI_MEMORY_ATTENTION] + m->of[ARI_MEMORY_MLP] + m->of[ARI_MEMORY_BETWEEN];
 }
-
-#endif

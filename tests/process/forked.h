@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_PROCESS_FORKED_H
-#define TESTS_PROCESS_FORKED_H
+#pragma once
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -229,5 +228,3 @@ static inline int connect_to(int port)
     }
     return -1;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A folder in memory for the checkpoints of tiny runs: TestSuite(NAME, .init = begin, .fini = end). */
-#ifndef TESTS_RUN_CHECKPOINT_FRAME_H
-#define TESTS_RUN_CHECKPOINT_FRAME_H
+#pragma once
 
 #include "anyrank/checkpoint.h"
 #include "run/small_run.h"
@@ -70,5 +69,3 @@ static inline void save_one(int model, ar_parallel parallel)
     run_or_fail(&r, "save");
     ar_checkpoint_writer_destroy(r.writer);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A run of a few steps on simulated ranks, begun afresh or from a checkpoint, and saved at its end. */
-#ifndef TESTS_RUN_SMALL_RUN_H
-#define TESTS_RUN_SMALL_RUN_H
+#pragma once
 
 #include <dirent.h>
 #include <ftw.h>
@@ -206,5 +205,3 @@ static inline const char *names_in(char *out, size_t cap, const char *path)
     free(list);
     return out;
 }
-
-#endif

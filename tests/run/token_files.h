@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files of tokens that are gone as soon as they are open. */
-#ifndef TESTS_RUN_TOKEN_FILES_H
-#define TESTS_RUN_TOKEN_FILES_H
+#pragma once
 
 #include "anyrank/data.h"
 #include "io/st_bytes.h"
@@ -47,5 +46,3 @@ static inline ar_status open_lines(ar_data **d, const char *lines)
     close(fd);
     return st;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_BATCH_H
-#define TESTS_SIM_BATCH_H
+#pragma once
 
 #include "anyrank/device.h"
 #include "tests/sim/plain.h"
@@ -261,5 +260,3 @@ static inline ar_status check_groups(ar_comm *world, way_of_moving how, ar_devic
         ar_comm_destroy(comm[i]);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_FAIL_RUN_H
-#define TESTS_SIM_FAIL_RUN_H
+#pragma once
 
 #include "ref/core/clock.h"
 #include "tests/sim/batch.h"
@@ -69,5 +68,3 @@ static inline void assert_process_usable(void)
     const ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
     cr_assert_ok(run_with(&run, 4, &o, NULL));
 }
-
-#endif

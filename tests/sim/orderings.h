@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_ORDERINGS_H
-#define TESTS_SIM_ORDERINGS_H
+#pragma once
 
 #include "anyrank/sim.h"
 #include "tests/support/scoped.h"
@@ -210,5 +209,3 @@ static const ordering orderings[] = {
     {"an event recorded before the work it should cover", record_too_early, AR_ERR_DATA},
 };
 enum { ORDERINGS = sizeof orderings / sizeof *orderings };
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_PLAIN_H
-#define TESTS_SIM_PLAIN_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -357,5 +356,3 @@ static inline bool case_holds(const coll_case *k, char *why, size_t size)
         all = case_rank_holds(k, r, why, size);
     return all;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_PLAIN_NUMBER_H
-#define TESTS_SIM_PLAIN_NUMBER_H
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -203,5 +202,3 @@ static inline void plain_fill(void *to, ar_dtype t, uint64_t seed, int r, size_t
 {
     plain_fill_with(to, t, seed, r, n, false);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_SOAK_WORLD_H
-#define TESTS_SIM_SOAK_WORLD_H
+#pragma once
 
 #include <unistd.h>
 
@@ -152,5 +151,3 @@ static inline ar_status soak_rank(ar_comm *c, void *arg)
     snprintf(w->message[r], sizeof w->message[r], "%s", w->st[r] == AR_OK ? "" : ar_error_message());
     return w->st[r];
 }
-
-#endif

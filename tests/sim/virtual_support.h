@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Programs of ranks in virtual time, made of work and collectives whose lengths are given. */
-#ifndef TESTS_SIM_VIRTUAL_SUPPORT_H
-#define TESTS_SIM_VIRTUAL_SUPPORT_H
+#pragma once
 
 #include "anyrank/sim.h"
 #include "ref/core/lane.h"
@@ -60,5 +59,3 @@ static inline void expect_us(double got_s, double want_us, const char *what)
     cr_expect(fabs(got_s * 1e6 - want_us) <= 0.01 * want_us + 1e-6, "%s: %.3f us, not %.3f", what, got_s * 1e6,
               want_us);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SIM_WORLD_H
-#define TESTS_SIM_WORLD_H
+#pragma once
 
 #include "tests/sim/batch.h"
 
@@ -215,5 +214,3 @@ static inline bool visit_fini(coll_case *k, void *unused)
     case_fini(k);
     return true;
 }
-
-#endif

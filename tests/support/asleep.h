@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_ASLEEP_H
-#define TESTS_SUPPORT_ASLEEP_H
+#pragma once
 
 #include <dirent.h>
 #include <unistd.h>
@@ -74,5 +73,3 @@ static inline const char *others_stay_asleep(void)
              seconds);
     return wakes <= most ? "" : wrong;
 }
-
-#endif

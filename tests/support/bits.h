@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_BITS_H
-#define TESTS_SUPPORT_BITS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -10,5 +9,3 @@ size_t first_different_bits(const float *actual, const float *expected, size_t n
 
 /** Deterministic test data in [-scale, scale], depending on seed and index. */
 void fill_values(float *x, size_t n, unsigned seed, double scale);
-
-#endif

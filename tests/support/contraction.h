@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_SUPPORT_CONTRACTION_H
-#define TEST_SUPPORT_CONTRACTION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,5 +26,4 @@ AR_NODISCARD ar_status ar_contract_definition(float *c, size_t m, size_t n, size
 
 #ifdef __cplusplus
 }
-#endif
 #endif

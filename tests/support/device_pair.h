@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_DEVICE_PAIR_H
-#define TESTS_SUPPORT_DEVICE_PAIR_H
+#pragma once
 
 /* Two devices that should give the same bits: a case makes buffers that exist on both with the same contents, runs
  * slots of the table on both, and ends; then every byte of every buffer is compared, inputs, the gaps of strided views
@@ -160,5 +159,3 @@ void pair_ran(device_pair *p, int side, ar_status st);
     for (int s = 0; s < 2; s++) \
         if (pair_ready(p))      \
     pair_ran((p), s, (p)->side[s]->ops->slot((p)->side[s], (p)->queue[s], __VA_ARGS__))
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A folder of a test's own, gone with all that is in it: TestSuite(NAME, .init = folder_begin, .fini = folder_end). */
-#ifndef TESTS_SUPPORT_FOLDER_H
-#define TESTS_SUPPORT_FOLDER_H
+#pragma once
 
 #include <dirent.h>
 #include <ftw.h>
@@ -56,5 +55,3 @@ static inline size_t count_files(size_t *hidden)
         *hidden = dots;
     return n;
 }
-
-#endif

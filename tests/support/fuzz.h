@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inputs for readers: a valid file's bytes, changed in places that a seed decides, the same in every run. */
-#ifndef TESTS_SUPPORT_FUZZ_H
-#define TESTS_SUPPORT_FUZZ_H
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,5 +41,3 @@ static inline void fuzz_splice(fuzz_input *x, size_t at, size_t old, const void 
     memcpy(x->bytes + at, text, n);
     x->n = x->n - old + n;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_GOLDEN_LOSS_H
-#define TESTS_SUPPORT_GOLDEN_LOSS_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -25,5 +24,3 @@ static inline ar_loss_options golden_loss(const char *name)
     json_decref(said);
     return loss;
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training on the emulated device with late streams, under every kind of layout: what is enqueued on streams that wait
  * for each other, by all that makes them wait. */
-#ifndef TESTS_SUPPORT_LATE_LAYOUTS_H
-#define TESTS_SUPPORT_LATE_LAYOUTS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,5 +13,3 @@ size_t late_layouts_run(uint64_t first, uint64_t seeds);
 /** A check of three layouts under a seed, which compares every tensor with the baseline: it waits far more often, and
  *  elsewhere. Prints what differs. The number of layouts that do. */
 size_t late_layouts_check(uint64_t seed);
-
-#endif

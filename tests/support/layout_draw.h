@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A random small model, layout and training run, all legal; and the check that the ranks have the baseline's bits. */
-#ifndef TESTS_SUPPORT_LAYOUT_DRAW_H
-#define TESTS_SUPPORT_LAYOUT_DRAW_H
+#pragma once
 
 #include <stdio.h>
 
@@ -98,5 +97,3 @@ bool layout_histogram_covers(const layout_histogram *h, layout_draw_kind kind);
  *  and ANYRANK_TEST_DRAWS, all in bf16 (ANYRANK_TEST_BF16) or on a device (ANYRANK_TEST_DEVICE). Each failure is one paragraph on `to`, which says how to run its draw alone; then the
  *  histogram. Returns the number of failures; one more where the draws were not asked for and do not cover enough. */
 int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to);
-
-#endif

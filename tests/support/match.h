@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs a model, or one block, on the baseline and on N simulated ranks with the same weights, and compares every tensor
  * both report, bit for bit and in its place in the order of execution. */
-#ifndef TESTS_SUPPORT_MATCH_H
-#define TESTS_SUPPORT_MATCH_H
+#pragma once
 
 #include "anyrank/model.h"
 #include "support/rank_run.h"
@@ -67,5 +66,3 @@ ar_config match_config(ar_arch arch, size_t layers);
 /** Of a random number: norms of queries and keys and of what branches make, where the family has names for them, gains of
  *  1 + weight, caps low enough to bend, factors of scores and of the embedding. */
 void match_draw_norms(ar_config *c, size_t number);
-
-#endif

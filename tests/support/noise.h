@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_TESTS_SUPPORT_NOISE_H
-#define ANYRANK_TESTS_SUPPORT_NOISE_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,5 +13,3 @@ static inline float noise(size_t i)
     x ^= x >> 32;
     return ((float)(x & 0xffffffu) + 0.5f) / 8388608.0f - 1.0f;
 }
-
-#endif

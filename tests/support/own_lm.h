@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A language model of a user's: ids, blocks with residuals, an MLP written by hand between the ends of a region, logits
  * of a vocabulary that does not divide. Every layout that shares out anything of a model has something to share here. */
-#ifndef TESTS_SUPPORT_OWN_LM_H
-#define TESTS_SUPPORT_OWN_LM_H
+#pragma once
 
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
@@ -19,5 +18,3 @@ typedef struct own_lm {
 
 /** A case of it on random ids; lm is borrowed. */
 ar_module_case own_lm_case(const own_lm *lm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A layer of a user's, y = x + s * (x W^T) with a scale for each feature, that makes one mistake on request. */
-#ifndef TESTS_SUPPORT_OWN_MODULE_H
-#define TESTS_SUPPORT_OWN_MODULE_H
+#pragma once
 
 #include "anyrank/layers.h"
 
@@ -20,5 +19,3 @@ typedef enum own_mistake {
 /** "name.weight" [width, width] and "name.scale" [width]. Gives; ar_module_destroy. */
 AR_NODISCARD ar_status own_layer_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t width,
                                         own_mistake mistake);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pipelines of equal stages run in virtual time, and what the papers' closed forms say of them. Computation is slow
  * beside transfers, and the model has blocks alone, so that no stage has an embedding or a head. */
-#ifndef TESTS_SUPPORT_PIPELINE_MEASURE_H
-#define TESTS_SUPPORT_PIPELINE_MEASURE_H
+#pragma once
 
 #include "run/cluster_run.h"
 #include "tests/support/test.h"
@@ -114,5 +113,3 @@ static inline double pipeline_late(const pipeline_case *c)
     const double inputs = h + h + h + f, gradients = 3.0 * h + h + f + h;
     return 4.0 * PIPELINE_SEQ * PIPELINE_LAYERS / c->ranks * (inputs + gradients);
 }
-
-#endif

@@ -2,8 +2,7 @@
 /* Random plans that fit a model, as the text of a file: each part split in any of the ways that it can be, with what has
  * to be declared and some of what need not be, each layer by itself. Or wrong ones, which run: something is declared
  * that has the shape of what is there. */
-#ifndef TESTS_SUPPORT_PLAN_DRAW_H
-#define TESTS_SUPPORT_PLAN_DRAW_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ unsigned plan_draw_below(uint64_t *seed, unsigned n);
 bool plan_draw_knows(const ar_config *c);
 /** The parts have to divide by the ranks as a tensor-parallel model's have to; KV heads too, or the plan is refused. */
 void plan_draw(char text[PLAN_DRAW_TEXT], uint64_t *seed, const ar_config *c, plan_draw_options o);
-
-#endif

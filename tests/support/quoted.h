@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_QUOTED_H
-#define TESTS_SUPPORT_QUOTED_H
+#pragma once
 
 #include <jansson.h>
 
@@ -25,5 +24,3 @@ static inline json_t *quoted_json(const char *text)
     cr_assert_not_null(value, "%s: %s", text, error.text);
     return value;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_RANK_RUN_H
-#define TESTS_SUPPORT_RANK_RUN_H
+#pragma once
 
 #include "anyrank/arith.h"
 #include "anyrank/context.h"
@@ -48,5 +47,3 @@ AR_NODISCARD ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const si
 /** Adds values, as many as this rank holds, to a parameter's gradient; and reads what is there. */
 AR_NODISCARD ar_status rank_add_gradient(ar_ctx *ctx, ar_param *p, const float *values);
 AR_NODISCARD ar_status rank_read_gradient(ar_ctx *ctx, float *out, const ar_param *p);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_SCOPED_H
-#define TESTS_SUPPORT_SCOPED_H
+#pragma once
 
 #include <stdlib.h>
 #include <string.h>
@@ -68,5 +67,3 @@ OWNER(ar_st_model, ar_st_model_close)
 OWNER(ar_trace, ar_trace_destroy)
 OWNER(ar_training_report, ar_training_report_destroy)
 OWNER(ar_verify_report, ar_verify_report_destroy)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_SMALL_H
-#define TESTS_SUPPORT_SMALL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdlib.h>
@@ -18,5 +17,3 @@ static inline int by_scale(int sanitized, int usual, int extended)
 {
     return small_only() ? sanitized : getenv("ANYRANK_TEST_EXTENDED") != NULL ? extended : usual;
 }
-
-#endif

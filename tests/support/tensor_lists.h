@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which tensors a step of a one-layer model has, in which order: written by hand from models.md, so that a tensor that
  * nobody reports cannot pass for one that agrees. */
-#ifndef TESTS_SUPPORT_TENSOR_LISTS_H
-#define TESTS_SUPPORT_TENSOR_LISTS_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "tests/support/test.h"
@@ -136,5 +135,3 @@ static inline bool next_listed(listed_tensor *t)
     t->rest = *at == ' ' ? at + 1 : at;
     return true;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_TEST_H
-#define TESTS_SUPPORT_TEST_H
+#pragma once
 
 /* What nearly every file of Criterion's tests includes and asks. */
 #include <criterion/criterion.h>
@@ -37,5 +36,3 @@ static inline bool error_says(const char *words)
         cr_expect_eq(call, status, "not refused: %s", words); \
         cr_expect_says(words);                                \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_TINY_CONFIG_H
-#define TESTS_SUPPORT_TINY_CONFIG_H
+#pragma once
 
 /* A model of each family of a few hundred weights: 11 ids, width 8, 4 heads of 4, a middle of 12. */
 #include "anyrank/config.h"
@@ -17,5 +16,3 @@ static inline ar_config tiny_config(ar_arch arch, size_t layers)
                           .learned_positions = gpt2, .qkv_bias = gpt2, .out_bias = gpt2, .mlp_bias = plain,
                           .final_norm = !stack, .tied = gpt2, .causal = true, .initializer_range = 0.3);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_SUPPORT_TOGETHER_H
-#define TESTS_SUPPORT_TOGETHER_H
+#pragma once
 
 #include "tests/support/test.h"
 
@@ -29,5 +28,3 @@ static claim *first_claim, **next_claim = &first_claim;
         for (const claim *c = first_claim; c; c = c->next) \
             c->check();                                    \
     }
-
-#endif

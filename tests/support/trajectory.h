@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whole training runs: the baseline's weights after many steps on real text, and those of layouts that are to have the
  * same. */
-#ifndef TESTS_SUPPORT_TRAJECTORY_H
-#define TESTS_SUPPORT_TRAJECTORY_H
+#pragma once
 
 #include <stdio.h>
 
@@ -29,5 +28,3 @@ AR_NODISCARD ar_status trajectory_run(char hash[65], float *loss, const ar_train
  * `folder`. */
 AR_NODISCARD ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const trajectory_layout *first,
                                           uint64_t stop, const trajectory_layout *then, const char *folder);
-
-#endif

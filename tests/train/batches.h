@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_TRAIN_BATCHES_H
-#define TESTS_TRAIN_BATCHES_H
+#pragma once
 
 #include "support/match.h"
 
@@ -32,5 +31,3 @@ static inline ar_config config_of(ar_arch arch, size_t layers, size_t kv)
     c.kv_heads = kv;
     return c;
 }
-
-#endif

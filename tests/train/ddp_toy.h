@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Data parallelism over a list of vectors whose gradients are drawn: who uses which of them, in which micro-batch, is
  * literal. Rank threads return statuses; the main thread looks at the results. */
-#ifndef TESTS_TRAIN_DDP_TOY_H
-#define TESTS_TRAIN_DDP_TOY_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,5 +208,3 @@ static inline ar_status toy_run(toy *t)
     free(result.reports);
     return st;
 }
-
-#endif

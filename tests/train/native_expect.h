@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_TRAIN_NATIVE_EXPECT_H
-#define TESTS_TRAIN_NATIVE_EXPECT_H
+#pragma once
 
 #include "support/bits.h"
 #include "tests/support/test.h"
@@ -30,5 +29,3 @@ static inline void native_expect_same_weights(const native_rank *a, const native
     cr_assert(a->n == b->n && a->n > 0, "%s", what);
     cr_expect_eq(first_different_bits(a->weights, b->weights, a->n), a->n, "%s", what);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training steps of a small model in native numerics, with what only they have: loss scaling and bf16 storage. Every
  * step goes through the same batch. */
-#ifndef TESTS_TRAIN_NATIVE_RUN_H
-#define TESTS_TRAIN_NATIVE_RUN_H
+#pragma once
 
 #include <string.h>
 
@@ -159,5 +158,3 @@ static inline ar_status native_train(native_run *run)
     memset(run->rank, 0, sizeof run->rank);
     return rank_run(&o, native_main, run);
 }
-
-#endif

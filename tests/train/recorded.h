@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training runs on one rank and on many: the one rank's tensors are kept, those of the others compared with them. */
-#ifndef TESTS_TRAIN_RECORDED_H
-#define TESTS_TRAIN_RECORDED_H
+#pragma once
 
 #include "anyrank/baseline.h"
 #include "run/cluster_run.h"
@@ -299,5 +298,3 @@ static inline ari_cluster_options adamw_job(const ar_config *c, const ar_batch *
     o.run.optimizer.lr = 0.05;
     return o;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A matrix sharded by rows and a replicated vector, for tests of what updates them. */
-#ifndef TESTS_TRAIN_TWO_PARAMS_H
-#define TESTS_TRAIN_TWO_PARAMS_H
+#pragma once
 
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
@@ -54,5 +53,3 @@ static inline ar_status with_two_params(ar_ctx *ctx, const two_values *start, tw
     AR_TRY(ar_param_set(&vector, ctx, start->vector));
     return fn(ctx, user, &matrix, &vector);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A list of parameters whose gradients are given by hand, trained by shares or as a whole. */
-#ifndef TESTS_TRAIN_ZERO_RUN_H
-#define TESTS_TRAIN_ZERO_RUN_H
+#pragma once
 
 #include "anyrank/arith.h"
 #include "anyrank/train.h"
@@ -236,5 +235,3 @@ static inline void expect_same_end(const job *got, int ranks, const job *want, c
     for (size_t k = 0; k < (got->options.kind == AR_OPTIMIZER_SGD ? 1 : 2); k++)
         expect_same(&got->kept[k], &want->kept[k], what);
 }
-
-#endif

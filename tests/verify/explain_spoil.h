@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_VERIFY_EXPLAIN_SPOIL_H
-#define TESTS_VERIFY_EXPLAIN_SPOIL_H
+#pragma once
 
 /* A reference dump from PyTorch and a second one that a test spoils: every tensor of the reference, with or without the
  * rounding that another program's sums would leave. Ways to spoil one: x is changed in place, `was` is what it held. */
@@ -270,5 +269,3 @@ static void norm_of_each_shard(float *x, const float *was, dumps *d)
         scale(x + at, 16, 1.0f / sqrtf(square));
     }
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What each injectable fault must look like from outside: the expectations stand here, written by hand from
  * models.md and the fault's own text; nothing that explains a difference knows which fault is on. */
-#ifndef TESTS_VERIFY_FAULT_EXPECTED_H
-#define TESTS_VERIFY_FAULT_EXPECTED_H
+#pragma once
 
 #include "anyrank/check.h"
 #include "support/row.h"
@@ -430,5 +429,3 @@ static const expected elsewhere[] = {
      "accumulation_divided: 0.1111, 0.3333, 1 are in it", RING},
 };
 enum { ELSEWHERE = sizeof elsewhere / sizeof *elsewhere };
-
-#endif

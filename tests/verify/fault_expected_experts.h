@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the faults of routers and experts must look like, as fault_expected.h has those of the rest. */
-#ifndef TESTS_VERIFY_FAULT_EXPECTED_EXPERTS_H
-#define TESTS_VERIFY_FAULT_EXPECTED_EXPERTS_H
+#pragma once
 
 #include "tests/verify/fault_expected_stages.h"
 
@@ -225,5 +224,3 @@ static const expected experts_elsewhere[] = {
      "norm_of_own_experts: each of 2 expert-parallel ranks"},
 };
 enum { EXPERTS_ELSEWHERE = sizeof experts_elsewhere / sizeof *experts_elsewhere };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the faults of pipelines and of shared-out weights must look like, as fault_expected.h has those of the rest. */
-#ifndef TESTS_VERIFY_FAULT_EXPECTED_STAGES_H
-#define TESTS_VERIFY_FAULT_EXPECTED_STAGES_H
+#pragma once
 
 #include "tests/verify/fault_expected.h"
 
@@ -102,5 +101,3 @@ static const expected staged_elsewhere[] = {
      RING},
 };
 enum { STAGED_ELSEWHERE = sizeof staged_elsewhere / sizeof *staged_elsewhere };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operations of the list of a step, and what is expected of their values. */
-#ifndef TESTS_VERIFY_OPS_FIND_H
-#define TESTS_VERIFY_OPS_FIND_H
+#pragma once
 
 #include "sim/plan/ops.h"
 #include "tests/verify/support.h"
@@ -66,5 +65,3 @@ static inline void expect_local(const char *what, int line, const ari_op_value *
 #define LOCAL(value, ...)                                                                             \
     expect_local(#value, __LINE__, &(value), (int)(sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t)), \
                  (size_t[]){__VA_ARGS__})
-
-#endif

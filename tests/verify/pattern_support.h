@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_VERIFY_PATTERN_SUPPORT_H
-#define TESTS_VERIFY_PATTERN_SUPPORT_H
+#pragma once
 
 /* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
 
@@ -397,5 +396,3 @@ static inline void expect_traces(const trace *t, size_t n)
 }
 
 #define EXPECT_TRACES(table) expect_traces(table, sizeof(table) / sizeof *(table))
-
-#endif

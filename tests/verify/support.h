@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of verify/ share: small model folders, checks that must run, files of results. */
-#ifndef TESTS_VERIFY_SUPPORT_H
-#define TESTS_VERIFY_SUPPORT_H
+#pragma once
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -172,5 +171,3 @@ static inline void expect_same(const ar_check_report *r, const char *what)
     cr_expect(ar_check_passes(r, r->result) == (best == AR_CHECK_SAME));
     cr_expect(!r->vacuous.tensor[0] || r->seq == 1, "%s: %s is no number", what, r->vacuous.tensor);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Configurations so small that a check of one takes milliseconds. Heads and widths divide by 1, 2, 3, 4, 6 and 12; the
  * vocabulary of 257 by none of them; the heads' features are not the hidden size; queries share KV heads. */
-#ifndef TESTS_VERIFY_TINY_H
-#define TESTS_VERIFY_TINY_H
+#pragma once
 
 #define LLAMA(vocab, hidden, ffn, layers, heads, kv, d, tied)                                                 \
     "{\"model_type\": \"llama\", \"vocab_size\": " #vocab ", \"hidden_size\": " #hidden                       \
@@ -83,5 +82,3 @@ static const char *const tiny_models[] = {LLAMA(257, 48, 72, 2, 24, 12, 4, false
                                           STACK(257, 48, 84, 2, 24, 12), LLAMA(257, 36, 60, 1, 12, 12, 6, true)};
 static const char *const tiny_names[] = {"llama", "gpt2", "stack", "tied llama"};
 enum { TINY_LLAMA, TINY_GPT2, TINY_STACK, TINY_TIED, TINY_MODELS };
-
-#endif

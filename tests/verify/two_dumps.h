@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_VERIFY_TWO_DUMPS_H
-#define TESTS_VERIFY_TWO_DUMPS_H
+#pragma once
 
 /* Two dumps, made of tensors that are equal until a test spoils one, and what is said of them. */
 #include "tests/support/noise.h"
@@ -181,5 +180,3 @@ static inline void look_up(float *out, const float *table)
     for (size_t row = 0; row < B * S; row++)
         memcpy(out + row * H, table + id_at(row) * H, H * sizeof *out);
 }
-
-#endif

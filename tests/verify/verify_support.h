@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TESTS_VERIFY_VERIFY_SUPPORT_H
-#define TESTS_VERIFY_VERIFY_SUPPORT_H
+#pragma once
 
 #include <math.h>
 #include <stdio.h>
@@ -44,5 +43,3 @@ static inline ar_st_tensor vector_of(const char *name, ar_dtype dtype, size_t n,
 {
     return (ar_st_tensor){.name = name, .dtype = dtype, .ndim = 1, .shape = {n}, .data = data};
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_BUGS_H
-#define ARI_CLI_BUGS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -28,5 +27,3 @@ AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, i
 AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, int n, bool curves);
 /** An array of objects, one a fault. Gives; NULL without memory. */
 json_t *ari_bugs_json(const ari_bug_run *run, int n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_CHECK_H
-#define ARI_CLI_CHECK_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -47,5 +46,3 @@ AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memo
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault);
 /** The stable JSON of the whole check. Gives; NULL without memory. */
 json_t *ari_check_json(const ari_checked *checked, size_t n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_ARGS_H
-#define ARI_CLI_ARGS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -193,5 +192,3 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
 /** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
  *  template in which the tables of options replace the lines that ask for them. */
 int ari_command_describe(const ari_subcommand *all, int argc, char **argv);
-
-#endif

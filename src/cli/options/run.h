@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_RUN_H
-#define ARI_CLI_RUN_H
+#pragma once
 
 #include <jansson.h>
 #include <math.h>
@@ -208,5 +207,3 @@ void ari_watch_fini(ari_watch *w);
 
 /** Virtual time of a run for JSON. Gives; NULL without memory. */
 json_t *ari_predicted_json(const ar_trace_summary *s);
-
-#endif

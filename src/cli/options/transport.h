@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_TRANSPORT_H
-#define ARI_CLI_TRANSPORT_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -44,5 +43,3 @@ bool ari_transport_is_silent(void);
 /** At the end of a process that has failed without having joined the others: lets them know, or, where they cannot be
  *  joined, a silent one say why. */
 void ari_transport_finish(int argc, char *const *argv, int exit_code);
-
-#endif

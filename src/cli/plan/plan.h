@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_PLAN_H
-#define ARI_CLI_PLAN_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -108,5 +107,3 @@ AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a,
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
 /** The line that says what is planned: model, batch, cluster, account. up_to: on any number of ranks up to that. */
 void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool up_to);
-
-#endif

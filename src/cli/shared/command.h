@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_COMMAND_H
-#define ARI_CLI_COMMAND_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -72,5 +71,3 @@ json_t *ari_json_text_or_null(const char *text);
  *  kept. Prints them to `to`, with "note: " before them (stderr, so that a report stays what it is), unless NULL. Gives
  *  them as an array of strings; NULL without memory. */
 json_t *ari_config_notes(FILE *to, const ar_config *c);
-
-#endif

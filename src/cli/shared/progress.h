@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_PROGRESS_H
-#define ARI_CLI_PROGRESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void ari_progress_end(ari_progress *p);
 
 /** Writes the line's text, at most `width` columns, to line[0 .. size). What ari_progress_update prints. */
 void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what);
-
-#endif

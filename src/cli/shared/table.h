@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_TABLE_H
-#define ARI_CLI_TABLE_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -107,5 +106,3 @@ const char *ari_seconds_text(char *text, double seconds);
 #define ARI_COUNT(n) ari_count_text((char[ARI_NUMBER]){0}, (n))
 #define ARI_BYTES(n) ari_bytes_text((char[ARI_NUMBER]){0}, (n))
 #define ARI_SECONDS(s) ari_seconds_text((char[ARI_NUMBER]){0}, (s))
-
-#endif

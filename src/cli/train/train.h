@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_TRAIN_H
-#define ARI_CLI_TRAIN_H
+#pragma once
 
 #include <jansson.h>
 #include <stdio.h>
@@ -36,5 +35,3 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
 /** The result; plot NULL: none was drawn. Gives; NULL without memory. */
 json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch,
                        const char *plot);
-
-#endif

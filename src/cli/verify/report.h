@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CLI_VERIFY_REPORT_H
-#define ARI_CLI_VERIFY_REPORT_H
+#pragma once
 
 #include <stdio.h>
 
@@ -14,5 +13,3 @@ AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, siz
 void ari_verify_print_verdict(FILE *to, const ar_verify_report *r);
 /** The answer to --normal, what it was found by, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_print_normal(FILE *to, const ar_verify_report *r, const ari_normal *n);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_ARITH_EXACT_H
-#define ARI_ARITH_EXACT_H
+#pragma once
 
 #include "ref/arith/operand.h"
 #include "ref/context/context.h"
@@ -132,5 +131,3 @@ AR_NODISCARD ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **gives, size
                                             unsigned form);
 /** Accepts NULL. */
 void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p);
-
-#endif

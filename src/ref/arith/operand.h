@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_ARITH_OPERAND_H
-#define ARI_ARITH_OPERAND_H
+#pragma once
 
 #include "anyrank/arith.h"
 
@@ -105,5 +104,3 @@ static inline size_t ari_share_start(const ar_comm *c, const size_t *counts)
         start += counts[r];
     return start;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_BASELINE_PERTURB_H
-#define ARI_BASELINE_PERTURB_H
+#pragma once
 
 #include "anyrank/baseline.h"
 
@@ -19,5 +18,3 @@ typedef struct ari_perturbation {
  *  element). */
 AR_NODISCARD ar_status ari_baseline_perturb(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                             ari_perturbation *p, size_t n);
-
-#endif

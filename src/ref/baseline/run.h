@@ -3,8 +3,7 @@
  * a row-major array of binary64. Where numerics.md says fl32, ari_bl_fl rounds (not at all in the binary64 mode),
  * so one text serves the three modes. Letters: b batch, s sequence, h hidden, d head size, H heads, G KV heads, V
  * vocabulary. */
-#ifndef ARI_BASELINE_RUN_H
-#define ARI_BASELINE_RUN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -510,5 +509,3 @@ AR_NODISCARD ar_status ari_bl_loss_forward(ari_bl_run *run, ari_bl_model *m, dou
 AR_NODISCARD ar_status ari_bl_loss_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
 /** The untied head's gradient, of all its uses. */
 AR_NODISCARD ar_status ari_bl_head_gradient(ari_bl_run *run, const ari_bl_model *m);
-
-#endif

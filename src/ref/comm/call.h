@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_CALL_H
-#define ARI_COMM_CALL_H
+#pragma once
 
 #include "anyrank/comm.h"
 
@@ -78,5 +77,3 @@ static inline size_t ari_counts_before(const size_t *counts, int n)
         sum += counts[i];
     return sum;
 }
-
-#endif

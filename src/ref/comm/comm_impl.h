@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_COMM_IMPL_H
-#define ARI_COMM_COMM_IMPL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -49,5 +48,3 @@ AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool out
 
 /** memcpy that takes 0 bytes from or to NULL, and source = destination. */
 void ari_copy_bytes(void *to, const void *from, size_t bytes);
-
-#endif

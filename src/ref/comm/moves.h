@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_MOVES_H
-#define ARI_COMM_MOVES_H
+#pragma once
 
 #include "ref/comm/rendezvous.h"
 
@@ -64,5 +63,3 @@ AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t b
 
 /** The next operation of a batch, at or after `at`, that sends to (or receives from) `peer`; call->count if none. */
 size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_RENDEZVOUS_H
-#define ARI_COMM_RENDEZVOUS_H
+#pragma once
 
 #include "ref/comm/comm_impl.h"
 #include "ref/core/lane.h"
@@ -168,5 +167,3 @@ void ari_member_sleep(ari_member *m, uint64_t ns);
 /** Waits until the world has failed. Where every other rank has returned or is held like this one, nobody is left to
  *  miss it: then it ends the world itself after the timeout, with AR_ERR_TIMEOUT and `why`. */
 void ari_member_hold(ari_member *m, const char *why);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_COMM_RENDEZVOUS_IMPL_H
-#define ARI_COMM_RENDEZVOUS_IMPL_H
+#pragma once
 
 #include <pthread.h>
 #include <stdio.h>
@@ -134,5 +133,3 @@ void ari_world_signal(ari_world *w, ari_group *g);
 
 void ari_group_wake(ari_group *g);
 void ari_group_free(ari_group *g);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_CONTEXT_H
-#define ARI_CORE_CONTEXT_H
+#pragma once
 
 #include "anyrank/context.h"
 #include "ref/core/axis.h"
@@ -288,5 +287,3 @@ typedef struct ari_box_run {
 /** Calls f for every run of every box of a rank's tensor (host memory, fp32). */
 void ari_for_each_run(const ar_tensor *local, const ar_layout *layout, void (*f)(void *user, const ari_box_run *run),
                       void *user);
-
-#endif

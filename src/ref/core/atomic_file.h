@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_ATOMIC_FILE_H
-#define ARI_CORE_ATOMIC_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ ar_status ari_io_fail(const char *what, const char *path);
 
 /* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
 #define ARI_TRANSFER_BYTES ((size_t)1 << 30)
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The axes of a layout as values: code loops over them, or asks for those along which something is cut. */
-#ifndef ARI_CORE_AXIS_H
-#define ARI_CORE_AXIS_H
+#pragma once
 
 #include "anyrank/parallel.h"
 #include "anyrank/placement.h"
@@ -122,6 +121,4 @@ int ari_extent(const ar_parallel *p, ari_axes axes);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_CLOCK_H
-#define ARI_CORE_CLOCK_H
+#pragma once
 
 #include <pthread.h>
 #include <stdint.h>
@@ -32,5 +31,3 @@ static inline uint64_t ari_deadline_ns(uint64_t now_ns, uint64_t wait_ns)
 int ari_cond_init(pthread_cond_t *cond);
 /** Waits on cond at most until the deadline. Returns 0 or ETIMEDOUT. */
 int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t deadline_ns);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_FLOAT_BITS_H
-#define ARI_CORE_FLOAT_BITS_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -107,5 +106,3 @@ ARI_FN uint16_t ari_f16_of_f32(float x)
     const uint32_t finite = magnitude < 113u << 23 ? subnormal : normal;
     return (uint16_t)(sign | (magnitude >= 143u << 23 ? special : finite));
 }
-
-#endif

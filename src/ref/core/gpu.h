@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank's operations and collectives take on a GPU, by their shapes. The planner adds these seconds up, and the
  * clock of virtual time goes on by them. */
-#ifndef ARI_CORE_GPU_H
-#define ARI_CORE_GPU_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -72,5 +71,3 @@ typedef struct ari_ring_links {
 /** A collective of so many bytes that goes round `rings` times: a reduce-scatter or an all-gather once, an all-reduce
  *  twice. */
 double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_LANE_H
-#define ARI_CORE_LANE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -78,5 +77,3 @@ static inline bool ari_lane_is_virtual(const ari_lane *l)
 {
     return l && l->with->rates.flops > 0;
 }
-
-#endif

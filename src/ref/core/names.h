@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_NAMES_H
-#define ARI_CORE_NAMES_H
+#pragma once
 
 /* Names of the values of an enumeration, in its order; NULL after the last. Options, messages and files use these. */
 extern const char *const ari_numerics_names[],
@@ -18,5 +17,3 @@ extern const char *const ari_numerics_names[],
                                                                               *const ari_transport_names[],
                                                                                   *const ari_device_kind_names[];
 extern const char *const ari_fault_names[]; /* the first is "none" */
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_QUEUE_IMPL_H
-#define ARI_CORE_QUEUE_IMPL_H
+#pragma once
 
 #include "anyrank/queue.h"
 
@@ -116,5 +115,4 @@ void ari_queue_heed(ar_queue *q, ari_failure *f);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_RECORD_H
-#define ARI_CORE_RECORD_H
+#pragma once
 
 #include "anyrank/comm.h"
 #include "anyrank/trace.h"
@@ -96,5 +95,3 @@ static inline ar_status ari_span_end(ar_status st)
     ar_trace_end();
     return st;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_REDUCE_H
-#define ARI_CORE_REDUCE_H
+#pragma once
 
 #include "anyrank/comm.h"
 
@@ -14,5 +13,3 @@ typedef struct ari_reduce {
 
 /** The kernels for a type and operation that the public boundary accepts. */
 ari_reduce ari_reduce_kernel(ar_dtype t, ar_op op);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_ROLE_H
-#define ARI_CORE_ROLE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -114,5 +113,3 @@ static inline ari_section ari_section_of(ari_role role)
 {
     return role <= ARI_EMBEDDED ? ARI_BEFORE_BLOCKS : role <= ARI_LAYER ? ARI_IN_BLOCKS : ARI_AFTER_BLOCKS;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_SCHEDULER_H
-#define ARI_CORE_SCHEDULER_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -70,5 +69,3 @@ static inline uint64_t ari_splitmix(uint64_t *state)
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
-
-#endif

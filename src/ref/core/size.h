@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_SIZE_H
-#define ARI_CORE_SIZE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -147,6 +146,4 @@ static inline int ari_at_least_one(int extent)
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

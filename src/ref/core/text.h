@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_TEXT_H
-#define ARI_CORE_TEXT_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -89,5 +88,3 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape,
 size_t ari_utf8_length(const char *text, size_t n);
 /** Makes bytes that are not UTF-8 '?', one by one, in place. */
 void ari_utf8_clean(char *text);
-
-#endif

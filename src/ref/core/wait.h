@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_WAIT_H
-#define ARI_CORE_WAIT_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -73,5 +72,3 @@ int ari_threads(int asked);
  * and one thread a rank otherwise: rank threads and the threads of their kernels never oversubscribe on top of each
  * other. */
 int ari_core_budget(int threads, int ranks);
-
-#endif

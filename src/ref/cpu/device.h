@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An instance of the CPU device, and its memory. */
-#ifndef ARI_CPU_DEVICE_H
-#define ARI_CPU_DEVICE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -74,5 +73,3 @@ AR_NODISCARD ar_status ari_exact_choose(ari_exact_choice *choice);
  *  multiplied so much that finding it is worth the time, until then the one that is likely to be. Any thread may call.
  *  Every path gives the same integers. */
 ari_exact_choice ari_exact_likely(uint64_t multiplications);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of the contractions: packed operands, the integer sums of an exact one in tiles, and how they are rounded. */
-#ifndef ARI_CPU_GEMM_H
-#define ARI_CPU_GEMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -163,5 +162,3 @@ void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
  *  l; fresh: to zeros, whatever these hold. narrow: its slices are. */
 void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
                     bool narrow);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_KERNELS_H
-#define ARI_CPU_KERNELS_H
+#pragma once
 
 #include <stddef.h>
 #include <string.h>
@@ -209,5 +208,3 @@ static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *rest
                 memcpy(to + (c + i) * to_ld + r, &out[i], sizeof out[i]);
         }
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_ROW_SUM_H
-#define ARI_CPU_ROW_SUM_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -139,5 +138,3 @@ ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
     }
     return sum;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_STORAGE_H
-#define ARI_CPU_STORAGE_H
+#pragma once
 
 #include "ref/cpu/kernels.h"
 
@@ -63,5 +62,3 @@ static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrd
 ar_tensor ari_matrix_view(const ar_tensor *t, size_t at);
 /** y = x, element by element: matrices of one shape and any strides, F32 or BF16 each. No overlap. */
 void ari_convert(const ar_tensor *y, const ar_tensor *x);
-
-#endif

@@ -2,8 +2,7 @@
 /* A rank on nothing: what the layers, the step and data parallelism ask for is counted, and that is all. Its memory is
  * addresses that nobody reads, its kernels do nothing, and its collectives end at once, without peers. What comes from
  * it to the host is zeros. */
-#ifndef ARI_DRY_DRY_H
-#define ARI_DRY_DRY_H
+#pragma once
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
@@ -15,5 +14,3 @@ AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device 
 /** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ar_comm_join.
  *  Gives; ar_comm_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_REF_IO_CONFIG_PARTS_H
-#define ANYRANK_REF_IO_CONFIG_PARTS_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "ref/io/json.h"
@@ -197,5 +196,3 @@ AR_NODISCARD ar_status ari_config_quantized(ar_config *c, const ari_json_at *at)
 /** Notes a key that the model is made without; group: of which object it is, or "". */
 void ari_config_note(ar_config *c, const char *group, const char *key);
 void ari_config_note_others(ar_config *c, const char *group, const json_t *object, const char *const *keys, size_t n);
-
-#endif

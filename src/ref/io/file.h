@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_REF_IO_FILE_H
-#define ANYRANK_REF_IO_FILE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,5 +91,3 @@ AR_NODISCARD ar_status ari_data_dir_check(void);
  *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB), those of
  *  ari_data_dir_check. Gives; free with free(). */
 AR_NODISCARD ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_REF_IO_HASH_H
-#define ANYRANK_REF_IO_HASH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +43,3 @@ bool ari_mac_equal(const unsigned char a[ARI_SHA256_BYTES], const unsigned char 
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major
  *  little-endian data. Errors: AR_ERR_ARG (a NULL or repeated name, missing data), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n);
-
-#endif

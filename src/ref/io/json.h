@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_REF_IO_JSON_H
-#define ANYRANK_REF_IO_JSON_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -100,5 +99,3 @@ AR_NODISCARD ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, co
 void ari_documents_fini(ari_documents *d);
 /** True if a document begins at this token. */
 bool ari_documents_begins(const ari_documents *d, size_t token);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_REF_IO_SAFETENSORS_H
-#define ANYRANK_REF_IO_SAFETENSORS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,4 +63,3 @@ AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *
 /** The files of a model, each once, and their paths; borrowed. */
 size_t ari_st_model_files(const ar_st_model *m);
 const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path);
-#endif

@@ -2,8 +2,7 @@
 /* The effects of the layers' injected faults (anyrank/fault.h), so that a layer reads as its formula. A function after
  * an "if" replaces a step of the layer. The others are called where the fault would be made: unless it is on, they
  * change nothing. A fault that only drops or adds a condition is an ar_faulty in the layer. */
-#ifndef ARI_LAYERS_FAULTS_H
-#define ARI_LAYERS_FAULTS_H
+#pragma once
 
 #include "anyrank/arith.h"
 #include "anyrank/parallel.h"
@@ -234,5 +233,3 @@ AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, con
 AR_NODISCARD ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */
 AR_NODISCARD ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a router has made, on the host, where its faults change it: it is small. */
-#ifndef ARI_LAYERS_FAULTS_ROUTED_H
-#define ARI_LAYERS_FAULTS_ROUTED_H
+#pragma once
 
 #include "ref/layers/faults.h"
 
@@ -22,5 +21,3 @@ AR_NODISCARD ar_status ari_to_host(ar_ctx *ctx, void **gives, const ar_tensor *t
 /** route_backward of r's g and weight by a rule that does not divide. Errors: those of the device. */
 AR_NODISCARD ar_status ari_routed_host_backward(const ari_routed_host *r, ar_ctx *ctx, const ar_tensor *dz,
                                                 const ari_chosen *of, const ar_route_rule *rule);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_LAYERS_LOSS_H
-#define ARI_LAYERS_LOSS_H
+#pragma once
 
 #include "anyrank/layers.h"
 #include "anyrank/loss.h"
@@ -52,5 +51,3 @@ AR_NODISCARD ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t
                                             const ari_head_options *o);
 /** The sum of a model's output [.., width]. Errors: the same. */
 AR_NODISCARD ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width);
-
-#endif

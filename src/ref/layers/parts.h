@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Helpers of several layers: taps by path and part, shapes, redistribution between tensor-parallel ranks, dropout. */
-#ifndef ARI_LAYERS_PARTS_H
-#define ARI_LAYERS_PARTS_H
+#pragma once
 
 #include "anyrank/arith.h"
 #include "anyrank/layers.h"
@@ -392,5 +391,3 @@ AR_NODISCARD ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const 
  *  placed as its input. residual NULL: sum is not written. */
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                                          const ar_tensor *dy, const ar_tensor *residual);
-
-#endif

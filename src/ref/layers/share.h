@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_LAYERS_SHARE_H
-#define ARI_LAYERS_SHARE_H
+#pragma once
 
 #include "anyrank/param.h"
 
@@ -46,5 +45,3 @@ size_t ari_layout_count(const ar_layout *o);
 /** Copies a rank's boxes out of the full tensor into host memory for `local`, of which only the shape is looked at.
  * Both row-major. */
 void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, const float *full);
-
-#endif

@@ -3,8 +3,7 @@
  * shapes, the default plan, placement and the order of tensors in reports are read from it. A new family is a new
  * table; a new kind of part is a row of the roles' table besides. The baseline and the predictions of sim/plan have
  * their own. */
-#ifndef ARI_MODELS_FAMILY_H
-#define ARI_MODELS_FAMILY_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
@@ -107,5 +106,3 @@ void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_r
 AR_NODISCARD ar_status ari_param_list(const ar_config *c,
                                       ar_status (*visit)(void *user, const char *name, int ndim, const size_t *shape),
                                       void *user);
-
-#endif

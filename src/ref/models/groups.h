@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MODELS_GROUPS_H
-#define ARI_MODELS_GROUPS_H
+#pragma once
 
 #include "anyrank/parallel.h"
 
@@ -11,5 +10,3 @@ AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *worl
 /** Lists, behind the first line of a message, which stages the ranks have that it names, a line for each of up to four;
  *  without a pipeline it is the message. */
 void ari_name_ranks(char *out, size_t cap, const char *message, const ar_parallel *p, size_t layers);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MODELS_MODEL_H
-#define ARI_MODELS_MODEL_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "anyrank/loss.h"
@@ -25,5 +24,3 @@ AR_NODISCARD ar_status ari_streams_distinct(ari_random_stream *s, size_t n);
 /** Checks that a model's streams have distinct keys with this seed. Errors: as above, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_streams_check(const ar_config *c, uint64_t seed);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MODELS_PLACEMENT_H
-#define ARI_MODELS_PLACEMENT_H
+#pragma once
 
 #include "anyrank/parallel.h"
 #include "ref/models/family.h"
@@ -41,5 +40,3 @@ typedef struct ari_param_place {
 } ari_param_place;
 /** False: no part of the family has this name. */
 bool ari_param_place_of(ari_param_place *p, const ar_config *c, const char *name);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of plans: rules of modules, by path (plan.c), read from a file (plan_file.c). */
-#ifndef ARI_MODELS_PLAN_H
-#define ARI_MODELS_PLAN_H
+#pragma once
 
 #include <jansson.h>
 
@@ -85,5 +84,3 @@ AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *
 AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker,
                                        ar_placement there, bool tokens, ar_linear_split *split);
 AR_NODISCARD ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MODELS_STACKED_H
-#define ARI_MODELS_STACKED_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "ref/core/role.h"
@@ -23,5 +22,3 @@ typedef struct ari_stacked {
 bool ari_stacked_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);
 /** The other name of a parameter of this name and shape, and where it is there. False: it has none. */
 bool ari_stacked_of(ari_stacked *s, const ar_config *c, const char *name, int ndim, const size_t *shape);
-
-#endif

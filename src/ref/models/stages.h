@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_MODELS_STAGES_H
-#define ARI_MODELS_STAGES_H
+#pragma once
 
 #include "anyrank/parallel.h"
 
@@ -22,5 +21,3 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
 /** Checks that the layout's own schedule, if it has one, is of its ranks, stages and micro-batches. Errors:
  *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
-
-#endif

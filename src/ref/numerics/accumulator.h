@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_ACCUMULATOR_H
-#define ARI_NUMERICS_ACCUMULATOR_H
+#pragma once
 
 /* The order-independent accumulator (numerics.md, section 3): a sum of fp32 values whose result depends only on
  * the multiset of values. |v|*2^149 is an integer below 2^277, cut into slices of 32 bits, or of 13 where the sum is
@@ -91,5 +90,3 @@ ARI_FN float ari_acc_value(uint8_t t, int64_t h, int64_t l, bool narrow)
     const float sum = ari_acc_sum(t, h, l, narrow);
     return narrow ? ari_f32_of_bf16(ari_bf16_of_f32(sum)) : sum;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_ACTIVATION_H
-#define ARI_NUMERICS_ACTIVATION_H
+#pragma once
 
 /* The activations and their derivatives, fp32 (binary64 inside, rounded once) and binary64. Limits at infinity are the
  * functions' own: act(-inf) = -0, which is also what every very negative finite x rounds to; act'(-inf) = -0;
@@ -231,5 +230,3 @@ ARI_ACT_FUNCTION(float, ari_act32, , 32, ari_canonical32(x))
 ARI_ACT_FUNCTION(float, ari_dact32, d, 32, x != x ? ari_nan32() : 1.0f)
 ARI_ACT_FUNCTION(double, ari_act64, , 64, x)
 ARI_ACT_FUNCTION(double, ari_dact64, d, 64, x != x ? x : 1.0)
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_BITS_H
-#define ARI_NUMERICS_BITS_H
+#pragma once
 
 /* Floating-point values as bits: the one NaN, exponents, powers of two, keys that order like the values. Compiled by
  * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. numerics.md, section 1. */
@@ -131,5 +130,3 @@ ARI_FN double ari_double64(int64_t s)
     const double low = ari_halves64(s, &high);
     return high + low;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_DIGITS_H
-#define ARI_NUMERICS_DIGITS_H
+#pragma once
 
 /* A contraction's integer (numerics.md, section 2) in digits for products of int8. An integer q of at most 2^25 - 1
  * in magnitude is
@@ -22,5 +21,3 @@ ARI_FN int32_t ari_digit(int32_t q, int i)
     const uint32_t bits = ((uint32_t)q + ARI_DIGITS_OFFSET) >> 7 * i;
     return i == 3 ? (int32_t)bits - 16 : (int32_t)(bits & 127u) - 64;
 }
-
-#endif

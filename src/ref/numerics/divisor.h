@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_DIVISOR_H
-#define ARI_NUMERICS_DIVISOR_H
+#pragma once
 
 /* Division by a number that is known before the loop, as the upper half of a product: a GPU has no instruction that
  * divides integers. n / d = floor(n*m / 2^(63 + l)) for every n below 2^63, with l = ceil(log2 d) and m =
@@ -41,5 +40,3 @@ ARI_FN size_t ari_divide(const ari_divisor *d, size_t *n)
     *n -= quotient * d->by;
     return quotient;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_ELEMENTARY_H
-#define ARI_NUMERICS_ELEMENTARY_H
+#pragma once
 
 /* exp, log, tanh, erf, erfc, sigmoid, sin, cos from IEEE + - * / fma and integer operations alone: no libm function
  * whose last bit differs between platforms. Branches are selections, so that a loop over any fp32 form vectorises, and
@@ -311,5 +310,3 @@ ARI_FN float ari_cos32(float x)
 {
     return ari_round32(ari_cos64((double)x));
 }
-
-#endif

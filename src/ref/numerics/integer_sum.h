@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_INTEGER_SUM_H
-#define ARI_NUMERICS_INTEGER_SUM_H
+#pragma once
 
 /* The element steps of the two sums whose largest term is known before they start: row sums and contractions. What lies
  * between them is integer addition, which no order or grouping changes. numerics.md, sections 2 and 4. */
@@ -153,5 +152,3 @@ ARI_FN float ari_contract_value2(int64_t hi, int64_t lo, int32_t e, int32_t f)
     const uint64_t carry = (((uint64_t)lo + 0x8000000000000000u) >> 32) - 0x80000000u; /* lo >> 32 with its sign */
     return ari_contract_round(ari_double96(ari_add64(hi, (int64_t)carry), rest), e, f);
 }
-
-#endif

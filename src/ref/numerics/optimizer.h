@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_OPTIMIZER_H
-#define ARI_NUMERICS_OPTIMIZER_H
+#pragma once
 
 /* The gradient's norm, clipping, and one element's update: numerics.md, sections 4 and 6. In fp32, every written
  * operation rounded, in the order in which it is written; what depends on the step alone is made once, in binary64. */
@@ -225,5 +224,3 @@ ARI_FN void ari_adam_update(const ari_optimizer_constants *k, float *w, float *m
     *v = ari_canonical32(v1);
     *w = ari_canonical32(from - change);
 }
-
-#endif

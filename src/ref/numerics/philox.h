@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_PHILOX_H
-#define ARI_NUMERICS_PHILOX_H
+#pragma once
 
 /* Counter-based random numbers: a value is a function of the seed, the full name of its parameter or site and the
  * element's index in the full, unsharded tensor; never of who computes it. numerics.md, section 5. */
@@ -210,5 +209,3 @@ ARI_FN void ari_init_values(float *out, ar_init_scheme scheme, uint64_t key, uin
         count -= n;
     }
 }
-
-#endif

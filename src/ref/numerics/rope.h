@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_ROPE_H
-#define ARI_NUMERICS_ROPE_H
+#pragma once
 
 /* Rotary positions: frequencies, angles and the rotation of a pair. numerics.md, section 4. Scalings are those of
  * transformers' modeling_rope_utils.py, every operation rounded to fp32 as there, where a number over a tensor is the
@@ -141,5 +140,3 @@ ARI_FN float ari_rope_second(float x1, float x2, float c, float s)
     const float v = x1 * s;
     return ari_canonical32(u + v);
 }
-
-#endif

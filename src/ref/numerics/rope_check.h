@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_ROPE_CHECK_H
-#define ARI_NUMERICS_ROPE_CHECK_H
+#pragma once
 
 #include "anyrank/rope.h"
 
@@ -21,5 +20,4 @@ size_t ari_rope_length(const ar_rope *rope, size_t length);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

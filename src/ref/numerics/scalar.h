@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_SCALAR_H
-#define ARI_NUMERICS_SCALAR_H
+#pragma once
 
 /* Every element-wise definition of the exact numerics, once: the layers' kernels, other devices and the independent
  * baseline all call these. An expression is evaluated in the order in which it is written, in fp32 unless a double is
@@ -291,5 +290,3 @@ ARI_FN float ari_ce_dlogit(float p, double weight, double label, double T)
 {
     return ari_round32((double)ari_ce_difference(p, weight, label) / T);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_SCORES_H
-#define ARI_NUMERICS_SCORES_H
+#pragma once
 
 /* Position of a row in a block of attention's scores, and the keys that it may see: the same on every device. */
 #include "anyrank/device.h"
@@ -57,5 +56,3 @@ ARI_FN ari_score_row ari_score_row_of(const ari_score_rows *all, size_t i)
     r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col + r.first : additive;
     return r;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_NUMERICS_SENT_SUM_H
-#define ARI_NUMERICS_SENT_SUM_H
+#pragma once
 
 /* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first, whose
  * highest bit is the sign: of more than 8, those of two int64 (numerics.md, section 2). */
@@ -112,5 +111,3 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
     *h = infinite ? (bits >> 31 ? -beyond : beyond) : ari_acc_slice(v, *t, narrow);
     *l = ari_acc_slice(v, *t - 1, narrow);
 }
-
-#endif

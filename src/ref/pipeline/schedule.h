@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PIPELINE_SCHEDULE_H
-#define ARI_PIPELINE_SCHEDULE_H
+#pragma once
 
 #include "anyrank/schedule.h"
 #include "ref/core/size.h"
@@ -104,5 +103,3 @@ typedef struct ari_pp_timed {
  *  zero. */
 AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
                                          ar_pp_event_fn each, void *user);
-
-#endif

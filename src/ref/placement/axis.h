@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_PLACEMENT_AXIS_H
-#define ARI_PLACEMENT_AXIS_H
+#pragma once
 
 #include "anyrank/context.h"
 
@@ -32,5 +31,3 @@ ar_dtype ari_moved_as(ar_dtype t);
  *  also AR_ERR_MEMORY, what the communicator gives. */
 AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a,
                                        ar_dtype t, const char *tag);
-
-#endif

@@ -2,8 +2,7 @@
 /* Placements of a rank's values over the tensor-parallel ranks, as the operations that make them say, and what the
  * operations that take them need: a lint judges it, and a context that checks placements refuses what does not fit. A
  * value is known by its memory. Whole values are R and I alike, shards S(-1) and S(-2). */
-#ifndef ARI_PLACEMENT_LEDGER_H
-#define ARI_PLACEMENT_LEDGER_H
+#pragma once
 
 #include "anyrank/context.h"
 #include "anyrank/placement.h"
@@ -76,4 +75,3 @@ AR_NODISCARD ar_status ari_ledger_rows(ar_ctx *c, const char *operation, ari_led
 AR_NODISCARD ar_status ari_ledger_gradient(ar_ctx *c, const char *name, const ar_tensor *terms, ar_placement needs);
 /** t is reported as placed so: it is, where nothing else is known. */
 AR_NODISCARD ar_status ari_ledger_declares(ar_ctx *c, const char *name, const ar_tensor *t, ar_placement as);
-#endif

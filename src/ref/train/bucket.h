@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The buckets of a data-parallel object. */
-#ifndef ARI_TRAIN_BUCKET_H
-#define ARI_TRAIN_BUCKET_H
+#pragma once
 
 #include "ref/train/ddp.h"
 
@@ -19,5 +18,3 @@ AR_NODISCARD ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool t
 void ari_bucket_share(const ari_bucket *b);
 /** The own slice, which is the sum over the ranks that share the bucket, summed over those that have the same slice. */
 AR_NODISCARD ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q);
-
-#endif

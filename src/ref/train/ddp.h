@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of a data-parallel object (anyrank/ddp.h). Operations on them: bucket.h, units.h, and on top of both ddp.c. */
-#ifndef ARI_TRAIN_DDP_H
-#define ARI_TRAIN_DDP_H
+#pragma once
 
 #include "anyrank/ddp.h"
 #include "ref/context/context.h"
@@ -130,5 +129,3 @@ static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 {
     return (d->next > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
-
-#endif

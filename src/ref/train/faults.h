@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The effects of a training step's injected faults, as ref/layers/faults.h has those of the layers: each function is
  * called where the fault would be made, and changes nothing unless it is switched on. */
-#ifndef ARI_TRAIN_FAULTS_H
-#define ARI_TRAIN_FAULTS_H
+#pragma once
 
 #include "ref/layers/faults.h"
 #include "ref/train/ddp.h"
@@ -69,5 +68,3 @@ bool ari_fault_skips(const ari_bucket *b);
 AR_NODISCARD ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q);
 /** stale_activation_reuse: after a bucket was packed. */
 AR_NODISCARD ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_TRAIN_GRADIENTS_H
-#define ARI_TRAIN_GRADIENTS_H
+#pragma once
 
 #include "anyrank/gradients.h"
 
@@ -69,5 +68,3 @@ AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_all_claims
                                            const ar_gradients_verify_options *o);
 /** Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
 AR_NODISCARD ar_status ari_gradients_share_findings(ar_gradients *g);
-
-#endif

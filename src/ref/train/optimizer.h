@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of the optimizer: what it keeps of parameters and of shares of them, and how it updates them. */
-#ifndef ARI_TRAIN_OPTIMIZER_H
-#define ARI_TRAIN_OPTIMIZER_H
+#pragma once
 
 #include "anyrank/train.h"
 #include "ref/numerics/optimizer.h"
@@ -102,5 +101,3 @@ AR_NODISCARD ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx);
 /** Begins a step of the clock, updates the shares, below stage 3 gets the others' from their ranks, and taps ':new',
  *  and ':m' and ':v' of the shares. Collective over the ranks that share. */
 AR_NODISCARD ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale);
-
-#endif

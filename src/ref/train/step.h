@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of a training step: what it trains, and loss scaling. */
-#ifndef ARI_TRAIN_STEP_H
-#define ARI_TRAIN_STEP_H
+#pragma once
 
 #include "anyrank/train.h"
 
@@ -31,5 +30,3 @@ void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size
 AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);
 /** The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
 AR_NODISCARD ar_status ari_scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite);
-
-#endif

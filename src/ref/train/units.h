@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The units of a data-parallel object: on its buckets, what is reduced and gathered together. */
-#ifndef ARI_TRAIN_UNITS_H
-#define ARI_TRAIN_UNITS_H
+#pragma once
 
 #include "ref/train/ddp.h"
 
@@ -54,5 +53,3 @@ AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar
 
 /** After the queue: has_grad and the scale of every parameter, and the list of the unused ones. */
 void ari_ddp_complete(ar_ddp *d, bool mean);
-
-#endif

@@ -2,8 +2,7 @@
 /* The operations of a training step in the order in which a rank executes them: what each works on, how that is placed
  * on the ranks, what moves and what is multiplied. From config, plan, layout and batch alone: nothing here looks at a
  * run, allocates or knows a thread, so that a rank of any world can be asked (planner.md). */
-#ifndef ARI_SIM_PLAN_OPS_H
-#define ARI_SIM_PLAN_OPS_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "anyrank/context.h"
@@ -285,5 +284,3 @@ size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
  * equal over dp) and max(steps, 1) steps. A sum over the operations (parallelism.md has it as a table). Errors:
  * AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_SIM_PLAN_OPS_IMPL_H
-#define ARI_SIM_PLAN_OPS_IMPL_H
+#pragma once
 
 #include "sim/plan/ops.h"
 
@@ -380,5 +379,3 @@ bool ari_op_builder_muon_stays_cut(const ari_op_builder *w, const ari_operation 
 void ari_op_builder_muon_cut(ari_op_builder *w, ari_role role, size_t m, size_t n);
 void ari_op_builder_after(ari_op_builder *w);
 void ari_op_builder_buckets(ari_op_builder *w);
-
-#endif

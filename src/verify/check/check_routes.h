@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_CHECK_CHECK_ROUTES_H
-#define ARI_VERIFY_CHECK_CHECK_ROUTES_H
+#pragma once
 
 #include "ref/context/context.h"
 #include "sim/plan/ops.h"
@@ -20,5 +19,3 @@ typedef struct ari_routed_rank {
  *  the layout no such tokens). */
 AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
                                              const char *router, int sharer);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of a check: its input, what the baseline makes of it, and one layout against that. */
-#ifndef ARI_VERIFY_CHECK_CHECK_RUN_H
-#define ARI_VERIFY_CHECK_CHECK_RUN_H
+#pragma once
 
 #include "anyrank/check_module.h"
 #include "plan/lint.h"
@@ -115,5 +114,3 @@ const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding 
 /** The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
  *  known. */
 bool ari_lint_noted(ari_lint_verdict *v, const ari_ledger_record *r);
-
-#endif

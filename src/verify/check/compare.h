@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_CHECK_COMPARE_H
-#define ARI_VERIFY_CHECK_COMPARE_H
+#pragma once
 
 #include "anyrank/context.h"
 #include "anyrank/process.h"
@@ -83,5 +82,3 @@ AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ra
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
 uint64_t ari_ulp_distance(float a, float b);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_CASE_H
-#define ARI_VERIFY_DIAGNOSE_CASE_H
+#pragma once
 
 /* Inside the diagnosis: one walk over the data that all parts share, what a first walk found (the survey), traces and
  * the measures that find them. */
@@ -579,6 +578,4 @@ static inline bool ari_ranks_say_more(const ari_trace *ranks, const ari_trace *w
         *n = sizeof rows / sizeof *rows;             \
         return rows;                                 \
     }
-#endif
-
 #endif

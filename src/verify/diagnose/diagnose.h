@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_H
-#define ARI_VERIFY_DIAGNOSE_H
+#pragma once
 
 #include "anyrank/tensor.h"
 #include "anyrank/verify.h"
@@ -175,5 +174,3 @@ void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);
  *  Threads: safe for other rows. */
 AR_NODISCARD ar_status ari_explain(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other,
                                    const ari_explain_case *c);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
-#define ARI_VERIFY_DIAGNOSE_HYPOTHESIS_H
+#pragma once
 
 /* A hypothesis states what the other tensor is: the reference times 2, another rank's shard, the rows of the step
  * before. A measure (case.h) generates those of one kind and fits their numbers; one engine compares the values that
@@ -128,5 +127,3 @@ AR_NODISCARD ar_status ari_name_update(ari_trace *t, const ari_case *c, double f
 
 /* A single value's range over the ranks; returns their mean. */
 double ari_value_range(double *low, double *high, const ari_case *c);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vocabulary of module names: those of the families (ref/models/family.h), of Megatron and of Meta's Llama, and
  * those of values inside modules. What a name's role is decides its place in a step and what hints call it. */
-#ifndef ARI_VERIFY_DIAGNOSE_ROLES_H
-#define ARI_VERIFY_DIAGNOSE_ROLES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -101,5 +100,3 @@ bool ari_walk_next(ari_walk *w);
 
 /** Below, at or above 0 as strcmp; 0 for equal names alone. */
 int ari_order_compare(const ari_order_key *a, const ari_order_key *b);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DUMPS_NORMAL_H
-#define ARI_VERIFY_DUMPS_NORMAL_H
+#pragma once
 
 #include <jansson.h>
 
@@ -42,5 +41,3 @@ AR_NODISCARD ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r
 void ari_normal_fini(ari_normal *n);
 /** verify.md lists the fields. Gives. */
 json_t *ari_normal_json(const ari_normal *n);
-
-#endif

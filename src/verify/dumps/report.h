@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DUMPS_REPORT_H
-#define ARI_VERIFY_DUMPS_REPORT_H
+#pragma once
 
 #include <jansson.h>
 
@@ -16,5 +15,3 @@ json_t *ari_verify_row_json(const ar_verify_row *r, bool places);
 /** True if a tensor differs by so little that another order of sums explains it. The rms difference is then a few
  *  round-offs, the largest some hundred; for short formats less is accepted, as so many would be a large part. */
 bool ari_is_by_rounding(const ar_verify_row *row);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DUMPS_VERIFY_IMPL_H
-#define ARI_VERIFY_DUMPS_VERIFY_IMPL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -179,5 +178,3 @@ void ari_verify_learn(ar_verify_report *r);
 /** Says of a tensor of another shape what the two shapes have in common. */
 AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_FAULTS_FAULT_CASE_H
-#define ARI_VERIFY_FAULTS_FAULT_CASE_H
+#pragma once
 
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
@@ -107,5 +106,3 @@ typedef struct ari_fault_curve {
 
 /** Both runs must have ended. */
 ari_fault_curve ari_fault_curve_of(const ari_fault_trace *clean, const ari_fault_trace *faulty);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_GRADCHECK_GRADCHECK_H
-#define ARI_VERIFY_GRADCHECK_GRADCHECK_H
+#pragma once
 
 #include "anyrank/baseline.h"
 #include "anyrank/check.h"
@@ -42,5 +41,3 @@ typedef struct ari_drawn {
 /** Adds elements of gradient [count] until there are `wanted`: those with |g| > low, or with g = 0 where low is 0, by
  *  drawing from the stream `key`; where that finds too few, the first ones from the last place drawn. */
 void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, const double *gradient, size_t count);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_grads: what is read, what is gathered, and the files of it. */
-#ifndef ARI_VERIFY_GRADS_GRADS_H
-#define ARI_VERIFY_GRADS_GRADS_H
+#pragma once
 
 #include "anyrank/grads.h"
 #include "ref/core/size.h"
@@ -104,5 +103,3 @@ AR_NODISCARD ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer
 AR_NODISCARD ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o);
 /** Forward and backward on one rank; user: the case. Collective. */
 AR_NODISCARD ar_status ari_block_case_run(void *user, ar_ctx *ctx);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of ar_logprobs: sequences that are read, runs of the model on them, what a row of logits says, and why a
  * side's numbers differ. */
-#ifndef ARI_VERIFY_LOGPROBS_LOGPROBS_H
-#define ARI_VERIFY_LOGPROBS_LOGPROBS_H
+#pragma once
 
 #include "anyrank/logprobs.h"
 #include "ref/core/size.h"
@@ -133,5 +132,3 @@ typedef struct ari_sampler {
 /** The sampler of each kind that leaves least of the differences, with a temperature of 1 where another one does not
  *  leave much less. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_samplers_fit(ari_sampler found[ARI_SUPPORTS], const ari_lp_case *c);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_REFERENCE_REFERENCE_H
-#define ARI_VERIFY_REFERENCE_REFERENCE_H
+#pragma once
 
 #include "anyrank/baseline.h"
 #include "anyrank/check.h"
@@ -72,5 +71,3 @@ bool ari_dump_name(char name[ARI_REFERENCE_NAME], const char *tensor, char pass,
 const char *ari_pass_suffix(char pass);
 /** "init", "forward", "backward" (gradients belong to the backward pass), "clip", "update". */
 const char *ari_pass_name(char pass);
-
-#endif

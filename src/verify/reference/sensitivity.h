@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_REFERENCE_SENSITIVITY_H
-#define ARI_VERIFY_REFERENCE_SENSITIVITY_H
+#pragma once
 
 #include "anyrank/sensitivity.h"
 #include "verify/reference/reference.h"
@@ -73,5 +72,3 @@ AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c
 double ari_adam_reach(const ar_optimizer_options *o, int t);
 /** The distance of the tensor's largest finite element to the next fp32 number. */
 double ari_step_of_largest(const ari_ref_tensor *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_REFERENCE_TASKS_H
-#define ARI_VERIFY_REFERENCE_TASKS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -17,5 +16,3 @@ typedef struct ari_tasks {
 } ari_tasks;
 /** Runs all. Errors: the lowest task's that failed; others may then not have run. */
 AR_NODISCARD ar_status ari_tasks_run(const ari_tasks *t);
-
-#endif

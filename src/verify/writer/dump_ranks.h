@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_WRITER_DUMP_RANKS_H
-#define ARI_VERIFY_WRITER_DUMP_RANKS_H
+#pragma once
 
 #include "anyrank/config.h"
 #include "anyrank/dump_listener.h"
@@ -95,5 +94,3 @@ AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char 
 AR_NODISCARD ar_status ari_dump_order_text(char **gives, const char **names, size_t n);
 /** Writes the reference's tensors as one file, in execution order. Errors: those of ar_st_write. */
 AR_NODISCARD ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_AMX_H
-#define TEST_CPU_EMULATED_AMX_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -119,5 +118,3 @@ static inline void _tile_dpbssd(int sum, int a, int b)
     emulated_dot_tile(sums, left, right);
     memcpy(emulated.byte[sum], sums, sizeof sums);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_AVX_H
-#define TEST_CPU_EMULATED_AVX_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -207,5 +206,3 @@ EMULATED __m256i _mm256_permute2x128_si256(__m256i a, __m256i b, int control)
     }
     return r;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_AVX_STEPS_H
-#define TEST_CPU_EMULATED_AVX_STEPS_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -61,5 +60,3 @@ __attribute__((target("avx512f,avx512vbmi"))) static void avx512vbmi_steps(step_
             "avx512f avx512bw avx512dq avx512vl avx512ifma avx512_vnni", avx512_steps                     \
         }                                                                                                 \
     }
-
-#endif

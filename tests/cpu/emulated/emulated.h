@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_H
-#define TEST_CPU_EMULATED_H
+#pragma once
 
 #include "anyrank/device.h"
 #include "ref/cpu/gemm.h"
@@ -13,5 +12,3 @@ const ari_exact_path *test_emulated_path(const char *name);
 
 /** Gives a CPU device this path. */
 void test_take_path(ar_device *d, const ari_exact_path *path);
-
-#endif

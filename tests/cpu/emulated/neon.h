@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_NEON_H
-#define TEST_CPU_EMULATED_NEON_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -131,5 +130,3 @@ static inline int64x2_t vmlal_high_laneq_s32(int64x2_t sum, int32x4_t a, int32x4
 {
     return vmlal_laneq_s32(sum, vget_high_s32(a), b, lane);
 }
-
-#endif

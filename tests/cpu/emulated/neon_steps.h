@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_NEON_STEPS_H
-#define TEST_CPU_EMULATED_NEON_STEPS_H
+#pragma once
 
 #include <arm_neon.h>
 
@@ -49,5 +48,3 @@ __attribute__((target("arch=armv8.2-a+i8mm"))) static void smmla_steps(step_word
             "i8mm", smmla_steps                         \
         }                                               \
     }
-
-#endif

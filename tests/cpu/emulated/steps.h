@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TEST_CPU_EMULATED_STEPS_H
-#define TEST_CPU_EMULATED_STEPS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ typedef struct steps {
 
 enum { STEP_GROUPS = 4 }; /* at most */
 extern const steps test_emulated_avx_steps[STEP_GROUPS], test_emulated_neon_steps[STEP_GROUPS];
-
-#endif

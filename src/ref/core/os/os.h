@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_OS_OS_H
-#define ARI_CORE_OS_OS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,5 +65,4 @@ void ari_sort(void *base, size_t n, size_t size, int (*compare)(const void *a, c
 
 #ifdef __cplusplus
 }
-#endif
 #endif

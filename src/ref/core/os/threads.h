@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CORE_OS_THREADS_H
-#define ARI_CORE_OS_THREADS_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -34,5 +33,3 @@ int ari_cores(void);
 int ari_this_core(void);
 /** Moves the calling thread to the i-th core (modulo their number) that it may run on; it may leave it again. */
 void ari_begin_on_core(int i);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products by the library that the build is linked with (-DANYRANK_BLAS): one of the files beside this one is compiled.
  * What is shared out over threads, cut into pieces or converted is above it, so that every library is used alike. */
-#ifndef ARI_CPU_BLAS_H
-#define ARI_CPU_BLAS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@ void ari_blas_start(void);
 AR_NODISCARD ar_status ari_blas_check(void);
 /** Fills the four fields of the library. */
 void ari_blas_describe(ar_cpu_info *out);
-
-#endif

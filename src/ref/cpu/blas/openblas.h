@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which OpenBLAS can be used: asked when a device is made, and by the build that chooses (openblas_fits.c). */
-#ifndef ARI_CPU_BLAS_OPENBLAS_H
-#define ARI_CPU_BLAS_OPENBLAS_H
+#pragma once
 
 #include <stddef.h>
 #include <string.h>
@@ -30,5 +29,3 @@ static inline const char *openblas_problem(void)
 #endif
     return NULL;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_EXACT_DIGITS_H
-#define ARI_CPU_EXACT_DIGITS_H
+#pragma once
 
 #include "ref/cpu/exact/panels.h"
 
@@ -34,5 +33,3 @@ void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile
     .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left_group = (group_), .right_group = (group_), \
     .left = (planes_), .right = (planes_), .step = ARI_DIGIT_CHUNK, .pack_left = ari_digits_pack_left,   \
     .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply, .product = (product_)
-
-#endif

@@ -26,8 +26,7 @@
  *
  * Narrow operands, |q| <= 32639, take two products: the left q itself, and of the right one q' = h*2^8 + l with -128 <=
  * h, l <= 127. 512 terms of either are at most 32639*2^7*2^9 < 2^31 in magnitude, and S = H*2^8 + L. */
-#ifndef ARI_CPU_GEMM_K16_H
-#define ARI_CPU_GEMM_K16_H
+#pragma once
 
 #include <string.h>
 
@@ -372,5 +371,3 @@ const ari_exact_path K16_PATH = {
     ARI_PANEL_PATH,    .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
     .plan = plan_tile};
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_EXACT_PANELS_H
-#define ARI_CPU_EXACT_PANELS_H
+#pragma once
 
 #include "ref/cpu/exact/sums.h"
 
@@ -66,5 +65,3 @@ void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
     .slice = (slice_), .block = (slice_), .near_rows = (rows_), .near_cols = (cols_)
 
 #define ARI_PANEL_PATH ARI_SUMS_PATH, .sum = ari_panels_sum
-
-#endif

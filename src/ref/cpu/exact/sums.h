@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums that a path keeps as int64, modulo 2^64, at the beginning of a tile's words. */
-#ifndef ARI_CPU_EXACT_SUMS_H
-#define ARI_CPU_EXACT_SUMS_H
+#pragma once
 
 #include "ref/cpu/gemm.h"
 #include "ref/numerics/integer_sum.h"
@@ -21,5 +20,3 @@ void ari_sums_row_to_limbs(const ari_tile *t, size_t i, int64_t *s, bool add);
 #define ARI_SUMS_PATH                                                                                    \
     .terms = ARI_CONTRACT_BLOCK, .round_row = ari_sums_round_row, .row_to_int64 = ari_sums_row_to_int64, \
     .row_to_limbs = ari_sums_row_to_limbs
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Transposes rows of quantised integers into the panels of the x86 paths, whose vectors have a lane for a row. */
-#ifndef ARI_CPU_TRANSPOSE8_H
-#define ARI_CPU_TRANSPOSE8_H
+#pragma once
 
 #include <immintrin.h>
 #include <stddef.h>
@@ -71,5 +70,3 @@ ari_transpose_pairs(__m256i out[8], const ari_strip *s, size_t k, size_t n)
     ari_fetch_ahead(s, k * sizeof(int16_t));
     ari_transpose_words(out, r);
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_GELU_H
-#define ARI_CPU_GELU_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -125,4 +124,3 @@ AVX512 static inline __attribute__((always_inline)) __m512 ari_curves(__m512 x, 
     *sure = (__mmask16)(fine & ~(low | high << 8));
     return _mm512_insertf32x8(_mm512_castps256_ps512(y0), y1, 1);
 }
-#endif

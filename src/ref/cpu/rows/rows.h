@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_CPU_ROWS_H
-#define ARI_CPU_ROWS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,5 +41,3 @@ extern const ari_row_way ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* where
 
 /** A row of n <= ARI_BLOCK elements. */
 void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind);
-
-#endif

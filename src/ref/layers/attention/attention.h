@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inside of the attention layer: the module, and what lies between its two linear layers. */
-#ifndef ARI_LAYERS_ATTENTION_H
-#define ARI_LAYERS_ATTENTION_H
+#pragma once
 
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/linear.h"
@@ -93,5 +92,3 @@ AR_NODISCARD ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_sav
 /** The gradient of y, a view of such a shape, becomes that of x. */
 AR_NODISCARD ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which,
                                             const ar_tensor *g);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The blocks in which attention goes through its scores: their edges follow from the order of positions, the numbers of
  * heads, and what a device holds at once. Whoever predicts their memory asks here too. */
-#ifndef ARI_LAYERS_ATTENTION_BLOCKS_H
-#define ARI_LAYERS_ATTENTION_BLOCKS_H
+#pragma once
 
 #include "anyrank/parallel.h"
 #include "anyrank/tensor.h"
@@ -44,5 +43,3 @@ ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *vis
                                      size_t group, size_t most, bool ring);
 /** The block that follows *at, the first one after a zero *at; false: there is none. */
 bool ari_next_block(const ari_score_blocks *b, ar_part *at);
-
-#endif

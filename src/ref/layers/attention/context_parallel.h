@@ -4,8 +4,7 @@
  * all-to-all turns that into all positions of the place and some of the heads (Jacobs et al. 2023, arXiv:2309.14509).
  * Keys and values then travel round the ring of R places (Liu et al. 2023, arXiv:2310.01889). Tensors are contiguous
  * fp32, [b, heads, positions, d]. */
-#ifndef ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
-#define ARI_LAYERS_ATTENTION_CONTEXT_PARALLEL_H
+#pragma once
 
 #include "anyrank/parallel.h"
 #include "ref/context/context.h"
@@ -58,5 +57,3 @@ AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const a
 AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq,
                                        const ari_ring_hops *h);
 void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
-
-#endif

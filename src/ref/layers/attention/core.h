@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Softmax attention itself: queries at some positions of every sequence, over the keys and values of all positions. */
-#ifndef ARI_LAYERS_ATTENTION_CORE_H
-#define ARI_LAYERS_ATTENTION_CORE_H
+#pragma once
 
 #include "ref/layers/parts.h"
 
@@ -39,5 +38,3 @@ AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);
-
-#endif

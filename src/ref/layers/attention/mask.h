@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_LAYERS_ATTENTION_MASK_H
-#define ARI_LAYERS_ATTENTION_MASK_H
+#pragma once
 
 #include "ref/layers/attention/blocks.h"
 #include "ref/layers/attention/core.h"
@@ -21,5 +20,3 @@ AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_k
 ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *kept);
 /** Without documents. */
 ari_order ari_core_order(const ari_core *c);
-
-#endif

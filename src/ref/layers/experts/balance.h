@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The losses of a router (ar_router_losses): gradients of its logits that come from how many tokens go to each expert,
  * and from the size of the logits. */
-#ifndef ARI_LAYERS_EXPERTS_BALANCE_H
-#define ARI_LAYERS_EXPERTS_BALANCE_H
+#pragma once
 
 #include "ref/layers/parts.h"
 
@@ -60,5 +59,3 @@ AR_NODISCARD ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *valu
 
 /** The balance of a module of experts; NULL: it is another module. */
 ari_balance *ari_experts_balance(ar_module *m);
-
-#endif

@@ -3,8 +3,7 @@
  * expert, and then by number, are the rows that a rank sends. The experts of a rank work on rows sorted by expert, then by
  * sample, then by the rank that they come from, which is how a sample's lie together. Where every rank has all experts
  * these are the same rows. */
-#ifndef ARI_LAYERS_EXPERTS_ROUTES_H
-#define ARI_LAYERS_EXPERTS_ROUTES_H
+#pragma once
 
 #include "ref/layers/parts.h"
 
@@ -51,5 +50,3 @@ AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x
 /** y, like x: the sum over each token's slots of the experts' rows, times their weights (NULL: not). */
 AR_NODISCARD ar_status ari_routes_combine(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
                                           const ari_routes *r, const ar_tensor *x);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a router makes of its logits: a softmax's probabilities, or by groups (ar_route_scores) those or sigmoids, with the
  * bias by which it chooses. */
-#ifndef ARI_LAYERS_EXPERTS_SCORES_H
-#define ARI_LAYERS_EXPERTS_SCORES_H
+#pragma once
 
 #include "anyrank/layers.h"
 #include "ref/layers/experts/balance.h"
@@ -44,5 +43,3 @@ AR_NODISCARD ar_status ari_scores_update(ar_module *m, ar_ctx *ctx);
 
 /** The scores of a module of experts; NULL: it is another module, or its router has no bias. */
 ari_scores *ari_experts_scores(ar_module *m);
-
-#endif

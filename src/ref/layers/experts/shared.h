@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The expert that all tokens go to, beside those that a router chooses. */
-#ifndef ARI_LAYERS_EXPERTS_SHARED_H
-#define ARI_LAYERS_EXPERTS_SHARED_H
+#pragma once
 
 #include "anyrank/layers.h"
 
@@ -22,5 +21,3 @@ AR_NODISCARD ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *
 /** dx += the gradient through both. */
 AR_NODISCARD ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx,
                                            const ar_tensor *dy, const ar_batch *batch);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Values placed by tokens, cut into chunks, so that a collective of one chunk goes on beside the product of another
  * (ar_parallel.overlap). */
-#ifndef ARI_LAYERS_LINEAR_CHUNKS_H
-#define ARI_LAYERS_LINEAR_CHUNKS_H
+#pragma once
 
 #include "ref/layers/parts.h"
 
@@ -40,5 +39,3 @@ AR_NODISCARD ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i,
 void ari_gather_end(ar_ctx *ctx, ari_gathering *g);
 /** whole = all of a gathering of one chunk, in the order of the sequences: a tensor of the step. Ends the gathering. */
 AR_NODISCARD ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *whole);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_LAYERS_LINEAR_H
-#define ARI_LAYERS_LINEAR_H
+#pragma once
 
 #include "ref/layers/parts.h"
 
@@ -92,5 +91,3 @@ size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
  *  ari_module_begin. */
 AR_NODISCARD ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
                                                 bool bias, ar_linear_split split);
-
-#endif

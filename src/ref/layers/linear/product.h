@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The GEMMs of a linear layer, Y = X W^T and dX = dY W, and the reductions that follow them: at once, or by chunks of
  * the tokens, overlapped with their collectives. */
-#ifndef ARI_LAYERS_LINEAR_PRODUCT_H
-#define ARI_LAYERS_LINEAR_PRODUCT_H
+#pragma once
 
 #include "ref/layers/linear/chunks.h"
 
@@ -32,5 +31,3 @@ AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, con
  *  once, of all rows. */
 AR_NODISCARD ar_status ari_multiply_scattered(ar_ctx *ctx, const ari_product *p, const ari_output *o,
                                               const ari_chunks *c, const ar_tensor *in);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_EXPERTS_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_EXPERTS_H
+#pragma once
 
 /* A mixture of experts computed again for the tokens of a probe, from the module's input and the experts' weights. The
  * weights of a token's experts are the dump's routes; where no dump has these, they are found by least squares over
@@ -78,5 +77,3 @@ AR_NODISCARD ar_status ari_look_at_expert_shares(ari_trace *t, bool *others, con
 AR_NODISCARD ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e);
 /** True for a tensor of a module within the case's own. */
 bool ari_is_within(const ari_case *c, const ar_dump_tensor *t);
-
-#endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_LOSS_H
+#pragma once
 
 /* Facts about a loss from two dumps: logits, ids, tokens that count, and the gradient of each. */
 #include "verify/diagnose/replay/replay.h"
@@ -66,5 +65,3 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
 void ari_loss_extra_of_all(ari_trace *t, const ari_losses *l);
 /** Compares the other's e and c with the reference's. */
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l);
-
-#endif

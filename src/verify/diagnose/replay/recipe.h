@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_RECIPE_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_RECIPE_H
+#pragma once
 
 /* Attention as a recipe: a number for each choice that a model makes between q, k and v and the output. */
 #include "verify/diagnose/replay/replay.h"
@@ -88,5 +87,3 @@ void ari_recipe_fix_others(ari_replayed *a, const ari_recipe *r, size_t first, s
 double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_t query, size_t key);
 /** Looks for weights of keys that dropout made 0 and larger, where the base alone is known. */
 void ari_recipe_find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *base);
-
-#endif

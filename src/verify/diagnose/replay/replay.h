@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_REPLAY_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_REPLAY_H
+#pragma once
 
 /* A module computed again from the inputs and weights that the dumps hold: first as the reference has it, to learn what
  * names do not show (heads, rotary base, activation), then with one fault at a time. The fault that gives the other
@@ -108,5 +107,3 @@ double ari_probe_left(const ari_probe *p, bool of_base);
 #define ARI_REPLAY_EXACT 1e-8
 #define ARI_REPLAY_CAPPED 1e-6 /* more than this is no rounding of fp32: a cap of scores may leave little */
 #define ARI_REPLAY_MISTAKE 0.02
-
-#endif

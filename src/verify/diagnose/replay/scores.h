@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_SCORES_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_SCORES_H
+#pragma once
 
 /* A router computed again: which experts a token has by scores, a bias and groups, and their weights. */
 #include "verify/diagnose/replay/replay.h"
@@ -79,5 +78,3 @@ bool ari_scored_search(ari_reading *r, ari_scored *s, const ari_reading_of *of, 
 const char *ari_function_text(const ari_reading *r);
 /** The fact `fact`: "2 of 4 groups, ranked by their best score". */
 void ari_say_choice(ari_trace *t, const char *fact, const ari_score_choice *by);
-
-#endif

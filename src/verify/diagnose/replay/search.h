@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
-#define ARI_VERIFY_DIAGNOSE_REPLAY_SEARCH_H
+#pragma once
 
 /* One search for everything that is computed again: which of some candidates gives the reference, and which the other
  * values? Candidates are a module's possible outputs for its inputs, tried in turn, or sums of the reference's tensors,
@@ -63,5 +62,3 @@ bool ari_terms_find(ari_terms *s, const ari_products *p, size_t groups, size_t y
 size_t ari_terms_shared(const ari_terms *a, const ari_terms *b);
 /** States "1.4 layers.0:fwd + layers.1.attn:fwd". */
 void ari_terms_say(ari_trace *t, const char *fact, const ari_terms *s, const ar_dump_tensor *const *near);
-
-#endif
