@@ -8,7 +8,6 @@
 #include "dump/dump.h"
 #include "sim/plan/ops.h"
 #include "verify/check/check_calls.h"
-#include "verify/check/check_routes.h"
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/check/check_routes.h"
+#include "verify/check/check_run.h"
 
 #include <stdio.h>
 #include <stdlib.h>
