@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/tiles/plan.h"
 
+#include "ref/core/size.h"
+
 /* Costs in nanoseconds that are weighed against each other. From the rates of one H200, with estimates where there are
  * none: 1.45e15 int8 operations a second over 132 processors, which hold parts of 128 x 256; 4300 bytes a nanosecond
  * from memory, where the pass reads a plane and six tenths of its writing take longer than the concurrent GEMMs; 8000
@@ -20,11 +22,6 @@ static size_t ceil_div(size_t a, size_t b)
     return a / b + (a % b != 0);
 }
 
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* One tile. */
 typedef struct extent {
     size_t matrices, rows, cols;
@@ -33,7 +30,7 @@ typedef struct extent {
 static size_t parts_of(const extent *x, const ari_tile_machine *m)
 {
     const size_t flat = ceil_div(x->rows, m->part_rows) * ceil_div(x->cols, m->part_cols);
-    return smaller(flat, ceil_div(x->rows, m->part_cols) * ceil_div(x->cols, m->part_rows));
+    return ari_smaller(flat, ceil_div(x->rows, m->part_cols) * ceil_div(x->cols, m->part_rows));
 }
 
 static double plane_bytes(const ari_tile_work *w, const extent *x)
@@ -107,7 +104,7 @@ static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
  * there is no other. */
 static bool next_side(size_t *side, size_t parts)
 {
-    const size_t each = *side == 0 ? smaller(parts, SIDE) : *side - 1;
+    const size_t each = *side == 0 ? ari_smaller(parts, SIDE) : *side - 1;
     if (each == 0)
         return false;
     *side = ceil_div(parts, ceil_div(parts, each));
@@ -121,21 +118,21 @@ static void consider_parts(choice *c, size_t matrices)
     const ari_tile_machine *m = c->m;
     for (size_t down = 0; next_side(&down, ceil_div(w->m, m->part_rows));)
         for (size_t across = 0; next_side(&across, ceil_div(w->n, m->part_cols));)
-            consider(c, matrices, smaller(w->m, down * m->part_rows), smaller(w->n, across * m->part_cols));
+            consider(c, matrices, ari_smaller(w->m, down * m->part_rows), ari_smaller(w->n, across * m->part_cols));
 }
 
 ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m)
 {
     choice c = {.w = w, .m = m, .time = -1.0};
     size_t matrices = w->one_result ? w->batch : 1;
-    for (size_t groups = 1; groups <= smaller(w->batch, SIDE); groups++)
+    for (size_t groups = 1; groups <= ari_smaller(w->batch, SIDE); groups++)
         consider(&c, ceil_div(w->batch, groups), w->m, w->n);
     consider(&c, 1, w->m, w->n);
     consider_parts(&c, matrices);
     while (c.time < 0.0 && matrices > 1)
         consider_parts(&c, matrices /= 2);
     if (c.time < 0.0)
-        c.best = (ari_tiling){1, smaller(w->m, m->part_rows), smaller(w->n, m->part_cols), w->alike};
+        c.best = (ari_tiling){1, ari_smaller(w->m, m->part_rows), ari_smaller(w->n, m->part_cols), w->alike};
     return c.best;
 }
 
@@ -162,15 +159,16 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 static void hull_of(size_t edge[2], const ari_tile_part *p, const ar_band *band, size_t n)
 {
     size_t first = n, end = 0;
-    for (size_t i = 0; i < smaller(p->rows, band->rows); i++) {
+    for (size_t i = 0; i < ari_smaller(p->rows, band->rows); i++) {
         const int32_t *edges = band->edges + 2 * ((p->row + i) % band->rows);
-        const size_t from = edges[0] > 0 ? (size_t)edges[0] : 0, to = edges[1] > 0 ? smaller((size_t)edges[1], n) : 0;
+        const size_t from = edges[0] > 0 ? (size_t)edges[0] : 0,
+                     to = edges[1] > 0 ? ari_smaller((size_t)edges[1], n) : 0;
         if (from >= to)
             continue;
-        first = smaller(first, from);
+        first = ari_smaller(first, from);
         end = end > to ? end : to;
     }
-    edge[0] = smaller(first, end) / 16 * 16;
+    edge[0] = ari_smaller(first, end) / 16 * 16;
     edge[1] = end;
 }
 
@@ -184,11 +182,11 @@ static void fill_part(ari_tile_part *p, const ari_tile_work *w, const ar_band *b
     if (band && band->of_terms) {
         hull_of(edge, p, band, w->terms);
         p->term = edge[0];
-        p->terms = edge[1] > edge[0] ? ceil_div(edge[1] - edge[0], 16) * 16 : smaller(w->terms, 16);
+        p->terms = edge[1] > edge[0] ? ceil_div(edge[1] - edge[0], 16) * 16 : ari_smaller(w->terms, 16);
     } else if (band) {
         hull_of(edge, p, band, w->n);
         p->col = edge[0];
-        p->cols = smaller(ceil_div(edge[1] - edge[0], 4) * 4, w->n - edge[0]);
+        p->cols = ari_smaller(ceil_div(edge[1] - edge[0], 4) * 4, w->n - edge[0]);
     }
 }
 
@@ -198,7 +196,7 @@ static size_t part_height(const ari_tile_work *w, const ari_tile_machine *m, con
     const size_t height = ceil_div(ceil_div(band->rows, BAND_PARTS), m->part_rows) * m->part_rows;
     double left = 0.0;
     for (ari_tile_part p = {0}; p.row < w->m; p.row += height) {
-        p.rows = smaller(height, w->m - p.row);
+        p.rows = ari_smaller(height, w->m - p.row);
         fill_part(&p, w, band);
         left += (double)p.rows * ((double)p.cols / (double)w->n) * ((double)p.terms / (double)w->terms);
     }
@@ -211,7 +209,7 @@ bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_mach
     const size_t height = known ? part_height(w, m, band) : w->m;
     do {
         p->row += p->rows;
-        p->rows = smaller(height, w->m - p->row);
+        p->rows = ari_smaller(height, w->m - p->row);
         if (p->rows == 0)
             return false;
         fill_part(p, w, height < w->m ? band : NULL);

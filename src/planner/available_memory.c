@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/size.h"
+
 enum { PATH_CAP = 2 * PATH_MAX };
 
 static FILE *open_at(const char *root, const char *path)
@@ -16,11 +18,6 @@ static FILE *open_at(const char *root, const char *path)
     char full[PATH_CAP];
     const int n = snprintf(full, sizeof full, "%s%s", root, path);
     return n > 0 && (size_t)n < sizeof full ? fopen(full, "r") : NULL;
-}
-
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
 }
 
 /* The number that follows `key` at a line's beginning, times unit. False: no such file, line or number. */
@@ -73,7 +70,7 @@ static size_t left_in_group(const char *root, const char *folder, const cgroup_f
     if (!read_group(root, folder, files->usage, "", &used))
         return limit;
     if (read_group(root, folder, "memory.stat", files->reclaimable, &reclaimable))
-        used -= least(used, reclaimable);
+        used -= ari_smaller(used, reclaimable);
     return limit > used ? limit - used : 0;
 }
 
@@ -90,7 +87,7 @@ static size_t left_in_groups(const char *root, const char *group, const cgroup_f
         if (n < 0 || (size_t)n >= sizeof folder)
             continue;
         for (;;) {
-            left = least(left, left_in_group(root, folder, files));
+            left = ari_smaller(left, left_in_group(root, folder, files));
             char *slash = strrchr(folder + mount, '/');
             if (!slash)
                 break;
@@ -125,9 +122,9 @@ static size_t left_by_groups(const char *root)
         *controllers++ = '\0';
         *group++ = '\0';
         if (*controllers == '\0')
-            left = least(left, left_in_groups(root, group, &version2));
+            left = ari_smaller(left, left_in_groups(root, group, &version2));
         else if (lists(controllers, "memory"))
-            left = least(left, left_in_groups(root, group, &version1));
+            left = ari_smaller(left, left_in_groups(root, group, &version1));
     }
     if (f)
         fclose(f);
@@ -151,5 +148,5 @@ size_t ari_available_memory(const char *root)
     size_t available = SIZE_MAX;
     if (!number_after(root, "/proc/meminfo", "MemAvailable:", 1024, &available))
         available = SIZE_MAX;
-    return least(available, left_by_groups(root));
+    return ari_smaller(available, left_by_groups(root));
 }

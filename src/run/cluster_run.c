@@ -129,18 +129,13 @@ static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memo
     m->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
 }
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
 {
     for (size_t i = 0; i < ari_run_steps(&o->run); i++) {
         ar_train_result step;
         AR_TRY(ari_trainer_step(&step, t, ctx, &o->batch[i], (uint32_t)i + 1));
         result->loss[i] = step.loss;
-        result->memory.rank.stored = larger(result->memory.rank.stored, step.stored_bytes);
+        result->memory.rank.stored = ari_larger(result->memory.rank.stored, step.stored_bytes);
     }
     measure_memory(ctx, t, &result->memory.rank);
     memcpy(result->memory.stored, ctx->stored, sizeof ctx->stored);

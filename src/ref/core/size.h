@@ -7,9 +7,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /** *out = a * b. Errors: AR_ERR_OVERFLOW, both factors named; *out untouched. out may be one of the factors'
  *  storage. */
@@ -138,12 +136,20 @@ static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_
     return to > from;
 }
 
+/** The larger of two sizes, and the smaller. */
+static inline size_t ari_larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+static inline size_t ari_smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 /** An extent of a layout, or a number of steps: 0 (not given) counts as 1. */
 static inline int ari_at_least_one(int extent)
 {
     return extent > 1 ? extent : 1;
 }
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -67,16 +67,11 @@ static void shrink(ari_pool *p, size_t limit)
         free(take_block(p, 0));
 }
 
-static size_t larger_size(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 /* What is in use and kept may be together. Steps whose phases ask for different sizes would take fresh pages in every
  * phase without the slack. */
 static size_t limit_of(const ari_pool *p)
 {
-    const size_t most = larger_size(p->most, p->asked);
+    const size_t most = ari_larger(p->most, p->asked);
     return most + most / ARI_POOL_SLACK;
 }
 
@@ -145,7 +140,7 @@ void ari_pool_free(ari_pool *p, void *memory)
         return;
     }
     pthread_mutex_lock(&p->lock);
-    p->most = larger_size(p->most, p->asked);
+    p->most = ari_larger(p->most, p->asked);
     p->in_use -= b->bytes;
     p->asked -= b->asked;
     if (p->n == ARI_POOL_KEPT)

@@ -26,16 +26,11 @@ static size_t rounded(size_t n, size_t by)
     return n / by + (n % by >= by - by / 2);
 }
 
-static size_t larger_extent(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
 /* The number nearest to `wanted` among those that have the same divisors in common with `heads` as x. A tp is a divisor
  * of the heads, so it divides the one if and only if it divides the other. */
 static size_t same_divisors(size_t x, size_t wanted, size_t heads)
 {
-    const size_t common = gcd(x, heads), others = heads / common, k = larger_extent(rounded(wanted, common), 1);
+    const size_t common = gcd(x, heads), others = heads / common, k = ari_larger(rounded(wanted, common), 1);
     for (size_t away = 0;; away++) { /* k = 1 would do, and some k above within `others` */
         if (k > away && gcd(k - away, others) == 1)
             return (k - away) * common;
@@ -73,7 +68,7 @@ static void shrink_rope(ar_rope *r, size_t head_dim, size_t from)
     if (r->kind == AR_ROPE_NONE)
         return;
     if (r->rotary_dim > 0)
-        r->rotary_dim = 2 * larger_extent(rounded(pairs * head_dim, from), least);
+        r->rotary_dim = 2 * ari_larger(rounded(pairs * head_dim, from), least);
     const size_t kept = ar_rope_dim(r, head_dim) / 2;
     for (size_t i = 0; r->kind == AR_ROPE_LONGROPE && i < AR_ROPE_PAIRS; i++) {
         r->short_factor[i] = i < kept ? r->short_factor[i * pairs / kept] : 0.0f;
@@ -111,11 +106,11 @@ static void shrink_latent(ar_config *c, const ar_config *from, size_t n, size_t 
     const ar_latent *l = &from->latent;
     if (l->kv_rank == 0)
         return;
-    c->latent = (ar_latent){.kv_rank = larger_extent(rounded(l->kv_rank, n), 1),
-                            .q_rank = l->q_rank > 0 ? larger_extent(rounded(l->q_rank, n), 1) : 0,
-                            .rope_dim = larger_extent(2 * rounded(l->rope_dim, 2 * n), least),
-                            .value_dim = larger_extent(rounded(l->value_dim, n), 1)};
-    c->head_dim = larger_extent(rounded(from->head_dim - l->rope_dim, n), 1) + c->latent.rope_dim;
+    c->latent = (ar_latent){.kv_rank = ari_larger(rounded(l->kv_rank, n), 1),
+                            .q_rank = l->q_rank > 0 ? ari_larger(rounded(l->q_rank, n), 1) : 0,
+                            .rope_dim = ari_larger(2 * rounded(l->rope_dim, 2 * n), least),
+                            .value_dim = ari_larger(rounded(l->value_dim, n), 1)};
+    c->head_dim = ari_larger(rounded(from->head_dim - l->rope_dim, n), 1) + c->latent.rope_dim;
     c->query_scalar = from->query_scalar / (double)from->head_dim * (double)c->head_dim;
     c->rope.rotary_dim = c->latent.rope_dim;
 }
@@ -133,8 +128,8 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         return ar_error_set(AR_ERR_ARG,
                             "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %zu; take at "
                             "most 1/%zu",
-                            c->name, n, from.head_dim, least, larger_extent(from.head_dim / least, 1));
-    c->head_dim = larger_extent(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
+                            c->name, n, from.head_dim, least, ari_larger(from.head_dim / least, 1));
+    c->head_dim = ari_larger(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
                     : same_divisors(from.hidden, rounded(from.hidden, n), c->heads);
@@ -149,11 +144,11 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
                                 ? from.experts.shared / from.experts.ffn * c->experts.ffn /* so many of those */
                                 : same_divisors(from.experts.shared, rounded(from.experts.shared, n), c->heads);
     if (from.vocab > LEAST_VOCABULARY)
-        c->vocab = same_divisors(from.vocab, larger_extent(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
+        c->vocab = same_divisors(from.vocab, ari_larger(rounded(from.vocab, n), LEAST_VOCABULARY), c->heads);
     c->pads = from.pads && from.pad_id < c->vocab;
     c->pad_id = c->pads ? from.pad_id : 0;
     if (from.layers > LEAST_LAYERS)
-        c->layers = larger_extent(rounded(from.layers, n), LEAST_LAYERS);
+        c->layers = ari_larger(rounded(from.layers, n), LEAST_LAYERS);
     shrink_layers(c, &from);
     if (c->latent.kv_rank == 0)
         shrink_rope(&c->rope, c->head_dim, from.head_dim);

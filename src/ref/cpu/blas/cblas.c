@@ -4,6 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ref/core/size.h"
 #include "ref/cpu/blas/vendor.h"
 
 /* Declared here and not by cblas.h, which on Debian is an alternative that may be another library's. */
@@ -80,11 +81,6 @@ CALL(call_dgemm, double, cblas_dgemm)
 #endif
 #define COPIED ((size_t)64)
 
-static size_t at_most(size_t n, size_t most)
-{
-    return n < most ? n : most;
-}
-
 static char *element(const matrix *m, size_t row, size_t col, size_t width)
 {
     return m->at + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
@@ -107,7 +103,7 @@ static void zero_matrix(const matrix *m, size_t width)
 /* At most `most` rows and columns from these on. */
 static matrix piece_of(const matrix *m, size_t row, size_t col, size_t most, size_t width)
 {
-    const ari_blas_view v = {at_most(m->v.rows - row, most), at_most(m->v.cols - col, most), m->v.row_stride,
+    const ari_blas_view v = {ari_smaller(m->v.rows - row, most), ari_smaller(m->v.cols - col, most), m->v.row_stride,
                              m->v.col_stride};
     return (matrix){element(m, row, col, width), v};
 }

@@ -3,14 +3,11 @@
 
 #include <string.h>
 
+#include "ref/core/size.h"
+
 static size_t round_up(size_t n, size_t step)
 {
     return (n + step - 1) / step * step;
-}
-
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
 }
 
 /* Panels of an operand's slice: those of a block one after the other, then those of the next block. */
@@ -72,9 +69,9 @@ static void pack_panels(const ari_panel_kernel *kernel, const panels *to, ari_pa
 {
     for (size_t i = 0; i < all->rows; i += rows_each)
         for (size_t k = 0; k < terms; k += kernel->block) {
-            const size_t n = least(terms - k, kernel->block);
+            const size_t n = ari_smaller(terms - k, kernel->block);
             const ari_panel_rows s = {ari_panel_rows_at(all, i, k), all->width, all->ld,
-                                      least(all->rows - i, rows_each)};
+                                      ari_smaller(all->rows - i, rows_each)};
             pack(kernel, panel_at(kernel, to, i, k, n), &s, n);
         }
 }
@@ -106,15 +103,16 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
                           ari_register_tile r)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
-    const size_t rows = least(t->rows, i0 + kernel->near_rows), cols = least(t->cols, j0 + kernel->near_cols);
+    const size_t rows = ari_smaller(t->rows, i0 + kernel->near_rows),
+                 cols = ari_smaller(t->cols, j0 + kernel->near_cols);
     for (size_t k = 0; k < terms; k += kernel->block, r.add = true) {
-        const size_t n = least(terms - k, kernel->block);
+        const size_t n = ari_smaller(terms - k, kernel->block);
         r.terms = round_up(n, kernel->step);
         r.used = n;
         r.left = panel_at(kernel, &w->left, i0, k, n);
         for (size_t j = j0; j < cols; j += kernel->cols) {
             r.right = panel_at(kernel, &w->right, j, k, n);
-            r.cols = least(w->right.rows - j, kernel->cols);
+            r.cols = ari_smaller(w->right.rows - j, kernel->cols);
             r.sums = w->sums + i0 * r.ld + j;
             multiply_column(kernel, r, (rows - i0 + kernel->rows - 1) / kernel->rows);
         }
@@ -129,7 +127,7 @@ void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
     if (from == to)
         memset(w.sums, 0, t->rows * r.ld * sizeof *w.sums);
     for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = least(to - k, t->plan->slice);
+        const size_t terms = ari_smaller(to - k, t->plan->slice);
         r.add = k > from;
         pack_slice(&w, t, k, terms);
         for (size_t i = 0; i < t->rows; i += kernel->near_rows)
