@@ -5,9 +5,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Shared libraries that are loaded when they are first needed, so that a command that needs none of them neither waits
  * for them nor asks that they are there. They stay loaded. */
@@ -28,6 +26,4 @@ AR_NODISCARD ar_status ari_library_open(void **gives, const ari_library *which);
 /** *slot, a pointer to a function = the function of that name. False: there is none, and *slot is NULL. */
 bool ari_library_find(void *library, const char *name, void *slot);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

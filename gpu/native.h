@@ -6,9 +6,7 @@
 
 #include "anyrank/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The CUDA device as libraries besides its own kernels need it. */
 
@@ -68,6 +66,4 @@ AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
  *  value). */
 AR_NODISCARD ar_status ari_sgemm_choose(bool *pedantic);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -4,9 +4,7 @@
 #include "anyrank/device.h"
 #include "ref/core/clock.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /** The clock of measurements: where the calling thread alone does the device's work, its processor time; else the
  *  monotonic clock. */
@@ -45,6 +43,4 @@ void ari_profile_end(ari_profile *p);
 void *ari_profile_part(ar_device *d, ar_queue *q, const char *part);
 void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -8,9 +8,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* The sticky errors: name and number (cudaError_t: those whose description ends "the process must be terminated", and
  * memory errors, which end the context as well). */
@@ -45,6 +43,4 @@ ar_status ari_gpu_check_lost(void);
 /** True if there is one: then nothing of the GPU is to be released, and no CUDA call is worthwhile. Sets no error. */
 bool ari_gpu_is_lost(void);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

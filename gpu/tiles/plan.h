@@ -3,9 +3,7 @@
 
 #include "anyrank/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Tiles of the result of an exact contraction. A tile's int8 products are written as planes of int32, which one pass
  * then reads and combines (gpu/packed.h). A library computes a product in parts of a fixed size, one processor a part,
@@ -50,6 +48,4 @@ ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m);
  *  the waves of all calls have room for. */
 double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -4,9 +4,7 @@
 /* Kernels and products with one fault each, which the emulated device is to find, and their like without it. */
 #include "anyrank/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 typedef struct wrong_kernel {
     const char *name;
@@ -27,6 +25,4 @@ typedef struct wrong_product {
 const wrong_product *wrong_products(size_t *count);
 ar_status wrong_product_run(const wrong_product *p, ar_device *d, ar_queue *q, ar_buf operands, ar_buf result);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -6,9 +6,7 @@
 
 #include "anyrank/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /** The contraction as numerics.md section 2 defines it, step by step in plain loops, summed in 128-bit integers:
  *    C[i,j] = round(sum over k of A[i,k]*B[j,k]), k = 0..K-1.
@@ -24,6 +22,4 @@ AR_NODISCARD ar_status ar_contract_definition(float *c, size_t m, size_t n, size
                                               ptrdiff_t lda_k, const float *b, ptrdiff_t ldb_row, ptrdiff_t ldb_k,
                                               bool scale, bool narrow);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

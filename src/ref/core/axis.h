@@ -5,9 +5,7 @@
 #include "anyrank/parallel.h"
 #include "anyrank/placement.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Outermost first, which is their order in a rank's number. Context-parallel ranks lie along two axes: the places of a
  * ring, and the neighbours that exchange heads for positions (ar_parallel). */
@@ -119,6 +117,4 @@ typedef struct ari_routed {
 /** ari_ranks_along of a layout: ari_extent(p, ARI_CUTS_DATA) ranks sum gradients. */
 int ari_extent(const ar_parallel *p, ari_axes axes);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS

@@ -3,9 +3,7 @@
 
 #include "anyrank/queue.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+AR_BEGIN_DECLS
 
 /* Called instead of a task that cannot run, because its queue failed before: `st` and `why` are the queue's first
  * error. Releases arg. */
@@ -113,6 +111,4 @@ ar_status ari_failure_get(const ari_failure *f, const char **message);
 /** From now on the failure is q's too: its waits and what is enqueued on it end with it. The last one given counts. */
 void ari_queue_heed(ar_queue *q, ari_failure *f);
 
-#ifdef __cplusplus
-}
-#endif
+AR_END_DECLS
