@@ -204,14 +204,10 @@ static inline const ar_rope *ar_config_layer_rope(const ar_config *c, size_t lay
     return c->local_rope.kind != AR_ROPE_NONE && ar_config_window(c, layer) > 0 ? &c->local_rope : &c->rope;
 }
 
-/** True if a block's attention and MLP have norms on their input; the next, on their output. */
+/** True if a block's attention and MLP have norms on their input. */
 static inline bool ar_config_norm_before(const ar_config *c)
 {
     return c->norm_place != AR_NORM_AFTER;
-}
-static inline bool ar_config_norm_after(const ar_config *c)
-{
-    return c->norm_place != AR_NORM_BEFORE;
 }
 
 /** Reads MODEL/config.json, or MODEL itself if it is a .json file. model_type decides the architecture; models.md

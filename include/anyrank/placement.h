@@ -116,8 +116,6 @@ typedef enum ar_move {
     AR_MOVE_PAD,            /* S -> P(sum): the own part among zeros; nothing moves */
     AR_MOVES
 } ar_move;
-/** "slice", "reduce-scatter", "all-reduce", "all-to-all", "all-gather", "first", "pad"; "?". Static storage. */
-const char *ar_move_name(ar_move m);
 
 typedef struct ar_redistribution_step {
     int dim; /* of the mesh */

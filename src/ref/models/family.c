@@ -322,7 +322,7 @@ bool ari_part_present(const ar_config *c, ari_role role)
         return ar_config_norm_before(c) && c->residual != AR_RESIDUAL_PARALLEL_ONE_NORM;
     case ARI_ATTENTION_NORM:
     case ARI_MLP_NORM:
-        return ar_config_norm_after(c);
+        return c->norm_place != AR_NORM_BEFORE;
     case ARI_Q_NORM:
     case ARI_K_NORM:
         return c->qk_norm != AR_QK_NORM_NONE;

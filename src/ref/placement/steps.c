@@ -3,18 +3,6 @@
  * calls. */
 #include "anyrank/placement.h"
 
-const char *ar_move_name(ar_move m)
-{
-    static const char *const names[AR_MOVES] = {[AR_MOVE_SLICE] = "slice",
-                                                [AR_MOVE_REDUCE_SCATTER] = "reduce-scatter",
-                                                [AR_MOVE_ALL_REDUCE] = "all-reduce",
-                                                [AR_MOVE_ALL_TO_ALL] = "all-to-all",
-                                                [AR_MOVE_ALL_GATHER] = "all-gather",
-                                                [AR_MOVE_FIRST] = "first",
-                                                [AR_MOVE_PAD] = "pad"};
-    return (unsigned)m < AR_MOVES ? names[m] : "?";
-}
-
 static bool is_partial(ar_placement p)
 {
     return p.kind == AR_PARTIAL_SUM || p.kind == AR_PARTIAL_MAX;
