@@ -7,7 +7,6 @@
  *
  * or by srun or mpirun. ANYRANK_BENCH_SHARE=1: several processes on one GPU (right for correctness, not for speed).
  * What ar_comm does more: it notes the call and where its stream is done with it, for the report if it never is. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 

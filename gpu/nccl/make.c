@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +7,6 @@
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
-#include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 

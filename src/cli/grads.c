@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/grads.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #include "cli/options/args.h"

@@ -15,7 +15,6 @@
 #include "ref/core/os/os.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/text.h"
-#include "ref/io/file.h"
 
 /* In the order in which a person meets them. */
 static const ari_subcommand subcommands[] = {

@@ -8,7 +8,6 @@
 #include "cli/options/run.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
-#include "ref/core/atomic_file.h"
 #include "ref/io/json.h"
 #include "ref/models/stages.h"
 

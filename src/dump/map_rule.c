@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
 

@@ -6,11 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
-#include "ref/io/safetensors.h"
 
 /* The location of a text, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
 typedef struct reading {

@@ -7,7 +7,6 @@
 
 #include "dump/dump.h"
 #include "dump/reshard.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"

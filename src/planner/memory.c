@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <math.h>
 
 #include "planner/planner.h"
 #include "ref/core/size.h"

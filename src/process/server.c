@@ -12,7 +12,6 @@
 
 #include "process/door.h"
 #include "process/flight.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"

@@ -6,7 +6,6 @@
 
 #include "process/net.h"
 #include "process/process.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

@@ -11,7 +11,6 @@
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
-#include "ref/io/safetensors.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"
 #include "run/run.h"

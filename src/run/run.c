@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"

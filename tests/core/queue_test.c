@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "anyrank/queue.h"
 #include "tests/support/test.h"

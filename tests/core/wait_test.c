@@ -2,8 +2,6 @@
 #include "ref/core/wait.h"
 #include "tests/support/test.h"
 
-#include <unistd.h>
-
 #include "anyrank/sim.h"
 #include "ref/core/clock.h"
 #include "tests/support/asleep.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory, queues, and copies of views. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that work on whole rows: norms, rotary positions, softmax. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "gpu/conformance.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of Qwen2, Mistral and Llama 3 say beyond Llama's, and keys that nobody knows. */
-#include "anyrank/model.h"
 #include "io/config_text.h"
 
 #define MODEL(type)                                                                       \

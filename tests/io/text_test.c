@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/config.h"
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"

@@ -4,7 +4,6 @@
 #include "ref/context/context.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
-#include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 #include "verify/check/compare.h"

@@ -2,7 +2,6 @@
 /* Sequence parallelism: between the regions a rank holds its positions of every sequence, and nothing changes: every
  * tensor has the baseline's bits, whatever the number of samples, of ranks, and what is kept for the backward pass; and
  * in how many chunks collectives go beside products. */
-#include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans as files: what is read, what is refused and in which words, and what fits a model. */
-#include "anyrank/model.h"
 #include "ref/models/plan.h"
 #include "support/quoted.h"
 #include "support/together.h"

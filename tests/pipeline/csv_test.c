@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "anyrank/schedule.h"
-#include "ref/io/file.h"
 #include "support/together.h"
 
 static ar_pipeline_schedule *read_golden(const char *name)

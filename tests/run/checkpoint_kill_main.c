@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Saves that do not come to their end: on a full disk, and in a process that is killed at any moment. What was there
  * before is there afterwards, whole, and nothing else is left. Argument: [number of kills]. */
-#include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -12,7 +12,6 @@
 #include "cli/options/args.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"

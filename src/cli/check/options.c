@@ -2,7 +2,6 @@
 #include "cli/check/check.h"
 
 #include "cli/options/args.h"
-#include "ref/io/file.h"
 #include "verify/faults/fault_case.h"
 
 #define ARI_VALUES ari_check_values

@@ -17,7 +17,6 @@
 #include "cli/options/args.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/io/file.h"
 
 typedef struct page {
     FILE *to;

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "cli/options/args.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/text.h"
 #include "ref/models/stages.h"
 

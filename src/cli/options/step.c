@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "anyrank/fault.h"
-#include "ref/io/file.h"
 #include "ref/io/json.h"
 
 #define ARI_VALUES ari_run_values

@@ -11,7 +11,6 @@
 #include "ref/core/names.h"
 #include "ref/core/os/os.h"
 #include "ref/core/size.h"
-#include "ref/io/file.h"
 #include "run/process_run.h"
 
 /* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */

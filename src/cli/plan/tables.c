@@ -6,7 +6,6 @@
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
-#include "ref/io/json.h"
 
 static const double GB = 1e-9;
 enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "cli/plan/plan.h"
-#include "cli/shared/command.h"
 #include "ref/io/json.h"
 
 static ar_status bad_layout(const char *text)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/train/train.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/options/args.h"
-#include "ref/core/atomic_file.h"
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */

@@ -9,7 +9,6 @@
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
-#include "ref/io/file.h"
 #include "ref/io/json.h"
 
 /* --- the head ----------------------------------------------------------------------------------------------------- */

@@ -11,7 +11,6 @@
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
-#include "ref/core/atomic_file.h"
 #include "run/run.h"
 #include "run/train_rank.h"
 #include "verify/faults/fault_case.h"

@@ -3,11 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "cli/verify/report.h"
 #include "ref/core/text.h"
-#include "verify/dumps/report.h"
 
 enum { DIGITS = 24 };
 

@@ -8,10 +8,8 @@
 
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/io/safetensors.h"
 #include "verify/dumps/report.h"
 
 /* --- how figures are spelled -------------------------------------------------------------------------------------- */

@@ -14,7 +14,6 @@
  * modeling_qwen2_moe.py). Every addition and product of a line is rounded once. */
 #include "ref/baseline/run.h"
 
-#include <math.h>
 #include <stdio.h>
 
 #include "ref/numerics/scalar.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 

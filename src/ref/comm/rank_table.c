@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/clock.h"
 
 /* Each rank's current activity, and the table of it when the world fails. */
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models of other forms than Llama's. */
-#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models that differ from Llama, or from another of its form, in a rule for their layers, a norm or a bias
  * (transformers, the models' configuration_NAME.py). */
-#include <math.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
 /* --- layers that differ ------------------------------------------------------------------------------------------- */

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 

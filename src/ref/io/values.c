@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
-#include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
 /* The magnitude's 7 bits, moved to fp32's places, are the value times 2^(7-127), subnormals included: the product is

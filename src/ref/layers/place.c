@@ -5,7 +5,6 @@
 
 #include "ref/layers/faults.h"
 #include "ref/placement/axis.h"
-#include "ref/placement/redistribute.h"
 
 const ar_placement ari_replicated = {AR_REPLICATE, 0}, ari_shard_features = {AR_SHARD, -1},
                    ari_shard_tokens = {AR_SHARD, -2};

@@ -7,7 +7,6 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/parts.h"
-#include "ref/models/model.h"
 #include "ref/train/faults.h"
 #include "ref/train/step.h"
 #include "ref/train/units.h"

@@ -2,7 +2,6 @@
 /* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
 #include "verify/check/check_run.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/io/file.h"
 #include "verify/dumps/verify_impl.h"
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
 static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
