@@ -11,9 +11,8 @@
 #include <unistd.h>
 
 #include "anyrank/checkpoint.h"
-#include "anyrank/model.h"
 #include "ref/context/context.h"
-#include "ref/layers/parts.h"
+#include "run/cluster_run.h"
 #include "run/full_set.h"
 #include "support/rank_run.h"
 #include "support/row.h"
@@ -68,52 +67,41 @@ static inline ar_checkpoint_state small_state(const small_run *r, uint64_t step)
 
 /* What a rank has while it runs. */
 typedef struct small_rank {
-    ar_model *model;
-    ar_param **params;
-    size_t n;
-    ar_ddp *ddp;
-    ar_optimizer *optimizer;
+    ari_trainer trainer;
     ar_loader *loader;
 } small_rank;
 
 static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *ctx)
 {
     const ar_loader_options l = {.batch = SMALL_BATCH, .seq = SMALL_SEQ, .vocab = r->config.vocab, .seed = SMALL_SEED};
-    ar_ddp_options d = ar_ddp_defaults();
-    d.bucket_bytes = 20000;
-    d.zero = r->parallel.zero;
+    const ari_cluster_options o = {.config = &r->config,
+                                   .run = {.parallel = r->parallel,
+                                           .steps = r->last,
+                                           .optimizer = r->optimizer,
+                                           .clip = 1,
+                                           .seed = SMALL_SEED,
+                                           .ddp = {.bucket_bytes = 20000}}};
     AR_TRY(ar_loader_create(&k->loader, r->data, &l));
-    AR_TRY(ar_model_create(&k->model, ctx, &r->config, NULL));
-    AR_TRY(ari_module_list(&k->params, &k->n, ar_model_module(k->model)));
-    if (r->from == NULL)
-        AR_TRY(ar_model_fresh(k->model, ctx, SMALL_SEED));
-    if (r->parallel.dp > 1)
-        AR_TRY(ar_ddp_create(&k->ddp, ctx, ar_model_module(k->model), &d));
-    if (r->parallel.zero > 0)
-        AR_TRY(ar_optimizer_create_sharded(&k->optimizer, ctx, k->ddp, &r->optimizer));
-    else
-        AR_TRY(ar_optimizer_create(&k->optimizer, ctx, k->params, k->n, &r->optimizer));
+    AR_TRY(ari_trainer_create(&k->trainer, ctx, &o));
     if (r->from == NULL)
         return AR_OK;
-    return ar_checkpoint_load(r->from, ctx, k->params, k->n, k->optimizer);
+    return ar_checkpoint_load(r->from, ctx, k->trainer.params, k->trainer.n, k->trainer.optimizer);
 }
 
 static inline void small_destroy(small_rank *k)
 {
-    ar_optimizer_destroy(k->optimizer);
-    ar_ddp_destroy(k->ddp);
-    free(k->params);
-    ar_model_destroy(k->model);
+    ari_trainer_destroy(&k->trainer);
     ar_loader_destroy(k->loader);
 }
 
 static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uint64_t step)
 {
     const bool rank0 = ar_comm_rank(ctx->world) == 0;
+    const ari_trainer *t = &k->trainer;
     const ar_checkpoint_state state = small_state(r, step);
     if (r->before_save)
-        AR_TRY(r->before_save(ctx, k->params, k->n));
-    const ar_status st = ar_checkpoint_save(r->writer, ctx, k->params, k->n, r->weights_only ? NULL : k->optimizer,
+        AR_TRY(r->before_save(ctx, t->params, t->n));
+    const ar_status st = ar_checkpoint_save(r->writer, ctx, t->params, t->n, r->weights_only ? NULL : t->optimizer,
                                             rank0 ? &state : NULL);
     if (rank0)
         r->saved = st;
@@ -122,12 +110,11 @@ static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uin
 
 static inline ar_status small_steps(small_run *r, small_rank *k, ar_ctx *ctx)
 {
-    const ar_train_options o = {.parallel = r->parallel, .clip = 1, .ddp = k->ddp};
     for (uint64_t step = r->first + 1; step <= r->last; step++) {
         ar_batch batch;
         ar_train_result result;
         AR_TRY(ar_loader_batch(k->loader, &batch, step));
-        AR_TRY(ar_train_step(&result, k->model, ctx, k->optimizer, &batch, (uint32_t)step, &o));
+        AR_TRY(ari_trainer_step(&result, &k->trainer, ctx, &batch, (uint32_t)step));
         if (ar_comm_rank(ctx->world) == 0)
             r->loss[step - r->first - 1] = result.loss;
         if (r->writer != NULL && (r->every_step || step == r->last))
@@ -142,7 +129,7 @@ static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
     SCOPED(small_destroy) small_rank k = {0};
     AR_TRY(small_create(&k, r, ctx));
     AR_TRY(small_steps(r, &k, ctx));
-    return ari_full_set_take(r->set, ctx, k.params, k.n, NULL);
+    return ari_full_set_take(r->set, ctx, k.trainer.params, k.trainer.n, NULL);
 }
 
 static inline ar_status small_run_do(small_run *r)
