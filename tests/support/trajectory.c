@@ -7,8 +7,8 @@
 
 #include "anyrank/baseline.h"
 #include "ref/core/size.h"
-#include "ref/io/hash.h"
 #include "tests/support/scoped.h"
+#include "verify/reference/reference.h"
 
 #define SEED 2026
 
@@ -56,51 +56,22 @@ const char *trajectory_model(const char *model_type, int layers)
     return fclose(f) == 0 && rename(own, to) == 0 ? to : NULL;
 }
 
-/* The newest value of each parameter that the baseline told. */
-typedef struct newest {
-    ar_st_tensor *tensor; /* data and name are owned */
-    size_t n, capacity;
-} newest;
+/* What the baseline told of its last step's weights. */
+typedef struct last_weights {
+    ari_reference of;
+    int steps;
+} last_weights;
 
-static void newest_fini(newest *w)
+static void begin_step(void *user, int step)
 {
-    for (size_t i = 0; i < w->n; i++) {
-        free((void *)(uintptr_t)w->tensor[i].name);
-        free((void *)(uintptr_t)w->tensor[i].data);
-    }
-    free(w->tensor);
-}
-
-static ar_status place_of(newest *w, size_t *at, const char *name, int ndim, const size_t *shape, size_t count)
-{
-    for (*at = 0; *at < w->n; ++*at) {
-        if (strcmp(w->tensor[*at].name, name) == 0)
-            return AR_OK;
-    }
-    AR_TRY(ari_grow(&w->tensor, &w->capacity, w->n, sizeof *w->tensor, "weights"));
-    ar_st_tensor *t = &w->tensor[w->n];
-    *t = (ar_st_tensor){.name = strdup(name), .dtype = AR_F32, .ndim = ndim};
-    for (int d = 0; d < ndim; d++)
-        t->shape[d] = shape[d];
-    t->data = malloc(count * sizeof(float));
-    w->n++;
-    return t->name && t->data ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for weights");
+    ari_reference_begin(&((last_weights *)user)->of, step);
 }
 
 static ar_status keep_weights(void *user, const char *name, char pass, int ndim, const size_t *shape,
                               const double *values)
 {
-    newest *w = user;
-    size_t count = 1, at = 0;
-    if (pass != 'n')
-        return AR_OK;
-    for (int d = 0; d < ndim; d++)
-        count *= shape[d];
-    AR_TRY(place_of(w, &at, name, ndim, shape, count));
-    float *to = (float *)(uintptr_t)w->tensor[at].data;
-    for (size_t i = 0; i < count; i++)
-        to[i] = (float)values[i];
-    return AR_OK;
+    last_weights *w = user;
+    return pass == 'n' && w->of.step == w->steps ? ari_reference_emit(&w->of, name, pass, ndim, shape, values) : AR_OK;
 }
 
 /* All batches of a run, with arrays of their own. Gives; free() *batch, and its first one's input_ids. */
@@ -138,11 +109,13 @@ ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_opti
     ar_config c;
     ar_batch *batch = NULL;
     double *losses = NULL;
-    newest weights = {0};
+    last_weights weights = {.steps = (int)o->run.steps};
+    char gradients[65]; /* of none */
     const ar_baseline_options b = {.mode = AR_MODE_EXACT,
                                    .seed = o->run.seed,
                                    .emit = keep_weights,
                                    .emit_user = &weights,
+                                   .begin_step = begin_step,
                                    .dropout = o->run.dropout,
                                    .steps = (int)o->run.steps,
                                    .optimizer = o->run.optimizer,
@@ -153,9 +126,9 @@ ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_opti
     AR_TRY_TO(done, st, ari_alloc((void **)&losses, o->run.steps, sizeof *losses, "losses"));
     AR_TRY_TO(done, st, ar_baseline_run(&c, &b, batch, losses));
     *loss = (float)losses[o->run.steps - 1];
-    st = ari_tensors_hash(hash, weights.tensor, weights.n);
+    st = ari_reference_hashes(hash, gradients, &weights.of, NULL);
 done:
-    newest_fini(&weights);
+    ari_reference_fini(&weights.of);
     free(losses);
     free((void *)(uintptr_t)batch[0].input_ids);
     free(batch);
