@@ -5,7 +5,7 @@
 
 #include "anyrank/model.h"
 #include "support/rank_run.h"
-#include "verify/reference/reference.h"
+#include "verify/check/compare.h"
 
 typedef struct match_case {
     ar_config config;
@@ -47,6 +47,9 @@ void match_weights_fini(match_weights *w);
 
 /** The baseline's tensors (not finished where the run failed; ari_reference_fini either way). */
 AR_NODISCARD ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r);
+/** AR_OK: what n ranks have reported has the reference's bits in every copy, and every element is in some rank's first
+ *  copy exactly once. Errors: AR_ERR_DATA with what differs. */
+AR_NODISCARD ar_status match_found(const ari_comparator *ranks, int n, const ari_reference *r);
 /** Runs fn on ranks as `o` says, whose listener is not looked at, and compares what they tap with a reference: the same
  * names in the same order, every element held by somebody as first copy exactly once, and the same bits in every copy.
  * loss: NULL, or what each rank should have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */

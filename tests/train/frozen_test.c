@@ -178,14 +178,14 @@ static recorded *expect_the_same(job *j)
 }
 
 /* Whether every weight whose name has `part` is, after `step`, what it was before. */
-static bool stood_still(const recorded *r, const char *part, uint32_t step)
+static bool stood_still(const recorded *r, const char *part, int step)
 {
     size_t found = 0;
-    for (size_t i = 0; i < r->n; i++) {
-        const recorded_tensor *now = &r->at[i];
+    for (size_t i = 0; i < r->of.count; i++) {
+        const ari_ref_tensor *now = &r->of.tensor[i];
         if (now->pass != 'n' || now->step != step || !strstr(now->name, part))
             continue;
-        const recorded_tensor *before =
+        const ari_ref_tensor *before =
             step > 1 ? recorded_find(r, now->name, 'n', step - 1) : recorded_find(r, now->name, 'i', 1);
         found++;
         if (!before || memcmp(now->values, before->values, now->count * sizeof(float)) != 0)
@@ -221,8 +221,8 @@ Test(frozen, those_of_one_step_stand_still_in_it_and_no_others)
         OWNED(recorded_free) recorded *r = expect_the_same(&j);
         for (size_t k = 0; k < 3; k++) {
             const int step = cases[i].still[k].step;
-            cr_expect_eq(stood_still(r, cases[i].still[k].part, (uint32_t)abs(step)), step > 0,
-                         "case %zu: %s in step %d", i, cases[i].still[k].part, abs(step));
+            cr_expect_eq(stood_still(r, cases[i].still[k].part, abs(step)), step > 0, "case %zu: %s in step %d", i,
+                         cases[i].still[k].part, abs(step));
         }
     }
 }

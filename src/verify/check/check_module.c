@@ -62,8 +62,7 @@ static size_t covered(const ar_layout *o)
     return count;
 }
 
-/* An ar_tap_fn that keeps every tensor; user: the ari_reference. */
-static ar_status keep_tensor(void *user, const ar_tap_event *e)
+ar_status ari_reference_tap(void *user, const ar_tap_event *e)
 {
     ari_reference *ref = user;
     const ar_layout *o = e->layout;
@@ -97,7 +96,7 @@ static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run 
     void *user[1] = {ref};
     ari_cluster_options options = cluster_of(run);
     options.run.fault = AR_FAULT_NONE;
-    options.tap = keep_tensor;
+    options.tap = ari_reference_tap;
     options.tap_user = user;
     AR_TRY(ari_cluster_run(&result, &options));
     memcpy(loss, result.loss, ari_run_steps(&run->o->run) * sizeof *loss);

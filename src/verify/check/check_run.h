@@ -121,6 +121,10 @@ AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int3
 
 /* --- modules (check_module.c) ------------------------------------------------------------------------------------- */
 
+/** An ar_tap_fn that keeps every tensor of a run on one rank; user: an ari_reference, zeroed before the first. Errors:
+ *  AR_ERR_ARG (a tensor that is not all there as fp32), those of ari_reference_emit. */
+AR_NODISCARD ar_status ari_reference_tap(void *user, const ar_tap_event *event);
+
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
