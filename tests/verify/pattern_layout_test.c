@@ -34,6 +34,7 @@ VALUE(first_of_part, token(w, i) % 4 == 0 && token(w, i) > 0 ? noise(i + 60) : x
 VALUE(first_of_all, token(w, i) % 4 == 0 ? noise(i + 60) : x)
 VALUE(some_thrice, i / 8 == 0 || i / 8 == 3 || i / 8 == 7 || i / 8 == 8 ? 3.0f * x : x)
 VALUE(same_of_each_part_thrice, i / 8 % 3 == 1 ? 3.0f * x : x)
+VALUE(more_on_later_ranks, r ? x * 1.07f : x * 1.01f)
 VALUE(a_bit_apart, tp_rank(w, r) ? x * 1.001f : x * 0.999f)
 
 /* Samples of 4 over 3 ranks: 2, 1 and 1. */
@@ -153,6 +154,10 @@ static const trace traces[] = {
     {"the same sample of each part", "top", 'b', MESH(1, 1, -1, 12, 8), same_of_each_part_thrice,
      CAUSE("wrong_scalar")},
     {"losses whose mean is right", "loss", 'f', MESH_VALUE(1, 2), a_bit_apart, CAUSE("loss_of_own_part")},
+    {"losses of ranks with other samples", "loss", 'f', MESH_VALUE(2, 1), more_on_later_ranks,
+     CAUSE("loss_of_own_part"), NO("softmax")},
+    {"losses of ranks with other classes", "loss", 'f', MESH_VALUE(1, 2), more_on_later_ranks,
+     CAUSE("loss_without_common_maximum")},
     {"means of unlike numbers of samples", LOGITS, mean_of_means, CAUSE("mean_of_means"),
      HINT("from 0.666667 to 1.33333")},
     {"their sum", LOGITS, sum_of_means, CAUSE("sum_of_local_means"), HINT("data-parallel ranks")},

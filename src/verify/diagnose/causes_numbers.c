@@ -46,9 +46,6 @@ static const ari_cause rows[] = {
      ": initial scale from the shard's size, sqrt({ranks}), as 1/sqrt(fan_in) gives for 1/{ranks} of the fan_in"},
     {"init_scale", K(FACTOR), ARI_IDENTITY + 5, "i", 0, 0, 0, TIMES,
      FACTOR ": another scheme, range or fan" LOOK "`std`, fan and scheme of the initialiser"},
-    {"bias_gradient_wrong_axis", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(FEATURES), 0, TIMES,
-     "every different element is the reference times {factor} = {features} features / {tokens} tokens: a bias gradient "
-     "summed over the wrong axis, where each dY is the same; or, if dY is not, a wrong divisor"},
     {"other_betas", K(FACTOR), ARI_IDENTITY + 5, "mv", 0, IF(APART), 0, TIMES,
      FACTOR ", and its copies differ: 1 less the decay rate of this moment is so many times as large on {wrong}, or "
             "their gradients were scaled on their way to the optimizer" LOOK "`betas` of all ranks and groups"},
@@ -91,7 +88,7 @@ static const ari_cause rows[] = {
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "f", ARI_IS_LOSS, IF(SEEN) | IF(NAMED), 0, TIMES,
      FACTOR ": a sum where the mean was wanted, or the other way round" LOOK "`reduction=\"sum\"` against `\"mean\"`"},
     {"sum_for_mean", K(FACTOR), ARI_IDENTITY + 5, "^f", 0, IF(SEEN) | IF(NAMED), 0, TIMES,
-     FACTOR ": a sum where the mean was wanted, or the other way round"},
+     FACTOR ": a sum where the mean was wanted, or the other way round, or what was complete was added again"},
     {"loss_scale", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(POWER), 0, TIMES,
      FACTOR ": a loss scale that was not divided out, or once too often" LOOK "`GradScaler.unscale_`"},
     {"scale_by_root", K(FACTOR), ARI_IDENTITY + 5, "^g", 0, IF(ROOT), 0, TIMES,
@@ -259,11 +256,14 @@ static const ari_cause rows[] = {
      "the ranks do not agree on the loss (from {low:.9g} to {high:.9g}), and the mean of theirs is the reference, "
      "{reference:.9g}: each has the loss of its own tokens, or a mean over its own part of the vocabulary in it (label "
      "smoothing)"},
-    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
+    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(OF_TP), IF(LONE), "",
      "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
      "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "
      "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number" LOOK
      "`all_reduce(MAX)` of the logits before the exponentials; a loss of own samples is declared `partial` or a mean"},
+    {"loss_of_own_part", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
+     "ranks with other tokens do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}): each "
+     "has that of its own, or divided by their number"},
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
      "or targets left out"},

@@ -230,24 +230,16 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
     return named;
 }
 
-static void found_seen(ari_trace *t, const ari_case *c, int rank, double factor, double tolerance)
+static void found_seen(ari_trace *t, const ari_case *c, double factor, double tolerance)
 {
     const ari_difference *d = c->d;
-    const size_t features = d->copy[rank].shape[0], tokens = d->batch * d->seq;
-    /* If every dY is the same, a bias gradient over the wrong axis counts features instead of tokens. */
-    const bool per_token = d->pass == 'g' && ari_is_bias(d) && tokens > 0 &&
-                           ari_is_near(factor, (double)d->copy[0].shape[0] / (double)tokens, ARI_SUMS);
     ARI_FINDING(t, ARI_FOUND_FACTOR, 0, {"factor", .number = factor});
     ari_list(t, "fit");
     t->penalty = name_by_sizes(t, c, factor, tolerance) || d->pass == 'i' ? 5 : 15;
     name_dropped(t, c, factor);
-    if (per_token) {
-        t->flags |= ARI_IF(FEATURES);
-        ARI_FACTS(t, {"features", .count = features}, {"tokens", .count = tokens});
-    } else if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
-               ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS)) {
+    if (name_fans(t, c, factor) == 0 && d->pass == 'i' && d->ranks > 1 &&
+        ari_is_near(factor, sqrt((double)d->ranks), ARI_SUMS))
         t->flags |= ARI_IF(ROOT);
-    }
 }
 
 /* --- the same in other tensors of the dumps ----------------------------------------------------------------------- */
@@ -474,7 +466,6 @@ static void measure_seen(ari_trace *t, const ari_case *c)
     const ari_difference *d = c->d;
     const bool few = c->survey.different < FEW;
     double low = INFINITY, high = -INFINITY;
-    int rank = -1;
     for (int r = 0; r < d->ranks; r++) {
         const ari_fit f = ari_fit_of(&c->survey.rank[r]);
         double factor;
@@ -485,11 +476,10 @@ static void measure_seen(ari_trace *t, const ari_case *c)
             return;
         low = fmin(low, factor);
         high = fmax(high, factor);
-        rank = rank < 0 ? r : rank;
     }
     if (ari_is_near(low, high, ARI_SUMS)) {
         others o;
-        found_seen(t, c, rank, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
+        found_seen(t, c, low, few ? 0.1 * ARI_SUMS : ARI_SUMS);
         look_at_others(t, &o, c, low);
         if (few && !(t->flags & ARI_IF(NAMED)))
             ari_trace_clear(t);
@@ -561,9 +551,10 @@ ar_status ari_measure_loss(ari_trace *t, const ari_case *c)
     if (d->hidden && (!isfinite(low) || !isfinite(ref) || ref == 0.0 || ari_is_near(low / ref, 1.0, ALIKE)))
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_LOSS,
-                n > 0     ? ARI_IF(LOG)
-                : average ? ARI_IF(AVERAGE)
-                          : 0,
+                (n > 0     ? ARI_IF(LOG)
+                 : average ? ARI_IF(AVERAGE)
+                           : 0) |
+                    (ari_apart_over(d) & ARI_CUTS_FEATURES ? ARI_IF(OF_TP) : 0),
                 {"low", .number = low}, {"high", .number = high}, {"reference", .number = ref},
                 {"off", .number = low - ref}, {"percent", .number = 100.0 * (low - ref) / fabs(ref)});
     if (n > 0) {

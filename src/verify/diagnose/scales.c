@@ -372,7 +372,8 @@ static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int mi
  * `over`. */
 static bool parts_of_ranks(parts *p, const ari_case *c, ari_axes over)
 {
-    *p = (parts){.n = 0};
+    const double noise = c->d->allowed / c->survey.max_reference;
+    *p = (parts){.unsure = c->grid.count == 1 ? fmin(noise, most_unsure) : 0.0};
     for (int rank = 0; rank < c->d->ranks; rank++) {
         const ari_tally *own = &c->survey.rank[rank];
         const ari_fit fit = ari_fit_of(own);
