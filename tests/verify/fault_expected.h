@@ -332,7 +332,7 @@ static const expected elsewhere[] = {
     {F(gradnorm_counts_replicas), "llama", DP(2, 2, 2), "grad_norm:clip", 0, "norm_counts_twice"},
     {F(gradnorm_local_clip), "stack", TP(4), "grad_norm:clip", 0, "norm_of_own_shards", RING},
     {F(group_wrong_stride), "gpt2", DP(2, 4, 2), "transformer.wte.weight:init", 1, "groups"},
-    {F(world_rank_in_group), "gpt2", DP(2, 2, 2), "transformer.wte:fwd", 2, "world_rank_in_group", RING},
+    {F(world_rank_in_group), "gpt2", DP(2, 1, 2), "transformer.wte:fwd", 1, "world_rank_in_group", RING},
     {F(positions_local), "gpt2", SP(4), "transformer.drop:fwd", 1, "positions"},
     /* 12 ranks have 22 ids each, the last one 14; 12 x 21 are 252. */
     {F(silent_truncation), "gpt2", TP(12), "lm_head:fwd", 11, "ids_of_nobody"},

@@ -305,10 +305,13 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->d;
     const ari_survey *s = &c->survey;
-    const int tp = ari_along(d, ARI_CUTS_FEATURES), dp = ari_along(d, ARI_CUTS_SAMPLES);
+    const int tp = ari_along(d, ARI_CUTS_FEATURES);
+    const bool zeros = s->total.zero == s->total.different;
     /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. With ZeRO-3 the
-     * first group is also the one whose share of a weight is the whole. */
-    if (dp < 2 || tp < 2 || d->gathers || (d->pass == 'i' && s->total.zero < s->total.different))
+     * first group is also the one whose share of a weight is the whole. A group of one rank, beside ranks with zeros, is
+     * no evidence but of ids, whose owner is then no rank. */
+    if (d->ranks < 2 * tp || (tp < 2 && !(zeros && d->pass == 'f' && (c->is & ARI_IS_EMBEDDING))) || d->gathers ||
+        (d->pass == 'i' && !zeros))
         return AR_OK;
     for (int r = 0; r < d->ranks; r++) {
         const ari_tally *own = &s->rank[r];
@@ -316,6 +319,8 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
             return AR_OK;
     }
     ARI_FINDING(t, ARI_FOUND_WORLD_RANK, 0,
-                {"zeros", .text = s->total.zero == s->total.different ? " and has zeros" : ""});
+                {"zeros", .text = !zeros   ? ""
+                                  : tp > 1 ? " and has zeros"
+                                           : " and has zeros, if it computed its part"});
     return AR_OK;
 }
