@@ -29,8 +29,8 @@ typedef struct reading {
     size_t group;
 } reading;
 
-/* The token whose id is token i's label; l->tokens: it is no target. A label from another place is a target if that
- * place is one in the reference. */
+/* Token i's label, l->vocabulary: it is no target. A label from another place is a target if that place is one in the
+ * reference. That of a row's last token, where data have one more, is what its gradient says there. */
 static size_t label_of(const ari_losses *l, const ari_loss_side *s, const reading *r, size_t i)
 {
     const size_t at = i % l->seq, size = r->chunks ? l->seq / r->chunks : l->seq, chunk = at / size;
@@ -45,8 +45,13 @@ static size_t label_of(const ari_losses *l, const ari_loss_side *s, const readin
     const bool in_group = r->group == 0 || (i / l->seq % r->group >= r->from && i / l->seq % r->group < r->to);
     size_t to = from + (size_t)r->shift;
     if (r->chunks && (at + 1) % size == 0)
-        to = r->zigzag && chunk < r->chunks / 2 ? (r->chunks - 1 - chunk) * size : l->seq;
-    return counts && in_group && to < l->seq ? row + to : l->tokens; /* before the first: larger than any */
+        to = r->zigzag && chunk < r->chunks / 2 ? (r->chunks - 1 - chunk) * size : l->seq + 1;
+    if (!counts || !in_group || to > l->seq) /* before the first: larger than any */
+        return l->vocabulary;
+    const size_t last = row + l->seq - 1;
+    return to < l->seq                               ? l->ids[row + to]
+           : l->of[0].label && l->of[0].counts[last] ? l->of[0].label[last]
+                                                     : l->vocabulary;
 }
 
 /* The sum of their terms; *n of them. */
@@ -56,9 +61,9 @@ static double sum_of(const ari_losses *l, const ari_loss_side *s, const reading 
     *n = 0;
     for (size_t i = 0; i < l->tokens; i++) {
         const size_t label = label_of(l, s, r, i);
-        if (label >= l->tokens)
+        if (label >= l->vocabulary)
             continue;
-        sum += ari_loss_entropy(l, s, i, l->ids[label]);
+        sum += ari_loss_entropy(l, s, i, label);
         ++*n;
     }
     return sum;
@@ -71,8 +76,8 @@ static bool is_read_so(const ari_losses *l, const ari_loss_side *s, const readin
     size_t n;
     for (size_t i = 0; i < l->tokens && r->group == 0; i++) {
         const size_t label = label_of(l, s, r, i);
-        if ((s->of_dump && (label < l->tokens) != s->counts[i]) ||
-            (s->label && label < l->tokens && s->label[i] != l->ids[label]))
+        if ((s->of_dump && (label < l->vocabulary) != s->counts[i]) ||
+            (s->label && label < l->vocabulary && s->label[i] != label))
             return false;
     }
     if (s->label && r->group == 0)
@@ -184,12 +189,13 @@ static void find_weights(ari_trace *t, const ari_losses *l)
         size_t start = 0, count = 0;
         ar_parallel_rows(&p, l->samples, k / n, k % n, &start, &count);
         for (size_t i = start * l->seq; i < (start + count) * l->seq; i++) {
-            if (!l->of[0].counts[i] || i + 1 == l->tokens)
+            const size_t label = l->ids ? label_of(l, &l->of[0], &(reading){.shift = 1}, i) : l->vocabulary;
+            if (!l->of[0].counts[i] || (l->ids && label >= l->vocabulary))
                 continue;
             weight[k % n] = weight[k % n] == 0.0 ? l->weight[i] : weight[k % n];
             if (!ari_is_near(l->weight[i], weight[k % n], ARI_KNOWN))
                 return;
-            sum += l->ids ? l->weight[i] * ari_loss_entropy(l, &l->of[1], i, l->ids[i + 1]) : 0.0;
+            sum += l->ids ? l->weight[i] * ari_loss_entropy(l, &l->of[1], i, label) : 0.0;
         }
     }
     for (int k = 0; k < n; k++) {
@@ -205,15 +211,24 @@ static void find_weights(ari_trace *t, const ari_losses *l)
         ari_say(&list, "%s%.4g", k > 0 ? ", " : "", weight[k]);
 }
 
-/* The reference's labels are the next ids here. */
+/* True if the reference's labels are the next ids. */
+static bool are_next_ids(const ari_losses *l)
+{
+    const reading right = {.shift = 1};
+    const ari_loss_side *ref = &l->of[0];
+    size_t n;
+    const double sum = sum_of(l, ref, &right, &n);
+    return n == ref->targets &&
+           (isfinite(ref->value) ? gives(l, ref, sum, n) : ref->label && is_read_so(l, ref, &right));
+}
+
 static void look_at(ari_trace *t, const ari_losses *l)
 {
     const reading right = {.shift = 1};
     const ari_loss_side *ref = &l->of[0], *other = &l->of[1];
     const bool of_loss = isfinite(ref->value);
     size_t n, more = 0, less = 0; /* tokens that count on one side alone */
-    const double sum = sum_of(l, ref, &right, &n);
-    if (n != ref->targets || !(of_loss ? gives(l, ref, sum, n) : ref->label && is_read_so(l, ref, &right)))
+    if (!are_next_ids(l))
         return;
     for (size_t i = 0; i < l->tokens; i++) {
         more += other->counts[i] && !ref->counts[i];
@@ -240,6 +255,13 @@ static void look_at(ari_trace *t, const ari_losses *l)
         ARI_FACTS(t, {"targets", .count = ref->targets});
 }
 
+/* What has gradients that are no cross-entropy's may have none for another reason than being no target. */
+static ar_status compare_labels(ari_trace *t, const ari_losses *l)
+{
+    const bool fit = fmax(l->of[0].left, l->of[1].left) <= ARI_REPLAY_MISTAKE;
+    return fit || (l->ids && are_next_ids(l)) ? ari_loss_labels_compare(t, l) : AR_OK;
+}
+
 /* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
  * options by the loss alone. */
 static ar_status look_at_loss(ari_trace *t, ari_losses *l)
@@ -256,7 +278,7 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
     if (t->kind == ARI_FOUND_NOTHING)
         look_at(t, l);
     if (t->kind == ARI_FOUND_NOTHING)
-        AR_TRY(ari_loss_labels_compare(t, l));
+        AR_TRY(compare_labels(t, l));
     if (t->kind == ARI_FOUND_NOTHING) {
         double times;
         AR_TRY(ari_loss_scale_find(&times, l));
@@ -282,7 +304,7 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
         ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(OF_SHARDS), {"ranks", .count = l->of[1].shards});
         return AR_OK;
     }
-    AR_TRY(ari_loss_labels_compare(t, l));
+    AR_TRY(compare_labels(t, l));
     if (t->kind == ARI_FOUND_NOTHING)
         ari_loss_weights_compare(t, l);
     return AR_OK;
