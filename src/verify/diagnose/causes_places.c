@@ -439,6 +439,9 @@ static const ari_cause rows[] = {
     {"one_buffer_for_two", K(SHARED_TENSOR), ARI_TRACE + 5, ANY, 0, 0, 0, "",
      "the other dump has the same values under {other} ({exact}), where the reference has two different tensors: one "
      "buffer for both, or one name saved twice" LOOK "saved views of one buffer; `clone` before saving"},
+    {"tied_weight", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(FOREIGN), 0, "",
+     "a tied weight that is not tied here: what the reference has besides is {other}, the gradient of a parameter of "
+     "this run alone" LOOK "`tie_weights()` after loading, wrapping or `to_empty`; a head of another stage or unit"},
     {"decay_in_gradient", K(TENSOR_ADDED), ARI_IDENTITY + 1, ANY, 0, IF(OF_WEIGHT), 0, "",
      "{what}: weight decay of {factor:.4g} was added to the gradient"},
     {"other_learning_rate", K(TENSOR_ADDED), ARI_TRACE - 2, ANY, 0, IF(OF_GRADIENT), 0, "",

@@ -98,12 +98,16 @@ static ar_status try_tensor(search *s, const ar_dump_tensor *t, bool shared)
     return AR_OK;
 }
 
-static ar_status try_all(search *s, bool both)
+/* Of the other dump all, or what the reference lacks alone. */
+static ar_status try_all(search *s, bool all)
 {
-    const ar_dump *dumps[] = {s->c->known->reference, both ? s->c->known->other : NULL};
+    const ar_dump *dumps[] = {s->c->known->reference, s->c->known->other};
     for (size_t k = 0; k < 2; k++) {
-        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && !(s->equal && s->found); i++)
-            AR_TRY(try_tensor(s, ar_dump_at(dumps[k], i), k == 1));
+        for (size_t i = 0; dumps[k] && i < ar_dump_count(dumps[k]) && !(s->equal && s->found); i++) {
+            const ar_dump_tensor *t = ar_dump_at(dumps[k], i);
+            if (k == 0 || all || !ar_dump_find(dumps[0], t->name))
+                AR_TRY(try_tensor(s, t, k == 1));
+        }
     }
     return AR_OK;
 }
@@ -288,6 +292,8 @@ static void found_added(ari_trace *t, const ari_case *c, const ar_dump_tensor *o
         t->flags |= ARI_IF(OF_GRADIENT);
     else if (a.pass == 'g' && own && b.pass == 'g')
         t->flags |= ARI_IF(OF_STEP);
+    else if (minus && a.pass == 'g' && b.pass == 'g' && !ar_dump_find(c->known->reference, other->name))
+        t->flags |= ARI_IF(FOREIGN);             /* its own, and a part of this one's there */
     t->flags |= plus || minus ? ARI_IF(ONE) : 0; /* once more, or not at all */
     ARI_FACTS(t, {"factor", .number = factor}, {"other", .text = other->name});
     ari_text what = ari_list(t, "what");
@@ -306,13 +312,14 @@ ar_status ari_measure_added_tensor(ari_trace *t, const ari_case *c)
     const ari_fit own = {.yy = all->dd, .ya = all->vr - all->rr, .aa = all->rr};
     const ar_dump_tensor *found = NULL;
     double factor, *apart = NULL;
-    if (all->different < 8 || ari_fit_one(&factor, &own) <= 0.1) /* a factor: others may be much like this tensor */
+    if (all->different < 8)
         return AR_OK;
+    const bool alike = ari_fit_one(&factor, &own) <= 0.1; /* a factor: others may be much like this tensor */
     AR_TRY(ARI_TAKE(&apart, c->arena, c->count, c->d->name));
     for (size_t i = 0; i < c->count; i++)
         apart[i] = (double)c->val[i] - (double)c->ref[i];
     AR_TRY(ari_find_multiple(&found, &factor, c, apart, c->count));
-    if (found)
+    if (found && !(alike && ar_dump_find(c->known->reference, found->name)))
         found_added(t, c, found, factor);
     return AR_OK;
 }
