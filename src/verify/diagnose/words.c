@@ -24,19 +24,23 @@ const char *ari_dim_name(const ari_grid *g, int dim, bool plural)
     static const char *const words[][2] = {
         {"sample", "samples"}, {"token", "tokens"},     {"feature", "features"}, {"head", "heads"},
         {"query", "queries"},  {"key", "keys"},         {"lane", "lanes"},       {"row", "rows"},
-        {"column", "columns"}, {"element", "elements"}, {"id", "ids"},
+        {"column", "columns"}, {"element", "elements"}, {"id", "ids"},           {"channel", "channels"},
     };
-    enum { SAMPLE, TOKEN, FEATURE, HEAD, QUERY, KEY, LANE, ROW, COLUMN, ELEMENT, ID };
+    enum { SAMPLE, TOKEN, FEATURE, HEAD, QUERY, KEY, LANE, ROW, COLUMN, ELEMENT, ID, CHANNEL };
     const ari_difference *d = g->d;
     const unsigned is = ari_name_is(d->name);
     const bool scores = is & ARI_IS_SCORES, vocabulary = is & (ARI_IS_EMBEDDING | ARI_IS_HEAD);
     const bool logits = (is & ARI_IS_LOGITS) || ((is & ARI_IS_HEAD) && d->pass == 'f');
-    const int activation[5][4] = {{ELEMENT},
+    const bool heads = d->seq == g->shape[1] || ari_module_of(d->name, strlen(d->name)).role != ARI_NO_ROLE;
+    const int activation[7][4] = {{ELEMENT},
                                   {ELEMENT},
-                                  {TOKEN, FEATURE},
+                                  {d->batch == g->shape[0] ? SAMPLE : TOKEN, FEATURE},
                                   {SAMPLE, TOKEN, logits ? ID : FEATURE},
-                                  {SAMPLE, scores ? HEAD : TOKEN, scores ? QUERY : HEAD, scores ? KEY : LANE}};
-    int word = activation[d->ndim][dim < 2 && is_tokens_first(d) ? 1 - dim : dim];
+                                  {SAMPLE, HEAD, QUERY, KEY},
+                                  {SAMPLE, TOKEN, HEAD, LANE},
+                                  {SAMPLE, CHANNEL, ROW, COLUMN}}; /* of an image */
+    const int form = d->ndim < 4 || scores ? d->ndim : heads ? 5 : 6;
+    int word = activation[form][dim < 2 && is_tokens_first(d) ? 1 - dim : dim];
     if (!ari_is_activation(d))
         word = d->ndim < 2 ? ELEMENT : dim == d->ndim - 1 ? COLUMN : dim == 0 && vocabulary ? ID : ROW;
     return words[word][plural];

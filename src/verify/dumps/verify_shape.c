@@ -145,8 +145,11 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     snprintf(
         row->hint, sizeof row->hint,
         "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
-        "they fit, in a map or the shard of capture's spec%s",
-        n, of_ranks(s->b) ? LACKING : "");
+        "they fit, in a map or the shard of capture's spec%s%s",
+        n, of_ranks(s->b) ? LACKING : "",
+        dim == 0 && part == 0 && (row->pass == 'f' || row->pass == 'b')
+            ? "; or steps that end within the loop over micro-batches, clipped or taken after each"
+            : "");
     return AR_OK;
 }
 
