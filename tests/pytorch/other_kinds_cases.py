@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the programs of other_kinds.py, right and with mistakes that users of DDP and of parallel layers report."""
+"""Runs of the programs of other_kinds.py and reports.py, right and with mistakes that users of DDP and of parallel layers report."""
 
 import dataclasses
 
 from cases import TOLERANCE, Case
-from other_kinds import PROGRAMS
+from other_kinds import PROGRAMS as OTHER_KINDS
+from reports import PROGRAMS as REPORTS
+
+PROGRAMS = {**OTHER_KINDS, **REPORTS}
 
 # program, ranks, fault, causes ("|": partly right from there), where the first wrong tensor is
 BROKEN = [
@@ -44,6 +47,42 @@ BROKEN = [
     # Convolutions of a strip pad with zeros where a neighbour's rows belong.
     ("field", 4, "edges_not_exchanged", "halo_missing", "layers.0:fwd"),
     ("norms_of_weights", 2, "sum_for_mean", "sum_for_mean wrong_scalar", "loss:fwd 4:bwd"),
+    # Padding is attended to, counts in the mean, or is what is pooled (the last place, not the last token).
+    ("encoder", 2, "attention_without_padding_mask", "keys_masked |", "layers.0*"),
+    ("encoder", 2, "mean_over_padding", "|", "pool:fwd"),
+    ("encoder", 2, "last_place_pooled", "|", "pool:fwd"),
+    ("encoder", 2, "smoothing_left_out", "label_smoothing |", "loss:fwd"),
+    # One rank's scaler found an infinity and skipped the step.
+    ("encoder", 2, "one_rank_skips_its_step", "no_update", "*:new"),
+    # T5's bias of relative places: each rank takes the first heads' columns.
+    ("translator", 2, "bias_of_first_heads", "|", "encode.o:fwd"),
+    ("translator", 2, "t5_scale_left_out", "scale_by_root logits_scale", "output:fwd"),
+    # clip_grad_norm_ within the loop over micro-batches ends a step, for the capture too.
+    ("decoder", 2, "clipped_each_micro_batch", "|", "word:fwd"),
+    ("decoder", 2, "head_untied_by_copy", "tied_weight", "word.weight:grad"),
+    ("decoder", 2, "noise_of_each_rank", "replicas_apart |", "*:grad"),
+    ("preferences", 2, "answers_exchanged", "batch_order halves_exchanged |", "word:fwd"),
+    ("preferences", 2, "log_probabilities_not_shifted", "labels_shifted |", "loss:fwd"),
+    ("preferences", 2, "prompt_counted", "ignored_labels |", "head:bwd loss:fwd"),
+    ("preferences", 2, "mean_for_sum", "sum_for_mean samples_weighted", "loss:fwd"),
+    ("preferences", 2, "beta_left_out", "samples_weighted wrong_scalar", "loss:fwd"),
+    # Rewards are normalised by each rank; a sum over tokens by the longest answer's; a ratio's limit, beyond which tokens
+    # have no gradient, is left out.
+    ("rewards", 2, "advantages_of_own_rank", "samples_weighted", "loss:fwd"),
+    ("rewards", 2, "longest_for_own_length", "target_count divisor_of_other_count wrong_scalar", "loss:fwd"),
+    ("rewards", 2, "ratio_not_limited", "|", "loss:fwd"),
+    ("adapters", 2, "low_rank_not_summed", "missing_all_reduce", "b:fwd"),
+    ("adapters", 2, "scale_by_rank_alone", "residual_scale |", "out:fwd"),
+    ("adapters", 2, "base_not_frozen", "|", "base.weight:*"),
+    ("denoiser", 2, "noise_alike_on_ranks", "|", "into:fwd"),
+    ("denoiser", 2, "velocity_for_noise", "|", "loss:fwd"),
+    ("denoiser", 2, "time_as_a_fraction", "other_input |", "time:fwd"),
+    ("tables", 2, "tables_by_rank", "|", "top:fwd"),
+    ("shared", 2, "gathered_keeps_own_gradient", "missing_reduce_scatter", "[kv].*:grad [kv]:bwd"),
+    ("shared", 2, "mask_of_first_part", "causal_mask | later_tokens", "o:fwd"),
+    # Data have one token more than a row, which is the last one's label.
+    ("shared", 2, "shifted_after_the_cut", "labels_shifted", "loss:fwd"),
+    ("shared", 2, "gradients_not_summed", "missing_all_reduce", "*:grad"),
 ]
 
 
