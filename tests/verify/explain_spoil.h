@@ -164,7 +164,6 @@ SPOIL(all_by_clipping, for (size_t i = 0; i < d->n; i++) scale(d->data[i], dumps
 EACH(shards_by_their_norm, 0, UP, x[i] * (i < 44 * 64 ? 0.5f : i < 88 * 64 ? 2.0f : i < 132 * 64 ? 1.5f : 0.9f))
 EACH(zero_keys, 0, C_ATTN, i / 64 % 3 == 1 ? 0.0f : x[i])
 EACH(add_constant, 0, UP, x[i] + 0.01f)
-EACH(take_absolute, 0, UP, fabsf(x[i]))
 EACH(clamp, 0, UP, fminf(fmaxf(x[i], -0.004f), 0.004f))
 EACH(flip_exponent, 777, 778, with_bits(x[i], 0, ~0u, 1u << 27))
 EACH(not_a_number, 640, 704, NAN)

@@ -46,10 +46,6 @@ VALUE(with_table, x + (i % 48 >= 24 ? noise(i % 48 + 300) : 0.0f))
 VALUE(with_table_and_one, i == 2 * 48 + 7 * 6 + 1 ? 3.0f : with_table(w, r, i, x))
 VALUE(tokens_scaled, x *(1.5f + 0.5f * noise(i / 16 + 70)))
 VALUE(tokens_scaled_but_one, i == 30 ? x : tokens_scaled(w, r, i, x))
-VALUE(tokens_moved, x + noise(i / 16 + 70))
-VALUE(tokens_moved_but_one, i == 30 ? x : tokens_moved(w, r, i, x))
-
-#define SCORES "model.layers.0.self_attn.scores"
 
 #define FACTOR(f) "model.norm.weight", 'g', WHOLE(3, 64), scaled, BY(f)
 #define EXPERT(f) "model.layers.1.mlp.experts.5.up_proj.weight", 'g', WHOLE(3, 8, 8), scaled, BY(f)
@@ -140,10 +136,6 @@ static const trace of_values[] = {
     {"a factor for each token", "model.norm", 'f', VALUES, tokens_scaled, CAUSE("row_statistic"),
      HINT("each of 16 tokens is scaled by a factor of its own")},
     {"a factor for each token but one", "model.norm", 'f', VALUES, tokens_scaled_but_one, CAUSE("unknown")},
-    {"a number added to each token's row", SCORES, 'f', WHOLE(1, 2, 8, 16), tokens_moved, CAUSE("row_number_added"),
-     AMONG(SCORES ":fwd")},
-    {"a number added to each row but one", SCORES, 'f', WHOLE(1, 2, 8, 16), tokens_moved_but_one, CAUSE("unknown"),
-     AMONG(SCORES ":fwd")},
 };
 
 Test(pattern_value, every_trace_is_named)

@@ -389,9 +389,6 @@ static const ari_cause rows[] = {
                "{bits} bits on the way"},
     {"mask_inverted", K(FUNCTION), ARI_IDENTITY + 9, ANY, 0, IF(EXCHANGED), 0, "each 1 for 0 and 0 for 1",
      "inverted: every 1 is a 0 here and every 0 a 1: a mask of what is kept against one of what is left out"},
-    {"absolute_value", K(FUNCTION), ARI_IDENTITY + 6, ANY, 0, IF(NEGATIVE), 0, "each the negative of the reference",
-     "the sign is flipped in {wrong} elements, all of them negative in the reference: the absolute value was taken" LOOK
-     "`abs`, unsigned formats"},
     {"clipped", K(FUNCTION), ARI_IDENTITY + 4, ANY, 0, IF(CUT) | IF(ZERO), 0,
      "each zero where the reference is negative",
      "clipped: all {wrong} different elements are negative in the reference and zero here (a ReLU, or an unsigned "
@@ -475,6 +472,8 @@ static const ari_cause rows[] = {
         K(GRADIENT), ANY, IF(TWICE), IF(FOREIGN),
         "; or, where its input is recomputed, the second forward pass began from another input or drew other dropout "
         "masks"),
+    {"unknown", K(SHARE), ARI_LAST_RESORT, "fb", 0, IF(EQUAL), IF(LONE), "",
+     "no known trace: its share of the reference is {share:.3g}, and all ranks have the same"},
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
      "a contribution counted twice: the difference is {share:.3g} of the reference and orthogonal to the rest: "
      "{contributes} was added once more"},

@@ -392,9 +392,6 @@ static const ari_cause rows[] = {
      "positions: the difference is the same for all {samples} samples (it varies by {spread:.0e} of its size), so it "
      "depends on the token's position alone; learned positions looked up by a local index, counted twice, or left "
      "out{source}"},
-    {"row_number_added", K(ROW_ADDED), ARI_TRACE, ANY, 0, 0, 0, "",
-     "each {row} has one number of its own added to all its {columns} (it varies by {spread:.0e} of its size, "
-     "{size:.2g}): a mean, a maximum or a bias along the other dimension"},
     {"dropout_without_scale", K(OTHER_TENSOR), ARI_IDENTITY + 9, "fb", 0, IF(CUT), 0, OTHER_LOOKS,
      OTHER "; where that one has {masked} others, both sides are zero: its mask, without the scale 1/(1-p)"},
     {"no_update", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(OF_BEFORE), 0, OTHER_LOOKS,

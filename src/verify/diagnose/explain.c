@@ -72,18 +72,6 @@ static size_t held(const ar_dump_tensor *t)
     return n;
 }
 
-/* True if a rank has a moment of some parameter. */
-static bool has_moments(const ari_view *v, const ar_dump *other, int rank)
-{
-    for (ari_walk w = ari_walk_of(other, v->c.path, "m", v->d.step); ari_walk_next(&w);) {
-        for (size_t i = 0; i < w.t->parts; i++) {
-            if (w.t->part[i].rank == rank)
-                return true;
-        }
-    }
-    return false;
-}
-
 /* True if ranks have more copies of a new weight than of its moments, and each has some moments: each updates its share
  * (ZeRO). One without any made no step. */
 static bool updates_shares(const ari_view *v, const ar_dump *other)
@@ -91,8 +79,13 @@ static bool updates_shares(const ari_view *v, const ar_dump *other)
     const size_t n = strlen(v->name), moments = held(ari_tensor_of_step(other, v->name, n, "m", v->d.step));
     const ar_dump_tensor *t = ari_tensor_of_step(other, v->name, n, "new", v->d.step);
     bool shares = v->d.pass == 'n' && moments > 0 && moments < held(t);
-    for (size_t i = 0; shares && i < t->parts; i++)
-        shares = has_moments(v, other, t->part[i].rank);
+    for (size_t i = 0; shares && i < t->parts; i++) {
+        shares = false;
+        for (ari_walk w = ari_walk_of(other, v->c.path, "m", v->d.step); !shares && ari_walk_next(&w);) {
+            for (size_t k = 0; !shares && k < w.t->parts; k++)
+                shares = w.t->part[k].rank == t->part[i].rank;
+        }
+    }
     return shares;
 }
 

@@ -207,8 +207,6 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
     const number sizes[] = {
         {factor < 1.0 ? micro : 0.0, "m", NULL, ARI_IF(OF_MICRO)},
         {2.0, "2", NULL, ARI_IF(TWICE)},
-        {n > 2 ? sqrt(n) : 0.0, "the square root of N", "1 over the square root of N", 0},
-        {n > 2 ? n * n : 0.0, "N^2", NULL, 0},
         {b, "the batch", "1/batch", 0},
         {targets, "T, the number of targets", "1/T, of the number of targets", 0},
     };

@@ -288,8 +288,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         size_t side, n;
     } all[] = {{ARI_FOUND_CONSTANT_ADDED, g->count, c->val ? 1 : 0},
                {ARI_FOUND_VECTOR_ADDED, 1, g->nd > 1 ? g->cols : 0},
-               {ARI_FOUND_TABLE_ADDED, 1, table},
-               {ARI_FOUND_ROW_ADDED, g->cols, c->val && g->nd > 1 && g->cols >= 4 ? g->rows : 0}};
+               {ARI_FOUND_TABLE_ADDED, 1, table}};
     if (!(c->survey.total.max_difference > ARI_LONG_SUMS * c->survey.max_reference) ||
         (c->val ? c->count < 8 : !ari_is_activation(g->d)))
         return AR_OK;
@@ -297,7 +296,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         classes k = {.side = all[i].side, .n = all[i].n, .added = true};
         void *const before = c->arena->last;
         k.dropped = all[i].kind == ARI_FOUND_TABLE_ADDED && g->d->pass == 'f';
-        if (k.n == 0 || k.n * 2 > g->count || (all[i].kind != ARI_FOUND_ROW_ADDED && repeats(c, k.n)))
+        if (k.n == 0 || k.n * 2 > g->count || repeats(c, k.n))
             continue;
         AR_TRY(look_added(t, c, &k, all[i].kind));
         ari_arena_end(c->arena, before);

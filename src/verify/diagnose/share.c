@@ -132,19 +132,6 @@ static void say_how_many(ari_trace *trace, const ari_case *c, double share)
         ari_say(&t, "what one of %.0f %ssamples or micro-batches contributes", low, of);
 }
 
-/* True if several ranks each have all of the matrix of this module: what it makes of right inputs is no part of a sum. */
-static bool has_whole_matrix(const ari_case *c)
-{
-    char stem[256];
-    const int n = snprintf(stem, sizeof stem, "%s.weight", c->d->name);
-    const bool fits = c->known->other && n > 0 && (size_t)n < sizeof stem;
-    const ar_dump_tensor *w = fits ? ari_weight_before(c->known->other, stem, (size_t)n, c->d->step) : NULL;
-    bool whole = w && w->ndim == 2 && w->parts > 1;
-    for (size_t i = 0; whole && i < w->parts; i++)
-        whole = w->part[i].boxes == 1 && ari_volume(w->part[i].box->extent, w->ndim) == w->count;
-    return whole;
-}
-
 /* Looks at a run whose ranks are not seen. */
 ar_status ari_measure_share(ari_trace *t, const ari_case *c)
 {
@@ -160,8 +147,7 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const bool added =
         c->other && c->other->parts > 0 && c->other->part[0].partial; /* by the dump: no part is missing */
     if ((!less && !twice) || added ||
-        (ari_is_activation(c->d) && (c->known->mesh.along[ARI_AXIS_TP] == 1 || has_whole_matrix(c))))
-        /* sums over tp alone are partial */
+        (ari_is_activation(c->d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_SHARE,
                 !less      ? ARI_IF(TWICE)

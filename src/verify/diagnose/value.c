@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A function of each value: a flipped bit, a coarser format, a clamp, a lost sign, NaN. */
+/* A function of each value: a flipped bit, a coarser format, a clamp, NaN. */
 #include "ref/core/float_bits.h"
 #include "verify/diagnose/hypothesis.h"
 
@@ -162,17 +162,11 @@ ar_status ari_measure_precision(ari_trace *t, const ari_case *c)
 
 /* --- functions ---------------------------------------------------------------------------------------------------- */
 
-/* Functions of the reference: a mask inverted; the absolute value; the value clamped. */
+/* Functions of the reference: a mask inverted; the value clamped. */
 static double inverted(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     (void)h;
     return 1.0 - (double)run->ref[i];
-}
-
-static double without_sign(const ari_hypothesis *h, const ari_run *run, size_t i)
-{
-    (void)h;
-    return fabs((double)run->ref[i]);
 }
 
 static double within_bounds(const ari_hypothesis *h, const ari_run *run, size_t i)
@@ -283,7 +277,6 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
         bool may;
         ari_properties flags;
     } all[] = {{inverted, is_mask(c), ARI_IF(EXCHANGED)},
-               {without_sign, true, ARI_IF(NEGATIVE)},
                {within_bounds, cuts && c->survey.different >= 4 && gathers_values(c, own),
                 ARI_IF(CUT) | (own[0] == 0.0 && own[1] == there[1] ? ARI_IF(ZERO) : 0)}};
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
