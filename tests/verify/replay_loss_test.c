@@ -107,6 +107,45 @@ Test(replay_loss, labels_are_not_shifted_in_chunks_that_there_are_not)
     expect_cause_on(4, &whole, "!labels_shifted", NULL, 1);
 }
 
+/* The loss of these labels (IDS: none), and its gradient of the head's input. */
+static float loss_of_labels(float *dx, const float *logits, const float *head, const size_t *label)
+{
+    double total = 0.0, n = 0.0;
+    for (size_t row = 0; row < B * S; row++)
+        n += label[row] < IDS ? 1.0 : 0.0;
+    for (size_t row = 0; row < B * S; row++) {
+        const float *x = logits + row * IDS;
+        double sum = 0.0, d[H] = {0.0};
+        for (size_t i = 0; i < IDS; i++)
+            sum += exp((double)x[i]);
+        for (size_t i = 0; i < IDS * H; i++)
+            d[i % H] += (exp((double)x[i / H]) / sum - (i / H == label[row] ? 1.0 : 0.0)) * (double)head[i];
+        for (size_t i = 0; i < H; i++)
+            dx[row * H + i] = label[row] < IDS ? (float)(d[i] / n) : 0.0f;
+        total += label[row] < IDS ? log(sum) - (double)x[label[row]] : 0.0;
+    }
+    return (float)(total / n);
+}
+
+/* Data have one token more than a row, the last one's label, which is none of the ids. */
+Test(replay_loss, labels_shifted_after_the_cut_are_named_where_rows_end_with_a_target)
+{
+    made m = {.n = 0};
+    size_t label[2][B * S];
+    for (size_t row = 0; row < B * S; row++) {
+        label[0][row] = (row + 1) % S == 0 ? row % IDS : id_at(row + 1);
+        label[1][row] = (row + 1) % (S / 2) == 0 ? IDS : label[0][row];
+    }
+    const float *table = put(&m, known_names[0], 2, IDS, H, 0);
+    look_up(put_tokens(&m, known_names[1]), table);
+    const float *head = put(&m, known_names[2], 2, IDS, H, 0), *logits = put(&m, known_names[3], 3, B, S, IDS);
+    float *dx = put_tokens(&m, known_names[4]), *dy = other_of(&m);
+    const float loss[2] = {loss_of_labels(dx, logits, head, label[0]), loss_of_labels(dy, logits, head, label[1])};
+    *put(&m, "loss:fwd", 0, 0, 0, 0) = loss[0];
+    *other_of(&m) = loss[1];
+    expect_cause_on(4, &m, "labels_shifted", NULL, 0);
+}
+
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
 typedef struct options {

@@ -252,18 +252,15 @@ static const ari_cause rows[] = {
      "the reference plus log({n}) = {log:.6f}: softmax denominators added over {n} ranks that each hold the whole "
      "vocabulary" LOOK
      "denominators summed over ranks that each hold the whole vocabulary; Megatron: `vocab_parallel_cross_entropy`"},
-    {"loss_of_own_part", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(APART) | IF(AVERAGE), IF(LONE), "",
-     "the ranks do not agree on the loss (from {low:.9g} to {high:.9g}), and the mean of theirs is the reference, "
-     "{reference:.9g}: each has the loss of its own tokens, or a mean over its own part of the vocabulary in it (label "
-     "smoothing)"},
-    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(OF_TP), IF(LONE), "",
+    {"loss_without_common_maximum", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART) | IF(OF_TP), IF(LONE) | IF(AVERAGE), "",
      "softmax maximum: the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}); "
      "each took the exponentials relative to its own shard's maximum, but denominators add up only under one maximum "
      "(an all-reduce(max)); or each rank has the loss of its own tokens, or divided by their number" LOOK
      "`all_reduce(MAX)` of the logits before the exponentials; a loss of own samples is declared `partial` or a mean"},
-    {"loss_of_own_part", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(APART), IF(LONE), "",
-     "ranks with other tokens do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}): each "
-     "has that of its own, or divided by their number"},
+    {"loss_of_own_part", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(APART), IF(LONE), "",
+     "the ranks do not agree on the loss (from {low:.9g} to {high:.9g}, reference {reference:.9g}): each has that of "
+     "its own tokens, or divided by their number, or a mean over its own part of the vocabulary in it (label "
+     "smoothing)"},
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
      "or targets left out"},

@@ -478,8 +478,6 @@ static const ari_cause rows[] = {
     {"tied_weight", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, IF(PERHAPS), 0, "",
      "a tied weight, perhaps: the rows of {ids} ids differ as a whole, all others have gradients too and are right; if "
      "those are the ids of the batch, the embedding's own use of the weight {use}"},
-    {"embedding_sum", K(BATCH_ROWS), ARI_TRACE + 4, ANY, 0, 0, 0, "",
-     "every row that the batch looks up differs ({ids} ids): the embedding's own sum over tokens is wrong"},
     {"ids_of_nobody", K(LEFT_OVER), ARI_TRACE + 7, ANY, 0, 0, 0, "",
      "the last {left} of {vocabulary} ids belong to nobody: {vocabulary} over {shards} ranks, rounded down, leaves the "
      "ids from {from} on out; a vocabulary that does not divide needs uneven shards, or padding that is masked" LOOK

@@ -272,19 +272,12 @@ ar_status ari_measure_function(ari_trace *t, const ari_case *c)
     range_of(there, c->ref, c->count);
     const bool cuts =
         own[1] - own[0] > 4.0 * c->absolute && (own[0] > there[0] + c->absolute || own[1] < there[1] - c->absolute);
-    const struct {
-        double (*expect)(const ari_hypothesis *h, const ari_run *run, size_t i);
-        bool may;
-        ari_properties flags;
-    } all[] = {{inverted, is_mask(c), ARI_IF(EXCHANGED)},
-               {within_bounds, cuts && c->survey.different >= 4 && gathers_values(c, own),
-                ARI_IF(CUT) | (own[0] == 0.0 && own[1] == there[1] ? ARI_IF(ZERO) : 0)}};
-    for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
-        const ari_hypothesis h = {.expect = all[i].expect, .c = c, .of = own};
-        if (all[i].may && ari_holds_all(NULL, &h))
-            ari_trace_set(t, ARI_FOUND_FUNCTION, all[i].flags);
-    }
-    if (t->kind == ARI_FOUND_NOTHING)
+    const ari_hypothesis mask = {.expect = inverted, .c = c}, clamp = {.expect = within_bounds, .c = c, .of = own};
+    if (is_mask(c) && ari_holds_all(NULL, &mask))
+        ari_trace_set(t, ARI_FOUND_FUNCTION, ARI_IF(EXCHANGED));
+    else if (cuts && c->survey.different >= 4 && gathers_values(c, own) && ari_holds_all(NULL, &clamp))
+        ari_trace_set(t, ARI_FOUND_FUNCTION, ARI_IF(CUT) | (own[0] == 0.0 && own[1] == there[1] ? ARI_IF(ZERO) : 0));
+    else
         measure_grid(t, c);
     ARI_FACTS(t, {"wrong", .count = c->survey.different}, {"low", .number = own[0]}, {"high", .number = own[1]});
     return AR_OK;
