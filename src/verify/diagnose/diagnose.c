@@ -304,7 +304,7 @@ static ar_status look_at_one_copy(ari_trace *best, const ari_case *c)
 static ar_status diagnose(ari_diagnosis *out, const ari_difference *given, ari_arena *arena)
 {
     ari_difference d = in_layout_shape(given);
-    const ari_explain_case known = {.reference = given->dump};
+    const ari_explain_case known = {.reference = given->dump, .mesh = given->mesh};
     ari_case c = {.arena = arena, .known = &known, .reference = given->dump_tensor};
     ari_trace best, whole;
     ari_diagnosis found = {.hint = ""};

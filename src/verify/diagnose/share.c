@@ -147,7 +147,8 @@ ar_status ari_measure_share(ari_trace *t, const ari_case *c)
     const bool added =
         c->other && c->other->parts > 0 && c->other->part[0].partial; /* by the dump: no part is missing */
     if ((!less && !twice) || added ||
-        (ari_is_activation(c->d) && c->known->mesh.along[ARI_AXIS_TP] == 1)) /* sums over tp alone are partial */
+        (ari_is_activation(c->d) && c->known->mesh.along[ARI_AXIS_TP] == 1 &&
+         !c->d->gathers)) /* sums over tp alone are partial */
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_SHARE,
                 !less      ? ARI_IF(TWICE)
