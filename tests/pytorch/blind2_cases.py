@@ -162,7 +162,7 @@ BROKEN = [
     # truth: A run that resumes reads its data from the start, so that the second step has the first one's batch
     # (accelerate 2016, 4071).
     ("data_from_the_start", "quarry", "alone", {"resume": "between", **TWICE},
-     "stale_value other_point_of_step | other_input same_samples gradient_of_last_step", "wte:fwd@2"),
+     "stale_value other_point_of_step batch_again | other_input same_samples gradient_of_last_step", "wte:fwd@2"),
     # The model.
     # truth: Where part of a head is rotated, the last features are and not the first.
     ("last_features_turned", "harbor", "ddp dp2", {},
