@@ -454,6 +454,18 @@ class Normal(Verify):
         write(self.folder / "allowed.safetensors", {"x:fwd": ("F64", [], [1.0])})
         self.assertIn("as far as a bound says", self.done(a, b, "--normal").stdout)
 
+    def test_infinities_and_nan_elsewhere_are_no_rounding(self):
+        for strange in (math.inf, math.nan):
+            a, b = self.pair(weight("x", [strange, 1.0, -math.inf]), weight("x", [1.0, strange, -math.inf]))
+            self.assertIn("not normal", self.done(a, b, "--normal", code=1).stdout)
+        a, b = self.pair(weight("x", [1.0, math.inf]), weight("x", [1.0, -math.inf]))
+        self.assertIn("not normal", self.done(a, b, "--normal", code=1).stdout)
+        for values in ([math.inf] * 40, [*range(1, 40), math.inf]):
+            a, b = self.pair(weight("x", values), weight("x", [-x if x == math.inf else x for x in values]))
+            self.assertNotIn("rounding:", self.done(a, b, code=1).stdout)
+        a, b = self.pair(weight("x", [0.0] * 40), weight("x", [-0.0] * 40))
+        self.assertIn("the largest difference is 0.0e+00", self.done(a, b, code=1).stdout)
+
     def test_another_rule_is_refused(self):
         a, b = self.pair(weight("x", [1.0]), weight("x", [1.0]))
         self.assertIn("--normal judges", self.done(a, b, "--normal", "--ulp", "1", code=2).stderr)

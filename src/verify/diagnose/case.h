@@ -174,9 +174,9 @@ AR_NODISCARD ar_status ari_case_init(ari_case *c, const ari_difference *d);
 /* True if a value obeys a relation up to rounding and an absolute tolerance; up to the case's. */
 static inline bool ari_holds_within(const ari_case *c, double v, double expected, double absolute)
 {
-    if (isnan(v) || isnan(expected))
-        return isnan(v) && isnan(expected);
-    return v == expected || fabs(v - expected) <= absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
+    if (!isfinite(v) || !isfinite(expected))
+        return v == expected || (isnan(v) && isnan(expected));
+    return fabs(v - expected) <= absolute + (c->relative + ARI_ROUNDINGS) * fabs(expected);
 }
 static inline bool ari_holds(const ari_case *c, float value, double expected)
 {

@@ -270,8 +270,8 @@ static ar_status explain_view(ari_diagnosis *found, int *seen, ari_view *v, cons
                               : SEEN_DIFFERENCE + best.confidence;
     const bool all_rounding = of_ranks.used == 0 && rounding && n.small + n.large > 0;
     if (all_rounding) {
-        ARI_FINDING(&best, ARI_FOUND_ROUNDING, 0,
-                    {"largest", .number = v->c.survey.total.max_difference / v->c.max_ref});
+        const double largest = v->c.survey.total.max_difference; /* 0: of signs of zeros */
+        ARI_FINDING(&best, ARI_FOUND_ROUNDING, 0, {"largest", .number = largest > 0.0 ? largest / v->c.max_ref : 0.0});
         ari_match_cause(&best, &v->c);
         ari_say(&where, "%zu of %zu elements differ in bits, all within rounding", n.small + n.large, v->c.count);
     } else if (of_ranks.used > 0)

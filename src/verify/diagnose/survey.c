@@ -154,7 +154,7 @@ static void survey_run(ari_survey *s, const ari_grid *g, const ari_run *run)
     for (size_t i = 0; i < run->count; i++) {
         const size_t index = run->index + i;
         const double magnitude = fabs((double)run->ref[i]);
-        s->max_reference = magnitude > s->max_reference ? magnitude : s->max_reference;
+        s->max_reference = isfinite(magnitude) && magnitude > s->max_reference ? magnitude : s->max_reference;
         const bool differs = ari_run_differs(g, run, i);
         tally_one(own, run->value[i], run->ref[i], differs, g->d->noise);
         s->bits[index / 8] = (uint8_t)(s->bits[index / 8] | ((unsigned)differs << (index % 8)));

@@ -44,11 +44,18 @@ static double typical_of(const ar_verify_row *r)
     return n > 0.0 ? exp2(digits / n) - 1.0 : 0.0;
 }
 
+/* Infinity where one of the two is, or is NaN, and the other is something else: no rounding makes that. */
+static double distance_of(const ar_verify_element *e)
+{
+    const double a = e->value[0], b = e->value[1];
+    return a == b || (isnan(a) && isnan(b)) ? 0.0 : isfinite(b - a) ? fabs(b - a) : HUGE_VAL;
+}
+
 /* A copy of a part that differs from the others differs from the reference. */
 static double size_of(int size, const ar_verify_row *r)
 {
-    const double copies = r->copies_differ ? fabs(r->first.value[1] - r->first.value[0]) : 0.0;
-    if (r->nan[0] != r->nan[1] || r->inf[0] != r->inf[1])
+    const double copies = r->copies_differ ? distance_of(&r->first) : 0.0;
+    if (isinf(distance_of(&r->worst)) || isinf(copies))
         return INFINITY;
     return size == ARI_NORMAL_RMS ? r->rms : size == ARI_NORMAL_LARGEST ? fmax(r->max_abs, copies) : typical_of(r);
 }
