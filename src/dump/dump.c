@@ -54,13 +54,11 @@ static ar_status set_order(ar_dump *d)
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
+/* *gives is to be closed also after an error. */
 static ar_status create(ar_dump **gives, const char *path)
 {
     AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a dump"));
-    const ar_status st = ari_arena_text(&(*gives)->arena, &(*gives)->path, path, "a dump");
-    if (st != AR_OK)
-        free(*gives);
-    return st;
+    return ari_arena_text(&(*gives)->arena, &(*gives)->path, path, "a dump");
 }
 
 static ar_status open_all(ar_dump *d, ari_map *map)

@@ -334,12 +334,9 @@ ar_status ari_map_fill(char **gives, const char *pattern, const ari_map_place *p
     if (f.out == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
     *problem = put_pattern(&f, pattern);
-    ar_status st = ferror(f.out) != 0 ? AR_ERR_MEMORY : AR_OK;
-    if (fclose(f.out) != 0 || st != AR_OK)
-        st = ar_error_set(AR_ERR_MEMORY, "no memory for a name");
-    else if (*problem != NULL)
-        st = AR_ERR_FORMAT;
-    else if (p->entry != NULL)
-        st = ari_arena_text(p->arena, gives, text, "a name");
-    return st;
+    if (!ari_text_closed(f.out, &text))
+        return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
+    if (*problem != NULL)
+        return AR_ERR_FORMAT;
+    return p->entry != NULL ? ari_arena_text(p->arena, gives, text, "a name") : AR_OK;
 }

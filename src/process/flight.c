@@ -126,7 +126,7 @@ char *ari_flight_text(const ari_flight *f, uint64_t now_ns)
         write_call_line(to, &f->done[i % ARI_FLIGHT_CALLS], true, now_ns);
     for (const ari_flight_call *c = f->open; c; c = c->next)
         write_call_line(to, c, false, now_ns);
-    if (fclose(to) == 0)
+    if (ari_text_closed(to, &text))
         return text;
     free(text);
     return NULL;

@@ -246,8 +246,7 @@ ar_status ari_plot_save(const char *path, ar_status (*draw)(FILE *to, const void
     if (!to)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a plot", path);
     ar_status st = draw(to, what);
-    const bool whole = ferror(to) == 0;
-    if ((fclose(to) != 0 || !whole) && st == AR_OK)
+    if (!ari_text_closed(to, &text) && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "%s: no memory for a plot", path);
     if (st == AR_OK)
         st = ari_file_write(path, text, length);

@@ -246,6 +246,13 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
                                          "'qk_norm_type':'per_layer','use_routing_bias':true,'scoring_func':'sigmoid'");
     cr_expect(c.arch == AR_ARCH_MIXTRAL && c.qk_norm == AR_QK_NORM_WIDTH && c.rope.rotary_dim == 16);
     cr_expect(c.experts.n == 6 && c.experts.ffn == 176 && ar_config_router_bias(&c) && c.unknown_keys == 0);
+    c = config_read(MODEL("minimax_m2"),
+                    "'num_experts_per_tok':2,'head_dim':32,'rotary_dim':16,'partial_rotary_factor':1.0");
+    cr_expect(c.rope.rotary_dim == 0, "transformers looks at rotary_dim only where there is no factor");
+    c = config_read(MODEL("minimax_m2"),
+                    "'num_experts_per_tok':2,'head_dim':8,'rotary_dim':4,'rope_scaling':{'type':'longrope',"
+                    "'short_factor':[1,1.1],'long_factor':[2,3],'original_max_position_embeddings':8}");
+    cr_expect(c.rope.rotary_dim == 4 && c.rope.kind == AR_ROPE_LONGROPE);
     static const refused_config cases[] = {
         {MODEL("minimax_m2"), "'num_experts_per_tok':2,'rotary_dim':15", "'rotary_dim' is 15"},
         {MODEL("minimax_m2"), "'use_qk_norm':false", "'qk_norm_type'"},

@@ -231,8 +231,7 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
             !ari_option_kind_of(o)->print(to, o, (const char *)values + l.at[i]))
             fprintf(to, "no --%s\n", o->name);
     }
-    const bool failed = ferror(to) != 0;
-    if (fclose(to) != 0 || failed)
+    if (!ari_text_closed(to, &text))
         return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
     ARI_GIVE(gives, text);
     return AR_OK;

@@ -218,7 +218,7 @@ char *ari_rank_table(const char *line, const ari_rank_lines *of, int ranks)
         return NULL;
     fputs(line, to);
     write_table(to, of, ranks);
-    if (fclose(to) == 0)
+    if (ari_text_closed(to, &text))
         return text;
     free(text);
     return NULL;

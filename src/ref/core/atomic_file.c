@@ -22,7 +22,8 @@
 ar_status ari_io_fail(const char *what, const char *path)
 {
     const int error = errno;
-    return ar_error_set(AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what, strerror(error));
+    return ar_error_set(error == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what,
+                        strerror(error));
 }
 
 struct ari_atomic_file {

@@ -40,7 +40,7 @@ AR_NODISCARD ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, 
 void ari_atomic_file_discard(ari_atomic_file *o);
 ARI_OWNER(ari_atomic_file, ari_atomic_file_discard)
 
-/** AR_ERR_IO: "PATH: cannot WHAT: REASON", the reason from errno. */
+/** AR_ERR_IO, or AR_ERR_MEMORY where that is the reason: "PATH: cannot WHAT: REASON", of errno. */
 ar_status ari_io_fail(const char *what, const char *path);
 
 /* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */

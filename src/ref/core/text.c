@@ -133,6 +133,12 @@ ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *wh
     return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %s", what);
 }
 
+bool ari_text_closed(FILE *to, char *const *text)
+{
+    const bool whole = ferror(to) == 0;
+    return fclose(to) == 0 && whole && *text != NULL;
+}
+
 size_t ari_word_of(const char *word, const char *const *words, size_t n)
 {
     size_t i = 0;

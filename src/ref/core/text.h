@@ -46,6 +46,8 @@ int ari_by_text(const void *a, const void *b);
 
 /** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `what`. Gives; free(). */
 AR_NODISCARD ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what);
+/** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be NULL. */
+bool ari_text_closed(FILE *to, char *const *text);
 /** Which of n words it is; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
 /* True if it is one of an array of words. */

@@ -378,7 +378,7 @@ const ari_model_reader *ari_model_readers(size_t *n)
         {"gemma3_text", "gemma3", &gemma3, NULL, GEMMA3_KEYS},
         {"phi3", "phi3", &phi3, NULL, "partial_rotary_factor"},
         {"mixtral", "mixtral", &ari_config_mixtral, NULL, EXPERTS_KEYS},
-        {"minimax_m2", "minimaxm2", &ari_config_minimax_m2, NULL, MINIMAX_KEYS},
+        {"minimax_m2", "minimaxm2", NULL, ari_config_minimax_m2, MINIMAX_KEYS},
         {"qwen2_moe", "qwen2moe", &ari_config_qwen2_moe, NULL, EXPERTS_KEYS},
         {"qwen3_moe", "qwen3moe", &ari_config_qwen3_moe, NULL, EXPERTS_KEYS},
         {"olmoe", "olmoe", &ari_config_olmoe, NULL, EXPERTS_KEYS},

@@ -17,42 +17,40 @@ const ari_llama_form ari_config_mixtral = {.arch = AR_ARCH_MIXTRAL,
                                            .window = ARI_WINDOW_EVERYWHERE,
                                            .experts = &mixtral};
 
+static const ari_experts_form minimax_m2 = {
+    .n = 256, .per_token = 8, .one_width = true, .normalised = true, .w123 = true, .scored = true};
 /* Of transformers' configuration_minimax_m2.py: Mixtral's names, with norms of q and k and a router of sigmoids. Files
- * say in rotary_dim which features turn. */
-static ar_status read_minimax_m2(ar_config *c, const ari_json_at *at)
+ * say in rotary_dim which features turn, where no partial_rotary_factor does. */
+ar_status ari_config_minimax_m2(ar_config *c, const ari_json_at *at)
 {
+    ari_llama_form form = {.arch = AR_ARCH_MIXTRAL,
+                           .called = "MiniMax-M2",
+                           .kv_heads = 8,
+                           .positions = 196608,
+                           .rope = {.theta = 5000000.0, .partial = true},
+                           .head_dim = 128,
+                           .qk_norm = AR_QK_NORM_WIDTH,
+                           .biases = ARI_BIASES_NONE,
+                           .experts = &minimax_m2};
     const char *kind = "per_layer", *scores = "sigmoid";
     bool norms = true, bias = true;
-    size_t turned = ar_rope_dim(&c->rope, c->head_dim);
+    size_t head = form.head_dim, turned = 0;
     AR_TRY(ari_json_string_or(at, "qk_norm_type", &kind));
     AR_TRY(ari_json_string_or(at, "scoring_func", &scores));
     AR_TRY(ari_json_bool_or(at, "use_qk_norm", &norms));
     AR_TRY(ari_json_bool_or(at, "use_routing_bias", &bias));
+    AR_TRY(ari_config_dim_or(at, "head_dim", &head));
     AR_TRY(ari_config_dim_or(at, "rotary_dim", &turned));
     if (strcmp(kind, "per_layer") != 0 || !norms)
         return ari_config_refuse_key(at, "qk_norm_type", "'per_layer', with 'use_qk_norm' true");
     if (strcmp(scores, "sigmoid") != 0 || !bias)
         return ari_config_refuse_key(at, "scoring_func", "'sigmoid', with 'use_routing_bias' true");
-    if (turned % 2 != 0 || turned > c->head_dim)
+    if (turned % 2 != 0 || turned > head)
         return ari_json_wrong(at, "rotary_dim", " is %zu, expected an even number up to the %zu features", turned,
-                              c->head_dim);
-    if (c->rope.rotary_dim == 0 && turned < c->head_dim)
-        c->rope.rotary_dim = turned;
-    return AR_OK;
+                              head);
+    form.rope.share = (double)turned / (double)head;
+    return ari_config_llama_form(c, at, &form);
 }
-
-static const ari_experts_form minimax_m2 = {
-    .n = 256, .per_token = 8, .one_width = true, .normalised = true, .w123 = true, .scored = true};
-const ari_llama_form ari_config_minimax_m2 = {.arch = AR_ARCH_MIXTRAL,
-                                              .called = "MiniMax-M2",
-                                              .kv_heads = 8,
-                                              .positions = 196608,
-                                              .rope = {.theta = 5000000.0, .partial = true},
-                                              .head_dim = 128,
-                                              .qk_norm = AR_QK_NORM_WIDTH,
-                                              .biases = ARI_BIASES_NONE,
-                                              .experts = &minimax_m2,
-                                              .more = read_minimax_m2};
 
 static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
 {

@@ -177,9 +177,12 @@ AR_NODISCARD ar_status ari_config_experts(ar_config *c, const ari_json_at *at, c
 AR_NODISCARD ar_status ari_config_score_experts(ar_config *c, const ari_json_at *at, const ari_llama_form *model);
 
 /* --- models with experts (config_models_experts.c) ---------------------------------------------------------------- */
-extern const ari_llama_form ari_config_mixtral, ari_config_minimax_m2, ari_config_qwen2_moe, ari_config_qwen3_moe,
-    ari_config_olmoe, ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2,
-    ari_config_deepseek_v3, ari_config_glm4_moe_lite;
+extern const ari_llama_form ari_config_mixtral, ari_config_qwen2_moe, ari_config_qwen3_moe, ari_config_olmoe,
+    ari_config_dots1, ari_config_glm4_moe, ari_config_gpt_oss, ari_config_deepseek_v2, ari_config_deepseek_v3,
+    ari_config_glm4_moe_lite;
+
+/** Whose own key of the rotation says what the form has. */
+AR_NODISCARD ar_status ari_config_minimax_m2(ar_config *c, const ari_json_at *at);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
 /** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but

@@ -107,8 +107,7 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
     ar_status st = put_header(f, order, n, metadata, n_meta);
     while (fflush(f) == 0 && bytes % 8 != 0)
         fputc(' ', f);
-    const bool failed = ferror(f) != 0;
-    if ((fclose(f) != 0 || failed) && st == AR_OK)
+    if (!ari_text_closed(f, &text) && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for a header of %zu tensors", n);
     AR_TRY(st);
     if (bytes - ARI_ST_PREFIX_BYTES > ARI_ST_MAX_HEADER)

@@ -102,7 +102,9 @@ ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches
     if (!batch->documents)
         return AR_OK;
     FILE *to = open_memstream(gives, &bytes);
-    for (size_t i = 0; to && i < batches * batch->batch; i++) {
+    if (to == NULL)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the documents of a dump");
+    for (size_t i = 0; i < batches * batch->batch; i++) {
         const ar_batch *b = &batch[i / batch->batch];
         fprintf(to, "%s[0", i > 0 ? "," : "[");
         for (size_t at = 0, first, end; at < b->seq; at = end) {
@@ -111,7 +113,8 @@ ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches
         }
         fputc(']', to);
     }
-    if (to && fputc(']', to) != EOF && fclose(to) == 0)
+    fputc(']', to);
+    if (ari_text_closed(to, gives))
         return AR_OK;
     free(*gives);
     *gives = NULL;
