@@ -93,6 +93,26 @@ class Check(unittest.TestCase):
         self.assertEqual(self.check("echo why; exit 77"), (0, 0, ["why"]))
 
 
+class Runner(unittest.TestCase):
+    """Criterion's own process, and what becomes of its tests where it dies."""
+
+    def result(self, *runs):
+        program = mock.Mock(criterion=True, extended=False, path="..")
+        program.name, program.command.return_value = "x", ["x"]
+        with mock.patch.object(run_tests, "run", side_effect=runs):
+            result = run_tests.run_program(program, "build", mock.Mock())
+        return result.passed, result.failed
+
+    def test_it_runs_again_once_where_it_died_before_its_closing_line(self):
+        died, good = ended(-11, "[----] a test"), ended(0, CLOSING.format(3, 3, 0, 0))
+        self.assertEqual(self.result(died, good), (3, 0))
+        self.assertEqual(self.result(died, died), (0, 1))
+
+    def test_what_its_tests_do_is_judged_at_once(self):
+        for first in (ended(-11, CLOSING.format(3, 3, 0, 0)), ended(-11, "", timed_out=True), ended(-6), ended(1)):
+            self.assertEqual(self.result(first)[1], 1)
+
+
 class Package(unittest.TestCase):
     """A file of the Python package's tests: what is made of its runs."""
 
