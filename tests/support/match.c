@@ -228,7 +228,7 @@ ar_status match_found(const ari_comparator *ranks, int n, const ari_reference *r
 
 static ar_status judge(const listener *l, const ari_reference *r, int tp, const float *loss)
 {
-    ari_comparator ranks[MOST_RANKS];
+    ari_comparator ranks[MOST_RANKS] = {{.unexpected = ""}};
     for (int k = 0; k < tp; k++) {
         ranks[k] = l[k].compare;
         if (l[k].misplaced[0])
