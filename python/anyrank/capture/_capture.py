@@ -23,7 +23,7 @@ from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, local_of, loss_of, scalar_of,
-                                      tensors_of, version_of, whole_of)
+                                     tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._model import DTensor, groups_of, parameters_of, router_biases_of, unwrapped
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
@@ -142,9 +142,9 @@ class Capture:
         _captured.add(self._model)
         _patches.watch(self)
         # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
-        self._handles = [modules_home.register_module_forward_pre_hook(self._first_pass),
-                         self._model.register_forward_pre_hook(self._begin_pass, with_kwargs=True),
-                         self._model.register_forward_hook(self._end_pass)]
+        self._handles = [modules_home.register_module_forward_pre_hook(untraced(self._first_pass)),
+                         self._model.register_forward_pre_hook(untraced(self._begin_pass), with_kwargs=True),
+                         self._model.register_forward_hook(untraced(self._end_pass))]
         return self
 
     def stop(self) -> None:

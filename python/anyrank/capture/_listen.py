@@ -21,6 +21,13 @@ from anyrank.capture._model import DTensor, Replicate, Shard, divided, gathered_
 from anyrank.capture._places import ROUTED, Whole
 
 
+def untraced(hook: typing.Callable[..., None]) -> typing.Callable[..., None]:
+    """The hook, which a compiled model calls as it is: torch.compile would compile the capture too, for minutes. Where
+    nothing was compiled, its compiler need not be loaded."""
+    compiler = sys.modules.get("torch._dynamo")
+    return typing.cast("typing.Callable[..., None]", compiler.disable(hook)) if compiler is not None else hook
+
+
 def whole_of(t: torch.Tensor) -> Whole | None:
     """Of a DTensor, or the local part of one that a parallel module gave out: shape, mesh, placements."""
     if isinstance(t, DTensor):
@@ -308,12 +315,12 @@ class Listener:
             if self.sink.wants("fwd"):
                 whole: dict[str, Whole | None] = {}
                 # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
-                self.handles.append(m.register_forward_hook(self._whole_hook(whole), prepend=True))
-                self.handles.append(m.register_forward_hook(self._output_hook(path, whole)))
+                self.handles.append(m.register_forward_hook(untraced(self._whole_hook(whole)), prepend=True))
+                self.handles.append(m.register_forward_hook(untraced(self._output_hook(path, whole))))
             if self.sink.wants("bwd"):
                 calls: list[Call | None] = []
-                self.handles.append(m.register_forward_pre_hook(self._input_hook(calls), with_kwargs=True))
-                self.handles.append(m.register_forward_hook(self._gradient_hook(path, calls)))
+                self.handles.append(m.register_forward_pre_hook(untraced(self._input_hook(calls)), with_kwargs=True))
+                self.handles.append(m.register_forward_hook(untraced(self._gradient_hook(path, calls))))
         for name, p in self.parameters if self.sink.wants("grad") else []:
             if p.requires_grad:
                 # The value is read when the step's gradients are complete; here only its place in the order is taken.
