@@ -72,7 +72,7 @@ Test(blocks, give_every_rank_its_rows_of_the_definition)
                 for (size_t i = 0; i < M * k; i++)
                     x.a[i] = i / k == M - 1 ? 0.0f : ldexpf(x.a[i], (int)(i / k) - 4);
                 plain_contract(expected, M, N, k, x.a, k, 1, x.b, k, 1);
-                const rank_run_options o = {.ranks = (int)ranks};
+                const ar_run o = {.parallel.tp = (int)ranks};
                 cr_assert_ok(rank_run(&o, blocks_rank, &x));
                 for (size_t r = 0; r < ranks; r++) {
                     const size_t rows = scatter ? M / ranks : M, first = scatter ? r * rows : 0;

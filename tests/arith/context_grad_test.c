@@ -118,7 +118,7 @@ static void expect_the_definition(const gradient_case *c)
 {
     OWNED(job_free) gradient_job *j = job_new(c);
     const int ranks = c->dp * c->cp * c->tp;
-    const rank_run_options o = {.ranks = ranks, .dp = c->dp, .cp = c->cp};
+    const ar_run o = {.parallel = {.tp = c->tp, .dp = c->dp, .cp = c->cp}};
     const size_t width = c->in / (size_t)c->tp;
     OWNED(free) float *w = plain_new(c->out * c->in), *b = plain_new(c->out);
     SCOPED(plain_linear_fini)

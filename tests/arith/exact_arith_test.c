@@ -79,7 +79,7 @@ static ar_status contract_rank(ar_ctx *ctx, void *user)
 
 static void run_contraction(contraction *c, int ranks)
 {
-    const rank_run_options o = {.ranks = ranks};
+    const ar_run o = {.parallel.tp = ranks};
     cr_assert_ok(rank_run(&o, contract_rank, c));
 }
 
@@ -254,7 +254,7 @@ Test(exact_arith, gradients_cut_over_ranks_and_micro_batches_have_the_accumulato
     float dw[OUT * IN], db[OUT], rows[VOCAB * OUT];
     for (int ranks = 1; ranks <= 4; ranks++) {
         static gradients g;
-        const rank_run_options o = {.ranks = ranks};
+        const ar_run o = {.parallel.tp = ranks};
         fill_gradients(&g);
         g.transposed = ranks % 2 == 0;
         plain_gradients(&g, dw, db, rows);
@@ -320,7 +320,7 @@ Test(exact_arith, parts_side_by_side_that_differ_in_rows_and_stacked_ones_that_d
     two_parts wrong[] = {{true, 1, DEPTH}, {true, 3, DEPTH}, {false, 2, DEPTH - 1}, {false, 2, DEPTH + 1}};
     two_parts right[] = {{true, 2, DEPTH - 1}, {false, 3, DEPTH}};
     for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
-        const rank_run_options one = {.ranks = 1, .numerics = (ar_numerics)numerics};
+        const ar_run one = {.parallel.tp = 1, .numerics = (ar_numerics)numerics};
         for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
             char shapes[64];
             snprintf(shapes, sizeof shapes, "part 1 is [%zu, %zu] beside [2, %d]", wrong[i].rows, wrong[i].k, DEPTH);
@@ -335,7 +335,7 @@ Test(exact_arith, parts_side_by_side_that_differ_in_rows_and_stacked_ones_that_d
 Test(exact_arith, operands_that_do_not_fit_are_refused_in_both_numerics)
 {
     for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++) {
-        const rank_run_options one = {.ranks = 1, .numerics = (ar_numerics)numerics};
+        const ar_run one = {.parallel.tp = 1, .numerics = (ar_numerics)numerics};
         cr_assert_refused(rank_run(&one, other_depth, NULL), AR_ERR_SHAPE, "proj");
         cr_assert_eq(rank_run(&one, other_type, NULL), AR_ERR_DTYPE, "%s", ar_error_message());
     }

@@ -106,7 +106,7 @@ Test(groups, a_product_of_all_is_one_of_each)
     fill_product(&p);
     for (int native = 0; native < 2; native++) {
         for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
-            const rank_run_options o = {.ranks = ranks, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
+            const ar_run o = {.parallel.tp = ranks, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
             for (int k = 0; k < 2; k++) {
                 p.cut_k = k == 1;
                 cr_assert_ok(rank_run(&o, product_rank, &p));
@@ -134,7 +134,7 @@ static ar_status wrong_rank(ar_ctx *ctx, void *user)
 Test(groups, rows_of_no_group_are_refused)
 {
     for (int native = 0; native < 2; native++) {
-        const rank_run_options o = {.ranks = 1, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
+        const ar_run o = {.parallel.tp = 1, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
         cr_expect_refused(rank_run(&o, wrong_rank, NULL), AR_ERR_SHAPE, "routed: 5 groups of 11 rows together");
     }
 }
@@ -277,10 +277,10 @@ static void expect_gradient(const gradient *j, int rank, size_t i, bool exact)
 
 static void expect_gradients(gradient *j, bool native)
 {
-    const rank_run_options o = {
-        .ranks = j->tp * j->cp, .cp = j->cp, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
+    const ar_run o = {.parallel = {.tp = j->tp, .cp = j->cp},
+                      .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
     cr_assert_ok(rank_run(&o, gradient_rank, j));
-    for (int r = 0; r < o.ranks; r++) {
+    for (int r = 0; r < j->tp * j->cp; r++) {
         for (size_t i = 0; i < GROUPS * PARAMS; i++) {
             if (i != 3) /* frozen */
                 expect_gradient(j, r, i, !native);

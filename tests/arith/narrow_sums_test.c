@@ -87,7 +87,7 @@ static ar_status sum_twice(ar_ctx *ctx, void *user)
 
 Test(narrow_sums, are_not_rounded_where_others_follow)
 {
-    const rank_run_options o = {.ranks = RANKS};
+    const ar_run o = {.parallel.tp = RANKS};
     const size_t after[] = {RANKS, 100, 200, 40000, SIZE_MAX}; /* every form of a state of several values */
     for (size_t k = 0; k < sizeof after / sizeof *after; k++) {
         sum_job j = {.first = {1, after[k]}};

@@ -80,7 +80,7 @@ Test(native_arith, gradients_stay_within_the_bound_however_they_are_cut)
     const float one = 1.0f;
     for (int ranks = 1; ranks <= 4; ranks++) {
         static gradient_job g;
-        const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE};
+        const ar_run o = {.parallel.tp = ranks, .numerics = AR_NUMERICS_NATIVE};
         g.transposed = ranks % 2 == 0;
         fill_values(g.x, TOKENS * IN, 1, 1.0);
         fill_values(g.dy, TOKENS * OUT, 2, 1.0);

@@ -64,7 +64,7 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
 
 static void run(precision_job *j, ar_precision precision, int ranks)
 {
-    const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE, .precision = precision};
+    const ar_run o = {.parallel.tp = ranks, .numerics = AR_NUMERICS_NATIVE, .precision = precision};
     cr_assert_ok(rank_run(&o, product_rank, j));
 }
 
@@ -138,7 +138,7 @@ Test(precision, gradients_of_weights_are_stored_as_the_weights_are)
     for (int p = AR_PRECISION_TF32; p <= AR_PRECISION_BF16; p++) {
         const float six = 2.0f * (1.0f + 0x1p-5f + (p == AR_PRECISION_TF32 ? 0x1p-12f : 0.0f));
         precision_job j = {.a = {SIX, 0.0f, 0.0f, 0.0f}, .b = {SIX, TWELVE, 0.0f, 0.0f}};
-        const rank_run_options o = {.ranks = 1, .numerics = AR_NUMERICS_NATIVE, .precision = (ar_precision)p};
+        const ar_run o = {.parallel.tp = 1, .numerics = AR_NUMERICS_NATIVE, .precision = (ar_precision)p};
         cr_assert_ok(rank_run(&o, gradient_rank, &j));
         cr_expect_eq(j.gradient[0], six, "%a", (double)j.gradient[0]);
         cr_expect_eq(j.gradient[M], 2.0f * SIX, "%a", (double)j.gradient[M]);
@@ -154,7 +154,7 @@ static ar_status nothing(ar_ctx *ctx, void *user)
 Test(precision, exact_numerics_have_products_of_fp32_and_bf16)
 {
     for (int p = 0; p <= AR_PRECISION_COUNT; p++) {
-        const rank_run_options o = {.ranks = 1, .precision = (ar_precision)p};
+        const ar_run o = {.parallel.tp = 1, .precision = (ar_precision)p};
         const bool known = p == AR_PRECISION_F32 || p == AR_PRECISION_BF16;
         cr_expect_eq(rank_run(&o, nothing, NULL), known ? AR_OK : AR_ERR_ARG);
     }

@@ -139,7 +139,7 @@ Test(scatter, chunks_of_the_rows_beside_other_products_have_the_bits_of_the_defi
         plain_contract(expected, M, N, k, s->a, k, 1, s->b, k, 1);
         for (int i = 0; i < 15; i++) {
             const int ranks = 2 + i % 3;
-            const rank_run_options o = {.ranks = ranks};
+            const ar_run o = {.parallel.tp = ranks};
             s->chunks = (size_t)(1 + i / 3);
             memset(s->y, 0, sizeof s->y);
             cr_assert_ok(rank_run(&o, scatter_rank, s));
@@ -174,7 +174,7 @@ static ar_status beside_rank(ar_ctx *ctx, void *user)
 Test(scatter, all_rows_of_a_sum_on_another_queue_are_refused)
 {
     for (int numerics = 0; numerics < 2; numerics++) {
-        const rank_run_options o = {.ranks = 2, .numerics = (ar_numerics)numerics};
+        const ar_run o = {.parallel.tp = 2, .numerics = (ar_numerics)numerics};
         cr_assert_refused(rank_run(&o, beside_rank, NULL), AR_ERR_UNSUPPORTED, "on the context's queue alone");
     }
 }
@@ -191,7 +191,7 @@ static ar_status whole_rank(ar_ctx *ctx, void *user)
 Test(scatter, rows_that_do_not_divide_and_several_matrices_are_refused)
 {
     for (int numerics = 0; numerics < 2; numerics++) {
-        const rank_run_options o = {.ranks = 2, .numerics = (ar_numerics)numerics};
+        const ar_run o = {.parallel.tp = 2, .numerics = (ar_numerics)numerics};
         scattered *s = given(24);
         s->rows = 5;
         cr_assert_refused(rank_run(&o, whole_rank, s), AR_ERR_INDIVISIBLE, "5 rows");

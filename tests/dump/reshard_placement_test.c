@@ -76,7 +76,7 @@ static int compare_config(const ar_config *c, int most)
     const ar_plan plan = {0};
     int legal = 0;
     for (int tp = 1; tp <= most; tp++) {
-        const rank_run_options o = {.ranks = tp};
+        const ar_run o = {.parallel.tp = tp};
         if (ar_config_check_tp(c, tp, &plan) != AR_OK)
             continue;
         legal++;

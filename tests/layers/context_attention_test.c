@@ -8,11 +8,6 @@
 
 enum { B = 2, S = 24, H = 12 };
 
-typedef struct layout {
-    int tp, cp, inner;
-    bool zigzag, sp;
-} layout;
-
 static ar_config config_of(size_t heads, size_t kv_heads)
 {
     ar_config c = match_config(AR_ARCH_LLAMA, 1);
@@ -32,33 +27,31 @@ static match_case block_of(const ar_config *c)
     return (match_case){.config = *c, .batch = {.batch = B, .seq = S}, .x = x, .dy = dy, .seed = 15};
 }
 
-static void expect_same_bits(const match_case *c, const layout *layouts, size_t n)
+static void expect_same_bits(const match_case *c, const ar_parallel *layouts, size_t n)
 {
     SCOPED(match_weights_fini) match_weights w = {.seed = c->seed};
     SCOPED(ari_reference_fini) ari_reference r = {0};
     cr_assert_ok(match_baseline(c, &w, &r));
     for (size_t i = 0; i < n; i++) {
-        const layout *l = &layouts[i];
+        const ar_parallel *l = &layouts[i];
         match_case m = *c;
-        m.cp = l->cp;
-        m.cp_inner = l->inner;
-        m.zigzag = l->zigzag;
-        m.sp = l->sp;
+        m.run.parallel = *l;
         cr_expect_eq(match_ranks(&m, &w, &r, l->tp), AR_OK, "%zu/%zu heads, tp=%d cp=%d inner %d zigzag %d sp %d: %s",
-                     c->config.heads, c->config.kv_heads, l->tp, l->cp, l->inner, l->zigzag, l->sp, ar_error_message());
+                     c->config.heads, c->config.kv_heads, l->tp, l->cp, l->cp_inner, l->zigzag, l->sp,
+                     ar_error_message());
     }
 }
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-static const layout layouts[] = {
+static const ar_parallel layouts[] = {
     {.tp = 1, .cp = 2},
     {.tp = 1, .cp = 3, .zigzag = true},
-    {.tp = 1, .cp = 2, .inner = 2},
-    {.tp = 1, .cp = 4, .inner = 2, .zigzag = true},
+    {.tp = 1, .cp = 2, .cp_inner = 2},
+    {.tp = 1, .cp = 4, .cp_inner = 2, .zigzag = true},
     {.tp = 2, .cp = 2, .zigzag = true, .sp = true},
-    {.tp = 2, .cp = 2, .inner = 2, .sp = true},
-    {.tp = 1, .cp = 8, .inner = 2},
+    {.tp = 2, .cp = 2, .cp_inner = 2, .sp = true},
+    {.tp = 1, .cp = 8, .cp_inner = 2},
 };
 
 Test(context_attention, every_layout_has_the_baselines_bits)
@@ -86,13 +79,13 @@ Test(context_attention, windows_shorter_and_longer_than_a_chunk_have_the_baselin
 /* Copies of a KV head on tensor-parallel ranks, on neighbours, and on both; with a ring they share its gradient too. */
 Test(context_attention, copies_of_kv_heads_have_the_baselines_bits)
 {
-    static const layout copied[] = {
-        {.tp = 1, .cp = 4, .inner = 4},
-        {.tp = 2, .cp = 2, .inner = 2},
-        {.tp = 2, .cp = 6, .inner = 6, .sp = true},
+    static const ar_parallel copied[] = {
+        {.tp = 1, .cp = 4, .cp_inner = 4},
+        {.tp = 2, .cp = 2, .cp_inner = 2},
+        {.tp = 2, .cp = 6, .cp_inner = 6, .sp = true},
         {.tp = 4, .cp = 2},
-        {.tp = 2, .cp = 4, .inner = 2, .zigzag = true, .sp = true},
-        {.tp = 2, .cp = 12, .inner = 6, .zigzag = true},
+        {.tp = 2, .cp = 4, .cp_inner = 2, .zigzag = true, .sp = true},
+        {.tp = 2, .cp = 12, .cp_inner = 6, .zigzag = true},
     };
     for (size_t kv_heads = 1; kv_heads <= 2; kv_heads++) {
         const ar_config c = config_of(12, kv_heads);
@@ -111,9 +104,9 @@ Test(context_attention, fewer_kv_heads_than_tensor_parallel_ranks_have_the_basel
         ar_config c = config_of(cases[i / 4].heads, cases[i / 4].kv_heads);
         c.rope.kind = i & 1 ? AR_ROPE_DEFAULT : AR_ROPE_NONE;
         match_case m = block_of(&c);
-        m.sp = i & 2;
+        m.run.parallel.sp = i & 2;
         cr_expect_eq(match(&m, cases[i / 4].tps, NULL), AR_OK, "%zu query and %zu KV heads, sp %d: %s", c.heads,
-                     c.kv_heads, m.sp, ar_error_message());
+                     c.kv_heads, m.run.parallel.sp, ar_error_message());
     }
 }
 
@@ -139,7 +132,7 @@ Test(context_attention, masks_documents_positions_and_dropout_go_by_the_place_in
     m.batch.mask_heads = 8;
     m.batch.position_ids = positions;
     m.batch.documents = documents;
-    m.dropout = 0.3;
+    m.run.dropout = 0.3;
     expect_same_bits(&m, layouts, COUNT(layouts));
 }
 
@@ -152,18 +145,19 @@ Test(context_attention, a_sequence_that_cannot_be_shared_out_is_refused)
     SCOPED(ari_reference_fini) ari_reference r = {0};
     cr_assert_ok(match_baseline(&m, &w, &r));
     m.batch.seq = 10; /* 2 ranks have 5 positions each, and a zigzag has 4 chunks */
-    m.cp = 2;
-    m.zigzag = true;
+    m.run.parallel.cp = 2;
+    m.run.parallel.zigzag = true;
     cr_expect_refused(match_ranks(&m, &w, &r, 1), AR_ERR_INDIVISIBLE, "10");
 }
 
-static const layout folded = {.tp = 1, .cp = 6, .inner = 2, .zigzag = true};
+static const ar_parallel folded = {.tp = 1, .cp = 6, .cp_inner = 2, .zigzag = true};
 
 Test(context_attention, every_schedule_of_the_ranks_has_the_baselines_bits)
 {
     const ar_config c = config_of(4, 1);
     match_case m = block_of(&c);
-    for (m.schedule = 1; m.schedule <= 12; m.schedule++)
+    m.run.sim.explore = true;
+    for (m.run.sim.schedule_seed = 1; m.run.sim.schedule_seed <= 12; m.run.sim.schedule_seed++)
         expect_same_bits(&m, &folded, 1);
 }
 
@@ -175,6 +169,6 @@ Test(context_attention, a_device_without_the_hosts_memory_has_the_baselines_bits
     if (ar_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
         cr_skip_test("%s", ar_error_message());
     ar_device_destroy(device);
-    m.device.kind = AR_DEVICE_EMULATED;
+    m.run.device.kind = AR_DEVICE_EMULATED;
     expect_same_bits(&m, &folded, 1);
 }

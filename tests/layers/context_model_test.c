@@ -12,20 +12,15 @@ static const int64_t labels[B * S] = {3, 1, -100, 4, 5,    -100, 7,    8,    9, 
                                       2, 3, 4,    5, -100, 7,    -100, -100, 1, -100, 0, 2};
 static const ar_batch plain = {.batch = B, .seq = S, .input_ids = ids};
 
-typedef struct layout {
-    int tp, cp, inner, dp, micro_batches;
-    bool zigzag, sp;
-} layout;
-
-static const layout layouts[] = {
+static const ar_parallel layouts[] = {
     {.tp = 1, .cp = 2},
     {.tp = 1, .cp = 4},
     {.tp = 1, .cp = 2, .zigzag = true},
     {.tp = 1, .cp = 4, .zigzag = true},
-    {.tp = 1, .cp = 2, .inner = 2},
-    {.tp = 1, .cp = 4, .inner = 2, .zigzag = true, .micro_batches = 2},
+    {.tp = 1, .cp = 2, .cp_inner = 2},
+    {.tp = 1, .cp = 4, .cp_inner = 2, .zigzag = true, .micro_batches = 2},
     {.tp = 2, .cp = 2, .zigzag = true, .dp = 2},
-    {.tp = 2, .cp = 2, .sp = true, .inner = 2, .dp = 2},
+    {.tp = 2, .cp = 2, .sp = true, .cp_inner = 2, .dp = 2},
     {.tp = 2, .cp = 4, .sp = true, .dp = 2, .micro_batches = 2},
 };
 
@@ -33,15 +28,9 @@ static const layout layouts[] = {
 static void expect_same_bits(const match_case *c)
 {
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        const layout *l = &layouts[i];
-        const int tp[] = {l->tp, 0};
+        const int tp[] = {layouts[i].tp, 0};
         match_case m = *c;
-        m.cp = l->cp;
-        m.cp_inner = l->inner;
-        m.zigzag = l->zigzag;
-        m.sp = l->sp;
-        m.dp = l->dp;
-        m.micro_batches = l->micro_batches;
+        m.run.parallel = layouts[i];
         cr_expect_eq(match(&m, tp, NULL), AR_OK, "arch %d, layout %zu: %s", (int)c->config.arch, i, ar_error_message());
     }
 }
@@ -49,7 +38,7 @@ static void expect_same_bits(const match_case *c)
 Test(context_model, all_but_the_attention_has_the_baselines_bits)
 {
     for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK; arch++) {
-        const match_case c = {.config = match_config((ar_arch)arch, 0), .batch = plain, .seed = 5, .dropout = 0.2};
+        const match_case c = {.config = match_config((ar_arch)arch, 0), .batch = plain, .seed = 5, .run.dropout = 0.2};
         expect_same_bits(&c);
     }
 }

@@ -137,7 +137,7 @@ done:
 static void run(moving_job *j, rank_fn fn)
 {
     const moving_case *c = &j->c;
-    const rank_run_options o = {.ranks = c->cp, .cp = c->cp, .cp_inner = c->inner, .zigzag = c->zigzag};
+    const ar_run o = {.parallel = {.cp = c->cp, .cp_inner = c->inner, .zigzag = c->zigzag}};
     cr_assert_eq(rank_run(&o, fn, j), AR_OK, "cp=%d inner=%d zigzag=%d seq=%zu heads=%zu kv=%zu: %s", c->cp, c->inner,
                  c->zigzag, c->seq, c->heads, c->kv_heads, ar_error_message());
 }
@@ -225,7 +225,7 @@ Test(context_parallel, copies_of_a_kv_head_are_a_group_of_tensor_parallel_ranks_
         static replica_job j;
         j = cases[i];
         const int ranks = j.tp * j.inner * j.ring * j.dp;
-        const rank_run_options o = {.ranks = ranks, .dp = j.dp, .cp = j.inner * j.ring, .cp_inner = j.inner};
+        const ar_run o = {.parallel = {.tp = j.tp, .dp = j.dp, .cp = j.inner * j.ring, .cp_inner = j.inner}};
         cr_assert_eq(rank_run(&o, replica_rank, &j), AR_OK, "case %zu: %s", i, ar_error_message());
         for (int r = 0; r < ranks; r++) {
             int size = 0, sum = 0;
@@ -256,7 +256,7 @@ Test(context_parallel, a_hop_is_called_by_the_chunks_that_arrive)
 {
     for (int i = 0; i < 2; i++) {
         bool zigzag = i == 1;
-        const rank_run_options o = {.ranks = 4, .cp = 4, .zigzag = zigzag};
+        const ar_run o = {.parallel = {.cp = 4, .zigzag = zigzag}};
         cr_assert_ok(rank_run(&o, tags_rank, &zigzag));
     }
 }

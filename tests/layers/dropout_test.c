@@ -14,8 +14,10 @@ static const int64_t ids[B * S] = {0, 10, 5, 5, 3, 9, 1, 7, 2, 2, 4, 10, 0, 6, 8
 
 static match_case model_of(ar_arch arch, double p)
 {
-    return (match_case){
-        .config = match_config(arch, 2), .batch = {.batch = B, .seq = S, .input_ids = ids}, .seed = 41, .dropout = p};
+    return (match_case){.config = match_config(arch, 2),
+                        .batch = {.batch = B, .seq = S, .input_ids = ids},
+                        .seed = 41,
+                        .run.dropout = p};
 }
 
 Test(dropout, models_of_every_architecture_have_the_baselines_bits)
@@ -29,7 +31,7 @@ Test(dropout, models_of_every_architecture_have_the_baselines_bits)
         cr_assert_ok(match(&plain, tps, &without));
         for (int sp = 0; sp < 2; sp++) {
             match_case c = model_of(archs[i], 0.3);
-            c.sp = sp;
+            c.run.parallel.sp = sp;
             cr_assert_eq(match(&c, tps, &with), AR_OK, "arch %d, sp %d: %s", i, sp, ar_error_message());
             cr_assert_eq(with, without + sites[i], "arch %d: %zu tensors, %zu without", i, with, without);
         }
@@ -73,7 +75,7 @@ static ar_status drop_part(ar_ctx *ctx, void *user)
 
 static void run_part(part *p, int ranks, bool sp)
 {
-    const rank_run_options o = {.ranks = ranks, .sp = sp, .dropout = 0.4, .seed = 99};
+    const ar_run o = {.parallel.tp = ranks, .parallel.sp = sp, .dropout = 0.4, .seed = 99};
     cr_assert_ok(rank_run(&o, drop_part, p));
 }
 
@@ -173,7 +175,7 @@ static ar_status too_many(ar_ctx *ctx, void *user)
 
 Test(dropout, elements_without_a_number_are_refused)
 {
-    const rank_run_options o = {.ranks = 1, .dropout = 0.5};
+    const ar_run o = {.parallel.tp = 1, .dropout = 0.5};
     size_t samples = 15;
     cr_assert_refused(rank_run(&o, too_long, NULL), AR_ERR_SHAPE, "mlp.dropout");
     cr_assert_ok(rank_run(&o, too_many, &samples));
@@ -191,10 +193,10 @@ Test(dropout, a_probability_outside_the_unit_interval_is_refused)
 {
     static const double bad[] = {-0.1, 1.0, 1.5, INFINITY};
     for (size_t i = 0; i < 4; i++) {
-        const rank_run_options o = {.ranks = 1, .dropout = bad[i]};
+        const ar_run o = {.parallel.tp = 1, .dropout = bad[i]};
         cr_assert_eq(rank_run(&o, nothing, NULL), AR_ERR_ARG, "%g", bad[i]);
     }
-    const rank_run_options nan = {.ranks = 1, .dropout = NAN}, most = {.ranks = 1, .dropout = 1.0 - 0x1p-53};
+    const ar_run nan = {.parallel.tp = 1, .dropout = NAN}, most = {.parallel.tp = 1, .dropout = 1.0 - 0x1p-53};
     cr_assert_eq(rank_run(&nan, nothing, NULL), AR_ERR_ARG);
     cr_assert_ok(rank_run(&most, nothing, NULL));
 }

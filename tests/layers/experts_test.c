@@ -73,18 +73,18 @@ Test(experts, models_have_the_baselines_bits_on_ranks_that_share_tokens_and_samp
         ar_config c = config_of(forms[i], 2);
         c.dense[0] = i % 2; /* the first layer has an MLP */
         match_case m = model_of(&c);
-        m.sp = i % 2 == 0;
-        m.overlap = 1 + (int)i % 3;
+        m.run.parallel.sp = i % 2 == 0;
+        m.run.parallel.overlap = 1 + (int)i % 3;
         expect_same_bits(&m, two);
-        m.sp = false;
-        m.dp = 2;
-        m.micro_batches = 2; /* of two samples, of which a rank has one, or none */
-        m.forward_first = i % 2;
+        m.run.parallel.sp = false;
+        m.run.parallel.dp = 2;
+        m.run.parallel.micro_batches = 2; /* of two samples, of which a rank has one, or none */
+        m.run.parallel.forward_first = i % 2;
         expect_same_bits(&m, one_two);
-        m.dp = 1;
-        m.cp = 3;
-        m.zigzag = i % 3 == 0;
-        m.cp_inner = i % 3 == 1 ? 3 : 1;
+        m.run.parallel.dp = 1;
+        m.run.parallel.cp = 3;
+        m.run.parallel.zigzag = i % 3 == 0;
+        m.run.parallel.cp_inner = i % 3 == 1 ? 3 : 1;
         m.config.kv_heads = 6;
         expect_same_bits(&m, one_two);
     }
@@ -104,8 +104,9 @@ Test(experts, every_schedule_of_the_ranks_has_the_baselines_bits)
     static const int two[] = {2, 0};
     const ar_config c = config_of(forms[5], 1);
     match_case m = model_of(&c);
-    m.sp = true;
-    for (m.schedule = 1; m.schedule <= 8; m.schedule++)
+    m.run.parallel.sp = true;
+    m.run.sim.explore = true;
+    for (m.run.sim.schedule_seed = 1; m.run.sim.schedule_seed <= 8; m.run.sim.schedule_seed++)
         expect_same_bits(&m, two);
 }
 
@@ -118,7 +119,7 @@ Test(experts, a_device_without_the_hosts_memory_has_the_baselines_bits)
     for (size_t i = 4; i < 6; i++) {
         const ar_config c = config_of(forms[i], 1);
         match_case m = model_of(&c);
-        m.device.kind = AR_DEVICE_EMULATED;
+        m.run.device.kind = AR_DEVICE_EMULATED;
         expect_same_bits(&m, one_to_three);
     }
 }
@@ -161,7 +162,7 @@ static void expect_routes(const ar_experts *e, const float *values, const size_t
         cr_expect_eq(counted[i], tokens[i], "expert %zu has %zu tokens", i, counted[i]);
     for (int tp = 1; tp <= 3; tp++)
         cr_expect_eq(match_ranks(&m, &w, &r, tp), AR_OK, "%s", ar_error_message());
-    m.cp = 3;
+    m.run.parallel.cp = 3;
     cr_expect_eq(match_ranks(&m, &w, &r, 2), AR_OK, "%s", ar_error_message());
 }
 
@@ -213,7 +214,7 @@ Test(experts, a_logit_that_is_not_a_number_is_named)
         ari_reference r = {0};
         cr_expect_eq(match_baseline(&m, &w, &r), AR_ERR_DATA); /* with the other weights made */
         ari_reference_fini(&r);
-        const rank_run_options o = {.ranks = 2, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
+        const ar_run o = {.parallel.tp = 2, .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT};
         cr_expect_refused(match_run(&m, &w, &o), AR_ERR_DATA, "model.layers.0.mlp.gate: expert 2's logit of token ");
     }
 }
@@ -250,7 +251,7 @@ Test(experts, what_cannot_be_is_refused)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ar_experts_options o = cases[i].o;
-        cr_expect_refused(rank_run(&(rank_run_options){.ranks = cases[i].ranks}, create, &o), cases[i].status,
+        cr_expect_refused(rank_run(&(ar_run){.parallel.tp = cases[i].ranks}, create, &o), cases[i].status,
                           cases[i].says);
     }
 }
@@ -271,5 +272,5 @@ static ar_status pass_too_wide(ar_ctx *ctx, void *user)
 Test(experts, an_input_of_another_width_is_refused)
 {
     ar_experts_options o = {.hidden = 8, .n = 3, .per_token = 1, .ffn = 6};
-    cr_expect_refused(rank_run(&(rank_run_options){.ranks = 1}, pass_too_wide, &o), AR_ERR_SHAPE, "mlp");
+    cr_expect_refused(rank_run(&(ar_run){.parallel.tp = 1}, pass_too_wide, &o), AR_ERR_SHAPE, "mlp");
 }

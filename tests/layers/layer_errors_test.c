@@ -8,7 +8,7 @@
 /* Runs fn on `ranks` ranks and expects its error with all of the words in the message. */
 static void expect_error(int ranks, rank_fn fn, void *user, ar_status expected, const char *const words[])
 {
-    const rank_run_options o = {.ranks = ranks};
+    const ar_run o = {.parallel.tp = ranks};
     const ar_status st = rank_run(&o, fn, user);
     cr_assert_eq(st, expected, "%s, expected %s: %s", ar_status_name(st), ar_status_name(expected), ar_error_message());
     for (size_t i = 0; words[i]; i++)
@@ -176,7 +176,7 @@ Test(layer_errors, inputs_and_gradients_that_do_not_fit_are_refused_by_name)
                 continue;
             w.layer = layers[k];
             for (int ranks = 1; ranks <= 2; ranks++) {
-                const rank_run_options o = {.ranks = ranks};
+                const ar_run o = {.parallel.tp = ranks};
                 cr_expect_eq(rank_run(&o, wrong_rank, &w), w.status, "input %zu of %s, %d ranks: %s", i, layers[k],
                              ranks, ar_error_message());
                 cr_expect(w.status == AR_OK || (error_says(w.words[0]) && error_says(w.words[1])),
@@ -259,7 +259,7 @@ Test(layer_errors, a_context_refuses_a_loss_that_makes_no_sense)
                                             {.router.z_loss = -0.1},
                                             {.router.z_loss = (double)NAN}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        cr_expect_eq(rank_run(&(rank_run_options){.ranks = 1, .loss = wrong[i]}, nothing, NULL), AR_ERR_ARG);
+        cr_expect_eq(rank_run(&(ar_run){.parallel.tp = 1, .loss = wrong[i]}, nothing, NULL), AR_ERR_ARG);
         const char *says = i < 3 ? "a number from 0 to below 1" : "a finite number from 0";
         cr_expect_says(says);
     }

@@ -9,8 +9,8 @@ typedef struct harmless {
     const char *why;
     ar_fault fault;
     ar_arch arch;
-    int tp, dp, micro_batches, overlap;
-    bool sp, plus_one;
+    ar_parallel in;
+    bool plus_one;
     double dropout;
     size_t heads, kv_heads, hidden; /* 0: match_config's */
 } harmless;
@@ -19,28 +19,29 @@ typedef struct harmless {
 #define GPT2 .arch = AR_ARCH_GPT2
 #define STACK .arch = AR_ARCH_STACK
 static const harmless table[] = {
-    ROW("norms see every position", AR_FAULT_sp_norm_grad_local, LLAMA, .tp = 2),
-    ROW("biases see every position", AR_FAULT_sp_row_bias_grad_local, GPT2, .tp = 2),
-    ROW("there are no biases", AR_FAULT_sp_row_bias_grad_local, LLAMA, .tp = 2, .sp = true),
-    ROW("the table sees every position", AR_FAULT_sp_position_grad_local, GPT2, .tp = 4),
-    ROW("a rank has all positions", AR_FAULT_positions_local, GPT2, .tp = 2),
-    ROW("nothing is gathered", AR_FAULT_gather_batch_order, STACK, .tp = 2),
-    ROW("one sample at a time", AR_FAULT_gather_batch_order, STACK, .tp = 2, .dp = 2, .micro_batches = 2, .sp = true),
-    ROW("not tied", AR_FAULT_embedding_tied_once, LLAMA, .tp = 1),
-    ROW("one rank has the vocabulary", AR_FAULT_silent_truncation, LLAMA, .tp = 1),
-    ROW("the group is the world", AR_FAULT_world_rank_in_group, LLAMA, .tp = 2, .sp = true),
-    ROW("one micro-batch", AR_FAULT_saved_input_overwritten, LLAMA, .tp = 2, .sp = true),
-    ROW("there are no biases", AR_FAULT_bias_added_twice, LLAMA, .tp = 2, .sp = true),
-    ROW("one rank has all terms", AR_FAULT_row_bias_partial_grad, STACK, .tp = 1),
-    ROW("one chunk", AR_FAULT_chunk_not_awaited, LLAMA, .tp = 2, .sp = true, .overlap = 1),
-    ROW("16 lanes need no padding", AR_FAULT_norm_padded_lanes, GPT2, .tp = 2, .hidden = 16),
-    ROW("16 lanes, gains of 1 + weight", AR_FAULT_norm_padded_lanes, LLAMA, .tp = 2, .hidden = 16, .plus_one = true),
-    ROW("no copies of KV heads", AR_FAULT_kv_replica_grad_local, LLAMA, .tp = 3, .heads = 12, .kv_heads = 3),
-    ROW("no copies of KV heads", AR_FAULT_kv_replica_wrong_head, LLAMA, .tp = 2, .heads = 8, .kv_heads = 2),
-    ROW("any head is the right one", AR_FAULT_kv_replica_wrong_head, LLAMA, .tp = 8, .heads = 8, .kv_heads = 1),
-    ROW("one rank has q, k and v", AR_FAULT_gate_up_interleaved_wrong, GPT2, .tp = 1),
-    ROW("one shard", AR_FAULT_dropout_same_mask_in_shard, LLAMA, .tp = 1, .dropout = 0.3),
-    ROW("nothing is replicated", AR_FAULT_dropout_different_mask_in_replica, LLAMA, .tp = 2, .sp = true,
+    ROW("norms see every position", AR_FAULT_sp_norm_grad_local, LLAMA, .in.tp = 2),
+    ROW("biases see every position", AR_FAULT_sp_row_bias_grad_local, GPT2, .in.tp = 2),
+    ROW("there are no biases", AR_FAULT_sp_row_bias_grad_local, LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("the table sees every position", AR_FAULT_sp_position_grad_local, GPT2, .in.tp = 4),
+    ROW("a rank has all positions", AR_FAULT_positions_local, GPT2, .in.tp = 2),
+    ROW("nothing is gathered", AR_FAULT_gather_batch_order, STACK, .in.tp = 2),
+    ROW("one sample at a time", AR_FAULT_gather_batch_order, STACK, .in.tp = 2, .in.dp = 2, .in.micro_batches = 2,
+        .in.forward_first = true, .in.sp = true),
+    ROW("not tied", AR_FAULT_embedding_tied_once, LLAMA, .in.tp = 1),
+    ROW("one rank has the vocabulary", AR_FAULT_silent_truncation, LLAMA, .in.tp = 1),
+    ROW("the group is the world", AR_FAULT_world_rank_in_group, LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("one micro-batch", AR_FAULT_saved_input_overwritten, LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("there are no biases", AR_FAULT_bias_added_twice, LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("one rank has all terms", AR_FAULT_row_bias_partial_grad, STACK, .in.tp = 1),
+    ROW("one chunk", AR_FAULT_chunk_not_awaited, LLAMA, .in.tp = 2, .in.sp = true, .in.overlap = 1),
+    ROW("16 lanes need no padding", AR_FAULT_norm_padded_lanes, GPT2, .in.tp = 2, .hidden = 16),
+    ROW("16 lanes, gains of 1 + weight", AR_FAULT_norm_padded_lanes, LLAMA, .in.tp = 2, .hidden = 16, .plus_one = true),
+    ROW("no copies of KV heads", AR_FAULT_kv_replica_grad_local, LLAMA, .in.tp = 3, .heads = 12, .kv_heads = 3),
+    ROW("no copies of KV heads", AR_FAULT_kv_replica_wrong_head, LLAMA, .in.tp = 2, .heads = 8, .kv_heads = 2),
+    ROW("any head is the right one", AR_FAULT_kv_replica_wrong_head, LLAMA, .in.tp = 8, .heads = 8, .kv_heads = 1),
+    ROW("one rank has q, k and v", AR_FAULT_gate_up_interleaved_wrong, GPT2, .in.tp = 1),
+    ROW("one shard", AR_FAULT_dropout_same_mask_in_shard, LLAMA, .in.tp = 1, .dropout = 0.3),
+    ROW("nothing is replicated", AR_FAULT_dropout_different_mask_in_replica, LLAMA, .in.tp = 2, .in.sp = true,
         .dropout = 0.3),
 };
 
@@ -49,17 +50,11 @@ Test(layer_faults, none_changes_a_layout_that_it_is_not_about)
     static const int64_t ids[2 * 8] = {0, 10, 3, 7, 1, 9, 4, 4, 2, 10, 8, 5, 6, 0, 3, 10};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const harmless *f = &table[i];
-        const int tps[] = {f->tp, 0};
+        const int tps[] = {f->in.tp, 0};
         match_case c = {.config = match_config(f->arch, 1),
                         .batch = {2, 8, ids},
                         .seed = 8,
-                        .sp = f->sp,
-                        .overlap = f->overlap,
-                        .dp = f->dp,
-                        .micro_batches = f->micro_batches,
-                        .forward_first = f->micro_batches > 1,
-                        .dropout = f->dropout,
-                        .fault = f->fault};
+                        .run = {.parallel = f->in, .dropout = f->dropout, .fault = f->fault}};
         c.config.norm_plus_one = f->plus_one;
         c.config.heads = f->heads ? f->heads : c.config.heads;
         c.config.kv_heads = f->kv_heads ? f->kv_heads : c.config.kv_heads;

@@ -138,11 +138,9 @@ static inline ar_status linear_rank(ar_ctx *ctx, void *user)
 
 static inline void run_linear(linear_job *j)
 {
-    const rank_run_options o = {.ranks = j->c.ranks,
-                                .numerics = j->c.numerics,
-                                .sp = j->c.sp,
-                                .keep_gathered = j->c.keep_gathered,
-                                .overlap = j->c.overlap};
+    const ar_run o = {
+        .parallel = {.tp = j->c.ranks, .sp = j->c.sp, .keep_gathered = j->c.keep_gathered, .overlap = j->c.overlap},
+        .numerics = j->c.numerics};
     cr_assert_eq(rank_run(&o, linear_rank, j), AR_OK, "%s, option %d, %d ranks: %s",
                  j->c.style == COLUMN ? "column" : "row", j->c.flag, j->c.ranks, ar_error_message());
 }

@@ -92,7 +92,7 @@ static ar_status refused(ar_ctx *ctx, void *user)
 
 Test(linear_sequence, positions_that_do_not_divide_are_refused)
 {
-    const rank_run_options o = {.ranks = 2, .sp = true};
+    const ar_run o = {.parallel = {.tp = 2, .sp = true}};
     cr_assert_refused(rank_run(&o, refused, NULL), AR_ERR_INDIVISIBLE, "3 positions");
 }
 
@@ -120,7 +120,8 @@ static ar_status gives_up(ar_ctx *ctx, void *user)
 Test(linear_sequence, a_rank_that_fails_with_a_chunk_under_way_ends_all)
 {
     for (uint64_t schedule = 0; schedule < 12; schedule++) {
-        const rank_run_options o = {.ranks = 3, .sp = true, .overlap = 3, .schedule = schedule};
+        const ar_run o = {.parallel = {.tp = 3, .sp = true, .overlap = 3},
+                          .sim = {.explore = schedule != 0, .schedule_seed = schedule}};
         cr_assert_eq(rank_run(&o, gives_up, NULL), AR_ERR_DATA, "schedule %d: %s", (int)schedule, ar_error_message());
         cr_assert_not_null(strstr(ar_error_message(), "rank 1 gives up in chunk 1 of 3"), "%s", ar_error_message());
     }

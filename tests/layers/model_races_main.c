@@ -8,26 +8,25 @@
 
 static const int64_t ids[16] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 1, 1, 2, 3, 5};
 
-static bool same(ar_arch arch, ar_sim_algorithm algorithm, const match_case *layout, const int *tps)
+static bool same(ar_arch arch, ar_sim_algorithm algorithm, const ar_parallel *layout, const int *tps)
 {
-    match_case c = *layout;
-    c.config = match_config(arch, 2);
+    match_case c = {.config = match_config(arch, 2),
+                    .batch = {.batch = 2, .seq = 8, .input_ids = ids},
+                    .run = {.parallel = *layout, .sim.algorithm = algorithm},
+                    .seed = 3};
     c.config.heads = c.config.kv_heads = 8;
-    c.batch = (ar_batch){.batch = 2, .seq = 8, .input_ids = ids};
-    c.seed = 3;
-    c.algorithm = algorithm;
     if (match(&c, tps, NULL) == AR_OK)
         return true;
-    printf("arch %d, algorithm %d, sp %d dp %d cp %d: %s\n", (int)arch, (int)algorithm, c.sp, c.dp, c.cp,
-           ar_error_message());
+    printf("arch %d, algorithm %d, sp %d dp %d cp %d: %s\n", (int)arch, (int)algorithm, layout->sp, layout->dp,
+           layout->cp, ar_error_message());
     return false;
 }
 
 int main(void)
 {
     static const int tps[] = {2, 4, 8, 0}, few[] = {1, 2, 0};
-    static const match_case layouts[] = {{.sp = false}, {.sp = true}, {.sp = true, .dp = 2, .overlap = 2}};
-    static const match_case contexts[] = {{.cp = 2, .zigzag = true}, {.cp = 4, .cp_inner = 2, .sp = true}};
+    static const ar_parallel layouts[] = {{.sp = false}, {.sp = true}, {.sp = true, .dp = 2, .overlap = 2}};
+    static const ar_parallel contexts[] = {{.cp = 2, .zigzag = true}, {.cp = 4, .cp_inner = 2, .sp = true}};
     bool ok = true;
     for (int arch = AR_ARCH_LLAMA; arch <= AR_ARCH_STACK && ok; arch++) {
         for (int algorithm = AR_SIM_DIRECT; algorithm <= AR_SIM_RING && ok; algorithm++) {

@@ -123,11 +123,11 @@ static ar_status shard_rank(ar_ctx *ctx, void *user)
 static void expect_same_loss(const ar_loss_options *o)
 {
     shard_job one = {0};
-    cr_assert_ok(rank_run(&(rank_run_options){.ranks = 1, .loss = *o}, shard_rank, &one));
+    cr_assert_ok(rank_run(&(ar_run){.parallel.tp = 1, .loss = *o}, shard_rank, &one));
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         for (int sharded = 0; sharded < 2; sharded++) {
             shard_job j = {.sharded = sharded};
-            cr_assert_ok(rank_run(&(rank_run_options){.ranks = ranks, .loss = *o}, shard_rank, &j));
+            cr_assert_ok(rank_run(&(ar_run){.parallel.tp = ranks, .loss = *o}, shard_rank, &j));
             cr_expect_eq(memcmp(&j.loss, &one.loss, sizeof j.loss), 0, "%d ranks, %d", ranks, sharded);
             cr_expect_eq(memcmp(j.d, one.d, sizeof j.d), 0, "%d ranks, %d", ranks, sharded);
         }
@@ -140,7 +140,7 @@ Test(own_layers, a_classifiers_loss_has_the_same_bits_whoever_holds_the_logits)
     expect_same_loss(&(ar_loss_options){.label_smoothing = 0.2, .z_loss = 0.1});
     shard_job j = {.sharded = true};
     /* Ranks 0 to 2 of 3 have 2, 2 and none of the classes: one each does not fit. */
-    cr_expect_eq(rank_run(&(rank_run_options){.ranks = 3}, shard_rank, &j), AR_ERR_SHAPE);
+    cr_expect_eq(rank_run(&(ar_run){.parallel.tp = 3}, shard_rank, &j), AR_ERR_SHAPE);
 }
 
 Test(own_layers, labels_that_do_not_fit_are_named)

@@ -63,8 +63,8 @@ static void draw_config(draw *d, uint64_t *s)
     const bool turns = arch == AR_ARCH_GPT2 ? false : coin(s);
     c->head_dim = turns ? 2 * (1 + pick(s, 4)) : 1 + pick(s, 8);
     draw_rope(&c->rope, s, turns, c->head_dim);
-    d->m.order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
-    c->hidden = d->m.order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
+    d->m.run.plan.mlp_order = coin(s) ? AR_MLP_COLUMN_ROW : AR_MLP_ROW_COLUMN;
+    c->hidden = d->m.run.plan.mlp_order == AR_MLP_ROW_COLUMN ? (size_t)d->tp * (1 + pick(s, 8)) : 1 + pick(s, 40);
     c->ffn = (size_t)d->tp * (1 + pick(s, 10));
     c->vocab = vocabularies[pick(s, sizeof vocabularies / sizeof vocabularies[0])];
     c->activation = (ar_activation)pick(s, AR_ACT_NONE);
@@ -77,7 +77,7 @@ static void draw_config(draw *d, uint64_t *s)
     match_draw_norms(c, pick(s, 1u << 30));
     if (c->arch == AR_ARCH_LLAMA && !c->mlp_bias && coin(s))
         c->arch = AR_ARCH_PHI3; /* its KV heads divide */
-    d->m.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
+    d->m.run.sim.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
 }
 
 static void draw_batch(draw *d, uint64_t *s)
@@ -111,9 +111,9 @@ static void describe(const draw *d, char *to, size_t cap)
         "bias %d%d%d order %d ring %d b %zu s %zu labels %d padding %d additive %d place %d qk %d plus %d caps %g %g scale %g",
         d->tp, (int)c->arch, c->layers, c->hidden, c->heads, c->kv_heads, c->head_dim, c->ffn, c->vocab,
         (int)c->activation, (int)c->norm, (int)c->rope.kind, c->causal, c->tied, c->qkv_bias, c->out_bias, c->mlp_bias,
-        (int)d->m.order, d->m.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq, d->m.batch.labels != NULL,
-        d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL, (int)c->norm_place, (int)c->qk_norm,
-        c->norm_plus_one, c->score_cap, c->logit_cap, c->embed_scale);
+        (int)d->m.run.plan.mlp_order, d->m.run.sim.algorithm == AR_SIM_RING, d->m.batch.batch, d->m.batch.seq,
+        d->m.batch.labels != NULL, d->m.batch.padding_mask != NULL, d->m.batch.additive_mask != NULL,
+        (int)c->norm_place, (int)c->qk_norm, c->norm_plus_one, c->score_cap, c->logit_cap, c->embed_scale);
 }
 
 Test(random_models, every_tensor_has_the_baselines_bits)
@@ -131,7 +131,7 @@ Test(random_models, every_tensor_has_the_baselines_bits)
         draw_config(&d, &state);
         draw_batch(&d, &state);
         describe(&d, text, sizeof text);
-        cr_assert_ok(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.order));
+        cr_assert_ok(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.run.plan.mlp_order));
         cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
         cr_assert_eq(match(&d.m, (int[]){d.tp, 0}, NULL), AR_OK, "ANYRANK_TEST_SEED=%llu, model %d: %s: %s",
                      (unsigned long long)first, (int)i, text, ar_error_message());

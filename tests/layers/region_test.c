@@ -101,7 +101,7 @@ Test(region, every_backward_is_the_transpose_of_its_forward)
             j = (region_job){.c = &cases[k], .ranks = ranks};
             fill(j.x, 1, cases[k].x_whole);
             fill(j.y, 2, cases[k].y_whole);
-            const rank_run_options o = {.ranks = ranks};
+            const ar_run o = {.parallel.tp = ranks};
             cr_assert_eq(rank_run(&o, both, &j), AR_OK, "%s: %s", cases[k].name, ar_error_message());
             const size_t nx = SAMPLES * positions(&j, cases[k].x_long) * features(&j, cases[k].x_wide);
             const size_t ny = SAMPLES * positions(&j, cases[k].y_long) * features(&j, cases[k].y_wide);
@@ -121,7 +121,7 @@ Test(region, gather_puts_blocks_in_rank_order_and_scatter_takes_them_back)
     j = (region_job){.c = &cases[2], .ranks = 3};
     fill(j.x, 1, false);
     fill(j.y, 2, true);
-    const rank_run_options o = {.ranks = 3};
+    const ar_run o = {.parallel.tp = 3};
     cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
         const size_t t = i / (WIDTH * 3), r = i % (WIDTH * 3) / WIDTH, f = i % WIDTH;
@@ -145,7 +145,7 @@ Test(region, copy_keeps_the_value_and_reduce_adds_the_ranks)
     j = (region_job){.c = &cases[1], .ranks = 4};
     fill(j.x, 1, false);
     fill(j.y, 2, true);
-    const rank_run_options o = {.ranks = 4};
+    const ar_run o = {.parallel.tp = 4};
     cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH; i++) {
         cr_assert_eq(j.ax[3][i], j.x[0][i] + j.x[1][i] + j.x[2][i] + j.x[3][i]);
@@ -160,7 +160,7 @@ Test(region, tokens_are_gathered_in_the_order_of_the_sequences)
     j = (region_job){.c = &cases[4], .ranks = 3};
     fill(j.x, 1, false);
     fill(j.y, 2, false);
-    const rank_run_options o = {.ranks = 3};
+    const ar_run o = {.parallel.tp = 3};
     cr_assert_ok(rank_run(&o, both, &j));
     for (size_t i = 0; i < TOKENS * WIDTH * 3; i++) {
         const size_t f = i % WIDTH, sample = i / WIDTH / (EACH * 3), at = i / WIDTH % (EACH * 3);

@@ -10,12 +10,13 @@
 static void expect_match(match_case *c)
 {
     static const int tps[] = {1, 2, 4, 0}, chunked[] = {2, 4, 0};
-    c->sp = true;
+    ar_parallel *const p = &c->run.parallel;
+    p->sp = true;
     for (int i = 0; i < 4; i++) {
-        c->keep_gathered = i % 2;
-        c->overlap = i < 2 ? 1 : 3;
+        p->keep_gathered = i % 2;
+        p->overlap = i < 2 ? 1 : 3;
         cr_assert_eq(match(c, i < 2 ? tps : chunked, NULL), AR_OK, "b=%zu s=%zu keep=%d overlap=%d: %s", c->batch.batch,
-                     c->batch.seq, c->keep_gathered, c->overlap, ar_error_message());
+                     c->batch.seq, p->keep_gathered, p->overlap, ar_error_message());
     }
 }
 
@@ -44,8 +45,10 @@ Test(sequence_parallel, three_ranks_share_out_what_three_divides)
     int64_t ids[2 * 6];
     fill_ids(ids, 2 * 6);
     for (int arch = 0; arch < 3; arch++) {
-        match_case c = {.config = match_config((ar_arch)arch, 1), .batch = {2, 6, ids}, .seed = 5, .sp = true};
-        c.overlap = 2;
+        match_case c = {.config = match_config((ar_arch)arch, 1),
+                        .batch = {2, 6, ids},
+                        .seed = 5,
+                        .run.parallel = {.sp = true, .overlap = 2}};
         c.config.heads = c.config.kv_heads = 3;
         c.config.ffn = 9;
         cr_assert_ok(match(&c, tps, NULL));
@@ -58,8 +61,11 @@ Test(sequence_parallel, every_schedule_of_chunks_has_the_baselines_bits)
     static const int tps[] = {2, 0};
     int64_t ids[2 * 6];
     fill_ids(ids, 2 * 6);
-    match_case c = {
-        .config = match_config(AR_ARCH_LLAMA, 1), .batch = {2, 6, ids}, .seed = 7, .sp = true, .overlap = 2};
-    for (c.schedule = 1; c.schedule <= 12; c.schedule++)
-        cr_assert_eq(match(&c, tps, NULL), AR_OK, "schedule %d: %s", (int)c.schedule, ar_error_message());
+    match_case c = {.config = match_config(AR_ARCH_LLAMA, 1),
+                    .batch = {2, 6, ids},
+                    .seed = 7,
+                    .run = {.parallel = {.sp = true, .overlap = 2}, .sim.explore = true}};
+    uint64_t *const seed = &c.run.sim.schedule_seed;
+    for (*seed = 1; *seed <= 12; ++*seed)
+        cr_assert_eq(match(&c, tps, NULL), AR_OK, "schedule %d: %s", (int)*seed, ar_error_message());
 }

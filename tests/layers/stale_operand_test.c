@@ -76,7 +76,7 @@ static ar_status second_step(ar_arch arch, int tp, bool behind_its_back)
     cr_assert_ok(match_baseline(&c, &before, &unused));
     cr_assert_ok(match_baseline(&c, &after, &r));
     stale_job j = {.c = &c, .before = &before, .after = &after, .behind_its_back = behind_its_back};
-    return match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
+    return match_taps(&r, &(ar_run){.parallel.tp = tp}, stale_rank, &j, j.loss);
 }
 
 Test(stale_operand, second_step_uses_the_weights_set_between)
@@ -100,7 +100,7 @@ static ar_status set_one(one_weight *o, size_t i, int tp)
     stale_job j = {.c = &o->c, .before = &o->before, .after = &o->after, .only = o->after.at[i].name};
     ar_status st = match_baseline(&o->c, &o->after, &r);
     if (st == AR_OK)
-        st = match_taps(&r, &(rank_run_options){.ranks = tp}, stale_rank, &j, j.loss);
+        st = match_taps(&r, &(ar_run){.parallel.tp = tp}, stale_rank, &j, j.loss);
     o->after.at[i].values = usual;
     return st;
 }

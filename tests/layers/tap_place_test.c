@@ -74,8 +74,8 @@ Test(tap_place, a_module_places_what_it_taps_by_the_batch_it_is_given)
 {
     heard h[2] = {{0}, {0}};
     void *user[2] = {&h[0], &h[1]};
-    const rank_run_options o = {.ranks = 2, .sp = true, .tap = hear, .tap_user = user};
-    cr_assert_ok(rank_run(&o, norm_step, NULL));
+    const ar_run o = {.parallel = {.tp = 2, .sp = true}};
+    cr_assert_ok(rank_run_heard(&o, hear, user, norm_step, NULL));
     for (size_t r = 0; r < 2; r++) {
         const ar_layout own = {3, {5, 4, 6}, 1, {{.global = {3, 2 * r, 0}, .extent = {2, 2, 6}}}, 0, 1};
         expect_box(&h[r], "n:f", &own);

@@ -118,8 +118,8 @@ Test(tensor_list, the_model_reports_what_is_listed_on_every_rank)
             void *user[2] = {&r[0], &r[1]};
             match_case c = small_case(&families[i], 1);
             memset(r, 0, sizeof r);
-            const rank_run_options o = {.ranks = tp, .sp = layout == 2, .tap = note_tap, .tap_user = user};
-            cr_assert_ok(rank_run(&o, step, &c));
+            const ar_run o = {.parallel = {.tp = tp, .sp = layout == 2}};
+            cr_assert_ok(rank_run_heard(&o, note_tap, user, step, &c));
             for (int k = 0; k < tp; k++)
                 expect_list(&r[k], families[i].list);
         }
@@ -146,8 +146,8 @@ Test(tensor_list, every_layer_reports_the_same_number_of_tensors)
         const family *f = &families[i];
         match_case c = small_case(f, 2);
         memset(&r, 0, sizeof r);
-        const rank_run_options o = {.ranks = 1, .tap = note_tap, .tap_user = user};
-        cr_assert_ok(rank_run(&o, step, &c));
+        const ar_run o = {.parallel.tp = 1};
+        cr_assert_ok(rank_run_heard(&o, note_tap, user, step, &c));
         const size_t per_layer = f->block_init + f->block_fwd + f->block_bwd + f->block_grad;
         cr_assert_eq(r.count, f->list->tensors + per_layer);
         for (int layer = 0; layer < 2; layer++) {

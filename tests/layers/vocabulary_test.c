@@ -103,7 +103,7 @@ Test(vocabulary, smoothed_labels_and_z_loss_have_the_baselines_bits)
         const match_case m = {.config = model_of(i % 4 < 2 ? AR_ARCH_LLAMA : AR_ARCH_GPT2, vocabularies[i / 3], i % 2),
                               .batch = batch,
                               .seed = 8,
-                              .loss = losses[i % 3]};
+                              .run.loss = losses[i % 3]};
         size_t tensors = 0;
         cr_assert_eq(match(&m, one_two_four, &tensors), AR_OK, "case %zu: %s", i, ar_error_message());
         cr_assert_gt(tensors, 40);
@@ -120,7 +120,7 @@ Test(vocabulary, of_equal_logits_smoothing_changes_nothing_and_the_z_loss_adds_i
     for (size_t i = 0; i < sizeof losses / sizeof *losses; i++) {
         SCOPED(match_weights_fini) match_weights w = {.seed = m.seed, .scale = m.scale};
         SCOPED(ari_reference_fini) ari_reference r = {0};
-        m.loss = losses[i];
+        m.run.loss = losses[i];
         cr_assert_ok(match_baseline(&m, &w, &r));
         cr_expect_float_eq(r.loss, log(11.0) * (1.0 + losses[i].z_loss * log(11.0)), 1e-6, "%.9g", r.loss);
         cr_expect_ok(match_ranks(&m, &w, &r, 4));

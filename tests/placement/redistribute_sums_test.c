@@ -47,7 +47,7 @@ done:
 
 static void check_sums(sum_job *j, const char *from, const char *to)
 {
-    const rank_run_options o = {.ranks = TERMS};
+    const ar_run o = {.parallel.tp = TERMS};
     j->from = from;
     j->to = to;
     cr_assert_ok(rank_run(&o, add_up, j));
@@ -117,7 +117,7 @@ CLAIM(what_cannot_be_is_refused_with_the_reason)
         {"int16", AR_NUMERICS_NATIVE, AR_I16, "P(max)", "R", 4, AR_ERR_DTYPE, "dtype I16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const rank_run_options o = {.ranks = 2, .numerics = cases[i].numerics};
+        const ar_run o = {.parallel.tp = 2, .numerics = cases[i].numerics};
         cr_assert_eq(rank_run(&o, try_it, (void *)(uintptr_t)&cases[i]), cases[i].status, "%s: %s", cases[i].what,
                      ar_error_message());
         cr_assert_says(cases[i].says);
@@ -152,7 +152,7 @@ CLAIM(ranks_with_different_meshes_get_an_error)
     static const ar_mesh pairs[][2] = {{{2, {{"dp", 2}, {"tp", 2}}}, {1, {{"tp", 4}}}},
                                        {{2, {{"dp", 1}, {"tp", 4}}}, {2, {{"dp", 4}, {"tp", 1}}}},
                                        {{1, {{"tp", 4}}}, {1, {{"cp", 4}}}}};
-    const rank_run_options o = {.ranks = 4};
+    const ar_run o = {.parallel.tp = 4};
     for (size_t i = 0; i < 3; i++) {
         cr_assert_refused(rank_run(&o, other_mesh, (void *)(uintptr_t)pairs[i]), AR_ERR_MISMATCH,
                           "of 4 ranks have rank");
@@ -171,7 +171,7 @@ static ar_status other_target(ar_ctx *ctx, void *user)
 
 CLAIM(ranks_with_different_placements_get_an_error)
 {
-    const rank_run_options o = {.ranks = 3, .numerics = AR_NUMERICS_NATIVE};
+    const ar_run o = {.parallel.tp = 3, .numerics = AR_NUMERICS_NATIVE};
     cr_assert_eq(rank_run(&o, other_target, NULL), AR_ERR_MISMATCH, "%s", ar_error_message());
 }
 

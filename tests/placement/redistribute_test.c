@@ -180,7 +180,7 @@ static void check_case(move_case *c)
 
 static void run_list(const move_list *list, ar_numerics numerics)
 {
-    const rank_run_options o = {.ranks = plain_world(&list->item[0].mesh), .numerics = numerics};
+    const ar_run o = {.parallel.tp = plain_world(&list->item[0].mesh), .numerics = numerics};
     cr_assert_ok(rank_run(&o, all_cases, (void *)(uintptr_t)list));
     for (size_t i = 0; i < list->n; i++)
         check_case(&list->item[i]);

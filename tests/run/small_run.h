@@ -134,10 +134,7 @@ static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
 
 static inline ar_status small_run_do(small_run *r)
 {
-    const rank_run_options o =
-        ROW(.ranks = ar_parallel_world(&r->parallel), .dp = r->parallel.dp, .dp_replicate = r->parallel.dp_replicate,
-            .pp = r->parallel.pp, .virtual_stages = r->parallel.virtual_stages, .sp = r->parallel.sp,
-            .dropout = r->dropout, .seed = SMALL_SEED, .fault = r->fault);
+    const ar_run o = {.parallel = r->parallel, .dropout = r->dropout, .seed = SMALL_SEED, .fault = r->fault};
     ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
     if (st == AR_OK)
         st = ari_full_set_create(&r->set, NULL);

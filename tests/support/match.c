@@ -58,8 +58,8 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
                                    .weights = match_weights_make,
                                    .weights_user = w,
                                    .seed = c->seed,
-                                   .dropout = c->dropout,
-                                   .loss = c->loss,
+                                   .dropout = c->run.dropout,
+                                   .loss = c->run.loss,
                                    .emit = ari_reference_emit,
                                    .emit_user = r};
     if (c->x)
@@ -115,7 +115,7 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
 static ar_status plan_of(const match_case *c, ar_plan *plan)
 {
     *plan = (ar_plan){0};
-    return ar_plan_add_mlp_order(plan, c->config.arch, c->order);
+    return ar_plan_add_mlp_order(plan, c->config.arch, c->run.plan.mlp_order);
 }
 
 static ar_status run_block(ar_ctx *ctx, void *user)
@@ -139,20 +139,20 @@ static ar_status run_block(ar_ctx *ctx, void *user)
 /* The rank's own samples, in micro-batches. */
 static ar_status forward_backward(ar_ctx *ctx, const match_case *c, ar_model *model, ar_saved *saved)
 {
-    const ar_parallel p = {.tp = (int)ranks_of(ctx), .dp = c->dp, .micro_batches = c->micro_batches};
-    const int n = c->micro_batches > 1 ? c->micro_batches : 1;
+    const ar_parallel *p = &c->run.parallel;
+    const int n = ari_at_least_one(p->micro_batches);
     ar_batch part[MOST_PARTS];
     if (n > MOST_PARTS)
         return ar_error_set(AR_ERR_ARG, "no room for %d micro-batches", n);
     for (int i = 0; i < n; i++) {
-        ar_parallel_slice(&part[i], &p, &c->batch, ar_ctx_data_rank(ctx), i);
+        ar_parallel_slice(&part[i], p, &c->batch, ar_ctx_data_rank(ctx), i);
         part[i].targets = ar_batch_targets(&c->batch);
         if (part[i].batch > 0)
             AR_TRY(ar_model_forward(model, ctx, saved, &part[i]));
-        if (part[i].batch > 0 && !c->forward_first)
+        if (part[i].batch > 0 && !p->forward_first)
             AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
     }
-    for (int i = n - 1; i >= 0 && c->forward_first; i--) {
+    for (int i = n - 1; i >= 0 && p->forward_first; i--) {
         if (part[i].batch > 0)
             AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
     }
@@ -243,57 +243,46 @@ static ar_status judge(const listener *l, const ari_reference *r, int tp, const 
     return AR_OK;
 }
 
-ar_status match_taps(const ari_reference *r, const rank_run_options *how, rank_fn fn, void *user, const float *loss)
+/* The listeners of a run's ranks. */
+typedef struct listeners {
+    listener at[MOST_RANKS];
+} listeners;
+
+static void end_listeners(listeners **l)
 {
-    const int tp = how->ranks;
-    listener *l = calloc(MOST_RANKS, sizeof *l);
-    void *listeners[MOST_RANKS];
-    ar_status st = AR_OK;
-    if (!l || tp > MOST_RANKS) {
-        free(l);
-        return ar_error_set(AR_ERR_ARG, "no room for %d ranks", tp);
+    for (int k = 0; *l && k < MOST_RANKS; k++)
+        ari_comparator_fini(&(*l)->at[k].compare);
+    free(*l);
+}
+
+ar_status match_taps(const ari_reference *r, const ar_run *run, rank_fn fn, void *user, const float *loss)
+{
+    const int ranks = ar_parallel_world(&run->parallel);
+    SCOPED(end_listeners) listeners *l = calloc(1, sizeof *l);
+    void *users[MOST_RANKS];
+    if (!l || ranks > MOST_RANKS)
+        return ar_error_set(AR_ERR_ARG, "no room for %d ranks", ranks);
+    for (int k = 0; k < ranks; k++) {
+        users[k] = &l->at[k];
+        AR_TRY(ari_comparator_init(&l->at[k].compare, r, NULL));
     }
-    for (int k = 0; k < tp; k++) {
-        listeners[k] = &l[k];
-        AR_TRY_TO(done, st, ari_comparator_init(&l[k].compare, r, NULL));
-    }
-    rank_run_options o = *how;
-    o.tap = listen;
-    o.tap_user = listeners;
-    AR_TRY_TO(done, st, rank_run(&o, fn, user));
-    AR_TRY_TO(done, st, judge(l, r, tp, loss));
-done:
-    for (int k = 0; k < tp; k++)
-        ari_comparator_fini(&l[k].compare);
-    free(l);
-    return st;
+    AR_TRY(rank_run_heard(run, listen, users, fn, user));
+    return judge(l->at, r, ranks, loss);
 }
 
 ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp)
 {
     job j = {.c = c, .w = w};
-    const rank_run_options o = {.ranks = tp * ari_at_least_one(c->dp) * ari_at_least_one(c->cp),
-                                .dp = c->dp,
-                                .cp = c->cp,
-                                .cp_inner = c->cp_inner,
-                                .zigzag = c->zigzag,
-                                .device = c->device,
-                                .schedule = c->schedule,
-                                .sp = c->sp,
-                                .keep_gathered = c->keep_gathered,
-                                .overlap = c->overlap,
-                                .dropout = c->dropout,
-                                .loss = c->loss,
-                                .seed = c->seed,
-                                .fault = c->fault,
-                                .algorithm = c->algorithm};
-    return match_taps(r, &o, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
+    ar_run run = c->run;
+    run.parallel.tp = tp;
+    run.seed = c->seed;
+    return match_taps(r, &run, c->x ? run_block : run_model, &j, c->x ? NULL : j.loss);
 }
 
-ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o)
+ar_status match_run(const match_case *c, match_weights *w, const ar_run *run)
 {
     job j = {.c = c, .w = w};
-    return rank_run(o, c->x ? run_block : run_model, &j);
+    return rank_run(run, c->x ? run_block : run_model, &j);
 }
 
 ar_status match(const match_case *c, const int *tps, size_t *tensors)

@@ -10,22 +10,10 @@
 typedef struct match_case {
     ar_config config;
     ar_batch batch;
-    ar_mlp_order order;
-    ar_sim_algorithm algorithm;
+    ar_run run; /* of it the layout, the plan's order and what ranks compute and run on; tp is a layout's own */
     const float *x, *dy; /* [b, s, hidden]: block 0 alone; NULL: the whole model */
-    unsigned seed;       /* of the weights */
+    unsigned seed;       /* of the weights, and of dropout */
     double scale;        /* their largest magnitude; 0: 0.5 */
-    bool sp, keep_gathered;
-    int overlap;           /* of ar_ctx_options */
-    int dp, micro_batches; /* of whole models; 0: one. A tensor's first report is looked for in its place */
-    int cp, cp_inner;      /* context-parallel ranks, as in ar_parallel; 0: one */
-    bool zigzag;
-    ar_device_choice device; /* of every rank; zero: the CPU */
-    uint64_t schedule;       /* the seed of an explored schedule; 0: the system's */
-    bool forward_first;
-    ar_fault fault; /* of the ranks */
-    double dropout; /* probability; the seed is that of the weights */
-    ar_loss_options loss;
 } match_case;
 
 /* Weights by name, made by the baseline's run and looked up by the ranks. None is what a fresh parameter would hold. */
@@ -50,15 +38,14 @@ AR_NODISCARD ar_status match_baseline(const match_case *c, match_weights *w, ari
 /** AR_OK: what n ranks have reported has the reference's bits in every copy, and every element is in some rank's first
  *  copy exactly once. Errors: AR_ERR_DATA with what differs. */
 AR_NODISCARD ar_status match_found(const ari_comparator *ranks, int n, const ari_reference *r);
-/** Runs fn on ranks as `o` says, whose listener is not looked at, and compares what they tap with a reference: the same
+/** Runs fn on ranks as `run` says and compares what they tap with a reference: the same
  * names in the same order, every element held by somebody as first copy exactly once, and the same bits in every copy.
  * loss: NULL, or what each rank should have got, written by fn. AR_ERR_DATA says in ar_error_message what differs. */
-AR_NODISCARD ar_status match_taps(const ari_reference *r, const rank_run_options *o, rank_fn fn, void *user,
-                                  const float *loss);
+AR_NODISCARD ar_status match_taps(const ari_reference *r, const ar_run *run, rank_fn fn, void *user, const float *loss);
 /** One layout of a case against them. Errors: as match_taps. */
 AR_NODISCARD ar_status match_ranks(const match_case *c, match_weights *w, const ari_reference *r, int tp);
-/** The ranks' part of a case as `o` says (native numerics, a mistake, a listener of its own): nothing is compared. */
-AR_NODISCARD ar_status match_run(const match_case *c, match_weights *w, const rank_run_options *o);
+/** The ranks' part of a case as `run` says (native numerics, a mistake): nothing is compared. */
+AR_NODISCARD ar_status match_run(const match_case *c, match_weights *w, const ar_run *run);
 /** Both, for every tp of a list that ends with 0. *tensors (NULL: not wanted): how many were compared in each
  *  layout. */
 AR_NODISCARD ar_status match(const match_case *c, const int *tps, size_t *tensors);

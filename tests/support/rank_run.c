@@ -1,71 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
 
-#include "anyrank/parallel.h"
-#include "ref/core/size.h"
+#include "run/cluster_run.h"
+#include "support/scoped.h"
 
 typedef struct job {
-    const rank_run_options *o;
     rank_fn fn;
     void *user;
 } job;
 
-static ar_status rank_main(ar_comm *world, void *arg)
+static ar_status rank_main(void *arg, ar_ctx *ctx)
 {
     const job *j = arg;
-    const int r = ar_comm_rank(world);
-    const int others = ari_at_least_one(j->o->dp) * ari_at_least_one(j->o->cp) * ari_at_least_one(j->o->pp);
-    const ar_parallel layout = {.tp = j->o->ranks / others,
-                                .dp = j->o->dp,
-                                .dp_replicate = j->o->dp_replicate,
-                                .cp = j->o->cp,
-                                .cp_inner = j->o->cp_inner,
-                                .zigzag = j->o->zigzag,
-                                .pp = j->o->pp,
-                                .virtual_stages = j->o->virtual_stages};
-    ar_device *device = NULL;
-    ar_parallel_groups groups = {.tp = NULL};
-    ar_ctx *ctx = NULL;
-    ar_status st = AR_OK;
-    if (others > 1)
-        AR_TRY_TO(done, st, ar_parallel_groups_begin(&groups, world, &layout));
-    AR_TRY_TO(done, st, ar_device_create(&device, &j->o->device, 1));
-    ar_ctx_options options = {.device = device,
-                              .world = world,
-                              .sp = j->o->sp,
-                              .keep_gathered = j->o->keep_gathered,
-                              .overlap = j->o->overlap,
-                              .dropout = j->o->dropout,
-                              .seed = j->o->seed,
-                              .loss = j->o->loss,
-                              .numerics = j->o->numerics,
-                              .precision = j->o->precision,
-                              .storage = j->o->storage,
-                              .placements = j->o->placements,
-                              .fault = j->o->fault,
-                              .tap = j->o->tap,
-                              .tap_user = j->o->tap_user ? j->o->tap_user[r] : NULL};
-    ar_parallel_groups_use(&options, &groups);
-    options.tp = others > 1 ? groups.tp : world;
-    AR_TRY_TO(done, st, ar_ctx_create(&ctx, &options));
-    AR_TRY_TO(done, st, j->fn(ctx, j->user));
-done:
-    ar_ctx_destroy(ctx);
-    ar_device_destroy(device);
-    ar_parallel_groups_end(&groups);
-    return st;
+    return j->fn(ctx, j->user);
 }
 
-ar_status rank_run(const rank_run_options *o, rank_fn fn, void *user)
+ar_status rank_run_heard(const ar_run *run, ar_tap_fn tap, void **tap_user, rank_fn fn, void *user)
 {
-    job j = {o, fn, user};
-    const ar_sim_options options = {.algorithm = o->algorithm,
-                                    .cluster = o->cluster,
-                                    .explore = o->schedule != 0,
-                                    .schedule_seed = o->schedule,
-                                    .timeout_ns = 60000000000u}; /* ranks may be slow */
-    ar_cpu_select_kernels();
-    return ar_sim_run(o->ranks, &options, rank_main, &j, NULL);
+    job j = {fn, user};
+    ari_cluster_options o = {.run = *run, .tap = tap, .tap_user = tap_user, .body = rank_main, .body_user = &j};
+    SCOPED(ari_cluster_result_fini) ari_cluster_result result = {0};
+    o.run.threads = 1;
+    return ari_cluster_run(&result, &o);
+}
+
+ar_status rank_run(const ar_run *run, rank_fn fn, void *user)
+{
+    return rank_run_heard(run, NULL, NULL, fn, user);
 }
 
 size_t rank_of(const ar_ctx *ctx)

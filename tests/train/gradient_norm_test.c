@@ -57,7 +57,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
 
 static void run(job *j, int ranks, ar_numerics numerics)
 {
-    const rank_run_options o = {.ranks = ranks, .numerics = numerics};
+    const ar_run o = {.parallel.tp = ranks, .numerics = numerics};
     cr_assert_ok(rank_run(&o, rank_main, j));
 }
 

@@ -176,7 +176,7 @@ done:
 
 static void run(job *j, ar_numerics numerics)
 {
-    const rank_run_options o = {.ranks = j->tp * j->dp, .dp = j->dp, .numerics = numerics};
+    const ar_run o = {.parallel = {.tp = j->tp, .dp = j->dp}, .numerics = numerics};
     cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
@@ -338,7 +338,7 @@ done:
 
 Test(gradients, frozen_parameters_and_empty_lists_are_fine)
 {
-    const rank_run_options alone = {.ranks = 1}, both = {.ranks = 2};
+    const ar_run alone = {.parallel.tp = 1}, both = {.parallel.tp = 2};
     cr_assert_ok(rank_run(&alone, look, NULL));
     cr_assert_ok(rank_run(&both, look, NULL));
 }

@@ -63,7 +63,7 @@ Test(loss_scaling, one_ranks_overflow_is_every_ranks)
 {
     for (int wrong = -1; wrong < 4; wrong++) {
         one_rank o = {.wrong = wrong};
-        const rank_run_options options = {.ranks = 4, .dp = 2, .numerics = AR_NUMERICS_NATIVE};
+        const ar_run options = {.parallel = {.tp = 2, .dp = 2}, .numerics = AR_NUMERICS_NATIVE};
         cr_assert_ok(rank_run(&options, ask, &o));
         for (int r = 0; r < 4; r++)
             cr_expect_eq(o.finite[r], wrong < 0, "rank %d, where rank %d is wrong", r, wrong);

@@ -154,7 +154,7 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
 static inline ar_status native_train(native_run *run)
 {
     const int tp = run->parallel.tp > 0 ? run->parallel.tp : 1, dp = run->parallel.dp > 0 ? run->parallel.dp : 1;
-    const rank_run_options o = {.ranks = tp * dp, .dp = dp, .numerics = run->numerics, .storage = run->storage};
+    const ar_run o = {.parallel = {.tp = tp, .dp = dp}, .numerics = run->numerics, .storage = run->storage};
     memset(run->rank, 0, sizeof run->rank);
     return rank_run(&o, native_main, run);
 }

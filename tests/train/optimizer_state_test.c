@@ -100,7 +100,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
 
 static ar_status run(job *j, int ranks, ar_dtype storage)
 {
-    const rank_run_options o = {.ranks = ranks, .numerics = AR_NUMERICS_NATIVE, .storage = storage};
+    const ar_run o = {.parallel.tp = ranks, .numerics = AR_NUMERICS_NATIVE, .storage = storage};
     return rank_run(&o, rank_main, j);
 }
 

@@ -47,7 +47,7 @@ Test(optimizer, moments_are_as_large_as_the_shards_that_require_a_gradient)
     for (size_t i = 0; i < 2 * sizeof kinds / sizeof *kinds; i++) {
         job j = {.options = kinds[i / 2].options, .freeze_vector = i % 2};
         const size_t elements = MATRIX / 2 + (i % 2 ? 0 : VECTOR);
-        cr_assert_ok(rank_run(&(rank_run_options){.ranks = 2}, rank_main, &j));
+        cr_assert_ok(rank_run(&(ar_run){.parallel.tp = 2}, rank_main, &j));
         cr_expect_eq(j.bytes[1], kinds[i / 2].floats * sizeof(float) * elements, "kind %zu, frozen %zu", i / 2, i % 2);
     }
 }
@@ -55,7 +55,7 @@ Test(optimizer, moments_are_as_large_as_the_shards_that_require_a_gradient)
 Test(optimizer, a_parameter_given_twice_is_refused)
 {
     job j = {.options = kinds[0].options, .twice = true};
-    cr_expect_refused(rank_run(&(rank_run_options){.ranks = 1}, rank_main, &j), AR_ERR_ARG, "matrix twice");
+    cr_expect_refused(rank_run(&(ar_run){.parallel.tp = 1}, rank_main, &j), AR_ERR_ARG, "matrix twice");
 }
 
 Test(optimizer, defaults_are_pytorchs_and_pass_the_check)

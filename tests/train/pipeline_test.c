@@ -256,7 +256,7 @@ Test(pipeline, every_rank_hears_of_copies_that_differ_in_any_stage_or_between_th
     const ar_config c = config_of(AR_ARCH_GPT2, LAYERS, 4);
     for (int broken = 0; broken < 2; broken++) {
         verdicts v = {.config = &c, .broken = broken};
-        cr_assert_ok(rank_run(&(rank_run_options){.ranks = 6, .pp = 3, .dp = 2}, verify_values, &v));
+        cr_assert_ok(rank_run(&(ar_run){.parallel = {.pp = 3, .dp = 2}}, verify_values, &v));
         for (int r = 0; r < 6; r++) {
             cr_assert_eq(v.findings[r], broken ? 2 : 0, "rank %d: %zu, %s", r, v.findings[r], v.text[r][0]);
             if (!broken)

@@ -203,7 +203,7 @@ static ar_status train(ar_ctx *ctx, void *user)
 CLAIM(groups_and_schedule_have_pytorchs_weights)
 {
     job j;
-    const rank_run_options o = {.ranks = 1, .numerics = AR_NUMERICS_EXACT};
+    const ar_run o = {.parallel.tp = 1, .numerics = AR_NUMERICS_EXACT};
     cr_assert_ok(rank_run(&o, train, &j));
     for (size_t t = 0; t < STEPS; t++)
         for (size_t i = 0; i < 8; i++)

@@ -142,7 +142,7 @@ Test(zero_params, state_that_is_not_there_is_named)
     j.zero = 1;
     j.first = 2;
     j.state[0] = &none;
-    const rank_run_options o = {.ranks = 2, .dp = 2};
+    const ar_run o = {.parallel.dp = 2};
     j.ddp.zero = 1;
     cr_expect_refused(rank_run(&o, rank_main, &j), AR_ERR_NOT_FOUND, "exp_avg_sq of ");
 }
@@ -160,7 +160,7 @@ static ar_status create_without_zero(ar_ctx *ctx, void *user)
 Test(zero_params, a_ddp_without_zero_is_refused)
 {
     ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
-    const rank_run_options o = {.ranks = 1};
+    const ar_run o = {.parallel.tp = 1};
     cr_expect_refused(rank_run(&o, create_without_zero, &options), AR_ERR_ARG, "need a zero of 1 to 3");
 }
 
@@ -237,7 +237,7 @@ done:
 /* says: what each rank is told; NULL: nothing is refused. */
 static void expect_refused_by_each(two_orders *t, const char *const *says)
 {
-    const rank_run_options o = {.ranks = SHARERS, .dp = SHARERS};
+    const ar_run o = {.parallel.dp = SHARERS};
     cr_expect_ok(rank_run(&o, step_of_two_orders, t));
     for (int r = 0; r < SHARERS; r++) {
         cr_expect_eq(t->status[r], says ? AR_ERR_ARG : AR_OK, "rank %d: %s", r, t->message[r]);

@@ -203,7 +203,7 @@ static inline job job_of(ar_optimizer_kind kind, const values *start)
 
 static inline void run_stored(job *j, int ranks, ar_numerics numerics, ar_dtype storage)
 {
-    const rank_run_options o = {.ranks = ranks, .dp = ranks, .numerics = numerics, .storage = storage};
+    const ar_run o = {.parallel.dp = ranks, .numerics = numerics, .storage = storage};
     j->ddp.zero = j->zero;
     for (size_t k = 0; k < KINDS; k++) {
         for (size_t i = 0; i < PARAMS * MOST; i++)

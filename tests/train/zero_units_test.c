@@ -232,13 +232,12 @@ done:
 static void own_run(own_job *j, int replicas)
 {
     void *users[MOST_RANKS];
-    const rank_run_options o = {
-        .ranks = MOST_RANKS, .dp = MOST_RANKS, .dp_replicate = replicas, .tap = look, .tap_user = users};
+    const ar_run o = {.parallel = {.dp = MOST_RANKS, .dp_replicate = replicas}};
     for (int r = 0; r < MOST_RANKS; r++) {
         own_ranks[r] = (own_rank){.j = r == 0 ? j : calloc(1, sizeof *j)};
         users[r] = &own_ranks[r];
     }
-    cr_assert_ok(rank_run(&o, own_main, j));
+    cr_assert_ok(rank_run_heard(&o, look, users, own_main, j));
     for (int r = 1; r < MOST_RANKS; r++)
         free(own_ranks[r].j);
 }
@@ -300,7 +299,7 @@ Test(zero_units, a_module_is_one_unit)
     const int wrong[] = {1, LAYERS - 2, LAYERS};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         OWNED(free) own_job *j = calloc(1, sizeof *j);
-        const rank_run_options o = {.ranks = 2, .dp = 2};
+        const ar_run o = {.parallel.dp = 2};
         j->ddp = ar_ddp_defaults();
         j->ddp.zero = 3;
         j->twice = wrong[i];

@@ -314,7 +314,7 @@ Test(module_lint, a_declared_placement_that_a_value_does_not_have_is_an_error_of
 {
     mistake m = RIGHT;
     case_of(&m);
-    const rank_run_options o = {.ranks = 2, .placements = AR_DECLARED_CHECKED};
+    const ar_run o = {.parallel.tp = 2, .placements = AR_DECLARED_CHECKED};
     cr_expect_ok(rank_run(&o, check_rank, &m));
     m = SUMMED_TWICE;
     cr_expect_eq(rank_run(&o, check_rank, &m), AR_ERR_DATA);

@@ -46,7 +46,7 @@ static ar_status refuse_layers(ar_ctx *ctx, void *user)
 
 CLAIM(layers_of_nothing_are_refused_by_name)
 {
-    cr_expect_ok(rank_run(&(rank_run_options){.ranks = 1}, refuse_layers, NULL));
+    cr_expect_ok(rank_run(&(ar_run){.parallel.tp = 1}, refuse_layers, NULL));
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */

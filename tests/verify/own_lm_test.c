@@ -249,7 +249,7 @@ done:
 
 Test(own_lm, terms_without_a_value_are_refused_by_the_weight_s_name)
 {
-    cr_expect_eq(rank_run(&(rank_run_options){.ranks = 2}, add_terms, NULL), AR_ERR_ARG);
+    cr_expect_eq(rank_run(&(ar_run){.parallel.tp = 2}, add_terms, NULL), AR_ERR_ARG);
     cr_expect_says("sum takes the product with mlp.down, whose terms have no value until ar_leave_region");
 }
 

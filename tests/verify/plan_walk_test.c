@@ -452,7 +452,7 @@ CLAIM(a_wrong_from_is_an_error_of_a_checking_context_a_finding_and_a_difference)
     static const ar_parallel tp2 = {.tp = 2};
     SCOPED(ar_plan_fini) ar_plan plan = plan_of(wrong_from);
     given g = {.plan = &plan};
-    const rank_run_options checked = {.ranks = 2, .placements = AR_DECLARED_CHECKED};
+    const ar_run checked = {.parallel.tp = 2, .placements = AR_DECLARED_CHECKED};
     cr_expect_eq(rank_run(&checked, pass_checked, &g), AR_ERR_DATA);
     cr_expect_says("net.own, redistribution (forward): the value is R, and is declared P(sum)");
     cr_expect_says("rank ");
