@@ -22,8 +22,8 @@ static layout_draw draw(int i)
     layout_draw d;
     const layout_draw_kind kind = i % 3 < 2 ? DRAW_TENSORS : i % 2 ? DRAW_STAGES : DRAW_CONTEXTS;
     layout_draw_make(&d, kind, FIRST_SEED + (uint64_t)i);
-    d.parallel.overlap = d.parallel.sp ? 1 + i % 9 : 1;
-    d.parallel.zero = d.parallel.zero > 0;
+    d.run.parallel.overlap = d.run.parallel.sp ? 1 + i % 9 : 1;
+    d.run.parallel.zero = d.run.parallel.zero > 0;
     if (i % 4 == 1)
         layout_draw_add_experts(&d, (uint64_t)i);
     return d;
@@ -35,8 +35,8 @@ static layout_draw draw_experts(int i)
     layout_draw d;
     layout_draw_make(&d, DRAW_EXPERTS, FIRST_SEED + 200 + (uint64_t)i);
     layout_draw_add_more(&d); /* balances */
-    d.parallel.zero = d.parallel.zero > 0;
-    d.parallel.dp_replicate = 1;
+    d.run.parallel.zero = d.run.parallel.zero > 0;
+    d.run.parallel.dp_replicate = 1;
     return d;
 }
 
@@ -50,7 +50,7 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     layout_histogram h = {0};
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
-        const ar_run run = layout_draw_to_run(&d);
+        const ar_run run = d.run;
         ar_lint_report *r = NULL;
         layout_histogram_add(&h, &d);
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
@@ -70,16 +70,16 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
     int sent = 0, copied = 0, whole = 0;
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw_experts(i);
-        const ar_run run = layout_draw_to_run(&d);
-        const int ep = ari_at_least_one(d.parallel.ep);
+        const ar_run run = d.run;
+        const int ep = ari_at_least_one(d.run.parallel.ep);
         ar_lint_report *r = NULL;
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
         cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
                      r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
                      r->finding[0].needs, TEXT(d));
         sent += ep > 1;
-        copied += ep > 1 && ari_extent(&d.parallel, ari_expert_axes(&d.parallel)) > ep;
-        whole += ari_experts_whole(&d.parallel);
+        copied += ep > 1 && ari_extent(&d.run.parallel, ari_expert_axes(&d.run.parallel)) > ep;
+        whole += ari_experts_whole(&d.run.parallel);
         ar_lint_report_destroy(r);
     }
     cr_expect(sent > DRAWS / 4 && copied >= DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
@@ -97,10 +97,10 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
         uint64_t seed = d.seed;
         if (!plan_draw_knows(&d.config) || d.config.experts.n > 0)
             continue;
-        ar_run run = layout_draw_to_run(&d);
+        ar_run run = d.run;
         ar_lint_report *r = NULL;
-        const bool split = d.parallel.tp > 1, broken = split && i % 3 != 0;
-        plan_draw(text, &seed, &d.config, (plan_draw_options){.sp = split && d.parallel.sp, .wrong = broken});
+        const bool split = d.run.parallel.tp > 1, broken = split && i % 3 != 0;
+        plan_draw(text, &seed, &d.config, (plan_draw_options){.sp = split && d.run.parallel.sp, .wrong = broken});
         cr_assert_eq(ar_plan_parse(&run.plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
         const ar_status st = ar_lint(&r, &run, &d.config);
         cr_expect(st == AR_OK || st == AR_ERR_INDIVISIBLE, "seed %d: %s\n%s", (int)d.seed, ar_error_message(), text);
@@ -119,12 +119,12 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
 Test(lint, what_the_model_or_a_list_cannot_have_is_refused)
 {
     layout_draw d = draw(0);
-    ar_run run = layout_draw_to_run(&d);
+    ar_run run = d.run;
     ar_lint_report *r = NULL;
     run.parallel.tp = 1 << 20;
     cr_expect_neq(ar_lint(&r, &run, &d.config), AR_OK);
     cr_expect_null(r);
-    run = layout_draw_to_run(&d);
+    run = d.run;
     run.fault = AR_FAULT_column_dx_not_reduced;
     cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
     cr_expect_null(r);
@@ -350,7 +350,7 @@ static size_t findings(const layout_draw *d, breaker *b)
     ari_lint_findings f = {.st = AR_OK};
     ar_lint_report counts = {0};
     ari_lint_state l;
-    ari_step_case c = {.run = layout_draw_to_run(d), .config = &d->config};
+    ari_step_case c = {.run = d->run, .config = &d->config};
     c.run.numerics = AR_NUMERICS_NATIVE;
     cr_assert_ok(ari_lint_begin(&l, &f, &counts, &c));
     b->l = &l;

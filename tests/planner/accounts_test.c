@@ -8,7 +8,7 @@ enum { DRAWS = 150 };
 
 static ari_planned planned_of(const layout_draw *d)
 {
-    ari_planned p = {.step = {.config = &d->config, .run = layout_draw_to_run(d)}, .flash = d->seed % 2 == 0};
+    ari_planned p = {.step = {.config = &d->config, .run = d->run}, .flash = d->seed % 2 == 0};
     p.step.run.steps = 1;
     p.step.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     p.step.run.numerics = AR_NUMERICS_NATIVE;
@@ -101,6 +101,6 @@ Test(accounts, random_layouts_keep_what_they_must)
         expect_less_by_recomputation(p, text);
         expect_less_by_zero(p, text);
         expect_stages_within(p, text);
-        ar_plan_fini(&d.plan);
+        ar_plan_fini(&d.run.plan);
     }
 }

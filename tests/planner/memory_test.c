@@ -40,33 +40,33 @@ static void draw(drawn *x, uint64_t first, layout_draw_kind kind)
     uint64_t seed = first;
     layout_draw *d = &x->d;
     layout_draw_make(d, kind, first);
-    if (kind < DRAW_STAGES && d->parallel.zero > 0) {
-        d->parallel.zero = 1 + (int)plan_draw_below(&seed, 3);
-        d->parallel.dp_replicate = d->parallel.dp % 2 == 0 ? 1 + (int)plan_draw_below(&seed, 2) : 1;
+    if (kind < DRAW_STAGES && d->run.parallel.zero > 0) {
+        d->run.parallel.zero = 1 + (int)plan_draw_below(&seed, 3);
+        d->run.parallel.dp_replicate = d->run.parallel.dp % 2 == 0 ? 1 + (int)plan_draw_below(&seed, 2) : 1;
     }
     cr_assert_ok(layout_draw_add_plan(d, &seed));
-    d->parallel.overlap = d->parallel.sp && d->parallel.tp > 1 ? 1 + (int)plan_draw_below(&seed, 9) : 1;
+    d->run.parallel.overlap = d->run.parallel.sp && d->run.parallel.tp > 1 ? 1 + (int)plan_draw_below(&seed, 9) : 1;
     const bool native = plan_draw_below(&seed, 2);
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
         x->ids[i] = (int64_t)(i * 7 % d->config.vocab);
     for (int i = 0; i < LAYOUT_DRAW_STEPS; i++)
-        x->batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = x->ids};
-    x->o = (ari_cluster_options){.config = &d->config, .batch = x->batch, .run = layout_draw_to_run(d)};
+        x->batch[i] = (ar_batch){.batch = d->run.batch, .seq = d->run.seq, .input_ids = x->ids};
+    x->o = (ari_cluster_options){.config = &d->config, .batch = x->batch, .run = d->run};
     ar_run *r = &x->o.run;
-    r->clip = native ? 0.0 : d->clip; /* fresh weights of a wild draw may overflow there */
+    r->clip = native ? 0.0 : d->run.clip; /* fresh weights of a wild draw may overflow there */
     r->numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
     r->precision = native ? (ar_precision)plan_draw_below(&seed, AR_PRECISION_COUNT) : AR_PRECISION_F32;
     r->storage = native && plan_draw_below(&seed, 2) ? AR_BF16 : 0;
     r->threads = 2;
     r->sim.algorithm = AR_SIM_DIRECT;
-    x->o.forward_only = d->steps == 0 && plan_draw_below(&seed, 4) == 0;
+    x->o.forward_only = d->run.steps == 0 && plan_draw_below(&seed, 4) == 0;
     x->o.tap = plan_draw_below(&seed, 2) ? ignore : NULL;
     char layout[LAYOUT_DRAW_TEXT];
     layout_draw_text(layout, sizeof layout, d);
     snprintf(x->text, sizeof x->text, "seed %llu: %s, %s %s, storage %s%s%s, %zu rules", (unsigned long long)first,
              layout, native ? "native" : "exact", ar_precision_name(x->o.run.precision),
              ar_dtype_name(ar_matrices_of(x->o.run.precision, x->o.run.storage)),
-             x->o.forward_only ? ", forward only" : "", x->o.tap ? ", tapped" : "", d->plan.rules);
+             x->o.forward_only ? ", forward only" : "", x->o.tap ? ", tapped" : "", d->run.plan.rules);
 }
 
 static void run(ar_rank_memory *counted, const drawn *x)
@@ -154,7 +154,7 @@ static void expect_counted(int n[COVERED], int draws, uint64_t first, layout_dra
         cover(n, &x);
         x.o.run.device.kind = like ? AR_DEVICE_EMULATED : AR_DEVICE_CPU;
         expect_step(&x, like);
-        ar_plan_fini(&x.d.plan);
+        ar_plan_fini(&x.d.run.plan);
     }
 }
 
@@ -280,7 +280,7 @@ CLAIM(is_what_it_was)
         ari_dry_memory most = {.rank = {0}};
         size_t peak = 0;
         draw(&x, before[i].seed, before[i].kind);
-        for (int r = 0; r < ar_parallel_world(&x.d.parallel); r++) {
+        for (int r = 0; r < ar_parallel_world(&x.d.run.parallel); r++) {
             ari_dry_memory m;
             cr_assert_eq(ari_cluster_dry(&m, &x.o, r, NULL), AR_OK, "%s: %s", x.text, ar_error_message());
             peak = m.rank.peak > peak ? m.rank.peak : peak;
@@ -290,7 +290,7 @@ CLAIM(is_what_it_was)
         cr_expect(peak == before[i].peak && memcmp(now, before[i].stored, sizeof most.stored) == 0,
                   "{%d, %d, %zu, {%zu, %zu, %zu, %zu, %zu}}, %s", (int)before[i].kind, (int)before[i].seed, peak,
                   now[0], now[1], now[2], now[3], now[4], x.text);
-        ar_plan_fini(&x.d.plan);
+        ar_plan_fini(&x.d.run.plan);
     }
 }
 

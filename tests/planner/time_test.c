@@ -47,7 +47,7 @@ static double simulated(const layout_draw *d, const ar_run *run)
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++)
         ids[i] = (int64_t)(i * 7 % d->config.vocab);
     for (int i = 0; i <= LAYOUT_DRAW_STEPS; i++)
-        batch[i] = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = ids};
+        batch[i] = (ar_batch){.batch = d->run.batch, .seq = d->run.seq, .input_ids = ids};
     const ari_cluster_options o = {.run = *run, .config = &d->config, .batch = batch};
     cr_assert_ok(ari_cluster_run(&result, &o));
     free(result.loss);
@@ -104,7 +104,7 @@ static double planned(const layout_draw *d, const ar_run *run)
 static ar_run run_on(const layout_draw *d, int i, const ar_sim_cluster *cluster, char text[LAYOUT_DRAW_TEXT])
 {
     const ar_numerics numerics = i % 3 == 0 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
-    ar_run run = layout_draw_to_run(d);
+    ar_run run = d->run;
     run.numerics = numerics;
     run.threads = 1;
     run.sim = (ar_sim_options){.cluster = cluster, .timeout_ns = UINT64_C(60000000000)};
@@ -223,7 +223,7 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         layout_draw d;
         char text[LAYOUT_DRAW_TEXT];
         layout_draw_make(&d, DRAW_EXPERTS, 682 + (uint64_t)i);
-        ar_parallel *p = &d.parallel;
+        ar_parallel *p = &d.run.parallel;
         d.config.experts.per_token = d.config.experts.n;
         d.config.experts.scores.kept = d.config.experts.scores.groups;
         p->pp = p->virtual_stages = 1;
@@ -233,10 +233,10 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         const bool counts =
             d.config.experts.scores.groups == 0 && i % 2 == 0; /* the routes, in a pass that comes first */
         if (counts) {
-            d.loss.router.balance = AR_BALANCE_BATCH;
-            d.loss.router.balance_weight = 0.01;
+            d.run.loss.router.balance = AR_BALANCE_BATCH;
+            d.run.loss.router.balance_weight = 0.01;
         }
-        d.ddp = (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES, .zero = p->zero};
+        d.run.ddp = (ar_ddp_options){.bucket_bytes = AR_BUCKET_BYTES, .zero = p->zero};
         ar_sim_cluster cluster = by_experts(i, p);
         const bool shaped = i % 2 == 1;
         if (shaped) {
@@ -250,7 +250,7 @@ Test(planner_time, is_virtual_time_of_experts_that_every_token_meets)
         sent += p->ep > 1;
         far += cluster.ranks_per_node > 0;
         whole += ari_experts_whole(p);
-        ar_plan_fini(&d.plan);
+        ar_plan_fini(&d.run.plan);
     }
     cr_expect(sent >= draws / 4 && far > 0 && whole >= draws / 10 && close >= draws * 8 / 10,
               "%d sent, %d far, %d whole, %d close", sent, far, whole, close);
@@ -267,18 +267,18 @@ Test(planner_time, is_virtual_time_within_one_percent)
             layout_draw_make(&d, against[k].kind, against[k].first + (uint64_t)i);
             d.config.ffn *= against[k].wider;
             if (against[k].kind == DRAW_STAGES) {
-                d.parallel.zero = d.ddp.zero = d.parallel.zero > 0;
-                d.parallel.dp_replicate = 0;
-                d.parallel.recompute.every = 1;
-                d.steps = d.steps > 0;
+                d.run.parallel.zero = d.run.ddp.zero = d.run.parallel.zero > 0;
+                d.run.parallel.dp_replicate = 0;
+                d.run.parallel.recompute.every = 1;
+                d.run.steps = d.run.steps > 0;
             }
-            const ar_sim_cluster cluster = against[k].cluster(i, &d.parallel);
+            const ar_sim_cluster cluster = against[k].cluster(i, &d.run.parallel);
             const double share = share_of(&d, i, &cluster, text);
             cr_expect(share >= against[k].least && share <= against[k].most, "row %zu, %+.2f %%: %s", k,
                       100.0 * (share - 1.0), text);
-            moved += ar_parallel_world(&d.parallel) > 1;
+            moved += ar_parallel_world(&d.run.parallel) > 1;
             close += fabs(share - 1.0) <= 0.01;
-            ar_plan_fini(&d.plan);
+            ar_plan_fini(&d.run.plan);
         }
         cr_expect_gt(moved, draws / 2, "row %zu", k);
         cr_expect(against[k].most > 2.0 || 2 * close > draws, "row %zu", k);

@@ -2,8 +2,6 @@
 #include "run/run.h"
 #include "run/token_files.h"
 
-OWNER(ar_loader, ar_loader_destroy)
-
 enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
 
 /* Token i is i. */

@@ -43,13 +43,13 @@ static size_t unit_of(const ar_parallel *p)
  * else of a seed's draw. */
 static void draw_overlap(layout_draw *d)
 {
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     uint64_t own = (d->seed + 1) * SEEDS_APART;
     const size_t unit = unit_of(p), most = LAYOUT_DRAW_SEQ / unit;
     pick(&own, 2);
     p->overlap = !p->sp || p->tp == 1 ? 1 : coin(&own) ? 2 + (int)pick(&own, 3) : 1 + (int)pick(&own, MOST_CHUNKS);
     if (p->overlap > 1 && most > 0)
-        d->seq = unit * (1 + pick(&own, most < MOST_POSITIONS ? most : MOST_POSITIONS));
+        d->run.seq = unit * (1 + pick(&own, most < MOST_POSITIONS ? most : MOST_POSITIONS));
 }
 
 /* The layers of each stage: the first and the last may have none, since they have the embedding and the head. */
@@ -71,7 +71,7 @@ static void draw_stages(ar_stages *given, uint64_t *s, int stages, size_t *layer
 static void draw_pipeline(layout_draw *d, uint64_t *s)
 {
     static const int ranks[] = {1, 2, 2, 2, 2, 3, 3, 4};
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     p->pp = PICK(s, ranks);
     p->virtual_stages = 1;
     p->micro_batches = 1 + (int)pick(s, LAYOUT_DRAW_BATCH);
@@ -95,7 +95,7 @@ static void draw_parallel(layout_draw *d, uint64_t *s)
 {
     static const int tps[] = {1, 1, 2, 2, 3, 4, 4, 4, 5, 6, 6, 8}, dps[] = {1, 1, 2, 2, 3, 4, 5};
     static const int few_tps[] = {1, 1, 2, 2, 3, 4}, few_dps[] = {1, 1, 2, 3};
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     const bool context = d->kind != DRAW_TENSORS;
     p->tp = context ? PICK(s, few_tps) : PICK(s, tps);
     p->dp = context ? PICK(s, few_dps) : PICK(s, dps);
@@ -104,10 +104,10 @@ static void draw_parallel(layout_draw *d, uint64_t *s)
     p->sp = pick(s, 5) < 3;
     p->keep_gathered = coin(s);
     p->forward_first = coin(s);
-    d->batch = 1 + pick(s, LAYOUT_DRAW_BATCH);
+    d->run.batch = 1 + pick(s, LAYOUT_DRAW_BATCH);
     if (context && (d->kind == DRAW_CONTEXTS || pick(s, 3) == 0))
         draw_context(p, s);
-    d->seq = p->sp || context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
+    d->run.seq = p->sp || context ? unit_of(p) * (1 + pick(s, 3)) : 1 + pick(s, 12);
     draw_overlap(d);
 }
 
@@ -115,7 +115,7 @@ static void draw_parallel(layout_draw *d, uint64_t *s)
 static void draw_heads(layout_draw *d, uint64_t *s)
 {
     ar_config *c = &d->config;
-    const size_t n = (size_t)(d->parallel.tp * d->parallel.cp_inner);
+    const size_t n = (size_t)(d->run.parallel.tp * d->run.parallel.cp_inner);
     c->kv_heads = n * (n < 4 ? 1 + pick(s, 2) : 1);
     c->heads = c->kv_heads * (c->arch == AR_ARCH_GPT2 || n > 4 ? 1 : 1 + pick(s, 3));
     if (c->arch == AR_ARCH_GPT2 || pick(s, 4) == 0)
@@ -130,7 +130,7 @@ static void draw_heads(layout_draw *d, uint64_t *s)
 static void draw_window(layout_draw *d, uint64_t *s)
 {
     ar_config *c = &d->config;
-    c->window = coin(s) ? 1 + pick(s, d->seq) : 0;
+    c->window = coin(s) ? 1 + pick(s, d->run.seq) : 0;
     c->full_attention[0] = c->window > 0 && coin(s) ? pick(s, 4) : 0;
 }
 
@@ -150,7 +150,7 @@ static void draw_rope(layout_draw *d, uint64_t *s)
     r->factor = r->kind == AR_ROPE_LINEAR ? 4.0 : scalings[like].factor;
     r->low_freq_factor = scalings[like].low;
     r->high_freq_factor = scalings[like].high;
-    r->original_positions = r->kind == AR_ROPE_LLAMA3 ? scalings[like].n : 2 + pick(&own, d->seq);
+    r->original_positions = r->kind == AR_ROPE_LLAMA3 ? scalings[like].n : 2 + pick(&own, d->run.seq);
     r->beta_fast = 2.0;
     r->beta_slow = coin(&own) ? 0.5 : 0.125;
     r->truncate = coin(&own);
@@ -172,7 +172,8 @@ static void draw_packed(layout_draw *d)
     ar_config *c = &d->config;
     uint64_t own = d->seed + 78;
     const bool as_file = !d->by_check || d->form == DRAW_MISTRAL;
-    if (c->arch != AR_ARCH_LLAMA || c->kv_heads % (size_t)d->parallel.tp != 0 || c->mlp_bias || !as_file || coin(&own))
+    if (c->arch != AR_ARCH_LLAMA || c->kv_heads % (size_t)d->run.parallel.tp != 0 || c->mlp_bias || !as_file ||
+        coin(&own))
         return;
     c->arch = AR_ARCH_PHI3;
     d->form = DRAW_PHI3;
@@ -283,9 +284,9 @@ static void draw_model(layout_draw *d, uint64_t *s)
     else
         draw_unusual(d, s);
     draw_packed(d);
-    const size_t tp = (size_t)d->parallel.tp;
-    d->order = pick(s, 3) == 0 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
-    if (d->order == AR_MLP_ROW_COLUMN && c->hidden % tp != 0) {
+    const size_t tp = (size_t)d->run.parallel.tp;
+    d->run.plan.mlp_order = pick(s, 3) == 0 ? AR_MLP_ROW_COLUMN : AR_MLP_COLUMN_ROW;
+    if (d->run.plan.mlp_order == AR_MLP_ROW_COLUMN && c->hidden % tp != 0) {
         c->hidden = tp * (1 + pick(s, 4));
         if (d->by_check && c->arch != AR_ARCH_LLAMA &&
             c->arch != AR_ARCH_PHI3) /* hidden is heads * head_dim, and tp divides the heads */
@@ -293,37 +294,37 @@ static void draw_model(layout_draw *d, uint64_t *s)
     }
     c->ffn = tp * (1 + pick(s, 6));
     c->vocab = pick(s, 40) == 0 ? LONG_SUM : PICK(s, vocabularies);
-    c->max_positions = d->seq + pick(s, 3);
-    fit_rope(c, d->seq);
+    c->max_positions = d->run.seq + pick(s, 3);
+    fit_rope(c, d->run.seq);
     c->initializer_range = 0.3;
 }
 
 static void draw_training(layout_draw *d, uint64_t *s)
 {
     static const double rates[] = {0.1, 0.25, 0.5, 0.9}, norms[] = {1e-3, 0.05, 1.0, 100.0};
-    d->steps = (int)pick(s, LAYOUT_DRAW_STEPS + 1);
-    d->dropout = coin(s) ? PICK(s, rates) : 0.0;
-    d->clip = d->steps > 0 && !d->huge && coin(s) ? PICK(s, norms) : 0.0;
-    d->optimizer = ar_optimizer_defaults((ar_optimizer_kind)pick(s, 3));
-    d->optimizer.lr = coin(s) ? 0.01 : 0.3;
-    if (d->optimizer.kind == AR_OPTIMIZER_SGD) {
-        d->optimizer.momentum = coin(s) ? 0.9 : 0.0;
-        d->optimizer.nesterov = d->optimizer.momentum > 0.0 && coin(s);
+    d->run.steps = pick(s, LAYOUT_DRAW_STEPS + 1);
+    d->run.dropout = coin(s) ? PICK(s, rates) : 0.0;
+    d->run.clip = d->run.steps > 0 && !d->huge && coin(s) ? PICK(s, norms) : 0.0;
+    d->run.optimizer = ar_optimizer_defaults((ar_optimizer_kind)pick(s, 3));
+    d->run.optimizer.lr = coin(s) ? 0.01 : 0.3;
+    if (d->run.optimizer.kind == AR_OPTIMIZER_SGD) {
+        d->run.optimizer.momentum = coin(s) ? 0.9 : 0.0;
+        d->run.optimizer.nesterov = d->run.optimizer.momentum > 0.0 && coin(s);
     } else if (coin(s)) {
-        d->optimizer.beta1 = 0.5;
-        d->optimizer.beta2 = 0.95;
-        d->optimizer.eps = 1e-3;
+        d->run.optimizer.beta1 = 0.5;
+        d->run.optimizer.beta2 = 0.95;
+        d->run.optimizer.eps = 1e-3;
     }
-    d->optimizer.weight_decay = coin(s) ? 0.1 : 0.0;
-    d->threads = coin(s) ? 1 : 4;
-    d->algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
-    d->weights_seed = pick(s, 1u << 30);
-    if (d->optimizer.kind == AR_OPTIMIZER_ADAMW && d->weights_seed % 2 == 0) {
-        d->optimizer.kind = AR_OPTIMIZER_MUON;
-        d->optimizer.momentum = d->weights_seed % 4 == 0 ? 0.95 : 0.5;
-        d->optimizer.nesterov = d->weights_seed % 8 < 4;
-        d->optimizer.match_rms = d->weights_seed % 16 >= 8;
-        d->optimizer.shards = d->weights_seed / 64 % 2;
+    d->run.optimizer.weight_decay = coin(s) ? 0.1 : 0.0;
+    d->run.threads = coin(s) ? 1 : 4;
+    d->run.sim.algorithm = coin(s) ? AR_SIM_RING : AR_SIM_DIRECT;
+    d->run.seed = pick(s, 1u << 30);
+    if (d->run.optimizer.kind == AR_OPTIMIZER_ADAMW && d->run.seed % 2 == 0) {
+        d->run.optimizer.kind = AR_OPTIMIZER_MUON;
+        d->run.optimizer.momentum = d->run.seed % 4 == 0 ? 0.95 : 0.5;
+        d->run.optimizer.nesterov = d->run.seed % 8 < 4;
+        d->run.optimizer.match_rms = d->run.seed % 16 >= 8;
+        d->run.optimizer.shards = d->run.seed / 64 % 2;
     }
 }
 
@@ -331,20 +332,20 @@ static void draw_training(layout_draw *d, uint64_t *s)
 static void draw_ddp(layout_draw *d, uint64_t *s)
 {
     static const size_t capacities[] = {0, 64, 1000, 20000, AR_BUCKET_BYTES};
-    d->parallel.zero = coin(s) ? 1 : 0;
-    d->ddp = ar_ddp_defaults();
-    d->ddp.bucket_bytes = PICK(s, capacities);
-    d->ddp.mode = coin(s) ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
-    d->ddp.order = coin(s) ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
-    d->ddp.find_unused = pick(s, 4) == 0;
+    d->run.parallel.zero = coin(s) ? 1 : 0;
+    d->run.ddp = ar_ddp_defaults();
+    d->run.ddp.bucket_bytes = PICK(s, capacities);
+    d->run.ddp.mode = coin(s) ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
+    d->run.ddp.order = coin(s) ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
+    d->run.ddp.find_unused = pick(s, 4) == 0;
 }
 
 /* Learning rates and decays that change from step to step and from parameter to parameter. */
 static void draw_rates(layout_draw *d, uint64_t *s)
 {
     static const char *const globs[] = {"*", "*att*", "*.0.*", "*weight"};
-    ar_optimizer_options *o = &d->optimizer;
-    const uint64_t steps = d->steps > 0 ? (uint64_t)d->steps : 1;
+    ar_optimizer_options *o = &d->run.optimizer;
+    const uint64_t steps = d->run.steps > 0 ? (uint64_t)d->run.steps : 1;
     o->schedule = coin(s) ? AR_SCHEDULE_COSINE : AR_SCHEDULE_CONSTANT;
     o->total_steps = steps;
     o->warmup_steps = coin(s) ? pick(s, steps + 1) : 0;
@@ -361,8 +362,8 @@ static void draw_rates(layout_draw *d, uint64_t *s)
 static void draw_qk_clip(layout_draw *d)
 {
     static const double bounds[] = {0.0, 0.02, 0.3, 1e6};
-    if (d->optimizer.kind == AR_OPTIMIZER_MUON && d->config.qk_norm == AR_QK_NORM_NONE)
-        d->optimizer.qk_clip = bounds[d->weights_seed / 16 % 4];
+    if (d->run.optimizer.kind == AR_OPTIMIZER_MUON && d->config.qk_norm == AR_QK_NORM_NONE)
+        d->run.optimizer.qk_clip = bounds[d->run.seed / 16 % 4];
 }
 
 /* Of a model with logits. */
@@ -371,8 +372,8 @@ static void draw_loss(layout_draw *d, uint64_t *s)
     static const double shares[] = {0.01, 0.1, 0.5, 0.99}, weights[] = {1e-4, 0.02, 3.0};
     const bool smoothed = coin(s), squared = coin(s);
     if (d->config.arch != AR_ARCH_STACK)
-        d->loss = (ar_loss_options){.label_smoothing = smoothed ? PICK(s, shares) : 0.0,
-                                    .z_loss = squared ? PICK(s, weights) : 0.0};
+        d->run.loss = (ar_loss_options){.label_smoothing = smoothed ? PICK(s, shares) : 0.0,
+                                        .z_loss = squared ? PICK(s, weights) : 0.0};
 }
 
 /* What routers add to the loss, and move. */
@@ -380,7 +381,7 @@ static void draw_router(layout_draw *d)
 {
     static const double weights[] = {1e-4, 0.02, 3.0};
     uint64_t own = (d->seed + 5) * SEEDS_APART;
-    ar_router_losses *r = &d->loss.router;
+    ar_router_losses *r = &d->run.loss.router;
     pick(&own, 2);
     r->bias_update = ar_config_router_bias(&d->config) && coin(&own) ? PICK(&own, weights) : 0.0;
     if (d->config.experts.n == 0 || d->config.experts.scores.groups > 0)
@@ -392,34 +393,33 @@ static void draw_router(layout_draw *d)
 
 static bool is_legal(layout_draw *d)
 {
-    if (d->order != AR_MLP_COLUMN_ROW && ar_plan_add_mlp_order(&d->plan, d->config.arch, d->order) != AR_OK)
-        return false;
-    const int ranks = ar_parallel_world(&d->parallel), most = d->kind == DRAW_STAGES ? LAYOUT_DRAW_RANKS : MOST_RANKS;
-    return ranks <= most && d->seq <= LAYOUT_DRAW_SEQ && d->batch * d->seq <= LAYOUT_DRAW_TOKENS &&
+    const int ranks = ar_parallel_world(&d->run.parallel),
+              most = d->kind == DRAW_STAGES ? LAYOUT_DRAW_RANKS : MOST_RANKS;
+    return ranks <= most && d->run.seq <= LAYOUT_DRAW_SEQ && d->run.batch * d->run.seq <= LAYOUT_DRAW_TOKENS &&
            d->config.heads <= LAYOUT_DRAW_HEADS && (ranks > 1 || d->kind == DRAW_TENSORS) &&
-           ar_parallel_check(&d->parallel, &d->config, &d->plan, d->batch, d->seq) == AR_OK;
+           ar_parallel_check(&d->run.parallel, &d->config, &d->run.plan, d->run.batch, d->run.seq) == AR_OK;
 }
 
 /* Rows of padding would count in losses of routers, in what they choose, and in dropout before these. */
 static bool may_pad(const layout_draw *d)
 {
     const ar_config *c = &d->config;
-    const bool counted = c->experts.n > 0 || d->optimizer.qk_clip > 0.0;
-    return c->arch != AR_ARCH_STACK && !ar_config_router_losses(c, &d->loss) && d->loss.router.bias_update == 0.0 &&
-           (d->dropout == 0.0 || !counted);
+    const bool counted = c->experts.n > 0 || d->run.optimizer.qk_clip > 0.0;
+    return c->arch != AR_ARCH_STACK && !ar_config_router_losses(c, &d->run.loss) &&
+           d->run.loss.router.bias_update == 0.0 && (d->run.dropout == 0.0 || !counted);
 }
 
 void layout_draw_add_more(layout_draw *d)
 {
     uint64_t own = (d->seed + 3) * SEEDS_APART;
     const layout_draw before = *d;
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     pick(&own, 2);
     if (!d->by_check)
         return;
     draw_router(d);
     if (coin(&own) && coin(&own))
-        d->documents = 1 + pick(&own, d->seq < 4 ? d->seq : 4);
+        d->documents = 1 + pick(&own, d->run.seq < 4 ? d->run.seq : 4);
     if (coin(&own) && may_pad(d))
         d->more_rows = 1 + pick(&own, 3);
     const bool given = d->json[0] != '\0' && p->pp > 1 && coin(&own);
@@ -430,7 +430,7 @@ void layout_draw_add_more(layout_draw *d)
             break;
         p->stages.n = 0;
     }
-    if (ar_parallel_check(p, &d->config, &d->plan, d->batch + d->more_rows, d->seq) != AR_OK) {
+    if (ar_parallel_check(p, &d->config, &d->run.plan, d->run.batch + d->more_rows, d->run.seq) != AR_OK) {
         *d = before;
         ar_error_clear();
     }
@@ -446,22 +446,22 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
         pick(&stages, 2);
     }
     do {
-        *d = (layout_draw){.seed = seed, .kind = kind};
+        *d = (layout_draw){.seed = seed, .kind = kind, .run = {.model = "draw", .sim.timeout_ns = 120000000000u}};
         draw_parallel(d, &state);
         draw_model(d, &state);
         draw_training(d, &state);
         draw_ddp(d, &state);
         draw_rates(d, &state);
         draw_loss(d, &state);
-        d->parallel.recompute.what =
+        d->run.parallel.recompute.what =
             coin(&again) ? (ar_recompute)(1 + pick(&again, AR_RECOMPUTES - 1)) : AR_RECOMPUTE_NONE;
-        d->parallel.recompute.every = 1 + (int)pick(&again, 2);
+        d->run.parallel.recompute.every = 1 + (int)pick(&again, 2);
         if (kind == DRAW_STAGES)
             draw_pipeline(d, &stages);
         if (kind == DRAW_FAMILIES || kind == DRAW_EXPERTS)
             layout_family_draw(d, &stages);
     } while (!is_legal(d));
-    d->bf16 = bf16;
+    d->run.precision = bf16 ? AR_PRECISION_BF16 : AR_PRECISION_F32;
     draw_qk_clip(d);
     ar_error_clear();
 }
@@ -469,9 +469,9 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
 void layout_draw_add_experts(layout_draw *d, uint64_t seed)
 {
     const ar_config *c = &d->config;
-    const bool fits = c->gated && c->arch != AR_ARCH_PHI3 && !c->mlp_bias && d->plan.rules == 0;
-    const size_t tp = d->parallel.tp > 1 ? (size_t)d->parallel.tp : 1, n = 2 + seed % 5;
-    if (!fits || d->order != AR_MLP_COLUMN_ROW)
+    const bool fits = c->gated && c->arch != AR_ARCH_PHI3 && !c->mlp_bias && d->run.plan.rules == 0;
+    const size_t tp = d->run.parallel.tp > 1 ? (size_t)d->run.parallel.tp : 1, n = 2 + seed % 5;
+    if (!fits || d->run.plan.mlp_order != AR_MLP_COLUMN_ROW)
         return;
     d->config.experts = (ar_experts){
         .n = n, .per_token = 1 + seed % n, .ffn = 2 * tp, .shared = seed % 2 * 3 * tp, .normalised = seed % 3 > 0};
@@ -500,26 +500,28 @@ static void model_text(char *out, size_t cap, const ar_config *c)
 
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 {
-    const ar_optimizer_options *o = &d->optimizer;
+    const ar_optimizer_options *o = &d->run.optimizer;
     char layout[160], model[500];
-    ar_parallel_text(layout, sizeof layout, &d->parallel);
+    ar_parallel_text(layout, sizeof layout, &d->run.parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s%s, threads %d, %s", layout,
-                              d->by_check ? "check" : "steps", model, (int)d->order, d->batch, d->seq,
-                              (unsigned long long)d->weights_seed, d->given ? " given" : "", d->huge ? " huge" : "",
-                              d->bf16 ? " bf16" : "", d->threads, d->algorithm == AR_SIM_RING ? "ring" : "direct");
+                              d->by_check ? "check" : "steps", model, (int)d->run.plan.mlp_order, d->run.batch,
+                              d->run.seq, (unsigned long long)d->run.seed, d->given ? " given" : "",
+                              d->huge ? " huge" : "", d->run.precision == AR_PRECISION_BF16 ? " bf16" : "",
+                              d->run.threads, d->run.sim.algorithm == AR_SIM_RING ? "ring" : "direct");
     if (used < 0 || (size_t)used >= cap)
         return;
     snprintf(
         out + used, cap - (size_t)used,
         ", buckets of %zu %s%s%s, steps %d %s lr %g momentum %g%s%s qk-clip %g decay %g betas %g %g, clip %g, dropout %g, "
         "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d documents %zu more rows %zu",
-        d->ddp.bucket_bytes, d->ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
-        d->ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->ddp.find_unused ? " find unused" : "", d->steps,
-        ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "", o->shards ? " shards" : "",
-        o->qk_clip, o->weight_decay, o->beta1, o->beta2, d->clip, d->dropout, d->loss.label_smoothing, d->loss.z_loss,
-        ar_balance_name(d->loss.router.balance), d->loss.router.balance_weight, d->loss.router.z_loss,
-        d->loss.router.bias_update, ar_schedule_name(o->schedule), (int)o->warmup_steps,
-        o->decay == AR_DECAY_MATRICES ? "matrices" : "all", o->groups, d->labels, d->padding, d->additive,
-        d->mask_per_sample, d->mask_per_head, d->packed, d->positions, d->documents, d->more_rows);
+        d->run.ddp.bucket_bytes, d->run.ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
+        d->run.ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->run.ddp.find_unused ? " find unused" : "",
+        (int)d->run.steps, ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "",
+        o->shards ? " shards" : "", o->qk_clip, o->weight_decay, o->beta1, o->beta2, d->run.clip, d->run.dropout,
+        d->run.loss.label_smoothing, d->run.loss.z_loss, ar_balance_name(d->run.loss.router.balance),
+        d->run.loss.router.balance_weight, d->run.loss.router.z_loss, d->run.loss.router.bias_update,
+        ar_schedule_name(o->schedule), (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all",
+        o->groups, d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head, d->packed, d->positions,
+        d->documents, d->more_rows);
 }

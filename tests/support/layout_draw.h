@@ -35,24 +35,11 @@ typedef struct layout_draw {
     ar_config config;
     layout_draw_form form;
     char json[800]; /* the file of a family; "": it is written from `config` */
-    ar_plan plan;
-    ar_mlp_order order;
-    ar_parallel parallel;
-    size_t batch, seq;
-    int steps;
-    ar_optimizer_options optimizer;
-    double clip, dropout;
-    ar_loss_options loss;
-    ar_ddp_options ddp;
-    ar_sim_algorithm algorithm;
-    int threads;
-    uint64_t weights_seed;
+    ar_run run;     /* of a model named "draw", in exact numerics; its seed is that of the weights */
     /* Through ar_check, with a config file and text; else training steps on batches with labels and masks. */
     bool by_check;
     bool given; /* training steps: weights that no fresh parameter would hold */
     bool huge;  /* so large that sums overflow */
-    ar_device_choice device;
-    bool bf16; /* exact numerics of bf16 numbers */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
     bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;
@@ -72,8 +59,6 @@ AR_NODISCARD ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed);
 /** Adds what only a check draws: losses of routers, documents, rows of padding, layers given by stage where a file says
  *  how many there are. By numbers of its own; nothing of the latter where that is not legal. */
 void layout_draw_add_more(layout_draw *d);
-/** The run that the draw is, of a model named "draw", in exact numerics. */
-ar_run layout_draw_to_run(const layout_draw *d);
 /** All of it in one line. */
 void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32

@@ -8,8 +8,8 @@
 /* Whether the last chunk of the own positions is shorter than the others. */
 static bool cut_unevenly(const layout_draw *d)
 {
-    const ar_parallel *p = &d->parallel;
-    const size_t own = d->seq / (size_t)(p->cp * p->tp), k = (size_t)p->overlap;
+    const ar_parallel *p = &d->run.parallel;
+    const size_t own = d->run.seq / (size_t)(p->cp * p->tp), k = (size_t)p->overlap;
     return k > 1 && own % ((own + k - 1) / k) != 0;
 }
 
@@ -36,9 +36,9 @@ static bool cut_unevenly(const layout_draw *d)
     X(zero_of_5, p->tp == 1 && p->zero > 0 && p->dp == 5)                      \
     X(zero_of_7, p->tp == 1 && p->zero > 0 && p->dp == 7)                      \
     X(copies_of_shares, p->dp_replicate > 1)                                   \
-    X(eager, p->dp > 1 && d->ddp.mode == AR_BUCKETS_EAGER)                     \
-    X(uneven_samples, d->batch % (size_t)p->dp != 0)                           \
-    X(ranks_without_samples, d->batch < (size_t)p->dp)                         \
+    X(eager, p->dp > 1 && d->run.ddp.mode == AR_BUCKETS_EAGER)                     \
+    X(uneven_samples, d->run.batch % (size_t)p->dp != 0)                           \
+    X(ranks_without_samples, d->run.batch < (size_t)p->dp)                         \
     X(micro_batches, p->micro_batches > 1)                                     \
     X(recompute, p->recompute.what != AR_RECOMPUTE_NONE)                       \
     X(selective, p->recompute.what == AR_RECOMPUTE_SELECTIVE)                  \
@@ -51,22 +51,22 @@ static bool cut_unevenly(const layout_draw *d)
     X(gpipe, p->pp > 1 && p->schedule == AR_PP_GPIPE)                          \
     X(interleaved, p->pp > 1 && p->schedule == AR_PP_INTERLEAVED)              \
     X(zero_bubble, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE)              \
-    X(bf16, d->bf16)                                                           \
+    X(bf16, d->run.precision == AR_PRECISION_BF16)                                                           \
     X(whole_check, d->by_check)                                                \
-    X(dropout, d->dropout > 0.0)                                               \
-    X(clip, d->clip > 0.0)                                                     \
-    X(qk_clip, d->steps > 0 && d->optimizer.qk_clip > 0.0)                     \
-    X(muon_shards, d->steps > 0 && d->optimizer.shards && p->tp > 1)           \
-    X(label_smoothing, d->loss.label_smoothing > 0.0)                          \
-    X(z_loss, d->loss.z_loss > 0.0)                                            \
-    X(row_column, d->order == AR_MLP_ROW_COLUMN)                               \
+    X(dropout, d->run.dropout > 0.0)                                               \
+    X(clip, d->run.clip > 0.0)                                                     \
+    X(qk_clip, d->run.steps > 0 && d->run.optimizer.qk_clip > 0.0)                     \
+    X(muon_shards, d->run.steps > 0 && d->run.optimizer.shards && p->tp > 1)           \
+    X(label_smoothing, d->run.loss.label_smoothing > 0.0)                          \
+    X(z_loss, d->run.loss.z_loss > 0.0)                                            \
+    X(row_column, d->run.plan.mlp_order == AR_MLP_ROW_COLUMN)                               \
     X(tied, d->config.tied)                                                    \
-    X(window, d->config.window > 0 && d->config.window < d->seq)               \
+    X(window, d->config.window > 0 && d->config.window < d->run.seq)               \
     X(unturned_layers, d->config.rope.kind && !ar_config_turns(&d->config, d->config.layers - 1)) \
     X(parallel_residual, d->config.residual != AR_RESIDUAL_IN_TURN)                               \
     X(phi3, d->config.arch == AR_ARCH_PHI3)                                    \
     X(scaled_frequencies, d->config.rope.kind > AR_ROPE_LINEAR)                \
-    X(two_steps, d->steps == 2)                                                \
+    X(two_steps, d->run.steps == 2)                                                \
     X(one_expert, d->config.experts.per_token == 1)                            \
     X(all_experts, d->config.experts.n > 0 && d->config.experts.per_token == d->config.experts.n) \
     X(shared_expert, d->config.experts.shared > 0)                             \
@@ -75,10 +75,10 @@ static bool cut_unevenly(const layout_draw *d)
     X(ep, p->ep > 1)                                                           \
     X(all_gather, p->dispatch == AR_DISPATCH_ALL_GATHER)                       \
     X(etp1, p->etp == 1)                                                       \
-    X(balance_each, d->loss.router.balance == AR_BALANCE_SEQUENCE)             \
-    X(balance_all, d->loss.router.balance > AR_BALANCE_SEQUENCE)               \
-    X(router_z_loss, d->loss.router.z_loss > 0.0)                              \
-    X(bias_update, d->loss.router.bias_update > 0.0)                           \
+    X(balance_each, d->run.loss.router.balance == AR_BALANCE_SEQUENCE)             \
+    X(balance_all, d->run.loss.router.balance > AR_BALANCE_SEQUENCE)               \
+    X(router_z_loss, d->run.loss.router.z_loss > 0.0)                              \
+    X(bias_update, d->run.loss.router.bias_update > 0.0)                           \
     X(documents, d->documents > 1)                                             \
     X(padding_rows, d->more_rows > 0)
 /* clang-format on */
@@ -90,7 +90,7 @@ _Static_assert((int)MOST_FEATURES <= (int)LAYOUT_DRAW_FEATURES, "a histogram has
 
 void layout_histogram_add(layout_histogram *h, const layout_draw *d)
 {
-    const ar_parallel *p = &d->parallel;
+    const ar_parallel *p = &d->run.parallel;
     const bool has[] = {FEATURES(VALUE)};
     h->draws++;
     h->ranks[ar_parallel_world(p)]++;
@@ -168,8 +168,9 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
         layout_draw d;
         layout_draw_make(&d, kind, start + (uint64_t)i);
         layout_draw_add_more(&d);
-        d.device = device;
-        d.bf16 = d.bf16 || getenv("ANYRANK_TEST_BF16") != NULL;
+        d.run.device = device;
+        if (getenv("ANYRANK_TEST_BF16"))
+            d.run.precision = AR_PRECISION_BF16;
         layout_histogram_add(&h, &d);
         if (layout_draw_run(&d) == AR_OK)
             continue;

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "run/run.h"
 #include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
@@ -42,12 +43,12 @@ static ar_status judge_run(const ar_check_run *run, const char *weights, const c
     return AR_OK;
 }
 
-static ar_status judge_losses(const float *actual, const double *expected, int steps)
+static ar_status judge_losses(const float *actual, const double *expected, const ar_run *run)
 {
-    for (int i = 0; i < (steps > 1 ? steps : 1); i++) {
+    for (size_t i = 0; i < ari_run_steps(run); i++) {
         const float want = (float)expected[i];
         if (memcmp(&actual[i], &want, sizeof want) != 0)
-            return ar_error_set(AR_ERR_DATA, "the loss of step %d is %a, expected %a", i + 1, (double)actual[i],
+            return ar_error_set(AR_ERR_DATA, "the loss of step %zu is %a, expected %a", i + 1, (double)actual[i],
                                 expected[i]);
     }
     return AR_OK;
@@ -222,45 +223,26 @@ static ar_status judge_report(const ar_check_report *r, const layout_draw *d)
     double losses[LAYOUT_DRAW_STEPS] = {0};
     if (r->runs != 1)
         return ar_error_set(AR_ERR_DATA, "%zu runs in place of one", r->runs);
-    for (int i = 0; i < (d->steps > 1 ? d->steps : 1); i++)
+    for (size_t i = 0; i < ari_run_steps(&d->run); i++)
         losses[i] = (double)r->loss[i];
     AR_TRY(judge_config(&r->config, &d->config));
     AR_TRY(judge_run(&r->run[0], r->weights_hash, r->gradients_hash));
     if (r->run[0].tensors != r->tensors || r->run[0].elements != r->elements)
         return ar_error_set(AR_ERR_DATA, "%zu of %zu tensors compared", r->run[0].tensors, r->tensors);
-    return judge_losses(r->run[0].loss, losses, d->steps);
-}
-
-ar_run layout_draw_to_run(const layout_draw *d)
-{
-    return (ar_run){.model = "draw",
-                    .precision = d->bf16 ? AR_PRECISION_BF16 : AR_PRECISION_F32,
-                    .device = d->device,
-                    .plan = d->plan,
-                    .parallel = d->parallel,
-                    .batch = d->batch,
-                    .seq = d->seq,
-                    .steps = (uint64_t)d->steps,
-                    .optimizer = d->optimizer,
-                    .clip = d->clip,
-                    .dropout = d->dropout,
-                    .loss = d->loss,
-                    .ddp = d->ddp,
-                    .seed = d->weights_seed,
-                    .threads = d->threads,
-                    .sim = {.algorithm = d->algorithm, .timeout_ns = 120000000000u}};
+    return judge_losses(r->run[0].loss, losses, &d->run);
 }
 
 ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed)
 {
     char text[PLAN_DRAW_TEXT];
-    ar_plan plan, unused = d->plan;
+    ar_plan plan, unused = d->run.plan;
     if (!plan_draw_knows(&d->config))
         return AR_OK;
-    plan_draw(text, seed, &d->config, (plan_draw_options){.sp = d->parallel.sp && d->parallel.tp > 1});
+    plan_draw(text, seed, &d->config, (plan_draw_options){.sp = d->run.parallel.sp && d->run.parallel.tp > 1});
     AR_TRY(ar_plan_parse(&plan, text, strlen(text), "drawn"));
-    if (plan_draw_below(seed, 2) && ar_parallel_check(&d->parallel, &d->config, &plan, d->batch, d->seq) == AR_OK)
-        d->plan = plan;
+    if (plan_draw_below(seed, 2) &&
+        ar_parallel_check(&d->run.parallel, &d->config, &plan, d->run.batch, d->run.seq) == AR_OK)
+        d->run.plan = plan;
     else
         unused = plan;
     ar_plan_fini(&unused);
@@ -271,8 +253,8 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
 {
     char path[] = "/tmp/anyrank-draw-XXXXXX.json";
     AR_TRY(write_config(path, d));
-    ar_check_options o = {.run = layout_draw_to_run(d),
-                          .parallel = &d->parallel,
+    ar_check_options o = {.run = d->run,
+                          .parallel = &d->run.parallel,
                           .layouts = 1,
                           .documents = d->documents,
                           .padding = d->more_rows,
@@ -314,17 +296,17 @@ static uint64_t next(uint64_t *state)
 
 static void ignore_sample(step_data *t, const layout_draw *d, size_t sample)
 {
-    for (size_t i = 0; i < d->seq; i++)
-        t->labels[sample * d->seq + i] = AR_IGNORE_INDEX;
+    for (size_t i = 0; i < d->run.seq; i++)
+        t->labels[sample * d->run.seq + i] = AR_IGNORE_INDEX;
 }
 
 /* Rows of documents of a few places each, and positions in no order. */
 static void fill_places(step_data *t, const layout_draw *d, uint64_t seed)
 {
     uint64_t state = ~seed;
-    for (size_t i = 0; i < d->batch * d->seq; i++) {
+    for (size_t i = 0; i < d->run.batch * d->run.seq; i++) {
         const bool begins = next(&state) % 4 == 0;
-        t->documents[i] = i % d->seq == 0 ? 0 : t->documents[i - 1] + begins;
+        t->documents[i] = i % d->run.seq == 0 ? 0 : t->documents[i - 1] + begins;
         t->positions[i] = (int64_t)(next(&state) % d->config.max_positions);
     }
     t->batch.documents = d->packed ? t->documents : NULL;
@@ -334,14 +316,14 @@ static void fill_places(step_data *t, const layout_draw *d, uint64_t seed)
 static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
 {
     uint64_t state = seed;
-    t->batch = (ar_batch){.batch = d->batch, .seq = d->seq, .input_ids = t->ids};
+    t->batch = (ar_batch){.batch = d->run.batch, .seq = d->run.seq, .input_ids = t->ids};
     for (size_t i = 0; i < LAYOUT_DRAW_TOKENS; i++) {
         t->ids[i] = (int64_t)(next(&state) % d->config.vocab);
         t->labels[i] = next(&state) % 4 == 0 ? AR_IGNORE_INDEX : (int64_t)(next(&state) % d->config.vocab);
         t->padding[i] = next(&state) % 3 > 0;
     }
-    for (size_t sample = 0; sample < d->batch; sample++) {
-        if (d->ignored == DRAW_IGNORED_STEP ? seed == d->weights_seed
+    for (size_t sample = 0; sample < d->run.batch; sample++) {
+        if (d->ignored == DRAW_IGNORED_STEP ? seed == d->run.seed
                                             : d->ignored == DRAW_IGNORED_SAMPLES && next(&state) % 2 == 0)
             ignore_sample(t, d, sample);
     }
@@ -351,7 +333,7 @@ static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
     if (!d->additive)
         return;
     t->batch.additive_mask = t->additive;
-    t->batch.mask_batch = d->mask_per_sample ? d->batch : 1;
+    t->batch.mask_batch = d->mask_per_sample ? d->run.batch : 1;
     t->batch.mask_heads = d->mask_per_head ? d->config.heads : 1;
     fill_values(t->additive, MOST_MASK, (unsigned)(seed % 1000), 4.0);
     for (size_t i = 0; i < MOST_MASK; i++)
@@ -361,19 +343,9 @@ static void fill_step(step_data *t, const layout_draw *d, uint64_t seed)
 static ar_status run_reference(ari_reference *ref, double *losses, const layout_draw *d, const ar_batch *batches,
                                match_weights *w)
 {
-    const ar_baseline_options o = {.mode = AR_MODE_EXACT,
-                                   .bf16 = d->bf16,
-                                   .seed = d->weights_seed,
-                                   .weights = d->given ? match_weights_make : NULL,
-                                   .weights_user = w,
-                                   .emit = ari_reference_emit,
-                                   .emit_user = ref,
-                                   .begin_step = ari_reference_begin,
-                                   .dropout = d->dropout,
-                                   .loss = d->loss,
-                                   .steps = d->steps,
-                                   .optimizer = d->optimizer,
-                                   .clip = d->clip};
+    ar_baseline_options o = ari_reference_options(&d->run, ref);
+    o.weights = d->given ? match_weights_make : NULL;
+    o.weights_user = w;
     AR_TRY(ar_baseline_run(&d->config, &o, batches, losses));
     return ari_reference_finish(ref);
 }
@@ -388,7 +360,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     AR_TRY(ar_sim_cluster_parse(&timed, "inside=1us:1GB/s flops=1G"));
     AR_TRY(ar_trace_create(&trace));
     ari_cluster_options o = {.config = &d->config,
-                             .run = layout_draw_to_run(d),
+                             .run = d->run,
                              .batch = batches,
                              .weights = d->given ? match_weights_find : NULL,
                              .weights_user = w};
@@ -400,14 +372,14 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     AR_TRY(ari_check_run(&run, ref, &o));
     AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY(judge_run(&run, weights, gradients));
-    AR_TRY(judge_losses(run.loss, losses, d->steps));
+    AR_TRY(judge_losses(run.loss, losses, &d->run));
     return ari_recorded_calls(&(const char *){NULL}, &step, trace);
 }
 
 static ar_status run_steps(const layout_draw *d)
 {
     SCOPED(match_weights_fini)
-    match_weights w = {.seed = (unsigned)d->weights_seed, .scale = d->huge ? huge_scale : 0.0};
+    match_weights w = {.seed = (unsigned)d->run.seed, .scale = d->huge ? huge_scale : 0.0};
     SCOPED(ari_reference_fini) ari_reference ref = {0};
     double losses[LAYOUT_DRAW_STEPS] = {0};
     ar_batch batches[LAYOUT_DRAW_STEPS];
@@ -415,7 +387,7 @@ static ar_status run_steps(const layout_draw *d)
     if (!data)
         return ar_error_set(AR_ERR_MEMORY, "no memory for batches");
     for (int i = 0; i < LAYOUT_DRAW_STEPS; i++) {
-        fill_step(&data[i], d, d->weights_seed + (uint64_t)i);
+        fill_step(&data[i], d, d->run.seed + (uint64_t)i);
         batches[i] = data[i].batch;
     }
     AR_TRY(run_reference(&ref, losses, d, batches, &w));

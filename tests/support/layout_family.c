@@ -23,7 +23,7 @@ static void draw_ranks(layout_draw *d, uint64_t *seed)
 {
     static const int tps[] = {1, 1, 1, 2, 3, 4}, dps[] = {1, 3, 3, 5, 5, 7, 7}, cps[] = {1, 1, 1, 1, 2, 3};
     static const int pps[] = {1, 1, 1, 1, 2, 3}, zeros[] = {0, 1, 1, 2, 2, 2, 3, 3, 3};
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     p->tp = PICK(seed, tps);
     p->dp = PICK(seed, dps);
     p->cp = PICK(seed, cps);
@@ -38,21 +38,21 @@ static void draw_ranks(layout_draw *d, uint64_t *seed)
     p->keep_gathered = plan_draw_below(seed, 2);
     p->forward_first = p->pp == 1 && plan_draw_below(seed, 2);
     p->overlap = d->kind == DRAW_EXPERTS && p->sp ? 1 + (int)plan_draw_below(seed, 3) : 1;
-    d->order = p->tp > 1 ? d->order : AR_MLP_COLUMN_ROW;
-    d->batch = (size_t)(p->dp * p->micro_batches) + plan_draw_below(seed, 3) - (p->dp > 1);
-    d->seq = (size_t)(2 * p->cp * p->tp) * (1 + plan_draw_below(seed, 2));
+    d->run.plan.mlp_order = p->tp > 1 ? d->run.plan.mlp_order : AR_MLP_COLUMN_ROW;
+    d->run.batch = (size_t)(p->dp * p->micro_batches) + plan_draw_below(seed, 3) - (p->dp > 1);
+    d->run.seq = (size_t)(2 * p->cp * p->tp) * (1 + plan_draw_below(seed, 2));
 }
 
 /* Experts shared out among the ranks of a sample's positions, among all that there are, or not; what ZeRO shares out,
  * among those of a sample alone where these have all experts. */
 static void draw_expert_ranks(layout_draw *d, uint64_t *seed)
 {
-    ar_parallel *p = &d->parallel;
+    ar_parallel *p = &d->run.parallel;
     p->etp = p->sp && p->tp > 1 && plan_draw_below(seed, 2);
     const int sharers = p->cp * (p->etp == 1 ? p->tp : 1), eps[] = {1, sharers, sharers * p->dp};
     p->ep = PICK(seed, eps);
     if (p->ep > sharers)
-        d->batch = (size_t)(p->dp * p->micro_batches);
+        d->run.batch = (size_t)(p->dp * p->micro_batches);
     p->dispatch = p->ep > 1 ? (ar_dispatch)plan_draw_below(seed, AR_DISPATCHES) : AR_DISPATCH_ALL_TO_ALL;
     p->dp_replicate = p->ep <= sharers && p->zero > 0 && plan_draw_below(seed, 3) == 0 ? p->dp : 1;
 }
@@ -175,7 +175,7 @@ static void write_scores(char *out, size_t cap, const char *family, unsigned n, 
 /* One of several experts, all of them, or some; of widths that tp divides. Layers without experts begin anywhere. */
 static void write_experts(char *out, size_t cap, const layout_draw *d, const char *family, uint64_t *seed)
 {
-    const unsigned tp = (unsigned)d->parallel.tp, ep = (unsigned)d->parallel.ep;
+    const unsigned tp = (unsigned)d->run.parallel.tp, ep = (unsigned)d->run.parallel.ep;
     const unsigned n = ep * (1 + plan_draw_below(seed, ep > 1 ? 3 : 7)), some = 1 + plan_draw_below(seed, n);
     const unsigned choice = plan_draw_below(seed, 4), k = choice == 0 ? 1 : choice == 1 ? n : some;
     const unsigned width = tp * (1 + plan_draw_below(seed, 5)), shared = tp * (1 + plan_draw_below(seed, 5));
@@ -219,7 +219,7 @@ static void write_mtp(char *out, size_t cap, const layout_draw *d, const char *f
 static void write_file(layout_draw *d, const char *family, uint64_t *seed)
 {
     static const unsigned vocabularies[] = {1, 2, 3, 7, 13, 31, 64, 97};
-    const ar_parallel *p = &d->parallel;
+    const ar_parallel *p = &d->run.parallel;
     const bool gpt2 = strcmp(family, "gpt2") == 0,
                packed = strcmp(family, "phi3") == 0 || strcmp(family, "gpt_neox") == 0;
     const unsigned ranks = (unsigned)(p->tp * p->cp_inner), copies = gpt2 || packed ? 1 : 1 + plan_draw_below(seed, 2);
@@ -237,7 +237,7 @@ static void write_file(layout_draw *d, const char *family, uint64_t *seed)
         snprintf(d->json, sizeof d->json,
                  "{\"model_type\": \"gpt2\", \"vocab_size\": %u, \"n_embd\": %u, \"n_inner\": %u, \"n_layer\": %u, "
                  "\"n_head\": %u, \"n_positions\": %zu, \"tie_word_embeddings\": %s, \"initializer_range\": 0.3}",
-                 vocab, hidden, ffn, layers, heads, d->seq + plan_draw_below(seed, 3), truth(seed));
+                 vocab, hidden, ffn, layers, heads, d->run.seq + plan_draw_below(seed, 3), truth(seed));
         return;
     }
     if (d->kind == DRAW_EXPERTS)

@@ -54,14 +54,10 @@ void match_weights_fini(match_weights *w)
 
 ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r)
 {
-    const ar_baseline_options o = {.mode = AR_MODE_EXACT,
-                                   .weights = match_weights_make,
-                                   .weights_user = w,
-                                   .seed = c->seed,
-                                   .dropout = c->run.dropout,
-                                   .loss = c->run.loss,
-                                   .emit = ari_reference_emit,
-                                   .emit_user = r};
+    ar_baseline_options o = ari_reference_options(&c->run, r);
+    o.seed = c->seed;
+    o.weights = match_weights_make;
+    o.weights_user = w;
     if (c->x)
         AR_TRY(ar_baseline_block(&c->config, &o, &c->batch, c->x, c->dy));
     else

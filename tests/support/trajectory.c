@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "anyrank/baseline.h"
 #include "ref/core/size.h"
 #include "tests/support/scoped.h"
 #include "verify/reference/reference.h"
@@ -74,65 +73,48 @@ static ar_status keep_weights(void *user, const char *name, char pass, int ndim,
     return pass == 'n' && w->of.step == w->steps ? ari_reference_emit(&w->of, name, pass, ndim, shape, values) : AR_OK;
 }
 
-/* All batches of a run, with arrays of their own. Gives; free() *batch, and its first one's input_ids. */
-static ar_status read_batches(ar_batch **gives, const ar_training_options *o, const ar_config *c)
+/* All batches of a run, with arrays of their own. Gives both; free(), also after a failure. */
+static ar_status read_batches(ar_batch **batch, int64_t **ids, const ar_training_options *o, const ar_config *c)
 {
     const ar_loader_options lo = {.batch = o->run.batch, .seq = o->run.seq, .vocab = c->vocab, .seed = o->run.seed};
     const size_t tokens = o->run.batch * o->run.seq;
-    ar_data *data = NULL;
-    ar_loader *loader = NULL;
-    ar_batch *batch = NULL;
-    int64_t *ids = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ar_data_open(&data, o->data, o->data_format));
-    AR_TRY_TO(failed, st, ar_loader_create(&loader, data, &lo));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&batch, o->run.steps, sizeof *batch, "batches"));
-    AR_TRY_TO(failed, st, ari_alloc((void **)&ids, o->run.steps * tokens, sizeof *ids, "batches"));
+    OWNED(ar_data_close) ar_data *data = NULL;
+    OWNED(ar_loader_destroy) ar_loader *loader = NULL;
+    AR_TRY(ar_data_open(&data, o->data, o->data_format));
+    AR_TRY(ar_loader_create(&loader, data, &lo));
+    AR_TRY(ARI_ALLOC(batch, o->run.steps, "batches"));
+    AR_TRY(ARI_ALLOC(ids, o->run.steps * tokens, "batches"));
     for (size_t i = 0; i < o->run.steps; i++) {
-        AR_TRY_TO(failed, st, ar_loader_batch(loader, &batch[i], i + 1));
-        memcpy(ids + i * tokens, batch[i].input_ids, tokens * sizeof *ids);
-        batch[i].input_ids = ids + i * tokens;
+        AR_TRY(ar_loader_batch(loader, *batch + i, i + 1));
+        memcpy(*ids + i * tokens, (*batch)[i].input_ids, tokens * sizeof **ids);
+        (*batch)[i].input_ids = *ids + i * tokens;
     }
-    *gives = batch;
-    goto done;
-failed:
-    free(ids);
-    free(batch);
-done:
-    ar_loader_destroy(loader);
-    ar_data_close(data);
-    return st;
+    return AR_OK;
+}
+
+static void end_weights(last_weights *w)
+{
+    ari_reference_fini(&w->of);
 }
 
 ar_status trajectory_baseline(char hash[65], float *loss, const ar_training_options *o)
 {
     ar_config c;
-    ar_batch *batch = NULL;
-    double *losses = NULL;
-    last_weights weights = {.steps = (int)o->run.steps};
+    OWNED(free) ar_batch *batch = NULL;
+    OWNED(free) int64_t *ids = NULL;
+    OWNED(free) double *losses = NULL;
+    SCOPED(end_weights) last_weights weights = {.steps = (int)o->run.steps};
     char gradients[65]; /* of none */
-    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
-                                   .seed = o->run.seed,
-                                   .emit = keep_weights,
-                                   .emit_user = &weights,
-                                   .begin_step = begin_step,
-                                   .dropout = o->run.dropout,
-                                   .steps = (int)o->run.steps,
-                                   .optimizer = o->run.optimizer,
-                                   .clip = o->run.clip};
-    ar_status st = AR_OK;
+    ar_baseline_options b = ari_reference_options(&o->run, NULL);
+    b.emit = keep_weights;
+    b.emit_user = &weights;
+    b.begin_step = begin_step;
     AR_TRY(ar_config_load(&c, o->run.model));
-    AR_TRY(read_batches(&batch, o, &c));
-    AR_TRY_TO(done, st, ari_alloc((void **)&losses, o->run.steps, sizeof *losses, "losses"));
-    AR_TRY_TO(done, st, ar_baseline_run(&c, &b, batch, losses));
+    AR_TRY(read_batches(&batch, &ids, o, &c));
+    AR_TRY(ARI_ALLOC(&losses, o->run.steps, "losses"));
+    AR_TRY(ar_baseline_run(&c, &b, batch, losses));
     *loss = (float)losses[o->run.steps - 1];
-    st = ari_reference_hashes(hash, gradients, &weights.of, NULL);
-done:
-    ari_reference_fini(&weights.of);
-    free(losses);
-    free((void *)(uintptr_t)batch[0].input_ids);
-    free(batch);
-    return st;
+    return ari_reference_hashes(hash, gradients, &weights.of, NULL);
 }
 
 ar_status trajectory_run(char hash[65], float *loss, const ar_training_options *o, const trajectory_layout *l)

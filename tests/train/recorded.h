@@ -91,18 +91,13 @@ static inline ar_status baseline_tensor(void *user, const char *name, char pass,
 static inline void expect_the_baselines_bits(baseline_run *b, const ari_cluster_options *o)
 {
     double loss[RECORDED_STEPS];
-    const ar_baseline_options options = {.mode = AR_MODE_EXACT,
-                                         .seed = o->run.seed,
-                                         .weights = o->weights,
-                                         .weights_user = o->weights_user,
-                                         .emit = baseline_tensor,
-                                         .emit_user = b,
-                                         .frozen = baseline_frozen,
-                                         .begin_step = baseline_begin,
-                                         .dropout = o->run.dropout,
-                                         .steps = (int)o->run.steps,
-                                         .optimizer = o->run.optimizer,
-                                         .clip = o->run.clip};
+    ar_baseline_options options = ari_reference_options(&o->run, NULL);
+    options.weights = o->weights;
+    options.weights_user = o->weights_user;
+    options.emit = baseline_tensor;
+    options.emit_user = b;
+    options.frozen = baseline_frozen;
+    options.begin_step = baseline_begin;
     cr_assert_ok(ar_baseline_run(o->config, &options, o->batch, loss));
     cr_expect(b->different == 0 && b->missing == 0, "not the baseline's bits: %zu differ, %zu missing, first %s",
               b->different, b->missing, b->first);

@@ -281,7 +281,7 @@ static layout_draw draw(int i)
 {
     layout_draw d;
     layout_draw_make(&d, (layout_draw_kind)(i % 4), FIRST_SEED + (uint64_t)i);
-    d.parallel.overlap = d.parallel.sp ? 1 + i % 5 : 1;
+    d.run.parallel.overlap = d.run.parallel.sp ? 1 + i % 5 : 1;
     if (i % 3 > 0)
         layout_draw_add_experts(&d, (uint64_t)i);
     return d;
@@ -293,9 +293,9 @@ Test(ops_edges, every_value_is_made_once_and_taken_as_it_was_made)
     size_t all = 0;
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
-        const ari_step_case c = {.config = &d.config, .run = layout_draw_to_run(&d)};
+        const ari_step_case c = {.config = &d.config, .run = d.run};
         const walk k = (walk)(i / 4 % WALKS);
-        const edges e = edges_of(k, &c, i * 7 % ar_parallel_world(&d.parallel), 0);
+        const edges e = edges_of(k, &c, i * 7 % ar_parallel_world(&d.run.parallel), 0);
         layout_draw_text(text, sizeof text, &d);
         cr_expect(!e.wrong[0], "draw %d, walk %d: %s\n%s", i, (int)k, e.wrong, text);
         all += e.seen;
@@ -307,7 +307,7 @@ CLAIM(every_changed_number_is_seen)
 {
     for (int i = 0; i < 8; i++) {
         const layout_draw d = draw(i);
-        const ari_step_case c = {.config = &d.config, .run = layout_draw_to_run(&d)};
+        const ari_step_case c = {.config = &d.config, .run = d.run};
         const size_t n = edges_of(OF_PIPELINE, &c, 0, 0).seen;
         for (size_t k = 1; k <= n; k += 1 + n / 20) {
             const edges e = edges_of(OF_PIPELINE, &c, 0, k);

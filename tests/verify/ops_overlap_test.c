@@ -42,7 +42,7 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
     for (int i = 0; i < DRAWS; i++) {
         layout_draw d;
         layout_draw_make(&d, i % 3 == 2 ? DRAW_CONTEXTS : DRAW_TENSORS, 2100 + (uint64_t)i);
-        ari_step_case t = {.config = &d.config, .run = layout_draw_to_run(&d)};
+        ari_step_case t = {.config = &d.config, .run = d.run};
         t.run.numerics = i % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
         uint64_t bytes[2];
         sums s[2] = {{0}, {0}};
@@ -51,12 +51,12 @@ Test(ops_overlap, chunks_change_neither_bytes_nor_products)
             cr_assert_ok(ari_traffic_bytes(&bytes[k], &t));
             cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, add_sums, &s[k]));
         }
-        const bool beside = d.parallel.sp && d.parallel.tp > 1;
+        const bool beside = d.run.parallel.sp && d.run.parallel.tp > 1;
         cr_expect_eq(bytes[0], bytes[1], "draw %d", i);
         cr_expect(s[0].elements == s[1].elements && s[0].multiply_adds == s[1].multiply_adds, "draw %d", i);
         cr_expect(beside ? s[1].calls >= s[0].calls : s[1].calls == s[0].calls, "draw %d", i);
         cut += s[1].calls > s[0].calls;
-        ar_plan_fini(&d.plan);
+        ar_plan_fini(&d.run.plan);
     }
     cr_expect_geq(cut, DRAWS / 10);
 }

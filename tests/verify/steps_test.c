@@ -209,14 +209,6 @@ static void two_steps_init(two_steps *t)
         t->batch[i] = (ar_batch){.batch = 2, .seq = 5, .input_ids = ids + i * 10};
     ar_optimizer_options optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     optimizer.momentum = 0.9;
-    const ar_baseline_options b = {.mode = AR_MODE_EXACT,
-                                   .emit = ari_reference_emit,
-                                   .emit_user = &t->ref,
-                                   .begin_step = ari_reference_begin,
-                                   .steps = 2,
-                                   .optimizer = optimizer};
-    cr_assert_ok(ar_baseline_run(&t->config, &b, t->batch, losses));
-    cr_assert_ok(ari_reference_finish(&t->ref));
     t->cluster = (ari_cluster_options){.config = &t->config,
                                        .run.parallel = {.tp = 2, .dp = 2},
                                        .batch = t->batch,
@@ -224,6 +216,9 @@ static void two_steps_init(two_steps *t)
                                        .run.optimizer = optimizer,
                                        .run.threads = 1,
                                        .run.sim = {.timeout_ns = 60000000000u}};
+    const ar_baseline_options b = ari_reference_options(&t->cluster.run, &t->ref);
+    cr_assert_ok(ar_baseline_run(&t->config, &b, t->batch, losses));
+    cr_assert_ok(ari_reference_finish(&t->ref));
 }
 
 static void expect_first(two_steps *t, int step, const char *pass, const char *tensor)

@@ -262,15 +262,12 @@ ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, v
     AR_TRY(ari_text_ids(&ids, o->run.batch, o->run.seq, c.vocab, o->text, o->run.seed));
     const ar_batch batch = {.batch = o->run.batch, .seq = o->run.seq, .input_ids = ids};
     /* Names and shapes are those of any weights and any arithmetic: fresh ones, and the fastest. */
-    const ar_baseline_options b = {.mode = AR_MODE_F64,
-                                   .seed = o->run.seed,
-                                   .emit = list_tensor,
-                                   .emit_user = &l,
-                                   .dropout = o->run.dropout,
-                                   .loss = o->run.loss,
-                                   .steps = o->run.steps > 0 ? 1 : 0,
-                                   .optimizer = o->run.optimizer,
-                                   .clip = o->run.clip};
+    ar_baseline_options b = ari_reference_options(&o->run, NULL);
+    b.mode = AR_MODE_F64;
+    b.bf16 = false;
+    b.emit = list_tensor;
+    b.emit_user = &l;
+    b.steps = o->run.steps > 0 ? 1 : 0;
     return ar_baseline_run(&c, &b, &batch, &unused);
 }
 

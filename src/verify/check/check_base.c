@@ -84,34 +84,19 @@ static bool report_progress(void *user, double fraction)
     return true;
 }
 
-/* What a native run is compared with is exact in fp32 whatever its own precision is. */
-static bool stores_bf16(const ar_check_options *o)
-{
-    return o->run.numerics == AR_NUMERICS_EXACT && o->run.precision == AR_PRECISION_BF16;
-}
-
 /* Options common to all runs of the baseline. */
-static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o)
+static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o, ari_reference *to)
 {
-    return (ar_baseline_options){.mode = AR_MODE_EXACT,
-                                 .bf16 = stores_bf16(o),
-                                 .seed = o->run.seed,
-                                 .weights = b->weights ? ari_weights_find : NULL,
-                                 .weights_user = b->weights,
-                                 .dropout = o->run.dropout,
-                                 .loss = o->run.loss,
-                                 .steps = (int)o->run.steps,
-                                 .optimizer = o->run.optimizer,
-                                 .clip = o->run.clip};
+    ar_baseline_options baseline = ari_reference_options(&o->run, to);
+    baseline.weights = b->weights ? ari_weights_find : NULL;
+    baseline.weights_user = b->weights;
+    return baseline;
 }
 
 static ar_status run_exact(ari_check_base *b, const ar_check_options *o, double *losses)
 {
     phase p = {o, "baseline, exact"};
-    ar_baseline_options exact = options_of(b, o);
-    exact.emit = ari_reference_emit;
-    exact.emit_user = &b->ref;
-    exact.begin_step = ari_reference_begin;
+    ar_baseline_options exact = options_of(b, o, &b->ref);
     exact.progress = report_progress;
     exact.progress_user = &p;
     AR_TRY(ar_baseline_run(&b->config, &exact, b->batch, losses));
@@ -122,7 +107,7 @@ static ar_status run_exact(ari_check_base *b, const ar_check_options *o, double 
 static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_check_options *o, double *unused)
 {
     phase p = {o, "baseline, binary64"};
-    ar_baseline_options wide = options_of(b, o);
+    ar_baseline_options wide = options_of(b, o, NULL);
     wide.mode = AR_MODE_F64;
     wide.bf16 = false;
     wide.emit = measure_noise;
@@ -138,7 +123,7 @@ static ar_status allow_differences(ari_check_base *b, measuring *m, const ar_che
     const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(o->run.precision),
                                               .config = &b->config,
                                               .batch = b->batch,
-                                              .options = options_of(b, o),
+                                              .options = options_of(b, o, NULL),
                                               .heard = measure_noise,
                                               .heard_user = m,
                                               .threads = ari_threads(o->run.threads),

@@ -37,6 +37,21 @@ void ari_reference_begin(void *user, int step)
     r->step = step;
 }
 
+ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *to)
+{
+    return (ar_baseline_options){.mode = AR_MODE_EXACT,
+                                 .bf16 = run->numerics == AR_NUMERICS_EXACT && run->precision == AR_PRECISION_BF16,
+                                 .seed = run->seed,
+                                 .emit = to ? ari_reference_emit : NULL,
+                                 .emit_user = to,
+                                 .begin_step = to ? ari_reference_begin : NULL,
+                                 .dropout = run->dropout,
+                                 .loss = run->loss,
+                                 .steps = (int)run->steps,
+                                 .optimizer = run->optimizer,
+                                 .clip = run->clip};
+}
+
 void ari_reference_fini(ari_reference *r)
 {
     for (size_t i = 0; i < r->count; i++) {
