@@ -63,7 +63,7 @@ static inline void run_or_fail(small_run *r, const char *what)
 static inline void save_one(int model, ar_parallel parallel)
 {
     small_run r = small_run_of(model);
-    r.parallel = parallel;
+    r.run.parallel = parallel;
     r.last = 2;
     r.writer = writer_of(0, false);
     run_or_fail(&r, "save");

@@ -161,9 +161,9 @@ int main(int argc, char **argv)
         return 1;
     const ar_checkpoint_options o = {.folder = folder};
     small_run r = small_run_of(TINY_TIED);
-    r.optimizer.groups = 2;
+    r.run.optimizer.groups = 2;
     for (size_t i = 0; i < 2; i++)
-        r.optimizer.group[i] = (ar_param_group){.glob = "*.bias", .lr_scale = 1, .weight_decay = 0.5};
+        r.run.optimizer.group[i] = (ar_param_group){.glob = "*.bias", .lr_scale = 1, .weight_decay = 0.5};
     if (ar_checkpoint_writer_create(&r.writer, &o) != AR_OK || small_run_do(&r) != AR_OK)
         return 1;
     ar_checkpoint_writer_destroy(r.writer);

@@ -57,7 +57,7 @@ static void fill_the_disk(const char *folder)
     static const rlim_t sizes[] = {100, 5000, 40000, 100000, 200000};
     char before[300], after[300];
     small_run r = small_run_of(TINY_TIED);
-    r.parallel = (ar_parallel){.dp = 2, .tp = 2, .zero = 1};
+    r.run.parallel = (ar_parallel){.dp = 2, .tp = 2, .zero = 1};
     r.last = 1;
     r.writer = writer_of(folder, 0);
     expect(small_run_do(&r) == AR_OK, "the first checkpoint was not written");

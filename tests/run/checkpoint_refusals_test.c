@@ -12,7 +12,7 @@ static ar_status load_into(int model, const ar_optimizer_options *optimizer)
     r.from = c;
     r.first = r.last = 2;
     if (optimizer)
-        r.optimizer = *optimizer;
+        r.run.optimizer = *optimizer;
     return small_run_do(&r);
 }
 

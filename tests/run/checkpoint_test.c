@@ -21,16 +21,16 @@ static const ar_parallel layouts[] = {{.tp = 1},
 static void expect_resumable(int model)
 {
     small_run whole = small_run_of(model);
-    whole.dropout = 0.1;
+    whole.run.dropout = 0.1;
     run_or_fail(&whole, "the whole run");
     for (size_t i = 0; i < LAYOUTS; i++) {
         small_run first = small_run_of(model), second = small_run_of(model);
         char text[96];
-        first.parallel = layouts[i];
-        second.parallel = layouts[(i + 2) % LAYOUTS];
-        first.dropout = second.dropout = 0.1;
+        first.run.parallel = layouts[i];
+        second.run.parallel = layouts[(i + 2) % LAYOUTS];
+        first.run.dropout = second.run.dropout = 0.1;
         first.last = second.first = 2;
-        ar_parallel_text(text, sizeof text, &first.parallel);
+        ar_parallel_text(text, sizeof text, &first.run.parallel);
         first.writer = writer_of(0, true);
         run_or_fail(&first, text);
         ar_checkpoint *c = open_or_fail();
@@ -83,12 +83,12 @@ Test(checkpoint, files_do_not_depend_on_the_layout)
 Test(checkpoint, what_is_written_is_what_is_read)
 {
     small_run r = small_run_of(TINY_TIED);
-    r.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
-    r.optimizer.momentum = 0.9;
-    r.optimizer.groups = 1;
-    snprintf(r.optimizer.group[0].glob, sizeof r.optimizer.group[0].glob, "*.norm*");
-    r.optimizer.group[0].lr_scale = 0.1;
-    r.optimizer.group[0].weight_decay = (double)NAN;
+    r.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
+    r.run.optimizer.momentum = 0.9;
+    r.run.optimizer.groups = 1;
+    snprintf(r.run.optimizer.group[0].glob, sizeof r.run.optimizer.group[0].glob, "*.norm*");
+    r.run.optimizer.group[0].lr_scale = 0.1;
+    r.run.optimizer.group[0].weight_decay = (double)NAN;
     r.last = 3;
     r.writer = writer_of(0, true);
     run_or_fail(&r, "save");
@@ -98,7 +98,7 @@ Test(checkpoint, what_is_written_is_what_is_read)
     cr_assert_eq(s->steps, 8);
     cr_assert_eq(s->seed, SMALL_SEED);
     cr_assert_eq(s->optimizer.kind, AR_OPTIMIZER_SGD);
-    cr_assert(s->optimizer.lr == r.optimizer.lr && s->optimizer.momentum == 0.9 && s->clip == 1);
+    cr_assert(s->optimizer.lr == r.run.optimizer.lr && s->optimizer.momentum == 0.9 && s->clip == 1);
     cr_assert_eq(s->optimizer.groups, 1);
     cr_assert_str_eq(s->optimizer.group[0].glob, "*.norm*");
     cr_assert(s->optimizer.group[0].weight_decay != s->optimizer.group[0].weight_decay, "NaN");
@@ -204,7 +204,7 @@ static ar_status change_a_copy(ar_ctx *ctx, ar_param **params, size_t n)
 static void expect_divergence(ar_parallel parallel, const char *ranks)
 {
     small_run r = small_run_of(TINY_LLAMA);
-    r.parallel = parallel;
+    r.run.parallel = parallel;
     r.last = 1;
     r.before_save = change_a_copy;
     r.writer = writer_of(0, true);

@@ -22,10 +22,7 @@
 enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
 
 typedef struct small_run {
-    ar_parallel parallel;
-    ar_optimizer_options optimizer;
-    double dropout;
-    ar_fault fault;
+    ar_run run;
     uint64_t first, last;         /* takes steps first + 1 .. last */
     const ar_checkpoint *from;    /* NULL: fresh weights */
     ar_checkpoint_writer *writer; /* NULL: nothing is saved */
@@ -44,12 +41,14 @@ typedef struct small_run {
 /* A run of one of tiny_models with AdamW and a cosine schedule. */
 static inline small_run small_run_of(int model)
 {
-    small_run r = {.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW), .last = 4};
-    r.optimizer.lr = 0.01;
-    r.optimizer.schedule = AR_SCHEDULE_COSINE;
-    r.optimizer.warmup_steps = 2;
-    r.optimizer.total_steps = 8;
-    r.optimizer.decay = AR_DECAY_MATRICES;
+    small_run r = {.run = {.clip = 1, .seed = SMALL_SEED, .ddp = {.bucket_bytes = 20000}}, .last = 4};
+    ar_optimizer_options *const o = &r.run.optimizer;
+    *o = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+    o->lr = 0.01;
+    o->schedule = AR_SCHEDULE_COSINE;
+    o->warmup_steps = 2;
+    o->total_steps = 8;
+    o->decay = AR_DECAY_MATRICES;
     if (ar_config_parse(&r.config, tiny_models[model], strlen(tiny_models[model]), tiny_names[model]) != AR_OK)
         abort();
     return r;
@@ -59,8 +58,8 @@ static inline ar_checkpoint_state small_state(const small_run *r, uint64_t step)
 {
     static const char hash[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     return (ar_checkpoint_state)ROW(.step = step, .optimizer_steps = step, .steps = 8, .seed = SMALL_SEED,
-                                    .optimizer = r->optimizer, .clip = 1, .dropout = r->dropout, .storage = AR_F32,
-                                    .batch = SMALL_BATCH, .seq = SMALL_SEQ, .data_hash = hash,
+                                    .optimizer = r->run.optimizer, .clip = 1, .dropout = r->run.dropout,
+                                    .storage = AR_F32, .batch = SMALL_BATCH, .seq = SMALL_SEQ, .data_hash = hash,
                                     .data_format = AR_DATA_BYTES, .data_tokens = ar_data_tokens(r->data),
                                     .loss = r->loss, .losses = (size_t)(step - r->first));
 }
@@ -74,13 +73,8 @@ typedef struct small_rank {
 static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *ctx)
 {
     const ar_loader_options l = {.batch = SMALL_BATCH, .seq = SMALL_SEQ, .vocab = r->config.vocab, .seed = SMALL_SEED};
-    const ari_cluster_options o = {.config = &r->config,
-                                   .run = {.parallel = r->parallel,
-                                           .steps = r->last,
-                                           .optimizer = r->optimizer,
-                                           .clip = 1,
-                                           .seed = SMALL_SEED,
-                                           .ddp = {.bucket_bytes = 20000}}};
+    ari_cluster_options o = {.config = &r->config, .run = r->run};
+    o.run.steps = r->last;
     AR_TRY(ar_loader_create(&k->loader, r->data, &l));
     AR_TRY(ari_trainer_create(&k->trainer, ctx, &o));
     if (r->from == NULL)
@@ -134,12 +128,11 @@ static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
 
 static inline ar_status small_run_do(small_run *r)
 {
-    const ar_run o = {.parallel = r->parallel, .dropout = r->dropout, .seed = SMALL_SEED, .fault = r->fault};
     ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
     if (st == AR_OK)
         st = ari_full_set_create(&r->set, NULL);
     if (st == AR_OK)
-        st = rank_run(&o, small_rank_main, r);
+        st = rank_run(&r->run, small_rank_main, r);
     if (st == AR_OK)
         st = ari_full_set_hash(r->set, r->hash);
     ari_full_set_destroy(r->set);

@@ -6,7 +6,7 @@
 static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
 {
     native_run run = native_run_of(parallel, steps);
-    run.storage = storage;
+    run.run.storage = storage;
     return run;
 }
 
@@ -51,7 +51,7 @@ Test(bf16_storage, the_optimizer_keeps_what_the_weights_round)
 Test(bf16_storage, steps_too_small_for_bf16_add_up)
 {
     native_run run = run_of((ar_parallel){0}, 10, AR_BF16), none = run_of((ar_parallel){0}, 0, AR_BF16);
-    run.optimizer.lr = 0x1p-14;
+    run.run.optimizer.lr = 0x1p-14;
     native_must(&run);
     native_must(&none);
     size_t large = 0, moved = 0, of_masters = 0;
@@ -82,7 +82,7 @@ Test(bf16_storage, zero_and_buckets_of_one_parameter_have_the_bits_of_whole_ones
 {
     native_run whole = run_of((ar_parallel){.dp = 2}, 3, AR_BF16);
     native_run buckets = run_of((ar_parallel){.dp = 2}, 3, AR_BF16);
-    buckets.bucket_bytes = 1; /* of two ranks' numbers there is one sum, whatever the slices */
+    buckets.run.ddp.bucket_bytes = 1; /* of two ranks' numbers there is one sum, whatever the slices */
     native_must(&whole);
     native_must(&buckets);
     for (int stage = 1; stage <= 3; stage++) {
@@ -98,7 +98,7 @@ Test(bf16_storage, zero_and_buckets_of_one_parameter_have_the_bits_of_whole_ones
 Test(bf16_storage, losses_are_close_to_those_of_fp32)
 {
     native_run narrow = run_of((ar_parallel){.dp = 2}, 12, AR_BF16), wide = run_of((ar_parallel){.dp = 2}, 12, AR_F32);
-    narrow.optimizer.lr = wide.optimizer.lr = 0.01;
+    narrow.run.optimizer.lr = wide.run.optimizer.lr = 0.01;
     native_must(&narrow);
     native_must(&wide);
     double worst = 0.0;
@@ -115,8 +115,8 @@ Test(bf16_storage, weights_set_between_steps_reach_the_master_copies)
 {
     native_run run = run_of((ar_parallel){.dp = 2}, 2, AR_BF16);
     run.set_between = true;
-    run.optimizer.lr = 0x1p-20;
-    run.optimizer.weight_decay = 0.0;
+    run.run.optimizer.lr = 0x1p-20;
+    run.run.optimizer.weight_decay = 0.0;
     native_must(&run);
     for (size_t k = 0; k < run.rank[0].n_masters; k++)
         cr_expect_lt(fabsf(run.rank[0].masters[k] - 0.25f), 0x1p-18f, "element %zu: %g", k,
@@ -137,7 +137,7 @@ Test(bf16_storage, it_goes_with_loss_scaling)
 Test(bf16_storage, exact_numerics_refuse_it_and_say_why)
 {
     native_run run = run_of((ar_parallel){0}, 1, AR_BF16);
-    run.numerics = AR_NUMERICS_EXACT;
+    run.run.numerics = AR_NUMERICS_EXACT;
     cr_expect_refused(native_train(&run), AR_ERR_ARG, "BF16 in exact numerics, whose weights and baseline are fp32");
     run = run_of((ar_parallel){0}, 1, AR_F16);
     cr_expect_refused(native_train(&run), AR_ERR_ARG, "stored as F16, expected F32 or BF16");

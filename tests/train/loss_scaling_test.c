@@ -108,7 +108,7 @@ Test(loss_scaling, exact_numerics_refuse_it_and_say_why)
 {
     ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     native_run run = run_of((ar_parallel){.dp = 2}, 1, &scaling);
-    run.numerics = AR_NUMERICS_EXACT;
+    run.run.numerics = AR_NUMERICS_EXACT;
     cr_expect_refused(native_train(&run), AR_ERR_ARG,
                       "loss scaling in exact numerics: its gradients are sums of integers");
 }

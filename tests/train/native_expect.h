@@ -11,11 +11,12 @@ enum { NATIVE_LAYOUTS = sizeof native_layouts / sizeof *native_layouts };
 /* With AdamW and clipping. */
 static inline native_run native_run_of(ar_parallel parallel, int steps)
 {
-    return (native_run){.parallel = parallel,
-                        .steps = steps,
-                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                        .clip = 1.0,
-                        .numerics = AR_NUMERICS_NATIVE};
+    return (native_run){.run = {.parallel = parallel,
+                                .steps = (uint64_t)steps,
+                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .clip = 1.0,
+                                .ddp = ar_ddp_defaults(),
+                                .numerics = AR_NUMERICS_NATIVE}};
 }
 
 static inline void native_must(native_run *run)

@@ -9,14 +9,14 @@ static native_run first, second;
 
 static native_run run_of(ar_parallel parallel, ar_loss_scaling *scaling)
 {
-    return (native_run){.parallel = parallel,
-                        .steps = 3,
-                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
-                        .clip = 1.0,
-                        .numerics = AR_NUMERICS_NATIVE,
-                        .storage = AR_BF16,
+    return (native_run){.run = {.parallel = parallel,
+                                .steps = 3,
+                                .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                .clip = 1.0,
+                                .ddp = {.bucket_bytes = 2000},
+                                .numerics = AR_NUMERICS_NATIVE,
+                                .storage = AR_BF16},
                         .scaling = scaling,
-                        .bucket_bytes = 2000,
                         .large = true};
 }
 

@@ -25,15 +25,9 @@ typedef struct native_rank {
 } native_rank;
 
 typedef struct native_run {
-    ar_parallel parallel;
-    int steps;
-    ar_optimizer_options optimizer;
-    double clip;
-    ar_numerics numerics;
-    ar_dtype storage;
+    ar_run run;
     ar_loss_scaling *scaling; /* how every rank begins; NULL: none */
-    size_t bucket_bytes;
-    bool no_ddp;      /* each gradient is summed on its own, after the backward pass */
+    bool no_ddp;              /* each gradient is summed on its own, after the backward pass */
     bool large;       /* gradients of more than 4, which 2^126 times is more than fp32 holds: norms' weights of 64 */
     bool set_between; /* all weights become 0.25 before the last step */
     native_rank rank[NATIVE_RANKS];
@@ -99,9 +93,9 @@ static inline ar_status native_steps(native_run *run, native_rank *r, ar_ctx *ct
     const ar_batch batch = {.batch = NATIVE_B, .seq = NATIVE_S, .input_ids = ids};
     if (run->large)
         AR_TRY(native_set(t, ctx, 64.0f, true));
-    for (int i = 0; i < run->steps; i++) {
+    for (size_t i = 0; i < run->run.steps; i++) {
         ar_train_result result;
-        if (run->set_between && i + 1 == run->steps)
+        if (run->set_between && i + 1 == run->run.steps)
             AR_TRY(native_set(t, ctx, 0.25f, false));
         AR_TRY(ar_train_step(&result, t->model, ctx, t->optimizer, &batch, (uint32_t)i + 1, &t->step));
         r->loss[i] = result.loss;
@@ -117,16 +111,11 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     native_run *run = user;
     native_rank *r = &run->rank[(size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
     const ar_config config = match_config(AR_ARCH_LLAMA, 1);
-    ari_cluster_options o = {.config = &config,
-                             .run.steps = 1,
-                             .run.parallel = run->parallel,
-                             .run.ddp = ar_ddp_defaults(),
-                             .run.optimizer = run->optimizer,
-                             .run.clip = run->clip,
-                             .run.seed = 3};
+    ari_cluster_options o = {.config = &config, .run = run->run};
     ari_trainer t;
     ar_status st = AR_OK;
-    o.run.ddp.bucket_bytes = run->bucket_bytes ? run->bucket_bytes : o.run.ddp.bucket_bytes;
+    o.run.steps = 1;
+    o.run.seed = 3;
     AR_TRY(ari_trainer_create(&t, ctx, &o));
     if (run->no_ddp) {
         ar_ddp_destroy(t.ddp);
@@ -153,8 +142,6 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
 /** Fills run->rank. */
 static inline ar_status native_train(native_run *run)
 {
-    const int tp = run->parallel.tp > 0 ? run->parallel.tp : 1, dp = run->parallel.dp > 0 ? run->parallel.dp : 1;
-    const ar_run o = {.parallel = {.tp = tp, .dp = dp}, .numerics = run->numerics, .storage = run->storage};
     memset(run->rank, 0, sizeof run->rank);
-    return rank_run(&o, native_main, run);
+    return rank_run(&run->run, native_main, run);
 }
