@@ -44,17 +44,14 @@ static ar_status contract_own(gradient_job *j, ar_ctx *ctx, ar_param *w, size_t 
     const size_t tp = rank_of(ctx), width = j->c.in / (size_t)j->c.tp, cp = (size_t)ar_comm_rank(ctx->sequence);
     const size_t tokens = count * j->c.each / (size_t)j->c.cp, x_shape[2] = {tokens, width};
     const size_t dy_shape[2] = {tokens, j->c.out};
-    float *own_x = own_tokens(j, j->x, j->c.in, tp * width, width, cp, start, count);
-    float *own_dy = own_tokens(j, j->dy, j->c.out, 0, j->c.out, cp, start, count);
-    ar_status st = own_x && own_dy ? AR_OK : AR_ERR_MEMORY;
+    OWNED(free) float *own_x = own_tokens(j, j->x, j->c.in, tp * width, width, cp, start, count);
+    OWNED(free) float *own_dy = own_tokens(j, j->dy, j->c.out, 0, j->c.out, cp, start, count);
     ar_tensor x, dy;
-    AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, x_shape, own_x));
-    AR_TRY_TO(done, st, rank_upload(ctx, &dy, 2, dy_shape, own_dy));
-    AR_TRY_TO(done, st, ctx->arith->grad_contract(ctx, &(ar_grad_terms){w, dy}, 1, &x, count, ctx->tp));
-done:
-    free(own_x);
-    free(own_dy);
-    return st;
+    if (!own_x || !own_dy)
+        return AR_ERR_MEMORY;
+    AR_TRY(rank_upload(ctx, &x, 2, x_shape, own_x));
+    AR_TRY(rank_upload(ctx, &dy, 2, dy_shape, own_dy));
+    return ctx->arith->grad_contract(ctx, &(ar_grad_terms){w, dy}, 1, &x, count, ctx->tp);
 }
 
 static ar_status gradient_rank(ar_ctx *ctx, void *user)

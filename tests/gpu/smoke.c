@@ -7,6 +7,7 @@
 
 #include "ref/core/clock.h"
 #include "support/device_pair.h"
+#include "tests/support/scoped.h"
 
 enum { EXIT_MISSING = 77 };
 
@@ -38,22 +39,17 @@ static void shared_memory(device_pair *p)
 static ar_status copy_after(ar_device *d, ar_queue *q, const ar_tensor *sum, const ar_tensor *copy)
 {
     enum { TURNS = 20 };
-    ar_event *made = NULL;
-    ar_queue *second = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_event_create(&made));
-    AR_TRY_TO(done, st, d->ops->queue_create(d, &second, AR_QUEUE_INLINE, "second"));
-    AR_TRY_TO(done, st, d->ops->fill(d, q, sum, 1.0f));
+    OWNED(ar_event_destroy) ar_event *made = NULL;
+    OWNED(ar_queue_destroy) ar_queue *second = NULL;
+    AR_TRY(ar_event_create(&made));
+    AR_TRY(d->ops->queue_create(d, &second, AR_QUEUE_INLINE, "second"));
+    AR_TRY(d->ops->fill(d, q, sum, 1.0f));
     for (int turn = 0; turn < TURNS; turn++)
-        AR_TRY_TO(done, st, d->ops->add(d, q, sum, sum, sum));
-    AR_TRY_TO(done, st, ar_event_record(made, q));
-    AR_TRY_TO(done, st, ar_queue_wait(second, made));
-    AR_TRY_TO(done, st, d->ops->copy_strided(d, second, copy, sum));
-    st = ar_queue_sync(second, 0);
-done:
-    ar_queue_destroy(second);
-    ar_event_destroy(made);
-    return st;
+        AR_TRY(d->ops->add(d, q, sum, sum, sum));
+    AR_TRY(ar_event_record(made, q));
+    AR_TRY(ar_queue_wait(second, made));
+    AR_TRY(d->ops->copy_strided(d, second, copy, sum));
+    return ar_queue_sync(second, 0);
 }
 
 static void two_streams(device_pair *p)

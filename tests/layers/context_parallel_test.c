@@ -114,24 +114,21 @@ static ar_status ring_rank(ar_ctx *ctx, void *user)
     const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->ring);
     const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ar_positions_whole(j->c.seq);
     uint64_t written = 0;
-    ari_ring_hops hops;
+    SCOPED(ari_ring_hops_fini) ari_ring_hops hops = {0};
     ar_tensor kv[2], all[2];
     AR_TRY(ari_ring_hops_init(&hops, ctx, "attn"));
-    ar_status st = AR_OK;
     for (size_t t = 0; t < 2; t++)
-        AR_TRY_TO(done, st, fresh(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
-    AR_TRY_TO(done, st, ari_ring_gather(ctx, all, kv, j->c.seq, &hops));
+        AR_TRY(fresh(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
+    AR_TRY(ari_ring_gather(ctx, all, kv, j->c.seq, &hops));
     for (size_t t = 0; t < 2; t++) {
-        AR_TRY_TO(done, st, expect(ctx, &all[t], t, 0, j->c.kv_heads, &whole));
-        AR_TRY_TO(done, st, expect(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
+        AR_TRY(expect(ctx, &all[t], t, 0, j->c.kv_heads, &whole));
+        AR_TRY(expect(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
     }
     ari_ring_release(ctx, all, kv);
     ar_comm_counted(ctx->ring, &j->read[rank], &written);
     j->read[rank] += written;
     j->hops[rank] = ar_comm_size(ctx->ring) > 1 ? ar_comm_calls(ctx->ring, "exchange") : 0;
-done:
-    ari_ring_hops_fini(&hops);
-    return st;
+    return AR_OK;
 }
 
 static void run(moving_job *j, rank_fn fn)

@@ -113,27 +113,22 @@ typedef struct seen {
 static ar_status look(ar_comm *world, void *user)
 {
     seen *own = (seen *)user + ar_comm_rank(world);
-    ar_parallel_groups g = {.tp = NULL};
-    ar_queue *queue = NULL;
-    ar_device *device = NULL;
-    ar_status st = ar_parallel_groups_begin(&g, world, &mesh);
+    SCOPED(ar_parallel_groups_end) ar_parallel_groups g = {.tp = NULL};
+    OWNED(ar_device_destroy) ar_device *device = NULL;
+    OWNED(ar_queue_destroy) ar_queue *queue = NULL;
+    AR_TRY(ar_parallel_groups_begin(&g, world, &mesh));
     ar_comm *const group[GROUPS] = {g.tp, g.dp, g.cp.all, g.cp.ring, g.cp.inner};
-    AR_TRY_TO(done, st, st);
-    AR_TRY_TO(done, st, ar_device_cpu_create(&device, 1));
-    AR_TRY_TO(done, st, device->ops->queue_create(device, &queue, AR_QUEUE_INLINE, "main"));
+    AR_TRY(ar_device_cpu_create(&device, 1));
+    AR_TRY(device->ops->queue_create(device, &queue, AR_QUEUE_INLINE, "main"));
     for (int i = 0; i < GROUPS; i++) {
         int32_t sum = ar_comm_rank(world);
         const ar_buf b = {&sum};
-        AR_TRY_TO(done, st, ar_comm_all_reduce(group[i], queue, b, ar_const(b), 1, AR_I32, AR_SUM, "members"));
+        AR_TRY(ar_comm_all_reduce(group[i], queue, b, ar_const(b), 1, AR_I32, AR_SUM, "members"));
         own->rank[i] = ar_comm_rank(group[i]);
         own->size[i] = ar_comm_size(group[i]);
         own->sum[i] = sum;
     }
-done:
-    ar_queue_destroy(queue);
-    ar_device_destroy(device);
-    ar_parallel_groups_end(&g);
-    return st;
+    return AR_OK;
 }
 
 /* Rank ((dp * 2 + place) * 3 + neighbour) * 2 + tp, with the members of its groups counted by these four. */

@@ -11,6 +11,7 @@
 #include "ref/cpu/blas/blas.h"
 #include "ref/numerics/scalar.h"
 #include "tests/support/contraction.h"
+#include "tests/support/scoped.h"
 
 typedef enum accuracy_data {
     ACCURACY_GAUSSIAN,
@@ -152,10 +153,12 @@ static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m
     const size_t k = row->k;
     const ptrdiff_t stride = (ptrdiff_t)k;
     accuracy_result r = {(double)NAN, (double)NAN, (double)NAN, (double)NAN, (double)NAN};
-    float *a = malloc(m * k * sizeof *a), *b = malloc(m * k * sizeof *b), *c = malloc(m * m * sizeof *c);
-    double *want = malloc(m * m * sizeof *want);
+    OWNED(free) float *a = malloc(m * k * sizeof *a);
+    OWNED(free) float *b = malloc(m * k * sizeof *b);
+    OWNED(free) float *c = malloc(m * m * sizeof *c);
+    OWNED(free) double *want = malloc(m * m * sizeof *want);
     if (a == NULL || b == NULL || c == NULL || want == NULL)
-        goto done;
+        return r;
     for (size_t i = 0; i < m * k; i++) {
         a[i] = accuracy_element(row->data, 0, i / k, i % k, k);
         b[i] = accuracy_element(row->data, 1, i / k, i % k, k);
@@ -173,10 +176,5 @@ static inline accuracy_result accuracy_measure(const accuracy_row *row, size_t m
     if (ar_contract_definition(c, m, m, k, a, stride, 1, b, stride, 1, false, false) == AR_OK)
         r.unscaled = accuracy_distance(c, want, m * m);
     accuracy_measure_narrow(&r, c, want, a, b, m, k);
-done:
-    free(a);
-    free(b);
-    free(c);
-    free(want);
     return r;
 }

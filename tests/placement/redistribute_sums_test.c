@@ -30,19 +30,15 @@ static ar_status add_up(ar_ctx *ctx, void *user)
     sum_job *j = user;
     const int rank = ar_comm_rank(ar_ctx_tp(ctx));
     ar_redistribution r = {.ndim = 1, .shape = {WIDTH}};
-    ar_mesh_groups g;
+    SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
-    ar_status st = ar_mesh_groups_init(&g, &j->mesh, ar_ctx_tp(ctx));
-    AR_TRY_TO(done, st, st);
-    AR_TRY_TO(done, st, ar_placements_parse(r.from, j->mesh.ndim, j->from));
-    AR_TRY_TO(done, st, ar_placements_parse(r.to, j->mesh.ndim, j->to));
-    AR_TRY_TO(done, st, rank_upload(ctx, &x, 1, r.shape, terms[(rank + j->shift) % TERMS]));
-    AR_TRY_TO(done, st, ar_redistribute(ctx, &g, &y, &x, &r, NULL));
-    AR_TRY_TO(done, st, ar_placements_region(&j->start[rank], &j->count[rank], &g.mesh, g.at, r.to, 1, r.shape, true));
-    st = ar_ctx_download(ctx, j->sum[rank], &y);
-done:
-    ar_mesh_groups_fini(&g);
-    return st;
+    AR_TRY(ar_mesh_groups_init(&g, &j->mesh, ar_ctx_tp(ctx)));
+    AR_TRY(ar_placements_parse(r.from, j->mesh.ndim, j->from));
+    AR_TRY(ar_placements_parse(r.to, j->mesh.ndim, j->to));
+    AR_TRY(rank_upload(ctx, &x, 1, r.shape, terms[(rank + j->shift) % TERMS]));
+    AR_TRY(ar_redistribute(ctx, &g, &y, &x, &r, NULL));
+    AR_TRY(ar_placements_region(&j->start[rank], &j->count[rank], &g.mesh, g.at, r.to, 1, r.shape, true));
+    return ar_ctx_download(ctx, j->sum[rank], &y);
 }
 
 static void check_sums(sum_job *j, const char *from, const char *to)
@@ -92,17 +88,13 @@ static ar_status try_it(ar_ctx *ctx, void *user)
     const refused *c = user;
     const ar_mesh mesh = {1, {{"tp", ar_comm_size(ar_ctx_tp(ctx))}}};
     ar_redistribution r = {.ndim = 1, .shape = {c->length}};
-    ar_mesh_groups g;
+    SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
-    ar_status st = ar_mesh_groups_init(&g, &mesh, ar_ctx_tp(ctx));
-    AR_TRY_TO(done, st, st);
-    AR_TRY_TO(done, st, ar_placements_parse(r.from, 1, c->from));
-    AR_TRY_TO(done, st, ar_placements_parse(r.to, 1, c->to));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, c->dtype, 1, (const size_t[]){4}));
-    st = ar_redistribute(ctx, &g, &y, &x, &r, "a.layer");
-done:
-    ar_mesh_groups_fini(&g);
-    return st;
+    AR_TRY(ar_mesh_groups_init(&g, &mesh, ar_ctx_tp(ctx)));
+    AR_TRY(ar_placements_parse(r.from, 1, c->from));
+    AR_TRY(ar_placements_parse(r.to, 1, c->to));
+    AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, 1, (const size_t[]){4}));
+    return ar_redistribute(ctx, &g, &y, &x, &r, "a.layer");
 }
 
 CLAIM(what_cannot_be_is_refused_with_the_reason)

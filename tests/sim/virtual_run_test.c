@@ -96,17 +96,17 @@ static ar_status random_program(ar_comm *world, void *arg)
     enum { STEPS = 30, MOST_COUNT = 20000 };
     const int r = ar_comm_rank(world), n = ar_comm_size(world);
     uint64_t shared = *(const uint64_t *)arg, own = shared + 1000003u * (uint64_t)(r + 1);
-    ar_comm *part = NULL;
-    ar_queue *q = NULL, *inline_q = NULL;
-    ar_event *e = NULL;
-    ar_status st = AR_OK;
-    float *x = calloc(3 * MOST_COUNT, sizeof *x);
+    OWNED(free) float *x = calloc(3 * MOST_COUNT, sizeof *x);
+    OWNED(ar_comm_destroy) ar_comm *part = NULL;
+    OWNED(ar_event_destroy) ar_event *e = NULL;
+    OWNED(ar_queue_destroy) ar_queue *inline_q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     if (!x)
         return AR_ERR_MEMORY;
-    AR_TRY_TO(done, st, ar_comm_split(&part, world, r % 2, r));
-    AR_TRY_TO(done, st, ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
-    AR_TRY_TO(done, st, ar_queue_create(&inline_q, AR_QUEUE_INLINE, "main"));
-    AR_TRY_TO(done, st, ar_event_create(&e));
+    AR_TRY(ar_comm_split(&part, world, r % 2, r));
+    AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
+    AR_TRY(ar_queue_create(&inline_q, AR_QUEUE_INLINE, "main"));
+    AR_TRY(ar_event_create(&e));
     for (int i = 0; i < STEPS; i++) {
         const size_t count = next_random(&shared) % MOST_COUNT;
         const int root = (int)(next_random(&shared) % (uint64_t)n);
@@ -114,26 +114,19 @@ static ar_status random_program(ar_comm *world, void *arg)
         work_us((double)(next_random(&own) % 100000) * 1e-3);
         const ar_buf a = {x}, b = {x + MOST_COUNT};
         if (kind == 0)
-            AR_TRY_TO(done, st, ar_comm_all_reduce(world, inline_q, a, ar_const(a), count, AR_F32, AR_SUM, "world"));
+            AR_TRY(ar_comm_all_reduce(world, inline_q, a, ar_const(a), count, AR_F32, AR_SUM, "world"));
         else if (kind == 1)
-            AR_TRY_TO(done, st, ar_comm_broadcast(world, inline_q, a, count, AR_F32, root, "broadcast"));
+            AR_TRY(ar_comm_broadcast(world, inline_q, a, count, AR_F32, root, "broadcast"));
         else if (kind == 2)
-            AR_TRY_TO(done, st, ar_comm_barrier(world, inline_q, "barrier"));
+            AR_TRY(ar_comm_barrier(world, inline_q, "barrier"));
         else
-            AR_TRY_TO(done, st, ar_comm_all_reduce(part, q, b, ar_const(b), count, AR_F32, AR_SUM, "part"));
+            AR_TRY(ar_comm_all_reduce(part, q, b, ar_const(b), count, AR_F32, AR_SUM, "part"));
         if (kind == 3)
-            AR_TRY_TO(done, st, ar_event_record(e, q));
+            AR_TRY(ar_event_record(e, q));
         if (kind == 5)
-            AR_TRY_TO(done, st, ar_event_sync(e, 0));
+            AR_TRY(ar_event_sync(e, 0));
     }
-    st = ar_queue_sync(q, 0);
-done:
-    ar_queue_destroy(q);
-    ar_queue_destroy(inline_q);
-    ar_event_destroy(e);
-    ar_comm_destroy(part);
-    free(x);
-    return st;
+    return ar_queue_sync(q, 0);
 }
 
 /* What a timeline shows of one lane: all that took virtual time. Waits shorter than a microsecond may be left out. */
@@ -315,18 +308,16 @@ static ar_status make_queue(void *arg)
 static ar_status queues_of_queues(ar_comm *c, void *arg)
 {
     (void)c;
-    ar_queue *outer = NULL, *second = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_queue_destroy) ar_queue *outer = NULL;
+    OWNED(ar_queue_destroy) ar_queue *second = NULL;
     inner_queue *made = arg;
     AR_TRY(ar_queue_create(&outer, AR_QUEUE_THREAD, "outer"));
-    AR_TRY_TO(done, st, ar_queue_create(&second, AR_QUEUE_THREAD, "second"));
-    AR_TRY_TO(done, st, ar_queue_host(outer, make_queue, made));
-    AR_TRY_TO(done, st, ar_queue_sync(outer, 0));
-    AR_TRY_TO(done, st, ar_queue_sync(made->q, 0));
-done:
+    AR_TRY(ar_queue_create(&second, AR_QUEUE_THREAD, "second"));
+    AR_TRY(ar_queue_host(outer, make_queue, made));
+    ar_status st = ar_queue_sync(outer, 0);
+    if (st == AR_OK)
+        st = ar_queue_sync(made->q, 0);
     ar_queue_destroy(made->q);
-    ar_queue_destroy(second);
-    ar_queue_destroy(outer);
     return st;
 }
 

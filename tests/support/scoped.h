@@ -12,6 +12,7 @@
 #include "anyrank/ddp.h"
 #include "anyrank/device.h"
 #include "anyrank/dump.h"
+#include "anyrank/gradients.h"
 #include "anyrank/lint.h"
 #include "anyrank/loss.h"
 #include "anyrank/model.h"
@@ -53,6 +54,7 @@ OWNER(ar_ddp, ar_ddp_destroy)
 OWNER(ar_device, ar_device_destroy)
 OWNER(ar_dump, ar_dump_close)
 OWNER(ar_event, ar_event_destroy)
+OWNER(ar_gradients, ar_gradients_destroy)
 OWNER(ar_lint_report, ar_lint_report_destroy)
 OWNER(ar_loader, ar_loader_destroy)
 OWNER(ar_loss, ar_loss_destroy)

@@ -8,6 +8,7 @@
 #include "run/cluster_run.h"
 #include "support/match.h"
 #include "support/small.h"
+#include "tests/support/scoped.h"
 
 enum { B = 4, S = 4, RANKS = 4 };
 #define SECOND UINT64_C(1000000000)
@@ -32,19 +33,15 @@ static ar_status fail(void *user, ar_param *p)
 static ar_status train(void *user, ar_ctx *ctx)
 {
     const job *j = user;
-    ari_trainer t;
+    SCOPED(ari_trainer_destroy) ari_trainer t = {0};
     ar_train_result result;
     failing f = {NULL};
     AR_TRY(ari_trainer_create(&t, ctx, &j->trainer));
-    ar_status st = AR_OK;
     if (j->fails_at < t.n && ar_comm_rank(ar_ctx_dp(ctx)) == 1)
-        AR_TRY_TO(done, st, ar_param_add_hook(t.params[j->fails_at], (ar_param_hook){fail, &f}));
-    AR_TRY_TO(done, st, ar_train_step(&result, t.model, ctx, t.optimizer, &batches[0], 1, &t.step));
+        AR_TRY(ar_param_add_hook(t.params[j->fails_at], (ar_param_hook){fail, &f}));
+    AR_TRY(ar_train_step(&result, t.model, ctx, t.optimizer, &batches[0], 1, &t.step));
     f.name = "now";
-    AR_TRY_TO(done, st, ar_train_step(&result, t.model, ctx, t.optimizer, &batches[1], 2, &t.step));
-done:
-    ari_trainer_destroy(&t);
-    return st;
+    return ar_train_step(&result, t.model, ctx, t.optimizer, &batches[1], 2, &t.step);
 }
 
 /* Whether the run ends with `expected`, says so, and has a report of every rank; 1 if not. */

@@ -36,37 +36,31 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
     ar_train_options step = {.parallel = {.dp = ar_comm_size(ar_ctx_dp(ctx))}, .clip = 1.0};
     ar_train_result result;
     ar_param *p[MOST];
-    ar_model *m = NULL;
-    ar_ddp *d = NULL, *other = NULL;
-    ar_optimizer *o = NULL;
-    ar_status st = AR_OK;
+    OWNED(ar_model_destroy) ar_model *m = NULL;
+    OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
+    OWNED(ar_ddp_destroy) ar_ddp *other = NULL;
+    OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
     buckets.zero = j->zero;
-    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
-    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
+    AR_TRY(ar_model_create(&m, ctx, &c, NULL));
+    AR_TRY(ar_model_fresh(m, ctx, 1));
     const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     for (size_t i = n - j->left_out; j->frozen && i < n; i++)
         p[i]->requires_grad = false;
     if (j->of_other) { /* one object at a time holds a parameter */
-        AR_TRY_TO(done, st, make_other(&other, ctx, p, n));
-        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, other, &options));
+        AR_TRY(make_other(&other, ctx, p, n));
+        AR_TRY(ar_optimizer_create_sharded(&o, ctx, other, &options));
         for (size_t i = 0; i < n; i++)
             p[i]->hooks = 0;
     }
-    AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "object", p, n - j->left_out, &buckets));
+    AR_TRY(ar_ddp_create_params(&d, ctx, "object", p, n - j->left_out, &buckets));
     if (!o)
-        AR_TRY_TO(done, st,
-                  j->sharded ? ar_optimizer_create_sharded(&o, ctx, d, &options)
-                             : ar_optimizer_create(&o, ctx, p, n, &options));
+        AR_TRY(j->sharded ? ar_optimizer_create_sharded(&o, ctx, d, &options)
+                          : ar_optimizer_create(&o, ctx, p, n, &options));
     step.ddp = j->not_given ? NULL : d;
     const uint64_t version = p[0]->version;
-    st = ar_train_step(&result, m, ctx, o, &batch, 1, &step);
+    const ar_status st = ar_train_step(&result, m, ctx, o, &batch, 1, &step);
     if (ar_comm_rank(ar_ctx_dp(ctx)) == 0)
         j->weight_moved = p[0]->version != version;
-done:
-    ar_optimizer_destroy(o);
-    ar_ddp_destroy(other);
-    ar_ddp_destroy(d);
-    ar_model_destroy(m);
     return st;
 }
 

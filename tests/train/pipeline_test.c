@@ -227,27 +227,22 @@ static ar_status verify_values(ar_ctx *ctx, void *user)
 {
     verdicts *v = user;
     const int rank = ar_comm_rank(ctx->world);
-    ar_model *m = NULL;
-    ar_param **params = NULL;
-    ar_gradients *g = NULL;
+    OWNED(ar_model_destroy) ar_model *m = NULL;
+    OWNED(free) ar_param **params = NULL;
+    OWNED(ar_gradients_destroy) ar_gradients *g = NULL;
     ar_verdict found;
     size_t n = 0;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_model_create(&m, ctx, v->config, NULL));
-    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 3));
-    AR_TRY_TO(done, st, ari_module_list(&params, &n, ar_model_module(m)));
+    AR_TRY(ar_model_create(&m, ctx, v->config, NULL));
+    AR_TRY(ar_model_fresh(m, ctx, 3));
+    AR_TRY(ari_module_list(&params, &n, ar_model_module(m)));
     if (v->broken)
-        AR_TRY_TO(done, st, spoil_some(params, n, ctx, rank));
-    AR_TRY_TO(done, st, ar_gradients_create(&g, ctx, params, n));
-    AR_TRY_TO(done, st, ar_gradients_verify(g, &found, &(ar_gradients_verify_options){.values = true}));
+        AR_TRY(spoil_some(params, n, ctx, rank));
+    AR_TRY(ar_gradients_create(&g, ctx, params, n));
+    AR_TRY(ar_gradients_verify(g, &found, &(ar_gradients_verify_options){.values = true}));
     v->findings[rank] = found.findings;
     for (size_t i = 0; i < found.findings && i < 2; i++)
         ar_finding_text(v->text[rank][i], sizeof v->text[rank][i], &found.finding[i]);
-done:
-    ar_gradients_destroy(g);
-    free(params);
-    ar_model_destroy(m);
-    return st;
+    return AR_OK;
 }
 
 /* Three stages of two ranks each. Of the table there are four copies, so one that differs is outvoted. */

@@ -70,20 +70,14 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
     const ar_config c = match_config(AR_ARCH_GPT2, 1);
     const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     ar_param *p[MOST];
-    ar_model *m = NULL;
-    ar_optimizer *o = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ar_model_create(&m, ctx, &c, NULL));
-    AR_TRY_TO(done, st, ar_model_fresh(m, ctx, 1));
+    OWNED(ar_model_destroy) ar_model *m = NULL;
+    OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
+    AR_TRY(ar_model_create(&m, ctx, &c, NULL));
+    AR_TRY(ar_model_fresh(m, ctx, 1));
     const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
-    AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, n, &options));
-    AR_TRY_TO(done, st, try_step(ctx, user, m, o, p, n));
-    if (ar_optimizer_steps(o) > 1)
-        st = ar_error_set(AR_ERR_INTERNAL, "more than one step");
-done:
-    ar_optimizer_destroy(o);
-    ar_model_destroy(m);
-    return st;
+    AR_TRY(ar_optimizer_create(&o, ctx, p, n, &options));
+    AR_TRY(try_step(ctx, user, m, o, p, n));
+    return ar_optimizer_steps(o) > 1 ? ar_error_set(AR_ERR_INTERNAL, "more than one step") : AR_OK;
 }
 
 static void run(job *j, int tp)

@@ -168,26 +168,20 @@ static ar_status stack(kept *k, const ar_tensor *t, const ar_layout *o)
 
 static ar_status keep_first(ar_dump_listener *l, const kept *named, const ar_tensor *t, const ar_layout *o)
 {
-    kept *k = NULL;
-    float *values = NULL;
-    ar_status st = AR_OK;
+    ARI_OWNED kept *k = NULL;
+    ARI_OWNED float *values = NULL;
     AR_TRY(ARI_GROW(&l->list, &l->capacity, l->count, "a rank's tensors"));
     AR_TRY(ARI_ALLOC_ZERO(&k, 1, named->name));
     *k = *named;
     k->layout = *o;
-    AR_TRY_TO(failed, st, ARI_ALLOC_ZERO(&values, ar_tensor_count(t), k->name));
-    AR_TRY_TO(failed, st, ar_tensor_view(&k->local, AR_F32, t->ndim, t->shape, (ar_buf){values}));
-    if (!tsearch(k, &l->by_name, ari_by_text)) {
-        st = ar_error_set(AR_ERR_MEMORY, "no memory for the name %s", k->name);
-        goto failed;
-    }
+    AR_TRY(ARI_ALLOC_ZERO(&values, ar_tensor_count(t), k->name));
+    AR_TRY(ar_tensor_view(&k->local, AR_F32, t->ndim, t->shape, (ar_buf){values}));
+    if (!tsearch(k, &l->by_name, ari_by_text))
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the name %s", k->name);
     ari_for_each_run(t, o, copy_run, values);
-    l->list[l->count++] = k;
+    values = NULL;
+    ARI_GIVE(&l->list[l->count++], k);
     return AR_OK;
-failed:
-    free(values);
-    free(k);
-    return st;
 }
 
 static ar_status name_of(kept *k, const ar_tap_event *e)
