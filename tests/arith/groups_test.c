@@ -204,29 +204,24 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
 {
     gradient *j = user;
     const size_t shape[2] = {OUT, IN / (size_t)j->tp};
-    ar_param p[GROUPS * PARAMS] = {0}, *to[GROUPS * PARAMS];
+    SCOPED(rank_params_end) rank_params p;
     ar_layout layout;
-    ar_status st = AR_OK;
+    rank_params_begin(&p);
     AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->tp));
-    for (size_t i = 0; i < GROUPS * PARAMS; i++) {
-        to[i] = &p[i];
-        AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, "w", &layout, false));
-    }
-    p[3].requires_grad = false;
-    AR_TRY_TO(done, st, add_rows(j, ctx, to));
+    for (size_t i = 0; i < GROUPS * PARAMS; i++)
+        AR_TRY(ar_param_init(p.all[i], ctx, "w", &layout, false));
+    p.at[3].requires_grad = false;
+    AR_TRY(add_rows(j, ctx, p.all));
     for (size_t i = 0; i < GROUPS * PARAMS; i++) {
         ar_tensor g;
-        AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
-        if (!p[i].requires_grad)
+        AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
+        if (!p.at[i].requires_grad)
             continue;
-        AR_TRY_TO(done, st, ctx->arith->grad_reduce(ctx, &p[i], ctx->sequence, "w"));
-        AR_TRY_TO(done, st, ctx->arith->grad_value(ctx, &g, &p[i]));
-        AR_TRY_TO(done, st, ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)][i], &g));
+        AR_TRY(ctx->arith->grad_reduce(ctx, p.all[i], ctx->sequence, "w"));
+        AR_TRY(ctx->arith->grad_value(ctx, &g, p.all[i]));
+        AR_TRY(ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)][i], &g));
     }
-done:
-    for (size_t i = 0; i < GROUPS * PARAMS; i++)
-        ar_param_fini(&p[i]);
-    return st;
+    return AR_OK;
 }
 
 /* One contraction for each sample, of its rows that are in the group, and the plain accumulator over the samples. */

@@ -39,6 +39,19 @@ size_t ranks_of(const ar_ctx *ctx)
     return (size_t)ar_comm_size(ar_ctx_tp(ctx));
 }
 
+void rank_params_begin(rank_params *p)
+{
+    *p = (rank_params){.all = {NULL}};
+    for (size_t i = 0; i < RANK_PARAMS; i++)
+        p->all[i] = &p->at[i];
+}
+
+void rank_params_end(rank_params *p)
+{
+    for (size_t i = 0; i < RANK_PARAMS; i++)
+        ar_param_fini(&p->at[i]);
+}
+
 ar_status rank_upload(ar_ctx *ctx, ar_tensor *t, int ndim, const size_t *shape, const float *values)
 {
     AR_TRY(ar_ctx_tensor(ctx, t, AR_F32, ndim, shape));

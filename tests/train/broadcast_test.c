@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parameters at the start: each data-parallel group gets its first rank's, and shards stay apart. */
 #include "anyrank/param.h"
-#include "run/cluster_run.h"
+#include "support/rank_run.h"
+#include "support/scoped.h"
 #include "tests/support/test.h"
 
 enum { TP = 2, DP = 3, ROWS = 4, COLS = 2, OWN = ROWS / TP * COLS };
@@ -26,7 +27,7 @@ static ar_status send(ar_ctx *ctx, ar_param *p, job *j)
     return ar_ctx_download(ctx, j->values[rank], &p->value);
 }
 
-static ar_status rank_main(void *user, ar_ctx *ctx)
+static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     const size_t shape[2] = {ROWS, COLS};
     ar_layout layout;
@@ -38,11 +39,8 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 
 static void run(job *j)
 {
-    const ari_cluster_options o = {
-        .run.parallel = {.tp = TP, .dp = DP}, .run.threads = 1, .body = rank_main, .body_user = j};
-    ari_cluster_result result;
-    cr_assert_ok(ari_cluster_run(&result, &o));
-    free(result.loss);
+    const ar_run o = {.parallel = {.tp = TP, .dp = DP}};
+    cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
 static const float shard[TP][OWN] = {{0, 1, 10, 11}, {20, 21, 30, 31}};

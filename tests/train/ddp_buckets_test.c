@@ -46,8 +46,8 @@ Test(ddp_buckets, hold_the_parameters_that_their_order_and_capacity_give_them)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static toy t;
         t = (toy){.n = cases[i].n,
-                  .parallel = {.tp = cases[i].tp, .dp = 2},
-                  .numerics = cases[i].bf16 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                  .run.parallel = {.tp = cases[i].tp, .dp = 2},
+                  .run.numerics = cases[i].bf16 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                   .ddp = {.bucket_bytes = 4 * cases[i].capacity, .order = cases[i].order}};
         for (size_t k = 0; k < t.n; k++) {
             t.size[k] = cases[i].size[k];
@@ -56,7 +56,7 @@ Test(ddp_buckets, hold_the_parameters_that_their_order_and_capacity_give_them)
             t.spread[k] = cases[i].spread >> k & 1;
         }
         cr_assert_ok(toy_run(&t));
-        for (int r = 0; r < ar_parallel_world(&t.parallel); r++)
+        for (int r = 0; r < ar_parallel_world(&t.run.parallel); r++)
             cr_expect_str_eq(t.rank[r].buckets, cases[i].buckets, "case %zu, rank %d has %s", i, r, t.rank[r].buckets);
     }
 }
@@ -79,7 +79,7 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
 
 Test(ddp_buckets, tell_their_sizes_and_offsets)
 {
-    toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = {.bucket_bytes = 400}, .body = look, .parallel = two};
+    toy t = {.n = 4, .size = {120, 30, 20, 15}, .ddp = {.bucket_bytes = 400}, .body = look, .run.parallel = two};
     cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1] && t.rank[r].has[2], "rank %d", r);
@@ -103,7 +103,7 @@ Test(ddp_buckets, the_place_of_a_parameter_is_found)
              .frozen = {false, true, false, false},
              .ddp = {.bucket_bytes = 400},
              .body = find,
-             .parallel = two};
+             .run.parallel = two};
     cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 2; r++)
         cr_expect(t.rank[r].has[0] && t.rank[r].has[1], "rank %d: %d %d", r, t.rank[r].has[0], t.rank[r].has[1]);
@@ -130,7 +130,7 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
 
 Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
 {
-    toy t = {.n = 3, .size = {5, 3, 9}, .ddp = {.bucket_bytes = 400}, .body = shares, .parallel = {.dp = 3}};
+    toy t = {.n = 3, .size = {5, 3, 9}, .ddp = {.bucket_bytes = 400}, .body = shares, .run.parallel = {.dp = 3}};
     t.ddp.zero = 1;
     cr_assert_ok(toy_run(&t));
     for (int r = 0; r < 3; r++)
@@ -139,8 +139,8 @@ Test(ddp_buckets, with_zero_each_rank_has_a_slice_of_each)
 
 static void expect_refused(toy t, ar_status st, const char *part)
 {
-    if (t.parallel.dp == 0)
-        t.parallel = two;
+    if (t.run.parallel.dp == 0)
+        t.run.parallel = two;
     cr_expect_eq(toy_run(&t), st);
     cr_expect_says(part);
 }
@@ -199,7 +199,7 @@ static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t 
 
 Test(ddp_buckets, ranks_that_wrap_different_parameters_are_told_which)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = 3}, .body = differ, .how = LENGTH};
+    toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .run.parallel = {.dp = 3}, .body = differ, .how = LENGTH};
     expect_refused(t, AR_ERR_MISMATCH,
                    "ranks 0 and 2 disagree about parameter 2: rank 0 has p2 [5] F32, rank 2 nothing");
     t.how = SHAPE;

@@ -7,8 +7,12 @@
  * first elements of each. */
 static toy three(ar_fault fault, int steps)
 {
-    return (toy){
-        .n = 3, .size = {4, 4, 2}, .parallel = {.dp = 2}, .ddp = {.bucket_bytes = 24}, .fault = fault, .steps = steps};
+    return (toy){.n = 3,
+                 .size = {4, 4, 2},
+                 .run.parallel = {.dp = 2},
+                 .ddp = {.bucket_bytes = 24},
+                 .run.fault = fault,
+                 .steps = steps};
 }
 
 static const size_t first[3] = {0, 4, 8};
@@ -33,7 +37,7 @@ static void run(toy *t)
 static void expect(const toy *t, int r, size_t param, float value)
 {
     cr_expect_eq(t->rank[r].grad[first[param]], value, "%s, %d steps, rank %d, p%zu: %.9g, not %.9g",
-                 ar_fault_name(t->fault), t->steps, r, param, (double)t->rank[r].grad[first[param]], (double)value);
+                 ar_fault_name(t->run.fault), t->steps, r, param, (double)t->rank[r].grad[first[param]], (double)value);
 }
 
 /* The sum of both ranks, twice that, nothing, what the rank itself had. */

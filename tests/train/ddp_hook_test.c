@@ -30,7 +30,7 @@ static ar_status halve(void *user, const ar_bucket_info *b, const ar_param *p, s
 
 static toy toy_of(int dp)
 {
-    return (toy){.n = 3, .size = {40, 30, 20}, .ddp = {.bucket_bytes = 300}, .micro = 2, .parallel = {.dp = dp}};
+    return (toy){.n = 3, .size = {40, 30, 20}, .ddp = {.bucket_bytes = 300}, .micro = 2, .run.parallel = {.dp = dp}};
 }
 
 Test(ddp_hook, replaces_a_sum_by_a_function_of_it_in_every_mode)
@@ -41,8 +41,8 @@ Test(ddp_hook, replaces_a_sum_by_a_function_of_it_in_every_mode)
         toy t = toy_of(3);
         t.ddp.hook = clamp;
         t.ddp.mode = mode % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
-        t.numerics = mode < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
-        plain.numerics = t.numerics;
+        t.run.numerics = mode < 2 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE;
+        plain.run.numerics = t.run.numerics;
         cr_assert_ok(toy_run(&plain));
         cr_assert_ok(toy_run(&t));
         bool changed = false;
@@ -94,7 +94,7 @@ Test(ddp_hook, of_shares_sees_the_share)
     for (int zero = 0; zero < 8; zero++) {
         toy whole = toy_of(2), t = toy_of(2);
         t.ddp.hook_terms = zero >= 4;
-        t.numerics = whole.numerics = zero >= 4 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+        t.run.numerics = whole.run.numerics = zero >= 4 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
         t.ddp.hook = zero >= 4 ? halve : clamp;
         whole.ddp.hook = zero >= 4 ? NULL : clamp;
         t.ddp.mode = zero % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
@@ -132,14 +132,14 @@ Test(ddp_hook, an_error_of_it_ends_the_step)
 Test(ddp_hook, of_terms_comes_before_the_sum_in_native_numerics_alone)
 {
     toy plain = toy_of(2), t = toy_of(2);
-    plain.numerics = t.numerics = AR_NUMERICS_NATIVE;
+    plain.run.numerics = t.run.numerics = AR_NUMERICS_NATIVE;
     t.ddp.hook = halve;
     t.ddp.hook_terms = true;
     cr_assert_ok(toy_run(&plain));
     cr_assert_ok(toy_run(&t));
     for (size_t i = 0; i < 90; i++)
         cr_expect_eq(t.rank[1].grad[i], 0.5f * plain.rank[1].grad[i], "element %zu", i);
-    t.numerics = AR_NUMERICS_EXACT;
+    t.run.numerics = AR_NUMERICS_EXACT;
     cr_expect_eq(toy_run(&t), AR_ERR_UNSUPPORTED);
     cr_expect_says("a hook of terms in exact numerics");
 }

@@ -9,7 +9,7 @@ enum { RANKS = 3, MOST = 4 };
 
 static toy four(ar_ddp_options o)
 {
-    return (toy){.n = MOST, .size = {5, 5, 5, 5}, .parallel = {.dp = RANKS}, .ddp = o};
+    return (toy){.n = MOST, .size = {5, 5, 5, 5}, .run.parallel = {.dp = RANKS}, .ddp = o};
 }
 
 /* Runs t, whose `body` makes a step of all parameters. */

@@ -12,7 +12,7 @@ static toy five(void)
     return (toy){.n = 5,
                  .size = {30, 7, 40, 1, 12},
                  .spread = {[1] = true, [3] = true},
-                 .parallel = {.tp = 2, .dp = 2, .micro_batches = 2},
+                 .run.parallel = {.tp = 2, .dp = 2, .micro_batches = 2},
                  .micro = 2,
                  .steps = 2,
                  .ddp = {.find_unused = true}};
@@ -25,7 +25,7 @@ Test(ddp_overlap, gives_the_same_bits_under_every_schedule)
     cr_assert_ok(toy_run(&plain));
     for (uint64_t seed = 1; seed <= (small_only() ? 5 : 40); seed++) {
         toy t = five();
-        t.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
+        t.run.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
         cr_assert_eq(toy_run(&t), AR_OK, "seed %llu: %s", (unsigned long long)seed, ar_error_message());
         for (int r = 0; r < 4; r++)
             cr_expect_eq(memcmp(t.rank[r].grad, plain.rank[r].grad, sizeof plain.rank[r].grad), 0, "seed %llu, rank %d",
@@ -39,7 +39,7 @@ Test(ddp_overlap, an_error_ends_all_ranks_under_every_schedule)
         toy t = five();
         t.ddp.find_unused = false;
         t.skips[1][0] = t.skips[1][1] = 1u << 2;
-        t.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
+        t.run.sim = (ar_sim_options){.explore = true, .schedule_seed = seed};
         cr_expect_eq(toy_run(&t), AR_ERR_DATA, "seed %llu", (unsigned long long)seed);
         cr_expect_not_null(strstr(ar_error_message(), "no gradient for 1 of 5 parameters: p2."), "seed %llu: %s",
                            (unsigned long long)seed, ar_error_message());
@@ -65,15 +65,15 @@ static ar_trace_summary summary_of(ar_ddp_options o, const char *json)
     const ar_sim_cluster cluster = {.inside = {0, 4e6}, .flops = 1e9};
     toy t = {.n = 4,
              .size = {1000, 1000, 1000, 1000},
-             .parallel = {.dp = 2},
-             .numerics = AR_NUMERICS_NATIVE,
+             .run.parallel = {.dp = 2},
+             .run.numerics = AR_NUMERICS_NATIVE,
              .ddp = o,
              .body = timed};
     OWNED(ar_trace_destroy) ar_trace *trace = NULL;
     ar_trace_summary s;
     t.ddp.keep_weights = true;
     cr_assert_ok(ar_trace_create(&trace));
-    t.sim = (ar_sim_options){.cluster = &cluster, .trace = trace};
+    t.run.sim = (ar_sim_options){.cluster = &cluster, .trace = trace};
     cr_assert_ok(toy_run(&t));
     cr_assert_ok(ar_trace_summarise(&s, trace, AR_TRACE_VIRTUAL));
     if (json)

@@ -26,7 +26,7 @@ static ar_status make_other(ar_ddp **d, ar_ctx *ctx, ar_param **p, size_t n)
     return ar_ddp_create_params(d, ctx, "other", p, n, &o);
 }
 
-static ar_status rank_main(void *user, ar_ctx *ctx)
+static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     job *j = user;
     const ar_config c = match_config(AR_ARCH_GPT2, 1);
@@ -66,12 +66,8 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 
 static ar_status run(job *j, int dp)
 {
-    const ari_cluster_options o = {.run.parallel = {.dp = dp}, .run.threads = 1, .body = rank_main, .body_user = j};
-    ari_cluster_result result;
-    const ar_status st = ari_cluster_run(&result, &o);
-    free(result.loss);
-    free(result.reports);
-    return st;
+    const ar_run o = {.parallel.dp = dp};
+    return rank_run(&o, rank_main, j);
 }
 
 static void expect_refused(job j, int dp, const char *says)

@@ -12,7 +12,7 @@ static toy seven(ar_parallel p)
     return (toy){.n = 7,
                  .size = {100, 50, 7, 300, 1, 42, 200},
                  .spread = {[2] = p.tp > 1, [5] = p.tp > 1},
-                 .parallel = p,
+                 .run.parallel = p,
                  .micro = p.micro_batches};
 }
 
@@ -23,7 +23,7 @@ static void run(toy *t)
 
 static void expect_same(const toy *a, const toy *b, const char *what)
 {
-    for (int r = 0; r < ar_parallel_world(&a->parallel); r++)
+    for (int r = 0; r < ar_parallel_world(&a->run.parallel); r++)
         cr_expect_eq(memcmp(a->rank[r].grad, b->rank[r].grad, sizeof a->rank[r].grad), 0, "%s: rank %d", what, r);
 }
 
@@ -55,7 +55,7 @@ Test(ddp_step, native_bits_do_not_depend_on_the_mode)
 {
     for (size_t l = 0; l < LAYOUTS; l++) {
         toy eager = seven(layouts[l]), overlap = seven(layouts[l]);
-        eager.numerics = overlap.numerics = AR_NUMERICS_NATIVE;
+        eager.run.numerics = overlap.run.numerics = AR_NUMERICS_NATIVE;
         eager.ddp = (ar_ddp_options){.bucket_bytes = 500, .mode = AR_BUCKETS_EAGER};
         overlap.ddp = (ar_ddp_options){.bucket_bytes = 500};
         run(&eager);
@@ -87,7 +87,7 @@ static void expect_integers(toy t, float times)
     t.n = 3;
     t.size[0] = 4, t.size[1] = 1, t.size[2] = 6;
     t.body = integers;
-    t.parallel.dp = 4; /* 1 + 2 + 3 + 4 = 10 */
+    t.run.parallel.dp = 4; /* 1 + 2 + 3 + 4 = 10 */
     run(&t);
     static const float unit[11] = {1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 8};
     for (int r = 0; r < 4; r++) {
@@ -100,14 +100,14 @@ static void expect_integers(toy t, float times)
 Test(ddp_step, gives_the_sum_and_the_mean_in_both_numerics_and_storages)
 {
     for (int native = 0; native < 2; native++) {
-        toy t = {.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT, .ddp = {.bucket_bytes = 16}};
+        toy t = {.run.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT, .ddp = {.bucket_bytes = 16}};
         expect_integers(t, 10.0f);
         t.ddp.mean = true;
         expect_integers(t, 2.5f);
         t.ddp.mode = AR_BUCKETS_EAGER;
         expect_integers(t, 2.5f);
     }
-    toy half = {.numerics = AR_NUMERICS_NATIVE, .bf16 = {true, false, true}, .ddp = {.bucket_bytes = 1000}};
+    toy half = {.run.numerics = AR_NUMERICS_NATIVE, .bf16 = {true, false, true}, .ddp = {.bucket_bytes = 1000}};
     expect_integers(half, 10.0f);
 }
 
@@ -134,7 +134,7 @@ Test(ddp_step, buckets_make_fewer_all_reduces_of_the_same_bytes)
     cr_expect_eq(moved[0], 2 * 700 * 17, "%llu", (unsigned long long)moved[0]);
     cr_expect_eq(moved[1], moved[0]);
     cr_expect_eq(moved[2], moved[0] + 2 * 7);
-    one.numerics = AR_NUMERICS_NATIVE;
+    one.run.numerics = AR_NUMERICS_NATIVE;
     run(&one);
     cr_expect_eq(one.rank[0].all_reduces, 1);
     cr_expect_eq(one.rank[0].moved + one.rank[1].moved, 2 * 700 * 4);
@@ -201,7 +201,7 @@ Test(ddp_step, takes_no_memory_in_ten_steps)
 {
     for (int native = 0; native < 2; native++) {
         toy t = seven((ar_parallel){.tp = 2, .dp = 2});
-        t.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+        t.run.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
         t.ddp = (ar_ddp_options){.bucket_bytes = 500, .find_unused = true};
         t.body = ten_steps;
         run(&t);
@@ -266,14 +266,14 @@ static ar_status two_uses(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, t
 
 Test(ddp_step, a_tied_weight_is_reduced_after_its_last_use)
 {
-    toy t = {.n = 2, .size = {5, 5}, .parallel = {.dp = 2}, .body = two_uses}, wrong = t;
+    toy t = {.n = 2, .size = {5, 5}, .run.parallel = {.dp = 2}, .body = two_uses}, wrong = t;
     run(&t);
     cr_expect(t.rank[0].has[5]);
     cr_expect(t.rank[0].has[6]);
     cr_expect(t.rank[0].has[7]);
     const float both = toy_term(0, 0, 0, 0, 0) + toy_term(1, 0, 0, 0, 0);
     cr_expect_eq(t.rank[0].grad[0], 2 * both);
-    wrong.fault = AR_FAULT_tied_reduced_at_first_use;
+    wrong.run.fault = AR_FAULT_tied_reduced_at_first_use;
     run(&wrong);
     cr_expect_eq(wrong.rank[0].grad[0], both, "the first use alone");
     cr_expect_eq(wrong.rank[1].grad[0], both);
@@ -294,7 +294,7 @@ static ar_status by_hand(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, to
 
 Test(ddp_step, buckets_can_be_reduced_by_hand)
 {
-    toy t = {.n = 3, .size = {5, 6, 7}, .parallel = {.dp = 2}, .body = by_hand}, plain = t;
+    toy t = {.n = 3, .size = {5, 6, 7}, .run.parallel = {.dp = 2}, .body = by_hand}, plain = t;
     for (int mode = 0; mode < 2; mode++) {
         t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
         run(&t);
@@ -314,7 +314,7 @@ static ar_status starts(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
 
 Test(ddp_step, ranks_that_drew_different_weights_start_from_the_first_ones)
 {
-    toy t = {.n = 1, .size = {5}, .parallel = {.dp = 3}, .body = starts}, own = t;
+    toy t = {.n = 1, .size = {5}, .run.parallel = {.dp = 3}, .body = starts}, own = t;
     own.ddp.keep_weights = true;
     run(&t);
     run(&own);

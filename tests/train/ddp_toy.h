@@ -9,10 +9,10 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/ddp.h"
-#include "run/cluster_run.h"
 #include "support/rank_run.h"
+#include "support/scoped.h"
 
-enum { TOY_MOST = 10, TOY_RANKS = 6, TOY_ELEMENTS = 2000, TOY_MICRO = 3 };
+enum { TOY_MOST = RANK_PARAMS, TOY_RANKS = 6, TOY_ELEMENTS = 2000, TOY_MICRO = 3 };
 
 typedef struct toy_result {
     float grad[TOY_ELEMENTS]; /* of the last step, parameter after parameter */
@@ -36,10 +36,7 @@ typedef struct toy {
     /* Called on every rank when the object stands, and in place of the steps where it gives a status. NULL: not. */
     ar_status (*body)(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out);
     int how;
-    ar_parallel parallel;
-    ar_numerics numerics;
-    ar_fault fault;
-    ar_sim_options sim;
+    ar_run run;
     toy_result rank[TOY_RANKS];
 } toy;
 #define TOY_IDLE (~0u)
@@ -168,43 +165,25 @@ static inline ar_status toy_work(ar_ctx *ctx, const toy *t, ar_param **params, a
     return AR_OK;
 }
 
-static inline ar_status toy_main(void *user, ar_ctx *ctx)
+static inline ar_status toy_main(ar_ctx *ctx, void *user)
 {
     toy *t = user;
     const int tp = ar_comm_size(ar_ctx_tp(ctx));
     toy_result *out = &t->rank[ar_comm_rank(ar_ctx_dp(ctx)) * tp + ar_comm_rank(ar_ctx_tp(ctx))];
-    ar_param param[TOY_MOST] = {0}, *list[TOY_MOST];
-    ar_ddp *d = NULL;
-    ar_status st = AR_OK;
+    SCOPED(rank_params_end) rank_params p;
+    OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
+    rank_params_begin(&p);
     out->how = t->how;
-    for (size_t i = 0; i < t->n; i++) {
-        list[i] = &param[i];
-        AR_TRY_TO(done, st, toy_init(&param[i], ctx, t, i));
-    }
-    if (!t->plain)
-        AR_TRY_TO(done, st, ar_ddp_create_params(&d, ctx, "toy", list, t->n, &t->ddp));
-    AR_TRY_TO(done, st, toy_work(ctx, t, list, d, out));
-done:
-    ar_ddp_destroy(d);
     for (size_t i = 0; i < t->n; i++)
-        ar_param_fini(&param[i]);
-    return st;
+        AR_TRY(toy_init(p.all[i], ctx, t, i));
+    if (!t->plain)
+        AR_TRY(ar_ddp_create_params(&d, ctx, "toy", p.all, t->n, &t->ddp));
+    return toy_work(ctx, t, p.all, d, out);
 }
 
 /* With the ranks' results in t->rank. The message is in ar_error_message. */
 static inline ar_status toy_run(toy *t)
 {
-    const ari_cluster_options o = {.run.parallel = t->parallel,
-                                   .run.numerics = t->numerics,
-                                   .run.fault = t->fault,
-                                   .run.threads = 1,
-                                   .run.sim = t->sim,
-                                   .body = toy_main,
-                                   .body_user = t};
-    ari_cluster_result result;
     memset(t->rank, 0, sizeof t->rank);
-    const ar_status st = ari_cluster_run(&result, &o);
-    free(result.loss);
-    free(result.reports);
-    return st;
+    return rank_run(&t->run, toy_main, t);
 }

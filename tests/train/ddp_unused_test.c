@@ -30,7 +30,8 @@ enum { USES = sizeof matrix / sizeof *matrix };
 
 static toy four(const use *u)
 {
-    toy t = {.n = 4, .size = {30, 20, 10, 5}, .micro = 2, .steps = 2, .parallel = {.dp = RANKS, .micro_batches = 2}};
+    toy t = {
+        .n = 4, .size = {30, 20, 10, 5}, .micro = 2, .steps = 2, .run.parallel = {.dp = RANKS, .micro_batches = 2}};
     for (int r = 0; r < RANKS; r++)
         memcpy(t.skips[r], u->skips[r], sizeof u->skips[r]);
     return t;
@@ -57,7 +58,7 @@ static void run_all(ar_ddp_options ddp, bool native)
     for (size_t i = 0; i < USES; i++) {
         toy t = four(&matrix[i]);
         t.ddp = ddp;
-        t.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
+        t.run.numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT;
         const ar_status st = toy_run(&t);
         if (ddp.find_unused || matrix[i].complete) {
             cr_assert_eq(st, AR_OK, "used %s: %s", matrix[i].what, ar_error_message());
@@ -106,7 +107,7 @@ static ar_status swallow(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, to
 
 Test(ddp_unused, a_rank_to_which_nothing_is_missing_is_told_the_name)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .parallel = {.dp = 2}, .body = swallow, .ddp = {.bucket_bytes = 1000}};
+    toy t = {.n = 3, .size = {3, 4, 5}, .run.parallel = {.dp = 2}, .body = swallow, .ddp = {.bucket_bytes = 1000}};
     for (int mode = 0; mode < 2; mode++) {
         t.ddp.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
         cr_expect_neq(toy_run(&t), AR_OK);
@@ -118,7 +119,7 @@ Test(ddp_unused, a_rank_to_which_nothing_is_missing_is_told_the_name)
 
 Test(ddp_unused, one_rank_is_held_to_the_same)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .skips = {{P1}}, .parallel = {.dp = 1}};
+    toy t = {.n = 3, .size = {3, 4, 5}, .skips = {{P1}}, .run.parallel = {.dp = 1}};
     cr_expect_eq(toy_run(&t), AR_ERR_DATA);
     t.ddp.find_unused = true;
     cr_assert_ok(toy_run(&t));
@@ -128,14 +129,15 @@ Test(ddp_unused, one_rank_is_held_to_the_same)
 
 Test(ddp_unused, many_names_are_cut_and_counted)
 {
-    toy t = {.n = 8, .size = {1, 1, 1, 1, 1, 1, 1, 1}, .skips = {{0}, {0x7e}}, .parallel = {.dp = 2}};
+    toy t = {.n = 8, .size = {1, 1, 1, 1, 1, 1, 1, 1}, .skips = {{0}, {0x7e}}, .run.parallel = {.dp = 2}};
     cr_expect_refused(toy_run(&t), AR_ERR_DATA,
                       "rank 1 has no gradient for 6 of 8 parameters: p1, p2, p3, p4 and 2 more.");
 }
 
 Test(ddp_unused, frozen_parameters_are_not_missing)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .skips = {{P1}, {P1}}, .parallel = {.dp = 2}};
+    toy t = {
+        .n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .skips = {{P1}, {P1}}, .run.parallel = {.dp = 2}};
     for (int find = 0; find < 2; find++) {
         t.ddp.find_unused = find != 0;
         cr_assert_ok(toy_run(&t));
@@ -163,7 +165,7 @@ static ar_status freeze(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
 
 Test(ddp_unused, a_parameter_thawed_after_creation_is_refused_and_a_frozen_one_left_alone)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .parallel = {.dp = 2}, .body = thaw};
+    toy t = {.n = 3, .size = {3, 4, 5}, .frozen = {false, true, false}, .run.parallel = {.dp = 2}, .body = thaw};
     cr_expect_refused(toy_run(&t), AR_ERR_ARG, "p1 requires a gradient, but did not");
     t.frozen[1] = false;
     t.body = freeze;
@@ -192,7 +194,7 @@ static ar_status update_plainly(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_
 Test(ddp_unused, without_an_object_a_parameter_used_nowhere_keeps_no_gradient)
 {
     for (int dp = 1; dp <= 2; dp++) {
-        toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .parallel = {.dp = dp}, .body = update_plainly};
+        toy t = {.n = 3, .size = {3, 4, 5}, .plain = true, .run.parallel = {.dp = dp}, .body = update_plainly};
         cr_assert_ok(toy_run(&t));
         for (int r = 0; r < dp; r++) {
             cr_expect_eq(t.rank[r].has[0], dp > 1, "dp %d, rank %d: used by rank 1 alone", dp, r);
@@ -222,7 +224,7 @@ static ar_status wait_first(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n,
 
 Test(ddp_unused, a_pass_after_the_synchronised_one_is_refused_until_the_step_has_ended)
 {
-    toy t = {.n = 3, .size = {3, 4, 5}, .parallel = {.dp = 2}, .body = pass_late};
+    toy t = {.n = 3, .size = {3, 4, 5}, .run.parallel = {.dp = 2}, .body = pass_late};
     cr_expect_refused(toy_run(&t), AR_ERR_ARG, "the gradient of p2 changed after bucket 0 was reduced");
     t.body = wait_first;
     cr_expect_ok(toy_run(&t));

@@ -45,14 +45,10 @@ static ar_status make_all(ar_ctx *ctx, ar_param p[PARAMS], const job *j)
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     job *j = user;
-    ar_param p[PARAMS] = {0};
-    ar_param *const all[PARAMS] = {&p[0], &p[1], &p[2], &p[3]};
-    ar_status st = make_all(ctx, p, j);
-    if (st == AR_OK)
-        st = ar_gradient_norm(&j->norm[rank_of(ctx)], ctx, all, PARAMS);
-    for (int i = 0; i < PARAMS; i++)
-        ar_param_fini(&p[i]);
-    return st;
+    SCOPED(rank_params_end) rank_params p;
+    rank_params_begin(&p);
+    AR_TRY(make_all(ctx, p.at, j));
+    return ar_gradient_norm(&j->norm[rank_of(ctx)], ctx, p.all, PARAMS);
 }
 
 static void run(job *j, int ranks, ar_numerics numerics)

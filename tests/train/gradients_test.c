@@ -159,18 +159,13 @@ static ar_status go(ar_ctx *ctx, job *j, ar_param *p, ar_gradients *g)
 static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     job *j = user;
-    ar_param p[PARAMS] = {0};
-    ar_param *const all[PARAMS] = {&p[0], &p[1], &p[2], &p[3]};
-    ar_gradients *g = NULL;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(ctx, p));
-    AR_TRY_TO(done, st, ar_gradients_create(&g, ctx, all, PARAMS));
-    AR_TRY_TO(done, st, go(ctx, j, p, g));
-done:
-    ar_gradients_destroy(g);
+    SCOPED(rank_params_end) rank_params p;
+    OWNED(ar_gradients_destroy) ar_gradients *g = NULL;
+    rank_params_begin(&p);
+    AR_TRY(make(ctx, p.at));
+    AR_TRY(ar_gradients_create(&g, ctx, p.all, PARAMS));
+    const ar_status st = go(ctx, j, p.at, g);
     ar_optimizer_destroy(j->optimizer[world_rank(ctx, j)]);
-    for (int i = 0; i < PARAMS; i++)
-        ar_param_fini(&p[i]);
     return st;
 }
 
@@ -306,34 +301,27 @@ Test(gradients, lists_that_differ_are_an_error_on_every_rank)
 
 static ar_status look(ar_ctx *ctx, void *user)
 {
-    ar_param p[PARAMS] = {0};
-    ar_param *const all[PARAMS] = {&p[0], &p[1], &p[2], &p[3]};
-    ar_param *const twice[2] = {&p[0], &p[0]};
+    SCOPED(rank_params_end) rank_params p;
+    ar_param *const twice[2] = {&p.at[0], &p.at[0]};
     ar_param *trainable[PARAMS] = {NULL};
     (void)user;
-    ar_gradients *g = NULL, *none = NULL;
+    OWNED(ar_gradients_destroy) ar_gradients *g = NULL;
+    OWNED(ar_gradients_destroy) ar_gradients *none = NULL;
     ar_verdict v = {0};
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make(ctx, p));
-    p[REPLICATED].requires_grad = false;
-    AR_TRY_TO(done, st, ar_gradients_create(&g, ctx, all, PARAMS));
-    if (ar_gradients_trainable(g, trainable, PARAMS) != 3 || trainable[1] != &p[PARTIAL])
-        st = ar_error_set(AR_ERR_INTERNAL, "the list of trainable parameters");
-    AR_TRY_TO(done, st, st);
-    AR_TRY_TO(done, st, ar_gradients_create(&none, ctx, NULL, 0));
-    AR_TRY_TO(done, st, ar_gradients_sync(none, NULL));
-    AR_TRY_TO(done, st, ar_gradients_verify(none, &v, &everything));
-    AR_TRY_TO(done, st, ar_verdict_status(&v));
+    rank_params_begin(&p);
+    AR_TRY(make(ctx, p.at));
+    p.at[REPLICATED].requires_grad = false;
+    AR_TRY(ar_gradients_create(&g, ctx, p.all, PARAMS));
+    if (ar_gradients_trainable(g, trainable, PARAMS) != 3 || trainable[1] != &p.at[PARTIAL])
+        return ar_error_set(AR_ERR_INTERNAL, "the list of trainable parameters");
+    AR_TRY(ar_gradients_create(&none, ctx, NULL, 0));
+    AR_TRY(ar_gradients_sync(none, NULL));
+    AR_TRY(ar_gradients_verify(none, &v, &everything));
+    AR_TRY(ar_verdict_status(&v));
     ar_gradients_destroy(none);
     none = NULL;
-    if (ar_gradients_create(&none, ctx, twice, 2) != AR_ERR_ARG)
-        st = ar_error_set(AR_ERR_INTERNAL, "a parameter twice");
-done:
-    ar_gradients_destroy(none);
-    ar_gradients_destroy(g);
-    for (int i = 0; i < PARAMS; i++)
-        ar_param_fini(&p[i]);
-    return st;
+    return ar_gradients_create(&none, ctx, twice, 2) == AR_ERR_ARG ? AR_OK
+                                                                   : ar_error_set(AR_ERR_INTERNAL, "a parameter twice");
 }
 
 Test(gradients, frozen_parameters_and_empty_lists_are_fine)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a training step refuses, and that nothing has changed then. */
 #include "anyrank/train.h"
-#include "run/cluster_run.h"
 #include "support/bits.h"
 #include "support/match.h"
+#include "support/rank_run.h"
 #include "tests/support/test.h"
 
 enum { B = 2, S = 4, MOST = 64, MOST_ELEMENTS = 4000, RANKS = 4 };
@@ -65,7 +65,7 @@ static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_
     return read_all(ctx, j->after[r], &j->elements[r], p, n);
 }
 
-static ar_status rank_main(void *user, ar_ctx *ctx)
+static ar_status rank_main(ar_ctx *ctx, void *user)
 {
     const ar_config c = match_config(AR_ARCH_GPT2, 1);
     const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
@@ -82,10 +82,8 @@ static ar_status rank_main(void *user, ar_ctx *ctx)
 
 static void run(job *j, int tp)
 {
-    const ari_cluster_options o = {.run.parallel = {.tp = tp}, .run.threads = 1, .body = rank_main, .body_user = j};
-    ari_cluster_result result;
-    cr_assert_ok(ari_cluster_run(&result, &o));
-    free(result.loss);
+    const ar_run o = {.parallel.tp = tp};
+    cr_assert_ok(rank_run(&o, rank_main, j));
 }
 
 static void expect_refused(const job *j, int ranks, ar_status st, const char *message)

@@ -207,31 +207,24 @@ static ar_status step_of_two_orders(ar_ctx *ctx, void *user)
     static const char *const called[SHARED] = {"p0", "p1", "p2"};
     two_orders *t = user;
     const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
-    ar_param p[SHARED];
-    ar_ddp *other = NULL, *d = NULL;
-    ar_optimizer *o = NULL;
-    ar_status st = AR_OK;
-    memset(p, 0, sizeof p);
+    SCOPED(rank_params_end) rank_params p;
+    OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
+    OWNED(ar_ddp_destroy) ar_ddp *other = NULL;
+    OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
+    rank_params_begin(&p);
     for (size_t i = 0; i < SHARED; i++) {
         const float zeros[MOST] = {0};
         ar_layout layout;
-        AR_TRY_TO(done, st, ar_layout_replicate(&layout, 1, &t->size[i], 0, 1));
-        AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, called[i], &layout, false));
-        AR_TRY_TO(done, st, ar_param_set(&p[i], ctx, zeros));
+        AR_TRY(ar_layout_replicate(&layout, 1, &t->size[i], 0, 1));
+        AR_TRY(ar_param_init(p.all[i], ctx, called[i], &layout, false));
+        AR_TRY(ar_param_set(p.all[i], ctx, zeros));
     }
-    AR_TRY_TO(done, st, make_in_order(&other, ctx, "other", p, t->of_optimizer));
-    AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, other, &options));
-    AR_TRY_TO(done, st, make_in_order(&d, ctx, "object", p, t->of_gradients));
+    AR_TRY(make_in_order(&other, ctx, "other", p.at, t->of_optimizer));
+    AR_TRY(ar_optimizer_create_sharded(&o, ctx, other, &options));
+    AR_TRY(make_in_order(&d, ctx, "object", p.at, t->of_gradients));
     for (size_t i = 0; i < SHARED; i++)
-        AR_TRY_TO(done, st, ar_param_zero_grad(&p[i], ctx));
-    AR_TRY_TO(done, st, shared_step(ctx, d, o, p, t));
-done:
-    ar_optimizer_destroy(o);
-    ar_ddp_destroy(other);
-    ar_ddp_destroy(d);
-    for (size_t i = 0; i < SHARED; i++)
-        ar_param_fini(&p[i]);
-    return st;
+        AR_TRY(ar_param_zero_grad(p.all[i], ctx));
+    return shared_step(ctx, d, o, p.at, t);
 }
 
 /* says: what each rank is told; NULL: nothing is refused. */

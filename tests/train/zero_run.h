@@ -7,6 +7,7 @@
 #include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
+#include "support/scoped.h"
 #include "tests/support/test.h"
 
 /* A transposed matrix, a matrix, a vector, and one number; the last gets no gradient where a case says so. */
@@ -54,6 +55,12 @@ static inline ar_status add_gradients(ar_ctx *ctx, const job *j, ar_param **p, u
 typedef struct reducers {
     ar_ddp *first, *second;
 } reducers;
+
+static inline void reducers_end(reducers *r)
+{
+    ar_ddp_destroy(r->second);
+    ar_ddp_destroy(r->first);
+}
 
 static inline ar_status for_each_ddp(const reducers *r, ar_status (*f)(ar_ddp *))
 {
@@ -130,55 +137,42 @@ static inline ar_status make_reducers(reducers *r, ar_ctx *ctx, const job *j, ar
 static inline ar_status train(ar_ctx *ctx, job *j, ar_param **p)
 {
     const size_t rank = (size_t)ar_comm_rank(ctx->dp);
-    reducers r = {NULL, NULL};
-    ar_optimizer *o = NULL;
+    SCOPED(reducers_end) reducers r = {NULL, NULL};
+    OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
     uint64_t version[PARAMS];
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, make_reducers(&r, ctx, j, p));
+    AR_TRY(make_reducers(&r, ctx, j, p));
     if (j->zero)
-        AR_TRY_TO(done, st, ar_optimizer_create_sharded(&o, ctx, r.first, &j->options));
+        AR_TRY(ar_optimizer_create_sharded(&o, ctx, r.first, &j->options));
     else
-        AR_TRY_TO(done, st, ar_optimizer_create(&o, ctx, p, PARAMS, &j->options));
+        AR_TRY(ar_optimizer_create(&o, ctx, p, PARAMS, &j->options));
     if (j->first > 1)
-        AR_TRY_TO(done, st, ar_optimizer_load(o, ctx, j->first - 1, find, j));
+        AR_TRY(ar_optimizer_load(o, ctx, j->first - 1, find, j));
     for (size_t i = 0; i < PARAMS; i++)
         version[i] = p[i]->version;
     for (unsigned step = j->first; step <= j->last; step++)
-        AR_TRY_TO(done, st, one_step(ctx, j, p, &r, o, step));
+        AR_TRY(one_step(ctx, j, p, &r, o, step));
     j->bytes[rank] = ar_optimizer_bytes(o);
     if (r.first)
-        AR_TRY_TO(done, st, ar_ddp_gather_parameters(r.first));
+        AR_TRY(ar_ddp_gather_parameters(r.first));
     for (size_t i = 0; i < PARAMS; i++) {
         j->versions[rank][i] = p[i]->version - version[i];
-        AR_TRY_TO(done, st, ar_ctx_download_floats(ctx, j->end[rank].at[i], &p[i]->value));
+        AR_TRY(ar_ctx_download_floats(ctx, j->end[rank].at[i], &p[i]->value));
     }
-    AR_TRY_TO(done, st, ar_optimizer_save(o, ctx, keep, j));
-done:
-    ar_optimizer_destroy(o);
-    ar_ddp_destroy(r.second);
-    ar_ddp_destroy(r.first);
-    return st;
+    return ar_optimizer_save(o, ctx, keep, j);
 }
 
 static inline ar_status rank_main(ar_ctx *ctx, void *user)
 {
     job *j = user;
-    ar_param p[PARAMS];
-    ar_param *all[PARAMS];
-    ar_status st = AR_OK;
-    memset(p, 0, sizeof p);
+    SCOPED(rank_params_end) rank_params p;
+    rank_params_begin(&p);
     for (size_t i = 0; i < PARAMS; i++) {
         ar_layout layout;
-        all[i] = &p[i];
-        AR_TRY_TO(done, st, ar_layout_replicate(&layout, shapes[i][1] ? 2 : 1, shapes[i], 0, 1));
-        AR_TRY_TO(done, st, ar_param_init(&p[i], ctx, names[i], &layout, i == 0));
-        AR_TRY_TO(done, st, ar_param_set(&p[i], ctx, j->start->at[i]));
+        AR_TRY(ar_layout_replicate(&layout, shapes[i][1] ? 2 : 1, shapes[i], 0, 1));
+        AR_TRY(ar_param_init(p.all[i], ctx, names[i], &layout, i == 0));
+        AR_TRY(ar_param_set(p.all[i], ctx, j->start->at[i]));
     }
-    AR_TRY_TO(done, st, train(ctx, j, all));
-done:
-    for (size_t i = 0; i < PARAMS; i++)
-        ar_param_fini(&p[i]);
-    return st;
+    return train(ctx, j, p.all);
 }
 
 static inline void start_values(values *v)
