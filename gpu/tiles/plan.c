@@ -17,11 +17,6 @@
 /* A side of a tile has at most so many parts: more of them leave less than a part in twenty-five idle. */
 #define SIDE ((size_t)24)
 
-static size_t ceil_div(size_t a, size_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* One tile. */
 typedef struct extent {
     size_t matrices, rows, cols;
@@ -29,8 +24,8 @@ typedef struct extent {
 
 static size_t parts_of(const extent *x, const ari_tile_machine *m)
 {
-    const size_t flat = ceil_div(x->rows, m->part_rows) * ceil_div(x->cols, m->part_cols);
-    return ari_smaller(flat, ceil_div(x->rows, m->part_cols) * ceil_div(x->cols, m->part_rows));
+    const size_t flat = ari_ceil_div(x->rows, m->part_rows) * ari_ceil_div(x->cols, m->part_cols);
+    return ari_smaller(flat, ari_ceil_div(x->rows, m->part_cols) * ari_ceil_div(x->cols, m->part_rows));
 }
 
 static double plane_bytes(const ari_tile_work *w, const extent *x)
@@ -42,8 +37,8 @@ static double plane_bytes(const ari_tile_work *w, const extent *x)
 static size_t waves_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
 {
     const size_t parts = parts_of(x, m);
-    return together ? x->matrices * ceil_div(parts * w->planes, m->processors)
-                    : ceil_div(parts * x->matrices, m->processors) * w->runs;
+    return together ? x->matrices * ari_ceil_div(parts * w->planes, m->processors)
+                    : ari_ceil_div(parts * x->matrices, m->processors) * w->runs;
 }
 
 static double time_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
@@ -107,7 +102,7 @@ static bool next_side(size_t *side, size_t parts)
     const size_t each = *side == 0 ? ari_smaller(parts, SIDE) : *side - 1;
     if (each == 0)
         return false;
-    *side = ceil_div(parts, ceil_div(parts, each));
+    *side = ari_ceil_div(parts, ari_ceil_div(parts, each));
     return true;
 }
 
@@ -116,8 +111,8 @@ static void consider_parts(choice *c, size_t matrices)
 {
     const ari_tile_work *w = c->w;
     const ari_tile_machine *m = c->m;
-    for (size_t down = 0; next_side(&down, ceil_div(w->m, m->part_rows));)
-        for (size_t across = 0; next_side(&across, ceil_div(w->n, m->part_cols));)
+    for (size_t down = 0; next_side(&down, ari_ceil_div(w->m, m->part_rows));)
+        for (size_t across = 0; next_side(&across, ari_ceil_div(w->n, m->part_cols));)
             consider(c, matrices, ari_smaller(w->m, down * m->part_rows), ari_smaller(w->n, across * m->part_cols));
 }
 
@@ -126,7 +121,7 @@ ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m)
     choice c = {.w = w, .m = m, .time = -1.0};
     size_t matrices = w->one_result ? w->batch : 1;
     for (size_t groups = 1; groups <= ari_smaller(w->batch, SIDE); groups++)
-        consider(&c, ceil_div(w->batch, groups), w->m, w->n);
+        consider(&c, ari_ceil_div(w->batch, groups), w->m, w->n);
     consider(&c, 1, w->m, w->n);
     consider_parts(&c, matrices);
     while (c.time < 0.0 && matrices > 1)
@@ -182,18 +177,18 @@ static void fill_part(ari_tile_part *p, const ari_tile_work *w, const ar_band *b
     if (band && band->of_terms) {
         hull_of(edge, p, band, w->terms);
         p->term = edge[0];
-        p->terms = edge[1] > edge[0] ? ceil_div(edge[1] - edge[0], 16) * 16 : ari_smaller(w->terms, 16);
+        p->terms = edge[1] > edge[0] ? ari_round_up(edge[1] - edge[0], 16) : ari_smaller(w->terms, 16);
     } else if (band) {
         hull_of(edge, p, band, w->n);
         p->col = edge[0];
-        p->cols = ari_smaller(ceil_div(edge[1] - edge[0], 4) * 4, w->n - edge[0]);
+        p->cols = ari_smaller(ari_round_up(edge[1] - edge[0], 4), w->n - edge[0]);
     }
 }
 
 /* Rows of a part. */
 static size_t part_height(const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band)
 {
-    const size_t height = ceil_div(ceil_div(band->rows, BAND_PARTS), m->part_rows) * m->part_rows;
+    const size_t height = ari_round_up(ari_ceil_div(band->rows, BAND_PARTS), m->part_rows);
     double left = 0.0;
     for (ari_tile_part p = {0}; p.row < w->m; p.row += height) {
         p.rows = ari_smaller(height, w->m - p.row);

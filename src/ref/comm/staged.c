@@ -6,6 +6,8 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
+#define LINE ((size_t)64) /* a buffer begins at a multiple of it */
+
 /* A device's data moved through the host's memory: what the call reads is copied down before it runs, and what it has
  * written is copied up after it. */
 
@@ -36,11 +38,6 @@ static size_t bytes_of(const staged *s, size_t i)
     return s->of[i].count * ar_dtype_bytes(s->call.dtype);
 }
 
-static size_t round_up(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
-
 static ar_status copy_staged(const staged *s, ar_buf to, ar_buf from, size_t bytes)
 {
     return bytes > 0 ? s->device->ops->copy(s->device, s->call.on, to, ar_const(from), bytes) : AR_OK;
@@ -50,10 +47,10 @@ static ar_status bring_down(staged *s, bool outputs)
 {
     size_t bytes = 0, at = 0;
     for (size_t i = 0; i < s->n; i++)
-        AR_TRY(ari_add_size(&bytes, bytes, round_up(bytes_of(s, i))));
+        AR_TRY(ari_add_size(&bytes, bytes, ari_round_up(bytes_of(s, i), LINE)));
     AR_TRY(ARI_ALLOC(&s->on, s->n, "the buffers of a collective"));
     AR_TRY(ari_alloc((void **)&s->memory, bytes, 1, "a collective's data on the host"));
-    for (size_t i = 0; i < s->n; at += round_up(bytes_of(s, i++))) {
+    for (size_t i = 0; i < s->n; at += ari_round_up(bytes_of(s, i++), LINE)) {
         s->on[i] = s->of[i];
         s->on[i].buf.ptr = bytes_of(s, i) > 0 ? s->memory + at : NULL;
         if (s->of[i].send || outputs)

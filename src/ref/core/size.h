@@ -146,6 +146,16 @@ static inline size_t ari_smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
+/** a / b, rounded up to a whole number; and n, rounded up to a multiple of `step`. */
+static inline size_t ari_ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+static inline size_t ari_round_up(size_t n, size_t step)
+{
+    return ari_ceil_div(n, step) * step;
+}
+
 /** An extent of a layout, or a number of steps: 0 (not given) counts as 1. */
 static inline int ari_at_least_one(int extent)
 {

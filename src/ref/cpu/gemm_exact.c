@@ -8,15 +8,10 @@
 /* The slots of the exact contraction: what all paths have in common (gemm.h). Rounding, bias and activation read
  * a tile once, while it is in the cache. */
 
-static size_t ceil_div(size_t a, size_t b)
-{
-    return (a + b - 1) / b;
-}
-
 /* The extent of n cut into `parts` nearly equal parts, a multiple of `step` where there are several. */
 static size_t part_extent(size_t n, size_t parts, size_t step)
 {
-    return parts <= 1 ? n : ceil_div(ceil_div(n, parts), step) * step;
+    return parts <= 1 ? n : ari_round_up(ari_ceil_div(n, parts), step);
 }
 
 /* Requirements of a job over tiles on their plan. */
@@ -43,7 +38,7 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
                                 const tile_request *r)
 {
     ari_tile_plan p = {
-        .down = ceil_div(a->rows, path->rows), .across = ceil_div(b->rows, path->cols), .narrow = a->narrow};
+        .down = ari_ceil_div(a->rows, path->rows), .across = ari_ceil_div(b->rows, path->cols), .narrow = a->narrow};
     /* A single product is cut further until every thread has a tile, though never below 32 rows or columns. */
     while (r->matrices * p.down * p.across < (size_t)d->threads) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;
@@ -56,12 +51,12 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     }
     p.tile_rows = part_extent(a->rows, p.down, 8);
     p.tile_cols = part_extent(b->rows, p.across, path->col_step);
-    p.down = ceil_div(a->rows, p.tile_rows);
-    p.across = ceil_div(b->rows, p.tile_cols);
+    p.down = ari_ceil_div(a->rows, p.tile_rows);
+    p.across = ari_ceil_div(b->rows, p.tile_cols);
     path->plan(&p, r->k);
-    p.panels = ceil_div(b->rows, path->col_step);
+    p.panels = ari_ceil_div(b->rows, path->col_step);
     p.wide = r->terms < r->k ? 2 * p.tile_rows * p.tile_cols : 0;
-    p.row = ceil_div(p.tile_cols * (r->values > 1 ? 1 + p.tile_rows : r->values), 2);
+    p.row = ari_ceil_div(p.tile_cols * (r->values > 1 ? 1 + p.tile_rows : r->values), 2);
     p.total = ari_round_up8(p.path + p.tile_cols + p.wide + p.row);
     return p;
 }

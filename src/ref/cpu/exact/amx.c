@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/size.h"
 #include "ref/cpu/device.h"
 #include "ref/cpu/exact/sums.h"
 #include "ref/numerics/digits.h"
@@ -59,11 +60,6 @@ typedef uint32_t words __attribute__((vector_size(64)));
 typedef uint64_t wides __attribute__((vector_size(64)));
 typedef int64_t signed_wides __attribute__((vector_size(64)));
 
-static size_t round_up(size_t n, size_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 typedef struct workspace {
     int64_t *sums; /* [tile_rows, sums_ld] */
     int8_t *left;  /* a slice in panels of SIDE rows: [panel][plane][terms/DEPTH][two tiles] */
@@ -75,7 +71,7 @@ typedef struct workspace {
 static workspace workspace_at(const ari_tile_plan *p, void *at)
 {
     enum { WORD = sizeof(int64_t) };
-    const size_t rows = round_up(p->tile_rows, SIDE), sums = rows * ari_sums_ld(p);
+    const size_t rows = ari_round_up(p->tile_rows, SIDE), sums = rows * ari_sums_ld(p);
     const size_t left = rows * PLANES * p->slice / WORD, right = 2 * SIDE * (PLANES - DIGITS) * p->slice / WORD;
     workspace w = {.sums = at, .words = sums + left + right + rows * SUMS_ROW * sizeof(int32_t) / WORD};
     if (at) {
@@ -88,10 +84,10 @@ static workspace workspace_at(const ari_tile_plan *p, void *at)
 
 static void plan_tile(ari_tile_plan *p, size_t k)
 {
-    const size_t slices = (k + SLICE - 1) / SLICE;
-    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, DEPTH) : 0;
+    const size_t slices = ari_ceil_div(k, SLICE);
+    p->slice = slices > 0 ? ari_round_up(ari_ceil_div(k, slices), DEPTH) : 0;
     p->path = workspace_at(p, NULL).words;
-    p->panel = SIDE * (p->narrow ? NARROW : DIGITS) * round_up(k, DEPTH) / sizeof(int64_t);
+    p->panel = SIDE * (p->narrow ? NARROW : DIGITS) * ari_round_up(k, DEPTH) / sizeof(int64_t);
 }
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
@@ -207,7 +203,7 @@ static size_t column_of(size_t lane)
 
 AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t at, size_t row, const size_t count)
 {
-    const size_t plane = round_up(b->k, DEPTH) * SIDE;
+    const size_t plane = ari_round_up(b->k, DEPTH) * SIDE;
     words x[DIGITS][TILE];
     bytes digits[DIGITS];
     for (size_t k = 0; k < b->k; k += DEPTH)
@@ -383,7 +379,7 @@ static right_panel panel_of(const workspace *w, const ari_tile *t, size_t col, s
         r.plane[i] = r.sums + (i - DIGITS) * plane;
     for (size_t i = 0; i < digits && col < t->cols; i++)
         r.plane[i] =
-            (const int8_t *)ari_tile_panel(t, t->col / SIDE + number) + (i * round_up(t->b->k, DEPTH) + k) * SIDE;
+            (const int8_t *)ari_tile_panel(t, t->col / SIDE + number) + (i * ari_round_up(t->b->k, DEPTH) + k) * SIDE;
     return r;
 }
 
@@ -410,7 +406,7 @@ AMX static void sum_tile(const ari_tile *t, size_t from, size_t to)
         memset(w.sums, 0, t->rows * ari_sums_ld(t->plan) * sizeof *w.sums);
     _tile_loadconfig(&configuration);
     for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = round_up(to - k < t->plan->slice ? to - k : t->plan->slice, DEPTH);
+        const size_t terms = ari_round_up(to - k < t->plan->slice ? to - k : t->plan->slice, DEPTH);
         for (size_t i = 0; i < t->rows; i += SIDE)
             pack_left(w.left + i * (t->plan->narrow ? NARROW : PLANES) * terms, t, i, k, terms);
         multiply_slice(&w, t, k, terms, k > from);

@@ -5,11 +5,6 @@
 
 #include "ref/core/size.h"
 
-static size_t round_up(size_t n, size_t step)
-{
-    return (n + step - 1) / step * step;
-}
-
 /* Panels of an operand's slice: those of a block one after the other, then those of the next block. */
 typedef struct panels {
     char *at;
@@ -26,8 +21,8 @@ typedef struct workspace {
 /* Words of panels. */
 static size_t words_of(const ari_panel_kernel *kernel, const panels *p, size_t slice)
 {
-    const size_t terms = slice + (slice + kernel->block - 1) / kernel->block * kernel->head;
-    return ari_round_up8((p->rows * terms * p->bytes + sizeof(int64_t) - 1) / sizeof(int64_t));
+    const size_t terms = slice + ari_ceil_div(slice, kernel->block) * kernel->head;
+    return ari_round_up8(ari_ceil_div(p->rows * terms * p->bytes, sizeof(int64_t)));
 }
 
 /* For a tile of so many rows and columns. */
@@ -35,8 +30,8 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
 {
     const ari_panel_kernel *kernel = p->kernel;
     workspace w = {.sums = words,
-                   .left = {NULL, round_up(rows, kernel->rows), kernel->left},
-                   .right = {NULL, round_up(cols, kernel->lanes), kernel->right}};
+                   .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left},
+                   .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right}};
     const size_t sums = ari_round_up8(w.left.rows * ari_sums_ld(p)), left = words_of(kernel, &w.left, p->slice);
     w.words = sums + left + words_of(kernel, &w.right, p->slice);
     if (words) {
@@ -49,9 +44,9 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
 /* Slices of nearly equal length: a short last one would cost as many reads and writes of the sums as a long one. */
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 {
-    const size_t slices = (k + kernel->slice - 1) / kernel->slice;
+    const size_t slices = ari_ceil_div(k, kernel->slice);
     const size_t step = kernel->block < kernel->slice ? kernel->block : kernel->step;
-    p->slice = slices > 0 ? round_up((k + slices - 1) / slices, step) : 0;
+    p->slice = slices > 0 ? ari_round_up(ari_ceil_div(k, slices), step) : 0;
     p->kernel = kernel;
     p->path = workspace_at(p, NULL, p->tile_rows, p->tile_cols).words;
 }
@@ -60,7 +55,7 @@ void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t row, size_t k, size_t terms)
 {
     const size_t before = k / kernel->block * (kernel->head + kernel->block) * p->rows;
-    return p->at + (before + (kernel->head + round_up(terms, kernel->step)) * row) * p->bytes;
+    return p->at + (before + (kernel->head + ari_round_up(terms, kernel->step)) * row) * p->bytes;
 }
 
 /* Every row panel of a slice, block after block. */
@@ -107,7 +102,7 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
                  cols = ari_smaller(t->cols, j0 + kernel->near_cols);
     for (size_t k = 0; k < terms; k += kernel->block, r.add = true) {
         const size_t n = ari_smaller(terms - k, kernel->block);
-        r.terms = round_up(n, kernel->step);
+        r.terms = ari_round_up(n, kernel->step);
         r.used = n;
         r.left = panel_at(kernel, &w->left, i0, k, n);
         for (size_t j = j0; j < cols; j += kernel->cols) {
