@@ -94,6 +94,10 @@ class Causes(Case):
                 ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "one_sample", "the first sample of"),
                 ("accum_divided_each_time", qwen, "--dp 2 --pp 2 --micro-batches 2 --batch 6", "accumulation_divided", ""),
                 ("bucket_not_packed", qwen, "--dp 2 --tp 2 --pp 2 --zero 2 --micro-batches 2 --batch 4", "no_gradient", ""),
+                # Values of bf16 are sums up to their rounding.
+                ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16", "bias_counted_again", ""),
+                ("column_dx_not_reduced", qwen, "--tp 2 --batch 2 --precision bf16", "missing_all_reduce", "add up"),
+                ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_reduce_scatter", "(ZeRO)"),
                 ("sinks_left_out", sinks, "--dp 2 --batch 4", "row_statistic", ""),
                 ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights_not_normalised", ""),
                 ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "= N (N = 2 ranks)"),

@@ -110,7 +110,7 @@ static const expected once[] = {
     {F(gradnorm_counts_replicas), "gpt2", TP(2), "grad_norm:clip", 0, "norm_counts_twice"},
     {F(gradnorm_local_clip), "gpt2", TP(2), "grad_norm:clip", 0, "norm_of_own_shards"},
     /* Ranks 0 and 1 are both data-parallel and tensor-parallel neighbours: rank 1 gets rank 0's shard. */
-    {F(group_wrong_stride), "llama", DP(2, 2, 2), "model.embed_tokens.weight:init", 1, "groups"},
+    {F(group_wrong_stride), "llama", DP(2, 2, 2), "model.embed_tokens.weight:init", 1, "wrong_group: groups"},
     /* Ranks 2 and 3 look for ids that belong to the third and fourth of two shards. */
     {F(world_rank_in_group), "llama", DP(2, 2, 2), "model.embed_tokens:fwd", 2, "world_rank_in_group"},
     {F(positions_local), "gpt2", SP(2), "transformer.drop:fwd", 1, "positions"},
@@ -331,7 +331,7 @@ static const expected elsewhere[] = {
      RING},
     {F(gradnorm_counts_replicas), "llama", DP(2, 2, 2), "grad_norm:clip", 0, "norm_counts_twice"},
     {F(gradnorm_local_clip), "stack", TP(4), "grad_norm:clip", 0, "norm_of_own_shards", RING},
-    {F(group_wrong_stride), "gpt2", DP(2, 4, 2), "transformer.wte.weight:init", 1, "groups"},
+    {F(group_wrong_stride), "gpt2", DP(2, 4, 2), "transformer.wte.weight:init", 1, "wrong_group: groups"},
     {F(world_rank_in_group), "gpt2", DP(2, 1, 2), "transformer.wte:fwd", 1, "world_rank_in_group", RING},
     {F(positions_local), "gpt2", SP(4), "transformer.drop:fwd", 1, "positions"},
     /* 12 ranks have 22 ids each, the last one 14; 12 x 21 are 252. */

@@ -86,6 +86,8 @@ VALUE(of_first, from_index(w, i, 1, token(w, i) % 4))
 VALUE(one_of_third, token(w, i) < 4 ? from_index(w, i, 1, token(w, i) + 8) : x)
 VALUE(shard_of_next, w->reference[(i + w->count / 4) % w->count])
 VALUE(sample_of_next, i / (w->count / 4) == 2 ? w->reference[i + w->count / 4] : x)
+VALUE(drawn_alike, noise(i % (w->count / 2) + 700))
+VALUE(one_for_all, noise(i % (w->count / 4) + 700))
 VALUE(samples_exchanged, from_index(w, i, 0, index_of(w, i, 0) ^ 1u))
 VALUE(of_next, from_index(w, i, 1, (token(w, i) + 4) % 16))
 
@@ -159,6 +161,9 @@ static const trace traces[] = {
     {"samples drawn by each rank anew", "model.embed_tokens", 'f', WHOLE(1, 6, 4, 8), drawn_anew, CAUSE("batch_order"),
      HINT("of 6 moved: 5, 0, 1, 1, 4, 3")},
     {"rows of a batch that is no longer one", MLP, 'f', WHOLE(1, 6, 4, 8), drawn_anew, NO("batch")},
+    {"samples that all ranks drew alike", MLP, 'f', MESH(2, 1, -1, 4, 12, 8), drawn_alike, CAUSE("same_samples"),
+     HINT("ranks 0, 1;"), NEAR(1, 200, 1.0f, "unknown")},
+    {"what all samples have in common", MLP, 'f', MESH(2, 1, -1, 4, 12, 8), one_for_all, CAUSE("unknown")},
     {"samples of two ranks exchanged", SAMPLES_OF_4, samples_exchanged, CAUSE("batch_order")},
     {"the next rank's samples", SAMPLES_OF_4, shard_of_next, CAUSE("batch_order"), HINT("rank r + 1 mod 4")},
     {"the next shards of weights, with copies", Q, 'i', MESH(2, 4, 0, 48, 16), shard_of_next, CAUSE("shards_rotated"),

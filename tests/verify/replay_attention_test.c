@@ -16,6 +16,8 @@ typedef struct how {
     size_t within;                /* a window; 0: none */
     bool alibi;                   /* instead of RoPE */
     bool documents, sinks, sharp; /* rows of documents; sinks; scores are twice as large */
+    bool whole;                   /* no causal mask */
+    size_t padding;               /* last keys that are unseen */
     /* In the other alone. */
     double theta, slower, scale; /* 0: `base`, 1 and 1, which is right; scale: of 1/sqrt(D) */
     size_t ahead, window, start, restart;
@@ -24,6 +26,7 @@ typedef struct how {
     double slope;               /* times ALiBi's; 0: 1 */
     size_t series, shards;      /* heads that its slopes are for; shards that each have the first one's */
     size_t turns, first, wider; /* features that are turned, the first of them; what is added to `within` */
+    bool unpadded;              /* and seen after all */
     bool late, open;            /* a mask after the softmax; all keys of the other half are seen */
     bool zero;                  /* unseen keys have a score of 0, or of -cap */
     bool inverted;              /* hidden keys are seen, and they alone */
@@ -31,7 +34,16 @@ typedef struct how {
     bool flat;                                      /* heads and tokens are not transposed back */
     enum { SAME, HALVES, OF_EACH_HALF, NONE } seen; /* the documents that the mask is of */
     /* What goes by the places of a ring of two. */
-    enum { RING_NONE, RING_MASKED, RING_TURNED, RING_WIDE, RING_APART, RING_BASE_TWO, RING_AT_HOME } ring;
+    enum {
+        RING_NONE,
+        RING_MASKED,
+        RING_TURNED,
+        RING_WIDE,
+        RING_APART,
+        RING_BASE_TWO,
+        RING_AT_HOME,
+        RING_RESTARTS
+    } ring;
     bool zigzag;
     int offset;                /* of q's positions */
     bool silent;               /* what heads give is zero, */
@@ -98,7 +110,11 @@ static bool sees(size_t at, size_t key, size_t head, const how *o)
     const size_t window = o->ring == RING_WIDE && is_foreign(at, key, o) ? 0 : o->within;
     if (o->open && key / (S / 2) != at / (S / 2))
         return true;
-    return (o->ring == RING_MASKED ? in_order(key, o) <= in_order(at, o) : key <= at + o->ahead) &&
+    if (key + o->padding >= S && !o->unpadded)
+        return false;
+    return (o->whole                 ? true
+            : o->ring == RING_MASKED ? in_order(key, o) <= in_order(at, o)
+                                     : key <= at + o->ahead) &&
            (!o->hops || (at / CHUNK + RANKS - key / CHUNK) % RANKS < o->hops) &&
            (!o->documents || seen_document_of(o, key, head) == seen_document_of(o, at, head)) &&
            !(o->not_own && key == at && at > 0) && !(key >= o->from && key < o->from + o->blind) &&
@@ -110,10 +126,11 @@ static bool sees(size_t at, size_t key, size_t head, const how *o)
 
 static void turn(double *x, const float *from, size_t token, int offset, const how *o)
 {
-    const size_t position = o->restart               ? token % o->restart
-                            : o->ring == RING_TURNED ? in_order(token, o)
-                            : o->documents           ? token - document_at(token)
-                                                     : token;
+    const size_t position = o->restart                 ? token % o->restart
+                            : o->ring == RING_TURNED   ? in_order(token, o)
+                            : o->ring == RING_RESTARTS ? in_order(token, o) % (S / 2)
+                            : o->documents             ? token - document_at(token)
+                                                       : token;
     const size_t turned = o->alibi || o->turned < 0 ? 0 : o->turned ? (size_t)o->turned : D;
     const size_t n = o->turns ? o->turns : turned;
     for (size_t i = 0; i < D; i++)
@@ -158,7 +175,7 @@ static void weigh(double weight[S], const float *q, const float *k, double sink,
                           ? exp(-o->cap)
                           : exp(score_of(q, k + key * K, at, key, o) - slope_of(h, o) * ((double)at - (double)key));
         weight[key] = seen || o->zero || o->late ? weight[key] : 0.0;
-        sum[o->ring >= RING_APART ? place_of(key, o, &unused) : 0] += weight[key];
+        sum[o->ring >= RING_APART && o->ring <= RING_AT_HOME ? place_of(key, o, &unused) : 0] += weight[key];
         weight[key] = seen || o->zero ? weight[key] : 0.0;
     }
     for (size_t p = 0; p < 2; p++) {
@@ -169,7 +186,7 @@ static void weigh(double weight[S], const float *q, const float *k, double sink,
         all += share[p];
     }
     for (size_t key = 0; key < S; key++) {
-        const size_t p = o->ring >= RING_APART ? place_of(key, o, &unused) : 0;
+        const size_t p = o->ring >= RING_APART && o->ring <= RING_AT_HOME ? place_of(key, o, &unused) : 0;
         weight[key] *= sum[p] > 0.0 ? share[p] / sum[p] / all : 0.0;
     }
 }
@@ -217,6 +234,8 @@ static made attention(const how *o, names name)
                        .within = o->within,
                        .alibi = o->alibi,
                        .documents = o->documents,
+                       .whole = o->whole,
+                       .padding = o->padding,
                        .sharp = o->sharp};
     how wrong = *o;
     wrong.of_rest = &right;
@@ -282,6 +301,10 @@ static const struct {
     {{.ring = RING_AT_HOME, .zigzag = true}, "ring_own_keys"},
     {{.ring = RING_MASKED, .zigzag = true}, "causal_mask"},
     {{.ring = RING_TURNED, .zigzag = true}, "zigzag_positions"},
+    {{.ring = RING_RESTARTS, .zigzag = true}, "rope_restarts"},
+    {{.turned = -1, .whole = true, .padding = 3, .unpadded = true}, "keys_masked"},
+    {{.whole = true, .padding = 2, .unpadded = true}, "keys_masked"},
+    {{.whole = true, .padding = 4, .scale = 2.3}, "softmax_scale"},
     {{.ring = RING_WIDE, .within = 5}, "attention_window"},
     {{.flat = true}, "heads_and_tokens_exchanged"},
     {{.cap = 0.4, .within = 5, .bare = true}, "softcap"},

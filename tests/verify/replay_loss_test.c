@@ -146,6 +146,27 @@ Test(replay_loss, labels_shifted_after_the_cut_are_named_where_rows_end_with_a_t
     expect_cause_on(4, &m, "labels_shifted", NULL, 0);
 }
 
+/* The gradient next to the logits is the reference's, labels included, and the loss is not. */
+Test(replay_loss, a_term_of_the_loss_that_does_not_come_from_the_logits_is_told_apart)
+{
+    for (size_t k = 0; k < 2; k++) {
+        made m = {.n = 0};
+        size_t label[B * S];
+        for (size_t row = 0; row < B * S; row++)
+            label[row] = (row + 1) % S == 0 ? IDS : id_at(row + 1);
+        const float *table = put(&m, known_names[0], 2, IDS, H, 0);
+        look_up(put_tokens(&m, known_names[1]), table);
+        const float *head = put(&m, known_names[2], 2, IDS, H, 0), *logits = put(&m, known_names[3], 3, B, S, IDS);
+        float *dx = put_tokens(&m, known_names[4]), *dy = other_of(&m);
+        const float loss = loss_of_labels(dx, logits, head, label);
+        for (size_t i = 0; i < B * S * H; i++)
+            dy[i] = dx[i] * (k == 0 || i >= H ? 1.0f : 1.01f);
+        *put(&m, "loss:fwd", 0, 0, 0, 0) = loss;
+        *other_of(&m) = loss + 0.0371f;
+        expect_cause_on(4, &m, k == 0 ? "loss_term" : "!loss_term", NULL, k);
+    }
+}
+
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
 typedef struct options {

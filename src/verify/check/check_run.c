@@ -290,6 +290,7 @@ static bool explain_same_part(ar_first_difference *f, const ari_comparator *rank
                 f->hint, sizeof f->hint,
                 "two ranks have the same place in their groups: the tensor- and data-parallel groups do not form a "
                 "mesh (wrong stride or order of the ranks, or the two swapped)");
+            f->evidence.cause = "wrong_group";
             return true;
         }
     }

@@ -488,7 +488,7 @@ enum {
     M(shards, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 0, 0)                                                    \
     M(shards_added, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "g", 64, ARI_NEEDS_NUMBERS)               \
     M(experts_added, ARI_IDENTITY + 5, ARI_ON_WHOLE, "g", 64, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)             \
-    M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS | ARI_NEEDS_APART)                  \
+    M(group, ARI_IDENTITY + 5, ARI_ON_RANKS, NULL, 64, ARI_NEEDS_NUMBERS)                                    \
     M(norm, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, "c", 0, ARI_NEEDS_NUMBERS)                        \
     M(factor, ARI_IDENTITY + 5, ARI_ON_RANKS | ARI_ON_WHOLE, NULL, 0, 0)                                     \
     M(packed, ARI_IDENTITY + 4, ARI_ON_WHOLE, "iw", 0, ARI_NEEDS_TENSOR | ARI_NEEDS_DUMP)                    \

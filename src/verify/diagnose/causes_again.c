@@ -11,6 +11,10 @@
 
 static const ari_cause rows[] = {
     SECTION("A module computed again"),
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(PADDED) | IF(ZERO), 0, "",
+     AGAIN "{padding:.0f} keys at the end of a sample seen, which the reference masks: padding is attended to"},
+    {"keys_masked", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CUT) | IF(PADDED), 0, "",
+     AGAIN "the last {padding:.0f} keys masked, {was:.0f} in the reference: a padding mask of another side or batch"},
     {"softmax_scale", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(LOG), 0, "",
      "in each row the logarithms of the probabilities are {times:.4g} times as far apart: another scale before the "
      "softmax (1/sqrt(d) of one head's size d is the wanted one)" LOOK
@@ -73,6 +77,9 @@ static const ari_cause rows[] = {
     {"rope_offset", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(ONE), 0, "",
      AGAIN "q at positions {shift:.0f} further on than k for RoPE" LOOK
            "the position of the first token, which q and k share (`position_ids`, a cache's length, a rank's offset)"},
+    {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(OF_CP), 0, "",
+     AGAIN "positions that each of {ring} ranks counts from 0 among its own tokens, a zigzag's chunks (context "
+           "parallelism)"},
     {"rope_restarts", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), 0, "",
      AGAIN "positions that start again at every {first:.0f} tokens: each chunk, shard or document counts its own"},
     {"mask_after_softmax", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(CAUSAL) | IF(ROWS), 0, "",

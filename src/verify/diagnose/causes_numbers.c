@@ -184,6 +184,10 @@ static const ari_cause rows[] = {
     {"label_smoothing", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(FRACTION), 0, "",
      "computed again from the logits, the loss has label smoothing {smoothing:.4g} where the reference has "
      "{smoothing_there:.4g} (0: none)"},
+    {"loss_term", K(LOSS_OPTIONS), ARI_TRACE + 1, ANY, 0, IF(ALONE), 0, "",
+     "the loss is off by {off:.6g}, and its gradient next to the logits is the reference's: a term of it that does not "
+     "come from the logits (a penalty of weights, a router's auxiliary loss), or the loss that is reported is not the "
+     "one of the backward pass" LOOK "terms that are added to the loss; what is returned or logged as the loss"},
     {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG) | IF(TOKENS), 0, "",
      "computed again from the logits, the loss has the z-loss of {z:.4g} of all {tokens} tokens, where the reference "
      "has that of its {targets} targets: labels to be ignored count in it"},
@@ -264,7 +268,7 @@ static const ari_cause rows[] = {
     {"divisor_of_other_count", K(LOSS), ARI_TRACE + 3, ANY, 0, IF(TOKENS), 0, "",
      "divided by {divisor} in place of the {targets} positions that have a next one: tokens without a target counted, "
      "or targets left out"},
-    {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN), 0, "",
+    {"target_logit", K(LOSS), ARI_TRACE + 2, ANY, 0, IF(SEEN) | IF(TP), 0, "",
      "target logit: the loss is off by {off:.3g} ({percent:.2g}%); if the logits are right, "
      "the target's logit came from the wrong shard (check ids at a shard's edge), labels were shifted inside a shard, "
      "or the number of targets is another"},
@@ -450,6 +454,9 @@ static const ari_cause rows[] = {
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
           "the ones before, not written over them"},
+    {"missing_reduce_scatter", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_SHARDS), IF(LONE), "",
+     PART "; each rank updates a share of this parameter (ZeRO), whose gradient was not added over the ranks that hold "
+          "copies of it, or over another group; or samples or micro-batches were left out"},
     {"one_sample", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(SAMPLES), 0, "",
      PART ", about 1/{batch}: as if one of {batch} samples counted; leading dimensions not flattened, or the last "
           "micro-batch alone"},

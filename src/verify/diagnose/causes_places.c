@@ -76,7 +76,7 @@ static const ari_cause rows[] = {
         "the head's are added over both"),
     ALSO("g", 0, IF(OF_DP) | IF(OF_CP) | IF(SP) | IF(STAGES),
          "; a replicated parameter whose ranks saw different tokens or heads needs its gradients added"),
-    {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, IF(LONE), "",
+    {"wrong_group", K(GROUP), ARI_IDENTITY + 5, ANY, 0, 0, IF(LONE) | IF(SAME), "",
      "summed over the wrong group: ranks that hold different parts have equal bits (ranks {groups}), and these groups' "
      "values add up to all parts of the reference; the group must be of the ranks that share a part" LOOK
      "the ranks of `new_group`, the dimension of a `DeviceMesh`; ranks that share a KV head"},
@@ -142,6 +142,9 @@ static const ari_cause rows[] = {
      "ranks worked on the same samples: equal bits: {pairs}; each rank needs a part of the batch of its own "
      "(DistributedSampler, its rank and its set_epoch, or a slice by the data-parallel rank)" LOOK
      "`DistributedSampler` with its rank, the slice of the batch that a rank takes"},
+    {"same_samples", K(GROUP), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
+     "ranks that have other samples have the same values bit for bit, and none has the reference's: ranks {groups}; each "
+     "drew them for itself with one seed, or read the same samples in another order"},
     {"one_shard_on_all_ranks", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(SAME), IF(LONE), "",
      "every rank worked on one shard{along}: equal bits: {pairs}"},
     {"shard_repeated", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, IF(TWICE), 0, "",
@@ -409,6 +412,10 @@ static const ari_cause rows[] = {
      OTHER "; the same tensor at another point of the step"},
     {"rope_missing", K(OTHER_TENSOR), ARI_IDENTITY + 9, ANY, 0, IF(PAIRS), 0, OTHER_LOOKS,
      OTHER "; RoPE's rotation is missing" LOOK "`apply_rotary_pos_emb` on q and on k"},
+    {"shards_misplaced", K(OTHER_TENSOR), ARI_IDENTITY + 9, "iw", ARI_IS_EXPERT, IF(OF_LAYER) | IF(EXCHANGED), 0,
+     "each another expert's value",
+     OTHER "; another expert's: experts that are dealt out to the ranks in one order and numbered in another" LOOK
+           "experts' global numbers"},
     {"shards_seeded_alike", K(OTHER_TENSOR), ARI_IDENTITY + 9, "iw", ARI_IS_EXPERT, IF(OF_LAYER), 0,
      "each another expert's value",
      "these are the values of {other} in the reference: all {different} different elements, {exact}; another expert's: "

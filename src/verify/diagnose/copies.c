@@ -64,7 +64,8 @@ static double left_by(double *worst, const fold *f, const ari_case *c, relation 
  * rounding of the copies to fp32 leaves, or for far less than the copies are apart. */
 static relation relation_of(double *worst, const fold *f, const ari_case *c)
 {
-    const double tolerance = c->survey.shared >= 64 ? ARI_KNOWN : ARI_SUMS, off = fmax(c->absolute, c->d->allowed);
+    const double tolerance = c->survey.shared >= 64 ? fmax(ARI_KNOWN, 0.25 * c->relative) : ARI_SUMS,
+                 off = fmax(c->absolute, c->d->allowed);
     const double noise = c->survey.shared < 8 ? 0.0 : off * off * (double)c->survey.shared;
     const double rounding = fmin(noise, ARI_KNOWN * f->apart), exact = tolerance * tolerance;
     const bool far = isfinite(f->apart) && f->apart >= 1e-4 * f->scale && f->scale > 0.0;
@@ -309,6 +310,23 @@ static bool are_grouped(ari_trace *t, const alike *a, int ranks)
     return true;
 }
 
+/* True if the ranks' parts of an activation, of other samples each, are bit for bit one, which in the reference they are
+ * not. What a rank's samples have in common, as the rows of a table of positions, is no matter of samples. */
+static bool are_one(const ari_case *c, const alike *a)
+{
+    const ari_difference *d = c->d;
+    bool one = ari_is_activation(d) && c->survey.total.different >= 16, apart = false, varies = false;
+    for (int r = 1; r < d->ranks; r++)
+        one = one && a->bits[r] == a->bits[a->part[r]] && (a->part[r] == 0 || a->bits[r] == 0);
+    for (ari_run run = ari_runs_of_rank(&c->grid, 0); one && !(apart && varies) && ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++) {
+            apart = apart || reference_in(d, d->ranks - 1, run.index + i) != (double)run.ref[i];
+            varies = varies || run.value[i] != d->copy[0].local[(run.at + i) % ari_grid_inner(&c->grid, 0)];
+        }
+    }
+    return apart && varies;
+}
+
 /* Ranks that share a part each contribute to it. If the sum runs over another group, its ranks hold one value of
  * different parts, and the groups' values add up to all parts of the reference. */
 ar_status ari_measure_group(ari_trace *t, const ari_case *c)
@@ -319,8 +337,13 @@ ar_status ari_measure_group(ari_trace *t, const ari_case *c)
     double left = 0.0, all = 0.0;
     for (int r = 0; r < d->ranks; r++)
         all_differ = all_differ && c->survey.rank[r].different > 0;
-    if (!all_differ || d->ranks < 4 || d->ranks > ARI_MOST_RANKS || ari_along(d, ARI_CUTS_SAMPLES) > 1 ||
-        !find_alike(&a, d))
+    if (!all_differ || d->ranks < 2 || d->ranks > ARI_MOST_RANKS || !find_alike(&a, d))
+        return AR_OK;
+    if (ari_along(d, ARI_CUTS_SAMPLES) > 1 && are_one(c, &a)) {
+        ari_trace_set(t, ARI_FOUND_GROUP, ARI_IF(SAME));
+        (void)are_grouped(t, &a, d->ranks);
+    }
+    if (d->ranks < 4 || c->survey.disagree == 0 || ari_along(d, ARI_CUTS_SAMPLES) > 1)
         return AR_OK;
     for (ari_run run = ari_runs_of_rank(&c->grid, 0); ari_runs_next(&run);) {
         for (size_t i = 0; i < run.count; i++) {

@@ -54,7 +54,8 @@ ari_residual ari_residual_of(const ari_hypothesis *h)
 bool ari_explains_all(const ari_residual *r, const ari_case *c)
 {
     return r->held > 0 && r->missed == 0 && r->broken == 0 &&
-           !(r->worst > small_beside * c->survey.total.max_difference);
+           (!(r->worst > small_beside * c->survey.total.max_difference) ||
+            r->left <= small_beside * small_beside * r->all);
 }
 
 bool ari_holds_all(ari_residual *r, const ari_hypothesis *h)

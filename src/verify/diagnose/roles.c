@@ -359,7 +359,7 @@ unsigned ari_name_is(const char *name)
 {
     const ari_role role = ari_module_of(name, strlen(name)).role;
     const char *dot = strrchr(name, '.');
-    unsigned is = places[role].is;
+    unsigned is = places[role].is | (role == ARI_NO_ROLE && ari_expert_of(name) != SIZE_MAX ? ARI_IS_EXPERT : 0);
     for (size_t i = 0; role == ARI_NO_ROLE && i < COUNT(words); i++) {
         if (strstr(words[i].last && dot ? dot + 1 : name, words[i].text))
             is |= words[i].is;

@@ -286,6 +286,8 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->flags |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
     else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
         t->flags |= ARI_IF(OF_MICRO);
+    else if (d->zero && ari_along(d, ARI_CUTS_DATA) > 1) /* a rank has its share of the sum alone */
+        t->flags |= ARI_IF(OF_SHARDS);
     else if (samples < log(ABOUT)) /* samples differ, and 1/8 is still distinct from 1/2 */
         t->flags |= ARI_IF(SAMPLES) | (keeps_inputs ? ARI_IF(OF_INPUT) : 0);
     else if (all_shared && is_one_of(share, d->ranks, ABOUT))

@@ -113,6 +113,8 @@ static const row table[] = {
     ROW(window, COUNTS, WINDOWED | MAY_BE, IF(CUT) | IF(COUNT), "window", 0),
     ROW(cut, FIRST, 0, IF(CUT) | IF(SAMPLES), "first", 0),
     ROW(hidden, TO, 0, IF(CUT) | IF(LAST), "window", 1, 2, 3, 4, 5, 6, 7, 8),
+    ROW(padding, COUNTS, OPEN | MAY_BE, IF(CUT) | IF(PADDED), "padding", 0),
+    ROW(padding, TO, 0, IF(CUT) | IF(PADDED) | IF(ZERO), "padding", 0),
     WITH(hidden, TO, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 1, 2, 3, 4, 5, 6, 7),
     WITH(hidden, REST, 0, IF(CUT) | IF(LAST) | IF(SOME), "window", from, NAN, 0),
     WITH(ring, TO, CAUSAL, IF(CAUSAL) | IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_MASKED, RINGS),
@@ -121,6 +123,7 @@ static const row table[] = {
     WITH(ring, TO, CAUSAL, IF(CUT) | IF(OF_CP) | IF(LAST), NULL, ringed, ARI_RING_STOPS, 3, -3, 4, -4, 8, -8),
     WITH(ring, TO, WINDOWED, IF(CUT) | IF(OF_CP), "window", ringed, ARI_RING_WIDE, RINGS),
     WITH(ring, TO, TURNED, IF(OF_CP) | IF(TOKENS), NULL, ringed, ARI_RING_TURNED, RINGS),
+    WITH(ring, TO, TURNED, IF(SHIFT) | IF(OF_CP), NULL, ringed, ARI_RING_RESTARTS, -2, -3, -4, -8),
     WITH(ring, TO, 0, IF(OF_CP) | IF(AVERAGE), NULL, ringed, ARI_RING_APART, RINGS),
     WITH(ring, TO, 0, IF(OF_CP) | IF(POWER), NULL, ringed, ARI_RING_BASE_TWO, RINGS),
     WITH(ring, TO, 0, IF(OF_CP) | IF(SAME), NULL, ringed, ARI_RING_AT_HOME, RINGS),
@@ -349,10 +352,14 @@ static void improve(best *b, ari_replayed *a, double enough)
     }
 }
 
-/* The nearest of the usual recipes of a pairing and cap, in which documents share the row or not, improved. */
+/* The nearest of the usual recipes of a pairing and cap, in which documents share the row or not, improved; where keys
+ * of padding are unseen, each size of heads is improved, as none is near without that. */
 static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
 {
     const size_t heads = a->p.heads ? a->p.heads : a->sinks ? a->sinks : a->p.c->facts.heads;
+    const bool padded = r.padding > 0.0;
+    best own = *b;
+    r.padding = 0.0;
     for (size_t d = ARI_MOST_HEAD; d >= 4 && b->left > ARI_REPLAY_EXACT; d -= 2) {
         if (a->q % d || a->kv % d || (a->q / d) % (a->kv / d) || (heads && d * heads != a->q))
             continue;
@@ -365,9 +372,13 @@ static void find_recipe(best *b, ari_replayed *a, ari_recipe r, double enough)
                 continue;
             for (size_t share = 1; share <= 4 && d % (2 * share) == 0; share *= 2) { /* partial rotary: 1/2, 1/4 */
                 r.turned = (double)(d / share);
-                start(b, a, r);
+                start(padded ? &own : b, a, r);
             }
         }
+        if (padded)
+            improve(&own, a, enough);
+        *b = own.left < b->left ? own : *b;
+        own.left = HUGE_VAL;
     }
     improve(b, a, enough);
 }
@@ -377,17 +388,20 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
 {
     static const int pairings[] = {ARI_HALVES, ARI_NEIGHBOURS, ARI_NO_PAIRS};
     /* Large scores without a cap yield nothing. */
-    static const double documents[] = {0.0, ARI_REFERENCES, 0.0, 0.0}, cap[] = {0.0, 0.0, 4.0, 32.0};
+    static const double documents[] = {0.0, ARI_REFERENCES, 0.0, 0.0, 0.0}, cap[] = {0.0, 0.0, 0.0, 4.0, 32.0},
+                        padded[] = {0.0, 0.0, 1.0, 0.0, 0.0};
     enum { PAIRINGS = sizeof pairings / sizeof *pairings, ATTEMPTS = sizeof cap / sizeof *cap };
     const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
     double exact = HUGE_VAL;
     best b = {.left = HUGE_VAL};
-    for (size_t i = 0; i < ATTEMPTS * PAIRINGS && b.left > (i < PAIRINGS ? enough : ARI_REPLAY_BASE); i++) {
+    for (size_t i = 0; i < ATTEMPTS * PAIRINGS && b.left > (i < PAIRINGS || i % PAIRINGS ? enough : ARI_REPLAY_BASE);
+         i++) {
         best own = {.left = HUGE_VAL};
         find_recipe(&own, a,
                     (ari_recipe){.pairs = pairings[i % PAIRINGS],
                                  .documents = documents[i / PAIRINGS],
                                  .cap = cap[i / PAIRINGS],
+                                 .padding = padded[i / PAIRINGS],
                                  .theta = 1.0,
                                  .stretch = 1.0,
                                  .scale = 1.0,

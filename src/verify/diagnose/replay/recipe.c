@@ -84,7 +84,10 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
         for (size_t token = 0, first = 0; token < a->p.seq; token++) {
             if (r->restart < 0.0 && token > 0 && a->document[0][token] != a->document[0][token - 1])
                 first = token;
-            const double position = r->ringed == ARI_RING_TURNED ? a->order[token] : (double)(token - first);
+            const bool ordered = r->ringed == ARI_RING_TURNED || r->ringed == ARI_RING_RESTARTS;
+            double position = ordered ? a->order[token] : (double)(token - first);
+            if (r->ringed == ARI_RING_RESTARTS)
+                position = fmod(position, (double)a->p.seq / fabs(r->ring));
             const double angle = (restart ? fmod(position, r->restart) : position) * speed;
             a->cosine[token * n + i] = cos(angle);
             a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
@@ -117,8 +120,8 @@ static bool is_seen(const ari_replayed *a, const ari_recipe *r, size_t query, si
         fmod(a->place[query] - a->place[key] + fabs(r->ring), fabs(r->ring)) == fabs(r->ring) - 1.0)
         return false;
     const bool before = r->ringed == ARI_RING_CAUSAL ? a->order[key] <= a->order[query] : k <= q + r->ahead;
-    return !(k >= r->from && k < r->from + r->hidden) && before && (wide || k + r->window > q) &&
-           (q < r->cut || k >= r->cut) && a->own[query] == a->own[key];
+    return !(k >= r->from && k < r->from + r->hidden) && k < (double)a->p.seq - r->padding && before &&
+           (wide || k + r->window > q) && (q < r->cut || k >= r->cut) && a->own[query] == a->own[key];
 }
 
 /* A query's scores; none where a key is unseen. */

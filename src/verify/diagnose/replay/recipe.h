@@ -21,7 +21,7 @@ enum { ARI_OVER_KEYS, ARI_OVER_QUERIES, ARI_OVER_ALL, ARI_UNSEEN_AS_ZERO, ARI_UN
  * heads these are, applied to the tokens of all parts. */
 enum { ARI_ONE_DOCUMENT, ARI_REFERENCES, ARI_OTHERS, ARI_OF_OWN_PART };
 /* A fault over the places of a ring: the mask, the mask without its window, or RoPE taken as if the tokens lay in the
- * ring's order; the farthest place's keys unseen; all keys of other places seen, or no window applied to them; a
+ * ring's order, or began in each place anew; the farthest place's keys unseen; all keys of other places seen, or no window applied to them; a
  * softmax for each place's keys, the results averaged or weighted by powers of 2; the own place's values for other
  * places' keys. */
 enum {
@@ -30,6 +30,7 @@ enum {
     ARI_RING_CAUSAL,
     ARI_RING_STOPS,
     ARI_RING_TURNED,
+    ARI_RING_RESTARTS,
     ARI_RING_OPEN,
     ARI_RING_WIDE,
     ARI_RING_APART,
@@ -40,21 +41,22 @@ enum {
 typedef struct ari_recipe {
     double head, packing, heads; /* head: features of one */
     double pairs, turns, turned, theta, stretch, restart,
-        shift;                               /* turned: features, the first ones; stretch divides positions;
+        shift;                                        /* turned: features, the first ones; stretch divides positions;
                                                               restart: tokens after which they start again; 0: never;
                                                               below: with each of the reference's documents; shift: of
                                                               q's positions alone */
-    double scale, cap;                       /* scale: of 1/sqrt(head); cap tanh(score/cap), 0: none */
-    double slope, series, plain, shards;     /* ALiBi: slope times those of a series for so many heads, plain:
+    double scale, cap;                                /* scale: of 1/sqrt(head); cap tanh(score/cap), 0: none */
+    double slope, series, plain, shards;              /* ALiBi: slope times those of a series for so many heads, plain:
                                                               one geometric series for any number of them; each shard of
                                                               heads begins with the first one's */
-    double ahead, window, cut, from, hidden; /* keys after the query that it sees, -1: not its own; that it sees
-                                                              in all, 0: all; where a second document begins, 0: none;
-                                                              keys from this one on that are unseen */
-    double softmax, ringed, ring;            /* ring: places, negative: in a zigzag */
-    double sinks, documents, parts, dealt;   /* sinks: each head has a score more; parts: of own documents; dealt: heads
+    double ahead, window, cut, from, hidden, padding; /* keys after the query that it sees, -1: not its own; that it
+                                                              sees in all, 0: all; where a second document begins, 0:
+                                                              none; keys from this one on, and last ones, that are
+                                                              unseen */
+    double softmax, ringed, ring;                     /* ring: places, negative: in a zigzag */
+    double sinks, documents, parts, dealt; /* sinks: each head has a score more; parts: of own documents; dealt: heads
                                                               of the output from so many parts in turn */
-    double times;                            /* of what a head gives */
+    double times;                          /* of what a head gives */
 } ari_recipe;
 
 typedef struct ari_replayed {

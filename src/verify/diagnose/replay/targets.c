@@ -262,6 +262,15 @@ static ar_status compare_labels(ari_trace *t, const ari_losses *l)
     return fit || (l->ids && are_next_ids(l)) ? ari_loss_labels_compare(t, l) : AR_OK;
 }
 
+/* True if each token's gradient next to the logits is the reference's. */
+static bool has_right_gradient(const ari_losses *l)
+{
+    size_t i = 0;
+    while (l->weight && i < l->tokens && (l->weight[i] == 0.0 || ari_is_near(l->weight[i], 1.0, ARI_SEEN)))
+        i++;
+    return l->weight && l->of[1].of_dump && i == l->tokens;
+}
+
 /* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
  * options by the loss alone. */
 static ar_status look_at_loss(ari_trace *t, ari_losses *l)
@@ -288,6 +297,9 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
     }
     if (t->kind == ARI_FOUND_NOTHING && !of_gradients)
         ari_loss_extra_compare(t, l);
+    if (t->kind == ARI_FOUND_NOTHING && has_right_gradient(l)) {
+        ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(ALONE), {"off", .number = l->of[1].value - l->of[0].value});
+    }
     return AR_OK;
 }
 
