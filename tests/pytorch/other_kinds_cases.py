@@ -4,10 +4,12 @@
 import dataclasses
 
 from cases import TOLERANCE, Case
+from more_kinds import PROGRAMS as MORE_KINDS
+from more_kinds_cases import BROKEN as MORE_BROKEN
 from other_kinds import PROGRAMS as OTHER_KINDS
 from reports import PROGRAMS as REPORTS
 
-PROGRAMS = {**OTHER_KINDS, **REPORTS}
+PROGRAMS = {**OTHER_KINDS, **REPORTS, **MORE_KINDS}
 
 # program, ranks, fault, causes ("|": partly right from there), where the first wrong tensor is
 BROKEN = [
@@ -111,13 +113,13 @@ class OtherKind(Case):
         PROGRAMS[self.model](rank, self.ranks, self.bug, path)
 
     def against(self, anyrank, reference):
-        return reference, (*TOLERANCE, *(["--common"] if self.model == "pipeline" else []))
+        return reference, (*TOLERANCE, *(["--common"] if self.model in ("pipeline", "tied_stages") else []))
 
 
 def runs():
     for model, n in [*((m, 2) for m in PROGRAMS), ("vision", 4), ("masked", 4), ("convolutions", 3), ("images", 3), ("field", 4)]:
         yield OtherKind(f"other-kind-right-{model}{n}", model, ranks=n)
-    for model, n, bug, causes, first in BROKEN:
+    for model, n, bug, causes, first in [*BROKEN, *MORE_BROKEN]:
         good, partly = (tuple(part.split()) for part in (causes + "|").split("|")[:2])
         yield OtherKind(f"other-kind-{model}{n}-{bug}", model, bug, causes=good, partly=partly, first=tuple(first.split()), ranks=n)
 
