@@ -57,6 +57,16 @@ Test(gradcheck, passes_for_every_architecture_on_two_samples_of_sixteen_tokens)
     expect_ok(&stack, 2 * 12 + 1);
 }
 
+/* The gradient of a pad's embedding leaves out what the loss makes of it. */
+Test(gradcheck, passes_where_the_text_has_pads)
+{
+    ar_config c = tiny(AR_ARCH_LLAMA);
+    c.vocab = 10; /* all of them are there */
+    c.pads = true;
+    c.pad_id = 3;
+    expect_ok(&c, 2 * 9 + 3);
+}
+
 /* Softmax ignores a shift of all scores: what binary64 leaves of the gradient is rounding. */
 Test(gradcheck, passes_a_key_bias_whose_gradient_is_noise)
 {

@@ -295,6 +295,13 @@ static void finish(ar_gradcheck *out, const gradcheck *g)
 
 /* --- the check ---------------------------------------------------------------------------------------------------- */
 
+/* The loss depends on a pad's embedding, but by definition its gradient does not count that: another token takes its
+ * place. */
+static int64_t unpadded(const ar_config *c, int64_t id)
+{
+    return c->pads && id == (int64_t)c->pad_id ? (int64_t)((c->pad_id + 1) % c->vocab) : id;
+}
+
 static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
 {
     const ar_batch *b = g->c->batch;
@@ -308,7 +315,7 @@ static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
         g->batch.seq = g->c->config->max_positions;
     for (size_t i = 0; i < g->batch.batch * g->batch.seq; i++) {
         const size_t at = i / g->batch.seq * b->seq + i % g->batch.seq;
-        ids[i] = b->input_ids[at];
+        ids[i] = unpadded(g->c->config, b->input_ids[at]);
         documents[i] = b->documents ? b->documents[at] : 0;
     }
     return AR_OK;

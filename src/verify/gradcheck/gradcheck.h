@@ -8,8 +8,9 @@ typedef struct ari_gradcheck_case {
     const ar_config *config;
     ar_baseline_weights weights; /* NULL: fresh ones by `seed` */
     void *weights_user;
-    const ar_batch *batch; /* of its input_ids, at most the first 2 samples and 16 positions; nothing else */
-    uint64_t seed;         /* of fresh weights and of the draw */
+    const ar_batch
+        *batch;    /* of its input_ids but for pads, at most the first 2 samples and 16 positions; nothing else */
+    uint64_t seed; /* of fresh weights and of the draw */
     ar_loss_options loss;
     int threads; /* 1: one; more: two */
     /* Emits the gradients to be checked. NULL: ar_baseline_run. */
