@@ -47,8 +47,9 @@ typedef struct ar_batch {
     size_t target_width;
 } ar_batch;
 
-/** Checks that `documents` numbers the documents of every row 0, 1, .. in order, and that all `position_ids` are in [0,
- *  positions). Errors: AR_ERR_DATA (names the row, the position and both values). */
+/** Checks that `documents` numbers the documents of every row 0, 1, .. in order, that all `position_ids` are in [0,
+ *  positions), and that `additive_mask` is for these rows and neither NaN nor +inf. Errors: AR_ERR_DATA (names the row,
+ *  the position and the values), AR_ERR_SHAPE (the mask). */
 AR_NODISCARD ar_status ar_batch_check(const ar_batch *b, size_t positions);
 /** The document of a row that place `at` belongs to: places [*first, *end) of the row, all of it without documents. A
  *  binary search: `b` is one that ar_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */

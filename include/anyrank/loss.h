@@ -54,7 +54,7 @@ AR_NODISCARD ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *sav
  *  else. */
 AR_NODISCARD ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
                                         const ar_batch *batch);
-/** *value = fl32(sum of the terms of all data-parallel ranks / t), 0 for t = 0; the same on every rank, tapped as
+/** *value = fl32(sum of the terms of all data-parallel ranks / t), NaN for t = 0; the same on every rank, tapped as
  * "loss". Once, after the last forward pass: it sums over the group. */
 AR_NODISCARD ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t);
 AR_NODISCARD ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx);

@@ -37,7 +37,7 @@ AR_NODISCARD ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*fin
  *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
 AR_NODISCARD ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** The loss of all micro-batches and data-parallel ranks since ar_model_zero_grad, tapped as "loss": the terms' sum
- *  over `targets`, the target tokens of the global batch (0: the loss is 0), or the sum itself where the model has no
+ *  over `targets`, the target tokens of the global batch (0: the loss is NaN), or the sum itself where the model has no
  *  LM head; the routers' own losses, layer by layer; and those of further tokens, over theirs (ar_batch.mtp_targets). The same on every rank. Collective over the context's groups,
  *  the pipeline too. */
 AR_NODISCARD ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);

@@ -101,14 +101,14 @@ typedef struct ar_train_result {
  *  micro-batches and data-parallel ranks, runs the micro-batches, sums the gradients, clips and updates.
  *  optimizer NULL: gradients only. A gradient norm that is not finite while clipping, or with static loss scaling, or
  *  with a dynamic scale that may not fall: AR_ERR_DATA, before any weight has changed. step: 1 for the first. Ends the
- *  step of the context. Errors: also AR_ERR_ARG (the layout of another context; a ddp of another one, or that
+ *  step of the context. Errors: also AR_ERR_ARG (a batch without input; the layout of another context; a ddp of another one, or that
  *  does not hold all parameters that train; loss scaling in exact numerics, where
  *  nothing is lost and the baseline has none; ar_loss_scaling_check). */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
 /** The same step of any module, judged by a loss; the module's input is ar_batch_input of the batch (loss.h says where
- *  the targets are), and T = 0 gives a loss and gradients of 0.
- *  Errors: also AR_ERR_ARG (a batch without input), AR_ERR_UNSUPPORTED (a layout that shares out positions, of samples
+ *  the targets are), and T = 0 gives a loss of NaN and gradients of 0.
+ *  Errors: also AR_ERR_UNSUPPORTED (a layout that shares out positions, of samples
  *  without any). */
 AR_NODISCARD ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *loss, ar_ctx *ctx,
                                             ar_optimizer *optimizer, const ar_batch *global, uint32_t step,

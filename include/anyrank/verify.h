@@ -160,7 +160,7 @@ typedef struct ar_verify_report {
     double seconds;
 } ar_verify_report;
 
-/** Compares. Gives the report; ar_verify_report_destroy. Memory: some megabytes and the maps, whatever the dumps' size.
+/** Compares. Gives the report; ar_verify_report_destroy. Memory: some kilobytes a tensor and the maps, whatever the tensors' size.
  *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
  *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
  *  the loss is ln V in all steps, or all activations are those of the first step). */

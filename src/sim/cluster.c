@@ -300,6 +300,7 @@ ar_status ari_virtual_check(const ar_sim_cluster *c)
     if (c->ranks_per_node < 0)
         return ar_error_set(AR_ERR_ARG, "cluster: %d ranks in a node; 1 or more are expected, or 0: all of them",
                             c->ranks_per_node);
+    AR_TRY(ari_check_choice("cluster: the GPU", c->gpu, MACHINES + 1));
     AR_TRY(check_link("inside a node", &c->inside));
     if (c->ranks_per_node > 0)
         AR_TRY(check_link("between nodes", &c->between));

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a batch says of each of its places: document, position, target. */
 #include "anyrank/batch.h"
+
+#include <math.h>
+
 #include "tests/support/test.h"
 
 static const int64_t ids[] = {10, 11, 12, 13, 14, 15, /**/ 20, 21, 22, 23, 24, 25};
@@ -48,6 +51,24 @@ Test(batch, given_positions_are_taken)
         cr_expect_eq(ar_batch_position(&b, i / 6, i % 6), (size_t)positions[i]);
     cr_expect_ok(ar_batch_check(&b, 9));
     cr_expect_refused(ar_batch_check(&b, 8), AR_ERR_DATA, "position_ids[1, 5] is 8, the model has 8 positions");
+}
+
+Test(batch, masks_that_are_not_for_these_rows_are_refused)
+{
+    static const float zeros[3 * 2 * 2], nan[] = {0, 0, 0, NAN}, far[] = {0, INFINITY, 0, 0},
+                                         near[] = {0, -INFINITY, 0, 0};
+    ar_batch b = {.batch = 4, .seq = 2, .input_ids = ids, .additive_mask = zeros, .mask_batch = 3, .mask_heads = 1};
+    cr_expect_refused(ar_batch_check(&b, 9), AR_ERR_SHAPE, "additive_mask is [3, 1, s, s], expected [1 or 4, 1 or");
+    b.mask_batch = 1;
+    cr_expect_ok(ar_batch_check(&b, 9));
+    b.additive_mask = near;
+    cr_expect_ok(ar_batch_check(&b, 9));
+    b.additive_mask = nan;
+    cr_expect_refused(ar_batch_check(&b, 9), AR_ERR_DATA, "additive_mask[0, 0, 1, 1] is nan");
+    b.additive_mask = far;
+    cr_expect_refused(ar_batch_check(&b, 9), AR_ERR_DATA, "additive_mask[0, 0, 0, 1] is inf");
+    b.mask_heads = 0;
+    cr_expect_refused(ar_batch_check(&b, 9), AR_ERR_SHAPE, "[1, 0, s, s]");
 }
 
 Test(batch, documents_that_are_not_numbered_in_their_order_are_refused)

@@ -123,8 +123,8 @@ static ar_status nothing(ar_comm *world, void *arg)
 Test(cluster, a_run_refuses_one_that_makes_no_sense)
 {
     const ar_sim_cluster good = {.ranks_per_node = 2, .inside = {1e-6, 1e9}, .between = {1e-6, 1e9}, .flops = 1e12};
-    ar_sim_cluster bad[9];
-    for (int i = 0; i < 9; i++)
+    ar_sim_cluster bad[11];
+    for (int i = 0; i < 11; i++)
         bad[i] = good;
     bad[0].ranks_per_node = -1;
     bad[1].inside.latency_s = -1e-9;
@@ -135,7 +135,9 @@ Test(cluster, a_run_refuses_one_that_makes_no_sense)
     bad[6].flops = 0;
     bad[7].flops = NAN;
     bad[8].flops = -1e12;
-    for (int i = 0; i < 9; i++) {
+    bad[9].gpu = -1;
+    bad[10].gpu = 6;
+    for (int i = 0; i < 11; i++) {
         const ar_sim_options o = {.cluster = &bad[i]};
         cr_expect_eq(ar_sim_run(1, &o, nothing, NULL, NULL), AR_ERR_ARG, "cluster %d runs", i);
         cr_expect_says("cluster: ");

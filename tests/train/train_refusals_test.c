@@ -11,6 +11,7 @@ static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8};
 
 typedef struct job {
     ar_train_options options; /* of the step */
+    ar_batch batch;           /* all zero: of `ids` */
     size_t poisoned;          /* the parameter that holds an infinity, of all of them; SIZE_MAX: none */
     float before[RANKS][MOST_ELEMENTS], after[RANKS][MOST_ELEMENTS];
     size_t elements[RANKS];
@@ -52,7 +53,7 @@ static ar_status poison(ar_ctx *ctx, ar_param *p)
 /* The step's own error is a result here: every rank gets one, and all go on to the end. */
 static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
 {
-    const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
+    const ar_batch usual = {.batch = B, .seq = S, .input_ids = ids}, batch = j->batch.batch ? j->batch : usual;
     const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     ar_train_result result;
     if (j->poisoned < n)
@@ -131,6 +132,23 @@ Test(train_refusals, a_layout_that_is_not_the_contexts_is_refused)
         run(&j, 2);
         expect_refused(&j, 2, AR_ERR_ARG, says[i]);
     }
+}
+
+Test(train_refusals, a_batch_without_input_or_with_the_mask_of_another_is_refused)
+{
+    static const float mask[3 * S * S];
+    static job j;
+    j = (job){.options = {.parallel = {.tp = 2}}, .poisoned = SIZE_MAX, .batch = {.batch = B, .seq = S}};
+    run(&j, 2);
+    expect_refused(&j, 2, AR_ERR_ARG, "takes its input from the batch, which has none");
+    j.batch =
+        (ar_batch){.batch = B, .seq = S, .input_ids = ids, .additive_mask = mask, .mask_batch = 3, .mask_heads = 1};
+    run(&j, 2);
+    expect_refused(&j, 2, AR_ERR_SHAPE, "additive_mask is [3, 1, s, s]");
+    j.batch.mask_batch = 1;
+    j.batch.mask_heads = 3;
+    run(&j, 2);
+    expect_refused(&j, 2, AR_ERR_SHAPE, "additive_mask has 3 heads, expected 1 or ");
 }
 
 Test(train_refusals, a_largest_norm_below_0_or_nan_is_refused)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a new user gives by mistake to a module, a list, a plan or a run: refused by name, and never a crash. */
 #include "anyrank/check_module.h"
+#include "anyrank/grads.h"
 #include "anyrank/plan_walk.h"
 #include "anyrank/training.h"
 #include "support/rank_run.h"
@@ -104,6 +105,35 @@ CLAIM(options_that_are_missing_are_refused)
     o.run.placements = (ar_declared_check)9;
     cr_expect_eq(ar_train_run(&r, &o), AR_ERR_ARG);
     cr_expect_says("placements 9");
+}
+
+CLAIM(enumerators_that_are_none_are_refused)
+{
+    static const struct {
+        ar_run run;
+        const char *says;
+    } rows[] = {{{.numerics = (ar_numerics)6}, "numerics 6, expected 0 to 1"},
+                {{.precision = (ar_precision)9}, "precision 9"},
+                {{.storage = AR_I64}, "storage 18"},
+                {{.placements = (ar_declared_check)3}, "placements 3"},
+                {{.fault = AR_FAULT_COUNT}, "fault "},
+                {{.device = {AR_DEVICE_KINDS, 0}}, "device 3"},
+                {{.plan.mlp_order = (ar_mlp_order)2}, "order of the MLP 2"}};
+    ar_check_report *r = NULL;
+    ar_grads_result g;
+    ar_config c;
+    cr_assert_ok(ar_config_load(&c, TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ar_run run = rows[i].run;
+        run.batch = 1;
+        run.seq = 2;
+        cr_expect_refused(ar_run_check(&run, &c), AR_ERR_ARG, rows[i].says);
+    }
+    const ar_check_options none = {.run = {.model = TEST_GOLDEN_DIR "/llama-mqa-tied-tiny", .batch = 1, .seq = 2},
+                                   .layouts = 1};
+    cr_expect_refused(ar_check(&r, &none), AR_ERR_ARG, "a check needs at least one layout");
+    const ar_grads_options of = {.run.model = "x", .input = "x", .out = "/tmp", .sensitivity_of = AR_SENSITIVITY_COUNT};
+    cr_expect_refused(ar_grads(&g, &of), AR_ERR_ARG, "arithmetic of the sensitivity 6, expected 0 to 5");
 }
 
 EVERY_CLAIM(module_refusals)

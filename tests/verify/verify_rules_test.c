@@ -211,6 +211,7 @@ CLAIM(options_that_make_no_sense_are_refused)
         expect_refused((ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .atol = bad[i]}, t, AR_ERR_ARG, "");
     }
     expect_refused((ar_verify_options){.rule = AR_VERIFY_SENSITIVITY}, t, AR_ERR_ARG, "");
+    expect_refused((ar_verify_options){.rule = (ar_verify_rule)4}, t, AR_ERR_ARG, "rule 4, expected 0 to 3");
     expect_refused((ar_verify_options){.rule = AR_VERIFY_BITS}, none, AR_ERR_NOT_FOUND, "");
 }
 

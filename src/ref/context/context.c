@@ -6,6 +6,7 @@
 #include "anyrank/arith.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 static ar_status check_storage(const ar_ctx_options *o)
 {
@@ -23,9 +24,8 @@ static ar_status check_storage(const ar_ctx_options *o)
 
 static ar_status check_precision(const ar_ctx_options *o)
 {
-    if ((unsigned)o->precision >= AR_PRECISION_COUNT)
-        return ar_error_set(AR_ERR_ARG, "precision %d, expected 0 (f32) to %d", (int)o->precision,
-                            AR_PRECISION_COUNT - 1);
+    AR_TRY(ari_check_choice("precision", (int)o->precision, AR_PRECISION_COUNT));
+    AR_TRY(ari_check_choice("numerics", (int)o->numerics, AR_NUMERICS_NATIVE + 1));
     if (o->precision == AR_PRECISION_TF32 && o->numerics == AR_NUMERICS_EXACT)
         return ar_error_set(AR_ERR_ARG,
                             "precision tf32 in exact numerics, whose products are of fp32 or bf16 numbers: give f32 or "

@@ -29,6 +29,11 @@ void ari_say(ari_text *t, const char *format, ...)
         memcpy(t->at + t->cap - 4, "...", 4);
 }
 
+ar_status ari_check_choice(const char *what, int value, int n)
+{
+    return value >= 0 && value < n ? AR_OK : ar_error_set(AR_ERR_ARG, "%s %d, expected 0 to %d", what, value, n - 1);
+}
+
 bool ari_natural(uint64_t *out, const char *text, const char **end)
 {
     char *at = NULL;

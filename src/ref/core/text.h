@@ -63,6 +63,9 @@ size_t ari_word_of(const char *word, const char *const *words, size_t n);
         va_end(args_);                                \
     } while (0)
 
+/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `what`, its value and the last. */
+AR_NODISCARD ar_status ari_check_choice(const char *what, int value, int n);
+
 /** Reads a decimal number without a sign; *end: what follows it. False: there is none, or it is beyond 64 bits. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);
 

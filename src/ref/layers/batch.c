@@ -2,6 +2,7 @@
 /* Document, position and target of each place of a batch. */
 #include "anyrank/batch.h"
 
+#include <math.h>
 #include <stdbool.h>
 
 #include "ref/core/size.h"
@@ -21,8 +22,25 @@ static ar_status check_documents(const int32_t *documents, size_t row, size_t se
     return AR_OK;
 }
 
+static ar_status check_mask(const ar_batch *b)
+{
+    const size_t n = b->mask_batch, plane = b->seq * b->seq;
+    if ((n != 1 && n != b->batch) || b->mask_heads == 0)
+        return ar_error_set(AR_ERR_SHAPE, "additive_mask is [%zu, %zu, s, s], expected [1 or %zu, 1 or the heads]", n,
+                            b->mask_heads, b->batch);
+    for (size_t i = 0; i < n * b->mask_heads * plane; i++) {
+        const float x = b->additive_mask[i];
+        if (isnan(x) || x == INFINITY)
+            return ar_error_set(AR_ERR_DATA, "additive_mask[%zu, %zu, %zu, %zu] is %g, expected a finite value or -inf",
+                                i / plane / b->mask_heads, i / plane % b->mask_heads, i / b->seq % b->seq, i % b->seq,
+                                (double)x);
+    }
+    return AR_OK;
+}
+
 ar_status ar_batch_check(const ar_batch *b, size_t positions)
 {
+    AR_TRY(b->additive_mask && b->batch > 0 ? check_mask(b) : AR_OK);
     for (size_t row = 0; b->documents && row < b->batch; row++)
         AR_TRY(check_documents(b->documents + row * b->seq, row, b->seq));
     for (size_t i = 0; b->position_ids && i < b->batch * b->seq; i++) {

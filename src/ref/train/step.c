@@ -329,6 +329,9 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
 {
     *result = (ar_train_result){0};
     AR_TRY(check_options(ctx, o));
+    if (!global->input && !global->input_ids)
+        return ar_error_set(AR_ERR_ARG, "a training step takes its input from the batch, which has none");
+    AR_TRY(ar_batch_check(global, SIZE_MAX)); /* before ranks take their rows of it */
     ar_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
@@ -349,10 +352,8 @@ ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_op
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }
 
-static ar_status check_module(const ar_module *m, const ar_ctx *ctx, const ar_batch *global)
+static ar_status check_module(const ar_module *m, const ar_ctx *ctx)
 {
-    if (!global->input && !global->input_ids)
-        return ar_error_set(AR_ERR_ARG, "the training step of a module takes its input from the batch, which has none");
     if (ar_comm_size(ctx->pipeline) == 1)
         return AR_OK;
     if (!ari_sequential_stages(m, NULL))
@@ -368,6 +369,6 @@ ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *l
                                const ar_train_options *o)
 {
     ari_trained what = {.module = m, .loss = loss};
-    AR_TRY(check_module(m, ctx, global));
+    AR_TRY(check_module(m, ctx));
     return train_step(result, &what, ctx, optimizer, global, step, o);
 }

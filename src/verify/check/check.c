@@ -181,7 +181,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     r->numerics = o->run.numerics;
     r->precision = o->run.precision;
     AR_TRY(ari_run_config(&r->config, r->folder, sizeof r->folder, &o->run));
-    if (o->layouts == 0)
+    if (o->layouts == 0 || !o->parallel)
         return ar_error_set(AR_ERR_ARG, "a check needs at least one layout");
     AR_TRY(check_run(&e, o, &r->config));
     AR_TRY(check_padding(o, &r->config));

@@ -9,6 +9,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "verify/diagnose/diagnose.h"
 #include "verify/dumps/report.h"
@@ -33,6 +34,7 @@ static ar_status check_options(const ar_verify_options *o)
 {
     if (!o->reference || !o->other)
         return ar_error_set(AR_ERR_ARG, "two dumps are compared: a reference and another one");
+    AR_TRY(ari_check_choice("rule", (int)o->rule, AR_VERIFY_SENSITIVITY + 1));
     if (o->rule == AR_VERIFY_SENSITIVITY && !o->allowed)
         return ar_error_set(AR_ERR_ARG, "the rule of sensitivity needs a file that says what is allowed");
     if (o->common && o->all_matched)

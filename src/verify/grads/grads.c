@@ -6,6 +6,7 @@
 
 #include "planner/estimate.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
@@ -264,6 +265,7 @@ ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
     if (!o->out || (o->run.model != NULL) == (o->block != NULL) || (o->run.model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
     AR_TRY(check_given(&o->run));
+    AR_TRY(ari_check_choice("arithmetic of the sensitivity", (int)o->sensitivity_of, AR_SENSITIVITY_COUNT));
     AR_TRY(ari_run_check_numerics(&o->run));
     AR_TRY(check_out(o));
     return o->run.model ? grads_of_model(result, o) : grads_of_block(result, o);

@@ -413,8 +413,7 @@ static ar_status check_given(const ar_logprobs_options *o)
                                         "that are threads: batch, seq, steps, clip and dropout are 0");
     if (!(o->within >= 0.0) || isinf(o->within))
         return ar_error_set(AR_ERR_ARG, "what a side may be off is a finite number from 0, not %g", o->within);
-    if ((unsigned)o->of >= AR_SENSITIVITY_COUNT)
-        return ar_error_set(AR_ERR_ARG, "unknown arithmetic of the sides: %d", (int)o->of);
+    AR_TRY(ari_check_choice("arithmetic of the sides", (int)o->of, AR_SENSITIVITY_COUNT));
     if (o->binary64 &&
         (ar_parallel_world(&r->parallel) > 1 || r->parallel.recompute.what != AR_RECOMPUTE_NONE ||
          r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->device.kind != AR_DEVICE_CPU))

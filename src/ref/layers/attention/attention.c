@@ -77,6 +77,9 @@ static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar
     if (m->o.rope.kind && batch->seq > m->o.max_positions)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu is longer than the %zu positions of the model",
                             m->base.name, batch->seq, m->o.max_positions);
+    if (batch->additive_mask && batch->mask_heads != 1 && batch->mask_heads != m->o.heads)
+        return ar_error_set(AR_ERR_SHAPE, "%s: additive_mask has %zu heads, expected 1 or %zu", m->base.name,
+                            batch->mask_heads, m->o.heads);
     return ar_batch_check(batch, m->o.rope.kind ? m->o.max_positions : SIZE_MAX);
 }
 
