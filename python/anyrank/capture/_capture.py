@@ -81,6 +81,8 @@ class Capture:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
+        if not os.fspath(folder):
+            raise AnyrankError("capture: the folder has no name, expected one (\".\": the working directory)")
         self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
         self._steps_given = steps
         self._model, _ = unwrapped(model)

@@ -465,6 +465,8 @@ class Types(CaptureCase):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             self.assertFalse(list((self.path / "dump").iterdir()))
         (self.path / "file").write_text("")
+        with self.assertRaisesRegex(AnyrankError, "the folder has no name"):  # as of a variable that is not set
+            anyrank.capture(model, "")
         with self.assertRaisesRegex(AnyrankError, "file: File exists"), anyrank.capture(model, self.path / "file"):
             model(torch.ones(1, 64))
 
