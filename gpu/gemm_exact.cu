@@ -264,7 +264,7 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
     return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}}, band);
 }
 
-ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, const ar_packed *left,
+ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *left,
                    const ar_packed *right, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
@@ -272,7 +272,8 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, 
     AR_TRY(check_pair(a, b, "gemm_acc"));
     if (fresh) {
         AR_TRY(zero(d, q, t, n));
-        AR_TRY(zero(d, q, hl, 2 * n * sizeof(int64_t)));
+        AR_TRY(zero(d, q, hl, n * sizeof(int64_t)));
+        AR_TRY(zero(d, q, ar_buf_at(hl, low * sizeof(int64_t)), n * sizeof(int64_t)));
     }
     for (size_t i = 0; runs && i < runs->n; i++) {
         const size_t from = runs->first + runs->cut[i], terms = runs->cut[i + 1] - runs->cut[i];
@@ -282,14 +283,14 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, 
         if (l)
             st = packed_part(d, q, &r, right, &of_b);
         if (r)
-            st = gemm_acc(d, q, t, hl, narrow, l, r, ar_cbuf_at(e, i * a.rows * sizeof(int32_t)),
+            st = gemm_acc(d, q, t, hl, low, narrow, l, r, ar_cbuf_at(e, i * a.rows * sizeof(int32_t)),
                           ar_cbuf_at(f, i * b.rows * sizeof(int32_t)), nullptr, false);
         packed_destroy(d, q, r);
         packed_destroy(d, q, l);
         AR_TRY(st);
     }
     int64_t *h = dev<int64_t>(hl);
-    const accumulator_out to = {dev<uint8_t>(t), h, h + n, dev<int32_t>(e), dev<int32_t>(f), narrow};
+    const accumulator_out to = {dev<uint8_t>(t), h, h + low, dev<int32_t>(e), dev<int32_t>(f), narrow};
     return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{to});
 }
 

@@ -179,9 +179,10 @@ typedef struct ar_device_ops {
                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
                             const ar_band *band);
     /* Every matrix of the batch (runs NULL), or every run of the terms of one, rounded as by gemm_round with exponents
-     * of its own, is added to one accumulator of [m, n]: t u8 [m*n], hl int64 [2*m*n]. Runs without terms add nothing;
-     * one has some. fresh: to zeros, whatever these hold. */
-    ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, const ar_packed *a,
+     * of its own, is added to [m, n] of an accumulator: t u8, and H and L in hl, int64, where L begins `low` after H (m*n,
+     * or more where these are some of its rows). Runs without terms add nothing; one has some. fresh: to zeros, whatever
+     * these hold. */
+    ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *a,
                           const ar_packed *b, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh);
     /* y[i] (fp32, contiguous, count elements) = rounded value of elements [start, start + count) of the row-major [m,
      * n] matrix of sums; s points at the first of them. */

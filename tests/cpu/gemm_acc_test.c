@@ -46,7 +46,7 @@ static void add_on_device(state *s, const problem *p, int threads, bool fresh)
     const ar_tensor a = batch_of(p->a, p->samples, p->m, p->k), b = batch_of(p->b, p->samples, p->n, p->k);
     prepared ready;
     cr_assert_ok(prepared_create(&ready, d, &a, &b, true, false));
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, s->narrow, ready.a, ready.b,
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){s->t}, (ar_buf){s->hl}, s->n, s->narrow, ready.a, ready.b,
                                   ar_const(ready.e), ar_const(ready.f), NULL, fresh));
     prepared_destroy(&ready, d);
 }
@@ -138,7 +138,7 @@ PATH_TEST(gemm_acc, takes_runs_of_terms_as_products_of_their_own)
             add_one(&want, j, y[j]);
     }
     spoil(&got);
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, left, right, (ar_cbuf){e},
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, m * n, false, left, right, (ar_cbuf){e},
                                   (ar_cbuf){f}, &of, true));
     same_state(&got, &want, "runs");
     d->ops->packed_destroy(d, NULL, left);
@@ -154,7 +154,7 @@ PATH_TEST(gemm_acc, leaves_the_state_alone_without_samples)
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 0, 3, 4, false));
     got.t[3] = want.t[3] = 4;
     got.hl[3] = want.hl[3] = 77;
-    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, a, b, (ar_cbuf){NULL},
+    cr_assert_ok(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 6, false, a, b, (ar_cbuf){NULL},
                                   (ar_cbuf){NULL}, NULL, false));
     same_state(&got, &want, "no samples");
     d->ops->packed_destroy(d, NULL, a);
@@ -169,7 +169,7 @@ PATH_TEST(gemm_acc, refuses_operands_that_do_not_belong_together)
     const ar_cbuf none = {NULL};
     cr_assert_ok(d->ops->packed_create(d, NULL, &a, 1, 2, 4, true));
     cr_assert_ok(d->ops->packed_create(d, NULL, &b, 2, 3, 4, false));
-    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, false, a, b, none, none, NULL, false),
+    cr_expect_eq(d->ops->gemm_acc(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, 6, false, a, b, none, none, NULL, false),
                  AR_ERR_SHAPE);
     same_state(&got, &want, "refused");
     d->ops->packed_destroy(d, NULL, a);

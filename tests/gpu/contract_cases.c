@@ -313,18 +313,19 @@ void gemm_round_cases(device_pair *p)
 static void gemm_acc_case(device_pair *p, product *o)
 {
     begin_product(p, o, "");
-    const pair_buf t = pair_words(p, "t", PAIR_W8, o->m * o->n), hl = pair_words(p, "hl", PAIR_W64, 2 * o->m * o->n);
+    const size_t n = o->m * o->n, low = n + pair_below(p, 9);
+    const pair_buf t = pair_words(p, "t", PAIR_W8, n), hl = pair_words(p, "hl", PAIR_W64, low + n);
     const pair_buf e = old_exponents(p, "e of runs", 2 * o->m), f = old_exponents(p, "f of runs", 2 * o->n);
     const size_t first = o->k / 5, cut[3] = {0, o->k / 3, o->k - first};
     const ar_runs runs = {2, first, cut};
     const bool narrow = pair_below(p, 2) != 0;
     prepare(p, o);
     for (int twice = 0; twice < 2; twice++)
-        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], narrow, o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]),
-                 NULL, twice == 0);
+        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], low, narrow, o->a[s], o->b[s], ar_const(o->e.at[s]),
+                 ar_const(o->f.at[s]), NULL, twice == 0);
     if (o->batch == 1)
-        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], narrow, o->a[s], o->b[s], ar_const(e.at[s]), ar_const(f.at[s]), &runs,
-                 false);
+        PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], low, narrow, o->a[s], o->b[s], ar_const(e.at[s]), ar_const(f.at[s]),
+                 &runs, false);
     pair_end(p);
     destroy_packed(p, o);
 }

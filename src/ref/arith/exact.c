@@ -311,16 +311,17 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
     return AR_OK;
 }
 
-ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width, ar_comm *over,
-                         bool others, const char *tag)
+/* Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one: came
+ * [ranks, own, width], for sums_widen. */
+static ar_status send_sums(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width, ar_comm *over,
+                           const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
     ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
     for (size_t r = 0; r < n; r++) {
-        const bool stays = others && r == (size_t)ar_comm_rank(over);
-        bytes[r] = stays ? 0 : counts[r] * width;
-        bytes[n + r] = stays ? 0 : own * width;
+        bytes[r] = counts[r] * width;
+        bytes[n + r] = own * width;
     }
     return ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
 }
@@ -359,7 +360,7 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
     AR_TRY(s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
                         : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY(s->width > 0 ? ari_exact_send(q, s->s, s->sent, counts, s->width, over, false, tag)
+    AR_TRY(s->width > 0 ? send_sums(q, s->s, s->sent, counts, s->width, over, tag)
                         : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue)
         st = ar_event_record(reduced, q);

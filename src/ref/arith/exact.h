@@ -37,10 +37,6 @@ AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, si
 AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
                                        const char *tag);
 AR_NODISCARD ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over);
-/** Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one:
- *  came [ranks, own, width], for sums_widen; others: without its own one, which is not among what is sent either. */
-AR_NODISCARD ar_status ari_exact_send(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width,
-                                      ar_comm *over, bool others, const char *tag);
 /** y = all ranks' rounded slices; the own one is at its place. */
 AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
@@ -66,11 +62,18 @@ static inline bool ari_exact_grad_begins(ar_param_grad *g)
     return none;
 }
 
+/** Zeros, where nothing was added: for whoever adds to what is there, or writes a part of it. */
+AR_NODISCARD ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
+/** The first of the rows of `in` elements that this rank computes of a matrix's gradient, its t and H; fresh: they are
+ *  to become zero first. There is a value from here on. */
+AR_NODISCARD ar_status ari_exact_grad_begin_rows(ar_ctx *ctx, ar_param *p, size_t in, ar_buf *t, ar_buf *hl,
+                                                 bool *fresh);
+
 /* Rows of blocks, each of which one rank of a group is to have whole. */
 typedef struct ari_row_blocks {
     ar_comm *over;
     size_t blocks;
-    const int *owner;   /* [blocks], the rank */
+    const int *owner;   /* [blocks], the rank; NULL: every rank is to have all of them */
     const size_t *rows; /* [ranks, blocks], what each has, block after block */
 } ari_row_blocks;
 
@@ -78,6 +81,7 @@ typedef struct ari_row_blocks {
 typedef struct ari_moved_rows {
     ar_ctx *ctx;
     ar_comm *over;
+    bool sliced;             /* each rank has all rows, and a slice of a gradient */
     size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
     size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
@@ -87,6 +91,8 @@ AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const
 void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
 AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag);
+/** The same of dy, of which only the columns of this rank's slice of the gradient are needed. */
+AR_NODISCARD ar_status ari_move_terms(ar_tensor *y, const ar_tensor *dy, const ari_moved_rows *m, const char *tag);
 
 /* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
 

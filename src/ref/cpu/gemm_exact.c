@@ -323,7 +323,7 @@ static void acc_tile(const ari_exact_path *path, const void *context, const ari_
 
 /** Slot gemm_acc. Threads share out the elements of the accumulator. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
-ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool narrow, const ar_packed *a,
+ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *a,
                            const ar_packed *b, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh)
 {
     AR_TRY(check_pair(a, b, "gemm_acc"));
@@ -338,6 +338,6 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool 
     }
     const ari_exact_path *path = path_of(d, a, b, r.k);
     r.terms = path->terms;
-    const acc_output o = {t.ptr, sums, sums + a->rows * b->rows, e.ptr, f.ptr, &r, fresh, narrow};
+    const acc_output o = {t.ptr, sums, sums + low, e.ptr, f.ptr, &r, fresh, narrow};
     return for_each_tile(d, path, a, b, &r, acc_tile, &o);
 }

@@ -195,8 +195,8 @@ NOTHING(pack, ar_packed *p, size_t row_at, size_t k_at, tensor a, ar_cbuf c, int
 NOTHING(gemm_i64, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs, bool add)
 NOTHING(gemm_round, tensor y, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f, ar_cbuf bias,
         ar_activation act, tensor z, const ar_band *band)
-NOTHING(gemm_acc, ar_buf t, ar_buf hl, bool narrow, const ar_packed *a, const ar_packed *b, ar_cbuf e, ar_cbuf f,
-        const ar_runs *runs, bool fresh)
+NOTHING(gemm_acc, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *a, const ar_packed *b, ar_cbuf e,
+        ar_cbuf f, const ar_runs *runs, bool fresh)
 NOTHING(round_i64, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n, ar_cbuf e, ar_cbuf f)
 NOTHING(acc_add, ar_buf t, ar_buf hl, bool narrow, size_t rows, tensor terms, ar_cbuf row_of)
 NOTHING(acc_raise, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)

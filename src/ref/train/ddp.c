@@ -189,6 +189,7 @@ static ar_status init_ddp(ar_ddp *d)
     AR_TRY(ari_units_init(d));
     AR_TRY(ari_ddp_agree(d));
     AR_TRY(ari_buckets_plan(d));
+    AR_TRY(ari_buckets_slice(d));
     AR_TRY(ARI_TAKE(&d->used, &d->lists, d->trained, "used parameters"));
     AR_TRY(ARI_TAKE(&d->unused, &d->lists, d->trained, "names of unused parameters"));
     AR_TRY(ari_buckets_alloc(d));
@@ -323,6 +324,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     AR_TRY(finish_launched(d));
     AR_TRY(zero_gradients(d));
     d->step = (ari_ddp_step){0};
+    ari_ddp_choose_slices(d);
     d->sync = true;
     d->unused_count = 0;
     if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)

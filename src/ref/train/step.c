@@ -17,6 +17,7 @@
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
 #include "ref/numerics/optimizer.h"
+#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
 #include "ref/train/optimizer.h"
 #include "ref/train/units.h"
@@ -291,6 +292,7 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     step->pass_samples = step->samples;
     if (ari_passes_apart(&o->parallel))
         ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
+    ari_ddp_choose_slices(o->ddp);
     return AR_OK;
 }
 

@@ -63,10 +63,11 @@ static size_t groups(const tally *t, const ari_operation *op, const ari_op_call 
 /* After the ranks have told each other the rows of a product their exponents move. */
 static void add_row(tally *t, const ari_op_call *call, const ari_op_call *before)
 {
-    const bool first = before && before->kind == ARI_CALL_ALL_GATHER;
+    const bool first = before && before->dtype == AR_I64;
+    const size_t moved = call->elements * (call->kind == ARI_CALL_ALL_GATHER ? call->ranks - 1 : 1);
     t->products += first;
-    t->rows = first ? call->elements : t->rows;
-    t->row_bytes += t->rows > 0 ? call->elements / t->rows * ar_dtype_bytes(call->dtype) : 0;
+    t->rows = first ? moved : t->rows;
+    t->row_bytes += t->rows > 0 ? moved * ar_dtype_bytes(call->dtype) / t->rows : 0;
 }
 
 static ar_status add(void *user, const ari_operation *op)

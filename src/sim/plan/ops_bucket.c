@@ -25,25 +25,28 @@ static size_t bytes_of(ari_op_builder *w, const ari_one_param *p)
     return n;
 }
 
-static bool is_table(const ari_one_param *p)
+static bool is_table(ari_role role)
 {
-    return p->of.role == ARI_TOKENS || p->of.role == ARI_POSITIONS;
+    return role == ARI_TOKENS || role == ARI_POSITIONS;
+}
+
+static int kind_of_value(const ari_op_builder *w, const ari_op_value *v)
+{
+    const ar_placement tp = v->at[ARI_AXIS_TP];
+    const bool uneven = tp.kind == AR_SHARD && v->shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / v->copies) != 0;
+    const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
+    const bool ends = v->at[ARI_AXIS_PP].kind == AR_REPLICATE;
+    const bool half = v->dtype == AR_BF16;
+    return (w->apart && ari_is_expert_part(v->role) ? ARI_KIND_EXPERT : 0) + (ends ? ARI_KIND_ENDS : 0) +
+           (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) + (half ? ARI_KIND_NARROW : 0) +
+           (half && is_table(v->role) ? ARI_KIND_TABLE : 0) +
+           (ari_op_by_muon(w->c, v->role, v->bias) ? ARI_KIND_MATRIX : 0);
 }
 
 /* -1: without a gradient, in no bucket. */
 static int kind_of(const ari_op_builder *w, const ari_one_param *p)
 {
-    if (p->of.role == ARI_ROUTER_BIAS)
-        return -1;
-    const ar_placement tp = p->value.at[ARI_AXIS_TP];
-    const bool uneven = tp.kind == AR_SHARD && p->value.shape[tp.dim] % (w->ranks[ARI_AXIS_TP] / p->value.copies) != 0;
-    const bool spread = tp.kind == AR_REPLICATE && w->ranks[ARI_AXIS_TP] > 1;
-    const bool ends = p->value.at[ARI_AXIS_PP].kind == AR_REPLICATE;
-    const bool half = p->value.dtype == AR_BF16;
-    return (w->apart && ari_is_expert_part(p->of.role) ? ARI_KIND_EXPERT : 0) + (ends ? ARI_KIND_ENDS : 0) +
-           (uneven ? ARI_KIND_UNEVEN : 0) + (spread ? ARI_KIND_SPREAD : 0) + (half ? ARI_KIND_NARROW : 0) +
-           (half && is_table(p) ? ARI_KIND_TABLE : 0) +
-           (ari_op_by_muon(w->c, p->of.role, p->of.bias) ? ARI_KIND_MATRIX : 0);
+    return p->of.role == ARI_ROUTER_BIAS ? -1 : kind_of_value(w, &p->value);
 }
 
 static ari_bucket_place place_of(ari_op_builder *w, const ari_params *all, const ari_one_param *p, size_t i)
@@ -330,6 +333,53 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     while (k < all->layers && ari_op_builder_own_layer(w, k) != unit)
         k++;
     each_of(w, all, k, first_of(w, all, k), f);
+}
+
+/* True if the gradients of a bucket can be made in slices. */
+static bool can_slice(int kind)
+{
+    const int never = ARI_KIND_TABLE | ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD;
+    return (kind & ARI_KIND_NARROW) && !(kind & never);
+}
+
+size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over)
+{
+    return ari_op_builder_ranks(w, over) / (w->sliced && can_slice(b->kind) ? ari_op_builder_cp(w) : 1);
+}
+
+bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param)
+{
+    return w->sliced && can_slice(kind_of_value(w, param));
+}
+
+/* Where the sums over the ranks of cp would take more bytes than all rows of x; of experts, of whose rows nobody knows the
+ * number, the ranks have equal slices. */
+bool ari_op_builder_slices(ari_op_builder *w)
+{
+    const ar_run *run = &w->c->run;
+    const ar_experts *e = &w->config->experts;
+    const double cp = (double)ari_op_builder_cp(w);
+    double elements = 0.0, inputs = 0.0;
+    size_t start = 0, samples = 0, parts = 0;
+    bool even = true;
+    if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || run->parallel.zero > 0 ||
+        w->c->forward_only || ar_gradient_moves(&run->parallel, run->seq, &parts) == 0)
+        return false;
+    const ari_params all = ari_op_builder_all_params(w);
+    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
+        const ari_one_param p = ari_op_builder_param_at(w, &all, i);
+        const int kind = kind_of(w, &p);
+        const bool expert = ari_is_expert_part(p.of.role);
+        const double in = (double)p.value.local[1];
+        if (kind < 0 || !can_slice(kind))
+            continue;
+        even = even && (!expert || p.value.local[0] % ari_op_builder_cp(w) == 0);
+        elements += (double)p.value.local[0] * in;
+        inputs += in * (expert ? (double)e->per_token / (double)e->n : 1.0);
+    }
+    ari_op_builder_layer(w, ARI_NO_LAYER);
+    ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
+    return even && 5.0 * cp * elements > 2.0 * (cp - 1.0) * (double)samples * (double)run->seq * inputs;
 }
 
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,

@@ -70,6 +70,7 @@ typedef struct ari_op_builder {
     size_t ep;                    /* who share out the experts */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
     ari_unit_place unit_at;       /* of the parameter before */
+    bool sliced;                  /* gradients that can be are made in slices */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
     unsigned char kind[ARI_ROLES][2];
@@ -142,9 +143,10 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
                          ari_call_often often, ari_role role, const char *tag);
 /** True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
 bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
-/** An all-to-all in which each rank gets its share of n sums from all others, in so many bytes each. */
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
-                              ari_role role, const char *tag);
+/** An all-to-all in which each rank gets its share of n sums from the others of those `ranks` that have terms of them, in
+ *  so many bytes each. */
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t ranks, size_t n, size_t bytes,
+                              ari_call_often often, ari_role role, const char *tag);
 /** The way back: an all-gather of n sums, each of at most so many values; 0: as bf16 numbers. */
 void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
                                 ari_role role, const char *tag);
@@ -354,6 +356,12 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
  *  tokens its experts have; of tables two for each token. */
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often);
+/** True if the gradients of a parameter are made in slices (ar_param.sliced). */
+bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param);
+/** The ranks of a group that have terms of an element of a bucket. */
+size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over);
+/** Whether they are in a step. The walk is at no layer then. */
+bool ari_op_builder_slices(ari_op_builder *w);
 /** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
  *  index and two numbers that have 32 bits of each value. */
 size_t ari_op_builder_state_bytes(size_t values);

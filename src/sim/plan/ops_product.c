@@ -7,13 +7,14 @@ enum { TERMS_OF_ONE_INT64 = 8191, NARROW_TERMS = 16384 };
 
 static const char weight_tag[] = ".weight";
 
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bytes, ari_call_often often,
-                              ari_role role, const char *tag)
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t ranks, size_t n, size_t bytes,
+                              ari_call_often often, ari_role role, const char *tag)
 {
-    const size_t sent = bytes * (ari_op_builder_ranks(w, over) - 1); /* of each sum, by all but the rank that adds it */
+    const size_t sent = bytes * (ranks - 1); /* of each sum, by all but the rank that adds it */
+    if (sent == 0)
+        return;
     ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, sent), AR_U8, often, role, tag);
-    if (sent > 0)
-        w->op.call[w->op.calls - 1].row = sent;
+    w->op.call[w->op.calls - 1].row = sent;
 }
 
 void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
@@ -34,7 +35,7 @@ void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, siz
     const size_t most = narrow ? 131072 : 2097152; /* 31 or 51 bits, and those of the terms */
     const size_t bytes = terms > most ? 0 : limbs == 2 ? 9 : !narrow ? 0 : terms <= 512 ? 5 : 6;
     if (bytes > 0)
-        ari_op_builder_send_sums(w, over, n, bytes, ARI_EACH_PASS, role, tag);
+        ari_op_builder_send_sums(w, over, ari_op_builder_ranks(w, over), n, bytes, ARI_EACH_PASS, role, tag);
     else
         ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
                             role, tag);
@@ -382,7 +383,7 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
 /* The rows that ranks send each other of what several have a part of, and in how many blocks they are. */
 typedef struct shared_rows {
     ari_over over;
-    size_t rows, blocks;
+    size_t own, rows, blocks; /* own: that a rank has */
 } shared_rows;
 
 /* Parts of samples, or the rows of each expert of each, as if all had as many. */
@@ -391,13 +392,31 @@ static shared_rows shared_rows_of(ari_op_builder *w, size_t experts)
     const size_t seq = w->c->run.seq;
     size_t parts = 0;
     if (!w->in_experts)
-        return (shared_rows){ARI_OVER_CP,
+        return (shared_rows){ARI_OVER_CP, ari_op_builder_mul(w, w->own, seq / ari_op_builder_cp(w)),
                              ari_op_builder_mul(w, w->own, ar_gradient_moves(&w->c->run.parallel, seq, &parts)),
                              ari_op_builder_mul(w, w->own, ar_gradient_parts(seq))};
     const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
     const size_t own = ari_op_builder_rows(w) / (w->whole ? w->ranks[ARI_AXIS_TP] : 1);
-    return (shared_rows){over, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
+    return (shared_rows){over, own, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
                          ari_op_builder_mul(w, w->own, experts)};
+}
+
+/* All ranks get all rows: each has as many. */
+static void gather_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
+{
+    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over));
+    call_for(w, ARI_CALL_ALL_GATHER, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
+    w->op.call[w->op.calls - 1].routed = w->in_experts;
+}
+
+/* Of all rows they get a slice of the features. */
+static void slice_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
+{
+    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over) - 1);
+    call_for(w, ARI_CALL_ALL_TO_ALL, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
+    ari_op_call *call = &w->op.call[w->op.calls - 1];
+    call->routed = w->in_experts;
+    call->row = w->in_experts ? 0 : s->own;
 }
 
 static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
@@ -410,21 +429,22 @@ static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, 
 
 /* Within a part of a sample dW is one sum over all positions: of those that share them one rank has the others' rows of
  * dY, and of X and its exponents, which go with the first weight that it meets. Of experts they tell each other first
- * how many rows each has. */
+ * how many rows each has. In slices all have all rows of X, and of dY their columns. */
 static void share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x, const ari_op_value *dy,
                        ari_role role)
 {
     const shared_rows s = shared_rows_of(w, weight->experts);
+    const bool sliced = ari_op_builder_is_sliced(w, weight);
     if (!w->form.exact || s.rows == 0 || s.blocks == 0)
         return;
     if (!w->x_scaled && w->in_experts)
         call_for(w, ARI_CALL_ALL_GATHER, s.over, ari_op_builder_mul(w, s.blocks, ari_op_builder_ranks(w, s.over)),
                  AR_I64, role);
     if (!w->x_scaled) {
-        move_rows(w, &s, 1, AR_F32, role);
-        move_rows(w, &s, x->local[2], x->dtype, role);
+        (sliced ? gather_rows : move_rows)(w, &s, 1, AR_F32, role);
+        (sliced ? gather_rows : move_rows)(w, &s, x->local[2], x->dtype, role);
     }
-    move_rows(w, &s, dy->local[2], dy->dtype, role);
+    (sliced ? slice_rows : move_rows)(w, &s, dy->local[2], dy->dtype, role);
 }
 
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,

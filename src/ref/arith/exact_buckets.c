@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buckets of the exact arithmetic, and their sums over ranks. */
+#include <stdlib.h>
+
+#include "ref/arith/exact.h"
+#include "ref/arith/operand.h"
+#include "ref/context/context.h"
+#include "ref/core/size.h"
+#include "ref/numerics/sent_sum.h"
+
+/* A bucket holds the accumulators of its elements, each kind in a run of its own, and room for the largest t of all
+ * ranks, to which H and L are raised before they are added. hl, int64 [2n] (all H, then all L), comes first, so that
+ * everything is aligned. */
+typedef struct runs {
+    ar_buf hl, t, most; /* t, most: u8 [n] */
+    bool narrow;
+} runs;
+
+static runs runs_of(ar_buf bucket, size_t n, ar_dtype storage)
+{
+    const size_t hl = 2 * n * sizeof(int64_t);
+    return (runs){bucket, ar_buf_at(bucket, hl), ar_buf_at(bucket, hl + n), storage == AR_BF16};
+}
+
+size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage)
+{
+    (void)storage;
+    const size_t each = 2 * sizeof(int64_t) + 2;
+    return n > SIZE_MAX / each ? SIZE_MAX : n * each;
+}
+
+ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage)
+{
+    return ctx->device->ops->zero(ctx->device, q, bucket, ari_exact_bucket_bytes(n, storage));
+}
+
+ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+                                const ar_param *p)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t count = ar_tensor_count(&p->value), word = sizeof(int64_t);
+    const runs r = runs_of(bucket, n, storage);
+    const ar_buf t = ar_buf_at(r.t, at), h = ar_buf_at(r.hl, at * word), l = ar_buf_at(r.hl, (n + at) * word);
+    if (!p->grad || p->grad->none) {
+        AR_TRY(dev->zero(ctx->device, q, t, count));
+        AR_TRY(dev->zero(ctx->device, q, h, count * word));
+        return dev->zero(ctx->device, q, l, count * word);
+    }
+    const ar_cbuf hl = ar_const(p->grad->hl);
+    AR_TRY(dev->copy(ctx->device, q, t, ar_const(p->grad->t), count));
+    AR_TRY(dev->copy(ctx->device, q, h, hl, count * word));
+    return dev->copy(ctx->device, q, l, ar_cbuf_at(hl, count * word), count * word);
+}
+
+/* n values as the one row of a matrix: a row is what the accumulator's kernels know. */
+static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
+{
+    return (ar_tensor){.dtype = dtype, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
+}
+
+static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *r, size_t n, size_t from, size_t count,
+                               size_t width)
+{
+    const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
+    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
+}
+
+/* The elements that each rank of a group sums up, in runs; between ranks they lie rank after rank. */
+typedef struct dealt {
+    ari_arena memory;
+    ar_comm *over;
+    size_t n, ranks, me, peers;
+    const int *kind; /* [ranks]: of each other's elements only those of one kind have terms; NULL: all have */
+    size_t *count;   /* [ranks] elements, */
+    size_t *start;   /* [ranks] which begin there, */
+    size_t *first;   /* [ranks + 1] and are these runs */
+    ar_bucket_run *run;
+} dealt;
+
+static void dealt_end(dealt *d)
+{
+    ari_arena_free(&d->memory);
+}
+
+static bool is_peer(const dealt *d, size_t rank)
+{
+    return rank != d->me && (!d->kind || d->kind[rank] == d->kind[d->me]);
+}
+
+/* Rank r's runs of those of its kind, whose ranks share them out evenly. */
+static void deal_kind(dealt *d, const ar_bucket_slices *of, size_t r)
+{
+    const int kind = of->kind[r];
+    size_t total = 0, at = 0, start = 0, next = d->first[r];
+    int ranks = 0, own = 0;
+    for (size_t i = 0; i < d->ranks; i++) {
+        own = i == r ? ranks : own;
+        ranks += of->kind[i] == kind;
+    }
+    for (size_t i = of->first[kind]; i < of->first[kind + 1]; i++)
+        total += of->run[i].count;
+    ar_comm_slice(total, ranks, own, &start, &d->count[r]);
+    for (size_t i = of->first[kind]; i < of->first[kind + 1]; at += of->run[i++].count) {
+        size_t from = 0, count = 0;
+        if (ari_overlap(&from, &count, at, of->run[i].count, start, d->count[r]))
+            d->run[next++] = (ar_bucket_run){of->run[i].start + from - at, count};
+    }
+    d->first[r + 1] = next;
+}
+
+/* counts as of bucket_reduce. */
+static ar_status deal(dealt *d, ar_comm *over, size_t n, const size_t *counts, const ar_bucket_slices *slices)
+{
+    *d = (dealt){.over = over,
+                 .n = n,
+                 .ranks = (size_t)ar_comm_size(over),
+                 .me = (size_t)ar_comm_rank(over),
+                 .kind = slices ? slices->kind : NULL};
+    AR_TRY(ARI_TAKE(&d->count, &d->memory, d->ranks, "elements of ranks"));
+    AR_TRY(ARI_TAKE(&d->start, &d->memory, d->ranks, "elements of ranks"));
+    AR_TRY(ARI_TAKE(&d->first, &d->memory, d->ranks + 1, "runs of a bucket"));
+    AR_TRY(ARI_TAKE(&d->run, &d->memory, d->ranks + (slices ? slices->first[slices->kinds] : 0), "runs of a bucket"));
+    for (size_t r = 0, start = 0; r < d->ranks; start += d->count[r++]) {
+        size_t at = 0;
+        d->start[r] = start;
+        d->peers += is_peer(d, r);
+        if (slices) {
+            deal_kind(d, slices, r);
+            continue;
+        }
+        ar_comm_slice(n, (int)d->ranks, (int)r, &at, &d->count[r]);
+        d->count[r] = counts ? counts[r] : d->count[r];
+        d->run[r] = (ar_bucket_run){start, d->count[r]};
+        d->first[r + 1] = r + 1;
+    }
+    return AR_OK;
+}
+
+/* The values of all elements, of which every rank has its runs. room: 6n bytes. */
+static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_buf room, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const ar_buf kept = ar_buf_at(room, d->n * sizeof(float));
+    size_t at = d->start[d->me];
+    for (size_t i = d->first[d->me]; i < d->first[d->me + 1]; at += d->run[i++].count) {
+        const ar_bucket_run *run = &d->run[i];
+        const ar_cbuf t = ar_cbuf_at(ar_const(r->t), run->start);
+        const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), run->start * sizeof(int64_t));
+        const ar_tensor values = one_row(AR_F32, ar_buf_at(room, run->start * sizeof(float)), run->count);
+        const ar_tensor rounded = one_row(AR_BF16, ar_buf_at(kept, at * sizeof(uint16_t)), run->count);
+        AR_TRY(dev->acc_value(ctx->device, q, &values, t, h, d->n, true));
+        AR_TRY(dev->copy_strided(ctx->device, q, &rounded, &values));
+    }
+    AR_TRY(ar_comm_all_gather(d->over, q, kept, ar_cbuf_at(ar_const(kept), d->start[d->me] * sizeof(uint16_t)),
+                              d->count, AR_BF16, tag));
+    at = 0;
+    for (size_t i = 0; i < d->first[d->ranks]; at += d->run[i++].count) {
+        const ar_bucket_run *run = &d->run[i];
+        const ar_tensor wide = one_row(AR_F32, ar_buf_at(room, run->start * sizeof(float)), run->count);
+        const ar_tensor came = one_row(AR_BF16, ar_buf_at(kept, at * sizeof(uint16_t)), run->count);
+        AR_TRY(dev->copy_strided(ctx->device, q, &wide, &came));
+    }
+    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), d->n, true);
+}
+
+/* The states of all elements, of which every rank has one run, in `width` bytes each. room: n of them. */
+static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_buf room, size_t width,
+                               const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t start = d->start[d->me];
+    const ar_buf mine = ar_buf_at(room, start * width), l = ar_buf_at(r->hl, d->n * sizeof(int64_t));
+    ARI_OWNED size_t *bytes = NULL;
+    AR_TRY(ARI_ALLOC(&bytes, d->ranks, "bytes of sums"));
+    for (size_t i = 0; i < d->ranks; i++)
+        bytes[i] = d->count[i] * width;
+    AR_TRY(states_narrow(ctx, q, mine, r, d->n, start, d->count[d->me], width));
+    AR_TRY(ar_comm_all_gather(d->over, q, room, ar_const(mine), bytes, AR_U8, tag));
+    AR_TRY(dev->zero(ctx->device, q, r->t, d->n));
+    AR_TRY(dev->zero(ctx->device, q, r->hl, 2 * d->n * sizeof(int64_t)));
+    return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, d->n, width);
+}
+
+/* Each rank sends its peers theirs of its states, of so many bytes, and gets theirs of its own. sent: n of them; came:
+ * [peers, own]. */
+static ar_status exchange_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_buf sent, ar_buf came,
+                                 size_t width, const char *tag)
+{
+    ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
+    size_t at = 0;
+    if (d->peers == 0)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&bytes, 2 * d->ranks, "bytes of sums"));
+    for (size_t rank = 0; rank < d->ranks; rank++) {
+        if (!is_peer(d, rank))
+            continue;
+        bytes[rank] = d->count[rank] * width;
+        bytes[d->ranks + rank] = d->count[d->me] * width;
+        for (size_t i = d->first[rank]; i < d->first[rank + 1]; at += d->run[i++].count)
+            AR_TRY(
+                states_narrow(ctx, q, ar_buf_at(sent, at * width), r, d->n, d->run[i].start, d->run[i].count, width));
+    }
+    return ar_comm_all_to_all(d->over, q, came, ar_const(sent), bytes, bytes + d->ranks, AR_U8, tag);
+}
+
+/* Own states are merged with what came of them. */
+static ar_status merge_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_cbuf came, size_t width)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t first = d->first[d->me], last = d->first[d->me + 1], own = d->count[d->me];
+    const size_t at_once = last - first > 1 ? 1 : d->peers; /* ranks whose states of a run follow each other */
+    for (size_t peer = 0; peer < d->peers; peer += at_once) {
+        size_t at = peer * own;
+        for (size_t i = first; i < last; at += d->run[i++].count) {
+            const ar_buf h = ar_buf_at(r->hl, d->run[i].start * sizeof(int64_t));
+            AR_TRY(dev->states_merge(ctx->device, q, ar_buf_at(r->t, d->run[i].start), h,
+                                     ar_buf_at(h, d->n * sizeof(int64_t)), ar_cbuf_at(came, at * width), at_once,
+                                     d->run[i].count, width));
+        }
+    }
+    return AR_OK;
+}
+
+/* Of narrow states. The own elements are merged with the other ranks' states, which come in the bytes that so many values
+ * need; unless that is all that was asked for (gathers) their values are gathered, or their states where more is added to
+ * them. No memory of the step: another queue has it. */
+static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, bool gathers,
+                               const ar_most_terms *most, const char *tag)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t width = ari_sent_state_bytes(most->before), wider = ari_sent_state_bytes(most->after);
+    const size_t there = (d->n + d->peers * d->count[d->me]) * width;
+    const size_t back = d->n * (most->after > 0 ? wider : sizeof(float) + sizeof(uint16_t));
+    ar_buf sent = {NULL};
+    ar_status st = AR_OK;
+    AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, ari_larger(there, back)));
+    const ar_buf came = ar_buf_at(sent, d->n * width);
+    AR_TRY_TO(done, st, exchange_states(ctx, q, r, d, sent, came, width, tag));
+    AR_TRY_TO(done, st, merge_states(ctx, q, r, d, ar_const(came), width));
+    if (gathers)
+        st = most->after > 0 ? gather_states(ctx, q, r, d, sent, wider, tag) : gather_values(ctx, q, r, d, sent, tag);
+done:
+    dev->free(ctx->device, q, sent);
+    return st;
+}
+
+/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts and most as of bucket_reduce. */
+static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
+                             const ar_most_terms *most, const char *tag)
+{
+    if (r->narrow && most) {
+        ARI_ENDED(dealt_end) dealt d = {.n = 0};
+        AR_TRY(deal(&d, over, n, counts, most->slices));
+        return reduce_states(ctx, q, r, &d, !counts, most, tag);
+    }
+    AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
+    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
+    if (!counts)
+        return ar_comm_all_reduce(over, q, r->hl, ar_const(r->hl), 2 * n, AR_I64, AR_SUM, tag);
+    const ar_buf l = ar_buf_at(r->hl, n * sizeof(int64_t));
+    const size_t own = ari_share_start(over, counts) * sizeof(int64_t);
+    AR_TRY(ar_comm_reduce_scatter(over, q, ar_buf_at(r->hl, own), ar_const(r->hl), counts, AR_I64, AR_SUM, tag));
+    return ar_comm_reduce_scatter(over, q, ar_buf_at(l, own), ar_const(l), counts, AR_I64, AR_SUM, tag);
+}
+
+ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
+                                  const size_t *counts, const ar_most_terms *most, const char *tag)
+{
+    const runs r = runs_of(bucket, n, storage);
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, most, tag) : AR_OK;
+}
+
+ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
+{
+    if (!ari_has_peers(over))
+        return AR_OK;
+    AR_TRY(ari_exact_grad_ensure(ctx, p));
+    AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
+    runs r = {.hl = p->grad->hl, .t = p->grad->t, .narrow = p->grad->narrow};
+    AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, NULL, tag));
+    ari_step_free(ctx, r.most);
+    return AR_OK;
+}
+
+ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+                                  ar_dtype storage)
+{
+    (void)storage;
+    const ar_device_ops *dev = ctx->device->ops;
+    const size_t word = sizeof(int64_t), first = p->own_start, count = p->own_count, from = at + first;
+    const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * word);
+    const ar_buf l = ar_buf_at(p->grad->hl, p->grad->n * word);
+    AR_TRY(ari_exact_grad_zeros(ctx, q, p->grad));
+    AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->t, first), ar_cbuf_at(t, from), count));
+    AR_TRY(
+        dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));
+    return dev->copy(ctx->device, q, ar_buf_at(l, first * word), ar_cbuf_at(bucket, (n + from) * word), count * word);
+}
+
+ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const runs r = runs_of(bucket, n, storage);
+    ar_tensor terms = one_row(AR_F32, (ar_buf){(void *)(uintptr_t)x.ptr}, n);
+    ar_buf rounded = {NULL};
+    AR_TRY(ari_exact_bucket_zero(ctx, q, bucket, n, storage));
+    ar_status st = AR_OK;
+    if (r.narrow) { /* to the nearest: slices would cut them */
+        AR_TRY(dev->alloc(ctx->device, q, &rounded, n * sizeof(uint16_t)));
+        const ar_tensor wide = terms;
+        terms = one_row(AR_BF16, rounded, n);
+        st = dev->copy_strided(ctx->device, q, &terms, &wide);
+    }
+    if (st == AR_OK)
+        st = dev->acc_add(ctx->device, q, r.t, r.hl, r.narrow, 1, &terms, (ar_cbuf){NULL});
+    dev->free(ctx->device, q, rounded);
+    return st;
+}
+
+ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
+                                ar_dtype storage)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    const ar_tensor values = one_row(AR_F32, y, count);
+    const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * sizeof(int64_t) + at), hl = ar_cbuf_at(bucket, at * sizeof(int64_t));
+    return dev->acc_value(ctx->device, q, &values, t, hl, n, storage == AR_BF16);
+}

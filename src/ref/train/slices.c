@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients of which each rank that shares a sequence computes a slice (ar_param.sliced): nothing of them is to be summed
+ * over these ranks then. For it all of them take all rows of a matrix's input, where each part of a sample had taken
+ * one rank's; which moves fewer bytes depends on the number of tokens. */
+#include "ref/core/size.h"
+#include "ref/train/bucket.h"
+#include "ref/train/faults.h"
+
+static bool can_be_sliced(const ari_bucket *b)
+{
+    for (size_t i = 0; i < b->info.params; i++) {
+        if (b->info.param[i]->adds != AR_ADDS_BY_SAMPLE)
+            return false;
+    }
+    return b->info.storage == AR_BF16 && !b->expert && !b->info.spread && !b->info.ends;
+}
+
+/* The rows of each matrix, slice by slice. The group's ranks are those of dp, one after the other, and of each those of
+ * cp. */
+static ar_status slice_bucket(ar_ddp *d, ari_bucket *b)
+{
+    const size_t cp = (size_t)ar_comm_size(d->ctx->sequence), ranks = (size_t)ar_comm_size(d->ctx->dp);
+    size_t *first = NULL, n = 0;
+    int *kind = NULL;
+    ar_bucket_run *run = NULL;
+    AR_TRY(ARI_TAKE(&first, &d->lists, cp + 1, "slices of a bucket"));
+    AR_TRY(ARI_TAKE(&kind, &d->lists, ranks, "slices of a bucket"));
+    AR_TRY(ARI_TAKE(&run, &d->lists, cp * b->info.params, "slices of a bucket"));
+    for (size_t r = 0; r < ranks; r++)
+        kind[r] = (int)(r % cp);
+    for (size_t k = 0; k < cp; k++) {
+        for (size_t i = 0; i < b->info.params; i++) {
+            const ar_tensor w = ar_param_matrix(b->info.param[i]);
+            size_t start = 0, rows = 0;
+            ar_comm_slice(w.shape[0], (int)cp, (int)k, &start, &rows);
+            run[n++] = (ar_bucket_run){b->info.offset[i] + start * w.shape[1], rows * w.shape[1]};
+        }
+        first[k + 1] = n;
+    }
+    b->slices = (ar_bucket_slices){cp, kind, first, run};
+    return AR_OK;
+}
+
+ar_status ari_buckets_slice(ar_ddp *d)
+{
+    const bool exact = d->ctx->arith->bucket_arrays > 0;
+    for (size_t i = 0; i < d->count && exact && d->stage == 0 && ar_comm_size(d->ctx->sequence) > 1; i++) {
+        if (can_be_sliced(&d->buckets[i]))
+            AR_TRY(slice_bucket(d, &d->buckets[i]));
+    }
+    return AR_OK;
+}
+
+/* True if the sums over the ranks of cp, of five bytes, would take more than all rows of x at two. Of experts the ranks
+ * have equal slices, so that what moves can be told from the number of their rows. */
+static bool takes_fewer_bytes(const ar_ddp *d, double tokens)
+{
+    const double cp = (double)ar_comm_size(d->ctx->sequence);
+    double elements = 0.0, inputs = 0.0;
+    for (size_t i = 0; i < d->count; i++) {
+        const ari_bucket *b = &d->buckets[i];
+        for (size_t k = 0; k < b->info.params && b->slices.kinds > 0; k++) {
+            const ar_param *p = b->info.param[k];
+            const ar_tensor w = ar_param_matrix(p);
+            if (p->token_share > 0.0 && w.shape[0] % (size_t)ar_comm_size(d->ctx->sequence) != 0)
+                return false;
+            elements += (double)w.shape[0] * (double)w.shape[1];
+            inputs += (double)w.shape[1] * (p->token_share > 0.0 ? p->token_share : 1.0);
+        }
+    }
+    return 5.0 * cp * elements > 2.0 * (cp - 1.0) * tokens * inputs;
+}
+
+/* Summed twice, slices would be what they are: that mistake is one of sums. */
+void ari_ddp_choose_slices(ar_ddp *d)
+{
+    const ari_ddp_step *s = &d->step;
+    size_t parts = 0;
+    d->sliced = !ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) && s->samples > 0 &&
+                ar_gradient_moves(&d->ctx->layout, s->tokens, &parts) > 0 &&
+                takes_fewer_bytes(d, (double)s->samples * (double)s->tokens);
+    for (size_t i = 0; i < d->trained; i++)
+        d->bucketed[i]->sliced = d->sliced && d->buckets[d->slots[i].bucket].slices.kinds > 0;
+}
