@@ -126,6 +126,8 @@ CLAIM(files_too_short_or_too_long_are_named)
         cr_expect_eq(st_try(st_bytes_claiming(too_large[i], "{}", 2, 0)), AR_ERR_FORMAT);
         cr_expect(names_rule("HeaderTooLarge"), "%s", ar_error_message());
     }
+    cr_expect_eq(st_try(mem_file_of("version of git-lfs\noid sha256:0\nsize 9\n", 37)), AR_ERR_FORMAT);
+    cr_expect(strstr(ar_error_message(), "git lfs pull"), "%s", ar_error_message());
     const uint64_t too_long[] = {3, 4, 1000, 100000000};
     for (size_t i = 0; i < sizeof too_long / sizeof too_long[0]; i++) {
         cr_expect_eq(st_try(st_bytes_claiming(too_long[i], "{}", 2, 0)), AR_ERR_FORMAT);

@@ -26,6 +26,10 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
                             "HeaderTooSmall: %s: has %zu bytes, expected at least %zu; is it a safetensors file?",
                             ARI_SHOW(path), bytes, ARI_ST_PREFIX_BYTES);
     AR_TRY(ari_file_pread(fd, &n, sizeof n, 0, path));
+    if (memcmp(&n, "version ", sizeof n) == 0) /* how its pointers begin */
+        return ar_error_set(AR_ERR_FORMAT,
+                            "HeaderTooLarge: %s: is the pointer of Git LFS, not the file: fetch that with git lfs pull",
+                            ARI_SHOW(path));
     if (n > ARI_ST_MAX_HEADER)
         return ar_error_set(AR_ERR_FORMAT,
                             "HeaderTooLarge: %s: a header of %" PRIu64
