@@ -109,6 +109,16 @@ static ar_status put_in_order(ar_tensor *y, ar_tensor *came, const ari_moved_row
     return AR_OK;
 }
 
+/* y = x, or where its rows do not follow each other a copy; ari_release_placed. */
+static ar_status together(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
+{
+    *y = *x;
+    if (ar_tensor_is_contiguous(x))
+        return AR_OK;
+    AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], x->shape[1]));
+    return ARI_KERNEL(ctx, copy_strided, y, x);
+}
+
 ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag)
 {
     ar_ctx *ctx = m->ctx;
@@ -118,7 +128,9 @@ ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *
     AR_TRY(count_elements(&counts, m, x->shape[1]));
     AR_TRY(ari_new_rows(ctx, &came, x->dtype, m->rows, x->shape[1]));
     if (m->sliced) {
-        AR_TRY(ar_comm_all_gather(m->over, ctx->queue, came.data, ar_const(x->data), counts + ranks, x->dtype, tag));
+        AR_TRY(together(ctx, &sent, x));
+        AR_TRY(ar_comm_all_gather(m->over, ctx->queue, came.data, ar_const(sent.data), counts + ranks, x->dtype, tag));
+        ari_release_placed(ctx, &sent, x);
         return put_in_order(y, &came, m);
     }
     AR_TRY(ari_take_rows(ctx, &sent, x, &m->leave, (ar_cbuf){NULL}, 1));

@@ -281,6 +281,7 @@ void ar_ddp_destroy(ar_ddp *d)
         ar_param *p = d->slots[i].param;
         ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
         p->share = p->share == &d->slots[i].share ? NULL : p->share;
+        p->sliced = false;
     }
     ari_units_free(d);
     ari_buckets_free(d);
