@@ -271,6 +271,9 @@ static ar_status run_reshard(ari_rs *r, ar_reshard_result *result)
     if (model > MAX_RANKS || model * (size_t)p->dp > MAX_RANKS)
         return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", p->tp, p->dp, p->pp, MAX_RANKS);
     AR_TRY(ari_rs_plan(r));
+    if (r->tensors == 0)
+        return ar_error_set(AR_ERR_DATA, "%s: none of its files holds a tensor; expected those of a model's weights",
+                            ARI_SHOW(r->o->in));
     result->tensors = r->tensors;
     for (size_t i = 0; i < r->tensors; i++) {
         if (r->tensor[i].bytes > result->largest_tensor)

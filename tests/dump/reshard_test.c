@@ -206,6 +206,17 @@ Test(reshard, nothing_is_written_through_a_link)
     cr_expect_null(ar_st_metadata(f, "ANYRANK_PLACEMENT"), "the input is a rank's file now");
 }
 
+Test(reshard, an_input_without_tensors_is_none)
+{
+    told t = {.last = 0};
+    ar_reshard_result r;
+    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
+    cr_assert_ok(ar_st_write(in_folder("in/model.safetensors"), NULL, 0, NULL, 0));
+    const ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
+    cr_expect_refused(ar_reshard(&r, &o), AR_ERR_DATA, "none of its files holds a tensor");
+    cr_expect_eq(access(in_folder("out"), F_OK), -1, "a folder of nothing was made");
+}
+
 Test(reshard, a_journal_of_anybodys_is_read_with_care)
 {
     static const char *const journals[] = {"", "[]", "{}", "{\"request\": {}, \"files\": []}",
