@@ -662,7 +662,7 @@ def main():
     report = Report(reasons_last=arguments.all)
     try:
         if selected or any(needs_build(name) for name, _ in checks):
-            if not build_preset("release", report, arguments.extended):
+            if not build_preset("release", report, arguments.extended or arguments.all):
                 selected = []
                 sanitizers = []  # they would say the same again
                 checks = [check for check in checks if not needs_build(check[0])]

@@ -34,8 +34,8 @@ typedef struct ar_check_options {
 } ar_check_options;
 
 /* From the best to the worst. Mispredicted: the same bits, but other bytes were moved or held, or parts had other
- * shapes, than model and layout predict. Vacuous: the same bits, but on one rank already they are NaN or infinite from
- * some tensor on, or every gradient is zero, and say nothing. */
+ * shapes, than model and layout predict. Vacuous: the same bits, but from some tensor on they are NaN or infinite, on
+ * one rank already, and say nothing. */
 typedef enum ar_check_result {
     AR_CHECK_SAME,
     AR_CHECK_MISPREDICTED,
@@ -44,15 +44,14 @@ typedef enum ar_check_result {
     AR_CHECK_ERROR
 } ar_check_result;
 
-/** The one rank's first tensor, in execution order, with a NaN or an infinity; from there on tensors say nothing. Where
- *  none has one and every gradient of every step is zero: the first gradient, with a value of 0. */
+/** The one rank's first tensor, in execution order, with a NaN or an infinity; from there on tensors say nothing. */
 typedef struct ar_check_vacuous {
     char tensor[176]; /* with its suffix; "": there is none */
     char pass[16];
     int step, ndim;
     size_t index[AR_MAX_DIMS]; /* of the first such element */
     float value;
-    size_t elements, elements_empty; /* of that tensor; empty: NaN or infinite, or zero as the value is */
+    size_t elements, elements_empty; /* of that tensor; empty: NaN or infinite */
     size_t tensors;                  /* that have such an element, of all steps */
 } ar_check_vacuous;
 

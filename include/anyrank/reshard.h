@@ -16,8 +16,6 @@ typedef struct ar_reshard_file {
     bool kept; /* of an interrupted run, whole already */
 } ar_reshard_file;
 
-#define AR_RESHARD_MAX_PAD (1 << 20)
-
 typedef struct ar_reshard_options {
     const char *in;     /* a Hugging Face folder, a folder of per-rank files, a checkpoint of training or a folder of
                            them, one file (ar_dump_open) */
@@ -31,8 +29,7 @@ typedef struct ar_reshard_options {
     bool embedding_hidden; /* embeddings are split along the hidden dimension in place of the vocabulary */
     bool strict;           /* what is otherwise noted and done is an error: tensors that the config does not have, ones
                               that it has and `in` lacks, rows past the vocabulary */
-    size_t pad_vocab;      /* the vocabulary gets rows of zeros up to a multiple of this, at most AR_RESHARD_MAX_PAD; 0,
-                              1: none */
+    size_t pad_vocab;      /* the vocabulary gets rows of zeros up to a multiple of this; 0, 1: none */
     size_t shard_bytes;    /* merged: the largest file of a sharded checkpoint; 0: 5 GB */
     bool dry_run;          /* say what would be written; nothing of `out` is looked at */
     void (*progress)(void *user, double fraction, const char *what);

@@ -40,7 +40,7 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("format"),
     ARI_OPTION_FLAG("embedding-hidden", o.embedding_hidden,
                     "split the embedding along the hidden dimension (default: along the vocabulary)"),
-    ARI_OPTION_SIZE("pad-vocab", o.pad_vocab, 1, AR_RESHARD_MAX_PAD, "N",
+    ARI_OPTION_SIZE("pad-vocab", o.pad_vocab, 1, 1 << 20, "N",
                     "pad the vocabulary with rows of zeros to a multiple of N (default: as the config has it)",
                     .more = "Rows past the vocabulary of config.json are cut, with a note, when they are read."),
     ARI_OPTION_BYTES("shard-size", o.shard_bytes, 1, 9e15, "BYTES",

@@ -308,8 +308,6 @@ ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
     if (r.layout.pp == 1 && (r.layout.virtual_stages > 1 || o->stages.n > 0))
         return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
                             o->stages.n > 0 ? "layers of stages" : "virtual stages");
-    if (o->pad_vocab > AR_RESHARD_MAX_PAD)
-        return ar_error_set(AR_ERR_ARG, "pad_vocab is %zu, expected at most %d", o->pad_vocab, AR_RESHARD_MAX_PAD);
     const ar_status st = run_reshard(&r, result);
     ari_rs_close(&r);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;

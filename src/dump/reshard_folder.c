@@ -193,8 +193,6 @@ static ar_status refuse_input(const char *out, const ari_rs *r)
 static ar_status begin_folder(ari_rs_folder *d, const ari_rs *r, json_t *request)
 {
     char other[256], link[256];
-    if (access(d->journal_path, F_OK) != 0)
-        AR_TRY(ari_disk_expect(d->path, r->bytes, "checkpoint"));
     AR_TRY(ari_folder_make(d->path));
     AR_TRY(refuse_input(d->path, r));
     AR_TRY(lock_folder(d));

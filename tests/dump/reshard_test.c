@@ -217,27 +217,6 @@ Test(reshard, an_input_without_tensors_is_none)
     cr_expect_eq(access(in_folder("out"), F_OK), -1, "a folder of nothing was made");
 }
 
-Test(reshard, what_no_disk_holds_is_refused_before_a_folder_is_made)
-{
-    static const float zeros[6 * 4096] = {0};
-    const ar_st_tensor embedding = {"model.embed_tokens.weight", AR_F32, 2, {6, 4096}, zeros};
-    told t = {.last = 0};
-    ar_reshard_result r;
-    cr_assert_eq(mkdir(in_folder("in"), 0777), 0);
-    write_text(in_folder("in/config.json"),
-               "{\"model_type\": \"llama\", \"vocab_size\": 6, \"hidden_size\": 4096, \"intermediate_size\": 8, "
-               "\"num_hidden_layers\": 1, \"num_attention_heads\": 2, \"tie_word_embeddings\": true}");
-    cr_assert_ok(ar_st_write(in_folder("in/model.safetensors"), &embedding, 1, NULL, 0));
-    ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
-    o.pad_vocab = (size_t)1 << 31;
-    cr_expect_refused(ar_reshard(&r, &o), AR_ERR_ARG, "pad_vocab is 2147483648, expected at most 1048576");
-    o.pad_vocab = AR_RESHARD_MAX_PAD;
-    o.dp = 65536;
-    o.dp_copies = true;
-    cr_expect_refused(ar_reshard(&r, &o), AR_ERR_IO, "the checkpoint takes about 1.13e+06 GB, and its disk has");
-    cr_expect_eq(access(in_folder("out"), F_OK), -1, "a folder was made");
-}
-
 Test(reshard, a_journal_of_anybodys_is_read_with_care)
 {
     static const char *const journals[] = {"", "[]", "{}", "{\"request\": {}, \"files\": []}",

@@ -50,7 +50,7 @@ static int run(uint64_t first, int draws, bool context)
     for (int i = 0; i < draws; i++) {
         layout_draw d;
         layout_draw_make(&d, context ? DRAW_CONTEXTS : DRAW_TENSORS, first + (uint64_t)i);
-        const ar_fault fault = fault_of(&d.parallel);
+        const ar_fault fault = fault_of(&d.run.parallel);
         failures += judge(&d, AR_FAULT_NONE, &worst);
         if (fault != AR_FAULT_NONE) {
             faulty++;

@@ -116,6 +116,26 @@ static void expect_within(const char *model, const char *name)
     }
 }
 
+/* Of 256 tokens the matrices' gradients are summed over cp; where ranks make slices, it is of tables that are not tied. */
+Test(steps, tables_are_in_slices_where_matrices_are_not)
+{
+    static const char *const models[] = {LLAMA(96, 16, 24, 1, 4, 2, 4, false), LLAMA(96, 16, 24, 1, 4, 2, 4, true),
+                                         GPT2(96, 16, 24, 1, 4)};
+    static const ar_parallel some[] = {{.cp = 2}, {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2, .zigzag = true}};
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        OWNED(end_folder) char *folder = new_model(models[m]);
+        ar_check_options o = check_layouts(folder, some, 3, 8, 32);
+        o.run.steps = 1;
+        o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
+        o.run.precision = AR_PRECISION_BF16;
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
+        for (size_t i = 0; i < r->runs; i++) {
+            cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "model %zu, layout %zu: %s", m, i, first_of(&r->run[i]));
+            cr_expect_eq(r->run[i].bytes_counted, r->run[i].bytes_predicted, "model %zu, layout %zu", m, i);
+        }
+    }
+}
+
 /* Of the bundled models the small one; all of them where hours are allowed. */
 Test(steps, native_numerics_stay_within_what_rounding_does)
 {

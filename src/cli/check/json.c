@@ -170,8 +170,8 @@ static json_t *json_model(const ari_checked *c)
                   r->fresh ? "fresh" : "folder", "batch", (json_int_t)r->batch, "seq", (json_int_t)r->seq, "documents",
                   (json_int_t)r->documents, "padding", (json_int_t)r->padding, "steps", r->steps, "optimizer",
                   json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp", ddp, "first_nan",
-                  r->vacuous.tensor[0] && !isfinite(r->vacuous.value) ? json_string(r->vacuous.tensor) : json_null(),
-                  "vacuous", json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
+                  r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
+                  json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
                   ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
     if (r->numerics == AR_NUMERICS_NATIVE)
         json_object_set_new(model, "kinks", json_integer((json_int_t)r->kinks));

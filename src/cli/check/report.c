@@ -335,15 +335,6 @@ static void print_vacuous(FILE *to, const ar_check_vacuous *v)
 {
     if (!v->tensor[0])
         return;
-    if (isfinite(v->value)) {
-        fprintf(to,
-                "\n  on one rank already: every gradient is zero, of %zu tensor%s from %s on\n"
-                "    hint      sums of zeros are zero however ranks share them: equal bits say nothing of the backward "
-                "pass. Look at the config (a\n              vocabulary of 1) and at the weights (a zero that all "
-                "gradients pass through)\n",
-                v->tensors, ARI_PLURAL(v->tensors), v->tensor);
-        return;
-    }
     fprintf(to, "\n  on one rank already: the first tensor that holds a NaN or an infinity is %s\n", v->tensor);
     fprintf(to, "    where     step %d, %s; ", v->step, pass_text(v->pass));
     if (v->ndim > 0)
@@ -418,9 +409,8 @@ bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n)
 typedef struct totals {
     size_t runs, mispredicted, vacuous, different, errors;
     double max_ratio;
-    const char *ratio_tensor;             /* NULL: none */
-    const ar_check_vacuous *vacuous_from; /* NULL: none */
-    const ar_gradcheck *failed;           /* NULL: none */
+    const char *vacuous_from, *ratio_tensor; /* NULL: none */
+    const ar_gradcheck *failed;              /* NULL: none */
 } totals;
 
 static totals count_checks(const ari_checked *checked, size_t n)
@@ -429,7 +419,7 @@ static totals count_checks(const ari_checked *checked, size_t n)
     for (size_t i = 0; i < n; i++) {
         const ar_check_report *r = checked[i].report;
         if (r->vacuous.tensor[0])
-            t.vacuous_from = &r->vacuous;
+            t.vacuous_from = r->vacuous.tensor;
         if (r->has_gradcheck && !r->gradcheck.ok)
             t.failed = &r->gradcheck;
         for (size_t k = 0; k < r->runs; k++) {
@@ -446,15 +436,6 @@ static totals count_checks(const ari_checked *checked, size_t n)
         }
     }
     return t;
-}
-
-static void print_vacuous_verdict(FILE *to, const totals *t)
-{
-    fprintf(to, "check: VACUOUS in %zu of %zu run%s: the same bits, but ", t->vacuous, t->runs, ARI_PLURAL(t->runs));
-    if (isfinite(t->vacuous_from->value))
-        fprintf(to, "every gradient is zero, so that no sum of gradients was compared\n");
-    else
-        fprintf(to, "not numbers from %s on\n", t->vacuous_from->tensor);
 }
 
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault)
@@ -483,7 +464,8 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     else if (t.different)
         fprintf(to, "check: DIFFERENT in %zu of %zu run%s\n", t.different, t.runs, plural);
     else if (t.vacuous)
-        print_vacuous_verdict(to, &t);
+        fprintf(to, "check: VACUOUS in %zu of %zu run%s: the same bits, but not numbers from %s on\n", t.vacuous,
+                t.runs, plural, t.vacuous_from);
     else if (t.mispredicted)
         fprintf(to, "check: %s; prediction wrong in %zu of %zu run%s\n", equality_of(checked[0].report), t.mispredicted,
                 t.runs, plural);

@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 ar_status ari_file_path(char **gives, const char *folder, const char *name)
@@ -56,26 +55,6 @@ ar_status ari_folder_make(const char *path)
     if (failed)
         return ari_io_fail("make the folder", path);
     return ari_is_folder(path) ? AR_OK : ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
-}
-
-ar_status ari_disk_expect(const char *folder, size_t bytes, const char *what)
-{
-    static const double sure = 0.85; /* of an estimate, which is off by less */
-    struct statvfs s;
-    ARI_OWNED char *at = strdup(folder);
-    if (!at)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its path", ARI_SHOW(folder));
-    while (statvfs(at[0] ? at : ".", &s) != 0) {
-        char *slash = strrchr(at, '/');
-        if (errno != ENOENT || !at[0])
-            return AR_OK;
-        at[slash && slash > at ? slash - at : slash && at[1] ? 1 : 0] = '\0';
-    }
-    const double left = (double)s.f_bavail * (double)s.f_frsize;
-    if (s.f_blocks == 0 || (double)bytes * sure <= left) /* 0: a file system that does not tell */
-        return AR_OK;
-    return ar_error_set(AR_ERR_IO, "%s: the %s takes about %.3g GB, and its disk has %.3g GB left", ARI_SHOW(folder),
-                        what, (double)bytes * 1e-9, left * 1e-9);
 }
 
 ar_status ari_file_is_in(bool *is, const char *folder, const char *name)

@@ -22,9 +22,6 @@ AR_NODISCARD ar_status ari_config_path(char **gives, const char *path);
 bool ari_is_folder(const char *path);
 /** A folder, and those that it is in, where they are not there yet. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_folder_make(const char *path);
-/** Checks that the disk of a folder, or of what it would be made in, has about this much room. Errors: AR_ERR_IO (with
- *  `what` takes it), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_disk_expect(const char *folder, size_t bytes, const char *what);
 /** *is: whether a folder has this file. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_is_in(bool *is, const char *folder, const char *name);
 

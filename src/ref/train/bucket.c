@@ -162,7 +162,7 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     for (size_t i = 0; i < b->info.params; i++) {
         if (b->info.param[i]->adds == AR_ADDS_ANY)
             return SIZE_MAX;
-        if (b->info.param[i]->adds == AR_ADDS_BY_TOKEN)
+        if (b->info.param[i]->adds >= AR_ADDS_BY_TOKEN)
             of_sample = 2 * d->step.tokens;
     }
     const size_t each = d->step.depths * (others > 0 ? others : 1) * of_sample;
@@ -179,8 +179,7 @@ static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size
                           const size_t *counts, size_t samples)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    const bool sliced = b->ddp->sliced && b->slices.kinds > 0;
-    const ar_most_terms most = {.before = most_values(b, group, samples), .slices = sliced ? &b->slices : NULL};
+    const ar_most_terms most = {.before = most_values(b, group, samples), .slices = b->sliced ? &b->slices : NULL};
     return ctx->arith->bucket_reduce(ctx, q, storage, n, b->info.storage, group, counts, &most, b->tag);
 }
 

@@ -23,6 +23,7 @@ typedef struct ari_bucket {
     ari_ddp_slot *slot;      /* [info.params], of ar_ddp.slots */
     bool expert;             /* of parameters that the expert-parallel ranks do not share */
     ar_bucket_slices slices; /* of which its gradients can be made; no kinds: they cannot */
+    bool sliced;             /* they are, in this step */
     bool moves;              /* there are peers, or gradients are kept as shares: its storage exists */
     ar_buf storage;
     ar_buf shard;       /* the own slice, as a bucket of so many elements; ptr NULL: it is nowhere apart */
@@ -97,7 +98,6 @@ struct ar_ddp {
     const ari_communication *gathers;       /* borrowed; NULL: weights are gathered on the main queue */
     const ari_communication *communication; /* borrowed; NULL: buckets go through the main queue */
     ari_ddp_step step;
-    bool sliced;         /* gradients are made in slices, where they can be, in this step */
     bool sync;           /* hooks make gradients ready */
     size_t next;         /* the first bucket that is not under way */
     bool waited;         /* for all, since the last start */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of which each rank that shares a sequence computes a slice (ar_param.sliced): nothing of them is to be summed
  * over these ranks then. For it all of them take all rows of a matrix's input, where each part of a sample had taken
- * one rank's; which moves fewer bytes depends on the number of tokens. */
+ * one rank's, or the terms of all rows of a table; which moves fewer bytes depends on the number of tokens. */
 #include "ref/core/size.h"
 #include "ref/train/bucket.h"
 #include "ref/train/faults.h"
@@ -9,7 +9,7 @@
 static bool can_be_sliced(const ari_bucket *b)
 {
     for (size_t i = 0; i < b->info.params; i++) {
-        if (b->info.param[i]->adds != AR_ADDS_BY_SAMPLE)
+        if (b->info.param[i]->adds == AR_ADDS_ANY)
             return false;
     }
     return b->info.storage == AR_BF16 && !b->expert && !b->info.spread && !b->info.ends;
@@ -51,21 +51,37 @@ ar_status ari_buckets_slice(ar_ddp *d)
     return AR_OK;
 }
 
-/* True if the sums over the ranks of cp, of five bytes, would take more than all rows of x at two. Of experts the ranks
- * have equal slices, so that what moves can be told from the number of their rows. */
-static bool takes_fewer_bytes(const ar_ddp *d, double tokens)
+/* Of a bucket they are all tables, or none is. */
+static bool has_tables(const ari_bucket *b)
 {
-    const double cp = (double)ar_comm_size(d->ctx->sequence);
+    return b->info.params > 0 && b->info.param[0]->adds != AR_ADDS_BY_SAMPLE;
+}
+
+/* A tied table is a matrix too: with one among them the tables are in slices where the matrices are. */
+static bool any_is_tied(const ar_ddp *d)
+{
+    for (size_t i = 0; i < d->trained; i++) {
+        if (d->buckets[d->slots[i].bucket].slices.kinds > 0 && d->bucketed[i]->adds == AR_ADDS_BY_BOTH)
+            return true;
+    }
+    return false;
+}
+
+/* True if the sums over the ranks of cp, of five bytes, would take more than all rows of x, or all terms of tables, at
+ * two and their rows' numbers at eight. Of experts the ranks have equal slices, so that what moves can be told from the number of their rows. */
+static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
+{
+    const double cp = (double)ar_comm_size(d->ctx->sequence), tokens = (double)d->step.samples * (double)d->step.tokens;
     double elements = 0.0, inputs = 0.0;
     for (size_t i = 0; i < d->count; i++) {
         const ari_bucket *b = &d->buckets[i];
-        for (size_t k = 0; k < b->info.params && b->slices.kinds > 0; k++) {
+        for (size_t k = 0; k < b->info.params && b->slices.kinds > 0 && has_tables(b) == tables; k++) {
             const ar_param *p = b->info.param[k];
             const ar_tensor w = ar_param_matrix(p);
             if (p->token_share > 0.0 && w.shape[0] % (size_t)ar_comm_size(d->ctx->sequence) != 0)
                 return false;
             elements += (double)w.shape[0] * (double)w.shape[1];
-            inputs += (double)w.shape[1] * (p->token_share > 0.0 ? p->token_share : 1.0);
+            inputs += (double)w.shape[1] * (p->token_share > 0.0 ? p->token_share : 1.0) + (tables ? 4.0 : 0.0);
         }
     }
     return 5.0 * cp * elements > 2.0 * (cp - 1.0) * tokens * inputs;
@@ -74,11 +90,13 @@ static bool takes_fewer_bytes(const ar_ddp *d, double tokens)
 /* Summed twice, slices would be what they are: that mistake is one of sums. */
 void ari_ddp_choose_slices(ar_ddp *d)
 {
-    const ari_ddp_step *s = &d->step;
     size_t parts = 0;
-    d->sliced = !ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) && s->samples > 0 &&
-                ar_gradient_moves(&d->ctx->layout, s->tokens, &parts) > 0 &&
-                takes_fewer_bytes(d, (double)s->samples * (double)s->tokens);
+    const bool can = !ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) && d->step.samples > 0;
+    const bool matrices =
+        can && ar_gradient_moves(&d->ctx->layout, d->step.tokens, &parts) > 0 && takes_fewer_bytes(d, false);
+    const bool tables = any_is_tied(d) ? matrices : can && takes_fewer_bytes(d, true);
+    for (size_t i = 0; i < d->count; i++)
+        d->buckets[i].sliced = d->buckets[i].slices.kinds > 0 && (has_tables(&d->buckets[i]) ? tables : matrices);
     for (size_t i = 0; i < d->trained; i++)
-        d->bucketed[i]->sliced = d->sliced && d->buckets[d->slots[i].bucket].slices.kinds > 0;
+        d->bucketed[i]->sliced = d->buckets[d->slots[i].bucket].sliced;
 }

@@ -338,48 +338,55 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
 /* True if the gradients of a bucket can be made in slices. */
 static bool can_slice(int kind)
 {
-    const int never = ARI_KIND_TABLE | ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD;
-    return (kind & ARI_KIND_NARROW) && !(kind & never);
+    return (kind & ARI_KIND_NARROW) && !(kind & (ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD));
+}
+
+static bool is_sliced(const ari_op_builder *w, int kind)
+{
+    return can_slice(kind) && (kind & ARI_KIND_TABLE ? w->tables : w->sliced);
 }
 
 size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over)
 {
-    return ari_op_builder_ranks(w, over) / (w->sliced && can_slice(b->kind) ? ari_op_builder_cp(w) : 1);
+    return ari_op_builder_ranks(w, over) / (is_sliced(w, b->kind) ? ari_op_builder_cp(w) : 1);
 }
 
 bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param)
 {
-    return w->sliced && can_slice(kind_of_value(w, param));
+    return is_sliced(w, kind_of_value(w, param));
 }
 
-/* Where the sums over the ranks of cp would take more bytes than all rows of x; of experts, of whose rows nobody knows the
- * number, the ranks have equal slices. */
-bool ari_op_builder_slices(ari_op_builder *w)
+/* Where the sums over the ranks of cp would take more bytes than all rows of x, or all terms of tables and their rows'
+ * numbers; of experts, of whose rows nobody knows the number, the ranks have equal slices. */
+void ari_op_builder_slices(ari_op_builder *w)
 {
     const ar_run *run = &w->c->run;
     const ar_experts *e = &w->config->experts;
     const double cp = (double)ari_op_builder_cp(w);
-    double elements = 0.0, inputs = 0.0;
+    double elements[2] = {0.0}, inputs[2] = {0.0}; /* [1]: of tables */
     size_t start = 0, samples = 0, parts = 0;
     bool even = true;
     if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || run->parallel.zero > 0 ||
-        w->c->forward_only || ar_gradient_moves(&run->parallel, run->seq, &parts) == 0)
-        return false;
+        w->c->forward_only || cp < 2.0)
+        return;
     const ari_params all = ari_op_builder_all_params(w);
     for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
         const ari_one_param p = ari_op_builder_param_at(w, &all, i);
         const int kind = kind_of(w, &p);
-        const bool expert = ari_is_expert_part(p.of.role);
+        const bool expert = ari_is_expert_part(p.of.role), table = is_table(p.of.role);
         const double in = (double)p.value.local[1];
         if (kind < 0 || !can_slice(kind))
             continue;
         even = even && (!expert || p.value.local[0] % ari_op_builder_cp(w) == 0);
-        elements += (double)p.value.local[0] * in;
-        inputs += in * (expert ? (double)e->per_token / (double)e->n : 1.0);
+        elements[table] += (double)p.value.local[0] * in;
+        inputs[table] += in * (expert ? (double)e->per_token / (double)e->n : 1.0) + (table ? 4.0 : 0.0);
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
-    return even && 5.0 * cp * elements > 2.0 * (cp - 1.0) * (double)samples * (double)run->seq * inputs;
+    const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
+    w->sliced =
+        even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && 5.0 * cp * elements[0] > moved * inputs[0];
+    w->tables = w->config->tied && w->stages == 1 ? w->sliced : 5.0 * cp * elements[1] > moved * inputs[1];
 }
 
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,

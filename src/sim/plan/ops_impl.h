@@ -70,7 +70,7 @@ typedef struct ari_op_builder {
     size_t ep;                    /* who share out the experts */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
     ari_unit_place unit_at;       /* of the parameter before */
-    bool sliced;                  /* gradients that can be are made in slices */
+    bool sliced, tables;          /* gradients of matrices, and of tables, that can be are made in slices */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
     unsigned char kind[ARI_ROLES][2];
@@ -224,6 +224,14 @@ ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
 void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role);
 
+/** A call of the pass over values of a weight, in experts of theirs. */
+void ari_op_builder_call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                             ari_role role);
+/** Of a weight's gradient, and of a table's, what ranks that share a sequence send each other (ops_rows.c). */
+void ari_op_builder_share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x,
+                               const ari_op_value *dy, ari_role role);
+void ari_op_builder_share_terms(ari_op_builder *w, const ari_op_value *table, const ari_op_value *dy, ari_role role);
+
 /* --- latent attention (ops_latent.c) ------------------------------------------------------------------------------ */
 /** From the attention's input, redistributed and then placed as `first` takes it, to queries, keys and values as ari_op_builder_qkv has them; and back, to
  *  the gradient of the input x. */
@@ -360,8 +368,8 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
 bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param);
 /** The ranks of a group that have terms of an element of a bucket. */
 size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over);
-/** Whether they are in a step. The walk is at no layer then. */
-bool ari_op_builder_slices(ari_op_builder *w);
+/** Finds which are in a step. The walk is at no layer then. */
+void ari_op_builder_slices(ari_op_builder *w);
 /** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
  *  index and two numbers that have 32 bits of each value. */
 size_t ari_op_builder_state_bytes(size_t values);

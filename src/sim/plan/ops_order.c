@@ -64,7 +64,7 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
     w.form.overlaps = w.form.sp && p->overlap > 1 && ari_op_builder_positions(&w) > 1;
     if (w.st == AR_OK)
         w.st = ar_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
-    w.sliced = ari_op_builder_slices(&w);
+    ari_op_builder_slices(&w);
     return w;
 }
 

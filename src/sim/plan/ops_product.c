@@ -179,8 +179,8 @@ void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement 
 /* --- partial sums ------------------------------------------------------------------------------------------------- */
 
 /* A collective of a product's rows in each pass. Those of all experts move together, under a name of their own. */
-static void call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
-                     ari_role role)
+void ari_op_builder_call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
+                             ari_role role)
 {
     ari_op_builder_call(w, kind, over, elements, dtype, ARI_EACH_PASS, w->in_experts ? ARI_EXPERTS : role,
                         w->in_experts ? "" : weight_tag);
@@ -190,7 +190,7 @@ static void call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_
 static void share_exponents(ari_op_builder *w, size_t n, ari_call_often often, ari_role role)
 {
     if (w->form.exact && often == ARI_EACH_PASS)
-        call_for(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, role);
+        ari_op_builder_call_for(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, role);
     else if (w->form.exact)
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, often, role, weight_tag);
 }
@@ -207,8 +207,8 @@ static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t
         ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, terms, narrow, w->in_experts ? ARI_EXPERTS : role,
                                     w->in_experts ? "" : weight_tag);
     } else {
-        call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, w->form.activations,
-                 role);
+        ari_op_builder_call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,
+                                w->form.activations, role);
     }
     if (is_shard(to))
         overlap_call(w, true);
@@ -380,73 +380,6 @@ static ar_placement input_gradient(ari_op_builder *w, const ari_linear_ops *l, a
     return leaves;
 }
 
-/* The rows that ranks send each other of what several have a part of, and in how many blocks they are. */
-typedef struct shared_rows {
-    ari_over over;
-    size_t own, rows, blocks; /* own: that a rank has */
-} shared_rows;
-
-/* Parts of samples, or the rows of each expert of each, as if all had as many. */
-static shared_rows shared_rows_of(ari_op_builder *w, size_t experts)
-{
-    const size_t seq = w->c->run.seq;
-    size_t parts = 0;
-    if (!w->in_experts)
-        return (shared_rows){ARI_OVER_CP, ari_op_builder_mul(w, w->own, seq / ari_op_builder_cp(w)),
-                             ari_op_builder_mul(w, w->own, ar_gradient_moves(&w->c->run.parallel, seq, &parts)),
-                             ari_op_builder_mul(w, w->own, ar_gradient_parts(seq))};
-    const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
-    const size_t own = ari_op_builder_rows(w) / (w->whole ? w->ranks[ARI_AXIS_TP] : 1);
-    return (shared_rows){over, own, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
-                         ari_op_builder_mul(w, w->own, experts)};
-}
-
-/* All ranks get all rows: each has as many. */
-static void gather_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
-{
-    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over));
-    call_for(w, ARI_CALL_ALL_GATHER, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
-    w->op.call[w->op.calls - 1].routed = w->in_experts;
-}
-
-/* Of all rows they get a slice of the features. */
-static void slice_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
-{
-    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over) - 1);
-    call_for(w, ARI_CALL_ALL_TO_ALL, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
-    ari_op_call *call = &w->op.call[w->op.calls - 1];
-    call->routed = w->in_experts;
-    call->row = w->in_experts ? 0 : s->own;
-}
-
-static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
-{
-    call_for(w, ARI_CALL_ALL_TO_ALL, s->over, ari_op_builder_mul(w, s->rows, features), dtype, role);
-    ari_op_call *call = &w->op.call[w->op.calls - 1];
-    call->routed = w->in_experts;
-    call->row = s->rows / s->blocks * features;
-}
-
-/* Within a part of a sample dW is one sum over all positions: of those that share them one rank has the others' rows of
- * dY, and of X and its exponents, which go with the first weight that it meets. Of experts they tell each other first
- * how many rows each has. In slices all have all rows of X, and of dY their columns. */
-static void share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x, const ari_op_value *dy,
-                       ari_role role)
-{
-    const shared_rows s = shared_rows_of(w, weight->experts);
-    const bool sliced = ari_op_builder_is_sliced(w, weight);
-    if (!w->form.exact || s.rows == 0 || s.blocks == 0)
-        return;
-    if (!w->x_scaled && w->in_experts)
-        call_for(w, ARI_CALL_ALL_GATHER, s.over, ari_op_builder_mul(w, s.blocks, ari_op_builder_ranks(w, s.over)),
-                 AR_I64, role);
-    if (!w->x_scaled) {
-        (sliced ? gather_rows : move_rows)(w, &s, 1, AR_F32, role);
-        (sliced ? gather_rows : move_rows)(w, &s, x->local[2], x->dtype, role);
-    }
-    (sliced ? slice_rows : move_rows)(w, &s, dy->local[2], dy->dtype, role);
-}
-
 void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias, const ari_op_value *x,
                                     const ari_op_value *dy)
 {
@@ -463,7 +396,9 @@ void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias,
         op->multiply_adds = product(x, (double)param.local[0], (double)param.local[1]);
         if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             share_exponents(w, ari_op_builder_rows(w), ARI_EACH_PASS, role);
-        share_rows(w, &param, x, dy, role);
+        ari_op_builder_share_rows(w, &param, x, dy, role);
+    } else if (role == ARI_TOKENS || role == ARI_POSITIONS) {
+        ari_op_builder_share_terms(w, &param, dy, role);
     }
     ari_op_builder_visit(w);
 }

@@ -208,9 +208,7 @@ void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
     ari_say(&w, "; compared bit for bit with one rank:\n");
     for (size_t i = 0; i < r->runs; i++)
         say_run(&w, &r->run[i]);
-    if (r->vacuous.tensor[0] && isfinite(r->vacuous.value))
-        ari_say(&w, "  on one rank already, every gradient is zero: the backward pass says nothing\n");
-    else if (r->vacuous.tensor[0])
+    if (r->vacuous.tensor[0])
         ari_say(&w,
                 "  on one rank already, %s of step %d is %g in %zu of %zu elements: nothing after it says anything\n",
                 r->vacuous.tensor, r->vacuous.step, (double)r->vacuous.value, r->vacuous.elements_empty,

@@ -107,37 +107,9 @@ void ari_reference_find_vacuous(ari_reference *r)
     r->vacuous.tensors = tensors;
 }
 
-/* Gradients that are zero on one rank are zero however a layout sums them. */
-static void find_zero_gradients(ari_reference *r)
-{
-    size_t gradients = 0, elements = 0;
-    const ari_ref_tensor *first = NULL;
-    for (size_t i = 0; i < r->count; i++) {
-        const ari_ref_tensor *t = &r->tensor[i];
-        if (t->pass != 'g')
-            continue;
-        for (size_t k = 0; k < t->count; k++) {
-            if (t->values[k] != 0)
-                return;
-        }
-        first = first ? first : t;
-        elements += t->count;
-        gradients++;
-    }
-    if (elements == 0)
-        return;
-    ar_check_vacuous *v = &r->vacuous;
-    *v = (ar_check_vacuous){.step = first->step, .ndim = first->ndim, .elements = first->count, .tensors = gradients};
-    snprintf(v->tensor, sizeof v->tensor, "%s%s", first->name, ari_pass_suffix(first->pass));
-    snprintf(v->pass, sizeof v->pass, "%s", ari_pass_name(first->pass));
-    v->elements_empty = first->count;
-}
-
 ar_status ari_reference_finish(ari_reference *r)
 {
     ari_reference_find_vacuous(r);
-    if (!r->vacuous.tensor[0])
-        find_zero_gradients(r);
     AR_TRY(ARI_ALLOC(&r->by_name, r->count, "an index of reference tensors"));
     for (size_t i = 0; i < r->count; i++)
         r->by_name[i] = i;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "ref/core/atomic_file.h"
@@ -149,6 +150,20 @@ static ar_status remove_dump(const char *folder, const char *name)
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }
 
+/* Checks that the folder's disk has about this much room. */
+static ar_status expect_room(const char *folder, size_t bytes)
+{
+    static const double sure = 0.85; /* of an estimate, which is off by less */
+    struct statvfs s;
+    if (statvfs(folder, &s) != 0 || s.f_blocks == 0) /* a file system that does not tell */
+        return AR_OK;
+    const double left = (double)s.f_bavail * (double)s.f_frsize;
+    if ((double)bytes * sure <= left)
+        return AR_OK;
+    return ar_error_set(AR_ERR_IO, "%s: the dump takes about %.3g GB, and its disk has %.3g GB left", ARI_SHOW(folder),
+                        (double)bytes * 1e-9, left * 1e-9);
+}
+
 /* Checks that the parent folder of a new one exists, and has room. */
 static ar_status expect_parent(const char *folder, size_t bytes)
 {
@@ -163,7 +178,7 @@ static ar_status expect_parent(const char *folder, size_t bytes)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
     if (n > 0)
         snprintf(parent, sizeof parent, "%.*s", (int)n, folder);
-    return stat(parent, &s) == 0 ? ari_disk_expect(parent, bytes, "dump") : ari_io_fail("open the folder", parent);
+    return stat(parent, &s) == 0 ? expect_room(parent, bytes) : ari_io_fail("open the folder", parent);
 }
 
 /* The place of an earlier dump, which goes first, is free for the new one. */
@@ -173,7 +188,7 @@ ar_status ari_dump_check_folder_check(const char *folder, size_t bytes)
     AR_TRY(visit_folder(folder, &there, expect_dump));
     if (!there)
         return expect_parent(folder, bytes);
-    return is_empty(folder) ? ari_disk_expect(folder, bytes, "dump") : AR_OK;
+    return is_empty(folder) ? expect_room(folder, bytes) : AR_OK;
 }
 
 ar_status ari_dump_check_folder_clear(const char *folder)

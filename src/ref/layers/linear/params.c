@@ -89,6 +89,7 @@ static ar_status init_weight(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *
     if (!part->tied)
         return ari_linear_weight_init(l->weight[i], ctx, s, i);
     part->tied->uses++;
+    part->tied->adds = part->tied->adds == AR_ADDS_BY_TOKEN ? AR_ADDS_BY_BOTH : part->tied->adds;
     return AR_OK;
 }
 
