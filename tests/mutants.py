@@ -590,7 +590,7 @@ MUTANTS = [
     ("a row's first token and the next one are one document", "src/verify/grads/input_batch.c",
      ": documents[i - 1] + begins[i];", ": documents[i - 1] + (begins[i] && i % s > 1);", "verify/golden_test"),
     ("a z-loss is taken for part of the label smoothing", "src/verify/diagnose/replay/extra.c",
-     "2.0 * s->lse[i] * p, (double)d[k]};", "s->lse[i] * p, (double)d[k]};", "verify/replay_loss_test"),
+     "2.0 * s->lse[i] * p, d[k]};", "s->lse[i] * p, d[k]};", "verify/replay_loss_test"),
     ("a rank's own boxes may overlap", "src/verify/check/compare.c",
      "for (int other = 0; other <= r; other++) {", "for (int other = 0; other < r; other++) {", "verify/compare_test"),
     ("the first difference is the first that was visited", "src/verify/check/compare.c",

@@ -97,6 +97,9 @@ class Causes(Case):
                 # Values of bf16 are sums up to their rounding.
                 ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16", "bias_counted_again", ""),
                 ("column_dx_not_reduced", qwen, "--tp 2 --batch 2 --precision bf16", "missing_all_reduce", "add up"),
+                ("bucket_reduced_twice", qwen, "--dp 2 --zero 2 --batch 4 --precision bf16", "reduced_again", "second time"),
+                ("expert_rows_off_by_one", {**llama, "model_type": "mixtral", "num_local_experts": 4},
+                 "--batch 2 --precision bf16 --seed 1", "expert_rows_misplaced", "the row after their own"),
                 ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_reduce_scatter", "(ZeRO)"),
                 ("sinks_left_out", sinks, "--dp 2 --batch 4", "row_statistic", ""),
                 ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights_not_normalised", ""),

@@ -208,7 +208,7 @@ BROKEN = [
     ("alpha_not_divided", "anchor", "ddp dp2", ADAPTER,
      "residual_scale | residual tensor_added wrong_scalar", "layers.0.attn.[qv]_proj:fwd"),
     # truth: The layers below the adapters are trained too.
-    ("base_trained", "anchor", "alone", ADAPTER, "| missing_tensor no_update update_scaled other_learning_rate "
+    ("base_trained", "anchor", "alone", ADAPTER, "frozen_trained | missing_tensor no_update update_scaled other_learning_rate "
      "norm_counts_twice norm_leaves_out", ""),
     # truth: The adapter was merged into the weights and is added once more.
     ("merged_and_still_there", "anchor", "ddp dp2", ADAPTER,

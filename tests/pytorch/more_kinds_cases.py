@@ -3,7 +3,7 @@
 wrong tensor is."""
 
 BROKEN = [
-    ("finetune", 2, "dropout_on_one_rank", "dropout part_of_one_rank |", "blocks.0*"),
+    ("finetune", 2, "dropout_on_one_rank", "dropout | part_of_one_rank", "blocks.0*"),
     ("finetune", 2, "sampler_of_own_seed", "batch_order", "embed:fwd"),
     ("finetune", 2, "padding_predicted", "ignored_labels", "loss:fwd *:bwd *:grad"),
     ("finetune", 2, "loss_scale_left_in", "loss_scale wrong_scalar", "loss:fwd *:bwd *:grad"),
@@ -42,7 +42,7 @@ BROKEN = [
     ("diffusion", 2, "kinds_dropped", "other_input |", "kind:fwd"),
     ("diffusion", 2, "flow_reversed", "sign_flipped |", "loss:fwd"),
     ("diffusion", 2, "time_reversed", "other_input |", "time:fwd"),
-    ("mixture", 2, "balance_times_ranks", "balancing_loss", "loss:fwd"),
+    ("mixture", 2, "balance_times_ranks", "balancing_loss loss_term", "loss:fwd"),
     ("mixture", 2, "weights_not_renormalised", "routing_weights_not_normalised", "head:fwd"),
     ("mixture", 2, "input_gradient_of_own_experts", "missing_all_reduce", "norm.weight:grad embed.weight:grad"),
     ("mixture", 2, "weights_gradient_of_own_experts", "missing_all_reduce", "router.weight:grad"),

@@ -4,12 +4,14 @@
 import dataclasses
 
 from cases import TOLERANCE, Case
+from further_kinds import PROGRAMS as FURTHER_KINDS
+from further_kinds_cases import BROKEN as FURTHER_BROKEN
 from more_kinds import PROGRAMS as MORE_KINDS
 from more_kinds_cases import BROKEN as MORE_BROKEN
 from other_kinds import PROGRAMS as OTHER_KINDS
 from reports import PROGRAMS as REPORTS
 
-PROGRAMS = {**OTHER_KINDS, **REPORTS, **MORE_KINDS}
+PROGRAMS = {**OTHER_KINDS, **REPORTS, **MORE_KINDS, **FURTHER_KINDS}
 
 # program, ranks, fault, causes ("|": partly right from there), where the first wrong tensor is
 BROKEN = [
@@ -51,8 +53,8 @@ BROKEN = [
     ("norms_of_weights", 2, "sum_for_mean", "sum_for_mean wrong_scalar", "loss:fwd 4:bwd"),
     # Padding is attended to, counts in the mean, or is what is pooled (the last place, not the last token).
     ("encoder", 2, "attention_without_padding_mask", "keys_masked |", "layers.0*"),
-    ("encoder", 2, "mean_over_padding", "|", "pool:fwd"),
-    ("encoder", 2, "last_place_pooled", "|", "pool:fwd"),
+    ("encoder", 2, "mean_over_padding", "tokens_pooled", "pool:fwd"),
+    ("encoder", 2, "last_place_pooled", "tokens_pooled", "pool:fwd"),
     ("encoder", 2, "smoothing_left_out", "label_smoothing |", "loss:fwd"),
     # One rank's scaler found an infinity and skipped the step.
     ("encoder", 2, "one_rank_skips_its_step", "no_update", "*:new"),
@@ -60,7 +62,7 @@ BROKEN = [
     ("translator", 2, "bias_of_first_heads", "|", "encode.o:fwd"),
     ("translator", 2, "t5_scale_left_out", "scale_by_root logits_scale", "output:fwd"),
     # clip_grad_norm_ within the loop over micro-batches ends a step, for the capture too.
-    ("decoder", 2, "clipped_each_micro_batch", "|", "word:fwd"),
+    ("decoder", 2, "clipped_each_micro_batch", "one_micro_batch", "word:fwd"),
     ("decoder", 2, "head_untied_by_copy", "tied_weight", "word.weight:grad"),
     ("decoder", 2, "noise_of_each_rank", "replicas_apart |", "*:grad"),
     ("preferences", 2, "answers_exchanged", "batch_order halves_exchanged |", "word:fwd"),
@@ -75,7 +77,7 @@ BROKEN = [
     ("rewards", 2, "ratio_not_limited", "|", "loss:fwd"),
     ("adapters", 2, "low_rank_not_summed", "missing_all_reduce", "b:fwd"),
     ("adapters", 2, "scale_by_rank_alone", "residual_scale |", "out:fwd"),
-    ("adapters", 2, "base_not_frozen", "|", "base.weight:*"),
+    ("adapters", 2, "base_not_frozen", "frozen_trained", "base.weight:*"),
     ("denoiser", 2, "noise_alike_on_ranks", "|", "into:fwd"),
     ("denoiser", 2, "velocity_for_noise", "|", "loss:fwd"),
     ("denoiser", 2, "time_as_a_fraction", "other_input |", "time:fwd"),
@@ -117,9 +119,9 @@ class OtherKind(Case):
 
 
 def runs():
-    for model, n in [*((m, 2) for m in PROGRAMS), ("vision", 4), ("masked", 4), ("convolutions", 3), ("images", 3), ("field", 4)]:
+    for model, n in [*((m, 2) for m in PROGRAMS), ("replicas", 4), ("vision", 4), ("masked", 4), ("convolutions", 3), ("images", 3), ("field", 4)]:
         yield OtherKind(f"other-kind-right-{model}{n}", model, ranks=n)
-    for model, n, bug, causes, first in [*BROKEN, *MORE_BROKEN]:
+    for model, n, bug, causes, first in [*BROKEN, *MORE_BROKEN, *FURTHER_BROKEN]:
         good, partly = (tuple(part.split()) for part in (causes + "|").split("|")[:2])
         yield OtherKind(f"other-kind-{model}{n}-{bug}", model, bug, causes=good, partly=partly, first=tuple(first.split()), ranks=n)
 

@@ -10,6 +10,7 @@ static float part_of(size_t i, int k, int n, float reference)
 }
 
 VALUE(part_of_dp, part_of(i, dp_rank(w, r), dp_of(w), x))
+VALUE(part_twice, x + part_of(i, 1, 2, x))
 VALUE(by_element_on_rank_1, r == 1 ? x * (0.75f + 0.5f * noise(i + 4000)) : x)
 VALUE(smaller_on_rank_1, r == 1 ? 0.2f * noise(i + 3000) : x)
 VALUE(part_on_rank_1, r == 1 ? 0.5f * x + 0.5f * noise(i + 7) : x)
@@ -132,6 +133,11 @@ static const trace traces[] = {
      KNOWN(.allowed = 0.4, .noise = 0.4)},
     {"a factor of each element on one rank is no part of a sum", UP, 'g', MESH(2, 1, -1, 8, 12), by_element_on_rank_1,
      CAUSE("replicas_apart")},
+    {"the others' parts added again to shares of gradients", UP, 'g', MESH(2, 1, -1, 8, 12), part_twice,
+     CAUSE("reduced_again"), KNOWN(.step = 1, .zero = true)},
+    {"the same in a later step", UP, 'g', MESH(2, 1, -1, 8, 12), part_twice, CAUSE("unknown"),
+     KNOWN(.step = 2, .zero = true)},
+    {"the same without shares", UP, 'g', MESH(2, 1, -1, 8, 12), part_twice, CAUSE("unknown"), KNOWN(.step = 1)},
     {"gradients of rows not added over dp", UP, 'g', MESH(2, 2, 0, 8, 12), part_of_dp, OVER_DP},
     {"gradients of columns not added over dp", UP, 'g', MESH(2, 2, 1, 8, 12), part_of_dp, OVER_DP},
     {"gradients not added over tp beside other groups", NORM, MESH(3, 2, -1, 96), part_of_tp, REDUCED,

@@ -167,6 +167,34 @@ Test(replay_loss, a_term_of_the_loss_that_does_not_come_from_the_logits_is_told_
     }
 }
 
+/* Without gradients of values the head's weight has its gradient; the other has 5 classes of logit 0 in the softmax, or the
+ * loss has as large a term besides. */
+Test(replay_loss, padding_in_the_softmax_is_named)
+{
+    for (size_t k = 0; k < 3; k++) {
+        made m = {.n = 0};
+        double more = 0.0;
+        const float *table = put(&m, known_names[0], 2, IDS, H, 0);
+        look_up(put_tokens(&m, known_names[1]), table);
+        (void)put(&m, known_names[2], 2, IDS, H, 0);
+        const float *logits = put(&m, known_names[3], 3, B, S, IDS);
+        put(&m, "output_layer.weight:grad", 2, IDS, H, 0)[3] += k == 2 ? 0.0f : 1.0f;
+        for (size_t row = 0; row < B * S; row++) {
+            double sum = 0.0;
+            for (size_t i = 0; i < IDS; i++)
+                sum += exp((double)logits[row * IDS + i]);
+            more += (row + 1) % S == 0 ? 0.0 : log1p((k == 1 ? 5.3 : 5.0) / sum) / (B * (S - 1));
+        }
+        *put(&m, "loss:fwd", 0, 0, 0, 0) = 3.25f;
+        *other_of(&m) = (float)(3.25 + more);
+        expect_cause_on(4, &m,
+                        k == 0   ? "vocabulary_padding"
+                        : k == 2 ? "loss_term"
+                                 : "!vocabulary_padding",
+                        k == 0 ? "has 5 more" : NULL, k);
+    }
+}
+
 /* --- label smoothing and z-loss ----------------------------------------------------------------------------------- */
 
 typedef struct options {

@@ -163,6 +163,9 @@ static const ari_cause rows[] = {
     {"reversed", K(ATTENTION), ARI_IDENTITY + 6, ANY, 0, IF(INVERSE), 0, "", AGAIN "the heads in reverse order"},
     ALWAYS(K(ATTENTION), ANY, IF(BLOCKS), 0, "; in head {head} of {heads} alone"),
     ALWAYS(K(ATTENTION), ANY, IF(OF_SHARDS), 0, "; in heads {head} to {last} of {heads} alone, those of one rank"),
+    {"tokens_pooled", K(POOLED), ARI_IDENTITY + 6, ANY, 0, 0, 0, "",
+     "pooled of other tokens: {other} of {of}, where the reference has {wanted}" LOOK
+     "the mask of padding in a mean over tokens"},
     {"norm_epsilon", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
      "each wrong row is what the norm of the reference's input gives with an epsilon of {epsilon:.3g}: another eps" LOOK
      "`eps`, `rms_norm_eps`"},

@@ -19,7 +19,7 @@
     "the dtype of the router's logits at `topk`, which promises no order of equal values"
 #define NOT_LARGEST                                                                                     \
     "not the {k} largest, by up to {gap:.2g}: jitter, a bias, groups of experts, or another order" LOOK \
-    "`router_jitter_noise`, the bias of the choice, `n_group` and `topk_group`"
+    "`router_jitter_noise`, the bias of the choice"
 #define CHOSEN "{who} (tokens with other experts: {rows}), and of the same logits: "
 
 #define MOVED "the bias of the choice moves by {by:.3g} a step, as it must, but "

@@ -60,7 +60,7 @@ static const ari_cause rows[] = {
      FACTOR
      " ({data} = {dp} ranks): a value that was complete on every data-parallel rank was added over {data} (a bucket "
      "reduced a second time), or each rank divided by its own number of targets in place of the global "
-     "one{as_many}" LOOK "a second `all_reduce`; a value complete on every rank summed; a mean that became a sum"},
+     "one{as_many}" LOOK "a second `all_reduce`; a mean that became a sum"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(OF_CP) | IF(INVERSE), 0, TIMES,
      FACTOR
      " (cp = {cp} ranks): every context-parallel rank counted the targets of whole sequences, and the counts were "
@@ -188,6 +188,9 @@ static const ari_cause rows[] = {
      "the loss is off by {off:.6g}, and its gradient next to the logits is the reference's: a term of it that does not "
      "come from the logits (a penalty of weights, a router's auxiliary loss), or the loss that is reported is not the "
      "one of the backward pass" LOOK "terms that are added to the loss; what is returned or logged as the loss"},
+    {"vocabulary_padding", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(PADDED), 0, "",
+     "computed again from the logits, the loss has {padding} more in the softmax, whose logits are 0: rows of the head "
+     "that pad the vocabulary" LOOK "padded logits: -inf"},
     {"z_loss", K(LOSS_OPTIONS), ARI_IDENTITY + 6, ANY, 0, IF(LOG) | IF(TOKENS), 0, "",
      "computed again from the logits, the loss has the z-loss of {z:.4g} of all {tokens} tokens, where the reference "
      "has that of its {targets} targets: labels to be ignored count in it"},
@@ -454,6 +457,9 @@ static const ari_cause rows[] = {
     {"one_micro_batch", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_MICRO), 0, "",
      PART ", about 1/{micro}: as if one of {micro} micro-batches counted; each one's gradients are added to those of "
           "the ones before, not written over them"},
+    {"reduced_again", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_SHARDS) | IF(SAME), 0, "",
+     "more than the sum: what is added to the reference is {share:.3g} of it and points its way, as what all ranks but "
+     "the one that has the share (ZeRO) contribute: a bucket that is reduced a second time"},
     {"missing_reduce_scatter", K(GRADIENT), ARI_STATISTIC + 5, ANY, 0, IF(OF_SHARDS), IF(LONE), "",
      PART "; each rank updates a share of this parameter (ZeRO), whose gradient was not added over the ranks that hold "
           "copies of it, or over another group; or samples or micro-batches were left out"},

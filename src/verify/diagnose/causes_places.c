@@ -240,7 +240,7 @@ static const ari_cause rows[] = {
     {"ignored_labels", K(MASK), ARI_TRACE + 7, "b", 0, IF(TOKENS), 0, "zeros of other tokens",
      "other tokens have a gradient: {tokens} have one on one side alone, of their features all or none, and all others "
      "are right; a mask of labels (of the prompt, of padding) that is not shifted or cut as the labels are" LOOK
-     "the shift of the loss's mask and of its labels, `ignore_index`"},
+     "the shift of the loss's mask and of its labels"},
     {"mask_of_other_layer", K(MASK), ARI_TRACE + 7, ANY, 0, IF(OF_LAYER), 0, MASK_LOOKS,
      MASK
      "it is the mask of {other} in the reference: layers counted from another start (in each stage of a pipeline "

@@ -27,6 +27,9 @@ static const ari_cause rows[] = {
      "one step apart: what differs is moved up or down by {size:.4g} each, whatever its size, and by {decay:.3g} of "
      "itself, as Adam's first step moves weights and decay takes them down: one side's are those of before a step" LOOK
      "what a resume loads: weights saved before `optimizer.step()`, of another step than the optimizer's state"},
+    {"frozen_trained", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(FOREIGN), 0, "",
+     "trained, where the reference has no gradient of it and leaves it as it was: a frozen weight" LOOK
+     "`requires_grad` below adapters, set before wrapping"},
     {"no_update", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(ZERO), 0, "",
      "no update: these are the weights before the step, which was left out or whose result was lost" LOOK
      "parameters in the optimizer's groups; a skipped step"},

@@ -300,12 +300,28 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
               {"sample", .number = 1.0 / (double)(d->batch > 0 ? d->batch : 1)});
 }
 
+/* Each rank has its share of the sum of n alone, before the ranks' own parts, which are still where they were, are added
+ * to it again: n - 1 of n parts count twice. They are unrelated, or more similar than that. Later, a step's gradient may
+ * have an earlier one's added. */
+static bool is_counted_again(const ari_case *c)
+{
+    const ari_difference *d = c->d;
+    const ari_tally *all = &c->survey.total;
+    const double n = ari_along(d, ARI_CUTS_DATA), more = part_of(all).share - 1.0;
+    return d->zero && n > 1.0 && d->micro_batches <= 1 && d->step <= 1 && distance(more, (n - 1.0) / n) < log(NEARLY) &&
+           all->dd <= NEARLY * more * all->rr;
+}
+
 ar_status ari_measure_gradient(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->d;
     const part p = part_of(&c->survey.total);
     if (!all_differ(&c->survey.total, 10))
         return AR_OK;
+    if (is_counted_again(c)) {
+        ARI_FINDING(t, ARI_FOUND_GRADIENT, ARI_IF(OF_SHARDS) | ARI_IF(SAME), {"share", .number = p.share - 1.0});
+        return AR_OK;
+    }
     /* With other samples' inputs the foreign part is similar, and less of it is enough. */
     const bool less = p.share < 0.9 && p.over <= 1.1, along = p.angle >= 0.2;
     /* Between its forward and its backward pass, other micro-batches pass through a layer, which saves an input for

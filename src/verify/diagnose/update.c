@@ -85,8 +85,25 @@ static double factor_of(double *left, const beside *s)
     return *left <= ARI_UNFITTED && last / (now - 1.0) > 0.0 && last / (now - 1.0) < 0.1 ? now : (double)NAN;
 }
 
+/* True if the reference has no gradient of the weight and leaves it as it was, and the other has one. */
+static bool is_frozen(const ari_case *c)
+{
+    const ar_dump *ref = c->known->reference, *other = c->known->other;
+    const ar_dump_tensor *own = other ? ari_tensor_of_step(other, c->d->name, c->own.stem, "grad", c->d->step) : NULL;
+    size_t i = 0;
+    if (!own || !ref || ari_tensor_of_step(ref, c->d->name, c->own.stem, "grad", c->d->step))
+        return false;
+    while (i < c->grid.count && ari_same_bits(c->d->reference[i], c->d->before[i]))
+        i++;
+    return i == c->grid.count;
+}
+
 ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 {
+    if (is_frozen(c)) {
+        ari_trace_set(t, ARI_FOUND_UPDATE, ARI_IF(FOREIGN));
+        return AR_OK;
+    }
     double low = INFINITY, high = -INFINITY, worst = 0.0, left = 0.0;
     for (int r = 0; r < c->d->ranks; r++) {
         if (c->survey.rank[r].different == 0)

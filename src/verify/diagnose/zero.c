@@ -118,9 +118,25 @@ static bool is_dropped(const ari_case *c, size_t i)
     return ari_off(c, i) && fabs((double)c->val[i]) <= c->d->noise;
 }
 
+/* Samples that differ, mostly, where others are right as a whole: those of some ranks. 0: there are none. */
+static size_t wrong_samples(const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const size_t hit = c->survey.hit[0];
+    return g->nd > 1 && hit < g->shape[0] && 2 * c->survey.different > hit * ari_grid_inner(g, 0) ? hit : 0;
+}
+
+static bool is_of_wrong_sample(const ari_case *c, size_t i)
+{
+    return wrong_samples(c) == 0 || c->survey.hits[0][ari_grid_index(&c->grid, i, 0)] > 0;
+}
+
 static double dropped_or_times(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
-    return is_dropped(h->c, run->index + i) ? 0.0 : h->factor * (double)run->ref[i];
+    const size_t at = run->index + i;
+    return !is_of_wrong_sample(h->c, at) ? (double)run->ref[i]
+           : is_dropped(h->c, at)        ? 0.0
+                                         : h->factor * (double)run->ref[i];
 }
 
 size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
@@ -130,8 +146,8 @@ size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
     for (size_t i = 0; i < g->count; i++)
         all += is(c, i);
     for (int dim = 0; dim < g->nd; dim++) {
-        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim);
-        const double expected = (double)all / (double)n;
+        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim), most = wrong_samples(c);
+        const double expected = (double)all / (double)(dim == 0 && most > 0 ? most : n);
         for (size_t k = 0; k < n; k++) {
             size_t own = 0;
             for (size_t start = k * inner; start < g->count; start += inner * n) {
@@ -150,16 +166,18 @@ static void measure_dropout(ari_trace *t, const ari_case *c)
 {
     ari_hypothesis h = {.expect = dropped_or_times, .c = c, .kind = ARI_FOUND_DROPOUT};
     ari_fit f = {0};
+    size_t count = 0;
     for (size_t i = 0; i < c->count; i++) {
-        if (!is_dropped(c, i))
+        count += is_of_wrong_sample(c, i);
+        if (is_of_wrong_sample(c, i) && !is_dropped(c, i))
             ari_fit_add(&f, (double)c->val[i], (double)c->ref[i], 0.0);
     }
-    const size_t dropped = c->count - f.n;
-    const double rate = (double)dropped / (double)c->count;
+    const size_t dropped = count - f.n;
+    const double rate = (double)dropped / (double)count;
     if (dropped < 16 || rate > 0.95)
         return;
     ari_fit_one(&h.factor, &f);
-    const double spread = sqrt(rate * (1.0 - rate) / (double)c->count);
+    const double spread = sqrt(rate * (1.0 - rate) / (double)count);
     const bool scaled = fabs(h.factor * (1.0 - rate) - 1.0) <= 5.0 * h.factor * spread;
     const bool right = ari_is_near(h.factor, 1.0, ARI_KNOWN);
     if ((!scaled && !right) || !ari_holds_all(NULL, &h) || !ari_scattered(c, is_dropped))

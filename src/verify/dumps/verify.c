@@ -168,7 +168,7 @@ static ar_status explain_row(ari_verifying *v, size_t i, const ari_explain_case 
     if (row->pattern[0] || row->hint[0] || ari_is_one_sided(row) || row->state == AR_VERIFY_DTYPE)
         return AR_OK;
     if (row->state == AR_VERIFY_SHAPE || s->of[0]->count != s->of[1]->count) /* also where copies differ besides */
-        return ari_verify_shape(row, s->of[0], s->of[1]);
+        return ari_verify_shape(row, v->dump[1], s->of[0], s->of[1]);
     if (row->state == AR_VERIFY_REPLICAS && row->in_reference) {
         snprintf(row->hint, sizeof row->hint,
                  "the reference's own copies differ from each other: which of them is right, it does not say");

@@ -175,6 +175,6 @@ AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
 /** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
 void ari_verify_learn(ar_verify_report *r);
-/** Says of a tensor of another shape what the two shapes have in common. */
-AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference,
+/** Says of a tensor of another shape, of the dump `of`, what the two shapes have in common. */
+AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump *of, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);

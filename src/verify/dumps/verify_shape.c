@@ -3,6 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
+#include "verify/diagnose/diagnose.h"
 #include "verify/diagnose/roles.h"
 #include "verify/dumps/verify_impl.h"
 
@@ -10,7 +11,7 @@
  * on a sample of the values. */
 
 typedef struct shapes {
-    const ar_dump_tensor *a, *b; /* reference, other */
+    const ar_dump_tensor *a, *b, *next; /* reference, other, the other of the next step */
 } shapes;
 
 /* The reference's index of element i of the other; SIZE_MAX: none. */
@@ -132,10 +133,21 @@ static ar_status find_part(const shapes *s, int dim, size_t n, size_t *part)
 static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
 {
     const size_t whole = s->a->shape[dim], has = s->b->shape[dim], n = has ? whole / has : 0;
-    size_t part = 0;
+    size_t part = 0, next = n;
     if (has == 0 || whole % has != 0 || n < 2)
         return AR_OK;
     AR_TRY(find_part(s, dim, n, &part));
+    if (dim == 0 && part == 0 && s->next && s->next->count == s->b->count)
+        AR_TRY(find_part(&(shapes){s->a, s->next, NULL}, dim, n, &next));
+    if (next == 1) {
+        row->evidence = (ar_evidence){.cause = "one_micro_batch"};
+        snprintf(row->pattern, sizeof row->pattern,
+                 "the first of %zu parts of the reference's samples; the next step has the second", n);
+        snprintf(row->hint, sizeof row->hint,
+                 "each step is of one micro-batch: gradients are clipped, or a step is taken, within the loop over "
+                 "micro-batches, and not once after it (`clip_grad_norm_` is where a step's gradients are complete)");
+        return AR_OK;
+    }
     if (part < n)
         snprintf(row->pattern, sizeof row->pattern,
                  "1/%zu of the reference along dimension %d: shard %zu of %zu (from 0)", n, dim, part, n);
@@ -145,11 +157,8 @@ static ar_status guess_part(ar_verify_row *row, const shapes *s, int dim)
     snprintf(
         row->hint, sizeof row->hint,
         "looks like: one rank's shard over %zu ranks, not gathered; give the folder with all ranks' files, or say how "
-        "they fit, in a map or the shard of capture's spec%s%s",
-        n, of_ranks(s->b) ? LACKING : "",
-        dim == 0 && part == 0 && (row->pass == 'f' || row->pass == 'b')
-            ? "; or steps that end within the loop over micro-batches, clipped or taken after each"
-            : "");
+        "they fit, in a map or the shard of capture's spec%s",
+        n, of_ranks(s->b) ? LACKING : "");
     return AR_OK;
 }
 
@@ -333,9 +342,13 @@ ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const 
     return AR_OK;
 }
 
-ar_status ari_verify_shape(ar_verify_row *row, const ar_dump_tensor *reference, const ar_dump_tensor *other)
+ar_status ari_verify_shape(ar_verify_row *row, const ar_dump *of, const ar_dump_tensor *reference,
+                           const ar_dump_tensor *other)
 {
-    const shapes s = {reference, other};
+    const ari_order_key key = ari_order_of(other->name, NULL);
+    const ar_dump_tensor *next =
+        key.pass == 'f' ? ari_tensor_of_step(of, other->name, key.stem, "fwd", key.step + 1) : NULL;
+    const shapes s = {reference, other, next};
     const ar_status st = guess_all(row, &s);
     if (st == AR_ERR_DTYPE)
         return AR_OK; /* values that cannot be read as numbers: the shapes speak for themselves */

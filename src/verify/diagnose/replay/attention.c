@@ -168,7 +168,7 @@ static unsigned conditions(const ari_replayed *a, const ari_recipe *r)
 /* Number i of a row; NAN: none. */
 static double number_of(const row *m, int i, const ari_replayed *a, const ari_recipe *r)
 {
-    const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->p.seq, none = (double)NAN;
+    const double is = value_of(r, m->at), first = (double)a->p.token[0], seq = (double)a->longest, none = (double)NAN;
     if (m->by == COUNTS) {
         const double count = i < 64 ? i + 1 : ldexp(64.0, i - 63);
         return count < seq ? count : none;
@@ -204,8 +204,8 @@ static bool change(ari_recipe *r, const row *m, const ari_replayed *a, const ari
     return value != value_of(from, m->at) && r->turned <= r->head && fmod(r->turned, 2.0) == 0.0 && r->series >= 1.0 &&
            fmod((double)a->q / r->head, r->shards) == 0.0 &&
            (r->parts == 0.0 || (fmod((double)a->q / r->head, r->parts) == 0.0 && fmod(seq, r->parts) == 0.0)) &&
-           (r->dealt == 0.0 || fmod((double)a->q / r->head, r->dealt) == 0.0) && r->hidden < (double)a->p.seq &&
-           r->from + r->hidden <= (double)a->p.seq && (!m->with || to > 0.0) &&
+           (r->dealt == 0.0 || fmod((double)a->q / r->head, r->dealt) == 0.0) && r->hidden < (double)a->keys &&
+           r->from + r->hidden <= (double)a->keys && (!m->with || to > 0.0) && (!r->ringed || a->keys == a->p.seq) &&
            (!r->ringed || fmod((double)a->p.seq, r->ring < 0.0 ? -2.0 * r->ring : r->ring) == 0.0);
 }
 
@@ -330,7 +330,7 @@ static void start(best *b, ari_replayed *a, ari_recipe r)
         for (int turn = 0; turn < (r.pairs == ARI_NO_PAIRS ? 2 : 4) && b->left > ARI_REPLAY_EXACT; turn++) {
             r.theta = r.pairs == ARI_NO_PAIRS ? 0.0 : theta[turn];
             r.slope = r.pairs == ARI_NO_PAIRS && turn == 1;
-            r.ahead = mask == 1 ? (double)a->p.seq : 0.0;
+            r.ahead = mask == 1 ? (double)a->longest : 0.0;
             r.window = mask == 2 ? first : 0.0;
             (void)try_one(b, a, &r, NULL, true);
         }
@@ -394,8 +394,8 @@ static bool find_base(ari_replayed *a, ari_recipe *base)
     const double enough = ARI_REPLAY_CAPPED + 4.0 * a->p.c->relative * a->p.c->relative;
     double exact = HUGE_VAL;
     best b = {.left = HUGE_VAL};
-    for (size_t i = 0; i < ATTEMPTS * PAIRINGS && b.left > (i < PAIRINGS || i % PAIRINGS ? enough : ARI_REPLAY_BASE);
-         i++) {
+    for (size_t i = 0;
+         i < ATTEMPTS * PAIRINGS && b.left > (i < 3 * PAIRINGS || i % PAIRINGS ? enough : ARI_REPLAY_BASE); i++) {
         best own = {.left = HUGE_VAL};
         find_recipe(&own, a,
                     (ari_recipe){.pairs = pairings[i % PAIRINGS],
@@ -494,10 +494,12 @@ static values values_of(const ari_case *c)
  * heads if q's width is unknown. */
 static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_heads)
 {
-    const size_t rows = a->p.c->grid.shape[0] * a->p.seq, width = x[Q]->count / rows, last = x[V]->count / rows;
+    const size_t samples = a->p.c->grid.shape[0], rows = samples * a->p.seq, width = x[Q]->count / rows;
     const bool all = x[Q] == x[K], two = x[K] == x[V];
     const size_t heads = a->p.heads;
-    if (x[Q]->count % rows || x[V]->count % rows || x[K]->count != x[V]->count || (all && !two) ||
+    a->keys = x[K]->ndim == 3 && x[Q]->ndim == 3 && x[K]->shape[1] <= a->longest ? x[K]->shape[1] : a->p.seq;
+    const size_t last = x[V]->count / (samples * a->keys);
+    if (x[Q]->count % rows || x[V]->count % (samples * a->keys) || x[K]->count != x[V]->count || (all && !two) ||
         x[Q] == (all ? NULL : x[V]))
         return false;
     if (heads)
@@ -516,9 +518,11 @@ static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_
     bool held = true;
     ari_recipe base;
     for (size_t i = 0; i < 3 && held; i++) {
+        ari_probe of = a->p;
+        of.seq = i > Q ? a->keys : of.seq;
         a->x[i] = NULL;
         if (a->in[i] == i)
-            AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], &held, &a->p, x[i]));
+            AR_TRY(ari_probe_read_input(&a->x[i], &a->width[i], &held, &of, x[i]));
     }
     *found = held && find_base(a, &base);
     if (*found)
@@ -556,6 +560,9 @@ static ar_status replay_all(ari_trace *t, ari_replayed *a)
     const values v = values_of(a->p.c);
     const size_t heads = a->p.heads ? a->p.heads : 1;
     bool found = false;
+    a->keys = a->longest = a->p.seq;
+    for (size_t i = 0; i < v.n && !a->p.heads; i++)
+        a->longest = v.of[i]->ndim == 3 && v.of[i]->shape[1] > a->longest ? v.of[i]->shape[1] : a->longest;
     AR_TRY(ari_recipe_init(a));
     AR_TRY(read_sinks(a));
     for (size_t i = 0; i < (v.named ? 1 : v.n * v.n * v.n) && !found; i++) {
@@ -579,7 +586,7 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
     ari_replayed a = {.k = NULL};
     bool held = true;
     if (!scores && !(ari_may_replay(c) && (mixed || c->role == ARI_OUT || c->role == ARI_ATTENTION ||
-                                           (c->role == ARI_NO_ROLE && abs(c->own.section) == ARI_AT_LAYERS))))
+                                           (c->role == ARI_NO_ROLE && memchr(c->own.name, '.', c->own.stem)))))
         return AR_OK;
     ari_probe_choose(&a.p, c);
     if (!mixed)

@@ -210,7 +210,7 @@ ar_status ari_look_at_expert_rows(ari_trace *t, ari_experts *e)
     rows *r = NULL;
     size_t found = 0;
     AR_TRY(ARI_TAKE(&r, e->p.c->arena, 1, "experts' rows"));
-    r->enough = e->weight ? ARI_REPLAY_EXACT : ARI_REPLAY_BASE;
+    r->enough = e->weight ? ari_expert_rounding(e) : ARI_REPLAY_BASE;
     AR_TRY(make_rows(r, e));
     for (size_t k = 0; r->n > 0 && k < e->p.tokens && (found == k || !e->weight); k++)
         found += find_sources(r, e, k);

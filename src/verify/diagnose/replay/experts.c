@@ -384,7 +384,7 @@ static bool solve_all(ari_experts *e, bool *sums)
     }
     *sums = of_other <= ARI_REPLAY_BASE;
     e->near = fmax(ARI_KNOWN, 4.0 * sqrt(*sums ? fmax(worst, of_other) : worst));
-    bool held = worst <= (e->weight ? ARI_REPLAY_EXACT : ARI_REPLAY_BASE);
+    bool held = worst <= (e->weight ? ari_expert_rounding(e) : ARI_REPLAY_BASE);
     for (size_t at = 0; e->weight && held && at < e->p.tokens * e->most; at++) {
         const ari_expert_term *s = &e->term[at];
         held = at % e->most >= e->terms[at / e->most] ||

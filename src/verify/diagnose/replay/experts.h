@@ -65,6 +65,12 @@ typedef struct ari_experts {
     double near;                      /* numbers that differ by less than this share are equal */
 } ari_experts;
 
+/** The share of squares that right rows may leave where the routes are known: no more than rounding, as of bf16. */
+static inline double ari_expert_rounding(const ari_experts *e)
+{
+    const double relative = e->p.c->relative;
+    return fmin(fmax(ARI_REPLAY_EXACT, relative * relative), ARI_REPLAY_BASE);
+}
 /** True if a token has some of an expert's output: `share` of it, where the reference has `was`. */
 bool ari_expert_is_there(const ari_experts *e, double share, double was);
 AR_NODISCARD ar_status ari_expert_read(ari_experts *e, size_t expert);

@@ -34,25 +34,37 @@ static void solve(ari_loss_extra *o, const double *equations, size_t cells)
     }
 }
 
+/* Adds a token's row of the gradient; returns its label, the one logit that a step is to raise. */
+static size_t add_row(double *m, const ari_losses *l, const ari_loss_side *s, size_t i, const double *d)
+{
+    const size_t n = l->vocabulary;
+    size_t y = 0;
+    for (size_t k = 1; k < n; k++)
+        y = d[k] < d[y] ? k : y;
+    for (size_t k = 0; k < n; k++) {
+        const double p = exp((double)s->logits[i * n + k] - s->lse[i]), one = k == y ? 1.0 : 0.0;
+        const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[i] * p, d[k]};
+        ari_equations_add(m, x, NUMBERS);
+    }
+    return y;
+}
+
 ar_status ari_loss_extra_read(ari_loss_side *s, const ari_losses *l, const ar_dump *dump)
 {
     const ar_dump_tensor *t = ari_loss_tensor(l->c, dump, 'b');
     const size_t n = l->vocabulary;
-    double m[EQUATIONS] = {0.0};
-    float *d = NULL;
+    double m[EQUATIONS] = {0.0}, *d = NULL;
+    float *read = NULL;
     if (!t || t->shape[0] != l->samples || t->shape[1] != l->seq || t->shape[2] != n || s->targets < 2)
         return AR_OK;
     AR_TRY(ARI_TAKE(&d, l->c->arena, n, t->name));
+    AR_TRY(ARI_TAKE(&read, l->c->arena, n, t->name));
     for (size_t i = 0; i < l->tokens; i++) {
-        size_t y = 0; /* the one logit that a step is to raise */
-        AR_TRY(ar_dump_read_f32(t, i * n, n, d));
-        for (size_t k = 1; k < n; k++)
-            y = d[k] < d[y] ? k : y;
-        for (size_t k = 0; k < n && s->counts[i]; k++) {
-            const double p = exp((double)s->logits[i * n + k] - s->lse[i]), one = k == y ? 1.0 : 0.0;
-            const double x[NUMBERS + 1] = {p - one, one - 1.0 / (double)n, 2.0 * s->lse[i] * p, (double)d[k]};
-            ari_equations_add(m, x, NUMBERS);
-        }
+        AR_TRY(ar_dump_read_f32(t, i * n, n, read));
+        for (size_t k = 0; k < n; k++)
+            d[k] = (double)read[k];
+        if (s->counts[i])
+            add_row(m, l, s, i, d);
     }
     solve(&s->options, m, s->targets * n);
     return AR_OK;
@@ -157,4 +169,97 @@ void ari_loss_extra_compare(ari_trace *t, ari_losses *l)
         round_option(&o->is[i % 2], o->unsure[i % 2]);
         ARI_FACTS(t, {facts[i / 2][i % 2], .number = o->is[i % 2]});
     }
+}
+
+/* --- a classifier ------------------------------------------------------------------------------------------------- */
+
+enum { MOST_CLASSES = 64, MOST_READ = 1 << 20 };
+
+/* A head of so few classes that their gradient d follows from that of what it reads, x = d W, by least squares. */
+typedef struct head {
+    const ar_dump_tensor *y, *w;
+    const float *weight; /* [classes][width] */
+    size_t samples, classes, width;
+    double *equations, *d; /* [(classes + 1)^2], [classes] */
+} head;
+
+/* Fills one side from a dump; *held: it has logits and gradients, which are those of the same labels as l->ids. Samples
+ * are tokens of one row, which has one more without a label. */
+static ar_status read_classes(ari_loss_side *s, bool *held, ari_losses *l, const head *h, const ar_dump *dump,
+                              bool first)
+{
+    const size_t stem = ari_order_of(h->y->name, NULL).stem, n = h->classes;
+    const ar_dump_tensor *y = ar_dump_find(dump, h->y->name),
+                         *dx = ari_tensor_of_step(dump, h->y->name, stem, "bwd", l->c->own.step);
+    double m[EQUATIONS] = {0.0};
+    float *x = NULL;
+    *held = *held && y && dx && y->count == h->samples * n && dx->count == h->samples * h->width;
+    if (!*held)
+        return AR_OK;
+    AR_TRY(ari_read_values(&s->logits, y, l->c->arena));
+    AR_TRY(ari_read_values(&x, dx, l->c->arena));
+    AR_TRY(ARI_TAKE(&s->lse, l->c->arena, l->tokens, y->name));
+    AR_TRY(ARI_TAKE(&s->counts, l->c->arena, l->tokens, y->name));
+    s->targets = h->samples;
+    for (size_t i = 0; i < h->samples; i++) {
+        double terms[MOST_CLASSES + 1];
+        memset(h->equations, 0, (n + 1) * (n + 1) * sizeof *h->equations);
+        for (size_t k = 0; k < h->width; k++) {
+            for (size_t c = 0; c < n; c++)
+                terms[c] = (double)h->weight[c * h->width + k];
+            terms[n] = (double)x[i * h->width + k];
+            ari_equations_add(h->equations, terms, n);
+        }
+        if (!(ari_equations_solve(h->d, h->equations, n) < HUGE_VAL))
+            *held = false;
+        for (size_t c = 0; c < n; c++)
+            terms[c] = (double)s->logits[i * n + c];
+        s->lse[i] = ari_softmax(terms, terms, n);
+        s->counts[i] = true;
+        const size_t label = add_row(m, l, s, i, h->d);
+        *held = *held && (first || label == l->ids[i + 1]);
+        l->ids[i + 1] = label;
+    }
+    solve(&s->options, m, h->samples * n);
+    return AR_OK;
+}
+
+static ar_status compare_classes(ari_trace *t, const ari_case *c, head *h)
+{
+    ari_losses l = {.c = c, .samples = 1, .seq = h->samples + 1, .vocabulary = h->classes, .tokens = h->samples + 1};
+    float *weight = NULL;
+    bool held = true;
+    AR_TRY(ari_read_values(&weight, h->w, c->arena));
+    h->weight = weight;
+    AR_TRY(ARI_TAKE(&h->equations, c->arena, (h->classes + 1) * (h->classes + 1), h->y->name));
+    AR_TRY(ARI_TAKE(&h->d, c->arena, h->classes, h->y->name));
+    AR_TRY(ARI_TAKE(&l.ids, c->arena, l.tokens, h->y->name));
+    for (int k = 0; k < 2; k++) {
+        l.of[k].value = (double)(k == 0 ? c->ref : c->val)[0];
+        AR_TRY(read_classes(&l.of[k], &held, &l, h, k == 0 ? c->known->reference : c->known->other, k == 0));
+        if (held)
+            ari_loss_extra_fit(&l.of[k], &l);
+    }
+    if (held)
+        ari_loss_extra_compare(t, &l);
+    return AR_OK;
+}
+
+ar_status ari_loss_classes_compare(ari_trace *t, const ari_case *c)
+{
+    const ar_dump *dump = c->known->reference;
+    for (ari_walk v = ari_walk_of(dump, NULL, "f", c->own.step); t->kind == ARI_FOUND_NOTHING && ari_walk_next(&v);) {
+        head h = {.y = v.t};
+        ari_walk w = ari_replay_weights(c, dump);
+        if (v.t->ndim != 2 || v.t->shape[1] < 2 || v.t->shape[1] > MOST_CLASSES || v.t->shape[0] < 2)
+            continue;
+        while (ari_walk_next(&w) && !h.w)
+            h.w = w.key.stem == v.key.stem + strlen(".weight") && memcmp(w.t->name, v.t->name, v.key.stem) == 0 ? w.t
+                                                                                                                : NULL;
+        h.samples = v.t->shape[0], h.classes = v.t->shape[1];
+        h.width = h.w && h.w->ndim == 2 && h.w->shape[0] == h.classes ? h.w->shape[1] : 0;
+        if (h.width > h.classes && h.samples < MOST_READ / h.width / h.classes / h.classes)
+            AR_TRY(compare_classes(t, c, &h));
+    }
+    return AR_OK;
 }

@@ -13,10 +13,11 @@ typedef struct ari_loss_extra {
 
 /* One dump's side of the loss. The cross-entropy of token i against id j is lse[i] less its logit of j. */
 typedef struct ari_loss_side {
-    float *logits; /* [samples, seq, vocabulary] */
-    double *lse;   /* [samples, seq] */
-    bool *counts;  /* [samples, seq]: the loss depends on this token's logits */
-    bool of_dump;  /* a dump shows it; else these are all tokens but each sample's last */
+    float *logits;                  /* [samples, seq, vocabulary] */
+    double *lse;                    /* [samples, seq] */
+    bool *counts;                   /* [samples, seq]: the loss depends on this token's logits */
+    bool of_dump;                   /* a dump shows it; else these are all tokens but each sample's last */
+    const ar_dump_tensor *gradient; /* which shows it */
     size_t targets;
     size_t *label; /* [samples, seq]: the label by the gradient of a token that counts; NULL: unknown */
     double left;   /* of those gradients, the largest share that their labels leave */
@@ -65,3 +66,5 @@ void ari_loss_extra_fit(ari_loss_side *s, const ari_losses *l);
 void ari_loss_extra_of_all(ari_trace *t, const ari_losses *l);
 /** Compares the other's e and c with the reference's. */
 void ari_loss_extra_compare(ari_trace *t, ari_losses *l);
+/** The same of a classifier of few classes. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_classes_compare(ari_trace *t, const ari_case *c);

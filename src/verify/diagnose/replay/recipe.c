@@ -53,13 +53,13 @@ static void take_head(double *out, const ari_replayed *a, const ari_recipe *r, s
     if (is_turned(r, which))
         turn_head(out, a, r, token);
     if (which == 0 && r->shift != 0.0 && is_turned(r, which))
-        turn_head(out, a, r, a->p.seq);
+        turn_head(out, a, r, a->longest);
 }
 
 /* Loads the documents of a head's tokens. */
 static void load_documents(ari_replayed *a, const ari_recipe *r, size_t head)
 {
-    const size_t seq = a->p.seq, parts = r->documents == ARI_OF_OWN_PART ? (size_t)r->parts : 1, n = seq / parts;
+    const size_t seq = a->longest, parts = r->documents == ARI_OF_OWN_PART ? (size_t)r->parts : 1, n = seq / parts;
     const size_t part = head / (a->q / (size_t)r->head / parts);
     for (size_t token = 0; token < seq; token++)
         a->own[token] =
@@ -68,7 +68,7 @@ static void load_documents(ari_replayed *a, const ari_recipe *r, size_t head)
 
 static void load_keys(ari_replayed *a, const ari_recipe *r, size_t kv)
 {
-    for (size_t k = 0; !a->given && kv != a->taken && k < a->p.seq; k++)
+    for (size_t k = 0; !a->given && kv != a->taken && k < a->keys; k++)
         take_head(a->k + k * (size_t)r->head, a, r, 1, kv, k);
     a->taken = kv;
 }
@@ -81,7 +81,7 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
     const bool restart = r->restart > 0.0;
     for (size_t i = 0; i < n && r->pairs != ARI_NO_PAIRS; i++) {
         const double speed = pow(r->theta, -2.0 * (double)i / r->turned) / r->stretch;
-        for (size_t token = 0, first = 0; token < a->p.seq; token++) {
+        for (size_t token = 0, first = 0; token < a->longest; token++) {
             if (r->restart < 0.0 && token > 0 && a->document[0][token] != a->document[0][token - 1])
                 first = token;
             const bool ordered = r->ringed == ARI_RING_TURNED || r->ringed == ARI_RING_RESTARTS;
@@ -92,8 +92,8 @@ static void fill_angles(ari_replayed *a, const ari_recipe *r)
             a->cosine[token * n + i] = cos(angle);
             a->sine[token * n + i] = r->turns == ARI_BACKWARDS ? -sin(angle) : sin(angle);
         }
-        a->cosine[a->p.seq * n + i] = cos(r->shift * speed);
-        a->sine[a->p.seq * n + i] = sin(r->shift * speed);
+        a->cosine[a->longest * n + i] = cos(r->shift * speed);
+        a->sine[a->longest * n + i] = sin(r->shift * speed);
     }
 }
 
@@ -120,7 +120,7 @@ static bool is_seen(const ari_replayed *a, const ari_recipe *r, size_t query, si
         fmod(a->place[query] - a->place[key] + fabs(r->ring), fabs(r->ring)) == fabs(r->ring) - 1.0)
         return false;
     const bool before = r->ringed == ARI_RING_CAUSAL ? a->order[key] <= a->order[query] : k <= q + r->ahead;
-    return !(k >= r->from && k < r->from + r->hidden) && k < (double)a->p.seq - r->padding && before &&
+    return !(k >= r->from && k < r->from + r->hidden) && k < (double)a->keys - r->padding && before &&
            (wide || k + r->window > q) && (q < r->cut || k >= r->cut) && a->own[query] == a->own[key];
 }
 
@@ -131,7 +131,7 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
     const double scale = r->scale / sqrt(r->head), slope = r->slope != 0.0 ? slope_of(a, r, head) : 0.0;
     if (!a->given)
         take_head(a->one, a, r, 0, head, query);
-    for (size_t k = 0; k < a->p.seq; k++) {
+    for (size_t k = 0; k < a->keys; k++) {
         double sum = a->given ? log((double)a->given[(head * a->p.seq + query) * a->p.seq + k]) : 0.0;
         a->weight[k] = r->softmax == ARI_UNSEEN_AS_ZERO ? 0.0 : r->softmax == ARI_UNSEEN_AS_CAP ? -r->cap : -HUGE_VAL;
         if (r->softmax != ARI_OVER_ALL && is_seen(a, r, query, k) == (r->softmax == ARI_UNSEEN_ALONE))
@@ -145,11 +145,11 @@ static void score(ari_replayed *a, const ari_recipe *r, size_t head, size_t quer
 
 static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
 {
-    for (size_t k = 0; k < a->p.seq; k++)
+    for (size_t k = 0; k < a->keys; k++)
         a->column[k] = -HUGE_VAL;
     for (size_t query = 0; query < a->p.seq; query++) {
         score(a, r, head, query);
-        for (size_t k = 0; k < a->p.seq; k++) {
+        for (size_t k = 0; k < a->keys; k++) {
             const double x = fmax(a->column[k], a->weight[k]), y = fmin(a->column[k], a->weight[k]);
             a->column[k] = isfinite(x) ? x + log1p(exp(y - x)) : x;
         }
@@ -161,9 +161,9 @@ static void fill_columns(ari_replayed *a, const ari_recipe *r, size_t head)
 static double normalise(ari_replayed *a, double place, double sink, bool base_two)
 {
     double share = 0.0, top = sink, sum = 0.0;
-    for (size_t k = 0; k < a->p.seq; k++)
+    for (size_t k = 0; k < a->keys; k++)
         top = isnan(place) || a->place[k] == place ? fmax(top, a->weight[k]) : top;
-    for (size_t k = 0; k < a->p.seq; k++) {
+    for (size_t k = 0; k < a->keys; k++) {
         if (!isnan(place) && a->place[k] != place)
             continue;
         a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - top) : 0.0;
@@ -172,7 +172,7 @@ static double normalise(ari_replayed *a, double place, double sink, bool base_tw
     sum += isfinite(sink) ? exp(sink - top) : 0.0;
     if (sum > 0.0)
         share = base_two ? exp2(top + log(sum)) : 1.0;
-    for (size_t k = 0; k < a->p.seq; k++)
+    for (size_t k = 0; k < a->keys; k++)
         a->weight[k] *= (isnan(place) || a->place[k] == place) && sum > 0.0 ? share / sum : 1.0;
     return share;
 }
@@ -184,13 +184,13 @@ static void weigh_keys(ari_replayed *a, const ari_recipe *r, size_t head, size_t
     const double sink = r->sinks > 0.0 ? (double)a->sink[head] : -HUGE_VAL;
     double seen = 0.0;
     score(a, r, head, query);
-    for (size_t k = 0; r->softmax == ARI_OVER_QUERIES && k < a->p.seq; k++)
+    for (size_t k = 0; r->softmax == ARI_OVER_QUERIES && k < a->keys; k++)
         a->weight[k] = isfinite(a->weight[k]) ? exp(a->weight[k] - a->column[k]) : 0.0;
     if (r->softmax == ARI_OVER_QUERIES)
         return;
     for (double place = 0.0; place < (apart ? fabs(r->ring) : 1.0); place++)
         seen += normalise(a, apart ? place : (double)NAN, sink, base_two);
-    for (size_t k = 0; k < a->p.seq; k++)
+    for (size_t k = 0; k < a->keys; k++)
         a->weight[k] = r->softmax == ARI_OVER_ALL && !is_seen(a, r, query, k) ? 0.0 : a->weight[k] / seen;
 }
 
@@ -212,7 +212,7 @@ static void mix_values(ari_replayed *a, const ari_recipe *r, size_t head, size_t
     double *out = row + (step > 1 ? to : to * d);
     for (size_t i = 0; i < d; i++)
         out[i * step] = 0.0;
-    for (size_t k = 0; k < a->p.seq; k++) {
+    for (size_t k = 0; k < a->keys; k++) {
         if (a->weight[k] == 0.0)
             continue;
         const double chunk = r->ringed == ARI_RING_AT_HOME ? (double)a->p.seq / fabs(r->ring) : 0.0;
@@ -226,7 +226,7 @@ static void mix_values(ari_replayed *a, const ari_recipe *r, size_t head, size_t
 
 static void prepare(ari_replayed *a, const ari_recipe *r)
 {
-    const size_t seq = a->p.seq, n = (size_t)fabs(r->ring);
+    const size_t seq = a->longest, n = (size_t)fabs(r->ring);
     a->taken = SIZE_MAX;
     for (size_t token = 0; token < seq; token++) {
         size_t index = token;
@@ -281,7 +281,7 @@ double ari_recipe_share(ari_replayed *a, const ari_recipe *r, size_t head, size_
     load_keys(a, r, kv_head(a, r, head));
     load_documents(a, r, head);
     weigh_keys(a, r, head, query);
-    for (size_t k = 0; k < a->p.seq; k++)
+    for (size_t k = 0; k < a->keys; k++)
         a->weight[k] = k == key ? a->weight[k] : 0.0;
     memset(a->context, 0, a->q * sizeof *a->context);
     mix_values(a, r, head, query, head, a->context);
@@ -331,7 +331,7 @@ void ari_recipe_find_dropout(ari_trace *t, ari_replayed *a, const ari_recipe *ba
 
 ar_status ari_recipe_init(ari_replayed *a)
 {
-    const size_t seq = a->p.seq;
+    const size_t seq = a->longest;
     AR_TRY(ARI_TAKE(&a->k, a->p.c->arena, (seq + 1) * ARI_MOST_HEAD, "keys"));
     AR_TRY(ARI_TAKE(&a->cosine, a->p.c->arena, (seq + 1) * ARI_MOST_HEAD, "angles"));
     AR_TRY(ARI_TAKE(&a->weight, a->p.c->arena, 8 * seq, "scores"));

@@ -61,12 +61,13 @@ typedef struct ari_recipe {
 
 typedef struct ari_replayed {
     ari_probe p;
-    size_t out;      /* of a token: q, or, where the probe is of scores, [heads][keys] */
-    float *x[3];     /* of the sample, [seq][width]: q, k, v, or what holds several */
-    size_t width[3]; /* of those */
-    size_t in[3];    /* which of x holds q, k, v */
-    size_t q, kv;    /* features of q, of k */
-    float *sink;     /* a score of each head that has no value; NULL: none */
+    size_t out;           /* of a token: q, or, where the probe is of scores, [heads][keys] */
+    float *x[3];          /* of the sample, [seq][width]: q, k, v, or what holds several */
+    size_t width[3];      /* of those */
+    size_t in[3];         /* which of x holds q, k, v */
+    size_t q, kv;         /* features of q, of k */
+    size_t keys, longest; /* keys, which another sequence may give; tokens of the longer of the two at most */
+    float *sink;          /* a score of each head that has no value; NULL: none */
     size_t sinks;
     const float *given; /* weights [heads][seq][seq], whose logarithms replace the scores of q and k; NULL: none */
     double *k, *one, *weight, *context; /* [seq][head], [head], [seq], [tokens][out] */

@@ -74,10 +74,15 @@ ari_walk ari_replay_weights(const ari_case *c, const ar_dump *dump)
     return before > 0 && ari_walk_next(&any) ? moved : ari_walk_of(dump, NULL, "iw", 0);
 }
 
-/* The tensor of this role among those of the walk, in the case's layer, whose name ends in `kind`. */
+/* The tensor of this role among those of the walk, in the case's layer, whose name ends in `kind`: where a layer has
+ * several, as attention to itself and to another sequence, the one next to the case's tensor. */
 static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, ari_role role, ari_walk w,
                                        const char *kind)
 {
+    const ar_dump_tensor *first = NULL;
+    size_t n = c->own.stem; /* of the name of the module that has both */
+    while (n > 0 && c->own.name[n - 1] != '.')
+        n--;
     while (ari_walk_next(&w)) {
         if (labs(w.key.layer) != labs(c->own.layer) || ari_ending(w.t->name, w.key.stem, kind) < strlen(kind))
             continue;
@@ -86,10 +91,13 @@ static const ar_dump_tensor *find_role(const ari_case *c, const ar_dump *dump, a
             named == ARI_NO_ROLE && labs(w.key.section) != ARI_AT_LAYERS && (role == ARI_TOKENS || role == ARI_HEAD);
         const bool own = w.key.stem == c->own.stem + strlen(kind) && memcmp(w.t->name, c->own.name, c->own.stem) == 0;
         if (role == ARI_NO_ROLE ? own
-                                : named == role || (by_shape && role_of_shape(dump, w.t->name, w.key.stem) == role))
-            return w.t;
+                                : named == role || (by_shape && role_of_shape(dump, w.t->name, w.key.stem) == role)) {
+            if (role == ARI_NO_ROLE || n == 0 || (w.key.stem > n && memcmp(w.t->name, c->own.name, n) == 0))
+                return w.t;
+            first = first ? first : w.t;
+        }
     }
-    return NULL;
+    return first;
 }
 
 const ar_dump_tensor *ari_replay_input(const ari_case *c, ari_role role)

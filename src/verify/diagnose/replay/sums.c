@@ -63,13 +63,15 @@ static void look_at_sums(ari_trace *t, const sums *s)
     ari_terms_fit(&own, p, 1, n + 1, SIZE_MAX);
     if (!ari_terms_find(&is, p, 1, n + 1, SIZE_MAX, n, layer ? 2 : 3,
                         ARI_REPLAY_MISTAKE * fmin(differ / p->of[n + 1][n + 1], 1.0), NULL) ||
-        !ari_terms_find(&wanted, p, 1, n, SIZE_MAX, n, layer ? 1 : 3, allowed, &is) || (!layer && wanted.terms < 2) ||
+        !ari_terms_find(&wanted, p, 1, n, SIZE_MAX, n, layer ? 2 : 3, allowed, &is) || (!layer && wanted.terms < 2) ||
         own.left <= 4.0 * is.left) /* a multiple of the reference is no other sum */
         return;
-    const bool same = is_same(&scaled, &wanted, &is);
-    const bool left_out = layer && (what_is(s->near.of[wanted.of[0]]) & ARI_IS_NORM) &&
+    const bool same = is_same(&scaled, &wanted, &is), sum = !layer || wanted.terms > 1;
+    if (layer && sum && !same) /* what a layer reads may be no sum of these */
+        return;
+    const bool left_out = !sum && (what_is(s->near.of[wanted.of[0]]) & ARI_IS_NORM) &&
                           !(is.terms == 1 && (what_is(s->near.of[is.of[0]]) & ARI_IS_NORM));
-    ari_trace_set(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : layer ? 0 : ARI_IF(OF_INPUT));
+    ari_trace_set(t, ARI_FOUND_LINEAR, left_out ? ARI_IF(ZERO) : sum ? ARI_IF(OF_INPUT) : 0);
     t->flags |= same ? ARI_IF(POWER) : 0;
     t->flags |= same && (ari_name_is(s->near.of[wanted.of[scaled]]->name) & ARI_IS_EMBEDDING) ? ARI_IF(TOKENS) : 0;
     ari_terms_say(t, "wanted", &wanted, s->near.of);
@@ -84,9 +86,12 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
                  c->role == ARI_FIRST;
     sums s = {.near = {.n = 0}};
     bool held = true;
-    if (!ari_may_replay(c))
+    if (!ari_may_replay(c) && (c->grid.nd != 2 || c->count > ARI_PROBE_ELEMENTS))
         return AR_OK;
-    ari_probe_choose(&s.p, c);
+    if (c->grid.nd == 2)
+        ari_probe_choose_rows(&s.p, c);
+    else
+        ari_probe_choose(&s.p, c);
     if (layer)
         AR_TRY(ari_probe_read_layer(&s.p, &held, c->role, 0));
     layer = layer && held;

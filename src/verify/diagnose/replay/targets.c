@@ -262,13 +262,49 @@ static ar_status compare_labels(ari_trace *t, const ari_losses *l)
     return fit || (l->ids && are_next_ids(l)) ? ari_loss_labels_compare(t, l) : AR_OK;
 }
 
-/* True if each token's gradient next to the logits is the reference's. */
-static bool has_right_gradient(const ari_losses *l)
+/* True if each token's gradient next to the logits is the reference's; where neither dump has any, that of the head's
+ * weight, which other logits' gradients would change. */
+static ar_status has_right_gradient(bool *right, const ari_losses *l)
 {
+    const ari_case *c = l->c;
+    const ar_dump_tensor *w = ari_replay_parameter(c, ARI_HEAD, ".weight"), *head = NULL, *own = NULL;
+    if (w)
+        head = ari_tensor_of_step(c->known->reference, w->name, strcspn(w->name, ":"), "grad", c->own.step);
+    if (head)
+        own = ar_dump_find(c->known->other, head->name);
+    ari_fit f = {0};
+    double times;
     size_t i = 0;
     while (l->weight && i < l->tokens && (l->weight[i] == 0.0 || ari_is_near(l->weight[i], 1.0, ARI_SEEN)))
         i++;
-    return l->weight && l->of[1].of_dump && i == l->tokens;
+    *right = l->weight && l->of[1].of_dump && i == l->tokens;
+    if (l->of[0].of_dump || l->of[1].of_dump || !own || own->count != head->count)
+        return AR_OK;
+    AR_TRY(ari_fit_read(&f, own, head, 0, head->count));
+    *right = ari_fit_one(&times, &f) <= ARI_FIT && ari_is_near(times, 1.0, ARI_SEEN);
+    return AR_OK;
+}
+
+/* Classes of padding, whose logits are 0, count in the softmax: k of them add log(1 + k exp(-lse)) to each term,
+ * whatever its label. */
+static double of_padding(const ari_losses *l, double k)
+{
+    double more = 0.0;
+    for (size_t i = 0; i < l->tokens; i++)
+        more += l->of[0].counts[i] ? log1p(k * exp(-l->of[0].lse[i])) / (double)l->of[0].targets : 0.0;
+    return more;
+}
+
+static void find_padding(ari_trace *t, const ari_losses *l)
+{
+    const double off = l->of[1].value - l->of[0].value, unsure = 2.0 * ARI_OF_A_MEAN * fabs(l->of[1].value);
+    double low = 0.0, high = 4.0 * (double)l->vocabulary;
+    for (int i = 0; i < 60; i++)
+        *(of_padding(l, 0.5 * (low + high)) < off ? &low : &high) = 0.5 * (low + high);
+    const double k = nearbyint(low), apart = of_padding(l, k) - off;
+    if (k >= 1.0 && k < 2.0 * (double)l->vocabulary && fabs(apart) <= unsure && 50.0 * unsure < off / k) {
+        ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(PADDED), {"padding", .count = (size_t)k});
+    }
 }
 
 /* Explains the loss with the batch's ids: its options if gradients of logits determine them, then its targets, then its
@@ -297,9 +333,13 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
     }
     if (t->kind == ARI_FOUND_NOTHING && !of_gradients)
         ari_loss_extra_compare(t, l);
-    if (t->kind == ARI_FOUND_NOTHING && has_right_gradient(l)) {
+    bool right = false;
+    if (t->kind == ARI_FOUND_NOTHING)
+        AR_TRY(has_right_gradient(&right, l));
+    if (right) {
         ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(ALONE), {"off", .number = l->of[1].value - l->of[0].value});
-    }
+    } else if (t->kind == ARI_FOUND_NOTHING)
+        find_padding(t, l);
     return AR_OK;
 }
 
@@ -339,5 +379,7 @@ ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
         AR_TRY(look_at_loss(t, &l));
     else if (held && !alone)
         AR_TRY(look_at_gradient(t, &l));
+    else if (of_loss && !alone)
+        AR_TRY(ari_loss_classes_compare(t, c));
     return AR_OK;
 }
