@@ -187,7 +187,7 @@ def divided_by_twice_the_ranks(r):
 
 bug("ignored", ("phi fsdp2 2", "missing_average | replicas_apart"),
     norms_left_out_of_sharding=lambda r: set(r.parameters("layernorm")))
-bug("backward", ("neox alone 1", "clip_factor | partial_sum", {"micro": 2}),
+bug("backward", ("neox alone 1", "clip_factor one_micro_batch | partial_sum", {"micro": 2}),
     every_micro_batch_clipped=lambda r: torch.nn.utils.clip_grad_norm_(r.model.parameters(), 0.4))
 bug("norm", ("opt fsdp2 2", "norm_of_own_shards | clip_factor", {"update": True}),
     norm_of_local_shards=changed(itself, "norm", lambda r, _: torch.nn.utils.get_total_norm(
