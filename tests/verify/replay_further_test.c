@@ -127,6 +127,20 @@ CLAIM(dropout_of_some_samples_is_named)
     }
 }
 
+/* Of a weight's gradient one row is zero, and a third of others: rows are no samples. */
+CLAIM(rows_of_a_gradient_that_differ_are_no_dropout)
+{
+    made m = {.n = 0};
+    (void)put(&m, "tok.weight:grad", 2, 64, 32, 0);
+    float *y = other_of(&m);
+    for (size_t i = 0; i < 32; i++) {
+        y[56 * 32 + i] = 0.0f;
+        y[i] *= i % 3 ? 1.0f : 0.0f;
+        y[32 + i] = y[i] == 0.0f ? 0.0f : y[32 + i];
+    }
+    expect_cause(&m, "!dropout_without_scale", NULL, 0);
+}
+
 /* --- attention to another sequence -------------------------------------------------------------------------------- */
 
 enum { HEADS = 3, D = H / HEADS, HIDDEN = 3 };

@@ -118,35 +118,41 @@ static bool is_dropped(const ari_case *c, size_t i)
     return ari_off(c, i) && fabs((double)c->val[i]) <= c->d->noise;
 }
 
-/* Samples that differ, mostly, where others are right as a whole: those of some ranks. 0: there are none. */
+/* The samples of an activation that differ, most of each, where others are right as a whole: those of some ranks; 0:
+ * there are none. */
 static size_t wrong_samples(const ari_case *c)
 {
     const ari_grid *g = &c->grid;
     const size_t hit = c->survey.hit[0];
-    return g->nd > 1 && hit < g->shape[0] && 2 * c->survey.different > hit * ari_grid_inner(g, 0) ? hit : 0;
+    size_t i = 0;
+    while (i < g->shape[0] && (c->survey.hits[0][i] == 0 || 2 * c->survey.hits[0][i] > ari_grid_inner(g, 0)))
+        i++;
+    return g->nd > 2 && ari_is_activation(c->d) && i == g->shape[0] && hit < i ? hit : 0;
 }
 
-static bool is_of_wrong_sample(const ari_case *c, size_t i)
+/* `some`: wrong_samples. */
+static bool is_of_wrong_sample(const ari_case *c, size_t some, size_t i)
 {
-    return wrong_samples(c) == 0 || c->survey.hits[0][ari_grid_index(&c->grid, i, 0)] > 0;
+    return some == 0 || c->survey.hits[0][i / ari_grid_inner(&c->grid, 0)] > 0;
 }
 
 static double dropped_or_times(const ari_hypothesis *h, const ari_run *run, size_t i)
 {
     const size_t at = run->index + i;
-    return !is_of_wrong_sample(h->c, at) ? (double)run->ref[i]
-           : is_dropped(h->c, at)        ? 0.0
-                                         : h->factor * (double)run->ref[i];
+    return !is_of_wrong_sample(h->c, *(const size_t *)h->of, at) ? (double)run->ref[i]
+           : is_dropped(h->c, at)                                ? 0.0
+                                                                 : h->factor * (double)run->ref[i];
 }
 
 size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
 {
     const ari_grid *g = &c->grid;
+    const size_t most = wrong_samples(c);
     size_t all = 0;
     for (size_t i = 0; i < g->count; i++)
         all += is(c, i);
     for (int dim = 0; dim < g->nd; dim++) {
-        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim), most = wrong_samples(c);
+        const size_t n = g->shape[dim], inner = ari_grid_inner(g, dim);
         const double expected = (double)all / (double)(dim == 0 && most > 0 ? most : n);
         for (size_t k = 0; k < n; k++) {
             size_t own = 0;
@@ -164,12 +170,13 @@ size_t ari_scattered(const ari_case *c, bool (*is)(const ari_case *c, size_t i))
 /* Dropped elements are scattered, and all others have one factor, which makes up for them, or none. */
 static void measure_dropout(ari_trace *t, const ari_case *c)
 {
-    ari_hypothesis h = {.expect = dropped_or_times, .c = c, .kind = ARI_FOUND_DROPOUT};
+    const size_t some = wrong_samples(c);
+    ari_hypothesis h = {.expect = dropped_or_times, .c = c, .of = &some, .kind = ARI_FOUND_DROPOUT};
     ari_fit f = {0};
     size_t count = 0;
     for (size_t i = 0; i < c->count; i++) {
-        count += is_of_wrong_sample(c, i);
-        if (is_of_wrong_sample(c, i) && !is_dropped(c, i))
+        count += is_of_wrong_sample(c, some, i);
+        if (is_of_wrong_sample(c, some, i) && !is_dropped(c, i))
             ari_fit_add(&f, (double)c->val[i], (double)c->ref[i], 0.0);
     }
     const size_t dropped = count - f.n;
