@@ -8,6 +8,7 @@
 #include "cli/options/transport.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 typedef struct grads_values {
@@ -155,7 +156,7 @@ static ar_status print_result(const ar_grads_result *r, const grads_values *v, c
     }
     ari_plan_print(stdout, &run->plan);
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
-    printf("%zu tensors in %s at %s; hash %s\n", r->tensors, ARI_SECONDS(r->seconds),
+    printf("%zu tensor%s in %s at %s; hash %s\n", r->tensors, ARI_PLURAL(r->tensors), ARI_SECONDS(r->seconds),
            ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);
     return AR_OK;
 }

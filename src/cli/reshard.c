@@ -8,6 +8,7 @@
 #include "cli/options/run.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "ref/models/stages.h"
 

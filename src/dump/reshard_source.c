@@ -285,20 +285,20 @@ static ar_status list_findings(const ari_rs *r, const params *p, findings *f)
     if (r->stacked > 0)
         (void)ari_rs_note(r, false,
                           "%zu tensor%s of stacked experts become one for each expert, as the config has them",
-                          r->stacked, r->stacked == 1 ? "" : "s");
+                          r->stacked, ARI_PLURAL(r->stacked));
     if (f->unknown.count > 0)
         AR_TRY(ari_rs_note(r, r->o->strict, "%zu tensor%s that the config does not have, copied whole: %s",
-                           f->unknown.count, f->unknown.count == 1 ? "" : "s", f->unknown.text));
+                           f->unknown.count, ARI_PLURAL(f->unknown.count), f->unknown.text));
     if (f->cut.count > 0)
         AR_TRY(ari_rs_note(r, r->o->strict, "%zu row%s past the vocabulary of %zu cut: %s", f->rows_cut,
-                           f->rows_cut == 1 ? "" : "s", r->config.vocab, f->cut.text));
+                           ARI_PLURAL(f->rows_cut), r->config.vocab, f->cut.text));
     if (f->padded.count > 0)
         (void)ari_rs_note(
             r, false, "the vocabulary of %zu is padded to %zu rows with zeros, of which config.json does not tell: %s",
             r->config.vocab, padded_rows(r, r->config.vocab), f->padded.text);
     if (f->partial.count > 0)
         (void)ari_rs_note(r, false, "%zu tensor%s summed over the ranks' parts: %s", f->partial.count,
-                          f->partial.count == 1 ? "" : "s", f->partial.text);
+                          ARI_PLURAL(f->partial.count), f->partial.text);
     return AR_OK;
 }
 

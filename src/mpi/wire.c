@@ -8,6 +8,7 @@
 #include "mpi/mpi_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 ar_status ari_mpi_status(ari_mpi *p)
 {
@@ -189,7 +190,7 @@ static void describe(const ari_mpi_rendezvous *m, char *text, size_t size)
     char what[192];
     ari_call_describe(m->call, m->group->n, what, sizeof what);
     snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective",
-             (unsigned long long)m->open.seq, m->group->n == 1 ? "" : "s", m->group->ranks);
+             (unsigned long long)m->open.seq, ARI_PLURAL(m->group->n), m->group->ranks);
 }
 
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
@@ -218,7 +219,7 @@ static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
     describe(m, what, sizeof what);
     ari_ranks_describe(missing, found, ranks, sizeof ranks);
     snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
-             m->where, what, found == 1 ? "" : "s", ranks);
+             m->where, what, ARI_PLURAL(found), ranks);
     ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
 }
 

@@ -9,6 +9,7 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
 
@@ -25,7 +26,7 @@ static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
             AR_ERR_ARG,
             "process %d is number %d on its machine, which has %d GPU%s: start one process for each, or "
             "say that they are to share them",
-            p->rank, p->local_rank, gpus, gpus == 1 ? "" : "s");
+            p->rank, p->local_rank, gpus, ARI_PLURAL(gpus));
     return AR_OK;
 }
 

@@ -187,6 +187,7 @@ ar_status ar_run_check(const ar_run *r, const ar_config *c)
 {
     if (r->batch == 0 || r->seq == 0)
         return ar_error_set(AR_ERR_ARG, "batch and seq are at least 1");
+    AR_TRY(ari_config_expect(c));
     AR_TRY(ari_run_check_training(r, c->name));
     AR_TRY(ari_run_check_loss(r, c));
     AR_TRY(check_groups(&r->optimizer, c));

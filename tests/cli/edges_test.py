@@ -49,6 +49,19 @@ class EdgesTest(command.Case):
                 self.assertEqual([model["name"] for model in models], [expected])
                 self.assertEqual(len(models[0]["runs"]), 1)
 
+    def test_one_of_a_thing_has_no_plural(self):
+        path = self.model(b"one")
+        sizes = dict(json.loads(CONFIG), vocab_size=4, hidden_size=2, intermediate_size=1, num_hidden_layers=1,
+                     num_attention_heads=1, num_key_value_heads=1, head_dim=2)
+        pathlib.Path(os.fsdecode(path), "config.json").write_text(json.dumps(sizes))
+        small = ["--batch", "1", "--seq", "2"]
+        for line in (["check", "--steps", "0", "--gradcheck"], ["check", "--steps", "1", "--memory"],
+                     ["check", "--list-tensors"], ["check", "--micro-batches", "2"], ["check", "--pp", "2"],
+                     ["plan", "--flow", "--tp", "2"], ["plan", "--pp", "2"], ["plan", "--gpus", "1"], ["lint"]):
+            done = run(line[0], path, *small, *line[1:])
+            self.assertNotRegex(done.stdout + done.stderr, rb"(?<![-.,\dx] )(?<![-.,\d])\b1 (?!has|is|was|as)[a-z-]+s\b",
+                                line)
+
     def test_a_small_stack_is_enough(self):
         line = ["sh", "-c", 'ulimit -s 128; exec "$0" "$@"', str(command.COMMAND)]
         for arguments in (["check", str(GOLDEN), *SMALL, "--cluster", "h100"], ["plan", "llama-3-8b", "--gpus", "8"]):

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many parameters a config has, against numbers worked out elsewhere. */
+#include "anyrank/lint.h"
 #include "anyrank/model.h"
 #include "support/together.h"
 
@@ -49,6 +50,59 @@ CLAIM(a_sum_that_overflows_is_refused)
                    .ffn = 8};
     size_t n = 0;
     cr_expect_eq(ar_config_parameters(&c, &n), AR_ERR_OVERFLOW, "%s", ar_error_message());
+}
+
+/* Every function that takes a config of the caller's own; a plan reads no sizes. */
+static void expect_arch_refused(const ar_config *c, const char *words)
+{
+    ar_plan plan = {0};
+    ar_block_split split;
+    ar_outer_split outer;
+    ar_block_options options;
+    char name[64];
+    cr_expect_refused(ar_config_block(c, 0, &options, name, sizeof name), AR_ERR_ARG, words);
+    cr_expect_refused(ar_plan_block(&plan, c, 0, false, &split), AR_ERR_ARG, words);
+    cr_expect_refused(ar_plan_outer(&plan, c, false, &outer), AR_ERR_ARG, words);
+    cr_expect_refused(ar_plan_check(&plan, c, false), AR_ERR_ARG, words);
+    cr_expect_refused(ar_plan_check_declared(&plan, c, false), AR_ERR_ARG, words);
+}
+
+static void expect_config_refused(const ar_config *c, const char *words)
+{
+    const ar_run run = {.batch = 1, .seq = 1};
+    ar_plan plan = {0};
+    ar_lint_report *report = NULL;
+    size_t n = 0;
+    cr_expect_refused(ar_config_parameters(c, &n), AR_ERR_ARG, words);
+    cr_expect_refused(ar_config_check_tp(c, 2, &plan), AR_ERR_ARG, words);
+    cr_expect_refused(ar_parallel_check(&run.parallel, c, &plan, 1, 1), AR_ERR_ARG, words);
+    cr_expect_refused(ar_run_check(&run, c), AR_ERR_ARG, words);
+    cr_expect_refused(ar_lint(&report, &run, c), AR_ERR_ARG, words);
+}
+
+CLAIM(a_config_of_the_callers_own_is_read_with_care)
+{
+    static const char json[] = "{\"model_type\": \"llama\", \"vocab_size\": 100, \"hidden_size\": 8, "
+                               "\"intermediate_size\": 12, \"num_hidden_layers\": 1, \"num_attention_heads\": 2}";
+    ar_config good, c;
+    ar_plan plan = {0};
+    cr_assert_ok(ar_config_parse(&good, json, sizeof json - 1, "model"));
+    c = good;
+    c.arch = (ar_arch)99;
+    expect_config_refused(&c, "architecture 99 is none, expected one of ar_arch, 0 to 14");
+    expect_arch_refused(&c, "architecture 99 is none");
+    cr_expect_refused(ar_plan_default(&plan, c.arch), AR_ERR_ARG, "architecture 99 is none");
+    cr_expect_refused(ar_plan_add(&plan, c.arch, "*", AR_STYLE_COLWISE), AR_ERR_ARG, "architecture 99 is none");
+    cr_expect_refused(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_ERR_ARG, "architecture 99 is none");
+    c = good;
+    c.activation = (ar_activation)-1;
+    expect_config_refused(&c, "config: activation is 4294967295, expected 0 to 5");
+    c = good;
+    c.kv_heads = 0;
+    expect_config_refused(&c, "config: kv_heads is 0, expected at least 1");
+    cr_expect_refused(ar_config_check_inner(&good, 0, 2, &plan), AR_ERR_ARG, "tp=0 is not a number of ranks");
+    c.kv_heads = 3;
+    expect_config_refused(&c, "config: kv_heads is 3, expected a divisor of the 2 heads");
 }
 
 EVERY_CLAIM(parameters)

@@ -4,8 +4,14 @@
 
 static ar_config gpt2(void)
 {
-    ar_config c = {
-        .arch = AR_ARCH_GPT2, .layers = 2, .hidden = 12, .heads = 6, .kv_heads = 6, .ffn = 24, .head_dim = 2};
+    ar_config c = {.arch = AR_ARCH_GPT2,
+                   .vocab = 50,
+                   .layers = 2,
+                   .hidden = 12,
+                   .heads = 6,
+                   .kv_heads = 6,
+                   .ffn = 24,
+                   .head_dim = 2};
     return c;
 }
 

@@ -420,7 +420,7 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
     ar_status st = ari_table_end(&l.table, listed == AR_OK ? to : NULL, 2);
     st = listed == AR_OK ? st : listed;
     if (to && st == AR_OK)
-        fprintf(to, "%zu tensors\n", json_array_size(l.tensors));
+        fprintf(to, "%zu tensor%s\n", json_array_size(l.tensors), ARI_PLURAL(json_array_size(l.tensors)));
     *gives = json_pack("{s:o, s:I, s:I, s:o}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
                        "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
     if (*gives == NULL && st == AR_OK)

@@ -9,6 +9,7 @@
 #include "cli/options/transport.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
+#include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/models/groups.h"
 
@@ -84,9 +85,10 @@ static ar_status print_gradcheck(FILE *to, const ar_gradcheck *g)
         {"step size", ARI_RIGHT}, {"worst relative error", ARI_RIGHT}, {"in", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
     fprintf(to,
-            "gradcheck: the binary64 baseline against central differences, on %zu sequences of %zu tokens; %zu "
-            "elements of %zu parameters\n",
-            g->batch, g->seq, g->elements, g->parameters);
+            "gradcheck: the binary64 baseline against central differences, on %zu sequence%s of %zu token%s; %zu "
+            "element%s of %zu parameter%s\n",
+            g->batch, ARI_PLURAL(g->batch), g->seq, ARI_PLURAL(g->seq), g->elements, ARI_PLURAL(g->elements),
+            g->parameters, ARI_PLURAL(g->parameters));
     for (size_t i = 0; i < g->rows; i++) {
         ari_table_row(&t, "%.0e\t%.1e\t%s%s", g->row[i].step, g->row[i].max_relative_error, g->row[i].worst_tensor,
                       i == g->best ? "  (best)" : "");

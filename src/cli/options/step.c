@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "anyrank/fault.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 #define ARI_VALUES ari_run_values

@@ -125,9 +125,9 @@ static void print_totals(FILE *to, const ari_flow *f)
     for (int i = 0; i <= ARI_PASS_STEP; i++) {
         const ari_flow_total *t = &f->total[i];
         if (t->calls > 0 || t->multiply_adds > 0.0)
-            fprintf(to, "%s: %s multiply-adds, %zu collectives in which the rank sends %s\n",
+            fprintf(to, "%s: %s multiply-adds, %zu collective%s in which the rank sends %s\n",
                     ari_operation_pass_name((ari_operation_pass)i), ARI_COUNT((uint64_t)t->multiply_adds), t->calls,
-                    ARI_BYTES((uint64_t)t->bytes));
+                    ARI_PLURAL(t->calls), ARI_BYTES((uint64_t)t->bytes));
     }
 }
 

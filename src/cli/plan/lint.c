@@ -2,6 +2,7 @@
 #include "anyrank/lint.h"
 #include "cli/options/args.h"
 #include "cli/plan/plan.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 ARI_OWNER(ar_lint_report, ar_lint_report_destroy)

@@ -7,6 +7,7 @@
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 enum { LABEL = 24, MOST_COLUMNS = 2000 };

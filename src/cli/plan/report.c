@@ -5,6 +5,7 @@
 #include "cli/plan/plan.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 enum { NOTE = 80, USUAL_TOP = 10 };
 

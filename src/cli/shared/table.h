@@ -100,8 +100,6 @@ const char *ari_bytes_text(char *text, uint64_t bytes);
 /** "12.3 us", "12.3 ms", "4.56 s", "3 min 07 s"; "?": no time. */
 const char *ari_seconds_text(char *text, double seconds);
 
-/* The ending of a noun. */
-#define ARI_PLURAL(n) ((n) == 1 ? "" : "s")
 /* The same as expressions, in storage that lives to the end of the enclosing block. */
 #define ARI_COUNT(n) ari_count_text((char[ARI_NUMBER]){0}, (n))
 #define ARI_BYTES(n) ari_bytes_text((char[ARI_NUMBER]){0}, (n))

@@ -9,6 +9,7 @@
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 
 /* --- the head ----------------------------------------------------------------------------------------------------- */

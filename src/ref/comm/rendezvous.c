@@ -7,6 +7,7 @@
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 #define COUNT_MASK ((uint64_t)0xffff) /* worlds have at most 4096 ranks */
 #define DEAD ((uint64_t)1 << 16)
@@ -82,7 +83,7 @@ void ari_member_describe(const ari_member *m, const ari_call *call, char *text, 
     ari_call_describe(call, g->n, what, sizeof what);
     ari_ranks_describe(g->rank, g->n, group, sizeof group);
     snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective", (unsigned long long)seq,
-             g->n == 1 ? "" : "s", group);
+             ARI_PLURAL(g->n), group);
 }
 
 /* The ranks of members for which `is_missing` holds, as text; returns how many. */
@@ -122,7 +123,7 @@ static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *where
         return;
     ari_member_describe(m, &g->slot[m->index].call, collective, sizeof collective);
     snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->rank, (double)waited_ns * 1e-9, where,
-             collective, n == 1 ? "" : "s", n < 0 ? "?" : missing);
+             collective, ARI_PLURAL(n), n < 0 ? "?" : missing);
     ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
 }
 

@@ -10,6 +10,9 @@
 
 #include "anyrank/status.h"
 
+/* The ending of a noun. */
+#define ARI_PLURAL(n) ((n) == 1 ? "" : "s")
+
 /* Text that grows at the end of a buffer. What does not fit is cut; the text then ends in "...", unless it is plain. */
 typedef struct ari_text {
     char *at;

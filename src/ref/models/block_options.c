@@ -5,6 +5,7 @@
 
 #include "anyrank/model.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
 
@@ -51,6 +52,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
 
 ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
 {
+    AR_TRY(ari_arch_expect(c->arch));
     const ari_family *f = ari_family_of(c->arch);
     *o = (ar_block_options){.norm = c->norm,
                             .norm_eps = c->norm_eps,
@@ -138,7 +140,7 @@ static ar_status check_heads(const ar_config *c, int ranks, const ar_linear_spli
     if (n > c->heads)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "tp=%d is more than the %zu query head%s of %s; every rank needs a head", ranks, c->heads,
-                            c->heads == 1 ? "" : "s", c->name);
+                            ARI_PLURAL(c->heads), c->name);
     AR_TRY(divides("the number of query heads", c->heads, ranks));
     if (ari_part_path(ari_family_of(c->arch), ARI_QKV))
         return divides("the number of KV heads in one parameter with the queries", c->kv_heads, ranks);
@@ -188,6 +190,7 @@ ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, cons
     /* Divisibility does not depend on the placement between the branches, for which the plan's declared one is used. */
     const bool sequence = ar_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
+    AR_TRY(ari_config_expect(c));
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     for (size_t i = 0; i < ar_config_blocks(c); i++) {
@@ -226,6 +229,8 @@ static ar_status check_inner_heads(const ar_config *c, size_t ranks, size_t inne
 ar_status ar_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan)
 {
     const bool sequence = ar_plan_by_tokens(plan, 1, false);
+    if (ranks < 1)
+        return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     if (inner < 1)
         return ar_error_set(AR_ERR_ARG, "an inner cp of %d is not a number of neighbours", inner);
     for (size_t i = 0; inner > 1 && i < ar_config_blocks(c); i++) {
@@ -248,5 +253,6 @@ static ar_status add_elements(void *user, const char *name, int ndim, const size
 ar_status ar_config_parameters(const ar_config *c, size_t *out)
 {
     *out = 0;
+    AR_TRY(ari_config_expect(c));
     return ari_param_list(c, add_elements, out);
 }

@@ -213,6 +213,48 @@ const ari_family *ari_family_of(ar_arch arch)
     return &families[arch];
 }
 
+ar_status ari_arch_expect(ar_arch arch)
+{
+    const size_t n = sizeof families / sizeof *families;
+    return (size_t)arch < n ? AR_OK
+                            : ar_error_set(AR_ERR_ARG, "architecture %d is none, expected one of ar_arch, 0 to %zu",
+                                           (int)arch, n - 1);
+}
+
+ar_status ari_config_expect(const ar_config *c)
+{
+    const struct {
+        const char *name;
+        unsigned value, last;
+    } kinds_of[] = {{"activation", (unsigned)c->activation, AR_ACT_CLAMPED},
+                    {"norm", (unsigned)c->norm, AR_NORM_RMS},
+                    {"norm_place", (unsigned)c->norm_place, AR_NORM_AROUND},
+                    {"residual", (unsigned)c->residual, AR_RESIDUAL_PARALLEL_ONE_NORM},
+                    {"qk_norm", (unsigned)c->qk_norm, AR_QK_NORM_WIDTH}};
+    const struct {
+        const char *name;
+        size_t value;
+    } sizes[] = {{"vocab", c->vocab},
+                 {"hidden", c->hidden},
+                 {"heads", c->heads},
+                 {"kv_heads", c->kv_heads},
+                 {"head_dim", c->head_dim}};
+    AR_TRY(ari_arch_expect(c->arch));
+    for (size_t i = 0; i < sizeof kinds_of / sizeof *kinds_of; i++) {
+        if (kinds_of[i].value > kinds_of[i].last)
+            return ar_error_set(AR_ERR_ARG, "config: %s is %u, expected 0 to %u", kinds_of[i].name, kinds_of[i].value,
+                                kinds_of[i].last);
+    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (sizes[i].value == 0)
+            return ar_error_set(AR_ERR_ARG, "config: %s is 0, expected at least 1", sizes[i].name);
+    }
+    return c->heads % c->kv_heads == 0
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "config: kv_heads is %zu, expected a divisor of the %zu heads", c->kv_heads,
+                              c->heads);
+}
+
 const ari_family *ari_family_at(size_t i)
 {
     return i < sizeof families / sizeof *families ? &families[i] : NULL;

@@ -76,6 +76,11 @@ typedef struct ari_family {
 } ari_family;
 /** Static storage. */
 const ari_family *ari_family_of(ar_arch arch);
+/** Checks that a value of a program's own is one of ar_arch. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_arch_expect(ar_arch arch);
+/** The same of a config's, and that no size that others are divided by is 0, nor another value out of its enumeration:
+ *  what a reader of files has seen to. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_config_expect(const ar_config *c);
 /** All of them, one after the other; NULL after the last. */
 const ari_family *ari_family_at(size_t i);
 

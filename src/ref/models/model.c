@@ -191,6 +191,7 @@ done:
 ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
     const ar_plan fallback = {0};
+    AR_TRY(ari_config_expect(c));
     const ar_balance balance = ar_config_balance(c, &ctx->loss);
     const int tp = ar_comm_size(ar_ctx_tp(ctx));
     maker k = {.ctx = ctx,

@@ -112,8 +112,8 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
         return AR_OK;
     if (micro > most)
         return ar_error_set(
-            AR_ERR_ARG, "%zu micro-batches cannot share the %zu samples of a rank; use at most %zu, or a larger batch",
-            micro, most, most);
+            AR_ERR_ARG, "%zu micro-batches cannot share the %zu sample%s of a rank; use at most %zu, or a larger batch",
+            micro, most, ARI_PLURAL(most), most);
     return AR_OK;
 }
 
@@ -195,14 +195,14 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
         return ar_error_set(AR_ERR_ARG, "ep=%d shares out experts, and %s has none", ep, c->name);
     if (c->experts.n % (size_t)ep != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "the %zu experts cannot be shared out to ep=%d; use an ep that divides %zu", c->experts.n,
-                            ep, c->experts.n);
+                            "the %zu expert%s cannot be shared out to ep=%d; use an ep that divides %zu", c->experts.n,
+                            ARI_PLURAL(c->experts.n), ep, c->experts.n);
     AR_TRY(check_expert_ranks(p));
     if (ep > sharers && batch % (size_t)dp != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "ep=%d: the dp=%d ranks send each other tokens, and %zu samples are not as many for each; "
+                            "ep=%d: the dp=%d ranks send each other tokens, and %zu sample%s not as many for each; "
                             "use a batch that dp divides",
-                            ep, dp, batch);
+                            ep, dp, batch, batch == 1 ? " is" : "s are");
     return AR_OK;
 }
 

@@ -55,10 +55,11 @@ static ar_status put_rule(ar_plan *p, ar_style style, const char *glob)
 
 ar_status ar_plan_default(ar_plan *p, ar_arch arch)
 {
-    const ari_family *f = ari_family_of(arch);
     char glob[AR_PLAN_GLOB];
     ar_status st = AR_OK;
     *p = (ar_plan){0};
+    AR_TRY(ari_arch_expect(arch));
+    const ari_family *f = ari_family_of(arch);
     for (const ari_family_part *part = f->part; part->path && st == AR_OK; part++) {
         if (ari_is_mtp_part(part->role)) /* replicate without a rule */
             continue;
@@ -116,6 +117,7 @@ ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style
 
 ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
+    AR_TRY(ari_arch_expect(arch));
     if (!ari_plan_is_default(p))
         return put_mlp_order(p, arch, order);
     p->mlp_order = order;

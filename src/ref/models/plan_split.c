@@ -321,6 +321,7 @@ static ar_status split_block(const view *v, ar_block_split *split)
 
 ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
 {
+    AR_TRY(ari_arch_expect(c->arch));
     const view v = view_of(p, c, layer, sequence);
     const bool column_row = p->mlp_order == AR_MLP_COLUMN_ROW;
     if (ari_plan_is_default(p)) {
@@ -380,6 +381,7 @@ static ar_status split_outer(const view *v, ar_outer_split *split)
 
 ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
 {
+    AR_TRY(ari_arch_expect(c->arch));
     const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
     return split_outer(&v, split);
 }
@@ -429,6 +431,7 @@ static ar_status check_splits(view v)
 
 ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
 {
+    AR_TRY(ari_arch_expect(c->arch));
     if (ari_plan_is_default(p))
         return AR_OK;
     AR_TRY(ari_plan_check_globs(p, c));
@@ -437,6 +440,7 @@ ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
 
 ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence)
 {
+    AR_TRY(ari_arch_expect(c->arch));
     view v = view_of(p, c, ARI_NO_BLOCK, sequence);
     v.strict = true;
     return ari_plan_is_default(p) ? AR_OK : check_splits(v);

@@ -125,7 +125,7 @@ ar_status ari_stages_check_layers(const ar_parallel *p, size_t layers, bool has_
         return check_given(&p->stages, layers, has_end, n);
     if (n > layers)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "%zu layers cannot be split over %zu stages (pp=%d); use at most one stage for each layer",
-                            layers, n, p->pp);
+                            "%zu layer%s cannot be split over %zu stages (pp=%d); use at most one stage for each layer",
+                            layers, ARI_PLURAL(layers), n, p->pp);
     return AR_OK;
 }

@@ -268,7 +268,7 @@ static void ranks_text(char *out, size_t cap, const ar_finding *f)
     ari_ranks_describe(f->rank, (int)shown, list, sizeof list);
     if (f->ranks > shown)
         snprintf(more, sizeof more, " and %zu more", f->ranks - shown);
-    snprintf(out, cap, "rank%s %s%s", f->ranks == 1 ? "" : "s", list, more);
+    snprintf(out, cap, "rank%s %s%s", ARI_PLURAL(f->ranks), list, more);
 }
 
 void ar_finding_text(char *out, size_t cap, const ar_finding *f)
@@ -284,7 +284,7 @@ void ar_finding_text(char *out, size_t cap, const ar_finding *f)
         return;
     case AR_FOUND_NOT_FINITE:
         snprintf(out, cap, "%s: %zu element%s of the gradient not finite on %s, the first %g", f->param, f->elements,
-                 f->elements == 1 ? "" : "s", ranks, f->value);
+                 ARI_PLURAL(f->elements), ranks, f->value);
         return;
     case AR_FOUND_ZERO:
         snprintf(out, cap, "%s: the gradient is zero everywhere", f->param);

@@ -8,6 +8,7 @@
 
 #include "planner/estimate.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "verify/check/check_run.h"
 #include "verify/gradcheck/gradcheck.h"
@@ -95,7 +96,7 @@ static ar_status check_processes(const ar_check_options *o)
         if (world != processes)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: a layout of %d rank%s on %d process%s: start one process for each rank", layout,
-                                world, world == 1 ? "" : "s", processes, processes == 1 ? "" : "es");
+                                world, ARI_PLURAL(world), processes, processes == 1 ? "" : "es");
     }
     if (o->run.process && (o->dump || o->schedules > 0))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s of ranks that are processes: take threads",

@@ -199,9 +199,10 @@ static void say_run(ari_text *w, const ar_check_run *run)
 void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
 {
     ari_text w = ari_plain_text_in(text, cap);
-    ari_say(&w, "%s: %zu parameters, %zu samples, ", r->config.name, r->parameters, r->batch);
+    ari_say(&w, "%s: %zu parameter%s, %zu sample%s, ", r->config.name, r->parameters, ARI_PLURAL(r->parameters),
+            r->batch, ARI_PLURAL(r->batch));
     if (r->steps > 0)
-        ari_say(&w, "%d training step%s (loss %.4f to %.4f)", r->steps, r->steps == 1 ? "" : "s", (double)r->loss[0],
+        ari_say(&w, "%d training step%s (loss %.4f to %.4f)", r->steps, ARI_PLURAL(r->steps), (double)r->loss[0],
                 (double)r->loss[r->steps - 1]);
     else
         ari_say(&w, "one forward and backward pass");
@@ -219,8 +220,8 @@ void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
 void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap)
 {
     ari_text w = ari_plain_text_in(text, cap);
-    ari_say(&w, "%s: gradients against differences of the loss (%.6g), %zu samples, %zu directions: %s\n", r->name,
-            (double)r->loss, r->batch, r->probes,
+    ari_say(&w, "%s: gradients against differences of the loss (%.6g), %zu sample%s, %zu direction%s: %s\n", r->name,
+            (double)r->loss, r->batch, ARI_PLURAL(r->batch), r->probes, ARI_PLURAL(r->probes),
             r->ok          ? "they agree"
             : r->wrong > 0 ? "THEY DISAGREE"
                            : "TOO FEW COULD BE RESOLVED");

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <stdio.h>
 
+#include "ref/core/text.h"
 #include "verify/diagnose/hypothesis.h"
 
 enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };
@@ -213,8 +214,7 @@ static void name_set(ari_trace *t, int set, const part *of, size_t n, bool once)
                                  of->ndim == 1 ? " and all others of one dimension" : " and all other matrices",
                                  " and the rest of its layer",
                                  " and all others that ranks share as it"};
-    ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n,
-              n == 1 ? "" : "s");
+    ari_words(t, "which", "%.*s%s (%zu parameter%s)", (int)of->key.stem, of->key.name, words[set], n, ARI_PLURAL(n));
     ARI_FACTS(t, {"often", .text = once ? "once more" : "once per rank"});
 }
 

@@ -2,6 +2,7 @@
 /* Whole rows: ids looked up, ids of the batch, ids of padding or left over. */
 #include <stdio.h>
 
+#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
 
 /* --- tokens of one id --------------------------------------------------------------------------------------------- */
@@ -87,7 +88,7 @@ static void measure_lookup(ari_trace *t, const ari_case *c)
         return;
     const bool none = s->total.zero == s->total.different;
     ARI_FINDING(t, ARI_FOUND_LOOKUP, 0, {"tokens", .count = l.wrong}, {"ids", .count = l.ids},
-                {"hold", .text = l.wrong == 1 ? " holds" : "s hold"}, {"plural", .text = l.ids == 1 ? "" : "s"},
+                {"hold", .text = l.wrong == 1 ? " holds" : "s hold"}, {"plural", .text = ARI_PLURAL(l.ids)},
                 {"them", .text = l.ids == 1 ? "it" : "them"},
                 {"whose", .text = none ? "no shard" : "two shards, whose rows were added"});
     ari_words(t, "bits",

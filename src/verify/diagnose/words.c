@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel ranks, the
  * line that locates the differences. */
+#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
 
 enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */
@@ -355,7 +356,7 @@ static void say_chunks(ari_text *t, const ari_case *c, int dim)
     for (int r = 0; r < ranks; r++)
         wrong += s.wrong[r];
     if (s.ranks)
-        ari_say(t, ", the chunks of %s rank%s", axis, wrong == 1 ? "" : "s");
+        ari_say(t, ", the chunks of %s rank%s", axis, ARI_PLURAL(wrong));
     else if (s.first || s.second)
         ari_say(t, ", the %s chunk of every %s rank", s.first ? "first" : "second", axis);
     else if (s.begins || s.ends)
@@ -429,7 +430,7 @@ static void say_where_ranks(ari_text *t, const ari_case *c)
     else if (s->disagree == s->different)
         ari_say(t, "; the copies differ from each other");
     else if (s->shared > 0)
-        ari_say(t, "; the copies differ from each other in %zu element%s", s->disagree, s->disagree == 1 ? "" : "s");
+        ari_say(t, "; the copies differ from each other in %zu element%s", s->disagree, ARI_PLURAL(s->disagree));
 }
 
 static void say_share(ari_text *t, size_t part, size_t whole)

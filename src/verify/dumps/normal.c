@@ -408,7 +408,7 @@ ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char 
         n->normal = true;
         snprintf(n->sentence, sizeof n->sentence,
                  "This difference is normal: there is none, %zu tensor%s have equal bits", n->rows,
-                 n->rows == 1 ? "" : "s");
+                 ARI_PLURAL(n->rows));
         return AR_OK;
     }
     if (draws && n->rows > 0)

@@ -480,7 +480,7 @@ static void ask_missing_backward(ar_verify_report *r)
         "no backward pass through a branch: %zu gradient%s that the reference has %s missing here, first %.120s, and "
         "others are there: detached, under no_grad, frozen or not used (DDP then waits and reduces nothing); here: "
         "%.160s",
-        n, n == 1 ? "" : "s", n == 1 ? "is" : "are", lost->name, own);
+        n, ARI_PLURAL(n), n == 1 ? "is" : "are", lost->name, own);
 }
 
 /* Shapes, the first in execution order, then the worst. */

@@ -62,8 +62,8 @@ static ar_status check_globs(const char *const *globs, size_t n, const char *wha
         if (!near && count > 0)
             near = names[0];
         free(names);
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensors; there is, for example, %s",
-                            what, ARI_SHOW(globs[g]), count, near ? ARI_SHOW(near) : "nothing");
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensor%s; there is, for example, %s",
+                            what, ARI_SHOW(globs[g]), count, ARI_PLURAL(count), near ? ARI_SHOW(near) : "nothing");
     }
     return AR_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 
 static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
 {
@@ -255,7 +256,7 @@ static void note_jumps(ari_input_batch *b, size_t jumps)
                              "attention_mask and use_cache";
     const int at =
         snprintf(b->note[2], sizeof b->note[2], "position_ids restart or jump %zu time%s within a row: attention %s",
-                 jumps, jumps == 1 ? "" : "s", seen);
+                 jumps, ARI_PLURAL(jumps), seen);
     if (crossing > 0)
         snprintf(b->note[2] + at, sizeof b->note[2] - (size_t)at,
                  "; %zu of them %s predicted by the one before: label their first tokens -100 if it should not",

@@ -5,6 +5,7 @@
 #include "planner/estimate.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "run/cluster_run.h"
 #include "verify/grads/grads.h"
 #include "verify/logprobs/logprobs.h"
@@ -263,7 +264,8 @@ ar_status ari_lp_check(const ari_lp_model *m, const ari_sequences *s)
         size.run.seq = s->list[i].n;
         const ar_status st = ar_run_check(&size.run, m->config);
         if (st != AR_OK)
-            return ar_error_set(st, "sequence %zu, of %zu tokens: %s", i, s->list[i].n, ar_error_message());
+            return ar_error_set(st, "sequence %zu, of %zu token%s: %s", i, s->list[i].n, ARI_PLURAL(s->list[i].n),
+                                ar_error_message());
     }
     size.run.seq = longest_of(s);
     AR_TRY(ari_run_check_declared(&size.run, m->config));

@@ -92,9 +92,10 @@ static ar_status match(job *j, int k)
         if (at == j->input.count)
             return ar_error_set(
                 AR_ERR_DATA,
-                "%s: sequence %zu, of %zu tokens, is not among those of %s: both have to be of the same "
+                "%s: sequence %zu, of %zu token%s, is not among those of %s: both have to be of the same "
                 "tokens",
-                ARI_SHOW(j->o->side[k]), i, q->n, ARI_SHOW(j->o->input ? j->o->input : j->o->side[k == 0]));
+                ARI_SHOW(j->o->side[k]), i, q->n, ARI_PLURAL(q->n),
+                ARI_SHOW(j->o->input ? j->o->input : j->o->side[k == 0]));
         d->of[at] = i;
         if (j->input.list[at].prompt == 0)
             j->input.list[at].prompt = q->prompt;
