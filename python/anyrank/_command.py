@@ -17,7 +17,7 @@ import tempfile
 import typing
 
 from anyrank._arguments import option_words
-from anyrank._errors import AnyrankError
+from anyrank._errors import AnyrankError, path_name
 from anyrank._progress import Progress, progress_of
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
@@ -59,13 +59,16 @@ def run(command: str, positionals: typing.Sequence[str | os.PathLike[str]] = (),
     KeyboardInterrupt above all, ends the process and all it started before it is raised.
     """
     words = [*option_words(command, options or {}), "--no-color"]
-    files = [os.fsdecode(os.fspath(path)) for path in positionals]
+    files = [path_name(path) for path in positionals]
     return run_words(command, [*words, "--", *files], progress)
 
 
 def run_words(command: str, words: typing.Sequence[str], progress: Progress = None) -> Finished:
     """The same of words of the command line."""
     program = find_command()
+    for word in words:
+        if "\0" in word:
+            raise AnyrankError(f"{command}: {word!r}: an argument has no byte 0")
     with tempfile.TemporaryDirectory(prefix="anyrank-run-") as folder:
         result = pathlib.Path(folder, "result.json")
         status, text, messages = _wait(program, [command, f"--json={result}", *words], folder, progress)

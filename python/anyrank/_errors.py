@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class AnyrankError(Exception):
     """The command's message, on one line as it printed it. `exit_status`: 2 wrong usage or input, 3 the machine failed,
@@ -11,3 +13,11 @@ class AnyrankError(Exception):
     def __init__(self, message: str, exit_status: int | None = None) -> None:
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def path_name(path: str | os.PathLike[str]) -> str:
+    """A path as text. Errors: TypeError for what is none, AnyrankError for one with a byte 0, which no file has."""
+    name = os.fsdecode(os.fspath(path))
+    if "\0" in name:
+        raise AnyrankError(f"{name!r}: a path has no byte 0")
+    return name

@@ -11,7 +11,7 @@ import os
 import typing
 
 from anyrank import _library
-from anyrank._errors import AnyrankError
+from anyrank._errors import path_name
 from anyrank._safetensors import Entry
 
 
@@ -81,10 +81,7 @@ class _Handle:
     def __init__(self, path: str | os.PathLike[str], map: str | os.PathLike[str] | None) -> None:
         self.functions = _library.library()
         self.pointer = ctypes.c_void_p()
-        name = [None if text is None else os.fsencode(text) for text in (path, map)]
-        for text in name:
-            if text is not None and b"\0" in text:
-                raise AnyrankError(f"{text!r}: a path has no byte 0")
+        name = [None if text is None else os.fsencode(path_name(text)) for text in (path, map)]
         _library.checked(self.functions["dump_open"](ctypes.byref(self.pointer), *name))
 
     def __del__(self) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules import module as modules_home
 
-from anyrank._errors import AnyrankError
+from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
@@ -81,7 +81,11 @@ class Capture:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
-        if not os.fspath(folder):
+        if only is not None and not isinstance(only, (str, list, tuple, set, frozenset)):
+            raise AnyrankError(f"only: {only!r} has to be a glob, or several")
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise AnyrankError(f"timeout: {timeout!r} has to be more than 0 seconds")
+        if not path_name(folder):
             raise AnyrankError("capture: the folder has no name, expected one (\".\": the working directory)")
         self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
         self._steps_given = steps

@@ -22,7 +22,7 @@ import tempfile
 import types
 import typing
 
-from anyrank._errors import AnyrankError
+from anyrank._errors import AnyrankError, path_name
 from anyrank.convert import _pieces
 
 Path = typing.Union[str, "os.PathLike[str]"]
@@ -87,7 +87,7 @@ def _find_all(folder: str) -> list[tuple[str, str]]:
 def is_foreign(path: Path) -> bool:
     """Whether what is there has to be converted: a folder of another program's checkpoint or dump, and none of
     safetensors files, which are read as they are, whatever lies beside them (transformers' Trainer under DeepSpeed)."""
-    folder = os.fspath(path)
+    folder = path_name(path)
     if not os.path.isdir(folder) or any(name.endswith((".safetensors", ".safetensors.index.json"))
                                         for name in os.listdir(folder)):
         return False
@@ -110,7 +110,7 @@ def convert(source: Path, out: Path, *, full: bool = False, weights: str = "mast
 
     Raises AnyrankError: what is wrong, in which file; then `out` is not there.
     """
-    source, out = os.fspath(source), os.fspath(out)
+    source, out = path_name(source), path_name(out)
     if weights not in ("master", "model") or suffix not in ("", "new", "init"):
         raise ValueError(f"weights {weights!r} has to be 'master' or 'model', suffix {suffix!r} '', 'new' or 'init'")
     if not os.path.isdir(source):

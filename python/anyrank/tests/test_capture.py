@@ -467,6 +467,13 @@ class Types(CaptureCase):
         (self.path / "file").write_text("")
         with self.assertRaisesRegex(AnyrankError, "the folder has no name"):  # as of a variable that is not set
             anyrank.capture(model, "")
+        with self.assertRaisesRegex(AnyrankError, r"'a\\x00b': a path has no byte 0"):
+            anyrank.capture(model, "a\0b")
+        for value in (0, -1, float("nan"), "5", None):
+            with self.assertRaisesRegex(AnyrankError, "timeout: .* has to be more than 0 seconds"):
+                anyrank.capture(model, "d", timeout=value)
+        with self.assertRaisesRegex(AnyrankError, "only: 3 has to be a glob, or several"):
+            anyrank.capture(model, "d", only=3)
         with self.assertRaisesRegex(AnyrankError, "file: File exists"), anyrank.capture(model, self.path / "file"):
             model(torch.ones(1, 64))
 
