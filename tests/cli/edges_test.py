@@ -47,6 +47,8 @@ class EdgesTest(command.Case):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 models = json.loads(done.stdout)["models"]
                 self.assertEqual([model["name"] for model in models], [expected])
+                dumped = run("check", os.path.join(self.folder, name), *SMALL, "--dump", os.path.join(self.folder, b"d"))
+                self.assertEqual(dumped.returncode, 0, dumped.stderr)
                 self.assertEqual(len(models[0]["runs"]), 1)
 
     def test_one_of_a_thing_has_no_plural(self):

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "support/together.h"
 
 CLAIM(products_and_sums_that_do_not_fit_are_errors_and_change_nothing)
@@ -33,6 +34,24 @@ CLAIM(a_list_too_long_for_memory_stays_as_it_was)
     cr_assert_eq(ari_grow(&list, &capacity, capacity, sizeof *list, "numbers"), AR_ERR_OVERFLOW);
     cr_assert_null(list);
     cr_assert_eq(capacity, SIZE_MAX / 4);
+}
+
+CLAIM(no_control_character_of_a_name_reaches_a_terminal)
+{
+    char out[12];
+    cr_expect_str_eq(ARI_SHOW("a\x1b[31m\x7f\n"), "a?[31m??");
+    cr_expect_str_eq(ARI_SHOW("\xc2\x9b"
+                              "31m \xc2\xa0\xc3\xa9"),
+                     "?31m \xc2\xa0\xc3\xa9", "U+009B begins a sequence too");
+    cr_expect_str_eq(ARI_SHOW("a\xff\xc3"), "a??", "what is not UTF-8");
+    cr_expect_str_eq(ari_printable(out, sizeof out, "0123456789a"), "0123456789a");
+    cr_expect_str_eq(ari_printable(out, sizeof out, "0123456789ab"), "01234567...");
+    cr_expect_str_eq(ari_printable(out, sizeof out,
+                                   "0123456\xc3\xa9"
+                                   "abc"),
+                     "0123456...", "no character is cut in two");
+    cr_expect_eq(ar_error_set(AR_ERR_ARG, "all_reduce '%s':\n\tof 2 ranks", "\x1b]0;t\x07\xc2\x9b\xfe"), AR_ERR_ARG);
+    cr_expect_str_eq(ar_error_message(), "all_reduce '?]0;t???\?':\n\tof 2 ranks");
 }
 
 EVERY_CLAIM(size)

@@ -89,14 +89,16 @@ CLAIM(a_config_of_the_callers_own_is_read_with_care)
     cr_assert_ok(ar_config_parse(&good, json, sizeof json - 1, "model"));
     c = good;
     c.arch = (ar_arch)99;
-    expect_config_refused(&c, "architecture 99 is none, expected one of ar_arch, 0 to 14");
-    expect_arch_refused(&c, "architecture 99 is none");
-    cr_expect_refused(ar_plan_default(&plan, c.arch), AR_ERR_ARG, "architecture 99 is none");
-    cr_expect_refused(ar_plan_add(&plan, c.arch, "*", AR_STYLE_COLWISE), AR_ERR_ARG, "architecture 99 is none");
-    cr_expect_refused(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_ERR_ARG, "architecture 99 is none");
+    expect_config_refused(&c, "config: arch 99, expected 0 to 14");
+    expect_arch_refused(&c, "config: arch 99, expected 0 to 14");
+    cr_expect_refused(ar_plan_default(&plan, c.arch), AR_ERR_ARG, "config: arch 99, expected 0 to 14");
+    cr_expect_refused(ar_plan_add(&plan, c.arch, "*", AR_STYLE_COLWISE), AR_ERR_ARG,
+                      "config: arch 99, expected 0 to 14");
+    cr_expect_refused(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_ERR_ARG,
+                      "config: arch 99, expected 0 to 14");
     c = good;
     c.activation = (ar_activation)-1;
-    expect_config_refused(&c, "config: activation is 4294967295, expected 0 to 5");
+    expect_config_refused(&c, "config: activation -1, expected 0 to 5");
     c = good;
     c.kv_heads = 0;
     expect_config_refused(&c, "config: kv_heads is 0, expected at least 1");

@@ -471,9 +471,9 @@ class Types(CaptureCase):
             anyrank.capture(model, "a\0b")
         for value in (0, -1, float("nan"), "5", None):
             with self.assertRaisesRegex(AnyrankError, "timeout: .* has to be more than 0 seconds"):
-                anyrank.capture(model, "d", timeout=value)
+                anyrank.capture(model, "d", timeout=value)  # type: ignore[arg-type]
         with self.assertRaisesRegex(AnyrankError, "only: 3 has to be a glob, or several"):
-            anyrank.capture(model, "d", only=3)
+            anyrank.capture(model, "d", only=3)  # type: ignore[arg-type]
         with self.assertRaisesRegex(AnyrankError, "file: File exists"), anyrank.capture(model, self.path / "file"):
             model(torch.ones(1, 64))
 

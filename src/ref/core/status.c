@@ -51,6 +51,7 @@ ar_status ar_error_set(ar_status st, const char *format, ...)
     /* The arguments may quote the message that is being replaced, so it is built beside it. */
     char next[MESSAGE_SIZE];
     ARI_FORMAT(next, format);
+    ari_message_clean(next);
     memcpy(message, next, strlen(next) + 1);
     return st;
 }

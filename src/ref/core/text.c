@@ -53,14 +53,45 @@ void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)
     }
 }
 
+/* The control characters of a terminal: U+0000 to U+001F, U+007F, and U+0080 to U+009F, of two bytes. */
+static bool is_control(const char *text, size_t bytes)
+{
+    const unsigned char first = (unsigned char)text[0];
+    return bytes == 1 ? first < 0x20 || first == 0x7f : bytes == 2 && first == 0xC2 && (unsigned char)text[1] < 0xA0;
+}
+
+void ari_message_clean(char *text)
+{
+    const size_t length = strlen(text);
+    for (size_t i = 0, bytes = 0; i<length; i += bytes> 0 ? bytes : 1) {
+        bytes = ari_utf8_length(text + i, length - i);
+        if (bytes == 0 || (is_control(text + i, bytes) && text[i] != '\n' && text[i] != '\t'))
+            memset(text + i, '?', bytes > 0 ? bytes : 1);
+    }
+}
+
 const char *ari_printable(char *out, size_t cap, const char *text)
 {
-    size_t n = 0;
-    for (; text[n] != '\0' && n + 1 < cap; n++)
-        out[n] = (unsigned char)text[n] < 0x20 || text[n] == 0x7f ? '?' : text[n];
+    const size_t length = strlen(text);
+    size_t n = 0, whole = 0, used = 0, bytes = 0; /* whole: so much stays where an ellipsis follows */
+    for (size_t i = 0; i < length; i += used) {
+        bytes = ari_utf8_length(text + i, length - i);
+        used = bytes > 0 ? bytes : 1;
+        const bool shown = bytes > 0 && !is_control(text + i, bytes);
+        if (n + (shown ? bytes : 1) >= cap) {
+            if (cap > 3)
+                memcpy(out + whole, "...", 3);
+            n = cap > 3 ? whole + 3 : n;
+            break;
+        }
+        if (shown)
+            memcpy(out + n, text + i, bytes);
+        else
+            out[n] = '?';
+        n += shown ? bytes : 1;
+        whole = n + 3 < cap ? n : whole;
+    }
     out[n] = '\0';
-    if (text[n] != '\0' && n >= 3)
-        memcpy(out + n - 3, "...", 3);
     return out;
 }
 

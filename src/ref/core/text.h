@@ -79,10 +79,12 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
 /** "0-3, 8" of ascending or other ranks. */
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
-/** `text` for a message: at most cap - 1 bytes, control characters as '?', an ellipsis where it was cut. Returns
+/** `text` for a message: at most cap - 1 bytes, control characters and what is not UTF-8 as '?', an ellipsis where it was cut. Returns
  *  `out`. Names in files of others may hold anything, terminal escapes included. */
 const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
+/** The same of a whole message in place, whose lines and tabs stay. */
+void ari_message_clean(char *text);
 /** The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
 /** "[64,256]". `cap` of 21 bytes a dimension, 22 with ", " between them, and 3 more is always enough. Returns `out`. */

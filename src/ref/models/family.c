@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/text.h"
+
 /* --- the families ------------------------------------------------------------------------------------------------- */
 
 /* What models of Llama's form and names share. */
@@ -215,22 +217,11 @@ const ari_family *ari_family_of(ar_arch arch)
 
 ar_status ari_arch_expect(ar_arch arch)
 {
-    const size_t n = sizeof families / sizeof *families;
-    return (size_t)arch < n ? AR_OK
-                            : ar_error_set(AR_ERR_ARG, "architecture %d is none, expected one of ar_arch, 0 to %zu",
-                                           (int)arch, n - 1);
+    return ari_check_choice("config: arch", (int)arch, (int)(sizeof families / sizeof *families));
 }
 
 ar_status ari_config_expect(const ar_config *c)
 {
-    const struct {
-        const char *name;
-        unsigned value, last;
-    } kinds_of[] = {{"activation", (unsigned)c->activation, AR_ACT_CLAMPED},
-                    {"norm", (unsigned)c->norm, AR_NORM_RMS},
-                    {"norm_place", (unsigned)c->norm_place, AR_NORM_AROUND},
-                    {"residual", (unsigned)c->residual, AR_RESIDUAL_PARALLEL_ONE_NORM},
-                    {"qk_norm", (unsigned)c->qk_norm, AR_QK_NORM_WIDTH}};
     const struct {
         const char *name;
         size_t value;
@@ -240,11 +231,11 @@ ar_status ari_config_expect(const ar_config *c)
                  {"kv_heads", c->kv_heads},
                  {"head_dim", c->head_dim}};
     AR_TRY(ari_arch_expect(c->arch));
-    for (size_t i = 0; i < sizeof kinds_of / sizeof *kinds_of; i++) {
-        if (kinds_of[i].value > kinds_of[i].last)
-            return ar_error_set(AR_ERR_ARG, "config: %s is %u, expected 0 to %u", kinds_of[i].name, kinds_of[i].value,
-                                kinds_of[i].last);
-    }
+    AR_TRY(ari_check_choice("config: activation", (int)c->activation, AR_ACT_CLAMPED + 1));
+    AR_TRY(ari_check_choice("config: norm", (int)c->norm, AR_NORM_RMS + 1));
+    AR_TRY(ari_check_choice("config: norm_place", (int)c->norm_place, AR_NORM_AROUND + 1));
+    AR_TRY(ari_check_choice("config: residual", (int)c->residual, AR_RESIDUAL_PARALLEL_ONE_NORM + 1));
+    AR_TRY(ari_check_choice("config: qk_norm", (int)c->qk_norm, AR_QK_NORM_WIDTH + 1));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         if (sizes[i].value == 0)
             return ar_error_set(AR_ERR_ARG, "config: %s is 0, expected at least 1", sizes[i].name);
