@@ -5,6 +5,7 @@
 #include "anyrank/train.h"
 #include "bench/bench.h"
 #include "bench/harness.h"
+#include "planner/estimate.h"
 #include "ref/context/context.h"
 #include "ref/core/lane.h"
 #include "ref/layers/parts.h"
@@ -24,6 +25,18 @@ typedef struct step_options {
     size_t repetitions;
 } step_options;
 
+/* Refuses, as training does, what the memory does not hold. */
+static ar_status expect_memory(const step_options *o)
+{
+    const ari_estimate_case size = {
+        .run = o->run, .config = o->config, .parallel = &o->run.parallel, .layouts = 1, .alone = true};
+    ari_estimate e;
+    AR_TRY(ari_estimate_layers(o->config));
+    AR_TRY(ar_run_check(&o->run, o->config));
+    AR_TRY(ari_estimate_check(&e, &size));
+    return ari_estimate_fits(&e);
+}
+
 /* free(o->input_ids) in every case. */
 static ar_status step_options_begin(step_options *o, ari_bench_session *s)
 {
@@ -39,6 +52,7 @@ static ar_status step_options_begin(step_options *o, ari_bench_session *s)
     run->numerics = (int)run->numerics >= 0 ? run->numerics : AR_NUMERICS_NATIVE;
     run->sim.paced = v->paced;
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model ? v->model : "llama-demo"}));
+    AR_TRY(expect_memory(o));
     return ari_text_ids(&o->input_ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
 }
 

@@ -86,7 +86,7 @@ ALLOWED = {
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
     "cli": COMMAND + ["cli/shared", "cli/options", "bench", *SUBCOMMANDS],
     "bench": ["cli/shared", "cli/options", "ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
-              "ref/models", "ref/train", "sim/plan", "run", "dump", "verify"] + ROOMS,
+              "ref/models", "ref/train", "sim/plan", "planner", "run", "dump", "verify"] + ROOMS,
     "bench/nccl": ["bench", "gpu", "gpu/nccl"],
     "examples": [],
     "tests/sim": [],  # of the tests, PLAIN alone

@@ -197,6 +197,7 @@ class Bench(unittest.TestCase):
         self.refused("gemm", "--profile", says="it is for bench block")
         self.refused("ddp", "no-such-model", says="no-such-model")
         self.refused("ddp", "llama-demo", "--tp", "2", says="--tp")
+        self.refused("ddp", "llama-3.1-405b", says="this would take about ")
         self.refused("ddp", "llama-demo", "--paced", says="cluster")
         self.refused("block", "llama-demo", "--cluster", "h100", says="bench ddp")
         self.refused("ddp", "llama-demo", "--cluster", "nonsense", says="nonsense")
