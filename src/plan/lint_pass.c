@@ -31,11 +31,11 @@ static ari_lint_type elementwise(ari_lint_state *l, const ari_operation *op, ari
     return out;
 }
 
-static ari_lint_type along(ari_lint_state *l, const ari_operation *op, ari_lint_type x, int dim, bool linear)
+static ari_lint_type along_features(ari_lint_state *l, const ari_operation *op, ari_lint_type x, bool linear)
 {
     ari_lint_type out;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        ari_lint_judge(l, op, axis, &out, ari_lint_along(x.at[axis], dim, linear));
+        ari_lint_judge(l, op, axis, &out, ari_lint_along(x.at[axis], FEATURES, linear));
     return out;
 }
 
@@ -225,7 +225,7 @@ static void norm(ari_lint_state *l, const ari_operation *op)
 {
     const bool of_heads = norm_of_heads(l, op->role);
     const ari_lint_type x = taken(l, op, 0);
-    ari_lint_type out = of_heads ? x : along(l, op, x, FEATURES, false);
+    ari_lint_type out = of_heads ? x : along_features(l, op, x, false);
     for (int i = 0; i < op->weights; i++) {
         use(l, op, i);
         out = of_heads ? out : add_parameter(l, op, out, &op->weight[i]);
@@ -330,7 +330,7 @@ static void route(ari_lint_state *l, const ari_operation *op)
         use(l, op, i);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
         own[1].at[axis].kind = ari_lint_same(x.at[axis], own_positions) ? AR_PARTIAL_SUM : AR_INVARIANT;
-    ari_lint_output(l, op, 0, along(l, op, x, FEATURES, false));
+    ari_lint_output(l, op, 0, along_features(l, op, x, false));
     ari_lint_collectives_to(l, op, own, n, NULL, &all);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
         expect_whole(l, op, own, n, axis);
@@ -387,7 +387,7 @@ static void combine_backward(ari_lint_state *l, const ari_operation *op)
 {
     const ari_lint_type dy = arrives(l, op, 0);
     ari_lint_output(l, op, 0, send_rows(l, op, dy));
-    ari_lint_output(l, op, 1, along(l, op, dy, FEATURES, true));
+    ari_lint_output(l, op, 1, along_features(l, op, dy, true));
 }
 
 /* --- the rest of both --------------------------------------------------------------------------------------------- */

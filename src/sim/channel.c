@@ -22,9 +22,9 @@ typedef struct channel {
 struct ari_channels {
     pthread_mutex_t lock;
     const ari_group *group; /* compared and asked while a member of it is left */
-    int n, left;
+    int left;
     channel *first;
-    bool gone[]; /* [n] */
+    bool gone[]; /* [members of group] */
 };
 
 /* One rank's place in a channel. */
@@ -41,7 +41,7 @@ ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
     if (!s || pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the channels of %d ranks", n);
     s->group = g;
-    s->n = s->left = n;
+    s->left = n;
     ARI_GIVE(gives, s);
     return AR_OK;
 }

@@ -68,10 +68,6 @@ FORMULAS(quad, f128, Q, expq, erfcq)
 /* FUNCTIONS(X): X(name, binary64 reference, long double reference, __float128 reference, derivative with a zero) */
 #define SCALAR_FUNCTIONS(X)                                               \
     X(exp32, exp, expl, expq, false)                                      \
-    X(log32, log, logl, logq, false)                                      \
-    X(tanh32, tanh, tanhl, tanhq, false)                                  \
-    X(erf32, erf, erfl, erfq, false)                                      \
-    X(erfc32, erfc, erfcl, erfcq, false)                                  \
     X(sigmoid32, f64_sigmoid, ld_sigmoid, f128_sigmoid, false)            \
     X(sin32, sin, sinl, sinq, false)                                      \
     X(cos32, cos, cosl, cosq, false)                                      \

@@ -69,10 +69,6 @@ static void sweep(const char *name, double bound, double max_ulp)
         sweep(#NAME, (double)(BOUND), (ULP) / 1000.0);                             \
     }
 SWEEP(exp32, INFINITY, 501)
-SWEEP(log32, INFINITY, 501)
-SWEEP(tanh32, INFINITY, 501)
-SWEEP(erf32, INFINITY, 501)
-SWEEP(erfc32, INFINITY, 501)
 SWEEP(sigmoid32, INFINITY, 501)
 SWEEP(sin32, 0x1p20, 501)
 SWEEP(cos32, 0x1p20, 501)
@@ -118,10 +114,6 @@ typedef struct special {
 
 static const special specials[] = {
     {"exp32", ONE, ONE, PLUS_INF, 0},
-    {"log32", MINUS_INF, MINUS_INF, PLUS_INF, ARI_NAN_BITS},
-    {"tanh32", 0, MINUS_ZERO, ONE, ONE | MINUS_ZERO},
-    {"erf32", 0, MINUS_ZERO, ONE, ONE | MINUS_ZERO},
-    {"erfc32", ONE, ONE, 0, 0x40000000u},
     {"sigmoid32", HALF, HALF, ONE, 0},
     {"sin32", 0, MINUS_ZERO, ARI_NAN_BITS, ARI_NAN_BITS},
     {"cos32", ONE, ONE, ARI_NAN_BITS, ARI_NAN_BITS},
@@ -177,11 +169,9 @@ Test(scalar, subnormal_results_are_rounded_once)
     cr_assert(ari_bits32(ari_exp32(-103.0f)) == 1u);
     cr_assert(ari_bits32(ari_exp32(-100.0f)) == (uint32_t)rint(exp(-100.0) * 0x1p149));
     cr_assert(ari_bits32(ari_exp32(-104.0f)) == 0u);
-    cr_assert(ari_bits32(ari_erfc32(10.0f)) == (uint32_t)rint(erfc(10.0) * 0x1p149));
     cr_assert(ari_bits32(ari_silu32(-107.0f)) == (MINUS_ZERO | (uint32_t)rint(107.0 * exp(-107.0) * 0x1p149)));
     cr_assert(ari_bits32(ari_gelu_erf32(-20.0f)) == MINUS_ZERO);
     cr_assert(ari_bits32(ari_gelu_tanh32(-20.0f)) == MINUS_ZERO);
-    cr_assert(ari_bits32(ari_tanh32(0x1p-149f)) == 1u);
     cr_assert(ari_bits32(ari_silu32(0x1p-148f)) == 1u);
 }
 
@@ -272,8 +262,6 @@ static const wide_case wide_cases[] = {
     {"log64 near 1", ari_log64, logl, 0.5, 2.0, 2.0},
     {"tanh64", ari_tanh64, tanhl, -22.0, 22.0, 4.0},
     {"sigmoid64", ari_sigmoid64, ld_sigmoid, -700.0, 40.0, 4.0},
-    {"erf64", ari_erf64, erfl, -6.0, 6.0, 4.0},
-    {"erfc64", ari_erfc64, erfcl, -6.0, 26.0, 8.0},
     {"gelu_erf64", ari_gelu_erf64, ld_gelu_erf, -3.0, 40.0, 16.0},
     {"gelu_tanh64", ari_gelu_tanh64, ld_gelu_tanh, -3.0, 40.0, 16.0},
     {"silu64", ari_silu64, ld_silu, -700.0, 700.0, 4.0},
@@ -315,7 +303,6 @@ Test(scalar, binary64_forms_have_limits_and_edges)
     cr_assert(ari_log64(-1.0) != ari_log64(-1.0));
     near_to(ari_log64(0x1p-1074), -744.44007192138122, 1e-13);
     cr_assert(ari_bits64(ari_tanh64(-0.0)) == 0x8000000000000000u && ari_tanh64(1e300) == 1.0);
-    cr_assert(ari_erf64(100.0) == 1.0 && ari_erfc64(100.0) == 0.0 && ari_erfc64(-100.0) == 2.0);
     cr_assert(ari_sigmoid64(-800.0) == 0.0 && ari_sigmoid64(800.0) == 1.0);
     cr_assert(ari_gelu_erf64(-(double)INFINITY) == 0.0 && ari_gelu_tanh64(-(double)INFINITY) == 0.0);
     cr_assert(ari_dgelu_erf64((double)INFINITY) == 1.0 && ari_dsilu64((double)INFINITY) == 1.0);

@@ -101,7 +101,7 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
 static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *const over[2], bool kept,
                               bool narrow, const char *tag)
 {
-    AR_TRY(ari_parts_extents(&o->x, p, true));
+    AR_TRY(ari_parts_extents(&o->x, p));
     o->narrow = narrow;
     if (!ari_has_peers(over[0]) && !ari_has_peers(over[1]) && o->x.k != k_full)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", tag, k_full, o->x.k);

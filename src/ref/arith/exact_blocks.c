@@ -32,7 +32,7 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     size_t n = 0, bytes = 0;
     ar_blocks *s = NULL;
     const ar_parts parts = {.n = 1, .part = {*b}};
-    AR_TRY(ari_parts_extents(&x, &parts, true));
+    AR_TRY(ari_parts_extents(&x, &parts));
     AR_TRY(ari_check_blocks(&x, o));
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a contraction in blocks"));
     AR_TRY(ari_step_own(ctx, s, blocks_destroy));

@@ -35,7 +35,7 @@ static void object_free(ar_ctx *ctx, void *object)
 static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
 {
     ari_extents x;
-    AR_TRY(ari_parts_extents(&x, p, true));
+    AR_TRY(ari_parts_extents(&x, p));
     ar_operand *o = NULL;
     AR_TRY(ari_alloc_zero((void **)&o, 1, sizeof *o, "an operand"));
     o->x = x;
@@ -276,7 +276,7 @@ static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_te
 {
     ari_extents x;
     ar_blocks *s = NULL;
-    AR_TRY(ari_parts_extents(&x, &(ar_parts){.n = 1, .part = {*b}}, true));
+    AR_TRY(ari_parts_extents(&x, &(ar_parts){.n = 1, .part = {*b}}));
     AR_TRY(ari_check_blocks(&x, o));
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a contraction in blocks"));
     AR_TRY(ari_step_own(ctx, s, blocks_destroy));

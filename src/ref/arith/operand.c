@@ -5,16 +5,16 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 
-ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow)
+ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
 {
     if (p->n < 1 || p->n > AR_MAX_PARTS)
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parts, not %d", AR_MAX_PARTS, p->n);
     *x = (ari_extents){.batch = 1};
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
-        if (t->dtype != AR_F32 && !(narrow && t->dtype == AR_BF16))
-            return ar_error_set(AR_ERR_DTYPE, "a contraction takes F32%s, part %d is %s",
-                                narrow ? " and BF16" : " in exact numerics", i, ar_dtype_name(t->dtype));
+        if (t->dtype != AR_F32 && t->dtype != AR_BF16)
+            return ar_error_set(AR_ERR_DTYPE, "a contraction takes F32 and BF16, part %d is %s", i,
+                                ar_dtype_name(t->dtype));
         if (t->ndim < 2 || (p->n > 1 && t->ndim != 2))
             return ar_error_set(AR_ERR_SHAPE, "a contraction's operand has 2 to 4 dimensions (2 if in parts), not %d",
                                 t->ndim);

@@ -21,9 +21,9 @@ typedef struct ari_extents {
     size_t batch_shape[AR_MAX_DIMS];
 } ari_extents;
 
-/** Extents of `p` put together; narrow: BF16 too, beside F32. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG,
+/** Extents of `p` put together. Errors: AR_ERR_SHAPE (parts do not fit), AR_ERR_ARG,
  *  AR_ERR_DTYPE. */
-AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p, bool narrow);
+AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
 
 /** Checks that a product with the rows of `a` can be reduced so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows
  *  cannot be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not

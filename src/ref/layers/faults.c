@@ -98,10 +98,10 @@ uint32_t ari_fault_mask_step(const ar_ctx *ctx)
     return ctx->recomputing && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
 }
 
-/* A fresh tensor of one number. */
-static ar_status filled(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, float x)
+/* A fresh matrix of one number. */
+static ar_status filled(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, const size_t shape[2], float x)
 {
-    AR_TRY(ar_ctx_tensor(ctx, t, dtype, ndim, shape));
+    AR_TRY(ar_ctx_tensor(ctx, t, dtype, 2, shape));
     return ARI_KERNEL(ctx, fill, t, x);
 }
 
@@ -174,7 +174,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t tokens = dy->shape[0] < dy->shape[1] ? dy->shape[0] : dy->shape[1];
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
-    AR_TRY(filled(ctx, &zeros, dy->dtype, 2, shape, 0.0f));
+    AR_TRY(filled(ctx, &zeros, dy->dtype, shape, 0.0f));
     const ar_tensor swapped = ar_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
@@ -270,7 +270,7 @@ ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_feat
 static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t width)
 {
     const size_t shape[2] = {rows->shape[0], width};
-    AR_TRY(filled(ctx, wide, rows->dtype, 2, shape, 0.0f));
+    AR_TRY(filled(ctx, wide, rows->dtype, shape, 0.0f));
     const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
     return ARI_KERNEL(ctx, copy_strided, &to, rows);
 }
@@ -284,7 +284,7 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     if (!p->plus_one)
         return AR_OK;
     ar_tensor ones;
-    AR_TRY(filled(ctx, &ones, wide->dtype, 2, wide->shape, 1.0f));
+    AR_TRY(filled(ctx, &ones, wide->dtype, wide->shape, 1.0f));
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
@@ -394,7 +394,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
     const ar_tensor rows = ar_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
-    AR_TRY(filled(ctx, &nothing, lost.dtype, 2, lost.shape, -INFINITY));
+    AR_TRY(filled(ctx, &nothing, lost.dtype, lost.shape, -INFINITY));
     return ARI_KERNEL(ctx, copy_strided, &lost, &nothing);
 }
 

@@ -6,7 +6,7 @@ decimal digits, rounded to binary64.
 Needs mpmath (1.3.0 was used). Prints each table, highest power first, with the
 largest error of the fit.
 """
-from mpmath import mp, mpf, chebyfit, cos, erf, erfc, exp, log, nstr, pi, sin, sqrt
+from mpmath import mp, mpf, chebyfit, cos, erfc, exp, log, nstr, pi, sin, sqrt
 
 mp.dps = 60
 
@@ -38,9 +38,6 @@ TABLES = [
     ("COS: (cos(r) - 1 + r^2/2)/r^4 in z = r^2, |r| <= pi/4",
      series(lambda z: (cos(sqrt(z)) - 1 + z / 2) / z**2, [mpf(1) / 24, -mpf(1) / 720, mpf(1) / 40320]),
      [0, (pi / 4)**2 * 1.0001], 6),
-    ("ERF: erf(x)/x - 1 in z = x^2, |x| <= 1",
-     series(lambda z: erf(sqrt(z)) / sqrt(z) - 1,
-            [2 / sqrt(pi) - 1, -2 / sqrt(pi) / 3, 2 / sqrt(pi) / 10]), [0, mpf(1)], 13),
     ("ERFCX: e^(y^2) erfc(y) (y + 4) in t = 1 - 8/(y + 4), 0 <= y <= 28", erfcx_over_v, [-1, mpf(3) / 4], 22),
 ]
 

@@ -163,44 +163,6 @@ ARI_FN double ari_exp_minus_square(double a)
     return fma(-e, low, e);
 }
 
-/* erf(x)/x for |x| <= 1. */
-ARI_FN double ari_erf_over_x_part(double x)
-{
-    const double z = x * x;
-    double q = 0x1.05ffd737fb32ep-34;
-    q = fma(q, z, -0x1.389d4f2641625p-30);
-    q = fma(q, z, 0x1.f7b4bf3b13964p-27);
-    q = fma(q, z, -0x1.5f1ecb6f0764cp-23);
-    q = fma(q, z, 0x1.b9df224ca4b97p-20);
-    q = fma(q, z, -0x1.f4d1e3183f7aep-17);
-    q = fma(q, z, 0x1.f9a321d5b8e1ep-14);
-    q = fma(q, z, -0x1.c02db3dac435fp-11);
-    q = fma(q, z, 0x1.565bcd0dbaa38p-8);
-    q = fma(q, z, -0x1.b82ce31284e00p-6);
-    q = fma(q, z, 0x1.ce2f21a042b30p-4);
-    q = fma(q, z, -0x1.812746b0379e6p-2);
-    q = fma(q, z, 0x1.06eba8214db69p-3);
-    return 1.0 + q;
-}
-
-/** erfc over all of binary64. */
-ARI_FN double ari_erfc64(double x)
-{
-    const double a = fabs(x) > 28.0 ? 28.0 : fabs(x); /* erfc(28) underflows */
-    const double q = ari_exp_minus_square(a) * ari_erfcx_part(a);
-    const double y = x < 0.0 ? 2.0 - q : q;
-    return x != x ? x : y;
-}
-
-/** erf over all of binary64: its own series up to 1, so that small results keep their relative accuracy. */
-ARI_FN double ari_erf64(double x)
-{
-    const double a = fabs(x) > 6.0 ? 6.0 : fabs(x); /* 1 - erf(6) < 2^-54 */
-    const double far = 1.0 - ari_exp_mid(-(a * a)) * ari_erfcx_part(a);
-    const double near = x * ari_erf_over_x_part(a > 1.0 ? 1.0 : a);
-    return a > 1.0 ? copysign(far, x) : near;
-}
-
 /* r = |x| - k*pi/2 with |r| <= pi/4, and k modulo 2^63 in the low bits of the result; |x| < 2^20. The first product is
  * exact and so is its subtraction near a multiple; the constants hold pi/2 to 2^-121. */
 ARI_FN uint64_t ari_quadrant(double x, double *r)
@@ -271,28 +233,6 @@ ARI_FN float ari_round32(double x)
 ARI_FN float ari_exp32(float x)
 {
     return ari_round32(ari_exp_mid(ari_limit((double)x, -110.0, 100.0))); /* e^-110 rounds to 0, e^100 to infinity */
-}
-
-ARI_FN float ari_log32(float x)
-{
-    return ari_round32(ari_log64((double)x));
-}
-
-ARI_FN float ari_tanh32(float x)
-{
-    return ari_round32(ari_tanh64((double)x));
-}
-
-ARI_FN float ari_erf32(float x)
-{
-    return ari_round32(ari_erf64((double)x));
-}
-
-ARI_FN float ari_erfc32(float x)
-{
-    const double a = fabs((double)x) > 11.0 ? 11.0 : fabs((double)x); /* erfc(11) rounds to 0; a*a is exact */
-    const double q = ari_exp_mid(-(a * a)) * ari_erfcx_part(a);
-    return ari_round32(x < 0.0f ? 2.0 - q : q);
 }
 
 ARI_FN float ari_sigmoid32(float x)

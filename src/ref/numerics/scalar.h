@@ -135,12 +135,6 @@ ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
     return ari_canonical32(ari_act32(kind, gate) * (float)ari_gate_up(kind, (double)up));
 }
 
-/** fl32(silu32(gate)*up). */
-ARI_FN float ari_gated(float gate, float up)
-{
-    return ari_canonical32(ari_silu32(gate) * up);
-}
-
 /** fl32(dy*act32(gate)), or +0 where up was limited. */
 ARI_FN float ari_gated_dup(ar_activation kind, float dy, float up, float gate)
 {

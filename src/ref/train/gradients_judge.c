@@ -37,10 +37,10 @@ static size_t next_rank(const ari_claims *t, size_t i, size_t r, uint64_t these,
     return r;
 }
 
-static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these, uint64_t not )
+static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these)
 {
     size_t n = 0;
-    for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not ))
+    for (size_t r = next_rank(t, i, 0, these, 0); r < t->ranks; r = next_rank(t, i, r + 1, these, 0))
         n++;
     return n;
 }
@@ -83,7 +83,7 @@ static ar_status judge_bad(ar_gradients *g, const ari_claims *t, size_t i)
 static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, bool allow_unused)
 {
     const uint64_t trains = ARI_CLAIM_TRAINABLE, has = ARI_CLAIM_TRAINABLE | ARI_CLAIM_GRADIENT;
-    const size_t training = count_ranks(t, i, trains, 0), with = count_ranks(t, i, has, 0);
+    const size_t training = count_ranks(t, i, trains), with = count_ranks(t, i, has);
     ar_finding *f = NULL;
     if (training == 0)
         return AR_OK;
@@ -92,7 +92,7 @@ static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, 
     if (f)
         f->warning = with == 0 && allow_unused;
     AR_TRY(judge_bad(g, t, i));
-    if (with > 0 && count_ranks(t, i, has | ARI_CLAIM_NONZERO, 0) == 0)
+    if (with > 0 && count_ranks(t, i, has | ARI_CLAIM_NONZERO) == 0)
         AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, has, 0));
     return AR_OK;
 }

@@ -192,7 +192,6 @@ typedef struct ari_operation {
     size_t stage;    /* of the pipeline, in the passes; outside of them the rank's first */
     ar_pp_kind part; /* of a schedule, in the passes: what the operation is of, a backward pass or half of one */
     size_t micro;    /* the rank's micro-batch, in its passes */
-    bool absent;     /* of a micro-batch without samples of the rank: what it does for the others */
     size_t times;    /* micro-batches that do the same, this and later ones */
     ari_role role;
     size_t expert;       /* of a parameter, or of the first of a bucket, if it is an expert's */

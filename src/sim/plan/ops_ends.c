@@ -40,7 +40,7 @@ void ari_op_builder_embedding(ari_op_builder *w)
                             words ? AR_I32 : AR_U8, ARI_EACH_PASS, ARI_TOKENS, ".weight");
     ari_op_builder_make(w);
     if (!vocab)
-        ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w), ARI_TOKENS);
+        ari_op_builder_exchange(w, made[w->outer.tokens], ari_op_builder_stream(w));
     if (!w->config->learned_positions)
         return;
     op = ari_op_builder_local(w, ARI_OPERATION_POSITIONS, ARI_POSITIONS, 1, h, ari_op_builder_stream(w));
@@ -60,7 +60,7 @@ void ari_op_builder_embedding_backward(ari_op_builder *w)
     if (w->config->learned_positions)
         ari_op_builder_dropout(w, ARI_EMBEDDED);
     const ari_op_value own = ari_op_builder_held(w, ari_op_builder_activation(w, h, ari_op_builder_stream(w), 1), 0);
-    ari_op_builder_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens], ARI_TOKENS);
+    ari_op_builder_exchange(w, own.at[ARI_AXIS_TP], wanted[w->outer.tokens]);
     const ari_op_value whole = ari_op_builder_held(w, ari_op_builder_activation(w, h, wanted[w->outer.tokens], 1), 0);
     ari_op_builder_weight_gradient(w, ARI_TOKENS, false, &id, &whole);
     if (w->config->learned_positions)

@@ -114,10 +114,10 @@ size_t ari_routed_exchanges(const ari_step_case *c, size_t layer)
 }
 
 /* Counts of tokens, which the ranks that have parts of a sequence add up. */
-static void sum_counts(ari_op_builder *w, ari_over over, size_t rows, ari_call_often often)
+static void sum_counts(ari_op_builder *w, ari_over over)
 {
-    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, rows, w->config->experts.n), AR_I64, often,
-                        ARI_ROUTER, "");
+    ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, ari_op_builder_mul(w, w->own, w->config->experts.n), AR_I64,
+                        ARI_EACH_PASS, ARI_ROUTER, "");
 }
 
 /* --- what stands between the products ----------------------------------------------------------------------------- */
@@ -134,9 +134,9 @@ static void route(ari_op_builder *w)
     if (!backward && ar_config_router_bias(w->config))
         op->weight[op->weights++] = ari_op_builder_param(w, ARI_ROUTER_BIAS, false);
     if (!backward && ar_config_balance(w->config, &w->c->run.loss) == AR_BALANCE_SEQUENCE) {
-        sum_counts(w, ARI_OVER_CP, w->own, ARI_EACH_PASS);
+        sum_counts(w, ARI_OVER_CP);
         if (w->whole)
-            sum_counts(w, ARI_OVER_TP, w->own, ARI_EACH_PASS);
+            sum_counts(w, ARI_OVER_TP);
     }
     if (!backward)
         gather_routes(w);

@@ -222,7 +222,7 @@ void ari_op_builder_move(ari_op_builder *w, ar_tp_redistribution change, ari_rol
 /** The way back, of the gradient. */
 ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change);
 /** The same by the layer itself, which exchanges shards along two dimensions directly: an all-to-all. */
-void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role);
+void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to);
 
 /** A call of the pass over values of a weight, in experts of theirs. */
 void ari_op_builder_call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,

@@ -159,20 +159,20 @@ ar_tp_redistribution ari_op_builder_back(ar_tp_redistribution change)
     return (ar_tp_redistribution){gradient_at(change.to), gradient_at(change.from)};
 }
 
-void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to, ari_role role)
+void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement to)
 {
     if (w->ranks[ARI_AXIS_TP] == 1 || ari_op_builder_same(from, to) || !is_shard(from) || !is_shard(to)) {
-        redistribute(w, (ar_tp_redistribution){from, to}, role, role, weight_tag);
+        redistribute(w, (ar_tp_redistribution){from, to}, ARI_TOKENS, ARI_TOKENS, weight_tag);
         return;
     }
     const size_t part =
         ari_op_builder_mul(w, w->tokens, width_of(w, &w->edges.now)) / w->ranks[ARI_AXIS_TP]; /* of each, one stays */
-    ari_op_builder_begin(w, ARI_OPERATION_REDISTRIBUTE, role);
+    ari_op_builder_begin(w, ARI_OPERATION_REDISTRIBUTE, ARI_TOKENS);
     add_inputs(w, from);
     add_outputs(w, to);
     w->op.produced_as = from;
     ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, ARI_OVER_TP, ari_op_builder_mul(w, part, w->ranks[ARI_AXIS_TP] - 1),
-                        w->form.activations, ARI_EACH_PASS, role, weight_tag);
+                        w->form.activations, ARI_EACH_PASS, ARI_TOKENS, weight_tag);
     ari_op_builder_make(w);
 }
 

@@ -91,11 +91,11 @@ static void look(fit *f, const grid *g)
     }
 }
 
-/* The best of the temperatures from `first` to the one before `end`. */
-static ari_sampler best_of(const fit *f, const grid *g, int k, size_t first, size_t end)
+/* The best of the first `temperatures`. */
+static ari_sampler best_of(const fit *f, const grid *g, int k, size_t temperatures)
 {
     ari_sampler best = {.temperature = 1.0, .left = (double)INFINITY};
-    for (size_t t = first; t < end; t++) {
+    for (size_t t = 0; t < temperatures; t++) {
         for (size_t n = 0; n < g->numbers[k]; n++) {
             if (f->left[k][t][n] < best.left)
                 best = (ari_sampler){g->temperature[t], g->number[k][n], f->left[k][t][n]};
@@ -164,7 +164,7 @@ static void fine_grid(grid *g, int k, const ari_sampler *best, int pass)
 /* Another temperature than 1 has to leave less than half. */
 static ari_sampler choose(const fit *f, const grid *g, int k)
 {
-    const ari_sampler plain = best_of(f, g, k, 0, 1), any = best_of(f, g, k, 0, g->temperatures);
+    const ari_sampler plain = best_of(f, g, k, 1), any = best_of(f, g, k, g->temperatures);
     return k == ARI_ALL || any.left < 0.5 * plain.left ? any : plain;
 }
 

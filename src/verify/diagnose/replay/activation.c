@@ -103,7 +103,7 @@ static ar_status try_near(ari_trace *t, mlp *m)
     const ar_dump_tensor *near[ARI_MOST_NEAR];
     void *const before = m->p.c->arena->last;
     for (size_t parts = 1; parts <= 2; parts++) {
-        const size_t n = ari_replay_near(near, ARI_MOST_NEAR, m->p.c, parts * m->n);
+        const size_t n = ari_replay_near(near, m->p.c, parts * m->n);
         for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
             AR_TRY(try_inputs(t, m, near[i], NULL));
             for (size_t k = 0; k < n && parts == 1 && t->kind == ARI_FOUND_NOTHING; k++) {
@@ -125,7 +125,7 @@ ar_status ari_measure_activation(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_probe_choose(&m.p, c);
     if (!inside)
-        AR_TRY(ari_probe_read_layer(&m.p, &held, named ? ARI_DOWN : ARI_NO_ROLE, 0));
+        AR_TRY(ari_probe_read_layer(&m.p, &held, named ? ARI_DOWN : ARI_NO_ROLE));
     m.n = inside ? c->grid.cols : m.p.in;
     if (!held)
         return AR_OK;

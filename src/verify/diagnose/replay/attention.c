@@ -590,7 +590,7 @@ ar_status ari_measure_attention(ari_trace *t, const ari_case *c)
         return AR_OK;
     ari_probe_choose(&a.p, c);
     if (!mixed)
-        AR_TRY(ari_probe_read_layer(&a.p, &held, c->role == ARI_NO_ROLE ? c->role : ARI_OUT, 0));
+        AR_TRY(ari_probe_read_layer(&a.p, &held, c->role == ARI_NO_ROLE ? c->role : ARI_OUT));
     a.q = mixed ? c->grid.cols : a.p.in; /* of scores it is not known yet */
     a.out = scores ? a.p.heads * a.p.seq : a.q;
     return held ? replay_all(t, &a) : AR_OK;

@@ -101,7 +101,7 @@ ar_status ari_measure_pooled(ari_trace *t, const ari_case *c)
     if (c->grid.nd != 2 || c->grid.shape[0] < 2 || c->count > ARI_PROBE_ELEMENTS)
         return AR_OK;
     ari_probe_choose_rows(&s.p, c);
-    AR_TRY(ari_probe_read_layer(&s.p, &held, ARI_NO_ROLE, 0));
+    AR_TRY(ari_probe_read_layer(&s.p, &held, ARI_NO_ROLE));
     const size_t width = held ? s.p.in : c->grid.cols;
     for (ari_walk w = ari_walk_of(c->known->reference, NULL, "f", c->own.step);
          t->kind == ARI_FOUND_NOTHING && s.p.tokens > 1 && ari_walk_next(&w);) {

@@ -143,7 +143,7 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
     return t ? t : find_role(c, other, role, ari_replay_weights(c, other), kind);
 }
 
-size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width)
+size_t ari_replay_near(const ar_dump_tensor *near[ARI_MOST_NEAR], const ari_case *c, size_t width)
 {
     const ar_dump *dump = c->known->reference;
     long last = c->own.layer; /* of what comes after the layers the last one's */
@@ -158,7 +158,7 @@ size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case 
             continue;
         if (round == 0)
             last = key.section != c->own.section && key.layer > last ? key.layer : last;
-        else if (found < most && (round == 1) == (key.layer == last || key.layer + 1 == last) &&
+        else if (found < ARI_MOST_NEAR && (round == 1) == (key.layer == last || key.layer + 1 == last) &&
                  (round == 1 || outside))
             near[found++] = t;
     }
@@ -298,12 +298,12 @@ void ari_probe_choose_rows(ari_probe *p, const ari_case *c)
     add_outs(p, c->grid.cols);
 }
 
-ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in)
+ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role)
 {
     const size_t cols = p->c->grid.cols;
     const ar_dump_tensor *w = ari_replay_parameter(p->c, role, ".weight"),
                          *b = ari_replay_parameter(p->c, role, ".bias");
-    in = in == 0 && w ? w->count / cols : in;
+    const size_t in = w ? w->count / cols : 0;
     *held = w && w->ndim == 2 && w->count == in * cols && in > 0 && in <= ARI_PROBE_WIDTH;
     if (!*held)
         return AR_OK;

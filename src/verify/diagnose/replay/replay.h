@@ -43,8 +43,9 @@ const ar_dump_tensor *ari_replay_parameter(const ari_case *c, ari_role role, con
 
 /** The reference's forward values of `width` features (or of several heads side by side that have as many each) that
  *  the case's module may have read: those of its layer and the one before, then those outside of layers; returns how
- *  many, at most `most`. */
-size_t ari_replay_near(const ar_dump_tensor **near, size_t most, const ari_case *c, size_t width);
+ *  many. */
+enum { ARI_MOST_NEAR = 32 };
+size_t ari_replay_near(const ar_dump_tensor *near[ARI_MOST_NEAR], const ari_case *c, size_t width);
 
 /** Gives a norm's own gain and shift [cols], 1 and 0 if it has none; *found: a dump has its gain as it was in this
  *  step. Errors: AR_ERR_MEMORY, those of reading. */
@@ -85,9 +86,8 @@ void ari_probe_choose(ari_probe *p, const ari_case *c);
 /** Chooses rows of a module that makes each output row of one input row: the first that differ, in any sample and rank.
  *  */
 void ari_probe_choose_rows(ari_probe *p, const ari_case *c);
-/** Reads the last layer's rows; *held: a dump has its weight, of `in` inputs, 0: as many as it has. Errors: those of
- *  reading, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role, size_t in);
+/** Reads the last layer's rows; *held: a dump has its weight. Errors: those of reading, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role);
 /** Rows of a forward value [b, s, ..] that belong to the probe's sample, as [s][*width]; *held: it has such rows, and
  *  the other dump's are right. */
 AR_NODISCARD ar_status ari_probe_read_input(float **gives, size_t *width, bool *held, const ari_probe *p,

@@ -60,7 +60,7 @@ void ari_products_add(ari_products *p, const double *x)
 ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const ar_dump *dump)
 {
     near->width = width;
-    near->n = near->n ? near->n : ari_replay_near(near->of, ARI_MOST_NEAR, p->c, width);
+    near->n = near->n ? near->n : ari_replay_near(near->of, p->c, width);
     near->x = NULL;
     AR_TRY(ARI_TAKE(&near->x, p->c->arena, near->n * p->tokens * width + 1, "rows"));
     for (size_t at = 0; at < near->n * p->tokens; at++) {

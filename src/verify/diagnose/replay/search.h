@@ -22,7 +22,7 @@ bool ari_dropped(ari_trace *t, ari_trace_kind kind, const double *count, size_t 
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-enum { ARI_MOST_NEAR = 32, ARI_MOST_VECTORS = ARI_MOST_NEAR + 5, ARI_MOST_TERMS = 3 };
+enum { ARI_MOST_VECTORS = ARI_MOST_NEAR + 5, ARI_MOST_TERMS = 3 };
 
 /* Inner products of vectors, with which any few of them can be fitted to another. */
 typedef struct ari_products {

@@ -93,7 +93,7 @@ ar_status ari_measure_sums(ari_trace *t, const ari_case *c)
     else
         ari_probe_choose(&s.p, c);
     if (layer)
-        AR_TRY(ari_probe_read_layer(&s.p, &held, c->role, 0));
+        AR_TRY(ari_probe_read_layer(&s.p, &held, c->role));
     layer = layer && held;
     if (!held && c->role != ARI_NO_ROLE) /* a module without a weight may be a sum */
         return AR_OK;
@@ -143,7 +143,7 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
     if (!ari_may_replay(c) || !c->known->other || c->own.section == ARI_AT_LAYERS)
         return AR_OK;
     ari_probe_choose(&p, c);
-    const size_t n = ari_replay_near(near, ARI_MOST_NEAR, c, c->grid.cols), each = p.seq * c->grid.cols;
+    const size_t n = ari_replay_near(near, c, c->grid.cols), each = p.seq * c->grid.cols;
     for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
         const double off = 2.0 * ARI_SUMS + c->relative;
         float *x = NULL;
