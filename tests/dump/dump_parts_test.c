@@ -107,6 +107,23 @@ Test(dump_parts, copies_of_summands_are_not_added_and_are_compared_with_their_li
     cr_expect(x.ranks[0] == 1 && x.ranks[1] == 3 && x.index == 3 && x.elements == 1 && x.value[1] == 5);
 }
 
+Test(dump_parts, copies_of_elements_of_half_a_byte_are_compared)
+{
+    static const unsigned char nibbles[2][2] = {{0x21, 0x43}, {0x21, 0x53}};
+    for (int r = 0; r < 2; r++) {
+        char own[256], path[256];
+        const ar_st_tensor t = {"a", AR_F4, 1, {4}, nibbles[r]};
+        snprintf(own, sizeof own,
+                 "{\"version\":1,\"rank\":%d,\"world\":2,\"mesh\":[[\"tp\",2]],\"at\":[%d],\"tensors\":{\"a\":"
+                 "{\"replica\":%d,\"replicas\":2}}}",
+                 r, r, r);
+        snprintf(path, sizeof path, "%s/r%d.safetensors", folder, r);
+        cr_assert_ok(ar_st_write(path, &t, 1, (const char *[]){"ANYRANK_PLACEMENT", own}, 1));
+    }
+    const ar_dump_disagreement x = disagreement();
+    cr_expect(x.ranks[1] == 1 && x.index == 3 && x.elements == 1 && x.count == 4 && isnan(x.value[0]));
+}
+
 Test(dump_parts, packed_boxes_go_to_their_blocks)
 {
     put_rank(0, low,

@@ -170,6 +170,10 @@ CLAIM(what_is_malformed_is_refused_by_file_and_rule)
         {RULES(R("x", "colwise", ",'use_local_output':1")), "true or false"},
         {RULES(R("x", "colwise", "") "," R("x", "rowwise", "")),
          "rule 1 has the same glob and says colwise, this one rowwise"},
+        {RULES(R("x", "colwise", ",'output':'R'") "," R("x", "colwise", ",'output':'S(-1)'")),
+         "rule 1 has the same glob and says colwise, this one colwise with other inputs or outputs; keep one"},
+        {RULES(R("x", "colwise", ",'output':'R'") "," R("x", "colwise", ",'output':'R'") "," R("x", "rowwise", "")),
+         "rule 1 has the same glob and says colwise, this one rowwise"}, /* and not the second one */
         {"{'aliases':{'a':'b','b':'a'}, 'rules':[" R("a", "colwise", "") "]}", "the aliases lead from 'a' back to 'a'"},
         {"{'aliases':{'a':1}, 'rules':[" R("a", "colwise", "") "]}", "the alias 'a' has to be a string"},
         {"{'aliases':{'a':'x','b':'y'}, 'rules':[" R("a", "colwise", "") "]}", "no rule has the alias 'b'"},

@@ -27,6 +27,14 @@ CLAIM(the_last_matching_rule_decides_and_no_rules_mean_the_default)
     cr_assert_ok(ar_plan_block(&p, &c, 1, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_ROWWISE, "layer 1 alone is split the other way");
     cr_assert_ok(ar_config_check_tp(&c, 3, &p));
+
+    SCOPED(ar_plan_fini) ar_plan ordered = {.mlp_order = AR_MLP_ROW_COLUMN};
+    cr_assert_ok(ar_plan_add(&ordered, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_COLWISE));
+    cr_assert_ok(ar_plan_add(&ordered, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_ROWWISE));
+    cr_assert_ok(ar_plan_block(&ordered, &c, 0, false, &split));
+    cr_assert(split.mlp.first.style == AR_STYLE_ROWWISE && split.mlp.second.style == AR_STYLE_COLWISE);
+    cr_assert_ok(ar_plan_block(&ordered, &c, 1, false, &split));
+    cr_assert_eq(split.mlp.first.style, AR_STYLE_COLWISE, "a rule that is added to the default plan keeps its order");
 }
 
 CLAIM(what_this_version_cannot_split_is_refused_by_name)

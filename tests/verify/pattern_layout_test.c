@@ -81,6 +81,8 @@ VALUE(in_rank_order, w->reference[(i / 8 / 4 % 3 * 8 + i / 8 / 12 * 4 + i / 8 % 
 VALUE(reversed, w->reference[(7 - i / 8) * 8 + i % 8])
 
 static const int64_t three_ids[] = {2, 5, 5, 11}, repeated[] = {2, 5, 5, 11, 11, 8};
+VALUE(table_before, noise(i + 9000))
+VALUE(rows_before, noise((size_t)three_ids[i / 8] * 8 + i % 8 + 9000))
 VALUE(rows_of_the_ids, i / 8 == 2 || i / 8 == 5 || i / 8 == 11 ? 0.01f * (float)(i % 8) : x)
 VALUE(rows_of_repeated_ids, i / 8 == 5 ? noise(i % 8 + 900) : i / 8 == 11 ? noise(i % 8 + 950) : x)
 
@@ -203,6 +205,10 @@ static const trace traces[] = {
     {"rows of the batch's ids alone", "transformer.wte.weight", 'g', MESH(1, 2, 0, 12, 8), rows_of_the_ids,
      CAUSE("tied_weight"), HINT("exactly the rows of the 3 ids"), KNOWN(.ids = three_ids, .batch = 2, .seq = 2),
      NEAR(1, 7 * 8, 1.0f, "unknown")},
+    {"rows of the table before the last update", "model.embed_tokens", 'f', WHOLE(2, 2, 2, 8), rows_before,
+     CAUSE("stale_weights"), HINT("bit for bit"), KNOWN(.ids = three_ids, .batch = 2, .seq = 2, .step = 2),
+     BESIDE("model.embed_tokens:fwd@2", "model.embed_tokens.weight:init", table_before), .other_shape = {12, 8},
+     NEAR(1, 8, 0.25f, "unknown")},
     {"rows of ids that occur again", "model.embed_tokens.weight", 'g', MESH(1, 2, 0, 12, 8), rows_of_repeated_ids,
      CAUSE("repeated_ids"), KNOWN(.ids = repeated, .batch = 2, .seq = 3), NEAR(0, 3 * 8, 1.0f, "unknown")},
     {"rows that pad a vocabulary", PADDED, CAUSE("vocabulary_padding"), HINT("only the last 6 ids (from 34 on)"),
