@@ -10,7 +10,7 @@ import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
-from command import ROOT, Case, run  # noqa: E402
+from command import GOLDEN, ROOT, Case, run  # noqa: E402
 
 PAGE = (ROOT / "docs/guide/planner.md").read_text(encoding="utf-8")
 LARGE = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
@@ -213,6 +213,11 @@ class Plan(Case):
         text = self.passes(*layout, "--flow")
         self.assertRegex(text, r"experts\.\*\.w1, w3 +product +\[2, 32, 64\] V +4 of \[96, 64\] V +\[2, 32, 96\] V")
         self.assertIn("V: each rank its own experts", text)
+
+    def test_broadcasts_of_experts_are_one_row(self):
+        text = self.passes(GOLDEN / "experts/mixtral-tiny", "--tp", 2, "--dp", 2, "--flow", "--backward")
+        rows = re.findall(r"experts\.\*\.(w\d)\.weight +broadcast +(\d+) of \[.* (\d+) broadcast dp 960 B", text)
+        self.assertEqual(rows, [("w1", "5", "5"), ("w3", "5", "5"), ("w2", "5", "5")])
 
     def test_the_bytes_are_those_that_check_counts(self):
         layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)

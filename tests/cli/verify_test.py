@@ -11,7 +11,7 @@ import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 import tensor_files  # noqa: E402
-from command import Case  # noqa: E402
+from command import GOLDEN, Case, run  # noqa: E402
 
 CODES = {"F32": "f", "F64": "d", "I64": "q", "U8": "B", "BOOL": "?", "C64": "f", "BF16": "H"}
 
@@ -72,6 +72,25 @@ class Verdict(Verify):
         self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (5, 5))
         text = self.ran(*self.pair(*names), "--max-report", 40).stdout
         self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (40, 40))
+
+    def test_documents_are_those_of_the_dump_or_begin_where_positions_do(self):
+        checked = run("check", GOLDEN / "llama-gqa-tiny", "--documents", 2, "--batch", 2, "--seq", 16, "--cp", 2,
+                      "--steps", 1, "--skip-f64", "--inject", "positions_over_documents", "--dump", "d", cwd=self.folder)
+        self.assertEqual(checked.returncode, 1, checked.stderr)
+        sides = self.folder / "d/reference.safetensors", self.folder / "d/cp2"
+        cause = lambda: self.result(*sides)[0]["first"]["cause"]  # noqa: E731
+        self.assertEqual(cause(), "positions_over_documents")
+        ends = []
+        for path in [sides[0], *sides[1].iterdir()]:
+            header, data = tensor_files.unpacked(path)
+            ends = json.loads(header["__metadata__"].pop("cu_seqlens"))
+            path.write_bytes(tensor_files.packed(header, data))
+        self.assertEqual(cause(), "later_tokens")
+        positions = [at - max(e for e in row if e <= at) for row in ends for at in range(16)]
+        header, data = tensor_files.unpacked(sides[0])
+        header["position_ids"] = {"dtype": "I64", "shape": [2, 16], "data_offsets": [len(data), len(data) + 8 * 32]}
+        sides[0].write_bytes(tensor_files.packed(header, data + struct.pack("<32q", *positions)))
+        self.assertEqual(cause(), "positions_over_documents")
 
     def test_a_later_step_is_not_explained(self):
         values = [0.1 * i for i in range(64)]
