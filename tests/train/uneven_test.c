@@ -204,7 +204,7 @@ Test(uneven, more_micro_batches_than_samples_of_any_rank_are_refused)
     const ar_parallel fits = {.dp = 2, .micro_batches = 2}, many = {.dp = 4, .micro_batches = 2};
     cr_expect_ok(ar_parallel_check(&fits, &c, &plan, B, S));
     cr_expect_refused(ar_parallel_check(&many, &c, &plan, B, S), AR_ERR_ARG,
-                      "2 micro-batches cannot share the 1 samples");
+                      "2 micro-batches cannot share the 1 sample of a rank");
     cr_expect_eq(ar_parallel_check(&many, &c, &plan, 0, S), AR_OK, "a batch that is not known yet");
 }
 

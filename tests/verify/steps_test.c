@@ -121,10 +121,11 @@ Test(steps, tables_are_in_slices_where_matrices_are_not)
 {
     static const char *const models[] = {LLAMA(96, 16, 24, 1, 4, 2, 4, false), LLAMA(96, 16, 24, 1, 4, 2, 4, true),
                                          GPT2(96, 16, 24, 1, 4)};
-    static const ar_parallel some[] = {{.cp = 2}, {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2, .zigzag = true}};
+    static const ar_parallel some[] = {
+        {.cp = 2}, {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2, .zigzag = true}, {.dp = 2, .cp = 2, .zero = 1}};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         OWNED(end_folder) char *folder = new_model(models[m]);
-        ar_check_options o = check_layouts(folder, some, 3, 8, 32);
+        ar_check_options o = check_layouts(folder, some, 4, 8, 32);
         o.run.steps = 1;
         o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
         o.run.precision = AR_PRECISION_BF16;

@@ -91,6 +91,10 @@ AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const
 void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
 AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag);
+/** Adds the terms that the ranks which share a sequence have of a table's rows (row_of, int64 [terms], -1: none) to this
+ *  rank's slice of their sum. Collective. */
+AR_NODISCARD ar_status ari_exact_add_sliced(ar_ctx *ctx, const ar_row_sum *sum, size_t rows, const ar_tensor *terms,
+                                            ar_cbuf row_of, const char *tag);
 /** The same of dy, of which only the columns of this rank's slice of the gradient are needed. */
 AR_NODISCARD ar_status ari_move_terms(ar_tensor *y, const ar_tensor *dy, const ari_moved_rows *m, const char *tag);
 

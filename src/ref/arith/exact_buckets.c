@@ -65,16 +65,22 @@ static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *
     return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
 }
 
-/* The elements that each rank of a group sums up, in runs; between ranks they lie rank after rank. */
+/* Elements of each rank of a group, in runs; between ranks they lie rank after rank. */
+typedef struct elements {
+    size_t *count; /* [ranks] elements, */
+    size_t *start; /* [ranks] which begin there, */
+    size_t *first; /* [ranks + 1] and are these runs */
+    ar_bucket_run *run;
+} elements;
+
 typedef struct dealt {
     ari_arena memory;
     ar_comm *over;
-    size_t n, ranks, me, peers;
-    const int *kind; /* [ranks]: of each other's elements only those of one kind have terms; NULL: all have */
-    size_t *count;   /* [ranks] elements, */
-    size_t *start;   /* [ranks] which begin there, */
-    size_t *first;   /* [ranks + 1] and are these runs */
-    ar_bucket_run *run;
+    size_t n, ranks, me;
+    const ar_bucket_slices *slices;
+    bool alone;             /* each rank has all terms of what it sums up */
+    elements sums;          /* that each rank sums up; */
+    elements leave, arrive; /* whose terms go to each other one, and come from each */
 } dealt;
 
 static void dealt_end(dealt *d)
@@ -82,16 +88,35 @@ static void dealt_end(dealt *d)
     ari_arena_free(&d->memory);
 }
 
-static bool is_peer(const dealt *d, size_t rank)
+static ar_status elements_begin(elements *e, dealt *d, size_t most_runs)
 {
-    return rank != d->me && (!d->kind || d->kind[rank] == d->kind[d->me]);
+    AR_TRY(ARI_TAKE(&e->count, &d->memory, d->ranks, "elements of ranks"));
+    AR_TRY(ARI_TAKE(&e->start, &d->memory, d->ranks, "elements of ranks"));
+    AR_TRY(ARI_TAKE(&e->first, &d->memory, d->ranks + 1, "runs of a bucket"));
+    return ARI_TAKE(&e->run, &d->memory, most_runs, "runs of a bucket");
 }
 
-/* Rank r's runs of those of its kind, whose ranks share them out evenly. */
-static void deal_kind(dealt *d, const ar_bucket_slices *of, size_t r)
+static void elements_add(elements *e, size_t rank, size_t start, size_t count)
 {
+    e->run[e->first[rank + 1]++] = (ar_bucket_run){start, count};
+    e->count[rank] += count;
+}
+
+/* The next rank's come behind those of this one. */
+static void elements_end_rank(elements *e, size_t rank, size_t ranks)
+{
+    if (rank + 1 == ranks)
+        return;
+    e->start[rank + 1] = e->start[rank] + e->count[rank];
+    e->first[rank + 2] = e->first[rank + 1];
+}
+
+/* Rank r's of those of its kind, whose ranks share them out evenly. */
+static void deal_kind(dealt *d, size_t r)
+{
+    const ar_bucket_slices *of = d->slices;
     const int kind = of->kind[r];
-    size_t total = 0, at = 0, start = 0, next = d->first[r];
+    size_t total = 0, at = 0, start = 0, share = 0;
     int ranks = 0, own = 0;
     for (size_t i = 0; i < d->ranks; i++) {
         own = i == r ? ranks : own;
@@ -99,41 +124,67 @@ static void deal_kind(dealt *d, const ar_bucket_slices *of, size_t r)
     }
     for (size_t i = of->first[kind]; i < of->first[kind + 1]; i++)
         total += of->run[i].count;
-    ar_comm_slice(total, ranks, own, &start, &d->count[r]);
+    ar_comm_slice(total, ranks, own, &start, &share);
     for (size_t i = of->first[kind]; i < of->first[kind + 1]; at += of->run[i++].count) {
         size_t from = 0, count = 0;
-        if (ari_overlap(&from, &count, at, of->run[i].count, start, d->count[r]))
-            d->run[next++] = (ar_bucket_run){of->run[i].start + from - at, count};
+        if (ari_overlap(&from, &count, at, of->run[i].count, start, share))
+            elements_add(&d->sums, r, of->run[i].start + from - at, count);
     }
-    d->first[r + 1] = next;
+}
+
+/* Those of `owner`'s elements that the sender has terms of. */
+static void deal_terms(const dealt *d, elements *e, size_t to, size_t sender, size_t owner)
+{
+    const ar_bucket_run all = {0, d->n}, *has = &all;
+    size_t pieces = 1, start = 0, count = 0;
+    if (d->slices) {
+        const size_t *first = d->slices->first + d->slices->kind[sender];
+        has = d->slices->run + first[0];
+        pieces = first[1] - first[0];
+    }
+    for (size_t i = d->sums.first[owner]; i < d->sums.first[owner + 1]; i++) {
+        const ar_bucket_run *own = &d->sums.run[i];
+        for (size_t k = 0; k < pieces; k++) {
+            if (ari_overlap(&start, &count, own->start, own->count, has[k].start, has[k].count))
+                elements_add(e, to, start, count);
+        }
+    }
 }
 
 /* counts as of bucket_reduce. */
 static ar_status deal(dealt *d, ar_comm *over, size_t n, const size_t *counts, const ar_bucket_slices *slices)
 {
-    *d = (dealt){.over = over,
-                 .n = n,
-                 .ranks = (size_t)ar_comm_size(over),
-                 .me = (size_t)ar_comm_rank(over),
-                 .kind = slices ? slices->kind : NULL};
-    AR_TRY(ARI_TAKE(&d->count, &d->memory, d->ranks, "elements of ranks"));
-    AR_TRY(ARI_TAKE(&d->start, &d->memory, d->ranks, "elements of ranks"));
-    AR_TRY(ARI_TAKE(&d->first, &d->memory, d->ranks + 1, "runs of a bucket"));
-    AR_TRY(ARI_TAKE(&d->run, &d->memory, d->ranks + (slices ? slices->first[slices->kinds] : 0), "runs of a bucket"));
-    for (size_t r = 0, start = 0; r < d->ranks; start += d->count[r++]) {
-        size_t at = 0;
-        d->start[r] = start;
-        d->peers += is_peer(d, r);
-        if (slices) {
-            deal_kind(d, slices, r);
-            continue;
+    const size_t ranks = (size_t)ar_comm_size(over), in_slices = slices ? slices->first[slices->kinds] : 0;
+    *d = (dealt){.over = over, .n = n, .ranks = ranks, .me = (size_t)ar_comm_rank(over), .slices = slices};
+    d->alone = slices && !counts && slices->kinds == ranks;
+    AR_TRY(elements_begin(&d->sums, d, ranks + in_slices));
+    for (size_t r = 0, start = 0; r < ranks; r++) {
+        size_t at = start, share = counts ? counts[r] : 0;
+        if (!counts)
+            ar_comm_slice(n, (int)ranks, (int)r, &at, &share);
+        if (slices && !counts)
+            deal_kind(d, r);
+        else
+            elements_add(&d->sums, r, at, share);
+        start += share;
+        elements_end_rank(&d->sums, r, ranks);
+    }
+    AR_TRY(elements_begin(&d->leave, d, 2 * (ranks + in_slices)));
+    AR_TRY(elements_begin(&d->arrive, d, ranks * (1 + in_slices + d->sums.first[d->me + 1] - d->sums.first[d->me])));
+    for (size_t r = 0; r < ranks; r++) {
+        if (r != d->me) {
+            deal_terms(d, &d->leave, r, d->me, r);
+            deal_terms(d, &d->arrive, r, r, d->me);
         }
-        ar_comm_slice(n, (int)d->ranks, (int)r, &at, &d->count[r]);
-        d->count[r] = counts ? counts[r] : d->count[r];
-        d->run[r] = (ar_bucket_run){start, d->count[r]};
-        d->first[r + 1] = r + 1;
+        elements_end_rank(&d->leave, r, ranks);
+        elements_end_rank(&d->arrive, r, ranks);
     }
     return AR_OK;
+}
+
+static size_t elements_in_all(const elements *e, size_t ranks)
+{
+    return e->start[ranks - 1] + e->count[ranks - 1];
 }
 
 /* The values of all elements, of which every rank has its runs. room: 6n bytes. */
@@ -141,9 +192,9 @@ static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, const de
 {
     const ar_device_ops *dev = ctx->device->ops;
     const ar_buf kept = ar_buf_at(room, d->n * sizeof(float));
-    size_t at = d->start[d->me];
-    for (size_t i = d->first[d->me]; i < d->first[d->me + 1]; at += d->run[i++].count) {
-        const ar_bucket_run *run = &d->run[i];
+    size_t at = d->sums.start[d->me];
+    for (size_t i = d->sums.first[d->me]; i < d->sums.first[d->me + 1]; at += d->sums.run[i++].count) {
+        const ar_bucket_run *run = &d->sums.run[i];
         const ar_cbuf t = ar_cbuf_at(ar_const(r->t), run->start);
         const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), run->start * sizeof(int64_t));
         const ar_tensor values = one_row(AR_F32, ar_buf_at(room, run->start * sizeof(float)), run->count);
@@ -151,11 +202,11 @@ static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, const de
         AR_TRY(dev->acc_value(ctx->device, q, &values, t, h, d->n, true));
         AR_TRY(dev->copy_strided(ctx->device, q, &rounded, &values));
     }
-    AR_TRY(ar_comm_all_gather(d->over, q, kept, ar_cbuf_at(ar_const(kept), d->start[d->me] * sizeof(uint16_t)),
-                              d->count, AR_BF16, tag));
+    AR_TRY(ar_comm_all_gather(d->over, q, kept, ar_cbuf_at(ar_const(kept), d->sums.start[d->me] * sizeof(uint16_t)),
+                              d->sums.count, AR_BF16, tag));
     at = 0;
-    for (size_t i = 0; i < d->first[d->ranks]; at += d->run[i++].count) {
-        const ar_bucket_run *run = &d->run[i];
+    for (size_t i = 0; i < d->sums.first[d->ranks]; at += d->sums.run[i++].count) {
+        const ar_bucket_run *run = &d->sums.run[i];
         const ar_tensor wide = one_row(AR_F32, ar_buf_at(room, run->start * sizeof(float)), run->count);
         const ar_tensor came = one_row(AR_BF16, ar_buf_at(kept, at * sizeof(uint16_t)), run->count);
         AR_TRY(dev->copy_strided(ctx->device, q, &wide, &came));
@@ -168,55 +219,52 @@ static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, const de
                                const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t start = d->start[d->me];
+    const size_t start = d->sums.start[d->me];
     const ar_buf mine = ar_buf_at(room, start * width), l = ar_buf_at(r->hl, d->n * sizeof(int64_t));
     ARI_OWNED size_t *bytes = NULL;
     AR_TRY(ARI_ALLOC(&bytes, d->ranks, "bytes of sums"));
     for (size_t i = 0; i < d->ranks; i++)
-        bytes[i] = d->count[i] * width;
-    AR_TRY(states_narrow(ctx, q, mine, r, d->n, start, d->count[d->me], width));
+        bytes[i] = d->sums.count[i] * width;
+    AR_TRY(states_narrow(ctx, q, mine, r, d->n, start, d->sums.count[d->me], width));
     AR_TRY(ar_comm_all_gather(d->over, q, room, ar_const(mine), bytes, AR_U8, tag));
     AR_TRY(dev->zero(ctx->device, q, r->t, d->n));
     AR_TRY(dev->zero(ctx->device, q, r->hl, 2 * d->n * sizeof(int64_t)));
     return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, d->n, width);
 }
 
-/* Each rank sends its peers theirs of its states, of so many bytes, and gets theirs of its own. sent: n of them; came:
- * [peers, own]. */
+/* Each rank sends the others what it has of theirs, in states of so many bytes, and gets what they have of its own. sent,
+ * came: room for all that leaves, and arrives. */
 static ar_status exchange_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_buf sent, ar_buf came,
                                  size_t width, const char *tag)
 {
     ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     size_t at = 0;
-    if (d->peers == 0)
+    if (d->alone)
         return AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&bytes, 2 * d->ranks, "bytes of sums"));
+    AR_TRY(ARI_ALLOC(&bytes, 2 * d->ranks, "bytes of sums"));
     for (size_t rank = 0; rank < d->ranks; rank++) {
-        if (!is_peer(d, rank))
-            continue;
-        bytes[rank] = d->count[rank] * width;
-        bytes[d->ranks + rank] = d->count[d->me] * width;
-        for (size_t i = d->first[rank]; i < d->first[rank + 1]; at += d->run[i++].count)
-            AR_TRY(
-                states_narrow(ctx, q, ar_buf_at(sent, at * width), r, d->n, d->run[i].start, d->run[i].count, width));
+        bytes[rank] = d->leave.count[rank] * width;
+        bytes[d->ranks + rank] = d->arrive.count[rank] * width;
     }
+    for (size_t i = 0; i < d->leave.first[d->ranks]; at += d->leave.run[i++].count)
+        AR_TRY(states_narrow(ctx, q, ar_buf_at(sent, at * width), r, d->n, d->leave.run[i].start, d->leave.run[i].count,
+                             width));
     return ar_comm_all_to_all(d->over, q, came, ar_const(sent), bytes, bytes + d->ranks, AR_U8, tag);
 }
 
-/* Own states are merged with what came of them. */
+/* Own states are merged with what came of them, each run of a rank; without slices those of all ranks at once, which
+ * follow each other. */
 static ar_status merge_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, ar_cbuf came, size_t width)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t first = d->first[d->me], last = d->first[d->me + 1], own = d->count[d->me];
-    const size_t at_once = last - first > 1 ? 1 : d->peers; /* ranks whose states of a run follow each other */
-    for (size_t peer = 0; peer < d->peers; peer += at_once) {
-        size_t at = peer * own;
-        for (size_t i = first; i < last; at += d->run[i++].count) {
-            const ar_buf h = ar_buf_at(r->hl, d->run[i].start * sizeof(int64_t));
-            AR_TRY(dev->states_merge(ctx->device, q, ar_buf_at(r->t, d->run[i].start), h,
-                                     ar_buf_at(h, d->n * sizeof(int64_t)), ar_cbuf_at(came, at * width), at_once,
-                                     d->run[i].count, width));
-        }
+    const size_t runs_that_came = d->arrive.first[d->ranks], at_once = d->slices ? 1 : runs_that_came;
+    size_t at = 0;
+    for (size_t i = 0; i < runs_that_came; i += at_once) {
+        const ar_bucket_run *run = &d->arrive.run[i];
+        const ar_buf h = ar_buf_at(r->hl, run->start * sizeof(int64_t));
+        AR_TRY(dev->states_merge(ctx->device, q, ar_buf_at(r->t, run->start), h, ar_buf_at(h, d->n * sizeof(int64_t)),
+                                 ar_cbuf_at(came, at * width), at_once, run->count, width));
+        at += run->count;
     }
     return AR_OK;
 }
@@ -229,12 +277,13 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, const de
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t width = ari_sent_state_bytes(most->before), wider = ari_sent_state_bytes(most->after);
-    const size_t there = (d->n + d->peers * d->count[d->me]) * width;
+    const size_t leave = elements_in_all(&d->leave, d->ranks) * width;
+    const size_t there = leave + elements_in_all(&d->arrive, d->ranks) * width;
     const size_t back = d->n * (most->after > 0 ? wider : sizeof(float) + sizeof(uint16_t));
     ar_buf sent = {NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, ari_larger(there, back)));
-    const ar_buf came = ar_buf_at(sent, d->n * width);
+    const ar_buf came = ar_buf_at(sent, leave);
     AR_TRY_TO(done, st, exchange_states(ctx, q, r, d, sent, came, width, tag));
     AR_TRY_TO(done, st, merge_states(ctx, q, r, d, ar_const(came), width));
     if (gathers)

@@ -270,7 +270,8 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
                             terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
-    return ARI_KERNEL(ctx, acc_add, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
+    return p->sliced ? ari_exact_add_sliced(ctx, &sum, rows, terms, row_of, p->name)
+                     : ARI_KERNEL(ctx, acc_add, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
 }
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)

@@ -175,3 +175,28 @@ ar_status ari_move_terms(ar_tensor *y, const ar_tensor *dy, const ari_moved_rows
 {
     return (m->sliced ? move_columns : ari_move_rows)(y, dy, m, tag);
 }
+
+ar_status ari_exact_add_sliced(ar_ctx *ctx, const ar_row_sum *sum, size_t rows, const ar_tensor *terms, ar_cbuf row_of,
+                               const char *tag)
+{
+    ar_comm *over = ctx->sequence;
+    const size_t ranks = (size_t)ar_comm_size(over), cols = terms->shape[1], n = ranks * terms->shape[0];
+    ARI_OWNED size_t *counts = NULL;
+    size_t start = 0, own = 0;
+    ar_tensor sent, all, row_of_all;
+    AR_TRY(ari_equal_counts(&counts, over, ar_tensor_count(terms)));
+    AR_TRY(ari_new_rows(ctx, &all, terms->dtype, n, cols));
+    AR_TRY(together(ctx, &sent, terms));
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, all.data, ar_const(sent.data), counts, all.dtype, tag));
+    ari_release_placed(ctx, &sent, terms);
+    AR_TRY(ar_ctx_tensor(ctx, &row_of_all, AR_I64, 1, &n));
+    for (size_t r = 0; r < ranks; r++)
+        counts[r] = terms->shape[0];
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, row_of_all.data, row_of, counts, AR_I64, tag));
+    ar_comm_slice(rows, (int)ranks, ar_comm_rank(over), &start, &own);
+    AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of_all.data, ar_const(row_of_all.data), n, (int64_t)start, (int64_t)own));
+    AR_TRY(ARI_KERNEL(ctx, acc_add, ar_buf_at(sum->t, start * cols), ar_buf_at(sum->hl, start * cols * sizeof(int64_t)),
+                      sum->narrow, rows, &all, ar_const(row_of_all.data)));
+    ARI_RELEASE(ctx, &all, &row_of_all);
+    return AR_OK;
+}

@@ -253,27 +253,6 @@ static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, 
     return ARI_KERNEL(ctx, scale, terms, &from, e->scale);
 }
 
-/* Adds the terms of the own positions' tokens; where each rank completes a slice, of all ranks' positions. */
-static ar_status add_terms(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, const ar_tensor *row_of)
-{
-    const size_t ranks = (size_t)ar_comm_size(ctx->sequence), rows = ranks * terms->shape[0];
-    ARI_OWNED size_t *counts = NULL;
-    ar_tensor all, rows_of_all;
-    if (!p->sliced)
-        return ctx->arith->grad_rows(ctx, p, terms, ar_const(row_of->data));
-    AR_TRY(ari_new_rows(ctx, &all, terms->dtype, rows, terms->shape[1]));
-    AR_TRY(ari_equal_counts(&counts, ctx->sequence, ar_tensor_count(terms)));
-    AR_TRY(ar_comm_all_gather(ctx->sequence, ctx->queue, all.data, ar_const(terms->data), counts, all.dtype, p->name));
-    AR_TRY(ar_ctx_tensor(ctx, &rows_of_all, AR_I64, 1, &rows));
-    for (size_t r = 0; r < ranks; r++)
-        counts[r] = terms->shape[0];
-    AR_TRY(ar_comm_all_gather(ctx->sequence, ctx->queue, rows_of_all.data, ar_const(row_of->data), counts, AR_I64,
-                              p->name));
-    AR_TRY(ctx->arith->grad_rows(ctx, p, &all, ar_const(rows_of_all.data)));
-    ARI_RELEASE(ctx, &rows_of_all, &all);
-    return AR_OK;
-}
-
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
 static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
@@ -286,7 +265,7 @@ static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, 
     }
     if (e->scale > 0.0f)
         AR_TRY(scale_terms(e, ctx, &terms, dy));
-    AR_TRY(add_terms(ctx, &e->token, &terms, row_of));
+    AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
     ari_release_placed(ctx, &terms, dy);
     return AR_OK;
 }
@@ -321,7 +300,7 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
         return AR_OK;
     const ar_tensor terms = ar_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    return add_terms(ctx, &e->position, &terms, &at);
+    return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */

@@ -179,7 +179,8 @@ static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size
                           const size_t *counts, size_t samples)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    const ar_most_terms most = {.before = most_values(b, group, samples), .slices = b->sliced ? &b->slices : NULL};
+    const bool sliced = b->sliced && storage.ptr == b->storage.ptr;
+    const ar_most_terms most = {.before = most_values(b, group, samples), .slices = sliced ? &b->slices : NULL};
     return ctx->arith->bucket_reduce(ctx, q, storage, n, b->info.storage, group, counts, &most, b->tag);
 }
 

@@ -44,7 +44,7 @@ static ar_status slice_bucket(ar_ddp *d, ari_bucket *b)
 ar_status ari_buckets_slice(ar_ddp *d)
 {
     const bool exact = d->ctx->arith->bucket_arrays > 0;
-    for (size_t i = 0; i < d->count && exact && d->stage == 0 && ar_comm_size(d->ctx->sequence) > 1; i++) {
+    for (size_t i = 0; i < d->count && exact && ar_comm_size(d->ctx->sequence) > 1; i++) {
         if (can_be_sliced(&d->buckets[i]))
             AR_TRY(slice_bucket(d, &d->buckets[i]));
     }
@@ -72,6 +72,7 @@ static bool any_is_tied(const ar_ddp *d)
 static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
 {
     const double cp = (double)ar_comm_size(d->ctx->sequence), tokens = (double)d->step.samples * (double)d->step.tokens;
+    const double shares = (double)ar_comm_size(d->ctx->shard);
     double elements = 0.0, inputs = 0.0;
     for (size_t i = 0; i < d->count; i++) {
         const ari_bucket *b = &d->buckets[i];
@@ -84,14 +85,21 @@ static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
             inputs += (double)w.shape[1] * (p->token_share > 0.0 ? p->token_share : 1.0) + (tables ? 4.0 : 0.0);
         }
     }
-    return 5.0 * cp * elements > 2.0 * (cp - 1.0) * tokens * inputs;
+    return 5.0 * (d->stage > 0 ? cp - cp / shares : cp) * elements > 2.0 * (cp - 1.0) * tokens * inputs;
 }
 
-/* Summed twice, slices would be what they are: that mistake is one of sums. */
+/* Summed twice, slices would be what they are, and a share that is not summed would be one slice: these mistakes are of
+ * sums. */
+static bool sums_wrongly(const ar_ddp *d)
+{
+    return ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) ||
+           (d->stage > 0 && ar_faulty(d->ctx, AR_FAULT_dp_group_missing));
+}
+
 void ari_ddp_choose_slices(ar_ddp *d)
 {
     size_t parts = 0;
-    const bool can = !ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) && d->step.samples > 0;
+    const bool can = d->step.samples > 0 && !sums_wrongly(d);
     const bool matrices =
         can && ar_gradient_moves(&d->ctx->layout, d->step.tokens, &parts) > 0 && takes_fewer_bytes(d, false);
     const bool tables = any_is_tied(d) ? matrices : can && takes_fewer_bytes(d, true);

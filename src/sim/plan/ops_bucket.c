@@ -204,13 +204,75 @@ static bool next_param(ari_op_builder *w, const ari_params *all, const unit_span
                                                                                         at);
 }
 
+/* It and those of its size that follow it in the order of packing. */
+static size_t run_of(const ari_op_builder *w, const ari_one_param *p)
+{
+    return 1 + (w->c->run.ddp.order == AR_BUCKETS_BY_SIZE ? p->after : p->before);
+}
+
 /* How many parameters fit into a bucket, of those from p on that have its size. The first always does. */
 static size_t fitting(const ari_op_builder *w, const ari_one_param *p, size_t bytes, size_t filled, bool empty)
 {
-    const size_t run = 1 + (w->c->run.ddp.order == AR_BUCKETS_BY_SIZE ? p->after : p->before);
+    const size_t run = run_of(w, p);
     const size_t capacity = w->c->run.ddp.bucket_bytes, left = filled < capacity ? capacity - filled : 0;
     const size_t fit = capacity == 0 || filled > capacity ? 0 : bytes == 0 ? run : left / bytes;
     return empty && fit == 0 ? 1 : fit < run ? fit : run;
+}
+
+/* True if the gradients of a bucket can be made in slices. */
+static bool can_slice(int kind)
+{
+    return (kind & ARI_KIND_NARROW) && !(kind & (ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD));
+}
+
+static bool is_sliced(const ari_op_builder *w, int kind)
+{
+    return can_slice(kind) && (kind & ARI_KIND_TABLE ? w->tables : w->sliced);
+}
+
+/* As collectives have it: the first (n mod ranks) have one more. */
+static void split_evenly(size_t n, size_t ranks, size_t r, size_t *start, size_t *count)
+{
+    const size_t longer = n % ranks;
+    *start = r * (n / ranks) + (r < longer ? r : longer);
+    *count = n / ranks + (r < longer);
+}
+
+/* Of a matrix at an offset in a bucket of n elements, those that the ranks have in their slices of it and in their shares
+ * of the bucket. */
+static size_t kept_of(const ari_op_builder *w, size_t n, size_t offset, const ari_op_value *matrix)
+{
+    const size_t ranks = w->sharing[false], cp = ari_op_builder_cp(w), cols = matrix->local[1],
+                 end = offset + matrix->local[0] * cols;
+    size_t kept = 0, at = 0, share = 0;
+    for (size_t r = offset / (n / ranks + 1); r < ranks; r++) {
+        size_t row = 0, rows = 0, start = 0, both = 0;
+        split_evenly(n, ranks, r, &at, &share);
+        if (at >= end)
+            break;
+        split_evenly(matrix->local[0], cp, r % cp, &row, &rows);
+        kept += ari_overlap(&start, &both, offset + row * cols, rows * cols, at, share) ? both : 0;
+    }
+    return kept;
+}
+
+/* Each rank's slice, but for what it keeps. begin: the place before the bucket. */
+static size_t sent_of(ari_op_builder *w, const ari_params *all, const unit_span *s, const ari_op_builder_bucket *b,
+                      const ari_bucket_place *begin)
+{
+    const size_t copies = w->sharing[false] / ari_op_builder_cp(w);
+    size_t kept = 0, offset = 0, params = 0;
+    ari_bucket_place at;
+    ari_one_param p;
+    for (bool more = next_param(w, all, s, b->kind, begin, &p, &at); more && params < b->params;
+         more = next_param(w, all, s, b->kind, &at, &p, &at)) {
+        const size_t alike = run_of(w, &p), left = b->params - params, n = alike < left ? alike : left;
+        for (size_t i = 0; i < n; i++, offset += p.elements)
+            kept += kept_of(w, b->elements, offset, &p.value);
+        at.minor += n - 1;
+        params += n;
+    }
+    return ari_op_builder_mul(w, b->elements, copies) - kept;
 }
 
 /* Next fit: parameters are added until one does not fit. */
@@ -236,6 +298,9 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
     } while (next_param(w, all, s, kind, &b->last, &p, &at));
+    b->sliced = ari_op_builder_zero(w) > 0 && is_sliced(w, kind) && w->st == AR_OK;
+    if (b->sliced)
+        b->sent = sent_of(w, all, s, b, more ? &begin : NULL);
     return true;
 }
 
@@ -335,20 +400,10 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     each_of(w, all, k, first_of(w, all, k), f);
 }
 
-/* True if the gradients of a bucket can be made in slices. */
-static bool can_slice(int kind)
-{
-    return (kind & ARI_KIND_NARROW) && !(kind & (ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD));
-}
-
-static bool is_sliced(const ari_op_builder *w, int kind)
-{
-    return can_slice(kind) && (kind & ARI_KIND_TABLE ? w->tables : w->sliced);
-}
-
 size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over)
 {
-    return ari_op_builder_ranks(w, over) / (is_sliced(w, b->kind) ? ari_op_builder_cp(w) : 1);
+    const bool sliced = w->c->run.parallel.zero == 0 && is_sliced(w, b->kind);
+    return ari_op_builder_ranks(w, over) / (sliced ? ari_op_builder_cp(w) : 1);
 }
 
 bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param)
@@ -366,8 +421,7 @@ void ari_op_builder_slices(ari_op_builder *w)
     double elements[2] = {0.0}, inputs[2] = {0.0}; /* [1]: of tables */
     size_t start = 0, samples = 0, parts = 0;
     bool even = true;
-    if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || run->parallel.zero > 0 ||
-        w->c->forward_only || cp < 2.0)
+    if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || w->c->forward_only || cp < 2.0)
         return;
     const ari_params all = ari_op_builder_all_params(w);
     for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
@@ -383,10 +437,11 @@ void ari_op_builder_slices(ari_op_builder *w)
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
+    const double shares = (double)w->sharing[false], sums = 5.0 * (run->parallel.zero > 0 ? cp - cp / shares : cp);
     const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
     w->sliced =
-        even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && 5.0 * cp * elements[0] > moved * inputs[0];
-    w->tables = w->config->tied && w->stages == 1 ? w->sliced : 5.0 * cp * elements[1] > moved * inputs[1];
+        even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
+    w->tables = w->config->tied && w->stages == 1 ? w->sliced : sums * elements[1] > moved * inputs[1];
 }
 
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,

@@ -338,6 +338,8 @@ typedef struct ari_op_builder_bucket {
     size_t elements, params;
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
+    bool sliced;           /* shared out, of gradients in slices: */
+    size_t sent;           /* the terms that ranks have of others' shares */
 } ari_op_builder_bucket;
 
 ari_params ari_op_builder_all_params(ari_op_builder *w);

@@ -173,8 +173,8 @@ static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, ari_ov
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
     const ari_over over = sharing_group(w, of_experts(b));
-    call_sum(w, over, ari_op_builder_ranks(w, over), b->elements, stored_as(b), true,
-             ari_op_builder_most_values(w, b, over, often), 0, often, b->first.of.role, suffix_of(b->first.of));
+    call_sum(w, over, b->sliced ? 2 : ari_op_builder_ranks(w, over), b->sliced ? b->sent : b->elements, stored_as(b),
+             true, ari_op_builder_most_values(w, b, over, often), 0, often, b->first.of.role, suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
