@@ -262,14 +262,14 @@ static size_t sent_of(ari_op_builder *w, const ari_params *all, const unit_span 
 {
     const size_t copies = w->sharing[false] / ari_op_builder_cp(w);
     size_t kept = 0, offset = 0, params = 0;
-    ari_bucket_place at;
+    ari_bucket_place at, last;
     ari_one_param p;
     for (bool more = next_param(w, all, s, b->kind, begin, &p, &at); more && params < b->params;
-         more = next_param(w, all, s, b->kind, &at, &p, &at)) {
+         more = next_param(w, all, s, b->kind, &last, &p, &at)) {
         const size_t alike = run_of(w, &p), left = b->params - params, n = alike < left ? alike : left;
         for (size_t i = 0; i < n; i++, offset += p.elements)
             kept += kept_of(w, b->elements, offset, &p.value);
-        at.minor += n - 1;
+        last = (ari_bucket_place){at.major, at.minor + n - 1};
         params += n;
     }
     return ari_op_builder_mul(w, b->elements, copies) - kept;
