@@ -197,7 +197,7 @@ ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
     note[0] = '\0';
     if (changes[0])
         snprintf(note, cap,
-                 "resumed with a change of %s: from step %" PRIu64
+                 "resumed with another %s: from step %" PRIu64
                  " on the weights are not those of a run that was never interrupted",
                  changes, s->step + 1);
     return AR_OK;
