@@ -239,17 +239,10 @@ class Grouped(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
 
 
-class Windowed(nn.Module):
+class Windowed(Causal):
     def __init__(self, fault):
         super().__init__()
-        self.embed, self.blocks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Grouped(fault) for _ in range(2))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+        self.blocks = nn.ModuleList(Grouped(fault) for _ in range(2))
 
 
 def windowed(rank, world, fault, path):

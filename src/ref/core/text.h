@@ -79,8 +79,8 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
 /** "0-3, 8" of ascending or other ranks. */
 void ari_ranks_describe(const int *ranks, int n, char *text, size_t size);
 
-/** `text` for a message: at most cap - 1 bytes, control characters and what is not UTF-8 as '?', an ellipsis where it was cut. Returns
- *  `out`. Names in files of others may hold anything, terminal escapes included. */
+/** `text` for a message: at most cap - 1 bytes, control characters and what is not UTF-8 as '?', an ellipsis where it
+ *  was cut. Returns `out`. Names in files of others may hold anything, terminal escapes included. */
 const char *ari_printable(char *out, size_t cap, const char *text);
 #define ARI_PRINTABLE 160
 /** The same of a whole message in place, whose lines and tabs stay. */

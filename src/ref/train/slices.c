@@ -68,7 +68,8 @@ static bool any_is_tied(const ar_ddp *d)
 }
 
 /* True if the sums over the ranks of cp, of five bytes, would take more than all rows of x, or all terms of tables, at
- * two and their rows' numbers at eight. Of experts the ranks have equal slices, so that what moves can be told from the number of their rows. */
+ * two and their rows' numbers at eight. Of experts the ranks have equal slices, so that what moves can be told from the
+ * number of their rows. */
 static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
 {
     const double cp = (double)ar_comm_size(d->ctx->sequence), tokens = (double)d->step.samples * (double)d->step.tokens;
