@@ -445,6 +445,14 @@ class Json(Verify):
         self.assertEqual(json.loads((self.folder / "report.json").read_text())["result"], "different")
         self.assertIn("<html", (self.folder / "report.html").read_text())
 
+    def test_a_name_turns_no_text_behind_it(self):
+        name = "model.\u202ereyal\u2069\u061c.w"
+        done = self.done(*self.pair(weight(name, [1.0]), weight(name, [2.0])), "--html", "report.html", code=1)
+        for text in done.stdout, (self.folder / "report.html").read_text():
+            self.assertIn("model.?reyal??.w", text)
+            self.assertNotIn("\u202e", text)
+        self.assertEqual(self.result(*self.pair(weight(name, [1.0]), weight(name, [2.0])))[0]["worst"][0]["tensor"], name)
+
 
 class Normal(Verify):
     def judged(self, other, *arguments):

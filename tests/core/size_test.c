@@ -43,6 +43,8 @@ CLAIM(no_control_character_of_a_name_reaches_a_terminal)
     cr_expect_str_eq(ARI_SHOW("\xc2\x9b"
                               "31m \xc2\xa0\xc3\xa9"),
                      "?31m \xc2\xa0\xc3\xa9", "U+009B begins a sequence too");
+    cr_expect_str_eq(ARI_SHOW("\u202ea\u2069\u200f\u061c\u2028.\u200c\u2010\u206a"), "?a????.\u200c\u2010\u206a",
+                     "nor do those that turn what follows");
     cr_expect_str_eq(ARI_SHOW("a\xff\xc3"), "a??", "what is not UTF-8");
     cr_expect_str_eq(ari_printable(out, sizeof out, "0123456789a"), "0123456789a");
     cr_expect_str_eq(ari_printable(out, sizeof out, "0123456789ab"), "01234567...");

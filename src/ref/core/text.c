@@ -53,11 +53,17 @@ void ari_ranks_describe(const int *ranks, int n, char *text, size_t size)
     }
 }
 
-/* The control characters of a terminal: U+0000 to U+001F, U+007F, and U+0080 to U+009F, of two bytes. */
-static bool is_control(const char *text, size_t bytes)
+bool ari_utf8_control(const char *text, size_t bytes)
 {
-    const unsigned char first = (unsigned char)text[0];
-    return bytes == 1 ? first < 0x20 || first == 0x7f : bytes == 2 && first == 0xC2 && (unsigned char)text[1] < 0xA0;
+    const unsigned char *s = (const unsigned char *)text;
+    if (bytes == 1)
+        return s[0] < 0x20 || s[0] == 0x7f;
+    if (bytes == 2)
+        return (s[0] == 0xC2 && s[1] < 0xA0) || (s[0] == 0xD8 && s[1] == 0x9C);
+    if (bytes != 3 || s[0] != 0xE2)
+        return false;
+    return s[1] == 0x80 ? s[2] == 0x8E || s[2] == 0x8F || (s[2] >= 0xA8 && s[2] <= 0xAE)
+                        : s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9;
 }
 
 void ari_message_clean(char *text)
@@ -65,7 +71,7 @@ void ari_message_clean(char *text)
     const size_t length = strlen(text);
     for (size_t i = 0, bytes = 0; i<length; i += bytes> 0 ? bytes : 1) {
         bytes = ari_utf8_length(text + i, length - i);
-        if (bytes == 0 || (is_control(text + i, bytes) && text[i] != '\n' && text[i] != '\t'))
+        if (bytes == 0 || (ari_utf8_control(text + i, bytes) && text[i] != '\n' && text[i] != '\t'))
             memset(text + i, '?', bytes > 0 ? bytes : 1);
     }
 }
@@ -77,7 +83,7 @@ const char *ari_printable(char *out, size_t cap, const char *text)
     for (size_t i = 0; i < length; i += used) {
         bytes = ari_utf8_length(text + i, length - i);
         used = bytes > 0 ? bytes : 1;
-        const bool shown = bytes > 0 && !is_control(text + i, bytes);
+        const bool shown = bytes > 0 && !ari_utf8_control(text + i, bytes);
         if (n + (shown ? bytes : 1) >= cap) {
             if (cap > 3)
                 memcpy(out + whole, "...", 3);

@@ -72,17 +72,20 @@ ar_status ari_json_save(const json_t *value, const char *path)
     return ari_file_write(path, line, (size_t)length);
 }
 
-/* JSON inside a script element: a text that holds "</script>" must not end it. */
+/* JSON inside a script element, to be shown: a text that holds "</script>" must not end it, nor another turn the
+ * direction of what the page writes behind it. */
 static ar_status write_escaped(ari_atomic_file *out, const char *json)
 {
-    while (*json) {
-        const size_t n = strcspn(json, "<");
-        AR_TRY(ari_atomic_file_write(out, json, n));
-        json += n;
-        if (*json == '<') {
+    for (size_t bytes = 0; *json; json += bytes) {
+        bytes = strcspn(json, "<\xC2\xD8\xE2"); /* and what a character in question begins with */
+        const bool plain = bytes > 0;
+        bytes = plain ? bytes : ari_utf8_length(json, strnlen(json, 4));
+        if (*json == '<' && !plain)
             AR_TRY(ari_atomic_file_write(out, "\\u003c", 6));
-            json++;
-        }
+        else if (!plain && ari_utf8_control(json, bytes))
+            AR_TRY(ari_atomic_file_write(out, "?", 1));
+        else
+            AR_TRY(ari_atomic_file_write(out, json, bytes));
     }
     return AR_OK;
 }
