@@ -340,6 +340,9 @@ Test(check, impossible_requests_are_refused_by_name)
     snprintf(path, sizeof path, "%s/no", folder);
     expect_refused(check_of(path, &rows[0].tp, 1, 1, 1), AR_ERR_NOT_FOUND, "no");
     ar_check_options o = check_of(folder, &rows[0].tp, 1, 2, 6);
+    o.padding = SIZE_MAX; /* with which there would be 1 row */
+    expect_refused(o, AR_ERR_OVERFLOW, "");
+    o.padding = 0;
     o.text = path;
     expect_refused(o, AR_ERR_IO, "no");
     write_file(folder, "text", "");

@@ -31,10 +31,10 @@ static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 
 ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c)
 {
-    AR_TRY(ari_run_check_positions(c, o->run.seq));
-    AR_TRY(check_layouts(o, c));
     ar_run padded = o->run;
-    padded.batch += o->padding;
+    AR_TRY(ari_run_check_positions(c, o->run.seq));
+    AR_TRY(ari_add_size(&padded.batch, o->run.batch, o->padding));
+    AR_TRY(check_layouts(o, c));
     const ari_estimate_case size = {.run = padded,
                                     .config = c,
                                     .parallel = o->parallel,
