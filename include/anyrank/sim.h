@@ -19,7 +19,7 @@ AR_BEGIN_DECLS
  * host does not wait for it. With faults, verification or somebody who listens to a ring's steps the data go through
  * the host's memory, which then does wait. */
 typedef enum ar_sim_algorithm {
-    AR_SIM_AUTO,   /* last for short messages, else direct; two ranks with a core each swap the shortest sums */
+    AR_SIM_AUTO,   /* last for short messages, else direct */
     AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two barriers */
     AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
     AR_SIM_LAST    /* the last rank to arrive does the work of all: one barrier */

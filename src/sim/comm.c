@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "ref/core/queue_impl.h"
-#include "ref/core/reduce.h"
 #include "ref/core/size.h"
 #include "sim/wire.h"
 
@@ -35,18 +34,6 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
 
-/* Both ranks read the other's input, whose copy lies ready: with two ranks the bytes of a ring, and its bits, since two
- * numbers may be combined in either order. */
-static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
-{
-    const void *other = ari_member_swap(&s->member, call, bytes);
-    if (!other)
-        return false;
-    ari_reduce_kernel(call->dtype, call->op).two(call->out.ptr, call->in.ptr, other, call->count);
-    ari_moved_add(&s->base.moved, bytes, 0);
-    return true;
-}
-
 /* The members decide alike, so from nothing but what they agree on. */
 static ar_status auto_run(ar_comm *c, const ari_call *call)
 {
@@ -55,8 +42,6 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
         return ari_direct_run(c, call);
     const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
     const size_t bytes = count * ar_dtype_bytes(call->dtype);
-    if (s->swaps && call->kind == ARI_ALL_REDUCE && bytes <= ARI_SWAP_BYTES && swap_run(s, call, bytes))
-        return AR_OK;
     const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
     if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
         return ari_last_run(c, call);
@@ -180,7 +165,6 @@ ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *
         return st;
     }
     c->channels = channels;
-    c->swaps = ari_member_can_swap(&c->member) && ari_wire_is_plain(c);
     *gives = c;
     return AR_OK;
 }

@@ -14,7 +14,6 @@ typedef struct ari_sim_comm {
     const ar_sim_options *options; /* of the world; borrowed */
     bool of_world;                 /* made by ar_sim_run, which also ends it */
     struct ari_fault_watch *watch; /* NULL: neither faults nor verification */
-    bool swaps;                    /* AR_SIM_AUTO: short collectives of two ranks go by ari_member_swap */
     void *scratch;                 /* partial sums; grows */
     size_t scratch_bytes;
     ari_channels *channels;          /* where sends and recvs of the group meet */

@@ -10,8 +10,6 @@
 void ari_group_free(ari_group *g)
 {
     ari_sleepers_fini(&g->sleepers);
-    for (int i = 0; i < g->n; i++)
-        free(g->slot[i].data);
     free(g->slot);
     free(g->rank);
     free(g);
