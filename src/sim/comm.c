@@ -6,12 +6,6 @@
 #include "ref/core/size.h"
 #include "sim/wire.h"
 
-/* Up to this size the last member to arrive does the work of all: one barrier instead of two. Measured on two cores,
- * all of `direct` over all of `last`: where every rank has a core 1.0 to 1.4 at 1 KiB and 0.7 to 0.8 at 4 KiB. With
- * more ranks than cores, all of ari_share_run over all of `last`: with 4 and 8 ranks 1.0 to 1.15 at 1 KiB, 1.0 to 1.1
- * at 16 KiB, 0.65 to 1.0 at 32 KiB. */
-enum { LAST_BYTES = 2048, LAST_BYTES_CROWDED = 16384 };
-
 static ari_sim_comm *sim_of(ar_comm *c)
 {
     return (ari_sim_comm *)c;
@@ -30,23 +24,6 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
     char what[512];
     snprintf(what, sizeof what, "rank %d aborted: %s", m->rank, why);
     ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, what);
-}
-
-/* --- algorithms --------------------------------------------------------------------------------------------------- */
-
-/* The members decide alike, so from nothing but what they agree on. */
-static ar_status auto_run(ar_comm *c, const ari_call *call)
-{
-    ari_sim_comm *s = sim_of(c);
-    if (!ari_kind_of(call->kind)->ring)
-        return ari_direct_run(c, call);
-    const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
-    const size_t bytes = count * ar_dtype_bytes(call->dtype);
-    const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
-    if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
-        return ari_last_run(c, call);
-    const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
-    return shares ? ari_share_run(s, call) : ari_direct_run(c, call);
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */
@@ -129,12 +106,7 @@ static void sim_destroy(ar_comm *c)
         ari_sim_comm_free(sim_of(c));
 }
 
-static const ari_run_fn algorithms[] = {
-    [AR_SIM_AUTO] = auto_run,
-    [AR_SIM_DIRECT] = ari_direct_run,
-    [AR_SIM_RING] = ari_ring_run,
-    [AR_SIM_LAST] = ari_last_run,
-};
+static const ari_run_fn algorithms[] = {[AR_SIM_DIRECT] = ari_direct_run, [AR_SIM_RING] = ari_ring_run};
 
 /* Ranks that share a device meet on the host: the same fault strikes the same transfer, and is reported in the same
  * words, wherever the data lie. What a lost transfer leaves as it was is brought to the host too. A send or recv meets

@@ -46,10 +46,6 @@ AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 AR_NODISCARD ar_status ari_direct_run(ar_comm *c, const ari_call *call);
 /** ring: r reads its left neighbour (r - 1 mod N), step by step. direct for kinds that go round no ring. */
 AR_NODISCARD ar_status ari_ring_run(ar_comm *c, const ari_call *call);
-/** last: the last rank to enter does the work of all. direct for the same kinds. */
-AR_NODISCARD ar_status ari_last_run(ar_comm *c, const ari_call *call);
-/** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
-AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 

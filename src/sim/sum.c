@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sum.h"
 
-ari_sum ari_sum_of(ari_wire *w, int end, bool whole)
+ari_sum ari_sum_of(ari_wire *w, int end)
 {
-    return (ari_sum){.wire = w,
-                     .kernel = ari_reduce_kernel(w->call->dtype, w->call->op),
-                     .first = (end + 1) % w->n,
-                     .last = whole ? end : (end + w->n - 1) % w->n};
+    return (ari_sum){
+        .wire = w, .kernel = ari_reduce_kernel(w->call->dtype, w->call->op), .first = (end + 1) % w->n, .last = end};
 }
 
 size_t ari_sum_piece_count(const ari_sum *s)
@@ -54,20 +52,18 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
 
 /* --- slices ------------------------------------------------------------------------------------------------------- */
 
-/* Slice c of an all_reduce. */
+/* The mover's slice of an all_reduce. */
 typedef struct slice {
     ari_wire *wire;
-    int c;
     size_t at, end; /* in bytes */
     bool past_cache;
 } slice;
 
-static slice slice_of(ari_wire *w, int c)
+static slice slice_of(ari_wire *w)
 {
     size_t start, size;
-    ar_comm_slice(w->call->count, w->n, c, &start, &size);
+    ar_comm_slice(w->call->count, w->n, w->self, &start, &size);
     return (slice){.wire = w,
-                   .c = c,
                    .at = start * w->element,
                    .end = (start + size) * w->element,
                    .past_cache = ari_stream_pays(w->call->count * w->element, w->n)};
@@ -92,7 +88,7 @@ static bool hand_out(const slice *s, const char *sum, size_t at, size_t bytes)
 
 static bool move_pieces(const slice *s, size_t from, size_t end)
 {
-    const ari_sum sum = ari_sum_of(s->wire, s->c, true);
+    const ari_sum sum = ari_sum_of(s->wire, s->wire->self);
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = from; at < end; at += sizeof result) {
         const size_t bytes = end - at < sizeof result ? end - at : sizeof result;
@@ -127,7 +123,7 @@ static bool move_slice(const slice *s, ari_fused_fn kernel)
     const char *in[ARI_FUSED_MOST];
     char *out[ARI_FUSED_MOST];
     for (int k = 0; k < w->n; k++) {
-        const ari_call *call = ari_group_call(w->group, (s->c + 1 + k) % w->n); /* the ring's order */
+        const ari_call *call = ari_group_call(w->group, (w->self + 1 + k) % w->n); /* the ring's order */
         in[k] = call->in.ptr;
         out[k] = call->out.ptr;
     }
@@ -138,9 +134,9 @@ static bool move_slice(const slice *s, ari_fused_fn kernel)
     return move_pieces(s, s->at, s->at + head) && move_pieces(s, move_fused(s, &f, kernel, s->at + head), s->end);
 }
 
-bool ari_slice_move(ari_wire *w, int c)
+bool ari_slice_move(ari_wire *w)
 {
-    const slice s = slice_of(w, c);
+    const slice s = slice_of(w);
     const ari_fused_fn kernel = ari_fused_kernel(w->call->dtype, w->call->op);
     const bool fused = kernel && w->plain && w->n > 1 && w->n <= ARI_FUSED_MOST;
     const bool good = fused ? move_slice(&s, kernel) : move_pieces(&s, s.at, s.end);

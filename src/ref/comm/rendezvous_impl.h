@@ -42,7 +42,6 @@ typedef struct ari_rank_lines {
 struct ari_world {
     ari_instruments with;
     int ranks;
-    int cores;  /* that it had when it was created */
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
@@ -83,10 +82,9 @@ struct ari_group {
     int members_left;
     /* gate: number of the collective agreed upon last << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
-    /* Members that came to leave, or parts done instead, since creation | ARI_BROKEN: set before the last member of the
-     * collective comes, so that all find it, or not at all. */
+    /* Members that came to leave, since creation | ARI_BROKEN: set before the last member of the collective comes, so that
+     * all find it, or not at all. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves;
-    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t parts; /* of a shared collective: those that have begun, bit by bit */
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
     /* The following describe the last agreed collective; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
