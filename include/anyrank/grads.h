@@ -27,7 +27,7 @@ typedef struct ar_grads_options {
 typedef struct ar_grads_result {
     ar_config config;  /* as it was read; with `block` all zero */
     float loss;        /* 0 with `block` */
-    char note[3][320]; /* what somebody may not expect of the input; "" */
+    char note[4][320]; /* what somebody may not expect of the input; "" */
     bool fresh;        /* the folder has no weights: they were drawn by the seed */
     double seconds;
     bool has_predicted;         /* with a cluster */

@@ -87,7 +87,7 @@ class CommandTest(Case):
         """A copy of a golden model, to be spoilt."""
         folder = self.folder / name
         if not folder.exists():
-            folder.mkdir()
+            folder.mkdir(parents=True)
             for file in ("config.json", "model.safetensors", "batch.safetensors"):
                 shutil.copy(GOLDEN / name / file, folder / file)
         return folder
@@ -508,6 +508,47 @@ class Grads(CommandTest):
             done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
             self.assertEqual(done.code, 0, str(done))
             self.assertIn(note, done.err)
+
+    def test_a_mask_of_four_dimensions_hides_what_the_models_own_does(self):
+        """transformers takes it in place of its own: a mask that shows more would give other numbers there."""
+        for name, reach, says in (("gpt2-tiny", 0, None), ("gpt2-tiny", 1, "key 1 is later than query 0"),
+                                  ("mistral-window-tiny", 0, "key 0 is beyond the window of query 7")):
+            folder = self.golden(name)
+            ids = tensor_files.read(GOLDEN / name / "batch.safetensors")["input_ids"]
+            rows, s = ids[1]
+            mask = f32(*[0.0 if key <= query + reach else -1e9 for query in range(s) for key in range(s)])
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, "attention_mask": ["F32", [1, 1, s, s], mask]})
+            grads = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out")
+            if says is None:
+                self.assertEqual(self.passes(*grads).err, "")
+            else:
+                self.refused(*grads, says=[says, "expected -inf"])
+
+    def test_targets_of_places_that_see_no_key_are_told(self):
+        folder = self.golden()
+        ids = tensor_files.read(folder / "batch.safetensors")["input_ids"]
+        tokens, mask = struct.unpack("<64q", ids[2]), [0, 0, 0] + [1] * 61
+        for label, told in ((tokens[3], True), (-100, False)):
+            labels = [-100, -100, -100, label, *tokens[4:]]
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, "labels": ["I64", [2, 32], i64(*labels)],
+                                                              "attention_mask": ["I64", [2, 32], i64(*mask)]})
+            done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
+            self.assertEqual(done.code, 0, str(done))
+            self.assertEqual("note: 1 target is predicted where no key is seen" in done.err, told, done.err)
+
+    def test_positions_alone_keep_no_documents_of_gpt_oss_apart(self):
+        folder = self.golden("experts/gpt-oss-tiny")
+        ids = tensor_files.read(folder / "batch.safetensors")["input_ids"]
+        rows, s = ids[1]
+        places = {"position_ids": ["I64", [rows, s], i64(*[*range(5), *range(s - 5)] * rows)]}
+        ones = {"attention_mask": ["I64", [rows, s], i64(*[1] * rows * s)]}
+        grads = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out")
+        hashes = []
+        for batch in (places, {**places, **ones}):
+            tensor_files.write(folder / "batch.safetensors", {"input_ids": ids, **batch})
+            hashes.append(self.result(*grads, "--quiet")["outputs_hash"])
+            self.assertIn("attention crosses these places, as transformers' GPT-OSS", Done(grads).err)
+        self.assertEqual(*hashes)
 
     def test_what_compares_nothing_refuses_a_plan_that_declares_what_is_not_there(self):
         """On two ranks a loss of 5.705 where the model has 5.784, with exit status 0, was what grads gave."""

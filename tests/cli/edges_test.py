@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -162,8 +163,7 @@ class EdgesTest(command.Case):
     def test_an_additive_mask_may_differ_by_head(self):
         heads, s = json.loads(CONFIG)["num_attention_heads"], 4
         draw = random.Random(1)
-        plane = [draw.uniform(-2, 0) for _ in range(s * s)]
-        other = [draw.uniform(-2, 0) for _ in range(s * s)]
+        plane, other = ([draw.uniform(-2, 0) if i % s <= i // s else -math.inf for i in range(s * s)] for _ in range(2))
         masks = {"one for all": (1, plane), "the same for each": (heads, plane * heads),
                  "another for the last": (heads, plane * (heads - 1) + other)}
         for ranks in (1, 2):

@@ -72,7 +72,7 @@ AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari
 typedef struct ari_input_batch {
     ar_batch batch;
     ari_arena arena;   /* of what the batch points to */
-    char note[3][320]; /* what somebody may not expect of it; "" */
+    char note[4][320]; /* what somebody may not expect of it; "" */
 } ari_input_batch;
 
 /** input_ids [b, s]; optionally labels [b, s], position_ids [b|1, s], attention_mask: [b, s] of 0 and 1, or

@@ -214,6 +214,26 @@ static void note_left_padding(ari_input_batch *b, const ar_config *c)
                  rows, x->batch);
 }
 
+/* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row. Where
+ * heads have sinks both give it none. */
+static void note_blind(ari_input_batch *b, const ar_config *c)
+{
+    const ar_batch *x = &b->batch;
+    size_t window = 0, count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
+    for (size_t i = 0; i < c->layers && window == 0; i++)
+        window = ar_config_window(c, i);
+    for (size_t i = 0; x->padding_mask && !c->sinks && i < x->batch * x->seq; i++) {
+        since = x->padding_mask[i] ? 1 : i % x->seq > 0 && since > 0 ? since + 1 : 0;
+        const bool blind = since == 0 || (window > 0 && since > window);
+        count += blind && ar_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
+    }
+    if (count > 0)
+        snprintf(b->note[3], sizeof b->note[3],
+                 "%zu target%s predicted where no key is seen: attention is nothing there, and in transformers the mean of "
+                 "all values, so that loss and gradients differ; label such targets -100",
+                 count, count == 1 ? " is" : "s are");
+}
+
 /* A document whose first position is not 0: position_ids and cu_seqlens may be of two different batches. */
 static void note_positions(ari_input_batch *b)
 {
@@ -244,12 +264,15 @@ static size_t find_jumps(bool *begins, const ar_batch *x)
     return count;
 }
 
-static void note_jumps(ari_input_batch *b, size_t jumps)
+static void note_jumps(ari_input_batch *b, const ar_config *c, size_t jumps)
 {
     ar_batch inside = b->batch;
     inside.targets_cross = false;
     const size_t crossing = ar_batch_targets(&b->batch) - ar_batch_targets(&inside);
-    const char *seen = b->batch.padding_mask
+    const char *seen = c->arch == AR_ARCH_GPT_OSS
+                           ? "crosses these places, as transformers' GPT-OSS makes its masks without them; with "
+                             "cu_seqlens it keeps documents apart"
+                       : b->batch.padding_mask
                            ? "crosses these places, as in transformers with attention_mask or "
                              "use_cache; without both, or with cu_seqlens, it keeps documents apart"
                            : "stays inside the documents that begin there, as in transformers without "
@@ -264,19 +287,19 @@ static void note_jumps(ari_input_batch *b, size_t jumps)
 }
 
 /* Documents that position_ids alone tell, as transformers 5.23 has them (find_packed_sequence_indices): apart unless
- * there is a mask, and which targets they have is for the labels to say. */
-static ar_status apart_by_positions(ari_input_batch *b, const char *path)
+ * there is a mask, or the model passes them on to none, and which targets they have is for the labels to say. */
+static ar_status apart_by_positions(ari_input_batch *b, const ar_config *c, const char *path)
 {
     ar_batch *x = &b->batch;
     bool *begins = NULL;
     AR_TRY(ARI_TAKE(&begins, &b->arena, x->batch * x->seq, "position_ids"));
     const size_t jumps = find_jumps(begins, x);
-    if (jumps > 0 && !x->padding_mask) {
+    if (jumps > 0 && !x->padding_mask && c->arch != AR_ARCH_GPT_OSS) {
         AR_TRY(number_documents(b, begins, path, "position_ids"));
         x->targets_cross = true;
     }
     if (jumps > 0)
-        note_jumps(b, jumps);
+        note_jumps(b, c, jumps);
     return AR_OK;
 }
 
@@ -306,6 +329,28 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     return AR_OK;
 }
 
+/* transformers takes such a mask in place of those of causality and windows, and here it is added to them: it must hide
+ * what they hide. What is added to a score and is below HIDES leaves nothing of it. */
+#define HIDES (-1e4f)
+static ar_status check_hidden(const float *added, const ar_config *c, const ar_st_entry *e, const char *path)
+{
+    const size_t s = e->shape[3];
+    size_t window = 0;
+    for (size_t i = 0; i < c->layers && window == 0; i++)
+        window = ar_config_window(c, i);
+    for (size_t i = 0; i < e->count; i++) {
+        const size_t key = i % s, query = i / s % s, plane = i / s / s;
+        const bool later = c->causal && key > query, before = window > 0 && key + window <= query;
+        if ((later || before) && added[i] > HIDES)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: attention_mask[%zu, %zu, %zu, %zu] is %g, but key %zu is %s query %zu, and the model's "
+                                "own mask hides it; transformers would take this one instead: expected -inf",
+                                path, plane / e->shape[1], plane % e->shape[1], query, key, (double)added[i], key,
+                                later ? "later than" : "beyond the window of", query);
+    }
+    return AR_OK;
+}
+
 static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_st_entry *e, const char *path)
 {
     const size_t s = b->batch.seq;
@@ -322,6 +367,7 @@ static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_
                                 "%s: attention_mask holds %s at element %zu; it is added to scores, -inf masks", path,
                                 isnan(added[i]) ? "NaN" : "+inf", i);
     }
+    AR_TRY(check_hidden(added, c, e, path));
     b->batch.additive_mask = added;
     b->batch.mask_batch = e->shape[0];
     b->batch.mask_heads = e->shape[1];
@@ -343,9 +389,10 @@ static ar_status load(ari_input_batch *b, const ar_config *c, const ar_st_file *
     if (b->batch.position_ids && b->batch.documents)
         note_positions(b);
     else if (b->batch.position_ids && !b->batch.additive_mask)
-        AR_TRY(apart_by_positions(b, path));
+        AR_TRY(apart_by_positions(b, c, path));
     note_labels(b);
     note_left_padding(b, c);
+    note_blind(b, c);
     return AR_OK;
 }
 
