@@ -146,6 +146,7 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
                           "'attention_bias':false,'pad_token_id':0");
     cr_expect(c.rope.rotary_dim == 0 && c.rope.theta == 25000.0 && c.residual == AR_RESIDUAL_IN_TURN && !c.pads);
     cr_expect(!c.qkv_bias && !c.out_bias && c.mlp_bias && c.unknown_keys == 0);
+    cr_expect_eq(config_read(NEOX, "'rotary_emb_base':500,'rope_theta':500").rope.theta, 500.0);
     cr_expect_eq(config_read(MODEL("stablelm"), "'use_parallel_residual':true").residual,
                  AR_RESIDUAL_PARALLEL_ONE_NORM);
     c = config_read(MODEL("glm4"), "'head_dim':8");
@@ -169,6 +170,7 @@ CLAIM(variants_differ_in_windows_rotations_norms_and_biases)
         {MODEL("stablelm"), "'qk_layernorm':true", "'qk_layernorm'"},
         {NEOX, "'num_nextn_predict_layers':1,'mtp_loss_scaling_factor':0.1", "no names for"},
         {NEOX, "'partial_rotary_factor':1.0", "'rotary_pct' has it"},
+        {NEOX, "'rope_theta':500", "GPT-NeoX turns by 'rotary_emb_base', 10000"},
         {NEOX, "'num_key_value_heads':1", "'num_key_value_heads' is 1"},
         {MODEL("llama"), "'rotary_pct':0.5", "'rotary_pct'"},
         {MODEL("cohere"), "'use_qk_norm':true", "'use_qk_norm'"},

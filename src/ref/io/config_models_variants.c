@@ -334,5 +334,11 @@ ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
         return ari_config_refuse_key(at, "partial_rotary_factor", "no such key: 'rotary_pct' has it");
     AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));
     AR_TRY(ari_json_real_or(at, "rotary_emb_base", &form.rope.theta));
+    double said = form.rope.theta;
+    AR_TRY(ari_json_real_or(at, "rope_theta", &said));
+    if (said != form.rope.theta) /* which transformers does not look at */
+        return ari_json_wrong(at, "rope_theta",
+                              " is %g, but GPT-NeoX turns by 'rotary_emb_base', %g: expected the same or no such key",
+                              said, form.rope.theta);
     return ari_config_llama_form(c, at, &form);
 }

@@ -228,10 +228,11 @@ static void note_blind(ari_input_batch *b, const ar_config *c)
         count += blind && ar_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
     }
     if (count > 0)
-        snprintf(b->note[3], sizeof b->note[3],
-                 "%zu target%s predicted where no key is seen: attention is nothing there, and in transformers the mean of "
-                 "all values, so that loss and gradients differ; label such targets -100",
-                 count, count == 1 ? " is" : "s are");
+        snprintf(
+            b->note[3], sizeof b->note[3],
+            "%zu target%s predicted where no key is seen: attention is nothing there, and in transformers the mean of "
+            "all values, so that loss and gradients differ; label such targets -100",
+            count, count == 1 ? " is" : "s are");
 }
 
 /* A document whose first position is not 0: position_ids and cu_seqlens may be of two different batches. */
@@ -342,11 +343,12 @@ static ar_status check_hidden(const float *added, const ar_config *c, const ar_s
         const size_t key = i % s, query = i / s % s, plane = i / s / s;
         const bool later = c->causal && key > query, before = window > 0 && key + window <= query;
         if ((later || before) && added[i] > HIDES)
-            return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "%s: attention_mask[%zu, %zu, %zu, %zu] is %g, but key %zu is %s query %zu, and the model's "
-                                "own mask hides it; transformers would take this one instead: expected -inf",
-                                path, plane / e->shape[1], plane % e->shape[1], query, key, (double)added[i], key,
-                                later ? "later than" : "beyond the window of", query);
+            return ar_error_set(
+                AR_ERR_UNSUPPORTED,
+                "%s: attention_mask[%zu, %zu, %zu, %zu] is %g, but key %zu is %s query %zu, and the model's "
+                "own mask hides it; transformers would take this one instead: expected -inf",
+                path, plane / e->shape[1], plane % e->shape[1], query, key, (double)added[i], key,
+                later ? "later than" : "beyond the window of", query);
     }
     return AR_OK;
 }
