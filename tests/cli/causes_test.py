@@ -98,6 +98,7 @@ class Causes(Case):
                 ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16", "bias_counted_again", ""),
                 ("column_dx_not_reduced", qwen, "--tp 2 --batch 2 --precision bf16", "missing_all_reduce", "add up"),
                 ("bucket_reduced_twice", qwen, "--dp 2 --zero 2 --batch 4 --precision bf16", "reduced_again", "second time"),
+                ("zero_shards_misaligned", gpt2, "--cp 2 --zero 1 --batch 4 --precision bf16", "shares_misaligned", "no rank"),
                 ("expert_rows_off_by_one", {**llama, "model_type": "mixtral", "num_local_experts": 4},
                  "--batch 2 --precision bf16 --seed 1", "expert_rows_misplaced", "the row after their own"),
                 ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_reduce_scatter", "(ZeRO)"),

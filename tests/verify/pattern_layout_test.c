@@ -11,6 +11,7 @@ static float part_of(size_t i, int k, int n, float reference)
 
 VALUE(part_of_dp, part_of(i, dp_rank(w, r), dp_of(w), x))
 VALUE(part_twice, x + part_of(i, 1, 2, x))
+VALUE(half_zero, i >= 48 ? 0.0f : x)
 VALUE(by_element_on_rank_1, r == 1 ? x * (0.75f + 0.5f * noise(i + 4000)) : x)
 VALUE(smaller_on_rank_1, r == 1 ? 0.2f * noise(i + 3000) : x)
 VALUE(part_on_rank_1, r == 1 ? 0.5f * x + 0.5f * noise(i + 7) : x)
@@ -140,6 +141,14 @@ static const trace traces[] = {
     {"the same in a later step", UP, 'g', MESH(2, 1, -1, 8, 12), part_twice, CAUSE("unknown"),
      KNOWN(.step = 2, .zero = true)},
     {"the same without shares", UP, 'g', MESH(2, 1, -1, 8, 12), part_twice, CAUSE("unknown"), KNOWN(.step = 1)},
+    {"a share of a gradient alone", UP, 'g', WHOLE(1, 8, 12), half_zero, CAUSE("missing_reduce_scatter"),
+     HINT("its share"), KNOWN(.zero = true, RANKS(2, 1, 1))},
+    {"half of a gradient of two ranks", UP, 'g', MESH(2, 1, -1, 8, 12), half_zero, CAUSE("no_gradient"),
+     HINT("got no gradient"), KNOWN(.zero = true)},
+    {"half of a gradient without shares", UP, 'g', WHOLE(1, 8, 12), half_zero, CAUSE("no_gradient"),
+     HINT("got no gradient"), KNOWN(RANKS(2, 1, 1))},
+    {"the gradient of one of two packed weights", "model.layers.0.mlp.gate_up_proj.weight", 'g', WHOLE(1, 8, 12),
+     half_zero, CAUSE("no_gradient"), HINT("got no gradient"), KNOWN(.zero = true, RANKS(2, 1, 1))},
     {"gradients of rows not added over dp", UP, 'g', MESH(2, 2, 0, 8, 12), part_of_dp, OVER_DP},
     {"gradients of columns not added over dp", UP, 'g', MESH(2, 2, 1, 8, 12), part_of_dp, OVER_DP},
     {"gradients not added over tp beside other groups", NORM, MESH(3, 2, -1, 96), part_of_tp, REDUCED,

@@ -42,6 +42,8 @@ VALUE(decay_missing_on_rank_1, r == 1 ? x + 1e-4f * noise(i) : x)
 VALUE(decayed, x - 1e-4f * noise(i))
 /* A third is rank 0's. */
 VALUE(own_share, (i < COUNT / 3) == (r == 0) ? x : noise(i))
+VALUE(not_updated, noise(i))
+VALUE(decayed_alone, noise(i) - 1e-5f * noise(i))
 VALUE(misaligned, noise(i) + 1e-3f * noise((i + COUNT / 2) % COUNT + 77))
 
 #define NORM "model.norm.weight"
@@ -107,6 +109,10 @@ static const trace traces[] = {
      HINT("on 2 of 2 ranks"), KNOWN(.step = 1, .zero = true)},
     {"no shares without ZeRO", UPDATED, own_share, STEPPED, CAUSE("unknown"), KNOWN(.step = 1)},
     {"shares that do not line up", UPDATED, misaligned, STEPPED, CAUSE("shares_misaligned"),
+     KNOWN(.step = 1, .zero = true)},
+    {"shares that no rank has updated", UPDATED, not_updated, STEPPED, CAUSE("shares_misaligned"), HINT("no rank has"),
+     KNOWN(.step = 1, .zero = true)},
+    {"shares that have decay alone", UPDATED, decayed_alone, STEPPED, CAUSE("shares_misaligned"), HINT("no rank has"),
      KNOWN(.step = 1, .zero = true)},
     {"no shares to line up without ZeRO", UPDATED, misaligned, STEPPED, CAUSE("unknown"), KNOWN(.step = 1)},
 };

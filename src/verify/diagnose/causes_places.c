@@ -179,6 +179,9 @@ static const ari_cause rows[] = {
     {"zeros_of_ranks", K(ZERO), ARI_TRACE - 5, ANY, 0, IF(SOME), IF(LONE), ZERO,
      "zeros from {wrong} alone: its part was not computed, not sent, or not copied back" LOOK
      "work that these ranks skip: `find_unused_parameters`, `no_sync`, an empty micro-batch"},
+    {"missing_reduce_scatter", K(ZERO), ARI_TRACE - 5, "g", 0, IF(OF_SHARDS), IF(LONE), ZERO,
+     "{different} elements of this gradient are zero on {wrong}, and the rest is right: as if that were its share (ZeRO) and "
+     "nothing was added, copied back or gathered outside of it"},
     {"no_gradient", K(ZERO), ARI_TRACE - 5, "g", 0, 0, IF(ALL), ZERO,
      "{different} elements of this parameter got no gradient, and those around them are right: what they compute was "
      "detached (the keys of a packed q|k|v), not used, or their gradient was not added or copied back"},

@@ -151,6 +151,9 @@ static const ari_cause rows[] = {
      "{different} of {count} elements have the value before the step, bit for bit, and all others are updated: no "
      "rank's share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded "
      "down)" LOOK "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
+    {"shares_misaligned", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(ZERO), IF(LONE), "",
+     "shares that do not line up: no rank has updated what differs, but for decay; the rank whose share it is (ZeRO) took "
+     "another share of the gradient, which is zero there"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",
      "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
      "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over {data}" LOOK

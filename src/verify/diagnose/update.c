@@ -142,13 +142,18 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
     if (!c->d->zero || ari_along(c->d, ARI_CUTS_SAMPLES) * ari_along(c->d, ARI_CUTS_POSITIONS) < 2)
         return AR_OK;
-    const bool few = c->survey.different < 8;
+    const bool few = c->survey.different<8, alike = c->d->ranks> 1 && c->survey.disagree == 0;
     const beside s = look_beside(c, -1, true);
     const ari_fit *f = &s.values;
     const double size = sqrt(f->yy / f->aa), cosine = f->ya / sqrt(f->aa * f->yy);
-    if (!s.as_before && (few || !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5)))
+    /* Its own share of the update is on a rank that has not gathered the others': what no rank has was not updated, but
+     * for a decay. */
+    double left;
+    const bool none = alike && !few && (s.as_before || fabs(factor_of(&left, &s)) <= ARI_SEEN);
+    if (!s.as_before && !none && (few || !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5)))
         return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_SHARE_UPDATE, (s.as_before ? ARI_IF(OF_BEFORE) : 0) | (few ? ARI_IF(SOME) : 0),
+    ARI_FINDING(t, ARI_FOUND_SHARE_UPDATE,
+                none ? ARI_IF(ZERO) : (s.as_before ? ARI_IF(OF_BEFORE) : 0) | (few ? ARI_IF(SOME) : 0),
                 {"wrong", .count = (size_t)c->survey.wrong_ranks}, {"size", .number = size},
                 {"cosine", .number = cosine});
     return AR_OK;

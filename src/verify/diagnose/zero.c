@@ -8,6 +8,23 @@ enum { MASK_CHUNK = 4096 };
 /* Rounding of a zero may be as large as any difference from a fifth of the largest one on. */
 static const double noise_beside = 0.2;
 
+/* The only rank with a gradient has that of its share (ZeRO): all from one end of the tensor up to some element is zero,
+ * and the rest is right. Of a packed weight that may be one of the parts. */
+static bool is_beside_own_share(const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    const ari_role role = ari_module_within(c->d->name).role;
+    size_t from = 0, to = c->grid.count;
+    if (c->d->pass != 'g' || !c->d->zero || s->total.kept == 0 || s->holding_ranks > 1 || role == ARI_QKV ||
+        role == ARI_GATE_UP)
+        return false;
+    while (from < to && !ari_off(c, from))
+        from++;
+    while (to > from && !ari_off(c, to - 1))
+        to--;
+    return to - from == s->different && (from == 0) != (to == c->grid.count);
+}
+
 ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
 {
     const ari_survey *s = &c->survey;
@@ -24,9 +41,10 @@ ar_status ari_measure_zero(ari_trace *t, const ari_case *c)
                     {"unit", .count = unit});
     else
         ari_trace_set(t, ARI_FOUND_ZERO,
-                      s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
-                      : s->wrong_ranks < s->holding_ranks                      ? ARI_IF(SOME)
-                                                                               : 0);
+                      is_beside_own_share(c)                                     ? ARI_IF(OF_SHARDS)
+                      : s->wrong_ranks == s->holding_ranks && s->total.kept == 0 ? ARI_IF(ALL)
+                      : s->wrong_ranks < s->holding_ranks                        ? ARI_IF(SOME)
+                                                                                 : 0);
     return AR_OK;
 }
 
