@@ -113,7 +113,32 @@ static float drawn_anew(const world *w, int r, size_t i, float x)
     return from_index(w, i, 0, of[index_of(w, i, 0)]);
 }
 
+/* A token or an id further on, with or without the end coming round; the first two dimensions exchanged, or the last. */
+VALUE(rolled, from_index(w, i, 1, (token(w, i) + 1) % w->shape[1]))
+VALUE(next_id, index_of(w, i, 0) + 1 < w->shape[0] ? from_index(w, i, 0, index_of(w, i, 0) + 1) : noise(i + 900))
+VALUE(first_exchanged, w->reference[(i / 8 % 4 * 6 + i / 32) * 8 + i % 8])
+VALUE(last_exchanged, w->reference[i % 6 * 8 + i / 6 % 8 + i / 48 * 48])
+VALUE(matrix_exchanged, w->reference[i % 24 * 8 + i / 24])
+VALUE(sum_of_shards,
+      w->reference[i % 48] + w->reference[i % 48 + 48] + w->reference[i % 48 + 96] + w->reference[i % 48 + 144])
+#define WEIGHT "model.layers.1.mlp.up_proj.weight", 'i', WHOLE(1, 24, 8)
+
 static const trace traces[] = {
+    {"tokens rolled by one", MLP, 'f', WHOLE(1, 2, 24, 8), rolled, CAUSE("tokens_shifted"), HINT("wraps round")},
+    {"rows of a table one id further on", "model.embed_tokens.weight", 'i', WHOLE(1, 24, 8), next_id,
+     CAUSE("ids_off_by_one"), HINT("id i has that of i + 1")},
+    {"rows dealt out", WEIGHT, dealt_to_4, CAUSE("dimension_flattened")},
+    {"rows in a zigzag", WEIGHT, chunks, BY(4, 312, 0, 1), CAUSE("slices_reordered"), HINT("from either end")},
+    {"blocks of rows in each other's place", WEIGHT, chunks, BY(4, 2103, 0, 1), CAUSE("shards_misplaced"),
+     HINT("exchanged")},
+    {"samples after tokens", "x", 'f', WHOLE(1, 6, 4, 8), first_exchanged, CAUSE("transposed"), HINT("[s, b, h]")},
+    {"lanes before tokens", "x", 'f', WHOLE(1, 4, 6, 8), last_exchanged, CAUSE("transposed"),
+     HINT("not made contiguous")},
+    {"an activation transposed", "x", 'f', WHOLE(1, 24, 8), matrix_exchanged, CAUSE("transposed")},
+    {"each context-parallel rank's positions from 0", "transformer.wpe", 'f', CP_MESH(1, 4, false, 1, -1, 2, 16, 8),
+     of_first, CAUSE("positions"), AMONG("transformer.wpe:fwd")},
+    {"a shard that is the sum of all", "model.layers.1.mlp.up_proj.weight", 'g', SHARDED(4, 0, 24, 8), sum_of_shards,
+     CAUSE("reduced_again"), HINT("the sum of all 4 shards")},
     {"chunks of two ranks dealt out", MLP, 'f', TOKENS, BY(4, 213), CAUSE("tokens_dealt_out")},
     {"a zigzag of another order of places", MLP, 'f', TOKENS, BY(4, 3021), CAUSE("zigzag_order"), HINT(": 3, 0, 2, 1")},
     {"a zigzag whose chunks are exchanged", MLP, 'f', TOKENS, BY(8, 7061, 5243), CAUSE("zigzag_order")},

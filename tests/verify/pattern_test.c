@@ -142,6 +142,8 @@ static const trace of_shards[] = {
      HINT("heads: every rank has only the first 4 of its 16 features right (1 of 4 heads), the rest is zero",
           "1/4 for 4 ranks: the local head count was divided by the number of ranks twice"),
      PATTERN("heads 1..3, 5..7, 9..11, ... (12 in all)"), BY(4, 4), KNOWN(.head_dim = 4)},
+    {"heads that do not divide, divided twice", "model.layers.0.self_attn.context", 'f', SHARDED(2, 2, 2, 3, 24),
+     without_tail, CAUSE("divided_twice"), HINT("3 / 2 rounded down"), BY(4, 2), KNOWN(.head_dim = 4)},
     {"shards without their end", "model.layers.0.mlp.up_proj", 'f', SHARDED(4, 2, 2, 3, 64), without_tail,
      CAUSE("shard_tail_missing"), BY(12, 4),
      HINT("shards: every rank has only the first 12 of its 16 features right, the rest is zero")},

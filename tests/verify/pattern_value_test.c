@@ -39,6 +39,9 @@ static float with_10_bits(const world *w, int r, size_t i, float x)
 
 VALUE(with_10_bits_but_one, i == 30 ? x * 1.0011f : with_10_bits(w, r, i, x))
 
+VALUE(not_negative, x < 0.0f ? 0.0f : x)
+VALUE(causal_scores, i % 12 > i / 12 % 12 ? 0.0f : 1.0f + noise(i))
+VALUE(all_scores, i % 12 > i / 12 % 12 ? 2.0f + noise(i) : x * 0.5f)
 VALUE(with_bias, x + 0.1f * noise(i % 16 + 300))
 VALUE(with_bias_but_for_the_first, i < 16 ? x : with_bias(w, r, i, x))
 VALUE(with_bias_on_rank_1, i % 16 >= 8 ? x + noise(i % 16) : x)
@@ -57,6 +60,9 @@ VALUE(tokens_scaled_but_one, i == 30 ? x : tokens_scaled(w, r, i, x))
 #define C_PROJ "transformer.h.0.attn.c_proj", 'f', WHOLE(1, 2, 8, 16)
 
 static const trace of_values[] = {
+    {"a ReLU", "x", 'f', VALUES, not_negative, CAUSE("clipped"), HINT("a ReLU"), AMONG("x:fwd")},
+    {"keys after the query", "transformer.h.0.attn.probs", 'f', WHOLE(1, 2, 2, 12, 12), all_scores, OF(causal_scores),
+     CAUSE("causal_mask_missing"), AMONG("transformer.h.0.attn.probs:fwd")},
     {"N times the reference is a second reduction", FACTOR(3.0f), CAUSE("reduced_again"),
      HINT("times 3 = N (N = 3 ranks): a value that was complete on every rank was summed"),
      PATTERN("each 3 = N times the reference; on all 3 ranks, whose copies are equal")},

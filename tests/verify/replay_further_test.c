@@ -225,4 +225,96 @@ CLAIM(a_frozen_weight_that_is_trained_is_named)
     }
 }
 
+/* --- what no other row of the table names ------------------------------------------------------------------------- */
+
+static float in_steps_of_row(size_t i, float x)
+{
+    const float steps = (float)(20 + i / (4 * H));
+    return rintf(x * steps) / steps;
+}
+
+static float times_256(size_t i, float x)
+{
+    (void)i;
+    return 256.0f * x;
+}
+
+static float times_root_8(size_t i, float x)
+{
+    (void)i;
+    return 2.8284271f * x;
+}
+
+CLAIM(a_single_tensor_is_named)
+{
+    static const struct {
+        const char *name;
+        size_t rows, cols;
+        float (*is)(size_t i, float x);
+        const char *cause, *words;
+    } cases[] = {{"base.weight:init", 4, 4 * H, in_steps_of_row, "quantised", "one step of that row's"},
+                 {"loss:fwd", 1, 1, times_256, "wrong_scalar", "2^8"},
+                 {"layers.0.mlp:fwd", S, H, times_root_8, "scale_by_root", "sqrt(8)"},
+                 {"layers.0.mlp.weight:grad", S, H, times_root_8, "!scale_by_root", NULL}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *x = put(&m, cases[k].name, 2, cases[k].rows, cases[k].cols, 0);
+        float *y = other_of(&m);
+        for (size_t i = 0; i < cases[k].rows * cases[k].cols; i++)
+            y[i] = cases[k].is(i, x[i]);
+        expect_cause(&m, cases[k].cause, cases[k].words, k);
+    }
+}
+
+CLAIM(decay_in_a_gradient_is_named)
+{
+    made m = {.n = 0};
+    const float *w = put(&m, "base.weight:init", 2, H, H, 0), *g = put(&m, "base.weight:grad", 2, H, H, 0);
+    float *other = other_of(&m);
+    for (size_t i = 0; i < H * H; i++)
+        other[i] = g[i] + 0.01f * w[i];
+    expect_cause(&m, "decay_in_gradient", "weight decay of 0.01", 0);
+}
+
+/* Gradients are equal; the moments are, or are of gradients 1024 times as large, and the step is left out but
+ * for its decay. */
+CLAIM(a_step_without_its_update_and_a_scale_of_moments_are_named)
+{
+    for (size_t k = 0; k < 2; k++) {
+        const float by = k ? 1024.0f : 1.0f;
+        made m = {.n = 0};
+        const float *w = put(&m, "base.weight:init", 2, H, H, 0), *g = put(&m, "base.weight:grad", 2, H, H, 0);
+        memcpy(data_of(&m, 1, 0), w, H * H * sizeof *w);
+        memcpy(other_of(&m), g, H * H * sizeof *g);
+        float *first = put(&m, "base.weight:m", 2, H, H, 0), *second = put(&m, "base.weight:v", 2, H, H, 0);
+        float *now = put(&m, "base.weight:new", 2, H, H, 0);
+        for (size_t i = 0; i < H * H; i++) {
+            first[i] = 0.1f * g[i];
+            second[i] = 0.001f * g[i] * g[i];
+            now[i] = w[i] - 1e-4f * w[i] - copysignf(1e-3f, g[i]);
+            data_of(&m, 1, 2)[i] = by * first[i];
+            data_of(&m, 1, 3)[i] = by * by * second[i];
+            data_of(&m, 1, 4)[i] = k ? now[i] : w[i] - 1e-4f * w[i];
+        }
+        m.n -= k ? 2 : 0;
+        for (size_t t = m.n; t < 5; t++) {
+            free(data_of(&m, 0, t));
+            free(data_of(&m, 1, t));
+        }
+        expect_cause(&m, k ? "loss_scale" : "no_update", k ? "2^10" : "before the step", k);
+    }
+}
+
+/* Each of two experts has the other's weights. */
+CLAIM(experts_in_each_others_place_are_named)
+{
+    made m = {.n = 0};
+    const float *w = put(&m, "model.layers.1.mlp.experts.0.up_proj.weight:init", 2, H, H, 0);
+    float *other = other_of(&m);
+    const float *v = put(&m, "model.layers.1.mlp.experts.1.up_proj.weight:init", 2, H, H, 0);
+    memcpy(other, v, H * H * sizeof *v);
+    memcpy(other_of(&m), w, H * H * sizeof *w);
+    expect_cause(&m, "shards_misplaced", "the two are exchanged", 0);
+}
+
 EVERY_CLAIM(replay_further)

@@ -47,7 +47,13 @@ typedef enum mistake {
     SOME_ROWS,
     BARE,
     EXCHANGED,
-    AT_INPUT
+    AT_INPUT,
+    MEANS,
+    SCALED,
+    SHARED_MORE,
+    NORMALISED,
+    BY_TOKEN,
+    FOREIGN_WEIGHTS
 } mistake;
 
 /* Token t has expert t % E with its share, and the next but one with the rest. */
@@ -60,21 +66,28 @@ static void combine(float *y, const experts *m, size_t t, mistake is)
 {
     double sum[H] = {0.0};
     for (size_t slot = 0; slot < 2; slot++) {
-        const double share = share_of(is == OTHER_WEIGHTS ? (t + 5) % T : t), w = slot ? 1.0 - share : share;
+        const double share = is == FOREIGN_WEIGHTS ? 0.5 + 0.2 * cos((double)(3 * t))
+                                                   : share_of(is == OTHER_WEIGHTS ? (t + 5) % T : t),
+                     w = slot ? 1.0 - share : share;
         const size_t e = (t + 2 * slot + (is == NEXT_EXPERT)) % E,
                      of = is == OTHER_ROW || (is == SOME_ROWS && t % 3) ? (t + 7 * (slot + 1)) % T : t;
         if (is == LOST && slot == 1 && t % 3 != 0)
             continue;
         add_expert(sum, m, of, e, is == AT_INPUT ? w : 1.0,
-                   is == AT_INPUT || is == BARE ? 1.0
-                   : is == NOT_NORMALISED       ? w * (0.5 + 0.3 * cos((double)t))
-                                                : w,
+                   is == AT_INPUT || is == BARE             ? 1.0
+                   : is == MEANS                            ? 0.5
+                   : is == SCALED                           ? 1.7 * w
+                   : is == NOT_NORMALISED || is == BY_TOKEN ? w * (0.5 + 0.3 * cos((double)t))
+                                                            : w,
                    is == EXCHANGED);
     }
     for (size_t i = 0; i < H; i++)
         sum[i] += is == SOME_ROWS && t % 3 == 0 ? 0.01 * cos((double)(t + i * i)) : 0.0;
     for (size_t i = 0; i < H; i++)
-        y[i] = (float)(sum[i] + (is == SHARED_TWICE ? 2.0 : 1.0) * (double)m->shared[t * H + i]);
+        y[i] = (float)(sum[i] + (is == SHARED_TWICE  ? 2.0
+                                 : is == SHARED_MORE ? 1.5
+                                                     : 1.0) *
+                                    (double)m->shared[t * H + i]);
 }
 
 static void put_weights(made *m, experts *own)
@@ -112,7 +125,7 @@ static made make_experts(storage how, mistake is)
     put_weights(&m, &own);
     float *y = put_tokens(&m, "layers.0.moe:fwd"), *other = other_of(&m);
     for (size_t t = 0; t < T; t++) {
-        combine(y + t * H, &own, t, RIGHT);
+        combine(y + t * H, &own, t, is == NORMALISED ? NOT_NORMALISED : is == BY_TOKEN ? SCALED : RIGHT);
         combine(other + t * H, &own, t, is);
     }
     return m;
@@ -132,7 +145,13 @@ CLAIM(one_mistake_of_experts_without_routes_is_named)
                  {SOME_ROWS, "expert_rows_misplaced", "of another token"},
                  {BARE, "expert_weights_applied", "without weights"},
                  {EXCHANGED, "activation_arguments", "gate and up exchanged"},
-                 {AT_INPUT, "expert_input_weighted", NULL}};
+                 {AT_INPUT, "expert_input_weighted", NULL},
+                 {MEANS, "expert_weights_applied", "the mean of"},
+                 {SCALED, "routing_weights_scaled", "are multiplied by 1.7"},
+                 {SHARED_MORE, "wrong_scalar", "the shared expert is multiplied by 1.5"},
+                 {NORMALISED, "routing_weights_normalised", "add up to 1, which they do not"},
+                 {BY_TOKEN, "wrong_scalar", "one number of each token's own"},
+                 {FOREIGN_WEIGHTS, "expert_weights_applied", "not those of the reference"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = make_experts((storage)(k % 3), cases[k].is);
         expect_cause(&m, cases[k].cause, cases[k].words, k);

@@ -100,11 +100,9 @@ static const ari_cause rows[] = {
      "SGD's dampening: the gradients are equal, the momentum keeps {kept:.3g} of what it was, as in the reference, and "
      "only {taken:.3g} of what the reference adds is added: a dampening of {dampening:.3g} on one side" LOOK
      "`dampening=` of SGD"},
-    {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL) | IF(ZERO), "",
+    {"other_betas", K(STATE), ARI_IDENTITY + 8, ANY, 0, 0, IF(OF_BEFORE) | IF(ALL), "",
      "Adam's decay rates: the gradients are equal, the first moment is {first:.6g} times the expected and the second "
      "{second:.6g} times, not the square: (1 - beta) of other rates, perhaps exchanged" LOOK "`betas=`, their order"},
-    {"no_update", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ZERO), 0, "",
-     "no update: the moments are right, and the weights are those before the step"},
     {"other_learning_rate", K(STATE), ARI_IDENTITY + 8, ANY, 0, IF(ALL), 0, "",
      "another learning rate: gradients and moments are right, and the update is {factor:.6g} times the expected, its "
      "decay as well"},
@@ -152,8 +150,8 @@ static const ari_cause rows[] = {
      "rank's share of the optimizer has them (ZeRO: a share that begins or ends one element off, a size rounded "
      "down)" LOOK "edges of the optimizer's shares: `//` and padding of flat buffers (ZeRO, FSDP1)"},
     {"shares_misaligned", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(ZERO), IF(LONE), "",
-     "shares that do not line up: no rank has updated what differs, but for decay; the rank whose share it is (ZeRO) took "
-     "another share of the gradient, which is zero there"},
+     "shares that do not line up: no rank has updated what differs, but for decay, as where the rank whose share it is "
+     "(ZeRO) takes another share of the gradient, which is zero there; or that update was lost"},
     {"shares_not_gathered", K(SHARE_UPDATE), ARI_IDENTITY + 4, ANY, 0, IF(OF_BEFORE), IF(LONE), "",
      "shares that were not gathered: what differs is the weight before the step, bit for bit, on {wrong} of {ranks} "
      "ranks; each data-parallel rank has updated its own share (ZeRO), and the others' must be gathered over {data}" LOOK

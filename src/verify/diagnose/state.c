@@ -188,7 +188,7 @@ ar_status ari_name_update(ari_trace *t, const ari_case *c, double factor)
         ari_properties flags;
         const char *moments, *rule; /* that were not corrected */
     } means[] = {{as > 0, factor, ARI_IF(OF_STEP), "", ""},
-                 {true, 0.0, ARI_IF(ZERO), "", ""},
+                 {fabs(factor) < ARI_FIT, factor, ARI_IF(ZERO), "", ""},
                  {true, -1.0, ARI_IF(NEGATIVE), "", ""},
                  {adam, first / second, ARI_IF(OF_BEFORE), "moments were", "(1 - beta1^t)/sqrt(1 - beta2^t)"},
                  {adam, 1.0 / second, ARI_IF(OF_BEFORE), "second moment was", "1/sqrt(1 - beta2^t)"},
@@ -381,7 +381,8 @@ static ar_status found_step(ari_trace *t, const ari_case *c, const state *s)
     if (same_rate && !same_decay) {
         ari_trace_set(t, ARI_FOUND_STATE, ARI_IF(OF_BEFORE));
     } else if (!same_rate && decays && ari_is_near(decay[1] / decay[0], factor, 10.0 * ARI_KNOWN)) {
-        ari_trace_set(t, ARI_FOUND_STATE, fabs(factor) < ARI_FIT ? ARI_IF(ZERO) : ARI_IF(ALL));
+        const bool none = fabs(factor) < ARI_FIT;
+        ari_trace_set(t, none ? ARI_FOUND_UPDATE : ARI_FOUND_STATE, none ? ARI_IF(ZERO) : ARI_IF(ALL));
     } else if (!same_rate && same_decay) {
         ari_trace_set(t, ARI_FOUND_UPDATE, 0);
         AR_TRY(ari_name_update(t, c, factor));

@@ -147,9 +147,9 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
     const ari_fit *f = &s.values;
     const double size = sqrt(f->yy / f->aa), cosine = f->ya / sqrt(f->aa * f->yy);
     /* Its own share of the update is on a rank that has not gathered the others': what no rank has was not updated, but
-     * for a decay. */
+     * for a decay. Where the moments are known, they tell a gradient of zeros from an update that was lost. */
     double left;
-    const bool none = alike && !few && (s.as_before || fabs(factor_of(&left, &s)) <= ARI_SEEN);
+    const bool none = alike && !few && !c->known->other && (s.as_before || fabs(factor_of(&left, &s)) <= ARI_SEEN);
     if (!s.as_before && !none && (few || !(size > 0.2 && size < 5.0 && fabs(cosine) < 0.5)))
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_SHARE_UPDATE,

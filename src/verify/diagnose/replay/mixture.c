@@ -210,10 +210,10 @@ static ar_status look_at_numbers(ari_trace *t, const ari_experts *e, const findi
     const ar_dump *dump = e->p.c->known->reference;
     if (f->scaled)
         ari_trace_set(t, ARI_FOUND_MIXTURE,
-                      is_same(e, f->sum_was, 1.0) ? ARI_IF(ZERO)
-                      : is_same(e, f->sum, 1.0)   ? ARI_IF(ONE)
-                      : isnan(f->times)           ? ARI_IF(COUNT)
-                                                  : ARI_IF(COUNT) | ARI_IF(SAME));
+                      !isnan(f->times) && e->p.tokens > 1 ? ARI_IF(COUNT) | ARI_IF(SAME)
+                      : is_same(e, f->sum_was, 1.0)       ? ARI_IF(ZERO)
+                      : is_same(e, f->sum, 1.0)           ? ARI_IF(ONE)
+                                                          : ARI_IF(COUNT));
     else if (f->elsewhere)
         ari_trace_set(t, ARI_FOUND_MIXTURE, ARI_IF(EXCHANGED));
     for (size_t i = 0; i < ar_dump_count(dump) && t->kind == ARI_FOUND_NOTHING; i++)
