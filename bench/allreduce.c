@@ -322,7 +322,7 @@ static size_t rows_of(const ari_bench_options *v, allreduce_row *rows)
                 rows[n++] = (allreduce_row){.ranks = v->ranks ? v->ranks : ranks[r],
                                             .bytes = v->bytes ? v->bytes : sizes[i],
                                             .dtype_name = ari_bench_dtype_names[t],
-                                            .algorithm_name = ari_collectives_names[v->algorithm],
+                                            .algorithm_name = ari_bench_algorithm_names[v->algorithm],
                                             .dtype = dtypes[t],
                                             .algorithm = (ar_sim_algorithm)v->algorithm};
     return n;

@@ -24,8 +24,8 @@ typedef struct ari_bench_options {
     bool profile;
 } ari_bench_options;
 
-/* Names of the values of --dtype. */
-extern const char *const ari_bench_dtype_names[];
+/* Names of the values of --dtype, and of --algorithm in the order of ar_sim_algorithm. */
+extern const char *const ari_bench_dtype_names[], *const ari_bench_algorithm_names[];
 
 /* A benchmark that runs. */
 typedef struct ari_bench_session {

@@ -11,6 +11,7 @@
 
 const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
 static const char *const size_names[] = {"small", "large", NULL};
+const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 
 #define ARI_VALUES ari_bench_options
 static const ari_option options[] = {
@@ -37,7 +38,8 @@ static const ari_option options[] = {
                     "allreduce: bytes of each rank's input (default: seven sizes, 1 KiB to 100 MiB)",
                     .more = "The sizes are 1 KiB, 4 KiB, 16 KiB, 64 KiB, 1 MiB, 25 MiB and 100 MiB."),
     ARI_OPTION_ENUM("dtype", dtype, ari_bench_dtype_names, "allreduce: what is summed (default: both)"),
-    ARI_OPTION_ENUM("algorithm", algorithm, ari_collectives_names, "allreduce: how data moves (default direct)"),
+    ARI_OPTION_ENUM("algorithm", algorithm, ari_bench_algorithm_names,
+                    "allreduce: how data moves (default auto: last for short messages, else direct)"),
     ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "ddp: tell what a step takes on that cluster; words as check has them",

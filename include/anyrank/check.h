@@ -11,8 +11,9 @@ AR_BEGIN_DECLS
  * bit for bit in the exact numerics, within a stated allowance in the native ones. */
 
 typedef struct ar_check_options {
-    ar_run run;                  /* batch and seq: default of the command 8 x 64. `parallel` is not looked at. A
-                                    trace records the one run of the one layout; faults of the transport strike it */
+    ar_run run;                  /* batch and seq: default of the command 8 x 64. `parallel` is not looked at. Not
+                                    AR_SIM_LAST: the bytes of a rank would be chance. A trace records the one run of the
+                                    one layout; faults of the transport strike it */
     const ar_parallel *parallel; /* [layouts] */
     size_t layouts;
     bool gradcheck;   /* the binary64 baseline against central differences, on a shrunk batch */

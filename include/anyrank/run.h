@@ -43,7 +43,7 @@ typedef struct ar_run {
     ar_process *process;     /* ranks are processes, and this is one of them: all of them make the same calls, a layout
                                 has as many ranks, and process 0 gets the results. NULL: threads of this one */
     int threads;             /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim;      /* how they communicate. timeout_ns 0: 60 s */
+    ar_sim_options sim;      /* how they communicate. timeout_ns 0: 60 s; algorithm AR_SIM_AUTO: direct */
 } ar_run;
 
 /** Refuses a run that no model with this config could take: sizes, optimizer, clipping, dropout, arithmetic, positions,

@@ -9,16 +9,20 @@ AR_BEGIN_DECLS
 
 /* The simulated cluster: N ranks as threads of this process, collectives through shared memory.
  *
- * Both algorithms give the same bits. Bytes are counted where they move, as what each rank's thread reads and writes of
- * other ranks' memory: over all ranks together the ring's total, over one rank the ring's share.
+ * All algorithms give the same bits. Bytes are counted where they move, as what each rank's thread reads and writes of
+ * other ranks' memory: over all ranks together the ring's total in each of them; over one rank the ring's share in ring
+ * and direct, while in `last` the rank that happened to come last moved everything, and with more ranks than cores
+ * `auto` lets those that have a core move what the others would.
  *
  * Where a call's queue stands on a device's stream its buffers are that device's memory, which all ranks of the group
  * share (else AR_ERR_MISMATCH): every algorithm is then work on the ranks' streams, moved as `direct` moves it, and the
  * host does not wait for it. With faults, verification or somebody who listens to a ring's steps the data go through
  * the host's memory, which then does wait. */
 typedef enum ar_sim_algorithm {
+    AR_SIM_AUTO,   /* last for short messages, else direct; two ranks with a core each swap the shortest sums */
     AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two barriers */
-    AR_SIM_RING    /* 2(N-1) steps, each rank reads its left neighbour only */
+    AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
+    AR_SIM_LAST    /* the last rank to arrive does the work of all: one barrier */
 } ar_sim_algorithm;
 
 /* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. A reduce is a chain of phase 0, a

@@ -228,6 +228,8 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
     ar_sim_options sim = j->o->run.sim;
     ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
+    /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
+    sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
     if (sim.cluster && !sim.trace) {
         AR_TRY(ar_trace_create(&own));
         sim.trace = own;

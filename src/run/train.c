@@ -23,7 +23,8 @@ ar_training_options ar_training_defaults(void)
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                  .run.clip = 1.0,
                                  .packing.separator = AR_NO_SEPARATOR,
-                                 .run.ddp = ar_ddp_defaults()};
+                                 .run.ddp = ar_ddp_defaults(),
+                                 .run.sim.algorithm = AR_SIM_DIRECT};
 }
 
 static ar_status check_steps(const ar_training_options *o)

@@ -12,7 +12,7 @@
 /* reduce_scatter: what all ranks have for this one. */
 static void reduce_own(ari_wire *w)
 {
-    const ari_sum sum = ari_sum_of(w, w->self);
+    const ari_sum sum = ari_sum_of(w, w->self, true);
     const size_t piece = ari_sum_piece_count(&sum);
     ari_moves own = ari_moves_within(w->call, w->self);
     ari_move m = {.count = 0};
@@ -60,11 +60,37 @@ ar_status ari_direct_run(ar_comm *base, const ari_call *call)
     }
     ari_wire wire = ari_wire_open(c);
     if (call->kind == ARI_ALL_REDUCE)
-        (void)ari_slice_move(&wire);
+        (void)ari_slice_move(&wire, wire.self);
     else if (ari_kind_of(call->kind)->combines)
         reduce_own(&wire);
     else
         take_all(&wire);
     ari_wire_close(&wire);
     return ari_member_leave(&c->member);
+}
+
+/* --- ranks that have no core each --------------------------------------------------------------------------------- */
+
+/* There every rank would have to get a core twice for a collective: to do its slice, and to hear that all have done
+ * theirs. Here those that have one when the last rank comes do all the slices; the others find, whenever they get one,
+ * that all is done. */
+
+static ar_status share_group(ari_group *g, void *arg)
+{
+    (void)arg;
+    ari_group_share(g);
+    return AR_OK;
+}
+
+ar_status ari_share_run(ari_sim_comm *c, const ari_call *call)
+{
+    ari_member *m = &c->member;
+    AR_TRY(ari_member_enter(m, &c->base, call, &(ari_alone){.run = share_group}));
+    ari_wire wire = ari_wire_open(c);
+    for (int part; (part = ari_member_next_part(m)) >= 0;) {
+        (void)ari_slice_move(&wire, part);
+        ari_member_part_done(m);
+    }
+    ari_wire_close(&wire);
+    return ari_member_leave_shared(m);
 }

@@ -105,7 +105,7 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: %d ranks; 1 to %d expected", ranks, MOST_RANKS);
     if (!fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
-    if (o && (unsigned)o->algorithm > AR_SIM_RING)
+    if (o && (unsigned)o->algorithm > AR_SIM_LAST)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: unknown algorithm %d", (int)o->algorithm);
     if (o)
         AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
@@ -149,7 +149,7 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     AR_TRY(check_run(ranks, options, fn));
     if (reports)
         memset(reports, 0, (size_t)ranks * sizeof *reports);
-    const ar_sim_options none = {.algorithm = AR_SIM_DIRECT};
+    const ar_sim_options none = {.algorithm = AR_SIM_AUTO};
     const ar_sim_options o = options ? *options : none;
     ari_instruments with = {0};
     ari_world *world = NULL;
@@ -209,7 +209,7 @@ ar_status ar_sim_explore(int ranks, const ar_sim_options *options, ar_rank_fn fn
                          ar_status (*begin)(void *arg), uint64_t seed, uint64_t seeds, uint64_t *failing)
 {
     AR_TRY(check_exploration(options, seed, seeds, failing));
-    ar_sim_options o = {.algorithm = AR_SIM_DIRECT};
+    ar_sim_options o = {.algorithm = AR_SIM_AUTO};
     if (options)
         o = *options;
     o.explore = true;

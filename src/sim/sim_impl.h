@@ -14,6 +14,7 @@ typedef struct ari_sim_comm {
     const ar_sim_options *options; /* of the world; borrowed */
     bool of_world;                 /* made by ar_sim_run, which also ends it */
     struct ari_fault_watch *watch; /* NULL: neither faults nor verification */
+    bool swaps;                    /* AR_SIM_AUTO: short collectives of two ranks go by ari_member_swap */
     void *scratch;                 /* partial sums; grows */
     size_t scratch_bytes;
     ari_channels *channels;          /* where sends and recvs of the group meet */
@@ -46,6 +47,10 @@ AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 AR_NODISCARD ar_status ari_direct_run(ar_comm *c, const ari_call *call);
 /** ring: r reads its left neighbour (r - 1 mod N), step by step. direct for kinds that go round no ring. */
 AR_NODISCARD ar_status ari_ring_run(ar_comm *c, const ari_call *call);
+/** last: the last rank to enter does the work of all. direct for the same kinds. */
+AR_NODISCARD ar_status ari_last_run(ar_comm *c, const ari_call *call);
+/** An all_reduce over a plain wire of more ranks than cores: `direct`, but each slice by whichever rank has a core. */
+AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sum.h"
 
-ari_sum ari_sum_of(ari_wire *w, int end)
+ari_sum ari_sum_of(ari_wire *w, int end, bool whole)
 {
-    return (ari_sum){
-        .wire = w, .kernel = ari_reduce_kernel(w->call->dtype, w->call->op), .first = (end + 1) % w->n, .last = end};
+    return (ari_sum){.wire = w,
+                     .kernel = ari_reduce_kernel(w->call->dtype, w->call->op),
+                     .first = (end + 1) % w->n,
+                     .last = whole ? end : (end + w->n - 1) % w->n};
 }
 
 size_t ari_sum_piece_count(const ari_sum *s)
@@ -52,18 +54,20 @@ bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count)
 
 /* --- slices ------------------------------------------------------------------------------------------------------- */
 
-/* The mover's slice of an all_reduce. */
+/* Slice c of an all_reduce. */
 typedef struct slice {
     ari_wire *wire;
+    int c;
     size_t at, end; /* in bytes */
     bool past_cache;
 } slice;
 
-static slice slice_of(ari_wire *w)
+static slice slice_of(ari_wire *w, int c)
 {
     size_t start, size;
-    ar_comm_slice(w->call->count, w->n, w->self, &start, &size);
+    ar_comm_slice(w->call->count, w->n, c, &start, &size);
     return (slice){.wire = w,
+                   .c = c,
                    .at = start * w->element,
                    .end = (start + size) * w->element,
                    .past_cache = ari_stream_pays(w->call->count * w->element, w->n)};
@@ -88,7 +92,7 @@ static bool hand_out(const slice *s, const char *sum, size_t at, size_t bytes)
 
 static bool move_pieces(const slice *s, size_t from, size_t end)
 {
-    const ari_sum sum = ari_sum_of(s->wire, s->wire->self);
+    const ari_sum sum = ari_sum_of(s->wire, s->c, true);
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
     for (size_t at = from; at < end; at += sizeof result) {
         const size_t bytes = end - at < sizeof result ? end - at : sizeof result;
@@ -123,7 +127,7 @@ static bool move_slice(const slice *s, ari_fused_fn kernel)
     const char *in[ARI_FUSED_MOST];
     char *out[ARI_FUSED_MOST];
     for (int k = 0; k < w->n; k++) {
-        const ari_call *call = ari_group_call(w->group, (w->self + 1 + k) % w->n); /* the ring's order */
+        const ari_call *call = ari_group_call(w->group, (s->c + 1 + k) % w->n); /* the ring's order */
         in[k] = call->in.ptr;
         out[k] = call->out.ptr;
     }
@@ -134,9 +138,9 @@ static bool move_slice(const slice *s, ari_fused_fn kernel)
     return move_pieces(s, s->at, s->at + head) && move_pieces(s, move_fused(s, &f, kernel, s->at + head), s->end);
 }
 
-bool ari_slice_move(ari_wire *w)
+bool ari_slice_move(ari_wire *w, int c)
 {
-    const slice s = slice_of(w);
+    const slice s = slice_of(w, c);
     const ari_fused_fn kernel = ari_fused_kernel(w->call->dtype, w->call->op);
     const bool fused = kernel && w->plain && w->n > 1 && w->n <= ARI_FUSED_MOST;
     const bool good = fused ? move_slice(&s, kernel) : move_pieces(&s, s.at, s.end);

@@ -11,8 +11,9 @@ typedef struct ari_sum {
     int first, last; /* members first, first+1, ..., last (modulo N) */
 } ari_sum;
 
-/** The sum of the agreed call over all members, in the order that ends at `end`. */
-ari_sum ari_sum_of(ari_wire *w, int end);
+/** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
+ *  one, which adds its own input afterwards. */
+ari_sum ari_sum_of(ari_wire *w, int end, bool whole);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
 /** out = the reduction of `count` elements that lie `at` bytes into the inputs. out is memory of the mover that is not
@@ -42,6 +43,6 @@ ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
  *  alignments, or lines begin within an element. */
 bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head);
 
-/** The mover's slice of the all_reduce that is agreed upon, from all inputs to all outputs: N-1 reads and N-1 writes of
- *  it, so the N slices come to the ring's 2(N-1) D. False: broken off. */
-bool ari_slice_move(ari_wire *w);
+/** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member
+ *  that is: N-1 reads and N-1 writes of the slice, so the N slices come to the ring's 2(N-1) D. False: broken off. */
+bool ari_slice_move(ari_wire *w, int c);

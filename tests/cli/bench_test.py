@@ -153,7 +153,7 @@ class Bench(unittest.TestCase):
         self.assertGreater(rows[1]["buckets"], rows[-1]["buckets"])
 
     def test_an_all_reduce_in_every_algorithm_and_type(self):
-        for algorithm in ("direct", "ring"):
+        for algorithm in ("auto", "direct", "ring", "last"):
             rows = self.rows("allreduce", "--ranks", "3", "--bytes", "1032", "--algorithm", algorithm,
                              "--repetitions", "2")
             self.assertEqual([(row["ranks"], row["bytes"], row["numerics"], row["algorithm"]) for row in rows],
@@ -168,7 +168,7 @@ class Bench(unittest.TestCase):
     def test_an_all_reduce_between_every_number_of_ranks(self):
         rows = self.rows("allreduce", "--bytes", "64", "--dtype", "i64", "--repetitions", "1", head="times a copy")
         self.assertEqual([(row["ranks"], row["bytes"], row["numerics"], row["algorithm"], row["spread"])
-                          for row in rows], [(n, 64, "i64", "direct", 0) for n in (2, 4, 8)])
+                          for row in rows], [(n, 64, "i64", "auto", 0) for n in (2, 4, 8)])
         for row in rows:
             self.assertAlmostEqual(row["over_copy"] * row["copy_seconds"] / row["seconds"], 1, places=6)
 
@@ -177,7 +177,7 @@ class Bench(unittest.TestCase):
         self.refused("allreduce", "--bytes", "1028", "--dtype", "i64", says="elements of 8 bytes")
         self.refused("allreduce", "--ranks", "1", says="--ranks")
         self.refused("allreduce", "--dtype", "f16", says="f32")
-        self.refused("allreduce", "--algorithm", "tree", says="direct")
+        self.refused("allreduce", "--algorithm", "tree", says="auto")
         self.refused("allreduce", "llama-demo", says="has no use for a model")
         self.refused("blocks", says="there is no benchmark 'blocks'")
         self.refused("gemm", "llama-demo", says="has no use for a model")

@@ -41,7 +41,7 @@ BODY(only_two)
 
 Test(channels, ranks_that_neither_send_nor_receive_are_not_asked)
 {
-    for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
+    for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         fail_run run = {.body = only_two};
         cr_assert_ok(run_world(&run, 5, (ar_sim_algorithm)a));
     }
@@ -84,7 +84,7 @@ Test(channels, a_ring_of_sends_on_queues_of_their_own_goes_round)
 {
     for (int n = 2; n <= MOST; n++) {
         fail_run run = {.body = ring_of_sends, .queue = AR_QUEUE_THREAD};
-        cr_assert_ok(run_world(&run, n, AR_SIM_DIRECT));
+        cr_assert_ok(run_world(&run, n, AR_SIM_AUTO));
     }
 }
 
@@ -111,7 +111,7 @@ Test(channels, sends_to_different_peers_wait_on_different_queues)
 {
     for (int i = 0; i < 20; i++) {
         fail_run run = {.body = out_of_order};
-        cr_assert_ok(run_world(&run, 3, AR_SIM_DIRECT));
+        cr_assert_ok(run_world(&run, 3, AR_SIM_AUTO));
     }
 }
 
@@ -137,7 +137,7 @@ BODY(beside_collectives)
 Test(channels, a_message_that_waits_does_not_hold_up_collectives)
 {
     fail_run run = {.body = beside_collectives};
-    cr_assert_ok(run_world(&run, 3, AR_SIM_DIRECT));
+    cr_assert_ok(run_world(&run, 3, AR_SIM_AUTO));
 }
 
 /* --- groups ------------------------------------------------------------------------------------------------------- */
@@ -169,7 +169,7 @@ Test(channels, overlapping_groups_have_channels_of_their_own)
 {
     for (int i = 0; i < 10; i++) {
         fail_run run = {.body = rows_and_columns};
-        cr_assert_ok(run_world(&run, 8, AR_SIM_DIRECT));
+        cr_assert_ok(run_world(&run, 8, AR_SIM_AUTO));
     }
 }
 
@@ -197,8 +197,7 @@ Test(channels, ranks_that_know_their_group_join_it_or_hear_that_it_is_another)
 {
     for (int variant = 0; variant < 3; variant++) {
         fail_run run = {.body = join_row, .variant = variant};
-        cr_assert_eq(run_world(&run, 8, AR_SIM_DIRECT), variant == 0 ? AR_OK : AR_ERR_MISMATCH, "%s",
-                     ar_error_message());
+        cr_assert_eq(run_world(&run, 8, AR_SIM_AUTO), variant == 0 ? AR_OK : AR_ERR_MISMATCH, "%s", ar_error_message());
         if (variant > 0)
             cr_assert_says(variant == 1 ? "rank 7 is number 3 of 4 with its color, expected 8 of 4"
                                         : "rank 7 is number 3 of 4 with its color, expected 3 of 5");
@@ -261,7 +260,7 @@ Test(channels, a_peer_that_is_not_there_is_named)
         cr_assert(v == COLLECTIVE || run.st[1] == a->st, "%s: %s", a->name, run.message[1]);
         if (i >= ABSENCES || a->st == AR_ERR_TIMEOUT)
             continue; /* once more in time that passes */
-        cr_assert_eq(run_world(&run, 4, AR_SIM_DIRECT), a->st, "%s: %s", a->name, ar_error_message());
+        cr_assert_eq(run_world(&run, 4, AR_SIM_AUTO), a->st, "%s: %s", a->name, ar_error_message());
     }
     assert_process_usable();
 }
@@ -281,7 +280,7 @@ BODY(one_channel_twice)
 Test(channels, two_threads_in_one_channel_are_an_error)
 {
     fail_run run = {.body = one_channel_twice};
-    cr_assert_refused(run_world(&run, 2, AR_SIM_DIRECT), AR_ERR_ARG, "rank 0 calls send(I64, count 1, peer 1)");
+    cr_assert_refused(run_world(&run, 2, AR_SIM_AUTO), AR_ERR_ARG, "rank 0 calls send(I64, count 1, peer 1)");
     cr_assert_says("another of its threads");
     assert_process_usable();
 }

@@ -6,8 +6,8 @@
 /* Every collective against its definition, on every number of ranks, with every algorithm, bit for bit. Since all
  * algorithms are held to one definition, they also agree with each other. */
 static const int world_sizes[] = {1, 2, 3, 4, 5, 7, 8};
-static const ar_sim_algorithm algorithms[] = {AR_SIM_DIRECT, AR_SIM_RING};
-enum { WORLDS = 7, ALGORITHMS = 2, COUNTS = 7, MOST_CASES = 400 };
+static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};
+enum { WORLDS = 7, ALGORITHMS = 4, COUNTS = 7, MOST_CASES = 400 };
 
 /* Runs all cases in worlds of n ranks, once with each algorithm, checks them, and frees them. */
 static void run_and_check(batch *b, int n)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/comm_impl.h"
+#include "ref/core/os/threads.h"
+#include "ref/core/wait.h"
 #include "tests/sim/batch.h"
 #include "tests/support/test.h"
 
@@ -44,6 +46,31 @@ static ar_status run_case(ar_comm *c, void *arg)
     return st;
 }
 
+/* last, rank m having come last: m moves everything. */
+static moved last_form(const coll_case *k, int r, int m)
+{
+    const size_t n = (size_t)k->n, whole = plain_before(k->counts, k->n), own = k->counts[m];
+    const bool root = m == k->root, alone = k->n == 1;
+    moved form;
+    switch (k->kind) {
+    case ALL_REDUCE:
+        form = (moved){(n - 1) * k->count, (n - 1) * k->count};
+        break;
+    case REDUCE_SCATTER: /* the other ranks' sums lack their own inputs */
+        form = (moved){(n - 1) * own + (alone ? 0 : n - 2) * (whole - own), whole - own};
+        break;
+    case ALL_GATHER:
+        form = (moved){whole - own, (n - 1) * whole - (whole - own)};
+        break;
+    case BROADCAST:
+        form = root ? (moved){0, (n - 1) * k->count} : (moved){k->count, (n - 2) * k->count};
+        break;
+    default:
+        return direct_form(k, r);
+    }
+    return r == m ? form : (moved){0, 0};
+}
+
 static size_t total_form(const coll_case *k)
 {
     size_t sum = 0;
@@ -57,7 +84,7 @@ static size_t total_form(const coll_case *k)
 static void run_counted(counted_run *run, case_kind kind, int n, size_t count, ar_sim_algorithm algorithm)
 {
     *run = (counted_run){.k = {.kind = kind, .dtype = AR_F64, .op = AR_SUM, .n = n, .root = n / 2, .count = count},
-                         .times = 3};
+                         .times = algorithm == AR_SIM_LAST ? 1 : 3};
     for (int p = 0; p < n; p++) {
         run->k.counts[p] = (count + (size_t)p) % 5 == 0 ? 0 : count / (size_t)n + (size_t)p;
         for (int q = 0; q < n; q++)
@@ -70,12 +97,26 @@ static void run_counted(counted_run *run, case_kind kind, int n, size_t count, a
     cr_assert(case_holds(&run->k, why, sizeof why), "algorithm %d: %s", (int)algorithm, why);
 }
 
+/* The rank that came last is the one that moved anything. */
+static int mover_of(const counted_run *run)
+{
+    int mover = 0;
+    for (int r = 0; r < run->k.n; r++) {
+        if (run->moved[r].read + run->moved[r].written > 0)
+            mover = r;
+    }
+    return mover;
+}
+
 static void check_ranks(counted_run *run, ar_sim_algorithm algorithm)
 {
     const coll_case *k = &run->k;
     const uint64_t unit = (uint64_t)run->times * plain_size(k->dtype);
+    const int mover = mover_of(run);
     for (int r = 0; r < k->n; r++) {
-        const moved form = algorithm == AR_SIM_RING ? ring_form(k, r) : direct_form(k, r);
+        const moved form = algorithm == AR_SIM_RING   ? ring_form(k, r)
+                           : algorithm == AR_SIM_LAST ? last_form(k, r, mover)
+                                                      : direct_form(k, r);
         cr_assert_eq(run->moved[r].read, unit * form.read,
                      "%s N %d count %zu algorithm %d rank %d reads %llu, not %llu", case_names[k->kind], k->n, k->count,
                      (int)algorithm, r, (unsigned long long)run->moved[r].read, (unsigned long long)(unit * form.read));
@@ -112,7 +153,8 @@ static void check_all(ar_sim_algorithm algorithm)
             for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
                 run_counted(&run, (case_kind)kind, n, counts[i], algorithm);
                 check_total(&run, algorithm);
-                check_ranks(&run, algorithm);
+                if (algorithm != AR_SIM_AUTO)
+                    check_ranks(&run, algorithm);
                 case_fini(&run.k);
             }
         }
@@ -127,6 +169,16 @@ Test(counted, direct_counts_each_rank_with_what_it_needs)
 Test(counted, ring_counts_each_rank_with_what_its_left_neighbour_has)
 {
     check_all(AR_SIM_RING);
+}
+
+Test(counted, last_counts_the_mover_with_the_rings_total)
+{
+    check_all(AR_SIM_LAST);
+}
+
+Test(counted, the_automatic_choice_counts_the_same_total_whatever_it_chose)
+{
+    check_all(AR_SIM_AUTO);
 }
 
 typedef struct split_bytes {
@@ -163,4 +215,34 @@ Test(counted, a_group_counts_its_own_bytes)
         cr_assert_eq(b.world[r], 0);
         cr_assert_eq(b.group[r], 24); /* reads 12 and writes 12 of its partner's */
     }
+}
+
+/* How many of three ranks moved anything in one all-reduce of so many bytes. */
+static int movers(size_t size, const ar_sim_options *o)
+{
+    static counted_run run;
+    run = (counted_run){.k = {.kind = ALL_REDUCE, .dtype = AR_F32, .n = 3, .count = size / 4}, .times = 1};
+    case_init(&run.k, 9);
+    cr_assert_ok(ar_sim_run(3, o, run_case, &run, NULL));
+    case_fini(&run.k);
+    int n = 0;
+    for (int r = 0; r < 3; r++)
+        n += run.moved[r].read > 0;
+    return n;
+}
+
+Test(counted, short_messages_are_moved_by_one_rank_and_long_ones_by_all_that_have_a_core)
+{
+    const ar_sim_options choose = {.algorithm = AR_SIM_AUTO};
+    const ar_sim_options direct = {.algorithm = AR_SIM_DIRECT}, last = {.algorithm = AR_SIM_LAST};
+    cr_assert_eq(movers(1 << 10, &choose), 1);
+    cr_assert(movers(1 << 20, &choose) == 3 || ari_cores() < 3);
+    cr_assert_eq(movers(1 << 10, &direct), 3);
+    cr_assert_eq(movers(1 << 20, &last), 1);
+}
+
+Test(counted, the_algorithm_is_chosen_where_none_is_given)
+{
+    cr_assert_eq(movers(1 << 10, NULL), 1);
+    cr_assert(movers(1 << 20, NULL) == 3 || ari_cores() < 3);
 }

@@ -34,7 +34,7 @@ static ar_status split_by_color_and_key(ar_comm *c, void *arg)
 
 Test(groups, ranks_of_one_color_are_ordered_by_key_then_rank)
 {
-    for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
+    for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
         static group_run run;
         const ar_sim_options o = {.algorithm = (ar_sim_algorithm)a};
         cr_assert_ok(ar_sim_run(10, &o, split_by_color_and_key, &run, NULL));

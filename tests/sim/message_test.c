@@ -31,8 +31,8 @@ typedef struct way_to_fail {
     bool inline_only;   /* or the message is another one: of another rank that waits, too */
     ar_sim_fault fault; /* collective 0: none */
     bool verify;
-    bool direct;      /* by AR_SIM_DIRECT alone */
-    const char *says; /* not in the file, as another row is like it: what the line has; NULL: it is there */
+    ar_sim_algorithm algorithm; /* AR_SIM_AUTO: each of them */
+    const char *says;           /* not in the file, as another row is like it: what the line has; NULL: it is there */
 } way_to_fail;
 
 static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *own)
@@ -238,18 +238,18 @@ static const way_to_fail ways[] = {
     {"a rank stalls before a collective", AR_ERR_TIMEOUT, .ranks = 2, .body = gather_fours,
      FAULT(AR_SIM_STALL, .transfer = 0)},
     {"a rank stalls in the middle", AR_ERR_TIMEOUT, .inline_only = true, .body = gather_fours,
-     FAULT(AR_SIM_STALL, .transfer = 1), .direct = true},
+     FAULT(AR_SIM_STALL, .transfer = 1), .algorithm = AR_SIM_DIRECT},
     {"a rank stalls, and nobody waits for it", AR_ERR_TIMEOUT, .body = own_group,
      .fault = {.kind = AR_SIM_STALL, .rank = 1, .collective = 2}},
     {"a rank is killed before a collective", AR_ERR_ABORTED, .body = gather_fours, FAULT(AR_SIM_KILL, .transfer = 0)},
     {"a rank is killed in the middle", AR_ERR_ABORTED, .body = gather_fours, FAULT(AR_SIM_KILL, .transfer = 1),
-     .direct = true},
+     .algorithm = AR_SIM_DIRECT},
     {"a bit arrives inverted", AR_ERR_DATA, .body = gather_fours, FAULT(AR_SIM_CORRUPT, .transfer = 1, .bit = 65),
-     .verify = true, .direct = true},
+     .verify = true, .algorithm = AR_SIM_DIRECT},
     {"a transfer is dropped", AR_ERR_DATA, .body = gather_fours, FAULT(AR_SIM_DROP, .transfer = 1), .verify = true,
-     .direct = true},
+     .algorithm = AR_SIM_DIRECT},
     {"a transfer is duplicated", AR_ERR_DATA, .body = gather_fours, FAULT(AR_SIM_DUPLICATE, .transfer = 0),
-     .verify = true, .direct = true},
+     .verify = true, .algorithm = AR_SIM_DIRECT},
     {"reduce-scatter and another operation", AR_ERR_MISMATCH,
      .usual = {{REDUCE_SCATTER, AR_F32, AR_MIN, .counts = {4, 4, 4}, .tag = "grad"}},
      .odd = {{REDUCE_SCATTER, AR_F32, AR_MAX, .counts = {4, 4, 4}, .tag = "grad"}},
@@ -332,8 +332,8 @@ Test(message, the_table_of_failures_is_what_the_library_says)
     size_t used = 0, found = 0, rows = 0, wanted = 0;
     for (int v = 0; v < WAYS; v++) {
         char row[ROW_BYTES] = "", again[ROW_BYTES];
-        for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
-            if (ways[v].direct && a != AR_SIM_DIRECT)
+        for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
+            if (ways[v].algorithm != AR_SIM_AUTO && a != (int)ways[v].algorithm)
                 continue;
             for (int kind = 0; kind < (ways[v].inline_only ? 1 : 2); kind++) {
                 run_way(v, (ar_sim_algorithm)a, (ar_queue_kind)kind, again);

@@ -146,7 +146,7 @@ static void check_kinds(where w, ar_queue_kind queue, const ar_sim_options *o)
 
 Test(on_device, every_collective_has_the_bits_of_its_definition)
 {
-    static const ar_sim_algorithm algorithms[] = {AR_SIM_DIRECT, AR_SIM_RING};
+    static const ar_sim_algorithm algorithms[] = {AR_SIM_AUTO, AR_SIM_DIRECT, AR_SIM_RING, AR_SIM_LAST};
     for (size_t a = 0; a < sizeof algorithms / sizeof *algorithms; a++)
         check_kinds(EMULATED, AR_QUEUE_INLINE, &(ar_sim_options){.algorithm = algorithms[a]});
 }

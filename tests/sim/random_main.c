@@ -9,7 +9,7 @@ OWNER(coll_case, case_fini)
  * sub-groups, on groups that overlap and on groups of groups, with many of them in flight at once. A program of its
  * own, so that it runs under the thread and address sanitizers. usage: random [first seed [collectives]] */
 
-enum { COLLECTIVES = 10000, ALGORITHMS = 2 };
+enum { COLLECTIVES = 10000, ALGORITHMS = 4 };
 #define TIMEOUT_NS ((uint64_t)120000000000) /* a busy machine is no fault */
 
 /* How often each thing occurred. */

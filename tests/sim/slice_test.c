@@ -177,14 +177,14 @@ static void check_all_reduce(run *u, ar_sim_algorithm algorithm, int n, size_t s
     free(expected);
 }
 
-Test(slice, all_slices_have_the_rings_bits_and_bytes)
+Test(slice, whoever_does_them_all_slices_have_the_rings_bits_and_bytes)
 {
     static const size_t counts[] = {3, 1000, 4099, 40961};
     static const ar_dtype dtypes[] = {AR_F32, AR_F64, AR_I32, AR_I64};
     for (int n = 1; n <= MOST; n += n < 3 ? 1 : 2)
         for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
             for (size_t t = 0; t < sizeof dtypes / sizeof *dtypes; t++)
-                for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
+                for (int a = AR_SIM_AUTO; a <= AR_SIM_LAST; a++) {
                     run u = {.dtype = dtypes[t], .op = AR_SUM, .count = counts[i], .in_place = i % 2};
                     check_all_reduce(&u, (ar_sim_algorithm)a, n, i % 2);
                 }
@@ -193,7 +193,7 @@ Test(slice, all_slices_have_the_rings_bits_and_bytes)
 Test(slice, sums_past_the_cache_have_the_rings_bits_wherever_the_outputs_lie)
 {
     for (int n = 2; n <= 3; n++)
-        for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++)
+        for (int a = AR_SIM_AUTO; a <= AR_SIM_RING; a++)
             for (size_t spread = 0; spread < 2; spread++) {
                 run u = {
                     .dtype = AR_F32, .op = AR_SUM, .count = ((size_t)24 << 20) / 4 / (size_t)n + 5, .in_place = spread};

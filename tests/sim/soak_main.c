@@ -286,7 +286,7 @@ static int abort_many_times(uint64_t first)
     for (uint64_t i = 0; i < 200; i++) {
         uint64_t delay_us = plain_hash(first + i) % 2000;
         watch_for_hang(first + i);
-        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)(i % 2)};
+        const ar_sim_options o = {.algorithm = (ar_sim_algorithm)(i % 4)};
         bad += ar_sim_run(4, &o, abort_while_others_reduce, &delay_us, NULL) != AR_ERR_IO;
     }
     printf("aborts in the middle: %d of 200 wrong\n", bad);

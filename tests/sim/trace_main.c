@@ -304,12 +304,16 @@ static void remove_folder(const char *folder)
 
 int main(int argc, char **argv)
 {
-    static const trace_case cases[] = {
-        {"one", 1, AR_SIM_DIRECT, NONE, false},           {"two-ring", 2, AR_SIM_RING, NONE, false},
-        {"two", 2, AR_SIM_DIRECT, NONE, false},           {"four", 4, AR_SIM_DIRECT, NONE, false},
-        {"four-ring", 4, AR_SIM_RING, NONE, false},       {"eight", 8, AR_SIM_DIRECT, NONE, false},
-        {"four-leaves", 4, AR_SIM_DIRECT, LEAVES, false}, {"four-disagree", 4, AR_SIM_DIRECT, DISAGREES, false},
-        {"four-free", 4, AR_SIM_DIRECT, NONE, true}};
+    static const trace_case cases[] = {{"one", 1, AR_SIM_AUTO, NONE, false},
+                                       {"two-ring", 2, AR_SIM_RING, NONE, false},
+                                       {"two-last", 2, AR_SIM_LAST, NONE, false},
+                                       {"four", 4, AR_SIM_AUTO, NONE, false},
+                                       {"four-ring", 4, AR_SIM_RING, NONE, false},
+                                       {"eight-direct", 8, AR_SIM_DIRECT, NONE, false},
+                                       {"eight-last", 8, AR_SIM_LAST, NONE, false},
+                                       {"four-leaves", 4, AR_SIM_AUTO, LEAVES, false},
+                                       {"four-disagree", 4, AR_SIM_AUTO, DISAGREES, false},
+                                       {"four-free", 4, AR_SIM_AUTO, NONE, true}};
     char temporary[] = "/tmp/anyrank-trace-XXXXXX", path[512];
     const char *folder = argc > 1 ? argv[1] : mkdtemp(temporary);
     if (!folder)

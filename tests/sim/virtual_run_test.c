@@ -176,12 +176,14 @@ static size_t timeline_of(const ar_trace *t, shown *to, size_t most)
 
 Test(virtual_run, the_timeline_is_the_same_whatever_moves_the_data_and_whoever_runs_when)
 {
-    enum { RECORDS = 4096, WAYS = 7 };
+    enum { RECORDS = 4096, WAYS = 9 };
     const ar_sim_cluster cluster = {
         .ranks_per_node = 2, .inside = {1e-6, 10e9}, .between = {4e-6, 2e9}, .flops = FLOPS};
-    const ar_sim_options ways[WAYS] = {{.algorithm = AR_SIM_DIRECT},
+    const ar_sim_options ways[WAYS] = {{.algorithm = AR_SIM_AUTO},
+                                       {.algorithm = AR_SIM_AUTO},
                                        {.algorithm = AR_SIM_DIRECT},
                                        {.algorithm = AR_SIM_RING},
+                                       {.algorithm = AR_SIM_LAST},
                                        {.verify_transfers = true},
                                        {.explore = true, .schedule_seed = 1},
                                        {.explore = true, .schedule_seed = 2},

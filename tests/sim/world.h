@@ -86,7 +86,7 @@ static inline void draw_partition(world *w, int which, uint64_t *rng)
 static inline void draw_groups(world *w, uint64_t seed, int n, uint64_t *rng)
 {
     *w = (world){.seed = seed, .n = n, .options.schedule_seed = seed};
-    w->options.algorithm = (ar_sim_algorithm)(seed % (AR_SIM_RING + 1));
+    w->options.algorithm = (ar_sim_algorithm)(seed % (AR_SIM_LAST + 1));
     for (int c = 0; c < COMMS; c++)
         draw_partition(w, c, rng);
 }

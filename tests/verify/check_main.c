@@ -91,7 +91,7 @@ static void watch(const char *folder)
     const ar_sim_fault faults[] = {{.kind = AR_SIM_KILL, .rank = 3, .collective = 40},
                                    {.kind = AR_SIM_CORRUPT, .rank = 2, .collective = 3, .bit = 20}};
     for (int i = 0; i < 4; i++) {
-        ar_check_options o = options(folder, &layout, 1, 6, AR_SIM_DIRECT);
+        ar_check_options o = options(folder, &layout, 1, 6, AR_SIM_AUTO);
         o.run.threads = 4;
         o.schedules = i == 1;
         o.run.sim.cluster = i < 2 ? &cluster : NULL;

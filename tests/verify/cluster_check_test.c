@@ -155,4 +155,23 @@ Test(cluster_check, refuses_options_that_contradict_each_other)
     refused(&p.o, "strike one run");
     p.o.layouts = 1;
     refused(&p.o, "rank 4 of 4");
+    p.o = good;
+    p.o.run.sim.algorithm = AR_SIM_LAST;
+    refused(&p.o, "direct or ring");
+}
+
+Test(cluster_check, auto_moves_data_directly)
+{
+    SCOPED(place_fini) place p;
+    ar_check_report *r[2];
+    place_init(&p, 1);
+    for (int i = 0; i < 2; i++) {
+        p.o.run.sim.algorithm = i == 0 ? AR_SIM_AUTO : AR_SIM_DIRECT;
+        r[i] = check_or_fail(&p.o);
+        expect_same(r[i], "auto");
+    }
+    cr_expect_eq(r[0]->run[0].bytes_per_rank_max, r[1]->run[0].bytes_per_rank_max);
+    cr_expect(r[0]->run[0].bytes_per_rank_max * 4 < r[0]->run[0].bytes_counted * 2, "one rank moves half of all");
+    ar_check_report_destroy(r[0]);
+    ar_check_report_destroy(r[1]);
 }

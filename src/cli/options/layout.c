@@ -13,7 +13,9 @@
 #include "ref/models/plan.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
-const char *const ari_collectives_names[] = {"direct", "ring", NULL};
+/* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
+ * those of all. */
+static const char *const collectives_names[] = {"direct", "ring", NULL};
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_plan_options[] = {
@@ -38,7 +40,7 @@ const ari_option ari_movement_options[] = {
     ARI_OPTION_ENUM("mlp-order", run.plan.mlp_order, ari_mlp_order_names,
                     "how the MLP's two layers are split (default column-row)"),
     ARI_OPTION_SECTION("cluster"),
-    ARI_OPTION_ENUM("collectives", collectives, ari_collectives_names,
+    ARI_OPTION_ENUM("collectives", collectives, collectives_names,
                     "how the simulated cluster moves data; the bits are the same (default direct)"),
     ARI_OPTION_DOUBLE("timeout", timeout, 0.01, 86400, "S",
                       "longest wait of a rank for another, in seconds (default 60)",
@@ -171,7 +173,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     run.device = ari_layout_device(v);
     run.process = common->process;
     run.threads = common->threads;
-    run.sim.algorithm = (ar_sim_algorithm)v->collectives;
+    run.sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
     run.sim.timeout_ns = ari_layout_timeout_ns(v);
     return run;
 }

@@ -20,7 +20,7 @@ typedef struct ari_run_values {
     ar_run run;
     const char *plan;        /* file */
     const char *schedule_pp; /* name or file */
-    int collectives;         /* ar_sim_algorithm */
+    int collectives;         /* 0: direct, 1: ring */
     double timeout;          /* seconds */
     const char *device, *inject, *betas;
     ari_strings groups;
@@ -44,8 +44,6 @@ typedef struct ari_run_values {
     }
 
 extern const char *const ari_mlp_order_names[];
-/** In the order of ar_sim_algorithm. */
-extern const char *const ari_collectives_names[];
 
 /* Options of an ari_run_values: how large the model is, and which module is split how; how data moves; what the ranks
  * compute on; how a training step is split besides tp; what ZeRO shares out; how the data-parallel ranks sum their

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,8 @@
 void ari_group_free(ari_group *g)
 {
     ari_sleepers_fini(&g->sleepers);
+    for (int i = 0; i < g->n; i++)
+        free(g->slot[i].data);
     free(g->slot);
     free(g->rank);
     free(g);
@@ -123,4 +126,44 @@ void ari_member_fini(ari_member *m)
 void ari_group_wake(ari_group *g)
 {
     ari_wake(&g->sleepers);
+}
+
+/* --- shared work -------------------------------------------------------------------------------------------------- */
+
+/* A collective cut into parts, each of which is done by one of the members that have a core. */
+
+void ari_group_share(ari_group *g)
+{
+    /* The members of the last such collective have left it: this one they have all entered. */
+    atomic_store_explicit(&g->parts, 0, memory_order_relaxed);
+}
+
+/* Takes the part, unless it has begun. */
+static bool take_part(ari_group *g, int part)
+{
+    const uint64_t bit = (uint64_t)1 << part;
+    return !(atomic_load_explicit(&g->parts, memory_order_relaxed) & bit) &&
+           !(atomic_fetch_or_explicit(&g->parts, bit, memory_order_relaxed) & bit);
+}
+
+/* A schedule that is explored has no cores: it must be the same each time. */
+static int core_of(const ari_world *w)
+{
+    return w->with.scheduler ? 0 : ari_this_core() % w->cores;
+}
+
+/* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what
+ * the other would have come to last. */
+int ari_member_next_part(ari_member *m)
+{
+    ari_group *g = m->group;
+    const int n = g->n, cores = g->world->cores, core = core_of(g->world);
+    const int first = core % 2 == 0 ? core * n / cores : (core + 1) * n / cores + n - 1;
+    ari_wait_yield();
+    for (int k = 0; k < n; k++) {
+        const int part = (core % 2 == 0 ? first + k : first - k) % n;
+        if (take_part(g, part))
+            return part;
+    }
+    return -1;
 }

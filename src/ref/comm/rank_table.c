@@ -36,6 +36,20 @@ void ari_world_end(ari_member *m, bool finished)
     pthread_mutex_unlock(&r->lock);
 }
 
+void ari_world_swapped(ari_member *m, const ari_call *call)
+{
+    ari_rank_state *r = &m->group->world->rank[m->rank];
+    const size_t length = strnlen(call->tag, sizeof r->last.tag - 1);
+    pthread_mutex_lock(&r->lock);
+    r->last.kind = call->kind;
+    r->last.group = m->group;
+    r->last.seq = m->seq;
+    memcpy(r->last.tag, call->tag, length);
+    r->last.tag[length] = '\0';
+    r->idle_since_ns = ari_wait_coarse_ns();
+    pthread_mutex_unlock(&r->lock);
+}
+
 /* --- taking views ------------------------------------------------------------------------------------------------- */
 
 /* Kind, number and tag, with room for all of them. */

@@ -521,12 +521,18 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, cons
     return ari_world_echo(g->world, m->rank, g);
 }
 
-ar_status ari_member_leave(ari_member *m)
+void ari_member_part_done(ari_member *m)
 {
     ari_group *g = m->group;
-    const uint64_t all = all_have_left(m), before = atomic_fetch_add(&g->leaves, 1);
-    if ((before & ~ARI_BROKEN) + 1 == all)
+    const uint64_t before = atomic_fetch_add(&g->leaves, 1);
+    if ((before & ~ARI_BROKEN) + 1 == all_have_left(m))
         ari_group_wake(g);
+}
+
+ar_status ari_member_leave_shared(ari_member *m)
+{
+    ari_group *g = m->group;
+    const uint64_t all = all_have_left(m);
     (void)wait_inside(m, &g->leaves, all, all, true);
     m->leaves++;
     /* All members find the same: a mark that is set later belongs to a later collective, which this one has not
@@ -535,6 +541,12 @@ ar_status ari_member_leave(ari_member *m)
     out(m, !broken);
     ari_wait_yield();
     return broken ? ari_world_echo(g->world, m->rank, g) : AR_OK;
+}
+
+ar_status ari_member_leave(ari_member *m)
+{
+    ari_member_part_done(m);
+    return ari_member_leave_shared(m);
 }
 
 void ari_member_done(ari_member *m)

@@ -16,7 +16,8 @@
  * - A collective is broken off where a member cannot do its part (ari_member_break), or waits in it while nothing moves
  *   (no step, no pulse, no leaving of any member) for the world's timeout. Either fails the world first. From then on
  *   ari_member_await is false on every member; each touches no other's memory any more and comes to leave, a rank that
- *   was killed or stalled (ari_member_hold) as well.
+ *   was killed or stalled (ari_member_hold) as well. Shared work (ari_group_share) goes on to its end instead: nobody
+ *   leaves it before all parts are done.
  * - A collective ends alike on all members: leave returns AR_OK on every one, or an error on every one. It is decided
  * by the last to come: a break-off after that is none.
  * - The first failure is kept; whatever follows is a consequence of it. */
@@ -113,7 +114,8 @@ typedef struct ari_alone {
 } ari_alone;
 
 /** Enters a collective with `call`. Returns when every member has entered with the same one and `alone` (if not NULL)
- *  has run on one of them. Every member then calls ari_member_leave or ari_member_done, all of them the same.
+ *  has run on one of them. Every member then calls ari_member_leave, ari_member_leave_shared or ari_member_done, all
+ *  of them the same.
  *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
 AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, const ari_alone *alone);
 /** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
@@ -121,6 +123,27 @@ AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_cal
 AR_NODISCARD ar_status ari_member_leave(ari_member *m);
 /** Leaves at once: for collectives whose work was all done alone. */
 void ari_member_done(ari_member *m);
+
+/* Work that is shared: as many parts as there are members, at most ARI_PARTS_MOST, each done by any one of them. A
+ * member leaves when all parts are done, and so without waiting for those that have not even begun one. */
+enum { ARI_PARTS_MOST = 64 };
+
+/** In the ari_alone of such a collective: no part has begun. */
+void ari_group_share(ari_group *g);
+/** The next part that nobody has begun, 0 .. N-1, which this member then does; -1: all have begun. The same core is
+ *  offered the same parts first each time: it may still have in its cache what belongs to them. */
+int ari_member_next_part(ari_member *m);
+void ari_member_part_done(ari_member *m);
+/** Instead of ari_member_leave: when all parts are done. */
+AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
+
+/** A short all_reduce of two ranks that both have a core, instead of entering: both post their inputs, `bytes` of them,
+ *  and each gives the other's, which stays until this member's next call. NULL: the other is late or calls something
+ *  else, or there is a failure; nothing has happened, on either side, and the member enters as usual. */
+enum { ARI_SWAP_BYTES = 2048 };
+const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes);
+/** True if the members of this group may try: the same for all of them. */
+bool ari_member_can_swap(const ari_member *m);
 
 /** Steps within a collective. Each member counts its own, from 0 at entry; advancing publishes what it wrote. */
 void ari_member_advance(ari_member *m, uint64_t steps_done);

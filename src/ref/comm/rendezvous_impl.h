@@ -42,6 +42,7 @@ typedef struct ari_rank_lines {
 struct ari_world {
     ari_instruments with;
     int ranks;
+    int cores;  /* that it had when it was created */
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
@@ -59,6 +60,16 @@ struct ari_world {
     char *message;         /* line and table; NULL if there was no memory for it */
 };
 
+/* Post of a member of a group of two for a swap, besides the input: all in one cache line, so that it crosses from core
+ * to core at once. */
+typedef struct ari_post {
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
+    uint64_t what, count, tag;                     /* kind, dtype and operation; elements; a hash of the tag */
+} ari_post;
+typedef struct ari_post_data {
+    _Alignas(ARI_CACHE_LINE) char bytes[ARI_SWAP_BYTES];
+} ari_post_data;
+
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
     atomic_bool gone;                                  /* its member was dropped */
@@ -68,7 +79,10 @@ typedef struct ari_slot {
     uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
     int virtual_from;                          /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
-    _Atomic uint64_t pulses; /* never start again: since the group began */
+    _Atomic uint64_t pulses;                               /* never start again: since the group began */
+    ari_post post[2];                                      /* by parity of the sequence number */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last call posted from which the member turned back */
+    ari_post_data *data;                                   /* [2], of the posts; NULL before the first */
 } ari_slot;
 
 struct ari_group {
@@ -82,10 +96,13 @@ struct ari_group {
     int members_left;
     /* gate: number of the collective agreed upon last << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
-    /* Members that came to leave, since creation | ARI_BROKEN: set before the last member of the collective comes, so that
-     * all find it, or not at all. */
+    /* Members that came to leave, or parts done instead, since creation | ARI_BROKEN: set before the last member of the
+     * collective comes, so that all find it, or not at all. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t leaves;
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t parts; /* of a shared collective: those that have begun, bit by bit */
     _Alignas(ARI_CACHE_LINE) ari_sleepers sleepers;
+    /* Swaps: the last call from which a member turned back while the other was there, << 1 | whether both swap. */
+    _Alignas(ARI_CACHE_LINE) _Atomic uint64_t decided;
     /* The following describe the last agreed collective; written by its last member before the gate opens. */
     int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
     uint64_t virtual_begin_ns; /* when the last one came */
@@ -101,6 +118,8 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
 /** The member begins and ends a collective; kept for reports. */
 void ari_world_begin(ari_member *m, const ari_call *call);
 void ari_world_end(ari_member *m, bool finished);
+/** The member has finished a call of which ari_world_begin knows nothing. */
+void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now, once. The world's lock held. */
 void ari_world_take_views(ari_world *w);
 /** `line` and the table of these ranks; free(). NULL: no memory. */

@@ -48,7 +48,8 @@ ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, co
         w->with = *with;
     w->timeout_ns = timeout_ns;
     /* One lane at a time needs one core, and a seed means the same run on machines of all sizes. */
-    w->spins = !w->with.scheduler && ranks <= ari_cores();
+    w->cores = ari_cores();
+    w->spins = !w->with.scheduler && ranks <= w->cores;
     w->failed_rank = -1;
     if (pthread_mutex_init(&w->lock, NULL) != 0) {
         free(w);

@@ -107,6 +107,9 @@ static ar_status check_processes(const ar_check_options *o)
 /* Checks how the ranks run. */
 static ar_status check_cluster(const ar_check_options *o)
 {
+    if (o->run.sim.algorithm == AR_SIM_LAST)
+        return ar_error_set(AR_ERR_ARG, "collectives by the last rank to come: it would move the bytes of all, and "
+                                        "those of each rank would be chance; direct or ring");
     if (o->run.sim.trace && (o->layouts != 1 || o->schedules > 1))
         return ar_error_set(AR_ERR_ARG, "a trace records one run: one layout, and at most one schedule");
     if (o->run.sim.fault_count > 0 && o->layouts != 1)

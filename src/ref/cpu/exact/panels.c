@@ -19,9 +19,10 @@ typedef struct workspace {
 } workspace;
 
 /* Words of panels. */
-static size_t words_of(const panels *p, size_t slice)
+static size_t words_of(const ari_panel_kernel *kernel, const panels *p, size_t slice)
 {
-    return ari_round_up8(ari_ceil_div(p->rows * slice * p->bytes, sizeof(int64_t)));
+    const size_t terms = slice + ari_ceil_div(slice, kernel->block) * kernel->head;
+    return ari_round_up8(ari_ceil_div(p->rows * terms * p->bytes, sizeof(int64_t)));
 }
 
 /* For a tile of so many rows and columns. */
@@ -31,8 +32,8 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
     workspace w = {.sums = words,
                    .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left},
                    .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right}};
-    const size_t sums = ari_round_up8(w.left.rows * ari_sums_ld(p)), left = words_of(&w.left, p->slice);
-    w.words = sums + left + words_of(&w.right, p->slice);
+    const size_t sums = ari_round_up8(w.left.rows * ari_sums_ld(p)), left = words_of(kernel, &w.left, p->slice);
+    w.words = sums + left + words_of(kernel, &w.right, p->slice);
     if (words) {
         w.left.at = (char *)(w.sums + sums);
         w.right.at = (char *)(w.sums + sums + left);
@@ -53,8 +54,8 @@ void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 /* The panel that begins at row `row`, of the block of `terms` terms that begins at term k of the slice. */
 static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t row, size_t k, size_t terms)
 {
-    const size_t before = k / kernel->block * kernel->block * p->rows;
-    return p->at + (before + ari_round_up(terms, kernel->step) * row) * p->bytes;
+    const size_t before = k / kernel->block * (kernel->head + kernel->block) * p->rows;
+    return p->at + (before + (kernel->head + ari_round_up(terms, kernel->step)) * row) * p->bytes;
 }
 
 /* Every row panel of a slice, block after block. */
@@ -88,7 +89,7 @@ static void multiply_column(const ari_panel_kernel *kernel, ari_register_tile r,
     }
     for (size_t i = 0; i < tiles; i++, r.sums += kernel->rows * r.ld) {
         kernel->multiply(kernel, &r);
-        r.left = (const char *)r.left + r.terms * kernel->rows * kernel->left;
+        r.left = (const char *)r.left + (kernel->head + r.terms) * kernel->rows * kernel->left;
     }
 }
 

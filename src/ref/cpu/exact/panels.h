@@ -43,6 +43,7 @@ struct ari_panel_kernel {
     size_t rows, cols;           /* of a register tile */
     size_t lanes;                /* the tile's last columns make a panel of whole vectors of so many */
     size_t left, right;          /* bytes of a term of a row of a panel */
+    size_t head;                 /* terms for which a panel has room before the first */
     size_t step;                 /* panels have whole steps of terms; those past the last are zero */
     size_t slice;                /* terms of a slice at most: whole steps */
     size_t block;                /* of a panel at most: whole steps */

