@@ -119,10 +119,15 @@ static void expect_within(const char *model, const char *name)
 /* A step in bf16 whose bytes are those predicted. */
 static void expect_bytes(const char *model, size_t batch, size_t seq, ar_bucket_order order)
 {
-    static const ar_parallel some[] = {
-        {.cp = 2}, {.dp = 2, .cp = 2}, {.tp = 2, .cp = 2, .zigzag = true}, {.dp = 2, .cp = 2, .zero = 1}};
+    static const ar_parallel some[] = {{.cp = 2},
+                                       {.dp = 2, .cp = 2},
+                                       {.tp = 2, .cp = 2, .zigzag = true},
+                                       {.dp = 2, .cp = 2, .zero = 1},
+                                       {.cp = 2, .zero = 1},
+                                       {.cp = 2, .zero = 2, .micro_batches = 2},
+                                       {.dp = 2, .cp = 2, .zero = 1, .dp_replicate = 2}};
     OWNED(end_folder) char *folder = new_model(model);
-    ar_check_options o = check_layouts(folder, some, 4, batch, seq);
+    ar_check_options o = check_layouts(folder, some, sizeof some / sizeof *some, batch, seq);
     o.run.steps = 1;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.precision = AR_PRECISION_BF16;

@@ -78,7 +78,7 @@ typedef struct dealt {
     ar_comm *over;
     size_t n, ranks, me;
     const ar_bucket_slices *slices;
-    bool alone;             /* each rank has all terms of what it sums up */
+    bool one_source;        /* of each element one rank has all terms */
     elements sums;          /* that each rank sums up; */
     elements leave, arrive; /* whose terms go to each other one, and come from each */
 } dealt;
@@ -156,7 +156,7 @@ static ar_status deal(dealt *d, ar_comm *over, size_t n, const size_t *counts, c
 {
     const size_t ranks = (size_t)ar_comm_size(over), in_slices = slices ? slices->first[slices->kinds] : 0;
     *d = (dealt){.over = over, .n = n, .ranks = ranks, .me = (size_t)ar_comm_rank(over), .slices = slices};
-    d->alone = slices && !counts && slices->kinds == ranks;
+    d->one_source = slices && slices->kinds == ranks;
     AR_TRY(elements_begin(&d->sums, d, ranks + in_slices));
     for (size_t r = 0, start = 0; r < ranks; r++) {
         size_t at = start, share = counts ? counts[r] : 0;
@@ -239,8 +239,6 @@ static ar_status exchange_states(ar_ctx *ctx, ar_queue *q, const runs *r, const 
 {
     ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     size_t at = 0;
-    if (d->alone)
-        return AR_OK;
     AR_TRY(ARI_ALLOC(&bytes, 2 * d->ranks, "bytes of sums"));
     for (size_t rank = 0; rank < d->ranks; rank++) {
         bytes[rank] = d->leave.count[rank] * width;
@@ -270,13 +268,15 @@ static ar_status merge_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dea
 }
 
 /* Of narrow states. The own elements are merged with the other ranks' states, which come in the bytes that so many values
- * need; unless that is all that was asked for (gathers) their values are gathered, or their states where more is added to
- * them. No memory of the step: another queue has it. */
+ * need, or as values where each has all terms and nothing is added; if all ranks need all (gathers) their values are
+ * gathered, or their states where more is added to them. No memory of the step: another queue has it. */
 static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, const dealt *d, bool gathers,
                                const ar_most_terms *most, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t width = ari_sent_state_bytes(most->before), wider = ari_sent_state_bytes(most->after);
+    const bool complete = d->one_source && most->after == 0;
+    const size_t width = complete ? ARI_SENT_COMPLETE : ari_sent_state_bytes(most->before);
+    const size_t wider = ari_sent_state_bytes(most->after);
     const size_t leave = elements_in_all(&d->leave, d->ranks) * width;
     const size_t there = leave + elements_in_all(&d->arrive, d->ranks) * width;
     const size_t back = d->n * (most->after > 0 ? wider : sizeof(float) + sizeof(uint16_t));
@@ -284,8 +284,10 @@ static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, const de
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, dev->alloc(ctx->device, q, &sent, ari_larger(there, back)));
     const ar_buf came = ar_buf_at(sent, leave);
-    AR_TRY_TO(done, st, exchange_states(ctx, q, r, d, sent, came, width, tag));
-    AR_TRY_TO(done, st, merge_states(ctx, q, r, d, ar_const(came), width));
+    if (!d->one_source || !gathers) { /* else they are where they are summed up */
+        AR_TRY_TO(done, st, exchange_states(ctx, q, r, d, sent, came, width, tag));
+        AR_TRY_TO(done, st, merge_states(ctx, q, r, d, ar_const(came), width));
+    }
     if (gathers)
         st = most->after > 0 ? gather_states(ctx, q, r, d, sent, wider, tag) : gather_values(ctx, q, r, d, sent, tag);
 done:

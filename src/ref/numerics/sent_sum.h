@@ -51,7 +51,21 @@ ARI_FN void ari_sent_sum(int64_t *s, size_t i, const uint8_t *from, size_t ranks
         s[2 * i + 1] = lo;
 }
 
+/** A state of the accumulator whose value is v, rounded to bf16 where such are: +0 for -0, and an infinity, which a sum
+ *  overflowed to, for itself. */
+ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow)
+{
+    const float v = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x)) : x;
+    const uint32_t bits = ari_bits32(v);
+    const int infinite = (bits & 0x7fffffffu) == 0x7f800000u, highest = narrow ? 21 : 8;
+    const int64_t beyond = (int64_t)1 << (278 - highest * ari_acc_bits(narrow)); /* 2^129 */
+    *t = (uint8_t)(infinite ? highest : ari_acc_top(v, narrow));
+    *h = infinite ? (bits >> 31 ? -beyond : beyond) : ari_acc_slice(v, *t, narrow);
+    *l = ari_acc_slice(v, *t - 1, narrow);
+}
+
 #define ARI_SENT_WORD 8u       /* the most bytes of a state that is one word */
+#define ARI_SENT_COMPLETE 2u   /* bytes of a state to which nothing is added: its value, as it is stored */
 #define ARI_SENT_TOP 5u        /* bits of t in it */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
@@ -64,11 +78,13 @@ ARI_FN size_t ari_sent_state_bytes(size_t values)
     return values <= (size_t)1 << 15 ? ARI_SENT_WORD : values <= (size_t)1 << 26 ? 11 : 13;
 }
 
-/** The state in so many bytes, and one that is merged with it. */
+/** The state in so many bytes, and one that is merged with it, which a complete one replaces. */
 ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
 {
     const size_t each = width / 2;
-    if (width == sizeof(float)) {
+    if (width == ARI_SENT_COMPLETE) {
+        ari_sent_write(to, ari_bf16_of_f32(ari_acc_sum(t, h, l, true)), width);
+    } else if (width == sizeof(float)) {
         ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, true)), width);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
@@ -85,7 +101,9 @@ ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, s
 ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
 {
     const size_t each = width / 2;
-    if (width == sizeof(float)) {
+    if (width == ARI_SENT_COMPLETE) {
+        ari_acc_put(t, h, l, ari_f32_of_bf16((uint16_t)ari_sent_read(from, width)), true);
+    } else if (width == sizeof(float)) {
         ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), true);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
@@ -97,17 +115,4 @@ ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8
     } else {
         ari_acc_merge(t, h, l, from[0], ari_sent_read(from + 1, each), ari_sent_read(from + 1 + each, each));
     }
-}
-
-/** A state of the accumulator whose value is v, rounded to bf16 where such are: +0 for -0, and an infinity, which a sum
- *  overflowed to, for itself. */
-ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow)
-{
-    const float v = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x)) : x;
-    const uint32_t bits = ari_bits32(v);
-    const int infinite = (bits & 0x7fffffffu) == 0x7f800000u, highest = narrow ? 21 : 8;
-    const int64_t beyond = (int64_t)1 << (278 - highest * ari_acc_bits(narrow)); /* 2^129 */
-    *t = (uint8_t)(infinite ? highest : ari_acc_top(v, narrow));
-    *h = infinite ? (bits >> 31 ? -beyond : beyond) : ari_acc_slice(v, *t, narrow);
-    *l = ari_acc_slice(v, *t - 1, narrow);
 }

@@ -12,6 +12,8 @@ AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
 /** The slices of each bucket in which its gradients can be made; and whether they are in this step. */
 AR_NODISCARD ar_status ari_buckets_slice(ar_ddp *d);
 void ari_ddp_choose_slices(ar_ddp *d);
+/** True if a step adds nothing to what ranks sum up of their shares: of those buckets of which slices can be made. */
+bool ari_shares_complete(const ar_ddp *d);
 extern const ar_module_ops ari_ddp_ops;
 /** Refuses a hook that the numerics do not have. */
 AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);

@@ -67,13 +67,27 @@ static bool any_is_tied(const ar_ddp *d)
     return false;
 }
 
-/* True if the sums over the ranks of cp, of five bytes, would take more than all rows of x, or all terms of tables, at
- * two and their rows' numbers at eight. Of experts the ranks have equal slices, so that what moves can be told from the
+bool ari_shares_complete(const ar_ddp *d)
+{
+    return ar_comm_size(d->ctx->shard) == ar_comm_size(d->ctx->dp) && (d->stage < 2 || d->step.passes == 1);
+}
+
+/* Bytes between all ranks of cp, of an element: what sums of states take more than slices do, times 1 - 1/cp. In slices
+ * shares are sent once, and where all other terms are on that rank as values. */
+static double more_for_sums(const ar_ddp *d)
+{
+    const double cp = (double)ar_comm_size(d->ctx->sequence), shares = (double)ar_comm_size(d->ctx->shard);
+    if (d->stage == 0)
+        return 5.0 * cp;
+    return shares == cp && ari_shares_complete(d) ? 5.0 * cp - 2.0 : 5.0 * (cp - cp / shares);
+}
+
+/* True if the sums over the ranks of cp would take more than all rows of x, or all terms of tables, at two bytes and
+ * their rows' numbers at eight. Of experts the ranks have equal slices, so that what moves can be told from the
  * number of their rows. */
 static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
 {
     const double cp = (double)ar_comm_size(d->ctx->sequence), tokens = (double)d->step.samples * (double)d->step.tokens;
-    const double shares = (double)ar_comm_size(d->ctx->shard);
     double elements = 0.0, inputs = 0.0;
     for (size_t i = 0; i < d->count; i++) {
         const ari_bucket *b = &d->buckets[i];
@@ -86,7 +100,7 @@ static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
             inputs += (double)w.shape[1] * (p->token_share > 0.0 ? p->token_share : 1.0) + (tables ? 4.0 : 0.0);
         }
     }
-    return 5.0 * (d->stage > 0 ? cp - cp / shares : cp) * elements > 2.0 * (cp - 1.0) * tokens * inputs;
+    return more_for_sums(d) * elements > 2.0 * (cp - 1.0) * tokens * inputs;
 }
 
 /* Summed twice, slices would be what they are, and a share that is not summed would be one slice: these mistakes are of

@@ -411,6 +411,20 @@ bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param
     return is_sliced(w, kind_of_value(w, param));
 }
 
+bool ari_op_builder_sends_values(const ari_op_builder *w)
+{
+    const ar_parallel *p = &w->c->run.parallel;
+    return w->summing[false] == ari_op_builder_cp(w) && (p->zero < 2 || p->micro_batches <= 1);
+}
+
+/* By states of five bytes, to all; to shares all of them, and in slices a rank's, or its values. */
+static double more_for_sums(const ari_op_builder *w, double cp)
+{
+    if (w->c->run.parallel.zero == 0)
+        return 5.0 * cp;
+    return ari_op_builder_sends_values(w) ? 5.0 * cp - 2.0 : 5.0 * (cp - cp / (double)w->sharing[false]);
+}
+
 /* Where the sums over the ranks of cp would take more bytes than all rows of x, or all terms of tables and their rows'
  * numbers; of experts, of whose rows nobody knows the number, the ranks have equal slices. */
 void ari_op_builder_slices(ari_op_builder *w)
@@ -437,7 +451,7 @@ void ari_op_builder_slices(ari_op_builder *w)
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
-    const double shares = (double)w->sharing[false], sums = 5.0 * (run->parallel.zero > 0 ? cp - cp / shares : cp);
+    const double sums = more_for_sums(w, cp);
     const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
     w->sliced =
         even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
@@ -462,6 +476,8 @@ size_t ari_op_builder_state_bytes(size_t values)
     static const int bits[] = {0, 3, 7, 15, 26}; /* the last bytes hold any number */
     static const size_t bytes[] = {4, 5, 6, 8, 11, 13};
     int i = 0;
+    if (values == 0)
+        return sizeof(uint16_t);
     while (i < 5 && values > (size_t)1 << bits[i])
         i++;
     return bytes[i];

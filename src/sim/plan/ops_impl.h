@@ -370,10 +370,12 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
 bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param);
 /** The ranks of a group that have terms of an element of a bucket. */
 size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over);
+/** True if values of slices go to shares: to what one rank has nobody adds. */
+bool ari_op_builder_sends_values(const ari_op_builder *w);
 /** Finds which are in a step. The walk is at no layer then. */
 void ari_op_builder_slices(ari_op_builder *w);
 /** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
- *  index and two numbers that have 32 bits of each value. */
+ *  index and two numbers that have 32 bits of each value; 0: rounded. */
 size_t ari_op_builder_state_bytes(size_t values);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */

@@ -37,7 +37,7 @@ static ari_over replicate_group(bool experts)
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
  * index is needed whole, as own terms are raised to it before they are added. A matrix's gradient in bf16, of at most so
- * many values before, on `ranks`, goes to shares, and rounded to all; where sums follow, as so many after. */
+ * many values before, on `ranks`, goes to shares (0: rounded), and rounded to all; where sums follow, as so many after. */
 static void call_sum(ari_op_builder *w, ari_over over, size_t ranks, size_t n, ar_dtype dtype, bool shares,
                      size_t before, size_t after, ari_call_often often, ari_role role, const char *tag)
 {
@@ -115,7 +115,6 @@ static void put_beside_passes(ari_op_builder *w)
         w->op.call[i].queue = w->c->run.ddp.mode == AR_BUCKETS_OVERLAP ? ARI_ON_BUCKETS : ARI_ON_MAIN;
 }
 
-/* Its values before and after. */
 static ari_operation *begin_sum_of(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     const bool spread = (b->kind & ARI_KIND_SPREAD) != 0, ends = (b->kind & ARI_KIND_ENDS) != 0;
@@ -173,8 +172,10 @@ static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, ari_ov
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
     const ari_over over = sharing_group(w, of_experts(b));
+    const bool complete = b->sliced && ari_op_builder_sends_values(w);
     call_sum(w, over, b->sliced ? 2 : ari_op_builder_ranks(w, over), b->sliced ? b->sent : b->elements, stored_as(b),
-             true, ari_op_builder_most_values(w, b, over, often), 0, often, b->first.of.role, suffix_of(b->first.of));
+             true, complete ? 0 : ari_op_builder_most_values(w, b, over, often), 0, often, b->first.of.role,
+             suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
@@ -216,7 +217,6 @@ static ari_operation *begin_gather(ari_op_builder *w, const ari_op_builder_bucke
     return op;
 }
 
-/* Moves of a bucket, or of its completion, are operations of the step. */
 static void gather_bucket(ari_op_builder *w, const ari_op_builder_bucket *b, size_t index)
 {
     begin_gather(w, b, index);
