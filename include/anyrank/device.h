@@ -203,16 +203,17 @@ typedef struct ar_device_ops {
     /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
      * one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* to [n, width] = the `width` lowest bytes, the lowest first, of s, int64 [n], 0 < width <= 8; or of s, int64 [n, 2],
-     * sums of two limbs, 8 < width <= 12. */
-    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t width);
-    /* s = the sums over the ranks of from [ranks, n, width], whose highest bits are signs. */
-    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width);
+    /* to [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of s,
+     * int64 [n, 2], sums of two limbs, in 9 to 12 bytes. Whole bytes first, the lowest first: of each 8 integers the
+     * bits above them follow as one number. */
+    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t bits);
+    /* s = the sums over the ranks of from [ranks, n*bits/8], whose highest bits are signs. */
+    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits);
     /* to [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
-     * h and l of as many bits each above five bits of t; width 4: the sum, fp32. */
+     * h and l of as many bits each above five bits of t; width 4: the sum, fp32; width 2: as bf16. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                size_t width);
-    /* t, h, l [n] are merged with the states of from [ranks, n, width]. */
+    /* t, h, l [n] are merged with the states of from [ranks, n, width], or with width 2 replaced. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
                               size_t n, size_t width);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */

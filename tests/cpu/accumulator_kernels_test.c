@@ -202,33 +202,35 @@ static int64_t any_integer(uint64_t *random)
     return (int64_t)bits >> case_random(random) % 64;
 }
 
-/* The lowest bytes as a signed number. */
-static int64_t low_bytes(int64_t v, size_t width)
+/* The lowest bits as a signed number. */
+static int64_t low_bits(int64_t v, size_t bits)
 {
-    const unsigned int above = 64 - 8 * (unsigned int)width;
+    const unsigned int above = 64 - (unsigned int)bits;
     return (int64_t)((uint64_t)v << above) >> above;
 }
 
-/* Sums that go between ranks in 1 to 8 bytes: what arrives is the sum of the numbers, modulo 2^64. */
+/* Sums that go between ranks in 8 to 64 bits, in whole bytes any number of them: what arrives is the sum of the numbers,
+ * modulo 2^64. */
 Test(accumulator_kernels, what_ranks_send_adds_up_to_the_sum_of_their_numbers)
 {
-    enum { n = 257, ranks = 3, most = 8 };
+    enum { most = 257, ranks = 3 };
     OWNED(ar_device_destroy) ar_device *d = device(2);
-    int64_t s[ranks][n], got[n];
-    uint8_t sent[ranks * n * most];
+    int64_t s[ranks][most], got[most];
+    uint8_t sent[ranks * most * sizeof(int64_t)];
     uint64_t random = 5;
-    for (size_t width = 1; width <= most; width++) {
+    for (size_t bits = 8; bits <= 64; bits++) {
+        const size_t n = bits % 8 == 0 ? most : most - most % 8;
         for (size_t r = 0; r < ranks; r++) {
             for (size_t i = 0; i < n; i++)
                 s[r][i] = any_integer(&random);
-            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){s[r]}, n, width));
+            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * bits / 8}, (ar_cbuf){s[r]}, n, bits));
         }
-        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, width));
+        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, bits));
         for (size_t i = 0; i < n; i++) {
             uint64_t sum = 0;
             for (size_t r = 0; r < ranks; r++)
-                sum += (uint64_t)low_bytes(s[r][i], width);
-            cr_assert_eq(got[i], (int64_t)sum, "width %zu, element %zu", width, i);
+                sum += (uint64_t)low_bits(s[r][i], bits);
+            cr_assert_eq(got[i], (int64_t)sum, "%zu bits, element %zu", bits, i);
         }
     }
 }
@@ -249,9 +251,9 @@ Test(accumulator_kernels, sums_of_two_limbs_add_up_to_the_sum_of_their_numbers)
                 s[r][2 * i + 1] = any_integer(&random) & INT64_MAX >> 19;
                 sum[i] += ((wide_int)s[r][2 * i] * ((wide_int)1 << 32)) + s[r][2 * i + 1];
             }
-            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){s[r]}, n, width));
+            cr_assert_ok(d->ops->sums_narrow(d, NULL, (ar_buf){sent + r * n * width}, (ar_cbuf){s[r]}, n, 8 * width));
         }
-        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, width));
+        cr_assert_ok(d->ops->sums_widen(d, NULL, (ar_buf){got}, (ar_cbuf){sent}, ranks, n, 8 * width));
         for (size_t i = 0; i < n; i++)
             cr_assert((wide_int)got[2 * i] * ((wide_int)1 << 32) + got[2 * i + 1] == sum[i] && got[2 * i + 1] >= 0,
                       "width %zu, element %zu", width, i);

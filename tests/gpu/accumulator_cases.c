@@ -151,28 +151,32 @@ static pair_buf numbers(device_pair *p, const char *name, size_t n, bool pairs)
     return x;
 }
 
-static void sums_case(device_pair *p, size_t n, size_t width, bool widen)
+static void sums_case(device_pair *p, size_t n, size_t bits, bool widen)
 {
-    const size_t ranks = 1 + pair_below(p, 5);
-    pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
-    const pair_buf sent = widen ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
-    const pair_buf sums = numbers(p, "s", width > 8 ? 2 * n : n, width > 8);
-    for (size_t k = 0; widen && k < ranks * n * width && sent.host; k++)
+    const size_t ranks = 1 + pair_below(p, 5), bytes = n * bits / 8;
+    pair_begin(p, "n %zu, %zu bits, %zu ranks", n, bits, ranks);
+    const pair_buf sent = widen ? pair_bytes(p, "from", ranks * bytes, 0) : pair_zeros(p, "to", PAIR_W8, bytes);
+    const pair_buf sums = numbers(p, "s", bits > 64 ? 2 * n : n, bits > 64);
+    for (size_t k = 0; widen && k < ranks * bytes && sent.host; k++)
         ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, 256);
     if (widen) {
-        PAIR_RUN(p, sums_widen, sums.at[s], ar_const(sent.at[s]), ranks, n, width);
+        PAIR_RUN(p, sums_widen, sums.at[s], ar_const(sent.at[s]), ranks, n, bits);
     } else {
-        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(sums.at[s]), n, width);
+        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(sums.at[s]), n, bits);
     }
     pair_end(p);
 }
 
+/* Some numbers of bits, all of whole bytes and all others: the latter in groups. */
 static void sums_cases(device_pair *p, bool widen)
 {
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (size_t width = 1; width <= 12 && pair_goes_on(p); width += i == 3 ? 1 : 4)
-            sums_case(p, n, width, widen);
+        for (size_t bits = 8; bits <= 96 && pair_goes_on(p); bits += i == 3 ? 8 : 32) {
+            sums_case(p, n, bits, widen);
+            if (bits <= 48)
+                sums_case(p, n / 8 * 8, bits + 1 + i % 7, widen);
+        }
 }
 
 void sums_narrow_cases(device_pair *p)

@@ -312,16 +312,16 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
 }
 
 /* Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one: came
- * [ranks, own, width], for sums_widen. */
-static ar_status send_sums(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t width, ar_comm *over,
+ * [ranks, bytes of own], for sums_widen. */
+static ar_status send_sums(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t bits, ar_comm *over,
                            const char *tag)
 {
     const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
     ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
     AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
     for (size_t r = 0; r < n; r++) {
-        bytes[r] = counts[r] * width;
-        bytes[n + r] = own * width;
+        bytes[r] = counts[r] * bits / 8;
+        bytes[n + r] = own * bits / 8;
     }
     return ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
 }
@@ -330,10 +330,10 @@ static ar_status send_sums(ar_queue *q, ar_buf came, ar_buf sent, const size_t *
 static ar_status narrow_slice(ar_ctx *ctx, ari_sum_slice *s, size_t total, size_t ranks)
 {
     const ar_buf partial = s->s;
-    AR_TRY(ari_step_alloc(ctx, &s->sent, total * s->width));
-    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, ar_const(partial), total, s->width));
+    AR_TRY(ari_step_alloc(ctx, &s->sent, total * s->bits / 8));
+    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, ar_const(partial), total, s->bits));
     ari_step_free(ctx, partial);
-    return ari_step_alloc(ctx, &s->s, ranks * s->count * s->width);
+    return ari_step_alloc(ctx, &s->s, ranks * s->count * s->bits / 8);
 }
 
 ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
@@ -341,10 +341,10 @@ ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
     const ar_buf came = s->s;
     ari_step_free(ctx, s->sent);
     s->sent.ptr = NULL;
-    if (s->width == 0)
+    if (s->bits == 0)
         return AR_OK;
     AR_TRY(ari_step_alloc(ctx, &s->s, s->count * (size_t)s->limbs * sizeof(int64_t)));
-    AR_TRY(ARI_KERNEL(ctx, sums_widen, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count, s->width));
+    AR_TRY(ARI_KERNEL(ctx, sums_widen, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count, s->bits));
     ari_step_free(ctx, came);
     return AR_OK;
 }
@@ -355,13 +355,14 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
     ARI_OWNED size_t *counts = NULL;
     ar_status st = AR_OK;
     s->sent = s->s;
-    AR_TRY(ari_slice_counts(&counts, over, total, s->width > 0 ? 1 : limbs));
+    s->bits = ari_exact_bits(s->narrow, s->terms, s->cols, (size_t)ar_comm_size(over));
+    AR_TRY(ari_slice_counts(&counts, over, total, s->bits > 0 ? 1 : limbs));
     ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
-    AR_TRY(s->width > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
-                        : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
+    AR_TRY(s->bits > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
+                       : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY(s->width > 0 ? send_sums(q, s->s, s->sent, counts, s->width, over, tag)
-                        : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
+    AR_TRY(s->bits > 0 ? send_sums(q, s->s, s->sent, counts, s->bits, over, tag)
+                       : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue)
         st = ar_event_record(reduced, q);
     else
@@ -376,7 +377,8 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     const ari_extents *a = &s->a->x, *b = &s->b->x;
     size_t bytes = 0;
     s->own = (ari_sum_slice){.limbs = s->limbs,
-                             .width = ari_exact_width(s->b->narrow, s->b->k_full),
+                             .narrow = s->b->narrow,
+                             .terms = s->b->k_full,
                              .count = a->batch * a->rows * b->rows,
                              .rows = a->rows,
                              .cols = b->rows,

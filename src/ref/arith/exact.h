@@ -22,8 +22,10 @@ struct ar_operand {
 typedef struct ari_sum_slice {
     ar_buf s; /* int64 [count] of `limbs` */
     int limbs;
-    size_t width; /* bytes of an element between ranks, ari_exact_width; 0: its int64 */
-    ar_buf sent;  /* what ari_exact_slice sent on another queue, until round */
+    bool narrow;
+    size_t terms; /* that each of the sums has on all ranks */
+    size_t bits;  /* in which ari_exact_slice sent them, ari_exact_bits; 0: their int64 */
+    ar_buf sent;  /* what it sent on another queue, until round */
     size_t start, count, rows, cols;
     ar_cbuf e, f;  /* int32, of matrix 0 */
     size_t e_step; /* from one matrix's row exponents to the next's */
@@ -120,13 +122,19 @@ static inline int ari_exact_limbs(bool narrow, size_t terms)
     return narrow ? 1 : ari_contract_limbs(terms);
 }
 
-/** Bytes in which a sum of so many products goes between ranks: its bits are 31 of narrow integers, else 51, and those
- *  of the number of terms, whatever part of them a rank has. 0: as it is. */
-static inline size_t ari_exact_width(bool narrow, size_t terms)
+/** Bits in which a sum of so many products goes between ranks: 31 of narrow integers, else 51, and those of the number
+ *  of terms, whatever part of them a rank has. Whole bytes, unless each rank's slice of a row of so many is in groups of
+ *  8. 0: as it is. */
+static inline size_t ari_exact_bits(bool narrow, size_t terms, size_t cols, size_t ranks)
 {
+    size_t bits = 31;
     if (!narrow)
-        return terms <= ARI_CONTRACT_BLOCK || terms > (size_t)1 << 21 ? 0 : 9;
-    return terms > (size_t)1 << 17 ? 0 : terms > 1 << 9 ? 6 : 5;
+        return terms <= ARI_CONTRACT_BLOCK || terms > (size_t)1 << 21 ? 0 : 72;
+    for (size_t most = 1; most < terms; most *= 2)
+        bits++;
+    if (bits > 48)
+        return 0;
+    return cols % (8 * ranks) == 0 ? bits : bits <= 40 ? 40 : 48;
 }
 
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;

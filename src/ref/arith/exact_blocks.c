@@ -121,7 +121,8 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     ar_comm *over = replicas != AR_KEEP && ari_has_peers(s->o.replicas) ? s->o.replicas : NULL;
     ari_sum_slice own = {.s = s->s,
                          .limbs = s->limbs,
-                         .width = ari_exact_width(s->b->narrow, s->o.k_full),
+                         .narrow = s->b->narrow,
+                         .terms = s->o.k_full,
                          .count = total,
                          .rows = s->o.rows / places,
                          .cols = s->b->x.rows,

@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "ref/core/size.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
@@ -463,22 +464,23 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbu
 }
 
 /** Slot sums_narrow. Errors: none. */
-ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, size_t n, size_t width)
+ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, size_t n, size_t bits)
 {
     uint8_t *sent = to.ptr;
     const int64_t *sums = s.ptr;
-    ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write_sum(sent + i * width, sums, i, width);
+    ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n)
+        ari_sent_write_sums(sent, sums, i * ARI_SENT_GROUP, ari_smaller(n - i * ARI_SENT_GROUP, ARI_SENT_GROUP), bits);
     return AR_OK;
 }
 
 /** Slot sums_widen. Errors: none. */
-ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t width)
+ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits)
 {
     const uint8_t *sent = from.ptr;
     int64_t *sums = s.ptr;
-    ARI_PARALLEL_FOR (i, n, d, n * ranks)
-        ari_sent_sum(sums, i, sent, ranks, n, width);
+    ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n * ranks)
+        ari_sent_sums(sums, i * ARI_SENT_GROUP, ari_smaller(n - i * ARI_SENT_GROUP, ARI_SENT_GROUP), sent, ranks, n,
+                      bits);
     return AR_OK;
 }
 

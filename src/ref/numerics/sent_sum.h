@@ -2,7 +2,8 @@
 #pragma once
 
 /* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first, whose
- * highest bit is the sign: of more than 8, those of two int64 (numerics.md, section 2). */
+ * highest bit is the sign; or of `bits`, of more than 64 those of two int64 (numerics.md, section 2). Where 8 do not
+ * divide these, 8 integers lie together: their whole bytes, then the bits above of all of them as one number. */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"
@@ -13,42 +14,67 @@ ARI_FN void ari_sent_write(uint8_t *to, int64_t v, size_t width)
         to[b] = (uint8_t)((uint64_t)v >> 8 * b);
 }
 
-ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
+ARI_FN uint64_t ari_sent_word(const uint8_t *from, size_t width)
 {
-    const uint64_t sign = (uint64_t)0 - (uint64_t)(from[width - 1] >> 7);
-    uint64_t v = width < 8 ? sign << 8 * (width % 8) : 0u;
+    uint64_t v = 0;
     for (size_t b = 0; b < width; b++)
         v |= (uint64_t)from[b] << 8 * b;
-    return (int64_t)v;
+    return v;
 }
 
-#define ARI_SENT_LOW 4u /* bytes of the lower limb where a sum has two */
-
-/** Element i of s, int64 [n] or, with more than 8 bytes, [n, 2]: hi*2^32 + lo, lo >= 0. */
-ARI_FN void ari_sent_write_sum(uint8_t *to, const int64_t *s, size_t i, size_t width)
+/** v, of which the highest of 0 < bits <= 64 is the sign. */
+ARI_FN int64_t ari_signed_of(uint64_t v, size_t bits)
 {
-    if (width <= 8) {
-        ari_sent_write(to, s[i], width);
-    } else {
-        const int64_t hi = s[2 * i], lo = s[2 * i + 1];
-        ari_sent_write(to, lo, ARI_SENT_LOW);
-        ari_sent_write(to + ARI_SENT_LOW, ari_add64(hi, lo >> 32), width - ARI_SENT_LOW);
+    return (int64_t)(v << (64 - bits)) >> (64 - bits);
+}
+
+ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
+{
+    return ari_signed_of(ari_sent_word(from, width), 8 * width);
+}
+
+#define ARI_SENT_LOW 4u            /* bytes of the lower limb where a sum has two */
+#define ARI_SENT_GROUP ((size_t)8) /* integers that lie together */
+
+/** Integers [from, from + n), n <= ARI_SENT_GROUP, from a multiple of that, of s: int64 or, with more than 64 bits, [2]:
+ *  hi*2^32 + lo, lo >= 0. A group is whole unless 8 divide its bits. */
+ARI_FN void ari_sent_write_sums(uint8_t *to, const int64_t *s, size_t from, size_t n, size_t bits)
+{
+    const size_t width = bits / 8, rest = bits % 8;
+    const uint64_t mask = ((uint64_t)1 << rest) - 1;
+    uint8_t *at = to + from / ARI_SENT_GROUP * bits;
+    uint64_t above = 0;
+    for (size_t i = 0; i < n; i++, at += width) {
+        if (bits > 64) {
+            const int64_t hi = s[2 * (from + i)], lo = s[2 * (from + i) + 1];
+            ari_sent_write(at, lo, ARI_SENT_LOW);
+            ari_sent_write(at + ARI_SENT_LOW, ari_add64(hi, lo >> 32), width - ARI_SENT_LOW);
+        } else {
+            ari_sent_write(at, s[from + i], width);
+            above |= rest > 0 ? ((uint64_t)s[from + i] >> 8 * width & mask) << rest * i : 0;
+        }
     }
+    ari_sent_write(at, (int64_t)above, rest);
 }
 
-/** Element i of s = the sum of what so many ranks wrote for it, from [ranks, n, width]. */
-ARI_FN void ari_sent_sum(int64_t *s, size_t i, const uint8_t *from, size_t ranks, size_t n, size_t width)
+/** The same integers of s = the sums of what so many ranks wrote for them, of `all` each. */
+ARI_FN void ari_sent_sums(int64_t *s, size_t from, size_t n, const uint8_t *sent, size_t ranks, size_t all, size_t bits)
 {
-    const size_t low = width > 8 ? ARI_SENT_LOW : 0;
-    int64_t hi = 0, lo = 0;
+    const size_t width = bits / 8, rest = bits % 8, low = bits > 64 ? ARI_SENT_LOW : 0, limbs = low > 0 ? 2 : 1;
+    const uint64_t mask = ((uint64_t)1 << rest) - 1;
+    for (size_t i = from * limbs; i < (from + n) * limbs; i++)
+        s[i] = 0;
     for (size_t r = 0; r < ranks; r++) {
-        const uint8_t *of = from + (r * n + i) * width;
-        hi = ari_add64(hi, ari_sent_read(of + low, width - low));
-        lo += low > 0 ? ari_sent_read(of, low) & 0xffffffff : 0;
+        const uint8_t *at = sent + r * all * bits / 8 + from / ARI_SENT_GROUP * bits;
+        const uint64_t above = ari_sent_word(at + n * width, rest);
+        for (size_t i = 0; i < n; i++, at += width) {
+            const uint64_t top = rest > 0 ? (above >> rest * i & mask) << 8 * width : 0;
+            int64_t *to = s + (from + i) * limbs;
+            *to = ari_add64(*to, ari_signed_of(ari_sent_word(at + low, width - low) | top, bits - 8 * low));
+            if (low > 0)
+                to[1] += (int64_t)ari_sent_word(at, low);
+        }
     }
-    s[low > 0 ? 2 * i : i] = hi;
-    if (low > 0)
-        s[2 * i + 1] = lo;
 }
 
 /** A state of the accumulator whose value is v, rounded to bf16 where such are: +0 for -0, and an infinity, which a sum
