@@ -72,14 +72,16 @@ bool ari_shares_complete(const ar_ddp *d)
     return ar_comm_size(d->ctx->shard) == ar_comm_size(d->ctx->dp) && (d->stage < 2 || d->step.passes == 1);
 }
 
-/* Bytes between all ranks of cp, of an element: what sums of states take more than slices do, times 1 - 1/cp. In slices
- * shares are sent once, and where all other terms are on that rank as values. */
+/* Bytes between all ranks of cp, of an element: what a step's sums of states take more than slices do, times 1 - 1/cp.
+ * In slices shares are sent once, and where all other terms are on that rank as values. */
 static double more_for_sums(const ar_ddp *d)
 {
     const double cp = (double)ar_comm_size(d->ctx->sequence), shares = (double)ar_comm_size(d->ctx->shard);
     if (d->stage == 0)
         return 5.0 * cp;
-    return shares == cp && ari_shares_complete(d) ? 5.0 * cp - 2.0 : 5.0 * (cp - cp / shares);
+    if (shares == cp && ari_shares_complete(d))
+        return 5.0 * cp - 2.0;
+    return 5.0 * (cp - cp / shares) * (d->stage < 2 ? 1.0 : (double)d->step.samples / (double)d->step.pass_samples);
 }
 
 /* True if the sums over the ranks of cp would take more than all rows of x, or all terms of tables, at two bytes and

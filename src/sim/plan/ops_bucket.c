@@ -417,12 +417,14 @@ bool ari_op_builder_sends_values(const ari_op_builder *w)
     return w->summing[false] == ari_op_builder_cp(w) && (p->zero < 2 || p->micro_batches <= 1);
 }
 
-/* By states of five bytes, to all; to shares all of them, and in slices a rank's, or its values. */
-static double more_for_sums(const ari_op_builder *w, double cp)
+/* By states of five bytes, to all; to shares, from ZeRO-2 on in each pass, all of them, and in slices a rank's, or its
+ * values. */
+static double more_for_sums(const ari_op_builder *w, double cp, double passes)
 {
-    if (w->c->run.parallel.zero == 0)
-        return 5.0 * cp;
-    return ari_op_builder_sends_values(w) ? 5.0 * cp - 2.0 : 5.0 * (cp - cp / (double)w->sharing[false]);
+    const int zero = w->c->run.parallel.zero;
+    if (zero > 0 && ari_op_builder_sends_values(w))
+        return 5.0 * cp - 2.0;
+    return 5.0 * (zero == 0 ? cp : cp - cp / (double)w->sharing[false]) * (zero < 2 ? 1.0 : passes);
 }
 
 /* Where the sums over the ranks of cp would take more bytes than all rows of x, or all terms of tables and their rows'
@@ -433,7 +435,7 @@ void ari_op_builder_slices(ari_op_builder *w)
     const ar_experts *e = &w->config->experts;
     const double cp = (double)ari_op_builder_cp(w);
     double elements[2] = {0.0}, inputs[2] = {0.0}; /* [1]: of tables */
-    size_t start = 0, samples = 0, parts = 0;
+    size_t start = 0, samples = 0, of_pass = 0, parts = 0;
     bool even = true;
     if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || w->c->forward_only || cp < 2.0)
         return;
@@ -451,7 +453,10 @@ void ari_op_builder_slices(ari_op_builder *w)
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
     ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
-    const double sums = more_for_sums(w, cp);
+    of_pass = samples;
+    if (ari_passes_apart(&run->parallel))
+        ar_parallel_rows(&run->parallel, run->batch, 0, 0, &start, &of_pass);
+    const double sums = more_for_sums(w, cp, (double)samples / (double)of_pass);
     const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
     w->sliced =
         even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
