@@ -34,13 +34,20 @@ static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t numb
     return one;
 }
 
+/* Some threads, while others are at the last of so many tiles. Of four tiles a thread that is a fifth of the time at
+ * most. */
+static bool leaves_threads_idle(size_t tiles, size_t threads)
+{
+    return tiles < 4 * threads && tiles % threads != 0;
+}
+
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
 {
     ari_tile_plan p = {
         .down = ari_ceil_div(a->rows, path->rows), .across = ari_ceil_div(b->rows, path->cols), .narrow = a->narrow};
-    /* A single product is cut further until every thread has a tile, though never below 32 rows or columns. */
-    while (r->matrices * p.down * p.across < (size_t)d->threads) {
+    /* Few tiles are cut further until every thread has as many, though never below 32 rows or columns. */
+    while (leaves_threads_idle(r->matrices * p.down * p.across, (size_t)d->threads)) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;
         if (rows < 64 && cols < 64)
             break;
