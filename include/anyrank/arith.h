@@ -99,7 +99,8 @@ typedef struct ar_bucket_slices {
 } ar_bucket_slices;
 
 /* Of how many values an element of a bucket can be the sum: on each rank before the bucket is summed over a group, and
- * afterwards, where other sums follow; 0: none do, and ranks may get the sums as they are stored. slices: borrowed; NULL: every rank can have terms of every element. */
+ * afterwards, where other sums follow; 0: none do, and ranks may get the sums as they are stored. slices: borrowed;
+ * NULL: every rank can have terms of every element. */
 typedef struct ar_most_terms {
     size_t before, after;
     const ar_bucket_slices *slices;

@@ -203,8 +203,8 @@ typedef struct ar_device_ops {
     /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
      * one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* to [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of s,
-     * int64 [n, 2], sums of two limbs, in 9 to 12 bytes. Whole bytes first, the lowest first: of each 8 integers the
+    /* to [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of
+     * s, int64 [n, 2], sums of two limbs, in 9 to 12 bytes. Whole bytes first, the lowest first: of each 8 integers the
      * bits above them follow as one number. */
     ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t bits);
     /* s = the sums over the ranks of from [ranks, n*bits/8], whose highest bits are signs. */

@@ -123,14 +123,14 @@ static inline int ari_exact_limbs(bool narrow, size_t terms)
 }
 
 /** Bits in which a sum of so many products goes between ranks: 31 of narrow integers, else 51, and those of the number
- *  of terms, whatever part of them a rank has. Whole bytes, unless each rank's slice of a row of so many is in groups of
+ *  of terms, whatever part of them a rank has. Whole bytes, unless each rank's slice of a row of `cols` is in groups of
  *  8. 0: as it is. */
 static inline size_t ari_exact_bits(bool narrow, size_t terms, size_t cols, size_t ranks)
 {
     size_t bits = 31;
     if (!narrow)
         return terms <= ARI_CONTRACT_BLOCK || terms > (size_t)1 << 21 ? 0 : 72;
-    for (size_t most = 1; most < terms; most *= 2)
+    for (size_t most = 1; most < terms && bits <= 48; most *= 2)
         bits++;
     if (bits > 48)
         return 0;

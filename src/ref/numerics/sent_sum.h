@@ -36,8 +36,8 @@ ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
 #define ARI_SENT_LOW 4u            /* bytes of the lower limb where a sum has two */
 #define ARI_SENT_GROUP ((size_t)8) /* integers that lie together */
 
-/** Integers [from, from + n), n <= ARI_SENT_GROUP, from a multiple of that, of s: int64 or, with more than 64 bits, [2]:
- *  hi*2^32 + lo, lo >= 0. A group is whole unless 8 divide its bits. */
+/** Integers [from, from + n), n <= ARI_SENT_GROUP, from a multiple of that, of s: int64 or, with more than 64 bits,
+ *  [2]: hi*2^32 + lo, lo >= 0. A group is whole unless 8 divide its bits. */
 ARI_FN void ari_sent_write_sums(uint8_t *to, const int64_t *s, size_t from, size_t n, size_t bits)
 {
     const size_t width = bits / 8, rest = bits % 8;

@@ -37,7 +37,7 @@ static ari_over replicate_group(bool experts)
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
  * index is needed whole, as own terms are raised to it before they are added. A matrix's gradient in bf16, of at most so
- * many values before, on `ranks`, goes to shares (0: rounded), and rounded to all; where sums follow, as so many after. */
+ * many values before, on `ranks`, goes to shares (0: rounded), and to all rounded or, where sums follow, as so many. */
 static void call_sum(ari_op_builder *w, ari_over over, size_t ranks, size_t n, ar_dtype dtype, bool shares,
                      size_t before, size_t after, ari_call_often often, ari_role role, const char *tag)
 {
