@@ -164,7 +164,7 @@ EMULATED __m256i _mm256_madd_epi16(__m256i a, __m256i b)
 EMULATED __m256i emulated_unpack32(__m256i first, __m256i second, size_t from)
 {
     const emulated_u32x8 a = (emulated_u32x8)first, b = (emulated_u32x8)second;
-    emulated_u32x8 r;
+    emulated_u32x8 r = {0};
     for (size_t at = 0; at < 8; at += 4) {
         r[at] = a[at + from];
         r[at + 1] = b[at + from];
