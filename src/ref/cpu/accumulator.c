@@ -469,7 +469,7 @@ ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, s
     uint8_t *sent = to.ptr;
     const int64_t *sums = s.ptr;
     ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n)
-        ari_sent_write_sums(sent, sums, i * ARI_SENT_GROUP, ari_smaller(n - i * ARI_SENT_GROUP, ARI_SENT_GROUP), bits);
+        ari_sent_write_group(sent, sums, i, n, bits);
     return AR_OK;
 }
 
@@ -479,8 +479,7 @@ ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, 
     const uint8_t *sent = from.ptr;
     int64_t *sums = s.ptr;
     ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n * ranks)
-        ari_sent_sums(sums, i * ARI_SENT_GROUP, ari_smaller(n - i * ARI_SENT_GROUP, ARI_SENT_GROUP), sent, ranks, n,
-                      bits);
+        ari_sent_sum_group(sums, i, sent, ranks, n, bits);
     return AR_OK;
 }
 

@@ -36,15 +36,22 @@ ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
 #define ARI_SENT_LOW 4u            /* bytes of the lower limb where a sum has two */
 #define ARI_SENT_GROUP ((size_t)8) /* integers that lie together */
 
-/** Integers [from, from + n), n <= ARI_SENT_GROUP, from a multiple of that, of s: int64 or, with more than 64 bits,
- *  [2]: hi*2^32 + lo, lo >= 0. A group is whole unless 8 divide its bits. */
-ARI_FN void ari_sent_write_sums(uint8_t *to, const int64_t *s, size_t from, size_t n, size_t bits)
+/** How many of n integers a group has: all it can, unless it is the last and 8 divide the bits. */
+ARI_FN size_t ari_sent_in_group(size_t group, size_t n)
 {
+    const size_t left = n - group * ARI_SENT_GROUP;
+    return left < ARI_SENT_GROUP ? left : ARI_SENT_GROUP;
+}
+
+/** A group of s, n integers: int64 or, with more than 64 bits, [2]: hi*2^32 + lo, lo >= 0. */
+ARI_FN void ari_sent_write_group(uint8_t *to, const int64_t *s, size_t group, size_t n, size_t bits)
+{
+    const size_t from = group * ARI_SENT_GROUP, count = ari_sent_in_group(group, n);
     const size_t width = bits / 8, rest = bits % 8;
     const uint64_t mask = ((uint64_t)1 << rest) - 1;
-    uint8_t *at = to + from / ARI_SENT_GROUP * bits;
+    uint8_t *at = to + group * bits;
     uint64_t above = 0;
-    for (size_t i = 0; i < n; i++, at += width) {
+    for (size_t i = 0; i < count; i++, at += width) {
         if (bits > 64) {
             const int64_t hi = s[2 * (from + i)], lo = s[2 * (from + i) + 1];
             ari_sent_write(at, lo, ARI_SENT_LOW);
@@ -57,17 +64,18 @@ ARI_FN void ari_sent_write_sums(uint8_t *to, const int64_t *s, size_t from, size
     ari_sent_write(at, (int64_t)above, rest);
 }
 
-/** The same integers of s = the sums of what so many ranks wrote for them, of `all` each. */
-ARI_FN void ari_sent_sums(int64_t *s, size_t from, size_t n, const uint8_t *sent, size_t ranks, size_t all, size_t bits)
+/** The group of s = the sums of what so many ranks wrote for it. */
+ARI_FN void ari_sent_sum_group(int64_t *s, size_t group, const uint8_t *sent, size_t ranks, size_t n, size_t bits)
 {
+    const size_t from = group * ARI_SENT_GROUP, count = ari_sent_in_group(group, n);
     const size_t width = bits / 8, rest = bits % 8, low = bits > 64 ? ARI_SENT_LOW : 0, limbs = low > 0 ? 2 : 1;
     const uint64_t mask = ((uint64_t)1 << rest) - 1;
-    for (size_t i = from * limbs; i < (from + n) * limbs; i++)
+    for (size_t i = from * limbs; i < (from + count) * limbs; i++)
         s[i] = 0;
     for (size_t r = 0; r < ranks; r++) {
-        const uint8_t *at = sent + r * all * bits / 8 + from / ARI_SENT_GROUP * bits;
-        const uint64_t above = ari_sent_word(at + n * width, rest);
-        for (size_t i = 0; i < n; i++, at += width) {
+        const uint8_t *at = sent + r * n * bits / 8 + group * bits;
+        const uint64_t above = ari_sent_word(at + count * width, rest);
+        for (size_t i = 0; i < count; i++, at += width) {
             const uint64_t top = rest > 0 ? (above >> rest * i & mask) << 8 * width : 0;
             int64_t *to = s + (from + i) * limbs;
             *to = ari_add64(*to, ari_signed_of(ari_sent_word(at + low, width - low) | top, bits - 8 * low));

@@ -142,7 +142,8 @@ ar_status ari_measure_share_update(ari_trace *t, const ari_case *c)
 {
     if (!c->d->zero || ari_along(c->d, ARI_CUTS_SAMPLES) * ari_along(c->d, ARI_CUTS_POSITIONS) < 2)
         return AR_OK;
-    const bool few = c->survey.different<8, alike = c->d->ranks> 1 && c->survey.disagree == 0;
+    const bool few = c->survey.different < 8;
+    const bool alike = c->d->ranks > 1 && c->survey.disagree == 0;
     const beside s = look_beside(c, -1, true);
     const ari_fit *f = &s.values;
     const double size = sqrt(f->yy / f->aa), cosine = f->ya / sqrt(f->aa * f->yy);

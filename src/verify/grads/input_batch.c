@@ -214,14 +214,22 @@ static void note_left_padding(ari_input_batch *b, const ar_config *c)
                  rows, x->batch);
 }
 
+/* Of the first layer that has one; 0: none has. */
+static size_t window_of(const ar_config *c)
+{
+    size_t window = 0;
+    for (size_t i = 0; i < c->layers && window == 0; i++)
+        window = ar_config_window(c, i);
+    return window;
+}
+
 /* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row. Where
  * heads have sinks both give it none. */
 static void note_blind(ari_input_batch *b, const ar_config *c)
 {
     const ar_batch *x = &b->batch;
-    size_t window = 0, count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
-    for (size_t i = 0; i < c->layers && window == 0; i++)
-        window = ar_config_window(c, i);
+    const size_t window = window_of(c);
+    size_t count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
     for (size_t i = 0; x->padding_mask && !c->sinks && i < x->batch * x->seq; i++) {
         since = x->padding_mask[i] ? 1 : i % x->seq > 0 && since > 0 ? since + 1 : 0;
         const bool blind = since == 0 || (window > 0 && since > window);
@@ -335,10 +343,7 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
 #define HIDES (-1e4f)
 static ar_status check_hidden(const float *added, const ar_config *c, const ar_st_entry *e, const char *path)
 {
-    const size_t s = e->shape[3];
-    size_t window = 0;
-    for (size_t i = 0; i < c->layers && window == 0; i++)
-        window = ar_config_window(c, i);
+    const size_t s = e->shape[3], window = window_of(c);
     for (size_t i = 0; i < e->count; i++) {
         const size_t key = i % s, query = i / s % s, plane = i / s / s;
         const bool later = c->causal && key > query, before = window > 0 && key + window <= query;
