@@ -78,6 +78,7 @@ MUTANTS = [
     ("a narrow panel is multiplied as a wide one", IFMA, "if (r->cols == 3 * GROUP)", "if (r->cols >= GROUP)"),
     ("limbs of a further block replace those before but in the first row", SUMS, "ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);",
      "ari_sums_to_limbs(s, sums_row(t, i), add && i == 0, t->cols);"),
+    ("wide sums are rounded as if they had 51 bits", SUMS, "t->plan->narrow ? ari_round_small_sums", "true ? ari_round_small_sums"),
     ("a row is read from where it lies without its pad", SUMS, "i * ari_sums_ld(t->plan)", "i * (ari_sums_ld(t->plan) - 8)"),
     # --- k16: 16-bit digits
     ("blocks of 128 terms, in which M does not fit", K16, "#define BLOCK ((size_t)64)", "#define BLOCK ((size_t)128)"),

@@ -20,57 +20,57 @@
 #define BLOCK ((size_t)2048) /* groups whose maxima are kept in the first cache level together */
 
 /* The maximum over a run of contiguous elements, of one group. */
-ARI_SIMD static uint32_t top_of_run(ari_values x, size_t n)
+ARI_SIMD static uint32_t top_of_run(ari_stored_run x, size_t n)
 {
     uint32_t top = 0;
     for (size_t k = 0; k < n; k++) {
-        const uint32_t bits = ari_bits32(ari_value(x, k)) & 0x7fffffffu;
+        const uint32_t bits = ari_bits32(ari_stored_value(x, k)) & 0x7fffffffu;
         top = bits > top ? bits : top;
     }
     return top;
 }
 
 /* One element each of n groups that lie side by side. */
-ARI_SIMD static void top_of_each(uint32_t *restrict top, ari_values x, size_t n)
+ARI_SIMD static void top_of_each(uint32_t *restrict top, ari_stored_run x, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = ari_bits32(ari_value(x, i)) & 0x7fffffffu;
+        const uint32_t bits = ari_bits32(ari_stored_value(x, i)) & 0x7fffffffu;
         top[i] = bits > top[i] ? bits : top[i];
     }
 }
 
-ARI_SIMD static uint64_t scaled_top_of_run(ari_values x, const double *restrict scale, size_t n)
+ARI_SIMD static uint64_t scaled_top_of_run(ari_stored_run x, const double *restrict scale, size_t n)
 {
     uint64_t top = 0;
     for (size_t k = 0; k < n; k++) {
-        const uint64_t bits = ari_bits64((double)ari_value(x, k) * scale[k]) & 0x7fffffffffffffffu;
+        const uint64_t bits = ari_bits64((double)ari_stored_value(x, k) * scale[k]) & 0x7fffffffffffffffu;
         top = bits > top ? bits : top;
     }
     return top;
 }
 
-ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, ari_values x, double scale, size_t n)
+ARI_SIMD static void scaled_top_of_each(uint64_t *restrict top, ari_stored_run x, double scale, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        const uint64_t bits = ari_bits64((double)ari_value(x, i) * scale) & 0x7fffffffffffffffu;
+        const uint64_t bits = ari_bits64((double)ari_stored_value(x, i) * scale) & 0x7fffffffffffffffu;
         top[i] = bits > top[i] ? bits : top[i];
     }
 }
 
-ARI_SIMD static uint32_t narrow_top_of_run(ari_values x, const float *restrict scale, size_t n)
+ARI_SIMD static uint32_t narrow_top_of_run(ari_stored_run x, const float *restrict scale, size_t n)
 {
     uint32_t top = 0;
     for (size_t k = 0; k < n; k++) {
-        const uint32_t bits = ari_bits32(ari_value(x, k) * scale[k]) & 0x7fffffffu;
+        const uint32_t bits = ari_bits32(ari_stored_value(x, k) * scale[k]) & 0x7fffffffu;
         top = bits > top ? bits : top;
     }
     return top;
 }
 
-ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, ari_values x, float scale, size_t n)
+ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, ari_stored_run x, float scale, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        const uint32_t bits = ari_bits32(ari_value(x, i) * scale) & 0x7fffffffu;
+        const uint32_t bits = ari_bits32(ari_stored_value(x, i) * scale) & 0x7fffffffu;
         top[i] = bits > top[i] ? bits : top[i];
     }
 }
@@ -91,10 +91,10 @@ static bool side_by_side(const groups *g)
 }
 
 /* Elements [k, k + n) of group i, or (side by side) element k of the groups [i, i + n): n <= BLOCK of them. */
-static ari_values run_of(const groups *g, size_t i, size_t k, size_t n, float room[BLOCK])
+static ari_stored_run run_of(const groups *g, size_t i, size_t k, size_t n, float room[BLOCK])
 {
     const ptrdiff_t at = g->first + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
-    return ari_values_at(g->a, at, side_by_side(g) ? 1 : g->along_stride, n, room);
+    return ari_stored_gather(g->a, at, side_by_side(g) ? 1 : g->along_stride, n, room);
 }
 
 /* The next run of a group. */
@@ -118,7 +118,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     uint32_t top[BLOCK] = {0};
     bool normal = true;
     for (size_t k = 0; side_by_side(g) && k < g->along; k++) {
-        const ari_values x = run_of(g, 0, k, n, room);
+        const ari_stored_run x = run_of(g, 0, k, n, room);
         if (scale)
             narrow_top_of_each(top, x, scale[k], n);
         else
@@ -127,7 +127,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     for (size_t i = 0; !side_by_side(g) && i < n; i++)
         for (size_t k = 0; k < g->along; k += BLOCK) {
             const size_t length = run_length(g, k);
-            const ari_values x = run_of(g, i, k, length, room);
+            const ari_stored_run x = run_of(g, i, k, length, room);
             const uint32_t of_run = scale ? narrow_top_of_run(x, scale + k, length) : top_of_run(x, length);
             top[i] = of_run > top[i] ? of_run : top[i];
         }

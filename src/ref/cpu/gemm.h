@@ -156,6 +156,8 @@ void ari_halves_to_limbs(int64_t *s, const double *hi, const double *lo, bool ad
 
 /** ari_round_halves and ari_halves_to_limbs of sums that are int64. */
 void ari_round_sums(float *y, const int64_t *s, double row, const double *scale, size_t n);
+/** The same, in half the instructions, for |S_j| <= 2^51: sums of narrow integers. */
+void ari_round_small_sums(float *y, const int64_t *s, double row, const double *scale, size_t n);
 void ari_sums_to_limbs(int64_t *s, const int64_t *sums, bool add, size_t n);
 
 /** Adds the first n values of each row to n elements of the order-independent accumulator, whose state starts at t, h,

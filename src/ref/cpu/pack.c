@@ -101,12 +101,12 @@ static inline void put(void *q, size_t k, int32_t value, bool narrow)
  * exponent leaves -1022..1023. Adding 1.5*2^52 rounds |v| <= 2^51 to an integer, half to even, and leaves it in the low
  * bits. The clamp also stops what is not finite (an exponent that does not belong to these values), so that nothing is
  * undefined. */
-ARI_SIMD static void quantise_wide(void *restrict q, ari_values x, const double *restrict scale, double row,
+ARI_SIMD static void quantise_wide(void *restrict q, ari_stored_run x, const double *restrict scale, double row,
                                    bool narrow, size_t n)
 {
     const double limit = limit_of(narrow);
     for (size_t k = 0; k < n; k++) {
-        double v = (double)ari_value(x, k) * scale[k] * row;
+        double v = (double)ari_stored_value(x, k) * scale[k] * row;
         v = v < limit ? v : limit;
         v = v > -limit ? v : -limit;
         put(q, k, (int32_t)(uint32_t)(ari_bits64(v + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS), narrow);
@@ -128,11 +128,11 @@ static inline int32_t quantised(float x, float factor, int32_t most)
     return ari_clamp32(q, -most, most);
 }
 
-ARI_SIMD static void quantise_narrow(void *restrict q, ari_values x, const float *restrict scale, float row,
+ARI_SIMD static void quantise_narrow(void *restrict q, ari_stored_run x, const float *restrict scale, float row,
                                      bool narrow, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        put(q, k, quantised(ari_value(x, k), scale[k] * row, limit_of(narrow)), narrow);
+        put(q, k, quantised(ari_stored_value(x, k), scale[k] * row, limit_of(narrow)), narrow);
 }
 
 /* The common part of the rows of one matrix. */
@@ -164,7 +164,7 @@ static void *destination(const pack_job *j, size_t row, size_t k)
     return j->q + (row * j->ld + k) * ari_packed_width(j->narrow);
 }
 
-static void quantise_row(const pack_job *j, size_t row, size_t from, ari_values x, size_t n)
+static void quantise_row(const pack_job *j, size_t row, size_t from, ari_stored_run x, size_t n)
 {
     void *out = destination(j, row, from);
     const double factor = row_is_zero(j->e[row]) ? 0.0 : ari_scale2(1.0, ARI_QUANTISED_BITS - j->e[row]);
@@ -200,13 +200,14 @@ ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_
     const size_t width = ari_packed_width(narrow), ld = j->ld;
     _Alignas(int32_t) char tile[TILE * TILE * sizeof(int32_t)];
     for (size_t k = 0; k < n; k++) {
-        const ari_values of = ari_values_from(j->a, at + (ptrdiff_t)k * j->col_stride);
-        const ari_values next = ari_values_from(j->a, at + (ptrdiff_t)(k + TILE) * j->col_stride);
+        const ari_stored_run of = ari_stored_at(j->a, at + (ptrdiff_t)k * j->col_stride);
+        const ari_stored_run next = ari_stored_at(j->a, at + (ptrdiff_t)(k + TILE) * j->col_stride);
         ari_fetch(next.x, of.half ? rows->n / 2 : rows->n);
         ari_fetch((const char *)q + k * ld * width, k < rows->n ? n * width / sizeof(float) : 0);
         for (size_t i = 0; i < rows->n; i++)
             put(tile, k * TILE + i,
-                quantised(ari_value(of, i), scale[k] * rows->factor[i], limit_of(narrow)) & rows->mask[i], narrow);
+                quantised(ari_stored_value(of, i), scale[k] * rows->factor[i], limit_of(narrow)) & rows->mask[i],
+                narrow);
     }
     if (narrow)
         ari_transpose16(q, ld, (const uint16_t *)(const void *)tile, TILE, n, rows->n);
@@ -255,7 +256,7 @@ static void pack_rows(const pack_job *j, size_t first, size_t n, size_t from, si
         for (size_t k = from; k < to; k += run) {
             const size_t terms = to - k < run ? to - k : run;
             const ptrdiff_t at = row + (ptrdiff_t)k * j->col_stride;
-            quantise_row(j, i, k, ari_values_at(j->a, at, j->col_stride, terms, room), terms);
+            quantise_row(j, i, k, ari_stored_gather(j->a, at, j->col_stride, terms, room), terms);
         }
     }
 }

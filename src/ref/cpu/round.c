@@ -52,6 +52,14 @@ ARI_SIMD void ari_round_sums(float *restrict y, const int64_t *restrict s, doubl
         y[j] = rounded(ari_double64(s[j]), row, scale[j]);
 }
 
+/* The magic sum of ari_nearest_integer, turned round. */
+ARI_SIMD void ari_round_small_sums(float *restrict y, const int64_t *restrict s, double row,
+                                   const double *restrict scale, size_t n)
+{
+    for (size_t j = 0; j < n; j++)
+        y[j] = rounded(ari_float64((uint64_t)s[j] + ARI_ROUND_MAGIC_BITS) - ARI_ROUND_MAGIC, row, scale[j]);
+}
+
 ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
                                   size_t n)
 {

@@ -58,26 +58,27 @@ static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrd
 
 /* Values side by side, for loops that read each of them once: widening bf16 numbers into room first takes as long as
  * such a loop. */
-typedef struct ari_values {
+typedef struct ari_stored_run {
     const void *x;
     bool half; /* bf16 */
-} ari_values;
+} ari_stored_run;
 
-static inline float ari_value(ari_values v, size_t k)
+static inline float ari_stored_value(ari_stored_run v, size_t k)
 {
     return v.half ? ari_f32_of_bf16(((const uint16_t *)v.x)[k]) : ((const float *)v.x)[k];
 }
 
 /** The values from `at` on, as they are in memory. */
-static inline ari_values ari_values_from(const ar_tensor *t, ptrdiff_t at)
+static inline ari_stored_run ari_stored_at(const ar_tensor *t, ptrdiff_t at)
 {
-    return (ari_values){(const char *)t->data.ptr + at * (ptrdiff_t)ar_dtype_bytes(t->dtype), t->dtype == AR_BF16};
+    return (ari_stored_run){(const char *)t->data.ptr + at * (ptrdiff_t)ar_dtype_bytes(t->dtype), t->dtype == AR_BF16};
 }
 
 /** The n values `stride` apart from `at` on; in room, unless they are side by side already. */
-static inline ari_values ari_values_at(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n, float *room)
+static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n,
+                                               float *room)
 {
-    return stride == 1 ? ari_values_from(t, at) : (ari_values){ari_run_gather(t, at, stride, n, room), false};
+    return stride == 1 ? ari_stored_at(t, at) : (ari_stored_run){ari_run_gather(t, at, stride, n, room), false};
 }
 
 /* --- matrices ----------------------------------------------------------------------------------------------------- */

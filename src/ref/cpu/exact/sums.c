@@ -8,7 +8,7 @@ static const int64_t *sums_row(const ari_tile *t, size_t i)
 
 void ari_sums_round_row(const ari_tile *t, size_t i, float *y, double row)
 {
-    ari_round_sums(y, sums_row(t, i), row, t->scale, t->cols);
+    (t->plan->narrow ? ari_round_small_sums : ari_round_sums)(y, sums_row(t, i), row, t->scale, t->cols);
 }
 
 void ari_sums_row_to_int64(const ari_tile *t, size_t i, int64_t *s, bool add)
