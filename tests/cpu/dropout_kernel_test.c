@@ -50,8 +50,8 @@ Test(dropout_kernel, the_sum_with_the_residual_has_the_bits_of_dropout_then_add)
 {
     OWNED(ar_device_destroy) ar_device *d = new_device(2);
     const size_t shape[2] = {17, 141}, n = shape[0] * shape[1];
-    float *x = new_values(n, SPECIAL, 5), *residual = new_values(n, SPECIAL, 6), *y = new_copy(x, n);
-    float *dropped = new_copy(x, n), *sum = new_copy(x, n), *expected = new_copy(x, n);
+    OWNED(free) float *x = new_values(n, SPECIAL, 5), *residual = new_values(n, SPECIAL, 6), *y = new_copy(x, n);
+    OWNED(free) float *dropped = new_copy(x, n), *sum = new_copy(x, n), *expected = new_copy(x, n);
     const ar_dropout w = {.key = 9, .step = 2, .threshold = 0x60000000u, .scale = 1.6f, .first = 3, .stride = {141, 1}};
     const ar_tensor tx = view(2, shape, x), ty = view(2, shape, y), tr = view(2, shape, residual);
     const ar_tensor td = view(2, shape, dropped), ts = view(2, shape, sum), te = view(2, shape, expected);
@@ -62,7 +62,6 @@ Test(dropout_kernel, the_sum_with_the_residual_has_the_bits_of_dropout_then_add)
     assert_bits(sum, expected, n, "its sum with the residual");
     cr_assert_ok(d->ops->dropout(d, NULL, NULL, &tr, &tx, &tr, &w));
     assert_bits(residual, expected, n, "the sum in the residual's place");
-    free(x), free(residual), free(y), free(dropped), free(sum), free(expected);
 }
 
 /* Numbers beyond 2^34, where the counter's second word begins, up to the last of 64 bits. */

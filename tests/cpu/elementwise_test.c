@@ -51,9 +51,9 @@ static const size_t lengths[] = {0, 1, 3, 7, 33, 100, 257, 8192, 40001};
 static void check_add_mul(size_t n, enum values kind, int threads)
 {
     ar_device d = test_device(threads);
-    float *a = new_values(n, kind, 1), *b = new_values(n, kind, 2);
-    float *sum = new_values(n, ORDINARY, 3), *product = new_copy(a, n);
-    float *expected_sum = new_copy(a, n), *expected_product = new_copy(a, n);
+    OWNED(free) float *a = new_values(n, kind, 1), *b = new_values(n, kind, 2);
+    OWNED(free) float *sum = new_values(n, ORDINARY, 3), *product = new_copy(a, n);
+    OWNED(free) float *expected_sum = new_copy(a, n), *expected_product = new_copy(a, n);
     for (size_t i = 0; i < n; i++) {
         expected_sum[i] = stored(a[i] + b[i]);
         expected_product[i] = stored(a[i] * b[i]);
@@ -62,7 +62,6 @@ static void check_add_mul(size_t n, enum values kind, int threads)
     assert_ok(ari_cpu_mul(&d, NULL, rows_of(product, 1, n), rows_of(product, 1, n), rows_of(b, 1, n))); /* in place */
     assert_bits(sum, expected_sum, n, "add");
     assert_bits(product, expected_product, n, "mul");
-    free(a), free(b), free(sum), free(product), free(expected_sum), free(expected_product);
 }
 
 Test(elementwise, add_and_mul_round_once_and_store_one_nan)
@@ -94,8 +93,8 @@ static void check_bias_act(ar_activation act, bool with_bias, size_t cols, enum 
 {
     ar_device d = test_device(threads);
     const size_t n = ROWS * cols;
-    float *y = new_values(n, kind, 4), *bias = new_values(cols, kind, 5), *z = new_values(n, ORDINARY, 6);
-    float *expected_y = new_copy(y, n), *expected_z = new_copy(z, n);
+    OWNED(free) float *y = new_values(n, kind, 4), *bias = new_values(cols, kind, 5), *z = new_values(n, ORDINARY, 6);
+    OWNED(free) float *expected_y = new_copy(y, n), *expected_z = new_copy(z, n);
     for (size_t i = 0; i < n; i++) {
         if (with_bias)
             expected_y[i] = stored(y[i] + bias[i % cols]);
@@ -106,7 +105,6 @@ static void check_bias_act(ar_activation act, bool with_bias, size_t cols, enum 
     assert_ok(ari_cpu_bias_act(&d, NULL, &ty, cbuf(with_bias ? bias : NULL), act, act == AR_ACT_NONE ? NULL : &tz));
     assert_bits(y, expected_y, n, "y of bias_act");
     assert_bits(z, expected_z, n, "z of bias_act");
-    free(y), free(bias), free(z), free(expected_y), free(expected_z);
 }
 
 Test(elementwise, bias_act_adds_the_bias_then_applies_the_activation)
@@ -137,9 +135,9 @@ static void check_act_backward(ar_activation act, size_t rows, size_t cols, enum
 {
     ar_device d = test_device(threads);
     const size_t n = rows * cols;
-    float *x = new_values(n, kind, 7), *dy = new_values(n, kind, 8), *dx = new_values(n, ORDINARY, 9);
-    float *expected = new_copy(dy, n);
-    plain_sum sum = new_sum(cols, sums), same = new_sum(cols, sums), added = new_sum(cols, sums);
+    OWNED(free) float *x = new_values(n, kind, 7), *dy = new_values(n, kind, 8), *dx = new_values(n, ORDINARY, 9);
+    OWNED(free) float *expected = new_copy(dy, n);
+    SCOPED(plain_sum_free) plain_sum sum = new_sum(cols, sums), same = new_sum(cols, sums), added = new_sum(cols, sums);
     for (size_t i = 0; i < n; i++) {
         expected[i] = stored(dy[i] * plain_dact(act, x[i]));
         if (sums != NO_SUM)
@@ -155,8 +153,6 @@ static void check_act_backward(ar_activation act, size_t rows, size_t cols, enum
         assert_sum(&sum, &added, "the bias's gradient");
         assert_sum(&same, &added, "the bias's gradient, dx in dy's place");
     }
-    plain_sum_free(&sum), plain_sum_free(&same), plain_sum_free(&added);
-    free(x), free(dy), free(dx), free(expected);
 }
 
 Test(elementwise, act_backward_multiplies_by_the_derivative)
@@ -184,10 +180,12 @@ static void check_gated(ar_activation act, size_t cols, enum values kind, enum s
 {
     ar_device d = test_device(threads);
     const size_t n = ROWS * cols;
-    float *both = new_values(2 * n, kind, 10), *dy = new_values(n, kind, 11), *y = new_values(n, ORDINARY, 12);
-    float *dboth = new_values(2 * n, ORDINARY, 13), *expected_y = new_copy(y, n), *expected = new_copy(both, 2 * n);
-    plain_sum of_gate = new_sum(cols, sums), of_up = new_sum(cols, sums);
-    plain_sum gate_added = new_sum(cols, sums), up_added = new_sum(cols, sums);
+    OWNED(free) float *both = new_values(2 * n, kind, 10), *dy = new_values(n, kind, 11);
+    OWNED(free) float *y = new_values(n, ORDINARY, 12);
+    OWNED(free) float *dboth = new_values(2 * n, ORDINARY, 13), *expected_y = new_copy(y, n);
+    OWNED(free) float *expected = new_copy(both, 2 * n);
+    SCOPED(plain_sum_free) plain_sum of_gate = new_sum(cols, sums), of_up = new_sum(cols, sums);
+    SCOPED(plain_sum_free) plain_sum gate_added = new_sum(cols, sums), up_added = new_sum(cols, sums);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t c = 0; c < cols; c++) {
             const float gate = both[r * 2 * cols + c], up = both[r * 2 * cols + cols + c], g = dy[r * cols + c];
@@ -213,8 +211,6 @@ static void check_gated(ar_activation act, size_t cols, enum values kind, enum s
     assert_bits(dboth, expected, 2 * n, "gated_backward");
     assert_ok(ari_cpu_gated_backward(&d, NULL, &gate, &up, &tdy, &gate, &up, act, &unsummed, &unsummed));
     assert_bits(both, expected, 2 * n, "gated_backward in place");
-    plain_sum_free(&of_gate), plain_sum_free(&of_up), plain_sum_free(&gate_added), plain_sum_free(&up_added);
-    free(both), free(dy), free(y), free(dboth), free(expected_y), free(expected);
 }
 
 Test(elementwise, gated_forward_and_backward_match_the_formula_on_strided_rows)

@@ -19,8 +19,8 @@ static void check_gather(size_t cols, int threads)
 {
     ar_device d = test_device(threads);
     const size_t ld = cols + 3, rows = 11, n = ROWS;
-    float *w = new_values(rows * ld, SPECIAL, 1), *y = new_values(n * cols, SPECIAL, 2);
-    uint32_t *expected = calloc(n * cols, sizeof *expected);
+    OWNED(free) float *w = new_values(rows * ld, SPECIAL, 1), *y = new_values(n * cols, SPECIAL, 2);
+    OWNED(free) uint32_t *expected = calloc(n * cols, sizeof *expected);
     int64_t row_of[ROWS];
     w[0] = -0.0f; /* bits that no arithmetic would keep */
     w[ld] = ari_float32(0xffc12345u);
@@ -32,7 +32,6 @@ static void check_gather(size_t cols, int threads)
     const ar_tensor table = view2(w, rows, cols, ld);
     assert_ok(ari_cpu_gather_rows(&d, NULL, rows_of(y, n, cols), &table, cbuf(row_of), cbuf(NULL), 1));
     assert_bits(y, expected, n * cols, "gathered");
-    free(w), free(y), free(expected);
 }
 
 Test(embedding, gather_copies_bits_from_strided_rows_and_writes_zero_bits_elsewhere)
@@ -46,8 +45,8 @@ Test(embedding, gather_copies_bits_from_strided_rows_and_writes_zero_bits_elsewh
 static void check_sum(size_t rows_in_acc, size_t rows, size_t cols, const int64_t *row_of, bool transposed, int threads)
 {
     ar_device d = test_device(threads);
-    float *terms = new_values(rows * cols, SPECIAL, 3), *acc = new_values(rows_in_acc * cols, ORDINARY, 4);
-    float *expected = new_copy(acc, rows_in_acc * cols);
+    OWNED(free) float *terms = new_values(rows * cols, SPECIAL, 3), *acc = new_values(rows_in_acc * cols, ORDINARY, 4);
+    OWNED(free) float *expected = new_copy(acc, rows_in_acc * cols);
     ar_tensor view = view2(terms, rows, cols, cols);
     if (transposed) {
         view.stride[0] = 1;
@@ -62,7 +61,6 @@ static void check_sum(size_t rows_in_acc, size_t rows, size_t cols, const int64_
     }
     assert_ok(ari_cpu_sum_rows_f32(&d, NULL, buf(acc), rows_in_acc, &view, cbuf(row_of)));
     assert_bits(acc, expected, rows_in_acc * cols, "sum_rows_f32");
-    free(terms), free(acc), free(expected);
 }
 
 Test(embedding, sum_rows_adds_in_row_order_on_any_number_of_threads)

@@ -8,7 +8,7 @@
 /* The largest first, the lower number of equal ones; then in order. */
 static void plain_choose(int32_t *expert, const float *z, size_t n, size_t k)
 {
-    bool *taken = calloc(n, sizeof *taken);
+    OWNED(free) bool *taken = calloc(n, sizeof *taken);
     for (size_t j = 0; j < k; j++) {
         size_t best = n;
         for (size_t i = 0; i < n; i++)
@@ -19,7 +19,6 @@ static void plain_choose(int32_t *expert, const float *z, size_t n, size_t k)
     for (size_t i = 0, j = 0; i < n; i++)
         if (taken[i])
             expert[j++] = (int32_t)i;
-    free(taken);
 }
 
 static void plain_softmax(float *p, const float *z, size_t n)
@@ -58,11 +57,10 @@ static void plain_route(float *p, int32_t *expert, float *weight, const float *z
 
 static float plain_dot(const float *a, const float *b, size_t n)
 {
-    double *products = calloc(n, sizeof *products);
+    OWNED(free) double *products = calloc(n, sizeof *products);
     for (size_t i = 0; i < n; i++)
         products[i] = (double)a[i] * (double)b[i];
     const float sum = stored((float)plain_row_sum(products, n));
-    free(products);
     return sum;
 }
 
@@ -91,9 +89,9 @@ static void check_route(const choice *c, const float *z)
 {
     ar_device d = test_device(c->threads);
     const size_t all = c->n * c->experts, slots = c->n * c->k;
-    float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
-    float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
-    int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
+    OWNED(free) float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
+    OWNED(free) float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
+    OWNED(free) int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
     const ar_route_rule rule = of_softmax(c->k, c->normalised);
     assert_ok(
         ari_cpu_route(&d, NULL, buf(p), buf(expert), buf(weight), buf(NULL), rows_of(z, c->n, c->experts), &rule));
@@ -103,7 +101,6 @@ static void check_route(const choice *c, const float *z)
     assert_bits(expert, expected, slots, "experts");
     assert_bits(p, expected_p, all, "probabilities");
     assert_bits(weight, expected_weight, slots, "weights");
-    free(p), free(expected_p), free(weight), free(expected_weight), free(expert), free(expected);
 }
 
 static const size_t expert_counts[] = {1, 2, 3, 8, 33, 100, 257, 2100};
@@ -125,11 +122,10 @@ static void every_choice(void (*one)(const choice *, uint64_t seed))
 static void route_one(const choice *c, uint64_t seed)
 {
     for (int kind = ORDINARY; kind <= VALUE_KINDS; kind++) {
-        float *z = new_values(c->n * c->experts, kind == VALUE_KINDS ? ORDINARY : (enum values)kind, seed);
+        OWNED(free) float *z = new_values(c->n * c->experts, kind == VALUE_KINDS ? ORDINARY : (enum values)kind, seed);
         if (kind == VALUE_KINDS)
             make_ties(z, c->n * c->experts);
         check_route(c, z);
-        free(z);
     }
 }
 
@@ -177,11 +173,10 @@ Test(experts, a_row_with_a_nan_says_which_and_the_others_are_routed)
 /* The experts of ordinary rows. */
 static int32_t *new_experts(const choice *c, uint64_t seed)
 {
-    float *z = new_values(c->n * c->experts, ORDINARY, seed);
+    OWNED(free) float *z = new_values(c->n * c->experts, ORDINARY, seed);
     int32_t *expert = calloc(c->n * c->k + 1, sizeof *expert);
     for (size_t t = 0; t < c->n; t++)
         plain_choose(expert + t * c->k, z + t * c->experts, c->experts, c->k);
-    free(z);
     return expert;
 }
 
@@ -191,10 +186,10 @@ static void gradient_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
     const size_t all = c->n * c->experts, slots = c->n * c->k;
-    int32_t *expert = new_experts(c, seed);
-    float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, SPECIAL, seed + 20);
-    float *weight = new_values(slots, ORDINARY, seed + 30);
-    float *dz = new_values(all, SPECIAL, 3), *expected = new_copy(dz, all);
+    OWNED(free) int32_t *expert = new_experts(c, seed);
+    OWNED(free) float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, SPECIAL, seed + 20);
+    OWNED(free) float *weight = new_values(slots, ORDINARY, seed + 30);
+    OWNED(free) float *dz = new_values(all, SPECIAL, 3), *expected = new_copy(dz, all);
     ar_route_rule rule = of_softmax(c->k, c->normalised);
     rule.scale = c->normalised ? 1.0f : 2.5f;
     for (size_t t = 0; t < c->n; t++) {
@@ -211,7 +206,6 @@ static void gradient_one(const choice *c, uint64_t seed)
     assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
                                      cbuf(weight), &rule));
     assert_bits(dz, expected, all, "gradients of logits");
-    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
 }
 
 Test(experts, gradients_stand_where_the_row_goes)
@@ -272,10 +266,10 @@ static void scores_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
     const size_t all = c->n * c->experts, slots = c->n * c->k;
-    float *z = new_values(all, ORDINARY, seed), *bias = new_values(c->experts, ORDINARY, seed + 1);
-    float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
-    float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
-    int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
+    OWNED(free) float *z = new_values(all, ORDINARY, seed), *bias = new_values(c->experts, ORDINARY, seed + 1);
+    OWNED(free) float *p = new_values(all, SPECIAL, 1), *expected_p = new_copy(p, all);
+    OWNED(free) float *weight = new_values(slots, SPECIAL, 2), *expected_weight = new_copy(weight, slots);
+    OWNED(free) int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
     ar_route_rule rule = {
         .k = c->k, .bias = cbuf(bias), .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
     for (size_t groups = 2; groups < 8 && seed % 2 > 0; groups++)
@@ -294,7 +288,6 @@ static void scores_one(const choice *c, uint64_t seed)
     assert_bits(expert, expected, slots, "experts");
     assert_bits(p, expected_p, all, "scores");
     assert_bits(weight, expected_weight, slots, "weights");
-    free(z), free(bias), free(p), free(expected_p), free(weight), free(expected_weight), free(expert), free(expected);
 }
 
 Test(experts, scores_with_a_bias_choose_by_groups_and_scores_without_it_weigh)
@@ -321,10 +314,10 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
     const size_t all = c->n * c->experts, slots = c->n * c->k;
-    int32_t *expert = new_experts(c, seed);
-    float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
-    float *weight = new_values(slots, ORDINARY, seed + 30);
-    float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
+    OWNED(free) int32_t *expert = new_experts(c, seed);
+    OWNED(free) float *g = new_values(slots, SPECIAL, seed + 10), *p = new_values(all, ORDINARY, seed + 20);
+    OWNED(free) float *weight = new_values(slots, ORDINARY, seed + 30);
+    OWNED(free) float *dz = new_values(all, SPECIAL, 3), *expected = calloc(all + 1, sizeof *expected);
     const ar_route_rule rule = {
         .k = c->k, .bias = cbuf(p), .groups = 1, .kept = 1, .normalised = c->normalised, .scale = 2.5f};
     for (size_t i = 0; i < all; i++)
@@ -344,7 +337,6 @@ static void scores_gradient_one(const choice *c, uint64_t seed)
     assert_ok(ari_cpu_route_backward(&d, NULL, rows_of(dz, c->n, c->experts), cbuf(g), cbuf(p), cbuf(expert),
                                      cbuf(weight), &rule));
     assert_bits(dz, expected, all, "gradients of logits");
-    free(expert), free(g), free(p), free(weight), free(dz), free(expected);
 }
 
 Test(experts, gradients_of_scores_go_through_the_sigmoids_and_their_sum)
@@ -359,9 +351,10 @@ static void groups_one(const choice *c, uint64_t seed)
 {
     ar_device d = test_device(c->threads);
     const size_t all = c->n * c->experts, slots = c->n * c->k;
-    float *z = new_values(all, ORDINARY, seed), *p = new_values(all, SPECIAL, 1), *plain = new_copy(p, all);
-    float *weight = new_values(slots, SPECIAL, 2), *ignored = new_copy(weight, slots), *c_row = calloc(c->experts, 4);
-    int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
+    OWNED(free) float *z = new_values(all, ORDINARY, seed), *p = new_values(all, SPECIAL, 1), *plain = new_copy(p, all);
+    OWNED(free) float *weight = new_values(slots, SPECIAL, 2), *ignored = new_copy(weight, slots);
+    OWNED(free) float *c_row = calloc(c->experts, 4);
+    OWNED(free) int32_t *expert = calloc(slots + 1, sizeof *expert), *expected = calloc(slots + 1, sizeof *expected);
     int32_t group[8];
     ar_route_rule rule = {.k = c->k, .groups = 1, .kept = 1, .scale = 16.0f};
     const ar_route_rule all_together = of_softmax(c->k, false);
@@ -399,7 +392,6 @@ static void groups_one(const choice *c, uint64_t seed)
     }
     assert_bits(expert, expected, slots, "experts");
     assert_bits(weight, ignored, slots, "weights");
-    free(z), free(p), free(plain), free(weight), free(ignored), free(c_row), free(expert), free(expected);
 }
 
 Test(experts, a_softmax_chooses_by_groups_and_its_scale_weighs)
@@ -414,10 +406,10 @@ static void losses_one(size_t n, size_t experts, bool balances, bool has_z)
 {
     ar_device d = test_device(2);
     const double z = 0.03;
-    float *p = new_values(n * experts, ORDINARY, 21), *c = new_values((n + 1) / 2 * experts, ORDINARY, 22);
-    float *lse = new_values(n, ORDINARY, 23), *terms = new_values(n, ORDINARY, 25);
-    float *dz = new_values(n * experts, ORDINARY, 24), *expected = new_copy(dz, n * experts);
-    uint8_t *valid = calloc(n + 1, 1);
+    OWNED(free) float *p = new_values(n * experts, ORDINARY, 21), *c = new_values((n + 1) / 2 * experts, ORDINARY, 22);
+    OWNED(free) float *lse = new_values(n, ORDINARY, 23), *terms = new_values(n, ORDINARY, 25);
+    OWNED(free) float *dz = new_values(n * experts, ORDINARY, 24), *expected = new_copy(dz, n * experts);
+    OWNED(free) uint8_t *valid = calloc(n + 1, 1);
     for (size_t t = 0; t + 1 < n; t++)
         valid[t] = 1;
     const ar_cbuf of_c = cbuf(balances ? c : NULL), of_lse = cbuf(has_z ? lse : NULL);
@@ -436,7 +428,6 @@ static void losses_one(size_t n, size_t experts, bool balances, bool has_z)
         assert_bits(&terms[t], valid[t] ? &term : &(float){0.0f}, 1, "a token's losses");
     }
     assert_bits(dz, expected, n * experts, "gradients of the losses");
-    free(p), free(c), free(lse), free(dz), free(terms), free(expected), free(valid);
 }
 
 Test(experts, losses_of_routers_are_their_formulas_and_leave_padding_out)
@@ -489,9 +480,9 @@ static void check_rows(const slots *s, size_t cols, bool weighed, int threads)
 {
     ar_device d = test_device(threads);
     const size_t n = s->n, count = n * s->k;
-    float *x = new_values(n * cols, SPECIAL, 4), *weight = new_values(count, SPECIAL, 5);
-    float *rows = new_values(count * cols, SPECIAL, 6), *expected = new_copy(rows, count * cols);
-    float *back = new_values(n * cols, SPECIAL, 7), *expected_back = new_copy(back, n * cols);
+    OWNED(free) float *x = new_values(n * cols, SPECIAL, 4), *weight = new_values(count, SPECIAL, 5);
+    OWNED(free) float *rows = new_values(count * cols, SPECIAL, 6), *expected = new_copy(rows, count * cols);
+    OWNED(free) float *back = new_values(n * cols, SPECIAL, 7), *expected_back = new_copy(back, n * cols);
     x[0] = -0.0f;
     x[n * cols - 1] = ari_float32(0xffc12345u);
     for (size_t i = 0; i < count; i++)
@@ -514,15 +505,14 @@ static void check_rows(const slots *s, size_t cols, bool weighed, int threads)
     assert_ok(ari_cpu_combine_rows(&d, NULL, rows_of(back, n, cols), rows_of(rows, count, cols), weights,
                                    cbuf(s->place), s->k));
     assert_bits(back, expected_back, n * cols, "combined");
-    free(x), free(weight), free(rows), free(expected), free(back), free(expected_back);
 }
 
 static void check_dots(const slots *s, size_t cols, enum values kind, int threads)
 {
     ar_device d = test_device(threads);
     const size_t count = s->n * s->k;
-    float *dy = new_values(s->n * cols, kind, 8), *rows = new_values(count * cols, kind, 9);
-    float *g = new_values(count, SPECIAL, 10), *expected = calloc(count + 1, sizeof *expected);
+    OWNED(free) float *dy = new_values(s->n * cols, kind, 8), *rows = new_values(count * cols, kind, 9);
+    OWNED(free) float *g = new_values(count, SPECIAL, 10), *expected = calloc(count + 1, sizeof *expected);
     for (size_t c = 0; c < cols; c++)
         dy[c] = -0.0f; /* a row of zeros, whose sum is +0 */
     for (size_t i = 0; i < count; i++)
@@ -530,7 +520,6 @@ static void check_dots(const slots *s, size_t cols, enum values kind, int thread
     assert_ok(
         ari_cpu_dot_rows(&d, NULL, buf(g), rows_of(dy, s->n, cols), rows_of(rows, count, cols), cbuf(s->place), s->k));
     assert_bits(g, expected, count, "row sums");
-    free(dy), free(rows), free(g), free(expected);
 }
 
 /* Of several blocks too, the last of which is not full. */
@@ -580,9 +569,12 @@ enum where { APART, IN_DY, IN_X, WHERE };
 static void check_gated(size_t n, size_t cols, enum values kind, enum where where, int threads)
 {
     ar_device d = test_device(threads);
-    float *x = new_values(n * cols, kind, 11), *dy = new_values(n * cols, kind, 12), *y = new_copy(dy, n * cols);
-    float *logit = new_values(n, SPECIAL, 13), *dlogit = new_values(n, SPECIAL, 14), *apart = new_copy(x, n * cols);
-    float *expected = new_copy(x, n * cols), *expected_y = new_copy(x, n * cols), *expected_logit = new_copy(x, n);
+    OWNED(free) float *x = new_values(n * cols, kind, 11), *dy = new_values(n * cols, kind, 12);
+    OWNED(free) float *y = new_copy(dy, n * cols);
+    OWNED(free) float *logit = new_values(n, SPECIAL, 13), *dlogit = new_values(n, SPECIAL, 14);
+    OWNED(free) float *apart = new_copy(x, n * cols);
+    OWNED(free) float *expected = new_copy(x, n * cols), *expected_y = new_copy(x, n * cols);
+    OWNED(free) float *expected_logit = new_copy(x, n);
     for (size_t t = 0; t < n; t++) {
         const float s = ari_sigmoid32(logit[t]);
         const double dot = (double)plain_dot(dy + t * cols, x + t * cols, cols);
@@ -599,8 +591,6 @@ static void check_gated(size_t n, size_t cols, enum values kind, enum where wher
                                          rows_of(x, n, cols), rows_of(logit, n, 1)));
     assert_bits(dx, expected, n * cols, "gradients");
     assert_bits(dlogit, expected_logit, n, "gradients of logits");
-    free(x), free(dy), free(y), free(logit), free(dlogit), free(apart);
-    free(expected), free(expected_y), free(expected_logit);
 }
 
 Test(experts, what_all_tokens_share_is_added_by_a_sigmoid)

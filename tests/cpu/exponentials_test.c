@@ -7,7 +7,7 @@ static const float maxima[] = {0.0f, 3.5f, -90.0f, 0x1p100f};
 
 static void check_exps(const float *x, float m, size_t n)
 {
-    float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
+    OWNED(free) float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_exp(x[j], m);
     for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
@@ -19,9 +19,6 @@ static void check_exps(const float *x, float m, size_t n)
         assert_bits(own, defined, n, "exponentials");
         assert_bits(in_place, defined, n, "exponentials in place");
     }
-    free(defined);
-    free(own);
-    free(in_place);
 }
 
 Test(exponentials, of_rows_of_every_length_are_the_definitions)
@@ -29,9 +26,8 @@ Test(exponentials, of_rows_of_every_length_are_the_definitions)
     for (size_t n = 1; n <= 50; n++)
         for (enum values kind = 0; kind < VALUE_KINDS; kind++)
             for (size_t i = 0; i < sizeof maxima / sizeof *maxima; i++) {
-                float *x = new_values(n, kind, n);
+                OWNED(free) float *x = new_values(n, kind, n);
                 check_exps(x, maxima[i], n);
-                free(x);
             }
 }
 
@@ -117,9 +113,8 @@ static void check_usual(const ari_row_way *way, ar_activation kind)
 {
     enum { N = 1000 };
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        float *x = new_values(N, seed % 4 == 0 ? SPECIAL : ORDINARY, seed);
+        OWNED(free) float *x = new_values(N, seed % 4 == 0 ? SPECIAL : ORDINARY, seed);
         check_activation(way, kind, x, N);
-        free(x);
     }
 }
 
@@ -134,7 +129,7 @@ Test(activations, of_bits_from_all_over_are_the_definitions)
 
 static void check_quotients(const float *x, double l, size_t n)
 {
-    float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
+    OWNED(free) float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_p(x[j], l);
     for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
@@ -146,9 +141,6 @@ static void check_quotients(const float *x, double l, size_t n)
         assert_bits(own, defined, n, "quotients");
         assert_bits(in_place, defined, n, "quotients in place");
     }
-    free(defined);
-    free(own);
-    free(in_place);
 }
 
 Test(quotients, of_every_kind_are_the_definitions)
@@ -157,9 +149,8 @@ Test(quotients, of_every_kind_are_the_definitions)
     for (size_t n = 1; n <= 600; n = n * 5 / 3 + 1)
         for (enum values kind = 0; kind < VALUE_KINDS; kind++)
             for (size_t i = 0; i < sizeof divisors / sizeof *divisors; i++) {
-                float *x = new_values(n, kind, n);
+                OWNED(free) float *x = new_values(n, kind, n);
                 check_quotients(x, divisors[i], n);
-                free(x);
             }
 }
 

@@ -73,10 +73,10 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
 {
     const size_t h = c->h, n = ROWS * h;
     ar_device d = test_device(c->threads);
-    float *y = new_copy(x, n), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n), *sum = new_copy(x, n);
-    plain_sum dgamma = plain_sum_new(h, c->exact), expected_dgamma = plain_sum_copy(&dgamma);
-    plain_sum dbeta = plain_sum_new(h, c->exact), expected_dbeta = plain_sum_copy(&dbeta);
-    double *mean = calloc(ROWS, sizeof *mean);
+    OWNED(free) float *y = new_copy(x, n), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n), *sum = new_copy(x, n);
+    SCOPED(plain_sum_free) plain_sum dgamma = plain_sum_new(h, c->exact), expected_dgamma = plain_sum_copy(&dgamma);
+    SCOPED(plain_sum_free) plain_sum dbeta = plain_sum_new(h, c->exact), expected_dbeta = plain_sum_copy(&dbeta);
+    OWNED(free) double *mean = calloc(ROWS, sizeof *mean);
     const ar_cbuf shift = cbuf(c->kind == AR_NORM_LAYER ? beta : NULL);
     const ar_tensor tx = view2((float *)(uintptr_t)x, ROWS, h, h), tdy = view2((float *)(uintptr_t)dy, ROWS, h, h);
     const ar_tensor tdx = view2(dx, ROWS, h, h), tsum = view2(sum, ROWS, h, h);
@@ -103,8 +103,6 @@ static void check_rows(const norm_case *c, const float *x, const float *gamma, c
     }
     assert_sum(&dgamma, &expected_dgamma, "dgamma");
     assert_sum(&dbeta, &expected_dbeta, "dbeta");
-    plain_sum_free(&dgamma), plain_sum_free(&expected_dgamma), plain_sum_free(&dbeta), plain_sum_free(&expected_dbeta);
-    free(y), free(rstd), free(dx), free(sum), free(mean);
 }
 
 static void check_case(const norm_case *c)
@@ -162,12 +160,13 @@ Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
 {
     ar_device one = test_device(1), four = test_device(4);
     const size_t h = 1025, n = ROWS * h;
-    float *x = new_values(n, ORDINARY, 15), *dy = new_values(n, ORDINARY, 16), *gamma = new_values(h, ORDINARY, 17);
-    float *rstd = new_values(ROWS, ORDINARY, 18), *dx = new_copy(x, n), *again = new_copy(x, n);
-    double *mean = calloc(ROWS, sizeof *mean);
+    OWNED(free) float *x = new_values(n, ORDINARY, 15), *dy = new_values(n, ORDINARY, 16);
+    OWNED(free) float *gamma = new_values(h, ORDINARY, 17);
+    OWNED(free) float *rstd = new_values(ROWS, ORDINARY, 18), *dx = new_copy(x, n), *again = new_copy(x, n);
+    OWNED(free) double *mean = calloc(ROWS, sizeof *mean);
     const ar_tensor tx = view2(x, ROWS, h, h), tdy = view2(dy, ROWS, h, h);
     const ar_tensor first = view2(dx, ROWS, h, h), other = view2(again, ROWS, h, h);
-    plain_sum sum = plain_sum_new(h, false), start = plain_sum_copy(&sum);
+    SCOPED(plain_sum_free) plain_sum sum = plain_sum_new(h, false), start = plain_sum_copy(&sum);
     assert_ok(ari_cpu_norm_backward(&one, NULL, AR_NORM_LAYER, &first, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd),
                                     cbuf(gamma), NULL, &sum.at, &unsummed));
     for (int run = 0; run < 100; run++) {
@@ -177,8 +176,6 @@ Test(norm, backward_gives_the_same_bits_on_every_run_with_four_threads)
         assert_bits(again, dx, n, "dx on four threads");
         assert_sum(&same, &sum, "dgamma on four threads");
     }
-    plain_sum_free(&sum), plain_sum_free(&start);
-    free(x), free(dy), free(gamma), free(rstd), free(dx), free(again), free(mean);
 }
 
 Test(norm, rows_longer_than_2_to_the_22_use_fewer_bits)
@@ -222,9 +219,9 @@ Test(norm, forward_in_place_and_in_parts_of_the_rows_gives_the_same_bits)
     ar_device d = test_device(2);
     const size_t h = 257, n = ROWS * h, part = 13;
     for (int kind = AR_NORM_LAYER; kind <= AR_NORM_RMS; kind++) {
-        float *x = new_values(n, ORDINARY, 9), *y = new_copy(x, n), *gamma = new_values(h, ORDINARY, 10);
-        float *rstd = new_copy(x, ROWS);
-        double *mean = calloc(ROWS, sizeof *mean);
+        OWNED(free) float *x = new_values(n, ORDINARY, 9), *y = new_copy(x, n), *gamma = new_values(h, ORDINARY, 10);
+        OWNED(free) float *rstd = new_copy(x, ROWS);
+        OWNED(free) double *mean = calloc(ROWS, sizeof *mean);
         assert_ok(ari_cpu_norm_forward(&d, NULL, (ar_norm_kind)kind, rows_of(y, ROWS, h), buf(mean), buf(rstd),
                                        rows_of(x, ROWS, h), cbuf(gamma), cbuf(gamma), eps));
         for (size_t from = 0; from < ROWS; from += part) {
@@ -233,7 +230,6 @@ Test(norm, forward_in_place_and_in_parts_of_the_rows_gives_the_same_bits)
                                            buf(rstd), rows_of(x + from * h, rows, h), cbuf(gamma), cbuf(gamma), eps));
         }
         assert_bits(x, y, n, "y, in x's place and in parts");
-        free(x), free(y), free(gamma), free(rstd), free(mean);
     }
 }
 
@@ -242,15 +238,16 @@ static void check_backward_in_place(ar_norm_kind kind, bool exact)
 {
     ar_device d = test_device(2);
     const size_t h = 257, n = ROWS * h;
-    float *x = new_values(n, ORDINARY, 11), *dy = new_values(n, ORDINARY, 12), *gamma = new_values(h, ORDINARY, 13);
-    float *residual = new_values(n, ORDINARY, 14), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n);
-    float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n);
+    OWNED(free) float *x = new_values(n, ORDINARY, 11), *dy = new_values(n, ORDINARY, 12);
+    OWNED(free) float *gamma = new_values(h, ORDINARY, 13);
+    OWNED(free) float *residual = new_values(n, ORDINARY, 14), *rstd = new_copy(x, ROWS), *dx = new_copy(x, n);
+    OWNED(free) float *sum = new_copy(x, n), *dx2 = new_copy(dy, n), *sum2 = new_copy(residual, n);
     const ar_tensor tx = view2(x, ROWS, h, h), tdy = view2(dy, ROWS, h, h), beside = view2(residual, ROWS, h, h);
     const ar_tensor tdx = view2(dx, ROWS, h, h), tsum = view2(sum, ROWS, h, h);
     const ar_tensor tdx2 = view2(dx2, ROWS, h, h), tsum2 = view2(sum2, ROWS, h, h);
-    plain_sum gain = plain_sum_new(h, exact), shift = plain_sum_copy(&gain);
-    plain_sum gain2 = plain_sum_copy(&gain), shift2 = plain_sum_copy(&gain);
-    double *mean = calloc(ROWS, sizeof *mean);
+    SCOPED(plain_sum_free) plain_sum gain = plain_sum_new(h, exact), shift = plain_sum_copy(&gain);
+    SCOPED(plain_sum_free) plain_sum gain2 = plain_sum_copy(&gain), shift2 = plain_sum_copy(&gain);
+    OWNED(free) double *mean = calloc(ROWS, sizeof *mean);
     assert_ok(ari_cpu_norm_forward(&d, NULL, kind, rows_of(dx, ROWS, h), buf(mean), buf(rstd), rows_of(x, ROWS, h),
                                    cbuf(gamma), cbuf(gamma), eps));
     assert_ok(ari_cpu_norm_backward(&d, NULL, kind, &tdx, &tsum, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma),
@@ -264,8 +261,6 @@ static void check_backward_in_place(ar_norm_kind kind, bool exact)
     assert_ok(ari_cpu_norm_backward(&d, NULL, kind, &tx, NULL, &tdy, &tx, cbuf(mean), cbuf(rstd), cbuf(gamma), NULL,
                                     &unsummed, &unsummed));
     assert_bits(x, dx, n, "dx in x's place, alone");
-    plain_sum_free(&gain), plain_sum_free(&shift), plain_sum_free(&gain2), plain_sum_free(&shift2);
-    free(x), free(dy), free(gamma), free(residual), free(rstd), free(dx), free(sum), free(dx2), free(sum2), free(mean);
 }
 
 Test(norm, backward_in_place_gives_the_same_bits)

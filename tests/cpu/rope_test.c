@@ -11,7 +11,7 @@ Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
         for (size_t f = 0; f < 3; f++) {
             ar_device d = test_device(1 + (int)(i & 1u));
             const size_t positions = 131, half = dims[i] / 2;
-            float *c = new_values(positions * half, ORDINARY, 1), *s = new_copy(c, positions * half);
+            OWNED(free) float *c = new_values(positions * half, ORDINARY, 1), *s = new_copy(c, positions * half);
             const ar_rope rope = {.kind = AR_ROPE_LINEAR, .theta = 10000.0, .factor = factors[f]};
             assert_ok(ari_cpu_rope_tables(&d, NULL, buf(c), buf(s), positions, dims[i], &rope));
             for (size_t n = 0; n < positions * half; n++) {
@@ -22,7 +22,6 @@ Test(rope, tables_hold_cos_and_sin_of_position_times_frequency)
                 assert_bits(&c[n], &expected_c, 1, "cos");
                 assert_bits(&s[n], &expected_s, 1, "sin");
             }
-            free(c), free(s);
         }
 }
 

@@ -185,9 +185,9 @@ static void check_blocks(ar_device *d, const shape *o, const masks *m, const flo
     const ar_scores wide = block_of(o, row, rows - row, 0, o->s);
     const ar_scores narrow = block_of(o, row, (rows - row + 1) / 2, key, o->s - key);
     const size_t first = wide.part.matrix * rows + row;
-    int32_t *found = calloc(all, sizeof *found);
-    double *l = calloc(all, sizeof *l);
-    float *x = new_block(&wide, scores), *want = new_block(&wide, expected);
+    OWNED(free) int32_t *found = calloc(all, sizeof *found);
+    OWNED(free) double *l = calloc(all, sizeof *l);
+    OWNED(free) float *x = new_block(&wide, scores), *want = new_block(&wide, expected);
     assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), cbuf(sinks), buf(found), buf(l), false, scale, &wide,
                                       &m->mask));
     assert_bits(x, want, (rows - row) * o->s, "rows of a block");
@@ -201,7 +201,6 @@ static void check_blocks(ar_device *d, const shape *o, const masks *m, const flo
     assert_ok(ari_cpu_softmax_forward(d, NULL, buf(x), cbuf(x), cbuf(sinks), buf(found), buf(l), true, scale, &narrow,
                                       &m->mask));
     assert_bits(x, want, narrow.part.rows * narrow.part.cols, "keys of a block");
-    free(x), free(want), free(found), free(l);
 }
 
 /* Gradients of some keys' scores, from the rows' D. */
@@ -210,11 +209,11 @@ static void check_backward_blocks(ar_device *d, const shape *o, const masks *m, 
 {
     const size_t rows = group_of(o) * o->s, row = rows / 4, key = o->s / 3;
     const ar_scores narrow = block_of(o, row, rows - row, key, o->s - key);
-    float *p = new_block(&narrow, probs), *dp = new_block(&narrow, dprobs), *want = new_block(&narrow, expected);
+    OWNED(free) float *p = new_block(&narrow, probs), *dp = new_block(&narrow, dprobs);
+    OWNED(free) float *want = new_block(&narrow, expected);
     assert_ok(ari_cpu_softmax_backward(d, NULL, buf(dp), cbuf(p), buf(dp), buf(dot), true, ari_softmax_scale(16),
                                        &narrow, &m->mask));
     assert_bits(dp, want, narrow.part.rows * narrow.part.cols, "ds of a block");
-    free(p), free(dp), free(want);
 }
 
 /* sunk: every head has a sink. */

@@ -35,10 +35,10 @@ static stored_values new_stored(size_t n, enum values kind, uint64_t seed)
     return v;
 }
 
-static void free_stored(stored_values v)
+static void free_stored(const stored_values *v)
 {
-    free(v.half);
-    free(v.wide);
+    free(v->half);
+    free(v->wide);
 }
 
 /* The address of one view or the other, of `rows` rows. */
@@ -66,8 +66,8 @@ Test(storage, rounding_is_to_nearest_with_ties_to_even_and_widening_is_exact)
                               0x7f7fffffu, 0x7f7f7fffu, 0xff7f8000u, 0x00000001u, 0x00008000u,
                               0x00018000u, 0x7f800001u, 0xffc12345u, 0xff800000u};
     const size_t n = 2 * 8192 + 77, some = sizeof edges / sizeof *edges;
-    float *x = new_values(n, SPECIAL, 1), *back = new_values(n, ORDINARY, 2);
-    uint16_t *y = calloc(n, sizeof *y);
+    OWNED(free) float *x = new_values(n, SPECIAL, 1), *back = new_values(n, ORDINARY, 2);
+    OWNED(free) uint16_t *y = calloc(n, sizeof *y);
     for (size_t i = 0; i < some; i++)
         x[i] = ari_float32(edges[i]);
     ar_tensor wide = *rows_of(x, 1, n), narrow = *rows_of(y, 1, n), again = *rows_of(back, 1, n);
@@ -80,7 +80,6 @@ Test(storage, rounding_is_to_nearest_with_ties_to_even_and_widening_is_exact)
                   plain_narrow(x[i]));
         cr_assert_eq(ari_bits32(back[i]), (uint32_t)y[i] << 16);
     }
-    free(x), free(back), free(y);
 }
 
 /* Lengths of several blocks, of one, and of a part of one. */
@@ -92,8 +91,9 @@ Test(storage, element_wise_kernels_round_once)
     ar_device d = test_device(2);
     for (size_t i = 0; i < LENGTHS; i++) {
         const size_t n = lengths[i];
-        const stored_values a = new_stored(n, SPECIAL, 1), b = new_stored(n, ORDINARY, 2), y = new_stored(n, WIDE, 3);
-        const stored_values c = new_stored(n, WIDE, 4);
+        SCOPED(free_stored) const stored_values a = new_stored(n, SPECIAL, 1), b = new_stored(n, ORDINARY, 2);
+        SCOPED(free_stored) const stored_values y = new_stored(n, WIDE, 3);
+        SCOPED(free_stored) const stored_values c = new_stored(n, WIDE, 4);
         assert_ok(ari_cpu_add(&d, NULL, of_wide(y, 1), of_wide(a, 1), of_wide(b, 1)));
         assert_ok(ari_cpu_add(&d, NULL, of_half(y, 1), of_half(a, 1), of_half(b, 1)));
         expect_rounded(y, "add");
@@ -114,7 +114,6 @@ Test(storage, element_wise_kernels_round_once)
         assert_ok(ari_cpu_fill(&d, NULL, of_wide(y, 1), 1.00390625f)); /* a tie */
         assert_ok(ari_cpu_fill(&d, NULL, of_half(y, 1), 1.00390625f));
         expect_rounded(y, "fill");
-        free_stored(a), free_stored(b), free_stored(c), free_stored(y);
     }
 }
 
@@ -122,11 +121,10 @@ Test(storage, an_output_may_be_an_input)
 {
     ar_device d = test_device(2);
     const size_t n = 3 * 2048 + 5;
-    const stored_values a = new_stored(n, ORDINARY, 1), b = new_stored(n, ORDINARY, 2);
+    SCOPED(free_stored) const stored_values a = new_stored(n, ORDINARY, 1), b = new_stored(n, ORDINARY, 2);
     assert_ok(ari_cpu_add(&d, NULL, of_wide(a, 1), of_wide(a, 1), of_wide(b, 1)));
     assert_ok(ari_cpu_add(&d, NULL, of_half(a, 1), of_half(a, 1), of_half(b, 1)));
     expect_rounded(a, "add in the first one's place");
-    free_stored(a), free_stored(b);
 }
 
 Test(storage, norms_round_once_and_keep_their_sums_in_full)
@@ -145,7 +143,7 @@ Test(storage, norms_round_once_and_keep_their_sums_in_full)
             expect_rounded(y, "norm_forward");
             assert_bits(rstd[1], rstd[0], ROWS, "rstd");
             assert_bits(mean[1], mean[0], 2 * ROWS, "mean");
-            free_stored(x), free_stored(y), free(gamma);
+            free_stored(&x), free_stored(&y), free(gamma);
         }
 }
 
@@ -209,7 +207,7 @@ static void check_backward_sums(bool exact, size_t h)
     assert_sum(&s[3], &p[3], "the gate's bias");
     for (int i = 0; i < 4; i++)
         plain_sum_free(&s[i]), plain_sum_free(&p[i]);
-    free_stored(x), free_stored(dy), free_stored(up), free_stored(dx), free_stored(sum), free(gamma);
+    free_stored(&x), free_stored(&dy), free_stored(&up), free_stored(&dx), free_stored(&sum), free(gamma);
 }
 
 Test(storage, backward_kernels_round_once_and_add_what_is_stored_to_sums)
@@ -224,8 +222,8 @@ Test(storage, rotations_round_once_in_place_and_apart)
 {
     ar_device d = test_device(2);
     const size_t shape[4] = {2, 5, 3, 2 * 300}, half = shape[3] / 2, n = 2 * 5 * 3 * 600;
-    const stored_values x = new_stored(n, ORDINARY, 7), y = new_stored(n, ORDINARY, 8);
-    float *cos = new_values(5 * half, ORDINARY, 9), *sin = new_values(5 * half, ORDINARY, 10);
+    SCOPED(free_stored) const stored_values x = new_stored(n, ORDINARY, 7), y = new_stored(n, ORDINARY, 8);
+    OWNED(free) float *cos = new_values(5 * half, ORDINARY, 9), *sin = new_values(5 * half, ORDINARY, 10);
     ar_tensor t[4];
     for (int i = 0; i < 4; i++)
         assert_ok(ar_tensor_view(&t[i], i < 2 ? AR_F32 : AR_BF16, 4, shape,
@@ -240,7 +238,6 @@ Test(storage, rotations_round_once_in_place_and_apart)
     }
     assert_ok(ari_cpu_rope(&d, NULL, &t[3], &t[3], cbuf(cos), cbuf(sin), 1));
     cr_assert_eq(memcmp(x.half, y.half, n * sizeof *x.half), 0, "in place");
-    free_stored(x), free_stored(y), free(cos), free(sin);
 }
 
 /* Of rows of 2, and of several blocks: the loss's row values are what they are of the same numbers in fp32. */
@@ -252,7 +249,8 @@ Test(storage, the_loss_reads_bf16_and_its_gradient_rounds_once)
     for (size_t i = 0; i < 3; i++) {
         enum { N = 7 };
         const size_t v = vocabularies[i];
-        const stored_values x = new_stored(N * v, i == 1 ? SPECIAL : ORDINARY, 11), dx = new_stored(N * v, WIDE, 12);
+        SCOPED(free_stored) const stored_values x = new_stored(N * v, i == 1 ? SPECIAL : ORDINARY, 11);
+        SCOPED(free_stored) const stored_values dx = new_stored(N * v, WIDE, 12);
         int32_t key[2][N], bits[2][N], e[2][N];
         int64_t sum[2][N], values[2][N], target[N] = {0, -1, 1, 0, 1, -1, 0};
         const uint8_t valid[N] = {1, 1, 1, 0, 1, 1, 1};
@@ -273,7 +271,6 @@ Test(storage, the_loss_reads_bf16_and_its_gradient_rounds_once)
         assert_bits(values[1], values[0], 2 * N, "sums of logits");
         assert_bits(bits[1], bits[0], N, "targets");
         expect_rounded(dx, "ce_backward");
-        free_stored(x), free_stored(dx);
     }
 }
 
@@ -281,8 +278,9 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
 {
     ar_device d = test_device(2);
     const size_t cols = 300, rows = 9;
-    const stored_values w = new_stored(rows * cols, SPECIAL, 13), y = new_stored(ROWS * cols, ORDINARY, 14);
-    const stored_values terms = new_stored(ROWS * cols, ORDINARY, 15);
+    SCOPED(free_stored) const stored_values w = new_stored(rows * cols, SPECIAL, 13);
+    SCOPED(free_stored) const stored_values y = new_stored(ROWS * cols, ORDINARY, 14);
+    SCOPED(free_stored) const stored_values terms = new_stored(ROWS * cols, ORDINARY, 15);
     float *acc[2] = {new_values(rows * cols, ORDINARY, 16), new_values(rows * cols, ORDINARY, 16)};
     uint8_t *t[2] = {calloc(rows * cols, 1), calloc(rows * cols, 1)};
     int64_t *hl[2] = {calloc(2 * rows * cols, 8), calloc(2 * rows * cols, 8)}, row_of[ROWS];
@@ -303,7 +301,6 @@ Test(storage, rows_of_bf16_are_selected_by_their_bits_and_added_up_in_fp32)
     assert_bits(hl[1], hl[0], 4 * rows * cols, "accumulators");
     for (int half = 0; half < 2; half++)
         free(acc[half]), free(t[half]), free(hl[half]);
-    free_stored(w), free_stored(y), free_stored(terms);
 }
 
 /* Router and experts: what is fp32 in both is the same, what is bf16 is rounded once, after the last addition. */
@@ -344,9 +341,9 @@ static void check_experts(size_t h, size_t experts, size_t k, bool weighed)
     assert_bits(g[1], g[0], N * k, "gradients of weights");
     expect_rounded(xs, "gather_rows"), expect_rounded(y, "combine_rows"), expect_rounded(dz, "route_backward");
     expect_rounded(dx, "add_gated_backward"), expect_rounded(dlogit, "add_gated_backward of the logit");
-    free_stored(z), free_stored(dz), free_stored(x), free_stored(xs), free_stored(ys), free_stored(y);
+    free_stored(&z), free_stored(&dz), free_stored(&x), free_stored(&xs), free_stored(&ys), free_stored(&y);
     expect_rounded(sum, "add_gated");
-    free_stored(logit), free_stored(dlogit), free_stored(dx), free_stored(sum), free(p[0]), free(p[1]);
+    free_stored(&logit), free_stored(&dlogit), free_stored(&dx), free_stored(&sum), free(p[0]), free(p[1]);
 }
 
 Test(storage, rows_of_experts_are_added_up_in_fp32_and_rounded_once)
@@ -361,14 +358,14 @@ Test(storage, rows_of_experts_are_added_up_in_fp32_and_rounded_once)
  * the sum of magnitudes, and what is stored within 2^-8 of the value. */
 static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, bool turned, ar_dtype result)
 {
-    const stored_values a = new_stored(m * k, ORDINARY, 17), b = new_stored(n * k, ORDINARY, 18);
-    const stored_values c = new_stored(m * n, ORDINARY, 19);
+    SCOPED(free_stored) const stored_values a = new_stored(m * k, ORDINARY, 17), b = new_stored(n * k, ORDINARY, 18);
+    SCOPED(free_stored) const stored_values c = new_stored(m * n, ORDINARY, 19);
     ar_tensor tc = result == AR_BF16 ? *of_half(c, m) : *of_wide(c, m), ta = *rows_of(a.half, m, k);
     ar_tensor tb = *rows_of(b.half, turned ? k : n, turned ? n : k);
     ta.dtype = tb.dtype = AR_BF16;
     if (turned)
         tb = ar_tensor_transposed(&tb);
-    float *before = new_copy(c.wide, m * n);
+    OWNED(free) float *before = new_copy(c.wide, m * n);
     assert_ok(d->ops->gemm_f32(d, NULL, &tc, &ta, &tb, add, AR_PRECISION_BF16));
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < n; j += 1 + n / 7) {
@@ -385,7 +382,6 @@ static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, 
                       j, got, sum);
         }
     cr_assert_eq(c.half[m * n], 0xdead);
-    free_stored(a), free_stored(b), free_stored(c), free(before);
 }
 
 Test(storage, products_add_up_in_fp32_and_round_once)

@@ -70,13 +70,12 @@ Test(npy, every_dtype_has_its_size)
 
 Test(npy, a_scalar_and_an_empty_array_are_arrays)
 {
-    ari_npy *f = NULL;
+    OWNED(ari_npy_close) ari_npy *f = NULL;
     cr_assert_ok(try_open(npy_of(1, "{'descr': '<f8', 'fortran_order': False, 'shape': ()}", 8), &f));
     cr_expect(f->entry.ndim == 0 && f->entry.count == 1);
     ari_npy_close(f);
     cr_assert_ok(try_open(npy_of(1, "{'descr': '<f8', 'fortran_order': True, 'shape': (3, 0)}", 0), &f));
     cr_expect(f->entry.ndim == 2 && f->entry.count == 0 && f->box.extent[0] == 3 && f->box.extent[1] == 0);
-    ari_npy_close(f);
 }
 
 Test(npy, malformed_headers_are_refused)

@@ -23,7 +23,7 @@ static ar_fault fault_of(const ar_parallel *p)
 
 static int judge(const layout_draw *d, ar_fault fault, double *worst)
 {
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     char text[LAYOUT_DRAW_TEXT];
     const ar_status st = layout_draw_check(&r, d, AR_PRECISION_BF16, fault);
     const ar_check_run *run = st == AR_OK ? &r->run[0] : NULL;
@@ -38,7 +38,6 @@ static int judge(const layout_draw *d, ar_fault fault, double *worst)
                run ? run->ratio_tensor : "-", run ? (unsigned long long)run->bytes_counted : 0,
                run ? (unsigned long long)run->bytes_predicted : 0);
     }
-    ar_check_report_destroy(r);
     return !right;
 }
 

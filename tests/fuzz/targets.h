@@ -24,6 +24,7 @@
 #include "process/handshake.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
+#include "tests/support/scoped.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
 
@@ -164,7 +165,7 @@ static inline int fuzz_safetensors(const uint8_t *data, size_t size)
 static inline int fuzz_header(const uint8_t *data, size_t size)
 {
     ari_st_header h;
-    char *text = malloc(size + 1);
+    OWNED(free) char *text = malloc(size + 1);
     fuzz_expect(text != NULL, "no memory");
     memcpy(text, data, size);
     ar_error_clear();
@@ -175,7 +176,6 @@ static inline int fuzz_header(const uint8_t *data, size_t size)
         fuzz_expect(h.items[i].end <= 64 && h.items[i].entry.bytes == h.items[i].end - h.items[i].begin,
                     "an entry beyond the data");
     ari_st_header_free(&h);
-    free(text);
     return 0;
 }
 
@@ -191,14 +191,13 @@ static inline int fuzz_index(const uint8_t *data, size_t size)
         fuzz_expect(ar_st_write(fuzz_in(&fuzz_shards, 2, path), t + 2, 1, NULL, 0) == AR_OK, "cannot write s2");
     }
     fuzz_put(&fuzz_shards, 0, data, size);
-    ar_st_model *m = NULL;
+    OWNED(ar_st_model_close) ar_st_model *m = NULL;
     ar_error_clear();
     const ar_status st = ar_st_model_open(&m, fuzz_shards.path);
     if (st != AR_OK)
         fuzz_expect_error(st);
     for (size_t i = 0; st == AR_OK && i < ar_st_model_count(m); i++)
         fuzz_expect(ar_st_model_find(m, ar_st_model_at(m, i)->name) == ar_st_model_at(m, i), "not found by its name");
-    ar_st_model_close(m);
     return 0;
 }
 
@@ -224,7 +223,7 @@ static inline int fuzz_config(const uint8_t *data, size_t size)
 static inline int fuzz_plan(const uint8_t *data, size_t size)
 {
     static const ar_config c = {.arch = AR_ARCH_LLAMA, .name = "fuzz", .layers = 2, .hidden = 8, .final_norm = true};
-    ar_plan p = {0};
+    SCOPED(ar_plan_fini) ar_plan p = {0};
     ar_error_clear();
     const ar_status st = ar_plan_parse(&p, (const char *)data, size, "fuzz");
     if (st != AR_OK) {
@@ -238,7 +237,6 @@ static inline int fuzz_plan(const uint8_t *data, size_t size)
             fuzz_expect_error(fits);
         fuzz_expect(fits == AR_OK || ar_error_message()[0] != '\0', "an error without a message");
     }
-    ar_plan_fini(&p);
     return 0;
 }
 
@@ -249,7 +247,7 @@ static inline int fuzz_schedule(const uint8_t *data, size_t size)
     static ar_pp_run run;
     const ar_pp_operation *lists[AR_MAX_STAGES];
     size_t counts[AR_MAX_STAGES];
-    ar_pipeline_schedule *s = NULL, *copy = NULL;
+    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
     ar_error_clear();
     const ar_status st = ar_pipeline_schedule_parse(&s, (const char *)data, size, "fuzz");
     if (st != AR_OK) {
@@ -261,8 +259,6 @@ static inline int fuzz_schedule(const uint8_t *data, size_t size)
         lists[r] = ar_pipeline_schedule_rank(s, r, &counts[r]);
     fuzz_expect(ar_pipeline_schedule_own(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
     fuzz_expect(ar_pipeline_schedule_run(&run, copy, times, NULL, NULL) == AR_OK, "a schedule comes to no end");
-    ar_pipeline_schedule_destroy(copy);
-    ar_pipeline_schedule_destroy(s);
     return 0;
 }
 
@@ -416,7 +412,7 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
     memcpy(file + 8, data, size);
     fuzz_put(&fuzz_ranks, 0, file, 8 + size + 64);
     free(file);
-    ar_dump *d = NULL;
+    OWNED(ar_dump_close) ar_dump *d = NULL;
     ar_error_clear();
     const ar_status st = ar_dump_open(&d, fuzz_ranks.path, NULL);
     if (st != AR_OK)
@@ -435,7 +431,6 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
             fuzz_expect_error(read);
         fuzz_expect(ar_dump_find(d, full->name) == full, "a tensor is not found by its name");
     }
-    ar_dump_close(d);
     return 0;
 }
 
@@ -445,7 +440,7 @@ static inline int fuzz_handshake(const uint8_t *data, size_t size)
 {
     const ari_key key = {.is_set = size > 0 && data[0] % 2 == 1, .at = "fuzz"};
     const size_t piece = size > 1 ? 1 + (size_t)data[1] : 1;
-    ari_handshake *h = calloc(1, sizeof *h);
+    OWNED(free) ari_handshake *h = calloc(1, sizeof *h);
     ari_heard heard = ARI_HEARD_PART;
     fuzz_expect(h != NULL && ari_opening_make(&h->own, &key) == AR_OK, "no handshake");
     memset(h->own.nonce, 7, sizeof h->own.nonce);
@@ -465,7 +460,6 @@ static inline int fuzz_handshake(const uint8_t *data, size_t size)
     char why[256] = "";
     ari_heard_explain(why, sizeof why, heard, key.is_set, "another process");
     fuzz_expect(why[0] != '\0' && memchr(why, 0, sizeof why) != NULL, "no words");
-    free(h);
     return 0;
 }
 

@@ -124,12 +124,11 @@ static void assert_finds(float (*run)(pair *, bool), const char *policy)
 {
     int found = 0;
     for (int seed = 0; seed < SEEDS; seed++) {
-        pair p = pair_open(policy, seed);
+        SCOPED(pair_close) pair p = pair_open(policy, seed);
         cr_assert_eq(run(&p, true), 7, "%s:%d, with the wait", policy, seed);
         pair_close(&p);
         p = pair_open(policy, seed);
         found += run(&p, false) != 7;
-        pair_close(&p);
     }
     cr_assert_geq(found, SEEDS / 8, "%s: %d of %d", policy, found, SEEDS);
     cr_assert_lt(found, SEEDS, "%s: it is not always so", policy);
@@ -229,7 +228,7 @@ Test(late_streams, give_a_stream_at_once_what_it_has_freed)
 Test(late_streams, say_where_a_kernel_wrote_behind_a_block, NOT_SANITIZED)
 {
     for (int late = 0; late < 2; late++) {
-        pair p = pair_open("latest", 1);
+        SCOPED(pair_close) pair p = pair_open("latest", 1);
         if (!late) {
             pair_close(&p);
             setenv("ANYRANK_EMULATED_STREAMS", "eager", 1);
@@ -247,7 +246,6 @@ Test(late_streams, say_where_a_kernel_wrote_behind_a_block, NOT_SANITIZED)
         pair_close(&p);
         p = pair_open("latest", 1);
         cr_assert_eq(written_and_read(&p, true), 7);
-        pair_close(&p);
     }
 }
 

@@ -64,11 +64,9 @@ static ar_status rank_run(const ar_process_options *o, rank_fn fn)
 
 static ar_status all_kinds(rank_of *rank)
 {
-    ar_queue *queue = NULL;
+    OWNED(ar_queue_destroy) ar_queue *queue = NULL;
     AR_TRY(rank->device->ops->queue_create(rank->device, &queue, AR_QUEUE_THREAD, "comm"));
-    const ar_status st = check_groups(rank->world, ROUND_A_RING, rank->device, rank->queue, queue);
-    ar_queue_destroy(queue);
-    return st;
+    return check_groups(rank->world, ROUND_A_RING, rank->device, rank->queue, queue);
 }
 
 static ar_status kinds_checked(int rank, void *arg)

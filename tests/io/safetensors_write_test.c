@@ -102,7 +102,7 @@ Test(safetensors_write, golden_files_are_written_back_to_the_byte)
 Test(safetensors_write, an_empty_file_and_an_empty_tensor_are_files)
 {
     const char *path = in_folder("x.safetensors");
-    ar_st_file *f = NULL;
+    OWNED(ar_st_close) ar_st_file *f = NULL;
     cr_assert_ok(ar_st_write(path, NULL, 0, NULL, 0));
     cr_assert_ok(ar_st_open(&f, path));
     cr_expect_eq(ar_st_count(f), 0);
@@ -111,7 +111,6 @@ Test(safetensors_write, an_empty_file_and_an_empty_tensor_are_files)
     cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
     cr_assert_ok(ar_st_open(&f, path));
     cr_expect_eq(ar_st_find(f, "")->count, 0);
-    ar_st_close(f);
 }
 
 Test(safetensors_write, what_cannot_be_read_back_is_refused)

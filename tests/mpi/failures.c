@@ -207,13 +207,12 @@ static ar_status drop_lane(void *unused)
 /* A thread's queue that failed before the call is reached. */
 static ar_status on_thread(world *w)
 {
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     need(ar_queue_create(&q, AR_QUEUE_THREAD, "lane"), "a queue");
     if (w->r == 1)
         need(ar_queue_host(q, drop_lane, NULL), "a task");
     const ar_status st = ar_comm_all_reduce(w->c, q, out, in, 8, AR_F32, AR_SUM, "on a thread");
     const ar_status ended = ar_queue_sync(q, 0);
-    ar_queue_destroy(q);
     return st == AR_OK ? ended : st;
 }
 
@@ -348,7 +347,7 @@ static int run(const scenario *s)
 
 static int end_job(const char *how)
 {
-    world w = {.quiet = false};
+    SCOPED(world_end) world w = {.quiet = false};
     world_begin(&w, SHORTEST_S);
     if (w.r == 1 && strcmp(how, "killed") == 0)
         raise(SIGKILL);
@@ -357,7 +356,6 @@ static int end_job(const char *how)
     const ar_status st = ar_comm_barrier(w.c, w.q, "end");
     if (w.r == 0)
         fprintf(stderr, "%s\n", ar_comm_error(w.c));
-    world_end(&w);
     return st != AR_OK;
 }
 

@@ -51,14 +51,13 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
         const ar_run run = d.run;
-        ar_lint_report *r = NULL;
+        OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
         layout_histogram_add(&h, &d);
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
         cr_expect_gt(r->operations, 10);
         cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
                      r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
                      r->finding[0].needs, TEXT(d));
-        ar_lint_report_destroy(r);
     }
     cr_expect(layout_histogram_covers(&h, DRAW_TENSORS));
 }
@@ -72,7 +71,7 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
         const layout_draw d = draw_experts(i);
         const ar_run run = d.run;
         const int ep = ari_at_least_one(d.run.parallel.ep);
-        ar_lint_report *r = NULL;
+        OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
         cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
         cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
                      r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
@@ -80,7 +79,6 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
         sent += ep > 1;
         copied += ep > 1 && ari_extent(&d.run.parallel, ari_expert_axes(&d.run.parallel)) > ep;
         whole += ari_experts_whole(&d.run.parallel);
-        ar_lint_report_destroy(r);
     }
     cr_expect(sent > DRAWS / 4 && copied >= DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
               copied, whole);

@@ -176,13 +176,12 @@ CLAIM(of_random_layouts_is_what_each_rank_counts)
 /* On a GPU operands have another form, their parts may be copies, and what is tapped is packed first. */
 CLAIM(of_another_device_is_what_each_rank_counts)
 {
-    ar_device *like = NULL;
+    OWNED(ar_device_destroy) ar_device *like = NULL;
     if (ar_device_emulated_create(&like) == AR_ERR_UNSUPPORTED)
         return;
     int n[COVERED] = {0};
     expect_counted(n, draws_of(1, 1), 7500, DRAW_TENSORS, like);
     expect_counted(n, draws_of(0, 0), 7501, DRAW_CONTEXTS, like);
-    ar_device_destroy(like);
 }
 
 /* A block of width 8, 2 query heads of 4 on 1 KV head, a middle of 6; 2 sequences of 3 tokens: T = 6. */

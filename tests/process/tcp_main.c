@@ -129,7 +129,7 @@ static ar_status one_never_comes(int rank, void *arg)
 static ar_status two_programs(int rank, void *arg)
 {
     (void)arg;
-    ar_process *p = NULL;
+    OWNED(ar_process_destroy) ar_process *p = NULL;
     char byte = 0;
     OWNED(free) void *all = NULL;
     AR_TRY(join(&p, LIMIT_NS));
@@ -138,7 +138,6 @@ static ar_status two_programs(int rank, void *arg)
         st = ar_process_gather(p, &all, NULL, &byte, 1);
     if (st == AR_OK)
         st = ar_process_broadcast(p, &byte, 1);
-    ar_process_destroy(p);
     return st == AR_ERR_MISMATCH ? AR_ERR_ABORTED : st;
 }
 

@@ -34,7 +34,7 @@ Test(data, a_tensor_of_tokens_is_read_row_after_row)
     const size_t shape[2] = {2, 3};
     const int32_t narrow[6] = {1, 2, 3, 4, 5, 70000};
     const int64_t wide[6] = {1, 2, 3, 4, 5, 70000};
-    ar_data *d = NULL;
+    OWNED(ar_data_close) ar_data *d = NULL;
     cr_assert_ok(open_tensor(&d, "input_ids", AR_I32, 2, shape, narrow));
     cr_assert_eq(ar_data_format_of(d), AR_DATA_SAFETENSORS);
     cr_assert_eq(ar_data_rows(d), 2);
@@ -43,7 +43,6 @@ Test(data, a_tensor_of_tokens_is_read_row_after_row)
     cr_assert_ok(open_tensor(&d, "tokens", AR_I64, 1, (const size_t[]){6}, wide));
     cr_assert_eq(ar_data_rows(d), 1);
     expect_tokens(d, wide, 6);
-    ar_data_close(d);
 }
 
 Test(data, a_tensor_of_another_name_type_or_shape_is_refused)
@@ -158,7 +157,7 @@ Test(data, files_of_other_programs_are_refused_in_every_format)
 
 Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
 {
-    ar_data *d = NULL;
+    OWNED(ar_data_close) ar_data *d = NULL;
     cr_assert_ok(open_bytes(&d, "abz", 3, AR_DATA_BYTES));
     cr_assert_ok(ar_data_check_vocab(d, 256));
     cr_assert_ok(ar_data_check_vocab(d, 'z' + 1));
@@ -174,7 +173,6 @@ Test(data, an_id_outside_the_vocabulary_is_named_with_its_place)
     cr_assert_ok(open_tensor(&d, "tokens", AR_I64, 2, (const size_t[]){2, 3}, tokens));
     cr_assert_refused(ar_data_check_vocab(d, 10), AR_ERR_DATA,
                       "token 5 (row 1, place 2) is -7, expected an id from 0 to 9");
-    ar_data_close(d);
 }
 
 Test(data, tokens_beyond_the_end_are_not_read)

@@ -13,6 +13,7 @@
 #include "anyrank/grads.h"
 #include "anyrank/reshard.h"
 #include "anyrank/verify.h"
+#include "tests/support/scoped.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 int main(void)
@@ -59,22 +60,18 @@ static char out[300]; /* in the folder of this run */
 
 static ar_status open_dump(void)
 {
-    ar_dump *d = NULL;
+    OWNED(ar_dump_close) ar_dump *d = NULL;
     double value = 0.0;
     AR_TRY(ar_dump_open(&d, MODEL, NULL));
-    const ar_status st = ar_dump_read_f64(ar_dump_at(d, 0), 0, 1, &value);
-    ar_dump_close(d);
-    return st;
+    return ar_dump_read_f64(ar_dump_at(d, 0), 0, 1, &value);
 }
 
 static ar_status compare(void)
 {
-    ar_verify_report *r = NULL;
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     const ar_verify_options o = {.reference = MODEL, .other = MODEL "/train_final.safetensors", .threads = 1};
     AR_TRY(ar_verify(&r, &o));
-    const ar_status st = ar_verify_html(r, out);
-    ar_verify_report_destroy(r);
-    return st;
+    return ar_verify_html(r, out);
 }
 
 static ar_status split(void)

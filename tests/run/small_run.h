@@ -169,7 +169,7 @@ static inline void remove_all(const char *path)
 /* The names in a folder but "." and "..", sorted, with a space after each. */
 static inline const char *names_in(char *out, size_t cap, const char *path)
 {
-    struct dirent **list = NULL;
+    OWNED(free) struct dirent **list = NULL;
     const int n = scandir(path, &list, NULL, alphasort);
     out[0] = '\0';
     for (int i = 0; i < n; i++) {
@@ -179,6 +179,5 @@ static inline const char *names_in(char *out, size_t cap, const char *path)
         }
         free(list[i]);
     }
-    free(list);
     return out;
 }

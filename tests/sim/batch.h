@@ -3,6 +3,7 @@
 
 #include "anyrank/device.h"
 #include "tests/sim/plain.h"
+#include "tests/support/scoped.h"
 
 /* Cases of plain.h as every transport's tests run them: drawn at random, one after the other, on the host or in a
  * device's memory, and the bytes that they move. */
@@ -95,7 +96,7 @@ static inline ar_status run_batch(ar_comm *c, void *arg)
 {
     batch *b = arg;
     moved *m = &b->moved[ar_comm_rank(c)];
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, b->queue, "test"));
     ar_status st = AR_OK;
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
@@ -103,7 +104,6 @@ static inline ar_status run_batch(ar_comm *c, void *arg)
     if (st == AR_OK)
         st = ar_queue_sync(q, 0);
     ar_comm_counted(c, &m->read, &m->written);
-    ar_queue_destroy(q);
     return st;
 }
 

@@ -119,7 +119,7 @@ Test(channels, sends_to_different_peers_wait_on_different_queues)
 BODY(beside_collectives)
 {
     int64_t x = 9, sum = 0;
-    ar_queue *aside = NULL;
+    OWNED(ar_queue_destroy) ar_queue *aside = NULL;
     AR_TRY(ar_queue_create(&aside, AR_QUEUE_THREAD, "aside"));
     ar_status st = r == 0 ? ar_comm_send(c, aside, (ar_cbuf){&x}, 1, AR_I64, 2, "aside") : AR_OK;
     for (int i = 0; i < 20 && st == AR_OK; i++) {
@@ -130,7 +130,6 @@ BODY(beside_collectives)
         st = expect_one(c, q, 9, 0);
     if (st == AR_OK)
         st = ar_queue_sync(aside, 0);
-    ar_queue_destroy(aside);
     return st == AR_OK && sum != 3 ? ar_error_set(AR_ERR_DATA, "sum %lld", (long long)sum) : st;
 }
 
@@ -225,7 +224,7 @@ static const absence absences[ABSENCES] = {
 BODY(absent_peer)
 {
     float x[5] = {0};
-    ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     const int v = run->variant;
     AR_TRY(ar_comm_split(&g, c, 0, r));
     ar_status st = AR_OK;
@@ -242,7 +241,6 @@ BODY(absent_peer)
         st = ar_comm_barrier(c, q, "elsewhere");
     while (st == AR_OK && r == 3 && v == LATE && !ar_comm_error(c)[0])
         sched_yield();
-    ar_comm_destroy(g);
     return st;
 }
 

@@ -45,7 +45,7 @@ typedef struct device_batch {
 static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q, ar_queue *inline_queue)
 {
     const int r = ar_comm_rank(c);
-    placed *p = calloc(b->n, sizeof *p);
+    OWNED(free) placed *p = calloc(b->n, sizeof *p);
     ar_status st = AR_OK;
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = place(&p[i], &b->k[i], r, d, inline_queue);
@@ -61,7 +61,6 @@ static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q
         st = ar_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n; i++)
         take_away(&p[i], d, inline_queue);
-    free(p);
     return st;
 }
 

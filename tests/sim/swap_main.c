@@ -8,6 +8,7 @@
 #include "anyrank/sim.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
+#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 /* Two ranks that each have a core meet for short sums without a gate, and turn back to it where one is late or calls
@@ -90,11 +91,9 @@ static ar_status sums(ar_comm *c, ar_queue *q, const round *r)
 
 static ar_status rank_main(ar_comm *c, void *arg)
 {
-    ar_queue *q = NULL;
+    OWNED(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "swap"));
-    const ar_status st = sums(c, q, arg);
-    ar_queue_destroy(q);
-    return st;
+    return sums(c, q, arg);
 }
 
 /* Whether the world ended as it should. */

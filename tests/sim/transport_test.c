@@ -155,12 +155,11 @@ BODY(reduce_twice)
 {
     enum { COUNT = 20000 };
     ar_status st = AR_OK;
-    float *x = calloc(COUNT, sizeof *x);
+    OWNED(free) float *x = calloc(COUNT, sizeof *x);
     for (int i = 0; i < 2 && st == AR_OK; i++)
         st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, COUNT, AR_F32, AR_SUM, i ? "second" : "first");
     const ar_status end = ar_queue_sync(q, 0); /* in any case: the queue may still use x */
     st = st == AR_OK ? end : st;
-    free(x);
     return st;
 }
 

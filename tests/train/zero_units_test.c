@@ -244,12 +244,12 @@ static void own_run(own_job *j, int replicas)
 
 Test(zero_units, a_layers_weights_live_for_its_pass_and_gradients_until_the_next_ones_are_sent)
 {
-    own_job *whole = calloc(1, sizeof *whole);
+    OWNED(free) own_job *whole = calloc(1, sizeof *whole);
     whole->ddp = ar_ddp_defaults();
     own_run(whole, 1);
     cr_expect_eq(whole->values, LAYERS);
     for (int i = 0; i < 12; i++) {
-        own_job *j = calloc(1, sizeof *j);
+        OWNED(free) own_job *j = calloc(1, sizeof *j);
         const int zero = 2 + i % 2, replicas = 1 + i / 2 % 2;
         const bool eager = i / 4 == 1, no_units = i / 4 == 2;
         j->ddp = ar_ddp_defaults();
@@ -262,9 +262,7 @@ Test(zero_units, a_layers_weights_live_for_its_pass_and_gradients_until_the_next
         cr_expect_leq(j->gradients, eager || no_units ? LAYERS : 2, "case %d: gradients of %zu layers", i,
                       j->gradients);
         cr_expect_gt(j->gradients, 0);
-        free(j);
     }
-    free(whole);
 }
 
 /* What two units use stays as long as the root unit's. */

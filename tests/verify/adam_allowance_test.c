@@ -243,9 +243,8 @@ Test(adam_allowance, faults_of_clipping_and_of_reduction_are_found)
         o.run.dropout = 0.9;
         o.run.numerics = AR_NUMERICS_NATIVE;
         o.run.fault = cases[i].fault;
-        ar_check_report *r = check_or_fail(&o);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
         cr_expect(r->run[0].result == AR_CHECK_DIFFERENT && r->run[0].max_ratio > 1.0, "case %zu", i);
         cr_expect_str_eq(r->run[0].first.tensor, cases[i].tensor);
-        ar_check_report_destroy(r);
     }
 }

@@ -125,7 +125,7 @@ Test(dump_check, a_full_disk_is_told_before_the_baseline)
 {
     const ar_parallel p = {.tp = 2};
     int calls = 0;
-    ar_check_report *r = NULL;
+    OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
     ar_check_options o = dumped(tiny_models[TINY_TIED], &p, 1, 1, 4);
     o.progress = count_calls;
     o.progress_user = &calls;
@@ -137,7 +137,6 @@ Test(dump_check, a_full_disk_is_told_before_the_baseline)
     ar_check_report_destroy(r);
     bytes_left = 1000; /* an earlier dump makes room for the next */
     cr_expect_ok(ar_check(&r, &o));
-    ar_check_report_destroy(r);
 }
 
 Test(dump_check, of_several_schedules_the_last_ones_ranks_are_there)

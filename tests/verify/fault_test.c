@@ -187,7 +187,7 @@ static void expect_bytes(const expected_bytes *e, place *p)
     const expected as = {.fault = e->fault, .model = e->model, .at = e->at};
     const char *name = ar_fault_name(e->fault);
     const shared *base = NULL;
-    ar_check_run run = run_case(&as, e->fault, p, &base);
+    SCOPED(ari_check_run_fini) ar_check_run run = run_case(&as, e->fault, p, &base);
     cr_expect_eq(run.result, AR_CHECK_MISPREDICTED, "%s: result %d", name, (int)run.result);
     cr_expect(run.tensors_different == 0 && !run.has_difference, "%s: %s", name, first_of(&run));
     cr_expect_str_eq(run.weights_hash, base->weights_hash);
@@ -198,7 +198,6 @@ static void expect_bytes(const expected_bytes *e, place *p)
     run = run_case(&as, AR_FAULT_NONE, p, &base);
     cr_expect(run.result == AR_CHECK_SAME && !run.call_cause && !run.call_difference[0], "%s: %s", name,
               run.call_difference);
-    ari_check_run_fini(&run);
 }
 
 /* The run ends in the mismatch, on all ranks, with a table of all of them. */
@@ -327,7 +326,7 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
         const ari_fault_case c = ari_fault_case_of(modules[i].fault);
         const char *name = ar_fault_name(modules[i].fault);
         for (int with = 0; with < 2; with++) {
-            ar_check_report *r = NULL;
+            OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
             const ar_fault fault = with ? c.fault : AR_FAULT_NONE;
             cr_assert(c.module && c.fault == modules[i].fault, "%s has another case", name);
             cr_assert_ok(ari_fault_module_check(&r, &c, fault, 1, 0));
@@ -336,7 +335,6 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
             cr_expect(!with || strcmp(run->first.tensor, modules[i].tensor) == 0, "%s: %s", name, run->first.tensor);
             if (with)
                 expect_cause(&run->first, modules[i].cause, name);
-            ar_check_report_destroy(r);
         }
     }
 }

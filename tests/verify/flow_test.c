@@ -58,7 +58,7 @@ Test(flow, buckets_and_parameters_have_names)
     const ar_config c = config_of(GPT2(31, 24, 36, 2, 12));
     ari_step_case t = {.config = &c, .run = {.parallel = {.dp = 2}, .batch = 2, .seq = 6, .steps = 1}};
     size_t layers = 0;
-    ari_flow f = flow_of(&t, (ari_flow_options){0});
+    SCOPED(ari_flow_fini) ari_flow f = flow_of(&t, (ari_flow_options){0});
     cr_expect_eq(titled(&f, &c, "transformer.h.*.attn.c_attn.bias", &layers), 3); /* broadcast, gradient, its sum */
     cr_expect_eq(layers, 3 * 2);
     ari_flow_fini(&f);
@@ -66,5 +66,4 @@ Test(flow, buckets_and_parameters_have_names)
     f = flow_of(&t, (ari_flow_options){0});
     /* 2 tables, 12 of each block, 2 of the last norm; the head is the table. */
     cr_expect_eq(titled(&f, &c, "transformer.ln_f.bias and 27 more", &layers), 1);
-    ari_flow_fini(&f);
 }

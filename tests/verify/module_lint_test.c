@@ -128,11 +128,10 @@ static size_t params(const ar_module *m, ar_param **out, size_t cap)
 
 static void destroy(ar_module *m)
 {
-    layer *l = (layer *)m;
+    OWNED(free) layer *l = (layer *)m;
     ar_param_fini(&l->up);
     ar_param_fini(&l->down);
     ar_param_fini(&l->scale);
-    free(l);
 }
 
 static ar_status layer_create(ar_module **gives, ar_ctx *ctx, mistake of)

@@ -407,7 +407,7 @@ Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
     ddp.bucket_bytes = 2048;
     ddp.hook = compress_with_feedback;
     ddp.hook_state = true;
-    ar_parallel *layouts = calloc(n, sizeof *layouts);
+    OWNED(free) ar_parallel *layouts = calloc(n, sizeof *layouts);
     uint64_t state = number_of("ANYRANK_TEST_SEED", 44);
     float loss[3] = {0};
     for (size_t i = 0; i < n; i += fits(&layouts[i]))
@@ -427,7 +427,6 @@ Test(own_lm, random_layouts_have_the_same_bits_bytes_and_memory)
     }
     cr_expect(loss[2] != loss[0] && fabsf(loss[2] - loss[0]) < 0.01f * loss[0], "%g in bf16, %g", (double)loss[2],
               (double)loss[0]);
-    free(layouts);
 }
 
 Test(own_lm, layers_of_a_list_are_recomputed_as_the_layout_says)

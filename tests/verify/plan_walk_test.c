@@ -253,12 +253,11 @@ static size_t gated_children(const ar_module *base, ar_module **out, size_t cap)
 
 static void gated_destroy(ar_module *base)
 {
-    gated *m = (gated *)base;
+    OWNED(free) gated *m = (gated *)base;
     ar_module_destroy(m->up);
     ar_module_destroy(m->gate);
     ar_module_destroy(m->down);
     ar_module_destroy(m->back);
-    free(m);
 }
 
 static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
@@ -429,8 +428,8 @@ static const char wrong_from[] = "{\"rules\": [{\"modules\": \"*.own\", \"style\
 
 static ar_status pass_checked(ar_ctx *ctx, void *user)
 {
-    ar_module *m = NULL;
-    ar_loss *loss = NULL;
+    OWNED(ar_module_destroy) ar_module *m = NULL;
+    OWNED(ar_loss_destroy) ar_loss *loss = NULL;
     ar_batch b;
     ar_tensor x, y;
     ar_status st = build_prepared(user, ctx, &m, &loss);
@@ -442,8 +441,6 @@ static ar_status pass_checked(ar_ctx *ctx, void *user)
         st = ar_batch_input(ctx, &x, &b);
     if (st == AR_OK)
         st = ar_module_forward(m, ctx, NULL, &y, &x, &b);
-    ar_loss_destroy(loss);
-    ar_module_destroy(m);
     return st;
 }
 

@@ -178,11 +178,10 @@ Test(sensitivity, what_an_update_in_doubt_does_to_the_next_step_is_allowed)
         o.run.optimizer = ar_optimizer_defaults(i == 0 ? AR_OPTIMIZER_ADAM : AR_OPTIMIZER_ADAMW);
         o.run.optimizer.lr = cases[i].lr;
         o.run.clip = 1.0;
-        ar_check_report *r = check_or_fail(&o);
+        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
         const ar_check_run *run = &r->run[0];
         cr_expect(run->result == AR_CHECK_SAME && run->max_ratio > 0.02 && run->max_ratio < 0.5,
                   "case %zu: %g of %s, %s", i, run->max_ratio, run->ratio_tensor, first_of(run));
-        ar_check_report_destroy(r);
     }
 }
 

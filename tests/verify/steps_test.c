@@ -189,12 +189,11 @@ Test(steps, native_numerics_do_not_hide_a_fault)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += small_only() ? 3 : 1) {
         OWNED(end_folder) char *folder = new_model(tiny_models[cases[i].model]);
-        ar_check_report *r = native(folder, cases[i].layout, 1, 2, 8, cases[i].fault);
+        OWNED(ar_check_report_destroy) ar_check_report *r = native(folder, cases[i].layout, 1, 2, 8, cases[i].fault);
         const ar_check_run *run = &r->run[0];
         cr_expect(run->result == AR_CHECK_DIFFERENT && run->max_ratio > 1.0, "case %zu: ratio %g", i, run->max_ratio);
         cr_expect_str_eq(run->first.tensor, cases[i].tensor);
         cr_expect(strstr(run->first.hint, cases[i].hint), "%s: %s", cases[i].tensor, run->first.hint);
-        ar_check_report_destroy(r);
     }
 }
 

@@ -64,10 +64,9 @@ CLAIM(tolerances_are_relative_to_the_reference)
     } cases[] = {{0.01, 0.0, true}, {0.0099, 0.0, false}, {0.0, 1.0, true}, {0.0, 0.99, false}, {0.005, 0.5, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ar_verify_options o = {.rule = AR_VERIFY_TOLERANCE, .rtol = cases[i].rtol, .atol = cases[i].atol};
-        ar_verify_report *r = verify_vectors(o, AR_F32, 2, a, b);
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(o, AR_F32, 2, a, b);
         cr_expect_eq(r->same, cases[i].same, "case %zu", i);
         cr_expect_float_eq(r->row[0].ratio, 1.0 / (cases[i].atol + cases[i].rtol * 100.0), 1e-12);
-        ar_verify_report_destroy(r);
     }
 }
 
@@ -112,6 +111,7 @@ CLAIM(what_one_side_lacks_makes_the_result_different)
 {
     const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};
     const ar_st_tensor b[] = {vector_of("x", AR_F32, 2, ones), vector_of("z", AR_F32, 2, ones)};
+    OWNED(ar_verify_report_destroy)
     ar_verify_report *r = verify_tensors((ar_verify_options){0}, (files){a, b, 2, 2, NULL, 0});
     cr_expect(!r->same && r->compared == 1 && r->different == 0 && r->missing == 1 && r->unexpected == 1);
     cr_expect(r->worst == SIZE_MAX && r->first != SIZE_MAX && r->row[r->first].state == AR_VERIFY_MISSING);
@@ -119,7 +119,6 @@ CLAIM(what_one_side_lacks_makes_the_result_different)
     const char *only[] = {"x"};
     r = verify_tensors((ar_verify_options){.only = only, .only_count = 1}, (files){a, b, 2, 2, NULL, 0});
     cr_expect(r->same && r->rows == 1);
-    ar_verify_report_destroy(r);
 }
 
 CLAIM(globs_choose_and_slips_are_refused)
