@@ -54,7 +54,7 @@ pair_sum pair_no_sum(void)
 static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, pair_layout layout, rows which)
 {
     static const char *const names[] = {"itself", "listed", "listed, few"};
-    pair_begin(p, "[%zu, %zu] %s into %zu rows, %s", n, cols, pair_layout_name(layout), in_acc, names[which]);
+    PAIR_CASE(p, "[%zu, %zu] %s into %zu rows, %s", n, cols, pair_layout_name(layout), in_acc, names[which]);
     const acc a = new_acc(p, in_acc * cols, pair_below(p, 2) ? PAIR_WIDE : PAIR_ORDINARY);
     const pair_tensor terms =
         pair_stored(p, pair_input(p, "terms", 2, (const size_t[]){n, cols}, layout, PAIR_EACH_ROW));
@@ -65,7 +65,6 @@ static void acc_add_case(device_pair *p, size_t in_acc, size_t n, size_t cols, p
         row_of = pair_integers(p, "row_of", PAIR_W64, n, -3, in_acc < 2 ? 4 : 5);
     for (int twice = 0; twice < 2; twice++)
         PAIR_RUN(p, acc_add, a.t.at[s], a.hl.at[s], a.narrow, in_acc, &terms.at[s], ar_const(row_of.at[s]));
-    pair_end(p);
 }
 
 void acc_add_cases(device_pair *p)
@@ -89,7 +88,7 @@ void acc_raise_cases(device_pair *p)
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v += 3) {
-            pair_begin(p, "n %zu, states of %s values", n, pair_values_name((pair_values)v));
+            PAIR_CASE(p, "n %zu, states of %s values", n, pair_values_name((pair_values)v));
             const acc a = new_acc(p, n, (pair_values)v);
             const pair_buf to = pair_bytes(p, "t_new", n, 0);
             for (size_t k = 0; k < n && to.host && a.t.host; k++) {
@@ -99,7 +98,6 @@ void acc_raise_cases(device_pair *p)
                 ((uint8_t *)to.host)[k] = (uint8_t)(flag ? ARI_ACC_NONFINITE : t + up > 8 ? 8 : t + up);
             }
             PAIR_RUN(p, acc_raise, a.t.at[s], a.hl.at[s], ar_const(to.at[s]), n);
-            pair_end(p);
         }
 }
 
@@ -115,15 +113,14 @@ void acc_value_cases(device_pair *p)
                 size_t n = 1;
                 for (int d = 0; d < ndim; d++)
                     n *= shapes[i][d + 1];
-                pair_begin(p, "%d dimensions, %zu elements of %s values, %s", ndim, n, pair_values_name((pair_values)v),
-                           pair_layout_name((pair_layout)layout));
+                PAIR_CASE(p, "%d dimensions, %zu elements of %s values, %s", ndim, n, pair_values_name((pair_values)v),
+                          pair_layout_name((pair_layout)layout));
                 const acc a = new_acc(p, n, (pair_values)v);
                 for (size_t k = 0; k < 2 * n && a.hl.host && a.t.host; k++)
                     if (((uint8_t *)a.t.host)[k % n] != ARI_ACC_NONFINITE && pair_below(p, 2))
                         ((int64_t *)a.hl.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 40);
                 const pair_tensor y = pair_output(p, "y", ndim, &shapes[i][1], (pair_layout)layout);
                 PAIR_RUN(p, acc_value, &y.at[s], ar_const(a.t.at[s]), ar_const(a.hl.at[s]), n, a.narrow);
-                pair_end(p);
             }
 }
 
@@ -132,11 +129,10 @@ void acc_put_cases(device_pair *p)
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v++) {
-            pair_begin(p, "n %zu, %s", n, pair_values_name((pair_values)v));
+            PAIR_CASE(p, "n %zu, %s", n, pair_values_name((pair_values)v));
             const pair_buf x = pair_floats(p, "x", n, (pair_values)v);
             const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n), pair_below(p, 2) != 0};
             PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_const(x.at[s]), n, a.narrow);
-            pair_end(p);
         }
 }
 
@@ -154,7 +150,7 @@ static pair_buf numbers(device_pair *p, const char *name, size_t n, bool pairs)
 static void sums_case(device_pair *p, size_t n, size_t bits, bool widen)
 {
     const size_t ranks = 1 + pair_below(p, 5), bytes = n * bits / 8;
-    pair_begin(p, "n %zu, %zu bits, %zu ranks", n, bits, ranks);
+    PAIR_CASE(p, "n %zu, %zu bits, %zu ranks", n, bits, ranks);
     const pair_buf sent = widen ? pair_bytes(p, "from", ranks * bytes, 0) : pair_zeros(p, "to", PAIR_W8, bytes);
     const pair_buf sums = numbers(p, "s", bits > 64 ? 2 * n : n, bits > 64);
     for (size_t k = 0; widen && k < ranks * bytes && sent.host; k++)
@@ -164,7 +160,6 @@ static void sums_case(device_pair *p, size_t n, size_t bits, bool widen)
     } else {
         PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(sums.at[s]), n, bits);
     }
-    pair_end(p);
 }
 
 /* Some numbers of bits, all of whole bytes and all others: the latter in groups. */
@@ -193,7 +188,7 @@ void sums_widen_cases(device_pair *p)
 static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 {
     const size_t ranks = 1 + pair_below(p, 5);
-    pair_begin(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
+    PAIR_CASE(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
     const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n, false), l = numbers(p, "l", n, false);
     for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
@@ -205,7 +200,6 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     } else {
         PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width);
     }
-    pair_end(p);
 }
 
 static void states_cases(device_pair *p, bool merge)

@@ -35,30 +35,28 @@ static const size_t matrices[][4] = {{1, 1, 1, 1},   {1, 1, 5, 33},  {1, 3, 40, 
 
 static void col_exponents_case(device_pair *p, const size_t shape[4], pair_layout layout, pair_values v, bool max_into)
 {
-    pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values%s", shape[0], shape[1], shape[2], shape[3],
-               pair_layout_name(layout), pair_values_name(v), max_into ? ", max into" : "");
+    PAIR_CASE(p, "[%zu, %zu, %zu, %zu] %s, %s values%s", shape[0], shape[1], shape[2], shape[3],
+              pair_layout_name(layout), pair_values_name(v), max_into ? ", max into" : "");
     const pair_tensor values = pair_input(p, "b", 4, shape, layout, v);
     scale_columns(p, values);
     const pair_tensor b = pair_stored(p, values);
     const size_t n = shape[0] * shape[1] * shape[3];
     const pair_buf c = max_into ? old_exponents(p, "c", n) : pair_words(p, "c", PAIR_W32, n);
     PAIR_RUN(p, col_exponents, c.at[s], &b.at[s], max_into);
-    pair_end(p);
 }
 
 static void row_exponents_case(device_pair *p, const size_t shape[4], pair_layout layout, pair_values v, int form)
 {
     const int sign = form % 2 ? 1 : -1;
     const bool max_into = form & 2, scaled = form & 4;
-    pair_begin(p, "[%zu, %zu, %zu, %zu] %s, %s values, sign %d%s%s", shape[0], shape[1], shape[2], shape[3],
-               pair_layout_name(layout), pair_values_name(v), sign, scaled ? ", scaled" : "",
-               max_into ? ", max into" : "");
+    PAIR_CASE(p, "[%zu, %zu, %zu, %zu] %s, %s values, sign %d%s%s", shape[0], shape[1], shape[2], shape[3],
+              pair_layout_name(layout), pair_values_name(v), sign, scaled ? ", scaled" : "",
+              max_into ? ", max into" : "");
     const pair_tensor a = pair_stored(p, pair_input(p, "a", 4, shape, layout, v));
     const pair_buf c = scaled ? old_exponents(p, "c", shape[0] * shape[1] * shape[3]) : pair_none();
     const size_t n = shape[0] * shape[1] * shape[2];
     const pair_buf e = max_into ? old_exponents(p, "e", n) : pair_words(p, "e", PAIR_W32, n);
     PAIR_RUN(p, row_exponents, e.at[s], &a.at[s], ar_const(c.at[s]), sign, max_into, form & 8);
-    pair_end(p);
 }
 
 static const pair_values operand_values[] = {PAIR_ORDINARY, PAIR_WIDE,      PAIR_EACH_ROW, PAIR_SPECIAL, PAIR_ZERO,
@@ -180,6 +178,12 @@ static void begin_product(device_pair *p, const product *o, const char *more)
                o->scale ? "" : ", no scale", o->narrow ? ", narrow" : "", more);
 }
 
+static void end_product(device_pair *p, product *o)
+{
+    pair_end(p);
+    destroy_packed(p, o);
+}
+
 static void gemm_i64_case(device_pair *p, product *o)
 {
     const int limbs = (o->k > ARI_CONTRACT_BLOCK && !o->narrow) || pair_below(p, 2) ? 2 : 1;
@@ -192,8 +196,7 @@ static void gemm_i64_case(device_pair *p, product *o)
     prepare(p, o);
     PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], limbs, false);
     PAIR_RUN(p, gemm_i64, added.at[s], o->a[s], o->b[s], limbs, true);
-    pair_end(p);
-    destroy_packed(p, o);
+    end_product(p, o);
 }
 
 PAIR_CASES(gemm_i64, every_product)
@@ -213,8 +216,7 @@ static void gemm_round_case(device_pair *p, product *o)
     prepare(p, o);
     PAIR_RUN(p, gemm_round, &y.at[s], o->a[s], o->b[s], ar_const(o->e.at[s]), ar_const(o->f.at[s]), ar_const(b.at[s]),
              act, with_z ? &z.at[s] : NULL, NULL);
-    pair_end(p);
-    destroy_packed(p, o);
+    end_product(p, o);
 }
 
 #define BAND_ROWS 90
@@ -273,8 +275,7 @@ static void band_case(device_pair *p, int form, bool of_terms, size_t periods)
         clear_run(p, y, zeros, i, 0, row[0] < row[1] ? (size_t)row[0] : n);
         clear_run(p, y, zeros, i, row[0] < row[1] ? (size_t)row[1] : n, n);
     }
-    pair_end(p);
-    destroy_packed(p, &o);
+    end_product(p, &o);
 }
 
 /* Results of more than one tile of planes on the host (gpu/blas.h): rows or columns of one matrix, or both, and several
@@ -326,8 +327,7 @@ static void gemm_acc_case(device_pair *p, product *o)
     if (o->batch == 1)
         PAIR_RUN(p, gemm_acc, t.at[s], hl.at[s], low, narrow, o->a[s], o->b[s], ar_const(e.at[s]), ar_const(f.at[s]),
                  &runs, false);
-    pair_end(p);
-    destroy_packed(p, o);
+    end_product(p, o);
 }
 
 void gemm_acc_cases(device_pair *p)
@@ -362,8 +362,7 @@ static void pack_case(device_pair *p, product *o)
     pack_parts(p, o->a, a, o->c, sign, o->e);
     PAIR_RUN(p, pack, o->b[s], 0, 0, &b.at[s], (ar_cbuf){NULL}, -1, ar_const(o->f.at[s]));
     PAIR_RUN(p, gemm_i64, sums.at[s], o->a[s], o->b[s], 1, false);
-    pair_end(p);
-    destroy_packed(p, o);
+    end_product(p, o);
 }
 
 PAIR_CASES(pack, every_product)
@@ -387,8 +386,7 @@ void packed_create_cases(device_pair *p)
         PAIR_RUN(p, row_exponents, o.e.at[s], &again.at[s], (ar_cbuf){NULL}, 1, false, false);
         PAIR_RUN(p, pack, o.a[s], 0, 0, &again.at[s], (ar_cbuf){NULL}, 1, ar_const(o.e.at[s]));
         PAIR_RUN(p, gemm_i64, sums.at[s], o.a[s], o.b[s], 1, false);
-        pair_end(p);
-        destroy_packed(p, &o);
+        end_product(p, &o);
     }
 }
 
@@ -409,8 +407,7 @@ static void packed_part_case(device_pair *p, product *o)
     PAIR_RUN(p, packed_part, &part.a[s], o->a[s], &left);
     PAIR_RUN(p, packed_part, &part.b[s], o->b[s], &right);
     PAIR_RUN(p, gemm_i64, sums.at[s], part.a[s], part.b[s], 2, false);
-    pair_end(p);
-    destroy_packed(p, &part);
+    end_product(p, &part);
     destroy_packed(p, o);
 }
 
@@ -419,7 +416,7 @@ PAIR_CASES(packed_part, every_product)
 /* NULL is accepted; hundreds of them, of all sizes, one after the other. */
 void packed_destroy_cases(device_pair *p)
 {
-    pair_begin(p, "200 operands, one after the other");
+    PAIR_CASE(p, "200 operands, one after the other");
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int i = 0; i < 200; i++) {
         product o = {.batch = 1};
@@ -427,7 +424,6 @@ void packed_destroy_cases(device_pair *p)
         destroy_packed(p, &o); /* its other operands are NULL */
     }
     PAIR_RUN(p, zero, y.at[s], 64);
-    pair_end(p);
 }
 
 /* What packed_room said before is what packed_bytes says now. part NULL: of all of it. */
@@ -445,7 +441,7 @@ static void expect_room(device_pair *p, int s, const ar_packed *made, size_t bat
 
 void packed_room_cases(device_pair *p)
 {
-    pair_begin(p, "operands and parts of them, of few terms and of many");
+    PAIR_CASE(p, "operands and parts of them, of few terms and of many");
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int i = 0; i < 60 && p->status == AR_OK; i++) {
         const size_t rows = 1 + pair_below(p, 20), k = 1 + pair_below(p, i % 10 ? 60 : 9000);
@@ -465,13 +461,12 @@ void packed_room_cases(device_pair *p)
         destroy_packed(p, &whole);
     }
     PAIR_RUN(p, zero, y.at[s], 64);
-    pair_end(p);
 }
 
 /* Each device has a form of its own: a byte or more a term, and of twice the matrices twice the bytes. */
 void packed_bytes_cases(device_pair *p)
 {
-    pair_begin(p, "operands of one matrix and of two");
+    PAIR_CASE(p, "operands of one matrix and of two");
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int i = 0; i < 20; i++) {
         const size_t rows = (size_t)i, k = (size_t)(i * 7 % 50);
@@ -489,13 +484,12 @@ void packed_bytes_cases(device_pair *p)
         destroy_packed(p, &o);
     }
     PAIR_RUN(p, zero, y.at[s], 64);
-    pair_end(p);
 }
 
 static void round_i64_case(device_pair *p, size_t m, size_t n, int limbs)
 {
     const size_t start = pair_below(p, m * n), count = pair_below(p, m * n - start + 1);
-    pair_begin(p, "elements %zu + %zu of [%zu, %zu], %d limbs", start, count, m, n, limbs);
+    PAIR_CASE(p, "elements %zu + %zu of [%zu, %zu], %d limbs", start, count, m, n, limbs);
     const pair_buf y = pair_words(p, "y", PAIR_W32, count);
     const pair_buf sums = pair_zeros(p, "s", PAIR_W64, count * (size_t)limbs);
     for (size_t i = 0; i < count * (size_t)limbs && sums.host; i++) {
@@ -504,7 +498,6 @@ static void round_i64_case(device_pair *p, size_t m, size_t n, int limbs)
     }
     const pair_buf e = old_exponents(p, "e", m), f = old_exponents(p, "f", n);
     PAIR_RUN(p, round_i64, y.at[s], ar_const(sums.at[s]), limbs, start, count, n, ar_const(e.at[s]), ar_const(f.at[s]));
-    pair_end(p);
 }
 
 void round_i64_cases(device_pair *p)

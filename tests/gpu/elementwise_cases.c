@@ -25,14 +25,13 @@ typedef enum place { APART, IN_FIRST, IN_SECOND, ALL_ONE, PLACES } place;
     static void slot##_case(device_pair *p, size_t n, pair_values v)                                                  \
     {                                                                                                                 \
         const place where = (place)pair_below(p, PLACES);                                                             \
-        pair_begin(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);                                   \
+        PAIR_CASE(p, "n %zu, %s values, place %d", n, pair_values_name(v), where);                                    \
         const pair_buf a = pair_floats(p, "a", n, v), b = pair_floats(p, "b", n, v);                                  \
         const pair_buf apart = pair_words(p, "y", PAIR_W32, n);                                                       \
         const pair_tensor first = pair_stored(p, pair_view(a, 1, &n)), second = pair_stored(p, pair_view(b, 1, &n));  \
         const pair_tensor other = pair_stored(p, pair_view(apart, 1, &n)), right = where == ALL_ONE ? first : second; \
         const pair_tensor to = where == APART ? other : where == IN_SECOND ? second : first;                          \
         PAIR_RUN(p, slot, &to.at[s], &first.at[s], &right.at[s]);                                                     \
-        pair_end(p);                                                                                                  \
     }                                                                                                                 \
     void slot##_cases(device_pair *p)                                                                                 \
     {                                                                                                                 \
@@ -44,11 +43,10 @@ TWO_INPUTS(mul)
 static void fill_case(device_pair *p, size_t n, pair_values v)
 {
     const float value = pair_value(p, v);
-    pair_begin(p, "n %zu, value 0x%08x", n, ari_bits32(value));
+    PAIR_CASE(p, "n %zu, value 0x%08x", n, ari_bits32(value));
     const pair_buf y = pair_words(p, "y", PAIR_W32, n);
     const pair_tensor to = pair_stored(p, pair_view(y, 1, &n));
     PAIR_RUN(p, fill, &to.at[s], value);
-    pair_end(p);
 }
 
 PAIR_CASES(fill, sizes_and_values)
@@ -57,12 +55,11 @@ static void scale_case(device_pair *p, size_t n, pair_values v)
 {
     const float factor = pair_value(p, pair_below(p, 3) ? PAIR_ORDINARY : PAIR_SPECIAL);
     const bool in_place = pair_below(p, 2);
-    pair_begin(p, "n %zu, %s values, factor 0x%08x%s", n, pair_values_name(v), ari_bits32(factor),
-               in_place ? ", in place" : "");
+    PAIR_CASE(p, "n %zu, %s values, factor 0x%08x%s", n, pair_values_name(v), ari_bits32(factor),
+              in_place ? ", in place" : "");
     const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
     const pair_tensor from = pair_stored(p, pair_view(x, 1, &n)), apart = pair_stored(p, pair_view(y, 1, &n));
     PAIR_RUN(p, scale, in_place ? &from.at[s] : &apart.at[s], &from.at[s], factor);
-    pair_end(p);
 }
 
 PAIR_CASES(scale, sizes_and_values)
@@ -78,12 +75,11 @@ static void softcap_case(device_pair *p, size_t n, pair_values v)
     const float factor = pair_value(p, PAIR_ORDINARY);
     const double cap = a_cap(p);
     const bool in_place = pair_below(p, 2);
-    pair_begin(p, "n %zu, %s values, factor 0x%08x, cap %g%s", n, pair_values_name(v), ari_bits32(factor), cap,
-               in_place ? ", in place" : "");
+    PAIR_CASE(p, "n %zu, %s values, factor 0x%08x, cap %g%s", n, pair_values_name(v), ari_bits32(factor), cap,
+              in_place ? ", in place" : "");
     const pair_buf x = pair_floats(p, "x", n, v), y = pair_words(p, "y", PAIR_W32, n);
     const pair_tensor from = pair_stored(p, pair_view(x, 1, &n)), apart = pair_stored(p, pair_view(y, 1, &n));
     PAIR_RUN(p, softcap, in_place ? &from.at[s] : &apart.at[s], &from.at[s], factor, cap);
-    pair_end(p);
 }
 
 PAIR_CASES(softcap, sizes_and_values)
@@ -93,27 +89,25 @@ static void softcap_backward_case(device_pair *p, size_t n, pair_values v)
     const float factor = pair_value(p, PAIR_ORDINARY);
     const double cap = a_cap(p);
     const place where = (place)pair_below(p, ALL_ONE);
-    pair_begin(p, "n %zu, %s values, factor 0x%08x, cap %g, place %d", n, pair_values_name(v), ari_bits32(factor), cap,
-               where);
+    PAIR_CASE(p, "n %zu, %s values, factor 0x%08x, cap %g, place %d", n, pair_values_name(v), ari_bits32(factor), cap,
+              where);
     const pair_buf a = pair_floats(p, "dy", n, v), b = pair_floats(p, "x", n, v);
     const pair_buf apart = pair_words(p, "dx", PAIR_W32, n);
     const pair_tensor dy = pair_stored(p, pair_view(a, 1, &n)), x = pair_stored(p, pair_view(b, 1, &n));
     const pair_tensor other = pair_stored(p, pair_view(apart, 1, &n));
     const pair_tensor to = where == APART ? other : where == IN_SECOND ? x : dy;
     PAIR_RUN(p, softcap_backward, &to.at[s], &dy.at[s], &x.at[s], factor, cap);
-    pair_end(p);
 }
 
 PAIR_CASES(softcap_backward, sizes_and_values)
 
 static void bias_act_case(device_pair *p, const size_t shape[2], ar_activation act, bool bias, bool in_place)
 {
-    pair_begin(p, "[%zu, %zu] %s%s%s", shape[0], shape[1], acts[act], bias ? " bias" : "", in_place ? " in place" : "");
+    PAIR_CASE(p, "[%zu, %zu] %s%s%s", shape[0], shape[1], acts[act], bias ? " bias" : "", in_place ? " in place" : "");
     const pair_tensor y = pair_stored(p, pair_input(p, "y", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
     const pair_tensor z = pair_stored(p, pair_output(p, "z", 2, shape, PAIR_ROW_MAJOR));
     const pair_buf b = bias ? pair_floats(p, "bias", shape[1], PAIR_SPECIAL) : pair_none();
     PAIR_RUN(p, bias_act, &y.at[s], ar_const(b.at[s]), act, in_place ? &y.at[s] : &z.at[s]);
-    pair_end(p);
 }
 
 void bias_act_cases(device_pair *p)
@@ -134,14 +128,13 @@ static pair_sum bias_sum(device_pair *p, const char *name, size_t cols)
 
 static void act_backward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)
 {
-    pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
+    PAIR_CASE(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
     const pair_sum dbias = bias_sum(p, "dbias", shape[1]);
     const pair_tensor dy = pair_stored(p, pair_input(p, "dy", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
     const pair_tensor x = pair_stored(p, pair_input(p, "x", 2, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
     const pair_tensor apart = pair_stored(p, pair_output(p, "dx", 2, shape, PAIR_ROW_MAJOR));
     const pair_tensor dx = where == APART ? apart : where == IN_FIRST ? dy : x;
     PAIR_RUN(p, act_backward, &dx.at[s], &dy.at[s], &x.at[s], act, &dbias.at[s]);
-    pair_end(p);
 }
 
 void act_backward_cases(device_pair *p)
@@ -162,19 +155,18 @@ static pair_layout rows_layout(device_pair *p)
 
 static void gated_forward_case(device_pair *p, const size_t shape[2], ar_activation act, place where)
 {
-    pair_begin(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
+    PAIR_CASE(p, "[%zu, %zu] %s, place %d", shape[0], shape[1], acts[act], where);
     const pair_tensor gate = pair_stored(p, pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW));
     const pair_tensor up = pair_stored(p, pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW));
     const pair_tensor apart = pair_stored(p, pair_output(p, "y", 2, shape, rows_layout(p)));
     const pair_tensor y = where == APART ? apart : where == IN_FIRST ? gate : up;
     PAIR_RUN(p, gated_forward, &y.at[s], &gate.at[s], &up.at[s], act);
-    pair_end(p);
 }
 
 /* dgate may be gate, dup may be up, either may be dy. */
 static void gated_backward_case(device_pair *p, const size_t shape[2], ar_activation act, size_t where)
 {
-    pair_begin(p, "[%zu, %zu] %s, place %zu", shape[0], shape[1], acts[act], where);
+    PAIR_CASE(p, "[%zu, %zu] %s, place %zu", shape[0], shape[1], acts[act], where);
     const pair_tensor gate = pair_stored(p, pair_input(p, "gate", 2, shape, rows_layout(p), PAIR_EACH_ROW));
     const pair_tensor up = pair_stored(p, pair_input(p, "up", 2, shape, rows_layout(p), PAIR_EACH_ROW));
     const pair_tensor dy = pair_stored(p, pair_input(p, "dy", 2, shape, rows_layout(p), PAIR_EACH_ROW));
@@ -187,7 +179,6 @@ static void gated_backward_case(device_pair *p, const size_t shape[2], ar_activa
     const pair_sum up_bias = pair_below(p, 3) ? pair_new_sum(p, "up_bias", shape[1], exact) : pair_no_sum();
     PAIR_RUN(p, gated_backward, &dgate.at[s], &dup.at[s], &dy.at[s], &gate.at[s], &up.at[s], act, &gate_bias.at[s],
              &up_bias.at[s]);
-    pair_end(p);
 }
 
 void gated_forward_cases(device_pair *p)
@@ -218,11 +209,11 @@ static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t
     for (int d = 0; d < ndim; d++)
         w.stride[d] = d == ndim - 1 ? 1 : pair_random(p) >> (pair_below(p, 2) ? 54 : 20);
     const bool in_place = pair_below(p, 3) == 0, added = pair_below(p, 2), alone = added && pair_below(p, 2);
-    pair_begin(p, "%d dimensions, the last %zu, first %llu, threshold 0x%08x%s%s", ndim, shape[ndim - 1],
-               (unsigned long long)first, threshold, in_place ? ", in place" : "",
-               alone   ? ", added alone"
-               : added ? ", added"
-                       : "");
+    PAIR_CASE(p, "%d dimensions, the last %zu, first %llu, threshold 0x%08x%s%s", ndim, shape[ndim - 1],
+              (unsigned long long)first, threshold, in_place ? ", in place" : "",
+              alone   ? ", added alone"
+              : added ? ", added"
+                      : "");
     const pair_tensor x = pair_stored(p, pair_input(p, "x", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
     const pair_tensor residual = pair_stored(p, pair_input(p, "residual", ndim, shape, PAIR_ROW_MAJOR, PAIR_EACH_ROW));
     const pair_tensor own = pair_stored(p, pair_output(p, "sum", ndim, shape, PAIR_ROW_MAJOR)),
@@ -231,7 +222,6 @@ static void dropout_case(device_pair *p, int ndim, const size_t *shape, uint64_t
                       y = in_place ? x : apart;
     PAIR_RUN(p, dropout, alone ? NULL : &y.at[s], added ? &sum.at[s] : NULL, &x.at[s], added ? &residual.at[s] : NULL,
              &w);
-    pair_end(p);
 }
 
 void dropout_cases(device_pair *p)
@@ -251,7 +241,7 @@ void dropout_cases(device_pair *p)
 
 static void sum_squares_case(device_pair *p, size_t n, pair_values v)
 {
-    pair_begin(p, "n %zu, %s values", n, pair_values_name(v));
+    PAIR_CASE(p, "n %zu, %s values", n, pair_values_name(v));
     const pair_buf g = pair_floats(p, "g", n, v), e = pair_zeros(p, "e", PAIR_W32, 1);
     const pair_buf sums = pair_integers(p, "sums", PAIR_W64, 2, -1000, 2000);
     const pair_tensor from = pair_stored(p, pair_view(g, 1, &n));
@@ -263,7 +253,6 @@ static void sum_squares_case(device_pair *p, size_t n, pair_values v)
     if (e.host) /* other ranks' gradients may be larger */
         *(int32_t *)e.host = top < 100 && top > ARI_EXP_ZERO ? top + (int32_t)pair_below(p, 20) : top;
     PAIR_RUN(p, sum_squares, sums.at[s], &from.at[s], ar_const(e.at[s]));
-    pair_end(p);
 }
 
 PAIR_CASES(sum_squares, sizes_and_values)
@@ -277,12 +266,11 @@ void round_bits_cases(device_pair *p)
             const int ndim = 1 + (bits + from) % 4;
             const pair_layout to = (pair_layout)pair_below(p, PAIR_LAYOUTS);
             const bool in_place = pair_below(p, 3) == 0;
-            pair_begin(p, "%d bits, %d dimensions, %s from %s%s", bits, ndim, pair_layout_name(to),
-                       pair_layout_name((pair_layout)from), in_place ? ", in place" : "");
+            PAIR_CASE(p, "%d bits, %d dimensions, %s from %s%s", bits, ndim, pair_layout_name(to),
+                      pair_layout_name((pair_layout)from), in_place ? ", in place" : "");
             const pair_tensor x =
                 pair_input(p, "x", ndim, shape + 4 - ndim, (pair_layout)from, bits % 2 ? PAIR_EACH_ROW : PAIR_ANY);
             const pair_tensor y = pair_output(p, "y", ndim, shape + 4 - ndim, to);
             PAIR_RUN(p, round_bits, in_place ? &x.at[s] : &y.at[s], &x.at[s], bits);
-            pair_end(p);
         }
 }

@@ -72,8 +72,8 @@ static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
     const bool softmax = pair_below(p, 2);
     ar_route_rule rule = new_rule(p, experts, k, softmax);
-    pair_begin(p, "%zu rows to %zu of %zu experts, %zu of %zu groups%s%s", n, k, experts, rule.kept, rule.groups,
-               softmax ? " of a softmax" : "", rule.normalised ? ", normalised" : "");
+    PAIR_CASE(p, "%zu rows to %zu of %zu experts, %zu of %zu groups%s%s", n, k, experts, rule.kept, rule.groups,
+              softmax ? " of a softmax" : "", rule.normalised ? ", normalised" : "");
     const pair_buf logits = pair_rows(p, "z", n, experts, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
     const pair_buf bias = pair_rows(p, "bias", 1, experts, PAIR_CALM_ROWS);
     for (size_t i = 0; bias.host && n % 2 > 0 && i < experts; i++) /* then rows have equal scores */
@@ -84,7 +84,6 @@ static void route_case(device_pair *p, size_t n, size_t experts, size_t k)
     const pair_buf lse = softmax ? pair_words(p, "lse", PAIR_W32, n) : pair_none();
     PAIR_RUN(p, route, prob.at[s], expert.at[s], weight.at[s], lse.at[s], &z.at[s],
              (rule.bias = softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
-    pair_end(p);
 }
 
 PAIR_CASES(route, every_choice)
@@ -93,8 +92,8 @@ static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t
 {
     const bool softmax = pair_below(p, 2);
     ar_route_rule rule = new_rule(p, experts, k, softmax);
-    pair_begin(p, "%zu rows to %zu of %zu experts%s%s", n, k, experts, softmax ? " of a softmax" : "",
-               rule.normalised ? ", normalised" : "");
+    PAIR_CASE(p, "%zu rows to %zu of %zu experts%s%s", n, k, experts, softmax ? " of a softmax" : "",
+              rule.normalised ? ", normalised" : "");
     const routing r = new_routing(p, n, experts, k);
     const pair_buf g = pair_rows(p, "g", n, k, PAIR_EACH_ROW), prob = pair_rows(p, "p", n, experts, PAIR_CALM_ROWS);
     const pair_buf weight = pair_rows(p, "weight", n, k, PAIR_CALM_ROWS);
@@ -102,7 +101,6 @@ static void route_backward_case(device_pair *p, size_t n, size_t experts, size_t
     const pair_tensor dz = pair_stored(p, pair_output(p, "dz", 2, (const size_t[]){n, experts}, PAIR_ROW_MAJOR));
     PAIR_RUN(p, route_backward, &dz.at[s], ar_const(g.at[s]), ar_const(prob.at[s]), ar_const(r.expert.at[s]),
              ar_const(weight.at[s]), (rule.bias = softmax ? (ar_cbuf){NULL} : ar_const(bias.at[s]), &rule));
-    pair_end(p);
 }
 
 PAIR_CASES(route_backward, every_choice)
@@ -126,26 +124,24 @@ static router_losses new_losses(device_pair *p, size_t n, size_t experts)
 
 static void route_losses_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
-    pair_begin(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
+    PAIR_CASE(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
     const router_losses l = new_losses(p, n, experts);
     const pair_buf sum = pair_rows(p, "dz", n, experts, PAIR_CALM_ROWS);
     const pair_tensor dz = pair_stored(p, pair_view(sum, 2, (const size_t[]){n, experts}));
     PAIR_RUN(p, route_losses, &dz.at[s], ar_const(l.prob.at[s]), ar_const(l.balance.at[s]), l.each,
              ar_const(l.lse.at[s]), 0.01, ar_const(l.valid.at[s]));
-    pair_end(p);
 }
 
 PAIR_CASES(route_losses, every_choice)
 
 static void route_terms_case(device_pair *p, size_t n, size_t experts, size_t k)
 {
-    pair_begin(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
+    PAIR_CASE(p, "%zu rows of %zu experts, %zu a token", n, experts, k);
     const router_losses l = new_losses(p, n, experts);
     const pair_tensor prob = pair_view(l.prob, 2, (const size_t[]){n, experts});
     const pair_buf terms = pair_words(p, "terms", PAIR_W32, n);
     PAIR_RUN(p, route_terms, terms.at[s], &prob.at[s], ar_const(l.balance.at[s]), l.each, ar_const(l.lse.at[s]), 0.01,
              ar_const(l.valid.at[s]));
-    pair_end(p);
 }
 
 PAIR_CASES(route_terms, every_choice)
@@ -166,7 +162,7 @@ static void every_width(device_pair *p, void (*one)(device_pair *, size_t n, siz
 static void gather_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
     const bool weighed = pair_below(p, 2), padded = pair_below(p, 2);
-    pair_begin(p, "%zu rows of %zu, %zu slots each, layout %d%s", n, cols, k, padded, weighed ? ", weights" : "");
+    PAIR_CASE(p, "%zu rows of %zu, %zu slots each, layout %d%s", n, cols, k, padded, weighed ? ", weights" : "");
     const routing r = new_routing(p, n, k, k);
     const pair_tensor w = pair_stored(
         p, pair_input(p, "w", 2, (const size_t[]){n, cols}, padded ? PAIR_PADDED : PAIR_ROW_MAJOR, PAIR_ANY));
@@ -174,7 +170,6 @@ static void gather_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
     const pair_buf weight = weighed ? pair_floats(p, "weight", n * k, PAIR_SPECIAL) : pair_none();
     const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n * k, cols}, PAIR_ROW_MAJOR));
     PAIR_RUN(p, gather_rows, &y.at[s], &w.at[s], ar_const(row_of.at[s]), ar_const(weight.at[s]), k);
-    pair_end(p);
 }
 
 PAIR_CASES(gather_rows, every_width)
@@ -182,21 +177,20 @@ PAIR_CASES(gather_rows, every_width)
 static void combine_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
     const bool weighed = pair_below(p, 2);
-    pair_begin(p, "%zu rows of %zu, %zu slots each%s", n, cols, k, weighed ? ", weights" : "");
+    PAIR_CASE(p, "%zu rows of %zu, %zu slots each%s", n, cols, k, weighed ? ", weights" : "");
     const routing r = new_routing(p, n, k, k);
     const pair_buf values = pair_rows(p, "rows", n * k, cols, pair_below(p, 2) ? PAIR_EACH_ROW : PAIR_CALM_ROWS);
     const pair_tensor rows = pair_stored(p, pair_view(values, 2, (const size_t[]){n * k, cols}));
     const pair_buf weight = weighed ? pair_floats(p, "weight", n * k, PAIR_SPECIAL) : pair_none();
     const pair_tensor y = pair_stored(p, pair_output(p, "y", 2, (const size_t[]){n, cols}, PAIR_ROW_MAJOR));
     PAIR_RUN(p, combine_rows, &y.at[s], &rows.at[s], ar_const(weight.at[s]), ar_const(r.place.at[s]), k);
-    pair_end(p);
 }
 
 PAIR_CASES(combine_rows, every_width)
 
 static void dot_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
-    pair_begin(p, "%zu rows of %zu, %zu slots each", n, cols, k);
+    PAIR_CASE(p, "%zu rows of %zu, %zu slots each", n, cols, k);
     const routing r = new_routing(p, n, k, k);
     const pair_buf slopes = pair_rows(p, "dy", n, cols, PAIR_CALM_ROWS);
     const pair_buf values = pair_rows(p, "rows", n * k, cols, PAIR_EACH_ROW);
@@ -204,7 +198,6 @@ static void dot_rows_case(device_pair *p, size_t n, size_t k, size_t cols)
     const pair_tensor rows = pair_stored(p, pair_view(values, 2, (const size_t[]){n * k, cols}));
     const pair_buf g = pair_words(p, "g", PAIR_W32, n * k);
     PAIR_RUN(p, dot_rows, g.at[s], &dy.at[s], &rows.at[s], ar_const(r.place.at[s]), k);
-    pair_end(p);
 }
 
 PAIR_CASES(dot_rows, every_width)
@@ -220,13 +213,12 @@ static pair_tensor logits_of(device_pair *p, size_t n)
 static void add_gated_case(device_pair *p, size_t n, size_t k, size_t cols)
 {
     (void)k;
-    pair_begin(p, "%zu rows of %zu", n, cols);
+    PAIR_CASE(p, "%zu rows of %zu", n, cols);
     const pair_buf sums = pair_rows(p, "y", n, cols, PAIR_CALM_ROWS), more = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
     const pair_tensor y = pair_stored(p, pair_view(sums, 2, (const size_t[]){n, cols}));
     const pair_tensor x = pair_stored(p, pair_view(more, 2, (const size_t[]){n, cols}));
     const pair_tensor logit = logits_of(p, n);
     PAIR_RUN(p, add_gated, &y.at[s], &x.at[s], &logit.at[s]);
-    pair_end(p);
 }
 
 PAIR_CASES(add_gated, every_width)
@@ -235,7 +227,7 @@ static void add_gated_backward_case(device_pair *p, size_t n, size_t k, size_t c
 {
     const size_t where = pair_below(p, 3);
     (void)k;
-    pair_begin(p, "%zu rows of %zu, dx %s", n, cols, where == 0 ? "apart" : where == 1 ? "in dy" : "in x");
+    PAIR_CASE(p, "%zu rows of %zu, dx %s", n, cols, where == 0 ? "apart" : where == 1 ? "in dy" : "in x");
     const pair_buf slopes = pair_rows(p, "dy", n, cols, PAIR_CALM_ROWS);
     const pair_buf values = pair_rows(p, "x", n, cols, PAIR_EACH_ROW);
     const pair_tensor dy = pair_stored(p, pair_view(slopes, 2, (const size_t[]){n, cols}));
@@ -244,7 +236,6 @@ static void add_gated_backward_case(device_pair *p, size_t n, size_t k, size_t c
     const pair_tensor dx = where == 0 ? apart : where == 1 ? dy : x, logit = logits_of(p, n);
     const pair_tensor dlogit = pair_stored(p, pair_output(p, "dlogit", 2, (const size_t[]){n, 1}, PAIR_ROW_MAJOR));
     PAIR_RUN(p, add_gated_backward, &dx.at[s], &dlogit.at[s], &dy.at[s], &x.at[s], &logit.at[s]);
-    pair_end(p);
 }
 
 PAIR_CASES(add_gated_backward, every_width)

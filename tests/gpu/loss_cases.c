@@ -13,13 +13,12 @@ void rows_in_range_cases(device_pair *p)
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX && pair_goes_on(p); i++) {
         const int64_t start = starts[i % 5], count = counts[i % 4];
         const bool in_place = pair_below(p, 3) == 0;
-        pair_begin(p, "n %zu, [%lld, + %lld)%s", n, (long long)start, (long long)count, in_place ? ", in place" : "");
+        PAIR_CASE(p, "n %zu, [%lld, + %lld)%s", n, (long long)start, (long long)count, in_place ? ", in place" : "");
         const pair_buf ids = pair_integers(p, "ids", PAIR_W64, n, start - (start > INT64_MIN ? 2 : 0), 16);
         const pair_buf row_of = pair_words(p, "row_of", PAIR_W64, n);
         for (size_t k = 0; k < n && ids.host; k += 7)
             ((int64_t *)ids.host)[k] = (int64_t)pair_random(p);
         PAIR_RUN(p, rows_in_range, in_place ? ids.at[s] : row_of.at[s], ar_const(ids.at[s]), n, start, count);
-        pair_end(p);
     }
 }
 
@@ -88,22 +87,20 @@ static void every_shard(device_pair *p, void (*one)(device_pair *, size_t n, siz
 static void ce_max_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
     (void)v;
-    pair_begin(p, "%zu rows of %zu", n, v_local);
+    PAIR_CASE(p, "%zu rows of %zu", n, v_local);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW), key = pair_words(p, "key", PAIR_W32, n);
     const pair_tensor x = logits_of(p, logits, n, v_local);
     PAIR_RUN(p, ce_max, key.at[s], &x.at[s]);
-    pair_end(p);
 }
 
 PAIR_CASES(ce_max, every_shard)
 
 static void ce_sum_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
-    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    PAIR_CASE(p, "%zu rows of %zu of %zu", n, v_local, v);
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf sum = pair_words(p, "sum", PAIR_W64, n);
     PAIR_RUN(p, ce_sum, sum.at[s], &o.logits.at[s], ar_const(o.key.at[s]), v);
-    pair_end(p);
 }
 
 PAIR_CASES(ce_sum, every_shard)
@@ -111,7 +108,7 @@ PAIR_CASES(ce_sum, every_shard)
 /* Exponents as of rows that lie in part on other ranks, and those of rows of zeros and of rows with a NaN. */
 static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
-    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    PAIR_CASE(p, "%zu rows of %zu of %zu", n, v_local, v);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_EACH_ROW);
     const pair_tensor x = logits_of(p, logits, n, v_local);
     const pair_buf e = pair_zeros(p, "e", PAIR_W32, n), sum = pair_words(p, "sum", PAIR_W64, n);
@@ -125,19 +122,17 @@ static void ce_logits_case(device_pair *p, size_t n, size_t v_local, size_t v)
         ((int32_t *)e.host)[t] = known ? largest + (int32_t)pair_below(p, 3) : largest;
     }
     PAIR_RUN(p, ce_logits, sum.at[s], &x.at[s], ar_const(e.at[s]), v);
-    pair_end(p);
 }
 
 PAIR_CASES(ce_logits, every_shard)
 
 static void ce_target_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
-    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    PAIR_CASE(p, "%zu rows of %zu of %zu", n, v_local, v);
     const pair_buf logits = pair_rows(p, "logits", n, v_local, PAIR_ANY), bits = pair_words(p, "bits", PAIR_W32, n);
     const pair_buf row_of = pair_integers(p, "row_of", PAIR_W64, n, -1, v_local + 1);
     const pair_tensor x = logits_of(p, logits, n, v_local);
     PAIR_RUN(p, ce_target, bits.at[s], &x.at[s], ar_const(row_of.at[s]));
-    pair_end(p);
 }
 
 PAIR_CASES(ce_target, every_shard)
@@ -147,7 +142,7 @@ static const ar_loss_options loss_options[] = {
 
 static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
 {
-    pair_begin(p, "%zu rows of %zu of %zu", n, v_local, v);
+    PAIR_CASE(p, "%zu rows of %zu of %zu", n, v_local, v);
     const loss o = new_loss(p, n, v_local, v);
     const pair_buf terms = pair_words(p, "terms", PAIR_W32, n), bits = pair_floats(p, "bits", n, PAIR_SPECIAL);
     const ar_loss_options *options = &loss_options[pair_below(p, 4)];
@@ -159,7 +154,6 @@ static void ce_terms_case(device_pair *p, size_t n, size_t v_local, size_t v)
         ((int32_t *)e.host)[t] = t % 2 ? ARI_EXP_ZERO : ARI_EXP_NONFINITE;
     PAIR_RUN(p, ce_terms, terms.at[s], ar_const(o.key.at[s]), ar_const(o.sum.at[s]), ar_const(bits.at[s]),
              ar_const(o.valid.at[s]), ar_const(e.at[s]), ar_const(sums.at[s]), options, n, v);
-    pair_end(p);
 }
 
 PAIR_CASES(ce_terms, every_shard)
@@ -170,12 +164,11 @@ static void ce_backward_case(device_pair *p, size_t n, size_t v_local, size_t v)
     const double t = targets[pair_below(p, 3)];
     const bool in_place = pair_below(p, 2);
     const ar_loss_options *options = &loss_options[pair_below(p, 4)];
-    pair_begin(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
+    PAIR_CASE(p, "%zu rows of %zu of %zu, %g targets%s", n, v_local, v, t, in_place ? ", in place" : "");
     const loss o = new_loss(p, n, v_local, v);
     const pair_tensor apart = logits_of(p, pair_words(p, "dlogits", PAIR_W32, n * v_local), n, v_local);
     PAIR_RUN(p, ce_backward, in_place ? &o.logits.at[s] : &apart.at[s], &o.logits.at[s], ar_const(o.key.at[s]),
              ar_const(o.sum.at[s]), ar_const(o.row_of.at[s]), ar_const(o.valid.at[s]), options, t, v);
-    pair_end(p);
 }
 
 PAIR_CASES(ce_backward, every_shard)

@@ -24,7 +24,7 @@ void queue_create_cases(device_pair *p)
 {
     const size_t n = 1000;
     for (int kind = AR_QUEUE_INLINE; kind <= AR_QUEUE_THREAD && pair_goes_on(p); kind++) {
-        pair_begin(p, "kind %d", kind);
+        PAIR_CASE(p, "kind %d", kind);
         const pair_buf x = pair_floats(p, "x", n, PAIR_ANY), y = pair_words(p, "y", PAIR_W32, n);
         for (int s = 0; s < 2 && pair_ready(p); s++) {
             ar_device *d = p->side[s];
@@ -37,7 +37,6 @@ void queue_create_cases(device_pair *p)
             if (p->status == AR_OK)
                 pair_ran(p, s, ar_queue_sync(q, 0));
         }
-        pair_end(p);
     }
 }
 
@@ -45,7 +44,7 @@ void queue_create_cases(device_pair *p)
 void destroy_cases(device_pair *p)
 {
     for (int i = 0; i < 2 && pair_goes_on(p); i++) {
-        pair_begin(p, "a second pair of devices, number %d", i);
+        PAIR_CASE(p, "a second pair of devices, number %d", i);
         const pair_buf y = pair_words(p, "y", PAIR_W32, 100);
         for (int s = 0; s < 2 && pair_ready(p); s++) {
             ar_device_choice which = {AR_DEVICE_CPU, 0};
@@ -60,7 +59,6 @@ void destroy_cases(device_pair *p)
                 d->ops->free(d, p->queue[s], b);
         }
         PAIR_RUN(p, zero, y.at[s], 400);
-        pair_end(p);
     }
 }
 
@@ -68,7 +66,7 @@ void destroy_cases(device_pair *p)
 void alloc_cases(device_pair *p)
 {
     enum { BLOCKS = 40 };
-    pair_begin(p, "%d blocks at once", BLOCKS);
+    PAIR_CASE(p, "%d blocks at once", BLOCKS);
     const pair_buf y = pair_words(p, "y", PAIR_W32, BLOCKS);
     for (int s = 0; s < 2 && pair_ready(p); s++) {
         ar_device *d = p->side[s];
@@ -87,13 +85,12 @@ void alloc_cases(device_pair *p)
         for (size_t i = 0; i < BLOCKS; i++)
             d->ops->free(d, p->queue[s], b[i]);
     }
-    pair_end(p);
 }
 
 /* NULL is accepted; what is freed comes back, many times over. */
 void free_cases(device_pair *p)
 {
-    pair_begin(p, "a thousand times 1 MiB, one after the other");
+    PAIR_CASE(p, "a thousand times 1 MiB, one after the other");
     const pair_buf y = pair_words(p, "y", PAIR_W32, 16);
     for (int s = 0; s < 2 && pair_ready(p); s++) {
         ar_device *d = p->side[s];
@@ -106,7 +103,6 @@ void free_cases(device_pair *p)
         }
     }
     PAIR_RUN(p, zero, y.at[s], 64);
-    pair_end(p);
 }
 
 /* Within the device, from the host and to it, of any number of bytes at any address. */
@@ -114,7 +110,7 @@ void copy_cases(device_pair *p)
 {
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX && pair_goes_on(p); i++) {
-        pair_begin(p, "%zu bytes", n);
+        PAIR_CASE(p, "%zu bytes", n);
         const pair_buf x = pair_bytes(p, "x", n + 3, 4), y = pair_words(p, "y", PAIR_W8, n + 3);
         const pair_buf z = pair_words(p, "z", PAIR_W8, n);
         OWNED(free) unsigned char *host = malloc(n + 1);
@@ -130,7 +126,6 @@ void copy_cases(device_pair *p)
             pair_ran(p, s, d->ops->copy(d, p->queue[s], z.at[s], (ar_cbuf){host}, n));
             memset(host, 0, n); /* it was borrowed until return */
         }
-        pair_end(p);
     }
 }
 
@@ -138,18 +133,17 @@ void zero_cases(device_pair *p)
 {
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX && pair_goes_on(p); i++) {
-        pair_begin(p, "%zu bytes", n);
+        PAIR_CASE(p, "%zu bytes", n);
         const pair_buf y = pair_words(p, "y", PAIR_W8, n + 5);
         PAIR_RUN(p, zero, ar_buf_at(y.at[s], 2), n);
-        pair_end(p);
     }
 }
 
 /* Between F32 and BF16. */
 static void convert_view(device_pair *p, int ndim, const size_t *shape, pair_layout to, pair_layout from)
 {
-    pair_begin(p, "%d dimensions %zu %zu.. %s from %s, converted", ndim, shape[0], ndim > 1 ? shape[1] : 0,
-               pair_layout_name(to), pair_layout_name(from));
+    PAIR_CASE(p, "%d dimensions %zu %zu.. %s from %s, converted", ndim, shape[0], ndim > 1 ? shape[1] : 0,
+              pair_layout_name(to), pair_layout_name(from));
     p->stored = AR_BF16;
     const pair_tensor wide = pair_input(p, "x", ndim, shape, from, pair_below(p, 2) ? PAIR_TIES : PAIR_EACH_ROW);
     const pair_tensor narrow = pair_stored(p, pair_input(p, "z", ndim, shape, from, PAIR_EACH_ROW));
@@ -157,17 +151,15 @@ static void convert_view(device_pair *p, int ndim, const size_t *shape, pair_lay
     const pair_tensor w = pair_output(p, "w", ndim, shape, to);
     PAIR_RUN(p, copy_strided, &y.at[s], &wide.at[s]);
     PAIR_RUN(p, copy_strided, &w.at[s], &narrow.at[s]);
-    pair_end(p);
 }
 
 static void copy_view(device_pair *p, ar_dtype t, int ndim, const size_t *shape, pair_layout to, pair_layout from)
 {
-    pair_begin(p, "%s %d dimensions %zu %zu.. %s from %s", ar_dtype_name(t), ndim, shape[0], ndim > 1 ? shape[1] : 0,
-               pair_layout_name(to), pair_layout_name(from));
+    PAIR_CASE(p, "%s %d dimensions %zu %zu.. %s from %s", ar_dtype_name(t), ndim, shape[0], ndim > 1 ? shape[1] : 0,
+              pair_layout_name(to), pair_layout_name(from));
     const pair_tensor x = pair_typed(p, "x", t, ndim, shape, from, true);
     const pair_tensor y = pair_typed(p, "y", t, ndim, shape, to, false);
     PAIR_RUN(p, copy_strided, &y.at[s], &x.at[s]);
-    pair_end(p);
 }
 
 void copy_strided_cases(device_pair *p)

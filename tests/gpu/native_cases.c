@@ -60,9 +60,9 @@ static void gemm_f32_case(device_pair *p, const native *o)
     static const pair_layout outputs[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_HEADS, PAIR_SWAPPED, PAIR_GAPS};
     static const pair_layout inputs[] = {PAIR_ROW_MAJOR, PAIR_PADDED, PAIR_SWAPPED, PAIR_GAPS, PAIR_HEADS};
     const pair_layout lc = outputs[pair_below(p, 5)], la = inputs[pair_below(p, 5)], lb = inputs[pair_below(p, 5)];
-    pair_begin(p, "%zu x %zu x [%zu, %zu, %zu] %s%s%s, %s = %s times %s%s", o->shape[0], o->shape[1], o->shape[2],
-               o->shape[3], o->k, kinds[o->operands], o->add ? " added" : "", o->integers ? " of integers" : "",
-               pair_layout_name(lc), pair_layout_name(la), pair_layout_name(lb), o->shared ? ", b shared" : "");
+    PAIR_CASE(p, "%zu x %zu x [%zu, %zu, %zu] %s%s%s, %s = %s times %s%s", o->shape[0], o->shape[1], o->shape[2],
+              o->shape[3], o->k, kinds[o->operands], o->add ? " added" : "", o->integers ? " of integers" : "",
+              pair_layout_name(lc), pair_layout_name(la), pair_layout_name(lb), o->shared ? ", b shared" : "");
     const size_t sa[4] = {o->shape[0], o->shape[1], o->shape[2], o->k};
     const size_t sb[4] = {o->shape[0], o->shape[1], o->shape[3], o->k};
     const pair_tensor c =
@@ -82,7 +82,6 @@ static void gemm_f32_case(device_pair *p, const native *o)
     if (!o->integers)
         bound_product(p, o, to, c, a, b);
     PAIR_RUN(p, gemm_f32, &to.at[s], &left.at[s], &right.at[s], o->add, o->operands);
-    pair_end(p);
 }
 
 void gemm_f32_cases(device_pair *p)
@@ -112,14 +111,13 @@ void sum_rows_f32_cases(device_pair *p)
         for (int layout = 0; layout < PAIR_LAYOUTS; layout++)
             for (int form = 0; form < 3 && pair_goes_on(p); form++) {
                 const size_t rows = counts[i], cols = 1 + pair_below(p, 300), n = form == 0 ? 1 : form == 1 ? rows : 7;
-                pair_begin(p, "[%zu, %zu] %s into %zu rows%s", rows, cols, pair_layout_name((pair_layout)layout), n,
-                           form == 2 ? ", listed" : "");
+                PAIR_CASE(p, "[%zu, %zu] %s into %zu rows%s", rows, cols, pair_layout_name((pair_layout)layout), n,
+                          form == 2 ? ", listed" : "");
                 const pair_buf acc = pair_rows(p, "acc", n, cols, PAIR_CALM_ROWS);
                 const pair_tensor values = pair_input(p, "terms", 2, (const size_t[]){rows, cols}, (pair_layout)layout,
                                                       form == 0 ? PAIR_SQUARES : PAIR_CALM_ROWS);
                 const pair_tensor terms = pair_stored(p, values);
                 const pair_buf row_of = form == 2 ? pair_integers(p, "row_of", PAIR_W64, rows, -2, 9) : pair_none();
                 PAIR_RUN(p, sum_rows_f32, acc.at[s], n, &terms.at[s], ar_const(row_of.at[s]));
-                pair_end(p);
             }
 }

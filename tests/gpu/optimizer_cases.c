@@ -26,7 +26,7 @@ static ari_optimizer_constants constants(const kind_case *c, int steps)
 
 static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values v, int steps)
 {
-    pair_begin(p, "%s, step %d, n %zu, %s values", c->name, steps, n, pair_values_name(v));
+    PAIR_CASE(p, "%s, step %d, n %zu, %s values", c->name, steps, n, pair_values_name(v));
     const ari_optimizer_constants k = constants(c, steps);
     const bool adam = c->kind == AR_OPTIMIZER_ADAM || c->kind == AR_OPTIMIZER_ADAMW;
     const pair_buf w = pair_floats(p, "w", n, v), g = pair_floats(p, "g", n, v);
@@ -46,7 +46,6 @@ static void step_case(device_pair *p, const kind_case *c, size_t n, pair_values 
     const pair_tensor weight = pair_stored(p, pair_view(w, 1, &n)), own = pair_view(g, 1, &n);
     const pair_tensor gradient = pair_below(p, 2) ? pair_stored(p, own) : own;
     PAIR_RUN(p, optimizer_step, &weight.at[s], master.at[s], m.at[s], u.at[s], &gradient.at[s], &k);
-    pair_end(p);
 }
 
 void optimizer_step_cases(device_pair *p)

@@ -22,8 +22,8 @@ static const char *norm_name(ar_norm_kind kind)
 static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, size_t h, double eps, bool in_place)
 {
     const bool layer = kind == AR_NORM_LAYER, offset = layer && pair_below(p, 3) > 0;
-    pair_begin(p, "%s%s [%zu, %zu] eps %g%s", norm_name(kind), offset ? " with offset" : "", rows, h, eps,
-               in_place ? ", in place" : "");
+    PAIR_CASE(p, "%s%s [%zu, %zu] eps %g%s", norm_name(kind), offset ? " with offset" : "", rows, h, eps,
+              in_place ? ", in place" : "");
     const pair_buf x = pair_rows(p, "x", rows, h, PAIR_EACH_ROW), apart = pair_words(p, "y", PAIR_W32, rows * h);
     const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
     const pair_buf beta = offset ? pair_floats(p, "beta", h, PAIR_ORDINARY) : pair_none();
@@ -33,7 +33,6 @@ static void norm_forward_case(device_pair *p, ar_norm_kind kind, size_t rows, si
     const pair_tensor from = pair_stored(p, pair_view(x, 2, shape)), other = pair_stored(p, pair_view(apart, 2, shape));
     PAIR_RUN(p, norm_forward, kind, in_place ? &from.at[s] : &other.at[s], mean.at[s], rstd.at[s], &from.at[s],
              ar_const(gamma.at[s]), ar_const(beta.at[s]), eps);
-    pair_end(p);
 }
 
 void norm_forward_cases(device_pair *p)
@@ -54,7 +53,7 @@ static void norm_backward_case(device_pair *p, ar_norm_kind kind, size_t rows, s
 {
     const bool layer = kind == AR_NORM_LAYER, exact = pair_below(p, 2);
     const size_t shape[2] = {rows, h};
-    pair_begin(p, "%s [%zu, %zu] form %d, %s sums", norm_name(kind), rows, h, form, exact ? "exact" : "native");
+    PAIR_CASE(p, "%s [%zu, %zu] form %d, %s sums", norm_name(kind), rows, h, form, exact ? "exact" : "native");
     const pair_tensor x = pair_stored(p, pair_view(pair_rows(p, "x", rows, h, PAIR_CALM_ROWS), 2, shape));
     const pair_tensor dy = pair_stored(p, pair_view(pair_rows(p, "dy", rows, h, PAIR_CALM_ROWS), 2, shape));
     const pair_buf gamma = pair_floats(p, "gamma", h, PAIR_ORDINARY);
@@ -73,7 +72,6 @@ static void norm_backward_case(device_pair *p, ar_norm_kind kind, size_t rows, s
         ((double *)mean.host)[i] = (double)pair_value(p, PAIR_ORDINARY) * 0.9999999;
     PAIR_RUN(p, norm_backward, kind, &dx.at[s], alone ? NULL : &sum.at[s], &dy.at[s], &x.at[s], ar_const(mean.at[s]),
              ar_const(rstd.at[s]), ar_const(gamma.at[s]), alone ? NULL : &residual.at[s], &dgamma.at[s], &dbeta.at[s]);
-    pair_end(p);
 }
 
 void norm_backward_cases(device_pair *p)
@@ -91,19 +89,18 @@ void norm_backward_cases(device_pair *p)
 
 static void rope_tables_case(device_pair *p, size_t positions, size_t d, const ar_rope *rope)
 {
-    pair_begin(p, "%zu positions, %zu of head size %zu, theta %g, kind %d", positions, ar_rope_dim(rope, d), d,
-               rope->theta, (int)rope->kind);
+    PAIR_CASE(p, "%zu positions, %zu of head size %zu, theta %g, kind %d", positions, ar_rope_dim(rope, d), d,
+              rope->theta, (int)rope->kind);
     const pair_buf cos = pair_words(p, "cos", PAIR_W32, positions * (ar_rope_dim(rope, d) / 2));
     const pair_buf sin = pair_words(p, "sin", PAIR_W32, positions * (ar_rope_dim(rope, d) / 2));
     PAIR_RUN(p, rope_tables, cos.at[s], sin.at[s], positions, d, rope);
-    pair_end(p);
 }
 
 /* Both refuse it, with the same status. */
 static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, const ar_rope *rope)
 {
-    pair_begin(p, "refused: %zu positions, head size %zu, theta %g, kind %d", positions, d, rope->theta,
-               (int)rope->kind);
+    PAIR_CASE(p, "refused: %zu positions, head size %zu, theta %g, kind %d", positions, d, rope->theta,
+              (int)rope->kind);
     const pair_buf cos = pair_words(p, "cos", PAIR_W32, 64), sin = pair_words(p, "sin", PAIR_W32, 64);
     for (int s = 0; s < 2 && pair_ready(p); s++) {
         const ar_status st =
@@ -113,7 +110,6 @@ static void rope_tables_refuse(device_pair *p, size_t positions, size_t d, const
         else if (st != AR_ERR_ARG)
             pair_ran(p, s, ar_error_set(AR_ERR_INTERNAL, "%s where AR_ERR_ARG was expected", ar_status_name(st)));
     }
-    pair_end(p);
 }
 
 void rope_tables_cases(device_pair *p)
@@ -151,15 +147,14 @@ void rope_tables_cases(device_pair *p)
 static void rope_case(device_pair *p, const size_t shape[4], pair_layout to, pair_layout from, int direction,
                       bool in_place)
 {
-    pair_begin(p, "[%zu, %zu, %zu, %zu] %s from %s, direction %d%s", shape[0], shape[1], shape[2], shape[3],
-               pair_layout_name(to), pair_layout_name(from), direction, in_place ? ", in place" : "");
+    PAIR_CASE(p, "[%zu, %zu, %zu, %zu] %s from %s, direction %d%s", shape[0], shape[1], shape[2], shape[3],
+              pair_layout_name(to), pair_layout_name(from), direction, in_place ? ", in place" : "");
     const pair_tensor x = pair_stored(p, pair_input(p, "x", 4, shape, from, PAIR_EACH_ROW));
     const pair_tensor y = pair_stored(p, pair_output(p, "y", 4, shape, to));
     const size_t half = shape[3] / 2;
     const pair_buf cos = pair_rows(p, "cos", shape[1], half, PAIR_ORDINARY);
     const pair_buf sin = pair_rows(p, "sin", shape[1], half, PAIR_ORDINARY);
     PAIR_RUN(p, rope, in_place ? &x.at[s] : &y.at[s], &x.at[s], ar_const(cos.at[s]), ar_const(sin.at[s]), direction);
-    pair_end(p);
 }
 
 void rope_cases(device_pair *p)
@@ -296,7 +291,7 @@ static void softmax_forward_case(device_pair *p, const attention *o)
 static void sinks_backward_case(device_pair *p, size_t b, size_t rows, size_t heads)
 {
     const size_t n = b * heads * rows, shape[3] = {b, rows, heads};
-    pair_begin(p, "[%zu, %zu, %zu]", b, rows, heads);
+    PAIR_CASE(p, "[%zu, %zu, %zu]", b, rows, heads);
     const pair_buf sinks = pair_floats(p, "sinks", heads, PAIR_ORDINARY);
     const pair_buf max = pair_zeros(p, "max", PAIR_W32, n), sum = pair_zeros(p, "sum", PAIR_W64, n);
     const pair_buf dot = pair_zeros(p, "dot", PAIR_W64, n);
@@ -306,7 +301,6 @@ static void sinks_backward_case(device_pair *p, size_t b, size_t rows, size_t he
         ((double *)dot.host)[i] = (double)pair_value(p, PAIR_ORDINARY) / 3.0;
     PAIR_RUN(p, sinks_backward, &terms.at[s], ar_const(sinks.at[s]), ar_const(max.at[s]), ar_const(sum.at[s]),
              ar_const(dot.at[s]));
-    pair_end(p);
 }
 
 void sinks_backward_cases(device_pair *p)

@@ -14,10 +14,9 @@ enum { EXIT_MISSING = 77 };
 static void fill(device_pair *p)
 {
     enum { N = 100003 };
-    pair_begin(p, "%d floats", N);
+    PAIR_CASE(p, "%d floats", N);
     const pair_tensor y = pair_output(p, "filled", 2, (const size_t[]){1, N}, PAIR_ROW_MAJOR);
     PAIR_RUN(p, fill, &y.at[s], 0.3f);
-    pair_end(p);
 }
 
 /* Sums along rows, which the threads of a block make together. */
@@ -25,14 +24,13 @@ static void shared_memory(device_pair *p)
 {
     enum { ROWS = 5, COLS = 1537 };
     const size_t shape[2] = {ROWS, COLS};
-    pair_begin(p, "%d rows of %d", ROWS, COLS);
+    PAIR_CASE(p, "%d rows of %d", ROWS, COLS);
     const pair_tensor x = pair_input(p, "x", 2, shape, PAIR_ROW_MAJOR, PAIR_ORDINARY);
     const pair_tensor y = pair_output(p, "normalised rows", 2, shape, PAIR_ROW_MAJOR);
     const pair_buf mean = pair_words(p, "means", PAIR_W64, ROWS), rstd = pair_words(p, "deviations", PAIR_W32, ROWS);
     const pair_buf gain = pair_floats(p, "gain", COLS, PAIR_ORDINARY);
     PAIR_RUN(p, norm_forward, AR_NORM_LAYER, &y.at[s], mean.at[s], rstd.at[s], &x.at[s], ar_const(gain.at[s]),
              ar_const(gain.at[s]), 1e-5);
-    pair_end(p);
 }
 
 /* A second queue copies what the first makes, after an event. */
@@ -55,12 +53,11 @@ static ar_status copy_after(ar_device *d, ar_queue *q, const ar_tensor *sum, con
 static void two_streams(device_pair *p)
 {
     const size_t shape[2] = {1, 1 << 20};
-    pair_begin(p, "an event between them");
+    PAIR_CASE(p, "an event between them");
     const pair_tensor sum = pair_output(p, "made", 2, shape, PAIR_ROW_MAJOR);
     const pair_tensor copy = pair_output(p, "read", 2, shape, PAIR_ROW_MAJOR);
     for (int s = 0; s < 2 && pair_ready(p); s++)
         pair_ran(p, s, copy_after(p->side[s], p->queue[s], &sum.at[s], &copy.at[s]));
-    pair_end(p);
 }
 
 /* To the device, in it and back, from memory that malloc gave, which a GPU's driver calls pageable, and of a size that is
@@ -68,10 +65,9 @@ static void two_streams(device_pair *p)
 static void pageable_copy(device_pair *p)
 {
     enum { BYTES = 4 * 1234567 - 3 };
-    pair_begin(p, "%d bytes", BYTES);
+    PAIR_CASE(p, "%d bytes", BYTES);
     const pair_buf x = pair_bytes(p, "x", BYTES, 4), y = pair_words(p, "copied", PAIR_W8, BYTES);
     PAIR_RUN(p, copy, y.at[s], ar_const(x.at[s]), BYTES);
-    pair_end(p);
 }
 
 /* The exact integer sums of one product, as the device makes them of int8 digits. */
@@ -101,14 +97,13 @@ static void int8_products(device_pair *p)
                   {16, 1, 64}, {33, 7, 130}, {128, 128, 128}, {129, 257, 65}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes && p->status != AR_ERR_DEVICE; i++) {
         const size_t m = shapes[i].m, n = shapes[i].n, k = shapes[i].k;
-        pair_begin(p, "%zu x %zu x %zu", m, n, k);
+        PAIR_CASE(p, "%zu x %zu x %zu", m, n, k);
         const pair_tensor a = pair_input(p, "a", 2, (const size_t[]){m, k}, PAIR_ROW_MAJOR, PAIR_ORDINARY);
         const pair_tensor b = pair_input(p, "b", 2, (const size_t[]){n, k}, PAIR_ROW_MAJOR, PAIR_ORDINARY);
         const pair_buf e = pair_integers(p, "exponents", PAIR_W32, m > n ? m : n, 2, 1); /* values are below 4 */
         const pair_buf sums = pair_words(p, "sums", PAIR_W64, m * n);
         for (int s = 0; s < 2 && pair_ready(p); s++)
             pair_ran(p, s, sums_of(p->side[s], p->queue[s], &a.at[s], &b.at[s], ar_const(e.at[s]), sums.at[s]));
-        pair_end(p);
     }
 }
 

@@ -407,7 +407,7 @@ void pair_within(device_pair *p, pair_tensor v, const double *expected, const do
     }
 }
 
-void pair_begin(device_pair *p, const char *format, ...)
+device_pair *pair_begin(device_pair *p, const char *format, ...)
 {
     va_list list;
     va_start(list, format);
@@ -418,6 +418,7 @@ void pair_begin(device_pair *p, const char *format, ...)
     p->buffers = 0;
     p->skewed = pair_below(p, 2) == 0;
     p->stored = pair_below(p, 3) == 0 ? AR_BF16 : AR_F32;
+    return p;
 }
 
 bool pair_goes_on(const device_pair *p)

@@ -2,16 +2,16 @@
 #pragma once
 
 /* Two devices that should give the same bits: a case makes buffers that exist on both with the same contents, runs
- * slots of the table on both, and ends; then every byte of every buffer is compared, inputs, the gaps of strided views
- * and guards around it all included. Buffers begin at odd places, since callers pass pieces of larger ones.
+ * slots of the table on both, and ends with its block; then every byte of every buffer is compared, inputs, the gaps of
+ * strided views and guards around it all included. Buffers begin at odd places, since callers pass pieces of larger
+ * ones.
  *
- *     pair_begin(p, "n %zu", n);
+ *     PAIR_CASE(p, "n %zu", n);
  *     const pair_buf x = pair_floats(p, "x", n, PAIR_SPECIAL), y = pair_words(p, "y", PAIR_W32, n);
  *     PAIR_RUN(p, scale, y.at[s], ar_const(x.at[s]), 0.5f, n);
- *     pair_end(p);
  *
- * A failure (memory, a slot's status) makes the rest of its case do nothing; pair_end reports it. Errors are printed
- * as they are found. */
+ * A failure (memory, a slot's status) makes the rest of its case do nothing; its end reports it. Errors are printed as
+ * they are found. */
 #include "anyrank/device.h"
 
 typedef enum pair_values {
@@ -112,8 +112,16 @@ size_t pair_below(device_pair *p, size_t n);
 size_t pair_size(device_pair *p, size_t i);
 float pair_value(device_pair *p, pair_values v);
 
-void pair_begin(device_pair *p, const char *format, ...) AR_PRINTF(2, 3);
+/** Gives p back. */
+device_pair *pair_begin(device_pair *p, const char *format, ...) AR_PRINTF(2, 3);
 void pair_end(device_pair *p);
+static inline void pair_leave(device_pair *const *p)
+{
+    pair_end(*p);
+}
+/* A case, which ends with the block that this line is in. */
+#define PAIR_CASE(p, ...) \
+    __attribute__((cleanup(pair_leave))) device_pair *const case_of_block = pair_begin(p, __VA_ARGS__)
 /** Whether cases of this slot should go on: it is there, not enough of it was reported, and what was spoiled on purpose
  *  has not been seen yet. */
 bool pair_goes_on(const device_pair *p);
