@@ -164,48 +164,26 @@ static ar_status read_qwen2(ar_config *c, const ari_json_at *at)
                                   "Qwen2 always has biases of q, k and v, and none of the output");
 }
 
-static const ari_llama_form qwen2 = {.called = "Qwen2",
-                                     .kv_heads = 32,
-                                     .positions = 32768,
-                                     .biases = ARI_BIASES_OWN_ATTENTION,
-                                     .window = ARI_WINDOW_QWEN2,
-                                     .window_number = 28,
-                                     .more = read_qwen2};
+static const ari_llama_form qwen2 =
+    ARI_FORM(.called = "Qwen2", .kv_heads = 32, .positions = 32768, .biases = ARI_BIASES_OWN_ATTENTION,
+             .window = ARI_WINDOW_QWEN2, .window_number = 28, .more = read_qwen2);
 
-static const ari_llama_form mistral = {.called = "Mistral",
-                                       .kv_heads = 8,
-                                       .positions = 131072,
-                                       .biases = ARI_BIASES_NONE,
-                                       .window = ARI_WINDOW_EVERYWHERE,
-                                       .window_number = 4096};
+static const ari_llama_form mistral =
+    ARI_FORM(.called = "Mistral", .kv_heads = 8, .positions = 131072, .biases = ARI_BIASES_NONE,
+             .window = ARI_WINDOW_EVERYWHERE, .window_number = 4096);
 
-static const ari_llama_form phi3 = {.arch = AR_ARCH_PHI3,
-                                    .called = "Phi-3",
-                                    .positions = 4096,
-                                    .pads = true,
-                                    .pad_id = 32000,
-                                    .norm_eps = 1e-5,
-                                    .rope = {.partial = true, .phi3 = true, .original = 4096},
-                                    .biases = ARI_BIASES_NONE,
-                                    .window = ARI_WINDOW_EVERYWHERE};
+static const ari_llama_form phi3 =
+    ARI_FORM(.arch = AR_ARCH_PHI3, .called = "Phi-3", .positions = 4096, .pads = true, .pad_id = 32000,
+             .norm_eps = 1e-5, .rope = {.partial = true, .phi3 = true, .original = 4096}, .biases = ARI_BIASES_NONE,
+             .window = ARI_WINDOW_EVERYWHERE);
 
-static const ari_llama_form qwen3 = {.arch = AR_ARCH_QWEN3,
-                                     .called = "Qwen3",
-                                     .kv_heads = 32,
-                                     .positions = 32768,
-                                     .head_dim = 128,
-                                     .qk_norm = AR_QK_NORM_HEAD,
-                                     .window = ARI_WINDOW_QWEN2,
-                                     .window_number = 28};
+static const ari_llama_form qwen3 =
+    ARI_FORM(.arch = AR_ARCH_QWEN3, .called = "Qwen3", .kv_heads = 32, .positions = 32768, .head_dim = 128,
+             .qk_norm = AR_QK_NORM_HEAD, .window = ARI_WINDOW_QWEN2, .window_number = 28);
 
-static const ari_llama_form olmo2 = {.arch = AR_ARCH_OLMO2,
-                                     .called = "OLMo2",
-                                     .positions = 2048,
-                                     .norm_eps = 1e-5,
-                                     .pads = true,
-                                     .pad_id = 1,
-                                     .norm_place = AR_NORM_AFTER,
-                                     .qk_norm = AR_QK_NORM_WIDTH};
+static const ari_llama_form olmo2 =
+    ARI_FORM(.arch = AR_ARCH_OLMO2, .called = "OLMo2", .positions = 2048, .norm_eps = 1e-5, .pads = true, .pad_id = 1,
+             .norm_place = AR_NORM_AFTER, .qk_norm = AR_QK_NORM_WIDTH);
 
 /* --- Gemma -------------------------------------------------------------------------------------------------------- */
 
@@ -235,14 +213,9 @@ static ar_status read_gemma(ar_config *c, const ari_json_at *at)
     return check_activation(at, c, "hidden_act", "hidden_activation");
 }
 
-static const ari_llama_form gemma = {.called = "Gemma",
-                                     .kv_heads = 16,
-                                     .positions = 8192,
-                                     .head_dim = 256,
-                                     .tied = true,
-                                     .pads = true,
-                                     .activation_key = "hidden_act",
-                                     .more = read_gemma};
+static const ari_llama_form gemma =
+    ARI_FORM(.called = "Gemma", .kv_heads = 16, .positions = 8192, .head_dim = 256, .tied = true, .pads = true,
+             .activation_key = "hidden_act", .more = read_gemma);
 
 static ar_status read_cap(const ari_json_at *at, const char *key, double *cap)
 {
@@ -266,18 +239,10 @@ static ar_status read_gemma2(ar_config *c, const ari_json_at *at)
     return read_cap(at, "final_logit_softcapping", &c->logit_cap);
 }
 
-static const ari_llama_form gemma2 = {.arch = AR_ARCH_OLMO2,
-                                      .called = "Gemma 2",
-                                      .kv_heads = 4,
-                                      .positions = 8192,
-                                      .head_dim = 256,
-                                      .tied = true,
-                                      .pads = true,
-                                      .activation_key = "hidden_activation",
-                                      .norm_place = AR_NORM_AROUND,
-                                      .window = ARI_WINDOW_PATTERN,
-                                      .window_number = 2,
-                                      .more = read_gemma2};
+static const ari_llama_form gemma2 =
+    ARI_FORM(.arch = AR_ARCH_OLMO2, .called = "Gemma 2", .kv_heads = 4, .positions = 8192, .head_dim = 256,
+             .tied = true, .pads = true, .activation_key = "hidden_activation", .norm_place = AR_NORM_AROUND,
+             .window = ARI_WINDOW_PATTERN, .window_number = 2, .more = read_gemma2);
 
 /* One of the two rotations of rope_parameters. */
 static ar_status read_nested_rope(ar_config *c, const ari_json_at *at, const char *key, ar_rope *rope)
@@ -333,19 +298,10 @@ static ar_status read_gemma3(ar_config *c, const ari_json_at *at)
     return ari_config_two_ropes(c, at, 1000000.0, 10000.0);
 }
 
-static const ari_llama_form gemma3 = {.arch = AR_ARCH_OLMO2,
-                                      .called = "Gemma 3",
-                                      .kv_heads = 4,
-                                      .positions = 131072,
-                                      .head_dim = 256,
-                                      .tied = true,
-                                      .pads = true,
-                                      .two_ropes = true,
-                                      .activation_key = "hidden_activation",
-                                      .norm_place = AR_NORM_AROUND,
-                                      .qk_norm = AR_QK_NORM_HEAD,
-                                      .window = ARI_WINDOW_OWN,
-                                      .more = read_gemma3};
+static const ari_llama_form gemma3 =
+    ARI_FORM(.arch = AR_ARCH_OLMO2, .called = "Gemma 3", .kv_heads = 4, .positions = 131072, .head_dim = 256,
+             .tied = true, .pads = true, .two_ropes = true, .activation_key = "hidden_activation",
+             .norm_place = AR_NORM_AROUND, .qk_norm = AR_QK_NORM_HEAD, .window = ARI_WINDOW_OWN, .more = read_gemma3);
 
 /* --- all of them -------------------------------------------------------------------------------------------------- */
 

@@ -5,33 +5,22 @@
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 
-static const ari_experts_form mixtral = {
-    .n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true, .balance_weight = 0.001};
-const ari_llama_form ari_config_mixtral = {.arch = AR_ARCH_MIXTRAL,
-                                           .called = "Mixtral",
-                                           .kv_heads = 8,
-                                           .positions = 131072,
-                                           .rope = {.theta = 1000000.0},
-                                           .norm_eps = 1e-5,
-                                           .biases = ARI_BIASES_NONE,
-                                           .window = ARI_WINDOW_EVERYWHERE,
-                                           .experts = &mixtral};
+static const ari_experts_form mixtral =
+    ARI_FORM(.n = 8, .per_token = 2, .one_width = true, .normalised = true, .w123 = true, .balance_weight = 0.001);
+const ari_llama_form ari_config_mixtral =
+    ARI_FORM(.arch = AR_ARCH_MIXTRAL, .called = "Mixtral", .kv_heads = 8, .positions = 131072,
+             .rope = {.theta = 1000000.0}, .norm_eps = 1e-5, .biases = ARI_BIASES_NONE, .window = ARI_WINDOW_EVERYWHERE,
+             .experts = &mixtral);
 
-static const ari_experts_form minimax_m2 = {
-    .n = 256, .per_token = 8, .one_width = true, .normalised = true, .w123 = true, .scored = true};
+static const ari_experts_form minimax_m2 =
+    ARI_FORM(.n = 256, .per_token = 8, .one_width = true, .normalised = true, .w123 = true, .scored = true);
 /* Of transformers' configuration_minimax_m2.py: Mixtral's names, with norms of q and k and a router of sigmoids. Files
  * say in rotary_dim which features turn, where no partial_rotary_factor does. */
 ar_status ari_config_minimax_m2(ar_config *c, const ari_json_at *at)
 {
-    ari_llama_form form = {.arch = AR_ARCH_MIXTRAL,
-                           .called = "MiniMax-M2",
-                           .kv_heads = 8,
-                           .positions = 196608,
-                           .rope = {.theta = 5000000.0, .partial = true},
-                           .head_dim = 128,
-                           .qk_norm = AR_QK_NORM_WIDTH,
-                           .biases = ARI_BIASES_NONE,
-                           .experts = &minimax_m2};
+    ari_llama_form form = ARI_FORM(.arch = AR_ARCH_MIXTRAL, .called = "MiniMax-M2", .kv_heads = 8, .positions = 196608,
+                                   .rope = {.theta = 5000000.0, .partial = true}, .head_dim = 128,
+                                   .qk_norm = AR_QK_NORM_WIDTH, .biases = ARI_BIASES_NONE, .experts = &minimax_m2);
     const char *kind = "per_layer", *scores = "sigmoid";
     bool norms = true, bias = true;
     size_t head = form.head_dim, turned = 0;
@@ -58,17 +47,12 @@ static ar_status read_qwen2_moe(ar_config *c, const ari_json_at *at)
     return ari_json_bool_or(at, "qkv_bias", &c->qkv_bias);
 }
 
-static const ari_experts_form qwen2_moe = {
-    .n = 60, .per_token = 4, .ffn = 1408, .shared = 5632, .balance_weight = 0.001};
-const ari_llama_form ari_config_qwen2_moe = {.arch = AR_ARCH_QWEN2_MOE,
-                                             .called = "Qwen2-MoE",
-                                             .kv_heads = 16,
-                                             .positions = 32768,
-                                             .biases = ARI_BIASES_OWN_ATTENTION,
-                                             .window = ARI_WINDOW_QWEN2_MOE,
-                                             .window_number = 28,
-                                             .experts = &qwen2_moe,
-                                             .more = read_qwen2_moe};
+static const ari_experts_form qwen2_moe =
+    ARI_FORM(.n = 60, .per_token = 4, .ffn = 1408, .shared = 5632, .balance_weight = 0.001);
+const ari_llama_form ari_config_qwen2_moe =
+    ARI_FORM(.arch = AR_ARCH_QWEN2_MOE, .called = "Qwen2-MoE", .kv_heads = 16, .positions = 32768,
+             .biases = ARI_BIASES_OWN_ATTENTION, .window = ARI_WINDOW_QWEN2_MOE, .window_number = 28,
+             .experts = &qwen2_moe, .more = read_qwen2_moe);
 
 /* use_sliding_window is of all layers. */
 static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
@@ -79,24 +63,14 @@ static ar_status read_qwen3_moe(ar_config *c, const ari_json_at *at)
 }
 
 static const ari_experts_form qwen3_moe = {.n = 128, .per_token = 8, .ffn = 768, .balance_weight = 0.001};
-const ari_llama_form ari_config_qwen3_moe = {.arch = AR_ARCH_QWEN3_MOE,
-                                             .called = "Qwen3-MoE",
-                                             .kv_heads = 4,
-                                             .positions = 32768,
-                                             .qk_norm = AR_QK_NORM_HEAD,
-                                             .window = ARI_WINDOW_OWN,
-                                             .experts = &qwen3_moe,
-                                             .more = read_qwen3_moe};
+const ari_llama_form ari_config_qwen3_moe =
+    ARI_FORM(.arch = AR_ARCH_QWEN3_MOE, .called = "Qwen3-MoE", .kv_heads = 4, .positions = 32768,
+             .qk_norm = AR_QK_NORM_HEAD, .window = ARI_WINDOW_OWN, .experts = &qwen3_moe, .more = read_qwen3_moe);
 
 static const ari_experts_form olmoe = {.n = 64, .per_token = 8, .one_width = true, .balance_weight = 0.01};
-const ari_llama_form ari_config_olmoe = {.arch = AR_ARCH_QWEN3_MOE,
-                                         .called = "OLMoE",
-                                         .positions = 4096,
-                                         .norm_eps = 1e-5,
-                                         .pads = true,
-                                         .pad_id = 1,
-                                         .qk_norm = AR_QK_NORM_WIDTH,
-                                         .experts = &olmoe};
+const ari_llama_form ari_config_olmoe =
+    ARI_FORM(.arch = AR_ARCH_QWEN3_MOE, .called = "OLMoE", .positions = 4096, .norm_eps = 1e-5, .pads = true,
+             .pad_id = 1, .qk_norm = AR_QK_NORM_WIDTH, .experts = &olmoe);
 
 /* A number that the class takes from the file, and that is one of the activation's own here. */
 static ar_status expect_number(const ari_json_at *at, const char *key, double value, const char *wanted)
@@ -130,31 +104,18 @@ static ar_status read_gpt_oss(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-static const ari_experts_form gpt_oss = {
-    .n = 128, .per_token = 4, .one_width = true, .normalised = true, .bias = true, .balance_weight = 0.001};
-const ari_llama_form ari_config_gpt_oss = {.arch = AR_ARCH_GPT_OSS,
-                                           .called = "GPT-OSS",
-                                           .kv_heads = 8,
-                                           .positions = 131072,
-                                           .rope = {.theta = 150000.0},
-                                           .head_dim = 64,
-                                           .norm_eps = 1e-5,
-                                           .biases = ARI_BIASES_OWN,
-                                           .window = ARI_WINDOW_PATTERN,
-                                           .window_number = 2,
-                                           .experts = &gpt_oss,
-                                           .more = read_gpt_oss};
+static const ari_experts_form gpt_oss =
+    ARI_FORM(.n = 128, .per_token = 4, .one_width = true, .normalised = true, .bias = true, .balance_weight = 0.001);
+const ari_llama_form ari_config_gpt_oss =
+    ARI_FORM(.arch = AR_ARCH_GPT_OSS, .called = "GPT-OSS", .kv_heads = 8, .positions = 131072,
+             .rope = {.theta = 150000.0}, .head_dim = 64, .norm_eps = 1e-5, .biases = ARI_BIASES_OWN,
+             .window = ARI_WINDOW_PATTERN, .window_number = 2, .experts = &gpt_oss, .more = read_gpt_oss);
 
 /* Of transformers' configuration_dots1.py. */
 static const ari_experts_form dots1 = {.ffn = 1408, .scored = true};
-const ari_llama_form ari_config_dots1 = {.arch = AR_ARCH_GLM4_MOE,
-                                         .called = "dots.llm1",
-                                         .kv_heads = 32,
-                                         .positions = 2048,
-                                         .qk_norm = AR_QK_NORM_HEAD,
-                                         .window = ARI_WINDOW_DOTS1,
-                                         .window_number = 62,
-                                         .experts = &dots1};
+const ari_llama_form ari_config_dots1 =
+    ARI_FORM(.arch = AR_ARCH_GLM4_MOE, .called = "dots.llm1", .kv_heads = 32, .positions = 2048,
+             .qk_norm = AR_QK_NORM_HEAD, .window = ARI_WINDOW_DOTS1, .window_number = 62, .experts = &dots1);
 
 /* Of transformers' configuration_glm4_moe.py. The layers for further tokens (num_nextn_predict_layers), which stand
  * behind those of the model, are not computed there either. */
@@ -167,17 +128,12 @@ static ar_status read_glm4_moe(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-static const ari_experts_form glm4_moe = {
-    .n = 128, .per_token = 8, .ffn = 1408, .shared = 1, .normalised = true, .dense = 1, .scored = true};
-const ari_llama_form ari_config_glm4_moe = {.arch = AR_ARCH_GLM4_MOE,
-                                            .called = "GLM-4.5",
-                                            .kv_heads = 8,
-                                            .positions = 131072,
-                                            .norm_eps = 1e-5,
-                                            .rope = {.partial = true, .share = 0.5},
-                                            .biases = ARI_BIASES_OWN_ATTENTION,
-                                            .experts = &glm4_moe,
-                                            .more = read_glm4_moe};
+static const ari_experts_form glm4_moe =
+    ARI_FORM(.n = 128, .per_token = 8, .ffn = 1408, .shared = 1, .normalised = true, .dense = 1, .scored = true);
+const ari_llama_form ari_config_glm4_moe =
+    ARI_FORM(.arch = AR_ARCH_GLM4_MOE, .called = "GLM-4.5", .kv_heads = 8, .positions = 131072, .norm_eps = 1e-5,
+             .rope = {.partial = true, .share = 0.5}, .biases = ARI_BIASES_OWN_ATTENTION, .experts = &glm4_moe,
+             .more = read_glm4_moe);
 
 /* --- latent attention --------------------------------------------------------------------------------------------- */
 
@@ -244,32 +200,17 @@ static ar_status read_deepseek_v2(ar_config *c, const ari_json_at *at)
 }
 
 static const ari_experts_form deepseek_v2 = {.n = 64, .ffn = 1407, .shared = 2, .softmax = true, .scored = true};
-const ari_llama_form ari_config_deepseek_v2 = {.arch = AR_ARCH_DEEPSEEK,
-                                               .called = "DeepSeek-V2",
-                                               .positions = 2048,
-                                               .head_dim = 1,
-                                               .two_ropes = true,
-                                               .experts = &deepseek_v2,
-                                               .more = read_deepseek_v2};
+const ari_llama_form ari_config_deepseek_v2 =
+    ARI_FORM(.arch = AR_ARCH_DEEPSEEK, .called = "DeepSeek-V2", .positions = 2048, .head_dim = 1, .two_ropes = true,
+             .experts = &deepseek_v2, .more = read_deepseek_v2);
 
 /* Of transformers' configuration_deepseek_v3.py. The layers for further tokens are not computed there either. */
-static const ari_experts_form deepseek_v3 = {.n = 256,
-                                             .per_token = 8,
-                                             .ffn = 2048,
-                                             .shared = 1,
-                                             .normalised = true,
-                                             .dense = 3,
-                                             .groups = 8,
-                                             .kept = 4,
-                                             .scale = 2.5,
-                                             .scored = true};
-const ari_llama_form ari_config_deepseek_v3 = {.arch = AR_ARCH_DEEPSEEK,
-                                               .called = "DeepSeek-V3",
-                                               .positions = 4096,
-                                               .head_dim = 1,
-                                               .two_ropes = true,
-                                               .experts = &deepseek_v3,
-                                               .more = read_deepseek_v3};
+static const ari_experts_form deepseek_v3 =
+    ARI_FORM(.n = 256, .per_token = 8, .ffn = 2048, .shared = 1, .normalised = true, .dense = 3, .groups = 8, .kept = 4,
+             .scale = 2.5, .scored = true);
+const ari_llama_form ari_config_deepseek_v3 =
+    ARI_FORM(.arch = AR_ARCH_DEEPSEEK, .called = "DeepSeek-V3", .positions = 4096, .head_dim = 1, .two_ropes = true,
+             .experts = &deepseek_v3, .more = read_deepseek_v3);
 
 /* Of transformers' configuration_glm4_moe_lite.py: DeepSeek-V3's form. */
 static ar_status read_glm4_moe_lite(ar_config *c, const ari_json_at *at)
@@ -277,20 +218,9 @@ static ar_status read_glm4_moe_lite(ar_config *c, const ari_json_at *at)
     return read_latent(c, at, (ar_latent){.kv_rank = 512, .q_rank = 768, .rope_dim = 64, .value_dim = 256}, 192);
 }
 
-static const ari_experts_form glm4_moe_lite = {.n = 64,
-                                               .per_token = 4,
-                                               .ffn = 1536,
-                                               .shared = 1,
-                                               .normalised = true,
-                                               .dense = 1,
-                                               .typed = true,
-                                               .scale = 1.8,
-                                               .scored = true};
-const ari_llama_form ari_config_glm4_moe_lite = {.arch = AR_ARCH_DEEPSEEK,
-                                                 .called = "GLM-4.7-Flash",
-                                                 .positions = 202752,
-                                                 .head_dim = 1,
-                                                 .norm_eps = 1e-5,
-                                                 .two_ropes = true,
-                                                 .experts = &glm4_moe_lite,
-                                                 .more = read_glm4_moe_lite};
+static const ari_experts_form glm4_moe_lite =
+    ARI_FORM(.n = 64, .per_token = 4, .ffn = 1536, .shared = 1, .normalised = true, .dense = 1, .typed = true,
+             .scale = 1.8, .scored = true);
+const ari_llama_form ari_config_glm4_moe_lite =
+    ARI_FORM(.arch = AR_ARCH_DEEPSEEK, .called = "GLM-4.7-Flash", .positions = 202752, .head_dim = 1, .norm_eps = 1e-5,
+             .two_ropes = true, .experts = &glm4_moe_lite, .more = read_glm4_moe_lite);

@@ -7,8 +7,8 @@
 /* --- layers that differ ------------------------------------------------------------------------------------------- */
 
 /* Mistral's form, with windows in some layers. */
-const ari_llama_form ari_config_ministral = {
-    .called = "Ministral", .kv_heads = 8, .positions = 131072, .biases = ARI_BIASES_NONE, .window = ARI_WINDOW_PATTERN};
+const ari_llama_form ari_config_ministral = ARI_FORM(.called = "Ministral", .kv_heads = 8, .positions = 131072,
+                                                     .biases = ARI_BIASES_NONE, .window = ARI_WINDOW_PATTERN);
 
 /* OLMo2's form, with windows in three of four layers, whose rotation is never scaled. */
 static ar_status read_olmo3(ar_config *c, const ari_json_at *at)
@@ -25,18 +25,10 @@ static ar_status read_olmo3(ar_config *c, const ari_json_at *at)
     return ari_config_two_ropes(c, at, theta, theta);
 }
 
-const ari_llama_form ari_config_olmo3 = {.arch = AR_ARCH_OLMO2,
-                                         .called = "OLMo3",
-                                         .positions = 2048,
-                                         .norm_eps = 1e-5,
-                                         .pads = true,
-                                         .pad_id = 1,
-                                         .two_ropes = true,
-                                         .norm_place = AR_NORM_AFTER,
-                                         .qk_norm = AR_QK_NORM_WIDTH,
-                                         .window = ARI_WINDOW_PATTERN,
-                                         .window_number = 4,
-                                         .more = read_olmo3};
+const ari_llama_form ari_config_olmo3 =
+    ARI_FORM(.arch = AR_ARCH_OLMO2, .called = "OLMo3", .positions = 2048, .norm_eps = 1e-5, .pads = true, .pad_id = 1,
+             .two_ropes = true, .norm_place = AR_NORM_AFTER, .qk_norm = AR_QK_NORM_WIDTH, .window = ARI_WINDOW_PATTERN,
+             .window_number = 4, .more = read_olmo3);
 
 static ar_status set_unturned(ar_config *c, const ari_json_at *at, size_t layer, bool unturned)
 {
@@ -63,16 +55,10 @@ static ar_status read_exaone4(ar_config *c, const ari_json_at *at)
     return c->window > 0 ? turn_windows_alone(c, at) : AR_OK;
 }
 
-const ari_llama_form ari_config_exaone4 = {.arch = AR_ARCH_OLMO2,
-                                           .called = "EXAONE 4.0",
-                                           .kv_heads = 32,
-                                           .positions = 2048,
-                                           .norm_eps = 1e-5,
-                                           .norm_place = AR_NORM_AFTER,
-                                           .qk_norm = AR_QK_NORM_HEAD,
-                                           .biases = ARI_BIASES_NONE,
-                                           .window = ARI_WINDOW_OWN,
-                                           .more = read_exaone4};
+const ari_llama_form ari_config_exaone4 =
+    ARI_FORM(.arch = AR_ARCH_OLMO2, .called = "EXAONE 4.0", .kv_heads = 32, .positions = 2048, .norm_eps = 1e-5,
+             .norm_place = AR_NORM_AFTER, .qk_norm = AR_QK_NORM_HEAD, .biases = ARI_BIASES_NONE,
+             .window = ARI_WINDOW_OWN, .more = read_exaone4);
 
 /* no_rope_layers: 1 for each layer with rotary positions, 0 for one without; by default every
  * no_rope_layer_interval-th has none. */
@@ -107,16 +93,9 @@ static ar_status read_smollm3(ar_config *c, const ari_json_at *at)
     return slides ? ari_config_windows(c, at, ARI_WINDOW_UNTURNED, 0, "SmolLM3") : ari_config_window_none(at);
 }
 
-const ari_llama_form ari_config_smollm3 = {.called = "SmolLM3",
-                                           .kv_heads = 4,
-                                           .positions = 32768,
-                                           .rope = {.theta = 2000000.0},
-                                           .tied = true,
-                                           .pads = true,
-                                           .pad_id = 128004,
-                                           .biases = ARI_BIASES_BOTH,
-                                           .window = ARI_WINDOW_OWN,
-                                           .more = read_smollm3};
+const ari_llama_form ari_config_smollm3 =
+    ARI_FORM(.called = "SmolLM3", .kv_heads = 4, .positions = 32768, .rope = {.theta = 2000000.0}, .tied = true,
+             .pads = true, .pad_id = 128004, .biases = ARI_BIASES_BOTH, .window = ARI_WINDOW_OWN, .more = read_smollm3);
 
 /* --- factors ------------------------------------------------------------------------------------------------------ */
 
@@ -134,8 +113,8 @@ static ar_status read_granite(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-const ari_llama_form ari_config_granite = {
-    .called = "Granite", .positions = 2048, .biases = ARI_BIASES_BOTH, .more = read_granite};
+const ari_llama_form ari_config_granite =
+    ARI_FORM(.called = "Granite", .positions = 2048, .biases = ARI_BIASES_BOTH, .more = read_granite);
 
 /* --- biases and norms --------------------------------------------------------------------------------------------- */
 
@@ -156,14 +135,9 @@ static ar_status read_seed_oss(ar_config *c, const ari_json_at *at)
     return ari_json_bool_or(at, "mlp_bias", &c->mlp_bias);
 }
 
-const ari_llama_form ari_config_seed_oss = {.called = "Seed-OSS",
-                                            .kv_heads = 8,
-                                            .positions = 524288,
-                                            .head_dim = 128,
-                                            .pads = true,
-                                            .pad_id = 1,
-                                            .biases = ARI_BIASES_OWN,
-                                            .more = read_seed_oss};
+const ari_llama_form ari_config_seed_oss =
+    ARI_FORM(.called = "Seed-OSS", .kv_heads = 8, .positions = 524288, .head_dim = 128, .pads = true, .pad_id = 1,
+             .biases = ARI_BIASES_OWN, .more = read_seed_oss);
 
 /* Gate and up packed; neighbours turn together. */
 static ar_status read_glm(ar_config *c, const ari_json_at *at)
@@ -173,12 +147,10 @@ static ar_status read_glm(ar_config *c, const ari_json_at *at)
     return ari_json_bool_or(at, "attention_bias", &c->qkv_bias);
 }
 
-#define GLM(name, norms)                                                                                    \
-    {                                                                                                       \
-        .arch = AR_ARCH_GLM4, .called = name, .kv_heads = 2, .positions = 131072, .head_dim = 128,          \
-        .norm_eps = 0.00000015625, .rope = {.partial = true, .share = 0.5}, .pads = true, .pad_id = 151329, \
-        .norm_place = norms, .biases = ARI_BIASES_OWN_ATTENTION, .more = read_glm                           \
-    }
+#define GLM(name, norms)                                                                                         \
+    ARI_FORM(.arch = AR_ARCH_GLM4, .called = name, .kv_heads = 2, .positions = 131072, .head_dim = 128,          \
+             .norm_eps = 0.00000015625, .rope = {.partial = true, .share = 0.5}, .pads = true, .pad_id = 151329, \
+             .norm_place = norms, .biases = ARI_BIASES_OWN_ATTENTION, .more = read_glm)
 const ari_llama_form ari_config_glm = GLM("GLM", AR_NORM_BEFORE), ari_config_glm4 = GLM("GLM-4", AR_NORM_AROUND);
 
 static ar_status read_ernie4_5(ar_config *c, const ari_json_at *at)
@@ -191,17 +163,10 @@ static ar_status read_ernie4_5(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-const ari_llama_form ari_config_ernie4_5 = {.called = "ERNIE 4.5",
-                                            .kv_heads = 2,
-                                            .positions = 131072,
-                                            .head_dim = 128,
-                                            .norm_eps = 1e-5,
-                                            .rope = {.theta = 500000.0},
-                                            .tied = true,
-                                            .pads = true,
-                                            .biases = ARI_BIASES_OWN,
-                                            .own = {"rms_norm_eps", "use_bias"},
-                                            .more = read_ernie4_5};
+const ari_llama_form ari_config_ernie4_5 =
+    ARI_FORM(.called = "ERNIE 4.5", .kv_heads = 2, .positions = 131072, .head_dim = 128, .norm_eps = 1e-5,
+             .rope = {.theta = 500000.0}, .tied = true, .pads = true, .biases = ARI_BIASES_OWN,
+             .own = {"rms_norm_eps", "use_bias"}, .more = read_ernie4_5);
 
 /* Features of a head are always hidden / heads: the class knows no head_dim. */
 static ar_status read_layer_norm(ar_config *c, const ari_json_at *at, const char *eps_key)
@@ -222,13 +187,10 @@ static ar_status read_stablelm(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-const ari_llama_form ari_config_stablelm = {.called = "StableLM",
-                                            .kv_heads = 32,
-                                            .positions = 4096,
-                                            .rope = {.partial = true, .share = 0.25},
-                                            .biases = ARI_BIASES_OWN,
-                                            .own = {"layer_norm_eps", "use_qkv_bias", "use_parallel_residual"},
-                                            .more = read_stablelm};
+const ari_llama_form ari_config_stablelm =
+    ARI_FORM(.called = "StableLM", .kv_heads = 32, .positions = 4096, .rope = {.partial = true, .share = 0.25},
+             .biases = ARI_BIASES_OWN, .own = {"layer_norm_eps", "use_qkv_bias", "use_parallel_residual"},
+             .more = read_stablelm);
 
 static ar_status read_starcoder2(ar_config *c, const ari_json_at *at)
 {
@@ -241,16 +203,10 @@ static ar_status read_starcoder2(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-const ari_llama_form ari_config_starcoder2 = {.arch = AR_ARCH_STARCODER2,
-                                              .called = "StarCoder2",
-                                              .kv_heads = 2,
-                                              .positions = 4096,
-                                              .tied = true,
-                                              .activation_key = "hidden_act",
-                                              .biases = ARI_BIASES_OWN,
-                                              .window = ARI_WINDOW_EVERYWHERE,
-                                              .own = {"norm_epsilon", "use_bias"},
-                                              .more = read_starcoder2};
+const ari_llama_form ari_config_starcoder2 =
+    ARI_FORM(.arch = AR_ARCH_STARCODER2, .called = "StarCoder2", .kv_heads = 2, .positions = 4096, .tied = true,
+             .activation_key = "hidden_act", .biases = ARI_BIASES_OWN, .window = ARI_WINDOW_EVERYWHERE,
+             .own = {"norm_epsilon", "use_bias"}, .more = read_starcoder2);
 
 /* Attention and MLP side by side behind one LayerNorm without offset; neighbouring features turn together. */
 #define COHERE_KEYS                                                                 \
@@ -270,14 +226,9 @@ static ar_status read_cohere(ar_config *c, const ari_json_at *at)
     return AR_OK;
 }
 
-const ari_llama_form ari_config_cohere = {.called = "Cohere",
-                                          .positions = 8192,
-                                          .rope = {.theta = 500000.0},
-                                          .tied = true,
-                                          .pads = true,
-                                          .biases = ARI_BIASES_OWN,
-                                          .own = COHERE_KEYS,
-                                          .more = read_cohere};
+const ari_llama_form ari_config_cohere =
+    ARI_FORM(.called = "Cohere", .positions = 8192, .rope = {.theta = 500000.0}, .tied = true, .pads = true,
+             .biases = ARI_BIASES_OWN, .own = COHERE_KEYS, .more = read_cohere);
 
 /* Only layers with a window have rotary positions. */
 static ar_status read_cohere2(ar_config *c, const ari_json_at *at)
@@ -290,14 +241,9 @@ static ar_status read_cohere2(ar_config *c, const ari_json_at *at)
     return turn_windows_alone(c, at);
 }
 
-const ari_llama_form ari_config_cohere2 = {.called = "Cohere2",
-                                           .positions = 8192,
-                                           .tied = true,
-                                           .pads = true,
-                                           .biases = ARI_BIASES_OWN,
-                                           .window = ARI_WINDOW_OWN,
-                                           .own = COHERE_KEYS,
-                                           .more = read_cohere2};
+const ari_llama_form ari_config_cohere2 =
+    ARI_FORM(.called = "Cohere2", .positions = 8192, .tied = true, .pads = true, .biases = ARI_BIASES_OWN,
+             .window = ARI_WINDOW_OWN, .own = COHERE_KEYS, .more = read_cohere2);
 
 /* Attention and MLP beside each other, of one parameter q, k and v. Its own names of what turns count where
  * rope_parameters does not say it. */
@@ -323,13 +269,11 @@ static ar_status read_gpt_neox(ar_config *c, const ari_json_at *at)
 
 ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at)
 {
-    ari_llama_form form = {.arch = AR_ARCH_GPT_NEOX,
-                           .called = "GPT-NeoX",
-                           .positions = 2048,
-                           .rope = {.theta = 10000.0, .partial = true, .share = 0.25},
-                           .biases = ARI_BIASES_OWN,
-                           .own = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"},
-                           .more = read_gpt_neox};
+    ari_llama_form form =
+        ARI_FORM(.arch = AR_ARCH_GPT_NEOX, .called = "GPT-NeoX", .positions = 2048,
+                 .rope = {.theta = 10000.0, .partial = true, .share = 0.25}, .biases = ARI_BIASES_OWN,
+                 .own = {"layer_norm_eps", "attention_bias", "use_parallel_residual", "rotary_emb_base"},
+                 .more = read_gpt_neox);
     if (ari_json_get(at, "partial_rotary_factor") != NULL) /* transformers looks for it in rope_parameters alone */
         return ari_config_refuse_key(at, "partial_rotary_factor", "no such key: 'rotary_pct' has it");
     AR_TRY(ari_json_real_or(at, "rotary_pct", &form.rope.share));

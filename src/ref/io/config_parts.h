@@ -99,6 +99,11 @@ typedef enum ari_window_rule {
     ARI_WINDOW_OWN
 } ari_window_rule;
 enum { ARI_OWN_KEYS = 4 };
+/* A form, with as many of its fields on a line as fit: a model is a row. */
+#define ARI_FORM(...) \
+    {                 \
+        __VA_ARGS__   \
+    }
 /* What the models of Llama's form differ in. */
 typedef struct ari_llama_form {
     ar_arch arch;
