@@ -51,10 +51,12 @@ typedef struct ar_param {
     enum {
         AR_ADDS_ANY,
         AR_ADDS_BY_SAMPLE,
+        AR_ADDS_BY_POSITION,
         AR_ADDS_BY_TOKEN,
         AR_ADDS_BY_BOTH
     } adds;      /* how many values an element of its gradient is the sum of: not known; at most one a sample, and
-                    depth of further tokens; one a token; of a tied table as many as both */
+                    depth of further tokens; one a place of a sample with that position, which is one unless positions
+                    restart or are given; one a token; of a tied table as many as both */
     bool sliced; /* exact numerics: in this step each rank that shares its sequences computes a slice of the rows of its
                            gradient (ar_comm_slice), for all positions; else all, for some */
     double token_share; /* of the tokens that meet it: an expert's of its layer's; 0: all */

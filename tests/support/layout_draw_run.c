@@ -367,7 +367,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     o.run.model = NULL;
     o.run.sim.trace = trace;
     o.run.sim.cluster = &timed;
-    const ari_step_case step = {.run = o.run, .config = &d->config};
+    const ari_step_case step = {.run = o.run, .config = &d->config, .repeats = d->packed || d->positions};
     AR_TRY(ari_traffic_bytes(&run.bytes_predicted, &step));
     AR_TRY(ari_check_run(&run, ref, &o));
     AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));

@@ -116,8 +116,8 @@ static void expect_within(const char *model, const char *name)
     }
 }
 
-/* A step in bf16 whose bytes are those predicted. */
-static void expect_bytes(const char *model, size_t batch, size_t seq, ar_bucket_order order)
+/* A step in bf16 whose bytes are those predicted; gives them, of the last layout. */
+static uint64_t expect_bytes(const char *model, size_t batch, size_t seq, size_t documents, ar_bucket_order order)
 {
     static const ar_parallel some[] = {{.cp = 2},
                                        {.dp = 2, .cp = 2},
@@ -125,9 +125,12 @@ static void expect_bytes(const char *model, size_t batch, size_t seq, ar_bucket_
                                        {.dp = 2, .cp = 2, .zero = 1},
                                        {.cp = 2, .zero = 1},
                                        {.cp = 2, .zero = 2, .micro_batches = 2},
-                                       {.dp = 2, .cp = 2, .zero = 1, .dp_replicate = 2}};
+                                       {.dp = 2, .cp = 2, .zero = 1, .dp_replicate = 2},
+                                       {.tp = 2, .cp = 2, .sp = true}};
+    const size_t n = sizeof some / sizeof *some;
     OWNED(end_folder) char *folder = new_model(model);
-    ar_check_options o = check_layouts(folder, some, sizeof some / sizeof *some, batch, seq);
+    ar_check_options o = check_layouts(folder, some, n, batch, seq);
+    o.documents = documents;
     o.run.steps = 1;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     o.run.precision = AR_PRECISION_BF16;
@@ -138,6 +141,7 @@ static void expect_bytes(const char *model, size_t batch, size_t seq, ar_bucket_
         cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "layout %zu: %s", i, first_of(&r->run[i]));
         cr_expect_eq(r->run[i].bytes_counted, r->run[i].bytes_predicted, "layout %zu", i);
     }
+    return r->run[n - 1].bytes_counted;
 }
 
 static const char *const of_slices[] = {LLAMA(96, 16, 12, 1, 4, 2, 4, false), LLAMA(96, 16, 12, 1, 4, 2, 4, true),
@@ -147,14 +151,23 @@ static const char *const of_slices[] = {LLAMA(96, 16, 12, 1, 4, 2, 4, false), LL
 Test(steps, tables_are_in_slices_where_matrices_are_not)
 {
     for (size_t m = 0; m < sizeof of_slices / sizeof *of_slices; m++)
-        expect_bytes(of_slices[m], 8, 32, AR_BUCKETS_REVERSE);
+        expect_bytes(of_slices[m], 8, 32, 1, AR_BUCKETS_REVERSE);
 }
 
 /* With ZeRO it depends on the order in a bucket what of a slice is in the rank's own share. */
 Test(steps, matrices_are_in_slices_in_any_order_of_buckets)
 {
     for (size_t m = 0; m < sizeof of_slices / sizeof *of_slices; m++)
-        expect_bytes(of_slices[m], 2, 8, AR_BUCKETS_BY_SIZE);
+        expect_bytes(of_slices[m], 2, 8, 1, AR_BUCKETS_BY_SIZE);
+}
+
+/* A row of the table of positions then is the sum of eight values, which move in five bytes; of up to 512, in eight,
+ * where documents begin anew at position 0. */
+Test(steps, rows_of_positions_are_sums_of_one_value_a_sample_unless_positions_repeat)
+{
+    const uint64_t once = expect_bytes(of_slices[2], 8, 32, 1, AR_BUCKETS_REVERSE);
+    const uint64_t repeated = expect_bytes(of_slices[2], 8, 32, 4, AR_BUCKETS_REVERSE);
+    cr_expect_lt(once, repeated);
 }
 
 /* Of the bundled models the small one; all of them where hours are allowed. */

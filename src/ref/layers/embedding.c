@@ -63,7 +63,7 @@ static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, doub
     /* Each rank adds the rows of its own positions. */
     e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
     e->position.matrix = false;
-    e->position.adds = AR_ADDS_BY_TOKEN;
+    e->position.adds = AR_ADDS_BY_POSITION;
     e->learned = true;
     return AR_OK;
 }

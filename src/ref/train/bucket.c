@@ -150,6 +150,11 @@ static size_t size_of(ar_comm *group)
     return is_alone(group) ? 1 : (size_t)ar_comm_size(group);
 }
 
+static bool adds_by_token(const ar_ddp *d, const ar_param *p)
+{
+    return p->adds >= AR_ADDS_BY_TOKEN || (p->adds == AR_ADDS_BY_POSITION && d->step.repeats);
+}
+
 /* Of how many values an element of the bucket can be the sum on a rank that is to sum it over a group of those that have
  * data, or on the ranks of all such groups together: those of the parts of its own samples, and of the ranks whose terms
  * it has already, or whose samples its experts have. */
@@ -162,7 +167,7 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     for (size_t i = 0; i < b->info.params; i++) {
         if (b->info.param[i]->adds == AR_ADDS_ANY)
             return SIZE_MAX;
-        if (b->info.param[i]->adds >= AR_ADDS_BY_TOKEN)
+        if (adds_by_token(d, b->info.param[i]))
             of_sample = 2 * d->step.tokens;
     }
     const size_t each = d->step.depths * (others > 0 ? others : 1) * of_sample;

@@ -106,7 +106,7 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
         AR_TRY(measure_candidate(&c, d, p));
         c.kind = (c.uneven ? KIND_UNEVEN : 0) | (is_spread(d, p) ? KIND_SPREAD : 0) |
                  (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->expert ? KIND_EXPERT : 0) | (half ? KIND_BF16 : 0) |
-                 (half && p->adds >= AR_ADDS_BY_TOKEN ? KIND_TABLE : 0) |
+                 (half && p->adds >= AR_ADDS_BY_POSITION ? KIND_TABLE : 0) |
                  (d->options.matrices_apart && p->matrix ? KIND_MATRIX : 0);
         f->at[f->n++] = c;
     }

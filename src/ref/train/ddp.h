@@ -68,6 +68,7 @@ typedef struct ari_unit {
 typedef struct ari_ddp_step {
     size_t samples, pass_samples, passes;
     size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
+    bool repeats;          /* samples may have a position several times */
 } ari_ddp_step;
 
 struct ar_ddp {

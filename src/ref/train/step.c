@@ -287,7 +287,8 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     AR_TRY(ar_ddp_start(o->ddp));
     *step = (ari_ddp_step){.passes = (size_t)ari_at_least_one(o->parallel.micro_batches),
                            .tokens = ari_batch_positions(global),
-                           .depths = 1 + ari_trained_depths(what->module)};
+                           .depths = 1 + ari_trained_depths(what->module),
+                           .repeats = global->documents || global->position_ids};
     ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     step->pass_samples = step->samples;
     if (ari_passes_apart(&o->parallel))

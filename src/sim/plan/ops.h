@@ -20,6 +20,7 @@ typedef struct ari_step_case {
     uint64_t verified;        /* steps in which gradients and copies are verified */
     const ari_routed *routed; /* by all ranks in all of the run; NULL: as if every expert had as many tokens */
     bool halves;              /* the rank stands for a pipeline without bubbles: its backward pass is cut in two */
+    bool repeats;             /* samples have packed documents, or positions of their own: one may come several times */
     bool tapped; /* somebody listens to the values: some are put together for that, in memory of the step */
 } ari_step_case;
 

@@ -294,6 +294,7 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         filled = ari_op_builder_add(w, filled, ari_op_builder_mul(w, n, bytes));
         b->elements = ari_op_builder_add(w, b->elements, ari_op_builder_mul(w, n, p.elements));
         b->params += n;
+        b->by_token = b->by_token || p.of.role == ARI_TOKENS || (p.of.role == ARI_POSITIONS && w->c->repeats);
         b->last = (ari_bucket_place){at.major, at.minor + n - 1};
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
@@ -470,7 +471,7 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
     size_t start = 0, samples = 0, parts = 0;
     ar_gradient_moves(p, w->c->run.seq, &parts);
-    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->kind & ARI_KIND_TABLE ? 2 * w->c->run.seq : parts);
+    const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->by_token ? 2 * w->c->run.seq : parts);
     const bool apart = often == ARI_EACH_MICRO && ari_passes_apart(p);
     ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);

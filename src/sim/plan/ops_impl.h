@@ -340,6 +340,7 @@ typedef struct ari_op_builder_bucket {
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
     bool sliced;           /* shared out, of gradients in slices: */
     size_t sent;           /* the terms that ranks have of others' shares */
+    bool by_token;         /* an element can be the sum of a value a token */
 } ari_op_builder_bucket;
 
 ari_params ari_op_builder_all_params(ari_op_builder *w);
@@ -363,7 +364,7 @@ typedef void (*ari_bucket_fn)(ari_op_builder *w, const ari_op_builder_bucket *b,
 void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f);
 /** The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each
  *  part of the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose
- *  tokens its experts have; of tables two for each token. */
+ *  tokens its experts have; two for each token of a table whose rows a sample can have several times. */
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often);
 /** True if the gradients of a parameter are made in slices (ar_param.sliced). */

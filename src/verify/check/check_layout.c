@@ -52,7 +52,8 @@ static ar_status run_again(ar_check_run *run, const ari_reference *ref, const ar
 /* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
 static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
 {
-    const ari_step_case listed = {.run = o->run, .config = o->config};
+    const ari_step_case listed = {
+        .run = o->run, .config = o->config, .repeats = o->batch->documents || o->batch->position_ids};
     ari_cluster_options again = *o;
     ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
@@ -123,7 +124,8 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     cluster.run.parallel = *p;
     cluster.run.batch += o->padding;
     ari_routed routed = {0, 0};
-    const ari_step_case traffic = {.run = cluster.run, .config = &b->config, .routed = &routed};
+    const ari_step_case traffic = {
+        .run = cluster.run, .config = &b->config, .routed = &routed, .repeats = b->documents};
     *run = (ar_check_run){.parallel = *p};
     if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */
         AR_TRY(ari_check_routed(&routed, &b->ref, &traffic));
