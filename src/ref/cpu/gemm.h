@@ -71,6 +71,13 @@ typedef struct ari_tile_plan {
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 
+/* Where a path that can (`rounds`) writes the rounded sums of a tile, in place of the sums. */
+typedef struct ari_tile_result {
+    float *y; /* NULL: nowhere */
+    size_t ld;
+    double *row; /* [rows]: ari_round_row_factor */
+} ari_tile_result;
+
 /* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
 typedef struct ari_tile {
     size_t at, row, rows, col, cols;
@@ -78,9 +85,10 @@ typedef struct ari_tile {
     const ari_tile_plan *plan;
     const double *panels; /* of all right matrices, where plan->panel is not 0 */
     void *words;          /* plan->path words, 64-byte aligned */
-    double *scale;        /* [cols] */
-    int64_t *wide;        /* [rows, 2*cols] */
-    float *values;        /* [cols], or [1 + rows, cols], where plan->row is not 0 */
+    double *scale;        /* [cols], with room for whole panels */
+    ari_tile_result result;
+    int64_t *wide; /* [rows, 2*cols] */
+    float *values; /* [cols], or [1 + rows, cols], where plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {
@@ -91,6 +99,7 @@ typedef struct ari_exact_path {
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
     size_t least_terms;      /* shorter sums are left to another path, where the processor has one */
+    bool rounds;             /* `sum` can round as round_row does */
     /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** Where plan sets `panel`: packs the col_step rows of matrix `at` from row `row` on. */

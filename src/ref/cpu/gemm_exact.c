@@ -41,6 +41,12 @@ static bool leaves_threads_idle(size_t tiles, size_t threads)
     return tiles < 4 * threads && tiles % threads != 0;
 }
 
+/* Factors of columns, for whole panels. */
+static size_t scales_of(const ari_exact_path *path, const ari_tile_plan *p)
+{
+    return ari_round_up(p->tile_cols, path->col_step);
+}
+
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
 {
@@ -64,12 +70,12 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     p.panels = ari_ceil_div(b->rows, path->col_step);
     p.wide = r->terms < r->k ? 2 * p.tile_rows * p.tile_cols : 0;
     p.row = ari_ceil_div(p.tile_cols * (r->values > 1 ? 1 + p.tile_rows : r->values), 2);
-    p.total = ari_round_up8(p.path + p.tile_cols + p.wide + p.row);
+    p.total = ari_round_up8(p.path + scales_of(path, &p) + p.tile_rows + p.wide + p.row);
     return p;
 }
 
-static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_packed *b, size_t number, double *words,
-                        const double *panels)
+static ari_tile tile_of(const ari_exact_path *path, const ari_tile_plan *p, const ar_packed *a, const ar_packed *b,
+                        size_t number, double *words, const double *panels)
 {
     ari_tile t = {.at = number / (p->down * p->across), .a = a, .b = b, .plan = p, .panels = panels, .words = words};
     t.row = number / p->across % p->down * p->tile_rows;
@@ -77,7 +83,8 @@ static ari_tile tile_of(const ari_tile_plan *p, const ar_packed *a, const ar_pac
     t.rows = a->rows - t.row < p->tile_rows ? a->rows - t.row : p->tile_rows;
     t.cols = b->rows - t.col < p->tile_cols ? b->rows - t.col : p->tile_cols;
     t.scale = words + p->path;
-    t.wide = (int64_t *)(void *)(t.scale + p->tile_cols);
+    t.result.row = t.scale + scales_of(path, p);
+    t.wide = (int64_t *)(void *)(t.result.row + p->tile_rows);
     t.values = (float *)(void *)(t.wide + p->wide);
     return t;
 }
@@ -134,7 +141,7 @@ static ar_status for_each_tile(ar_device *d, const ari_exact_path *path, const a
     }
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
-        const ari_tile t = tile_of(&p, a, b, i, base + ari_thread_number() * p.total, packed);
+        const ari_tile t = tile_of(path, &p, a, b, i, base + ari_thread_number() * p.total, packed);
         job(path, context, &t);
     }
     ari_cpu_free(d, NULL, words);
@@ -255,6 +262,15 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
     const ari_matrices ym = ari_matrices_of(o->y);
     float *first = ari_matrix_at(o->y, t->at) + (ptrdiff_t)t->row * ym.row_stride + t->col;
     const int32_t *e = o->e + t->at * t->a->rows + t->row, *f = o->f + t->at * t->b->rows + t->col;
+    if (path->rounds && t->a->k > 0 && t->a->k <= path->terms && !o->bias && o->act == AR_ACT_NONE) {
+        ari_tile rounded = *t;
+        rounded.result.y = first;
+        rounded.result.ld = (size_t)ym.row_stride;
+        for (size_t i = 0; i < t->rows; i++)
+            t->result.row[i] = ari_round_row_factor(e[i]);
+        make_sums(path, &rounded, f);
+        return;
+    }
     make_sums(path, t, f);
     for (size_t i = 0; i < t->rows; i++) {
         float *y = first + (ptrdiff_t)i * ym.row_stride;

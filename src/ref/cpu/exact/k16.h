@@ -34,6 +34,7 @@
 #include "ref/cpu/exact/panels.h"
 #include "ref/cpu/exact/transpose8.h"
 #include "ref/cpu/gemm.h"
+#include "ref/numerics/integer_sum.h"
 
 #define K16 __attribute__((target(K16_TARGET)))
 #define K16_INLINE static inline __attribute__((always_inline, target(K16_TARGET)))
@@ -61,6 +62,10 @@
 typedef uint32_t vec __attribute__((vector_size(4 * K16_LANES)));
 typedef int32_t signed_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef uint64_t wide_vec __attribute__((vector_size(4 * K16_LANES)));
+typedef int64_t signed_wide_vec __attribute__((vector_size(4 * K16_LANES)));
+typedef double real_vec __attribute__((vector_size(4 * K16_LANES)));
+typedef float float_vec __attribute__((vector_size(2 * K16_LANES)));
+typedef uint32_t float_bits __attribute__((vector_size(2 * K16_LANES)));
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
@@ -193,22 +198,60 @@ K16_INLINE vec dot(vec sum, vec a, vec b)
     return (vec)K16_DOT((K16_WORDS)sum, (K16_WORDS)a, (K16_WORDS)b);
 }
 
-/* 64-bit integers at s: start + x, or x added to them. */
-K16_INLINE void put(int64_t *s, wide_vec x, uint64_t start, bool add)
+/* S, or 64-bit integers to which it is added at s, of the columns of the even lanes of a vector or those of odd ones. */
+K16_INLINE wide_vec added(const int64_t *s, wide_vec x, uint64_t start, bool add)
 {
     wide_vec sums = (wide_vec){0} + start;
     if (add)
         memcpy(&sums, s, sizeof sums);
-    sums += x;
-    memcpy(s, &sums, sizeof sums);
+    return sums + x;
 }
 
-/* S += x*2^by + r, of the columns of even lanes and of those of odd ones. */
-K16_INLINE void flush(int64_t *s, vec upper, vec rest, const int by, uint64_t start, bool add)
+/* fl64(S): ari_double64, and where |S| < 2^51 ari_nearest_integer turned round. */
+K16_INLINE real_vec real_of(wide_vec s, const bool narrow)
 {
-    const wide_vec lower = (wide_vec){0} + 0xffffffffu, x = (wide_vec)upper, r = (wide_vec)rest;
-    put(s, ((x & lower) << by) + (r & lower), start, add);
-    put(s + LANES / 2, ((x & ~lower) >> (32 - by)) + (r >> 32), start, add);
+    if (narrow)
+        return (real_vec)(s + ARI_ROUND_MAGIC_BITS) - ARI_ROUND_MAGIC;
+    if (OVERLAPPED) /* AVX-512 has an instruction for it */
+        return __builtin_convertvector((signed_wide_vec)s, real_vec);
+    const wide_vec biased = s + 0x8000000000000000u;
+    const real_vec high = (real_vec)(biased >> 32 | 0x4530000000000000u) - (0x1p84 + 0x1p63);
+    return high + ((real_vec)((biased & 0xffffffffu) | 0x4330000000000000u) - 0x1p52);
+}
+
+/* As ari_round_sums, for columns from j on. */
+K16_INLINE void round_sums(const ari_register_tile *r, size_t i, size_t j, wide_vec s, const bool narrow)
+{
+    float *y = r->result.y + i * r->result.ld + j;
+    real_vec scale;
+    memcpy(&scale, r->scale + j, sizeof scale);
+    const float_vec x = __builtin_convertvector(real_of(s, narrow) * r->result.row[i] * scale, float_vec);
+    const float_bits same = (float_bits)(x == x), nan = (float_bits){0} + 0x7fc00000u;
+    const float_bits values = ((float_bits)x & same) | (nan & ~same);
+    if (j + LANES / 2 <= r->inside)
+        memcpy(y, &values, sizeof values);
+    else if (j < r->inside)
+        memcpy(y, &values, (r->inside - j) * sizeof *y);
+}
+
+K16_INLINE void put(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, const bool narrow)
+{
+    int64_t *s = r->sums + i * r->ld + j;
+    const wide_vec sums = added(s, x, start, r->add);
+    if (r->result.y)
+        round_sums(r, i, j, sums, narrow);
+    else
+        memcpy(s, &sums, sizeof sums);
+}
+
+/* S += x*2^by + rest, of the columns of even lanes and of those of odd ones. */
+K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start,
+                      const bool narrow)
+{
+    const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
+    const wide_vec lower = (wide_vec){0} + 0xffffffffu, x = (wide_vec)upper, l = (wide_vec)rest;
+    put(r, i, j, ((x & lower) << by) + (l & lower), start, narrow);
+    put(r, i, j + LANES / 2, ((x & ~lower) >> (32 - by)) + (l >> 32), start, narrow);
 }
 
 K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
@@ -216,20 +259,25 @@ K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
     for (size_t i = 0; p->add && i < ROWS; i++) /* they are read last */
         for (size_t j = 0; j < vectors * LANES; j += 8)
             __builtin_prefetch(p->sums + i * p->ld + j, 1, 3);
+    for (size_t i = 0; p->result.y && i < ROWS && i < p->rows; i++)
+        for (size_t j = 0; j < vectors * LANES; j += 16)
+            __builtin_prefetch(p->result.y + i * p->result.ld + j, 1, 3);
 }
 
 /* Sums of a register tile by planes, until they are added to int64. That takes a tenth as long as the products, whose
  * instructions leave half of the vector units idle: so it is done while those of the next tile are made. */
 typedef struct made {
     vec plane[PLANES][ROWS][3];
-    int64_t *sums; /* NULL: no tile */
+    ari_register_tile at; /* sums NULL: no tile */
 } made;
 
 /* Row i of them; `vectors` and `narrow` are constants where this is inlined, here and below. */
-K16_INLINE void flush_row(const ari_register_tile *r, const made *m, size_t i, const size_t vectors, const bool narrow)
+K16_INLINE void flush_row(const made *m, size_t i, const size_t vectors, const bool narrow)
 {
     const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
-    const uint64_t start = 0 - r->blocks * (((uint64_t)BIAS << by) + BIAS);
+    const uint64_t start = 0 - m->at.blocks * (((uint64_t)BIAS << by) + BIAS);
+    if (m->at.result.y && i >= m->at.rows)
+        return;
 #pragma GCC unroll 3
     for (size_t v = 0; v < vectors; v++) {
         vec x = m->plane[0][i][v], rest = m->plane[1][i][v];
@@ -238,7 +286,7 @@ K16_INLINE void flush_row(const ari_register_tile *r, const made *m, size_t i, c
             x += (vec)((signed_vec)mid >> SPLIT);
             rest += mid << (32 - SPLIT) >> (32 - 2 * SPLIT);
         }
-        flush(m->sums + i * r->ld + v * LANES, x, rest, by, start, r->add);
+        flush(&m->at, i, v * LANES, x, rest, start, narrow);
     }
 }
 
@@ -248,7 +296,7 @@ K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint
                                uint32_t start, const size_t vectors, const made *before, const bool narrow)
 {
     vec acc[ROWS][3], x[3];
-    size_t row = before && before->sums ? 0 : ROWS;
+    size_t row = before && before->at.sums ? 0 : ROWS;
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
@@ -271,10 +319,10 @@ K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint
             right += vectors * LANES;
         }
         if (OVERLAPPED && row < ROWS)
-            flush_row(r, before, row++, vectors, narrow);
+            flush_row(before, row++, vectors, narrow);
     }
     for (; OVERLAPPED && row < ROWS; row++)
-        flush_row(r, before, row, vectors, narrow);
+        flush_row(before, row, vectors, narrow);
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
@@ -282,27 +330,37 @@ K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint
             to[i][v] = acc[i][v];
 }
 
+K16_INLINE void next_tile(ari_register_tile *r)
+{
+    r->sums += ROWS * r->ld;
+    if (r->result.y) {
+        r->result.y += ROWS * r->result.ld;
+        r->result.row += ROWS;
+        r->rows -= r->rows < ROWS ? r->rows : ROWS;
+    }
+}
+
 /* `tiles` register tiles, one below the other. */
 K16_INLINE void multiply_column(const ari_register_tile *p, size_t tiles, const size_t vectors, const bool narrow)
 {
     ari_register_tile r = *p;
-    made m = {.sums = NULL};
+    made m = {.at = {.sums = NULL}};
     const size_t pairs = r.terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
     const uint32_t *a = r.left, *b = r.right;
     for (size_t i = 0; i < tiles; i++) {
         prefetch_sums(&r, vectors);
         multiply_plane(m.plane[0], a, b, &r, BIAS, vectors, OVERLAPPED ? &m : NULL, narrow);
-        m.sums = r.sums;
+        m.at = r;
         multiply_plane(m.plane[1], narrow ? a : a + left, b + right, &r, BIAS, vectors, NULL, narrow);
         if (!narrow)
             multiply_plane(m.plane[2], a + 2 * left, b + 2 * right, &r, 0, vectors, NULL, narrow);
         for (size_t row = 0; !OVERLAPPED && row < ROWS; row++)
-            flush_row(&r, &m, row, vectors, narrow);
+            flush_row(&m, row, vectors, narrow);
         a += left * (narrow ? 1 : PLANES);
-        r.sums += ROWS * r.ld;
+        next_tile(&r);
     }
     for (size_t row = 0; OVERLAPPED && row < ROWS; row++)
-        flush_row(&r, &m, row, vectors, narrow);
+        flush_row(&m, row, vectors, narrow);
 }
 
 K16_INLINE void multiply_any(const ari_register_tile *r, size_t tiles, const bool narrow)
@@ -370,4 +428,4 @@ static bool is_supported(void)
 const ari_exact_path K16_PATH = {
     ARI_PANEL_PATH,    .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
-    .plan = plan_tile};
+    .rounds = true,    .plan = plan_tile};

@@ -93,9 +93,21 @@ static void multiply_column(const ari_panel_kernel *kernel, ari_register_tile r,
     }
 }
 
-/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there. */
+/* The sums are complete with this block. */
+static void round_into(ari_register_tile *r, const ari_tile *t, size_t row, size_t col)
+{
+    const ari_tile_result *to = &t->result;
+    if (to->y)
+        r->result = (ari_tile_result){to->y + row * to->ld + col, to->ld, to->row + row};
+    r->scale = t->scale + col;
+    r->rows = t->rows - row;
+    r->inside = t->cols - col;
+}
+
+/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; last: of the last
+ * slice. */
 static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
-                          ari_register_tile r)
+                          ari_register_tile r, bool last)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
     const size_t rows = ari_smaller(t->rows, i0 + kernel->near_rows),
@@ -109,6 +121,8 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
             r.right = panel_at(kernel, &w->right, j, k, n);
             r.cols = ari_smaller(w->right.rows - j, kernel->cols);
             r.sums = w->sums + i0 * r.ld + j;
+            if (last && k + kernel->block >= terms)
+                round_into(&r, t, i0, j);
             multiply_column(kernel, r, (rows - i0 + kernel->rows - 1) / kernel->rows);
         }
     }
@@ -127,6 +141,6 @@ void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
         pack_slice(&w, t, k, terms);
         for (size_t i = 0; i < t->rows; i += kernel->near_rows)
             for (size_t j = 0; j < t->cols; j += kernel->near_cols)
-                multiply_part(&w, t, i, j, terms, r);
+                multiply_part(&w, t, i, j, terms, r, k + terms == to);
     }
 }

@@ -30,6 +30,9 @@ typedef struct ari_register_tile {
     int64_t *sums;
     size_t ld;
     bool add;
+    ari_tile_result result; /* from the first row and column on; y NULL: the sums are kept */
+    const double *scale;    /* of its columns */
+    size_t rows, inside;    /* rows from the first one on, and columns, that are the result's */
 } ari_register_tile;
 
 typedef struct ari_panel_kernel ari_panel_kernel;
