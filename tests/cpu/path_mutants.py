@@ -108,8 +108,6 @@ MUTANTS = [
     ("the bias of the remainder is not counted", K16, "<< by) + BIAS);", "<< by));"),
     ("the bias is counted for one block", K16, "start = 0 - m->at.blocks *", "start = 0 - 1 *"),
     ("wide sums are rounded as narrow ones", K16, "real_of(s, narrow) *", "real_of(s, true) *"),
-    ("sums of 64 bits are rounded without the lower half of one", K16, "return high + ((real_vec)((biased & 0xffffffffu)",
-     "return high + ((real_vec)((biased & 0xffffu)"),
     ("every row is rounded with the first one's factor", K16, "r->result.row[i] *", "r->result.row[0] *"),
     ("columns are rounded with the factors of the first", K16, "&scale, r->scale + j,", "&scale, r->scale,"),
     ("results past the last column are another row's", K16, "(r->inside - j) * sizeof *y", "sizeof values"),

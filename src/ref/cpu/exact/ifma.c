@@ -116,6 +116,9 @@ IFMA_INLINE void multiply(const ari_register_tile *r, const size_t vectors)
         for (size_t v = 0; v < vectors; v++)
             acc[i][v] =
                 _mm512_add_epi64(_mm512_set1_epi64((long long)row_fix[i]), _mm512_loadu_si512(col_fix + v * GROUP));
+    for (size_t i = 0; r->add && i < 8; i++) /* the sums are read last */
+        for (size_t v = 0; v < vectors; v++)
+            __builtin_prefetch(r->sums + i * r->ld + v * GROUP, 1, 3);
     for (size_t k = 0; k < r->terms; k++) {
         for (size_t v = 0; v < vectors; v++)
             x[v] = _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)(const void *)(right + v * GROUP)));
