@@ -71,6 +71,7 @@ ar_status ari_run_check_numerics(const ar_run *r)
     AR_TRY(ari_check_choice("device", (int)r->device.kind, AR_DEVICE_KINDS));
     AR_TRY(ari_check_choice("order of the MLP", (int)r->plan.mlp_order, AR_MLP_ROW_COLUMN + 1));
     AR_TRY(ari_check_choice("fault", (int)r->fault, AR_FAULT_COUNT));
+    AR_TRY(ari_check_choice("algorithm", (int)r->sim.algorithm, AR_SIM_LAST + 1));
     if (r->storage != 0 && r->storage != AR_F32 && r->storage != AR_BF16)
         return ar_error_set(AR_ERR_ARG, "storage %d, expected 0, AR_F32 or AR_BF16", (int)r->storage);
     if (r->precision == AR_PRECISION_BF16 && r->storage == AR_F32)

@@ -6,6 +6,7 @@
 
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "sim/wire.h"
 
 enum { MOST_RANKS = 4096 };
@@ -105,8 +106,8 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: %d ranks; 1 to %d expected", ranks, MOST_RANKS);
     if (!fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
-    if (o && (unsigned)o->algorithm > AR_SIM_LAST)
-        return ar_error_set(AR_ERR_ARG, "ar_sim_run: unknown algorithm %d", (int)o->algorithm);
+    if (o)
+        AR_TRY(ari_check_choice("ar_sim_run: algorithm", (int)o->algorithm, AR_SIM_LAST + 1));
     if (o)
         AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
     if (o && o->cluster)

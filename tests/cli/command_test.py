@@ -535,6 +535,21 @@ class Grads(CommandTest):
             done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
             self.assertEqual(done.code, 0, str(done))
             self.assertEqual("note: 1 target is predicted where no key is seen" in done.err, told, done.err)
+        # A key of the document before is none of the next one's.
+        hidden = {"input_ids": ids, "attention_mask": ["I64", [2, 32], i64(*[1] * 4, 0, 0, *[1] * 58)]}
+        bounds = {"cu_seqlens": ["I64", [4], i64(0, 4, 32, 64)]}
+        for batch, told in ((hidden, 0), ({**hidden, **bounds}, 2)):
+            tensor_files.write(folder / "batch.safetensors", batch)
+            done = run("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out")
+            self.assertEqual("note: 2 targets are predicted where no key is seen" in done.err, told > 0, done.err)
+
+    def test_a_model_without_logits_has_no_targets(self):
+        file = self.folder / "batch.safetensors"
+        batch = {"input_ids": ["I64", [1, 4], i64(1, 2, 3, 4)], "attention_mask": ["I64", [1, 4], i64(0, 0, 1, 1)]}
+        tensor_files.write(file, batch)
+        self.passes("grads", "stack-demo", "--input", file, "--out", self.folder / "out")
+        tensor_files.write(file, {**batch, "labels": ["I64", [1, 4], i64(*[-100] * 4)]})
+        self.refused("grads", "stack-demo", "--input", file, "--out", self.folder / "out", says=["holds labels", "no logits"])
 
     def test_positions_alone_keep_no_documents_of_gpt_oss_apart(self):
         folder = self.golden("experts/gpt-oss-tiny")

@@ -47,6 +47,15 @@ class MtpTest(Case):
         self.refused("check", "deepseek-demo", "--mtp-weight", 1, says="give mtp too")
         self.refused("check", "deepseek-demo", "--mtp", 9, says="--mtp")
 
+    def test_blocks_that_the_file_alone_does_not_train_are_told(self):
+        for depth, blocks in (1, "1 block of"), (2, "2 blocks of"):
+            model = self.model(num_nextn_predict_layers=depth)
+            note = f"config.json: without 'mtp_loss_scaling_factor', the {blocks} 'num_nextn_predict_layers'"
+            for options, told in ((), 1), (("--mtp", 1), 0):
+                with self.subTest(depth=depth, options=options):
+                    notes = self.done("plan", model, "--tp", 2, *SMALL, *options).stderr
+                    self.assertEqual((notes.count(note), notes.count("not known")), (told, 0), notes)
+
     def test_a_file_of_activations_has_their_order(self):
         model = GOLDEN / "llama-mtp-packed-tiny"
         self.done("grads", model, "--input", model / "batch.safetensors", "--out", self.folder / "out", "--activations")

@@ -226,7 +226,7 @@ CLAIM(routers_of_sigmoids_have_deepseek_s_keys)
         config_read(MODEL("glm4_moe"), "'n_routed_experts':16,'n_group':4,'topk_group':2,'n_shared_experts':2,"
                                        "'moe_intermediate_size':24,'routed_scaling_factor':2.5,"
                                        "'num_nextn_predict_layers':1,'scoring_func':'sigmoid'");
-    cr_expect(c.unknown_keys == 1 && strcmp(c.unknown[0], "num_nextn_predict_layers") == 0);
+    cr_expect(c.unknown_keys == 0 && c.mtp == 0 && c.mtp_unused == 1);
     cr_expect(c.arch == AR_ARCH_GLM4_MOE && c.qk_norm == AR_QK_NORM_NONE && c.rope.rotary_dim * 2 == c.head_dim);
     cr_expect(c.experts.n == 16 && c.experts.per_token == 8 && c.experts.shared == 48 && c.experts.ungated);
     cr_expect(c.experts.normalised && c.experts.scores.groups == 4 && c.experts.scores.kept == 2);

@@ -117,6 +117,7 @@ CLAIM(enumerators_that_are_none_are_refused)
                 {{.storage = AR_I64}, "storage 18"},
                 {{.placements = (ar_declared_check)3}, "placements 3"},
                 {{.fault = AR_FAULT_COUNT}, "fault "},
+                {{.sim.algorithm = (ar_sim_algorithm)4}, "algorithm 4, expected 0 to 3"},
                 {{.device = {AR_DEVICE_KINDS, 0}}, "device 3"},
                 {{.plan.mlp_order = (ar_mlp_order)2}, "order of the MLP 2"}};
     ar_check_report *r = NULL;

@@ -125,6 +125,13 @@ json_t *ari_config_notes(FILE *to, const ar_config *c)
                  c->quantized);
         add_note(notes, to, text);
     }
+    if (c->mtp_unused > 0 && c->mtp == 0 && ++wanted) {
+        snprintf(text, sizeof text,
+                 "config.json: without 'mtp_loss_scaling_factor', the %zu block%s of "
+                 "'num_nextn_predict_layers' %s left out (--mtp trains them)",
+                 c->mtp_unused, c->mtp_unused == 1 ? "" : "s", c->mtp_unused == 1 ? "is" : "are");
+        add_note(notes, to, text);
+    }
     for (size_t i = 0; i < n; i++) {
         const size_t more = c->unknown_keys - i;
         if (i < AR_CONFIG_NOTES)

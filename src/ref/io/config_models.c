@@ -52,8 +52,6 @@ static ar_status read_mtp(ar_config *c, const ari_json_at *at)
         return ari_json_wrong(at, "mtp_loss_scaling_factor", " without 'num_nextn_predict_layers'");
     if (c->mtp_weight > 0.0)
         c->mtp = depth;
-    else if (depth > 0)
-        ari_config_note(c, "", "num_nextn_predict_layers");
     c->mtp_unused = depth - c->mtp;
     return AR_OK;
 }

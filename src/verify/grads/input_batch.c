@@ -8,6 +8,7 @@
 #include "anyrank/safetensors.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/models/family.h"
 
 static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
 {
@@ -49,6 +50,9 @@ static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st
     const ar_st_entry *e = ar_st_find(f, "labels");
     if (!e)
         return AR_OK;
+    if (!ari_part_path(ari_family_of(c->arch), ARI_HEAD))
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "%s: holds labels, and the model has no logits: its loss is the sum of its output", path);
     AR_TRY(expect_shape(path, e, b->batch.batch, b->batch.seq));
     int64_t *labels = NULL;
     AR_TRY(ARI_TAKE(&labels, &b->arena, e->count, "labels"));
@@ -224,14 +228,16 @@ static size_t window_of(const ar_config *c)
 }
 
 /* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row. Where
- * heads have sinks both give it none. */
+ * heads have sinks both give it none. All models with targets are causal. */
 static void note_blind(ari_input_batch *b, const ar_config *c)
 {
     const ar_batch *x = &b->batch;
     const size_t window = window_of(c);
     size_t count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
-    for (size_t i = 0; x->padding_mask && !c->sinks && i < x->batch * x->seq; i++) {
-        since = x->padding_mask[i] ? 1 : i % x->seq > 0 && since > 0 ? since + 1 : 0;
+    const bool asks = x->padding_mask && !c->sinks && ari_part_path(ari_family_of(c->arch), ARI_HEAD);
+    for (size_t i = 0; asks && i < x->batch * x->seq; i++) {
+        const bool begins = i % x->seq == 0 || (x->documents && x->documents[i] != x->documents[i - 1]);
+        since = x->padding_mask[i] ? 1 : !begins && since > 0 ? since + 1 : 0;
         const bool blind = since == 0 || (window > 0 && since > window);
         count += blind && ar_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
     }
