@@ -13,6 +13,7 @@ const char *const ari_bench_dtype_names[] = {"f32", "i64", NULL};
 static const char *const size_names[] = {"small", "large", NULL};
 const char *const ari_bench_algorithm_names[] = {"auto", "direct", "ring", "last", NULL};
 
+#define TIMEOUT 60.0 /* unless given */
 #define ARI_VALUES ari_bench_options
 static const ari_option options[] = {
     ARI_OPTION_SECTION("sizes"),
@@ -48,7 +49,7 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("ddp"),
     ARI_OPTION_INT("dp", r.run.parallel.dp, 1, 4096, "N", "ddp: data-parallel ranks (default 2)"),
     ARI_OPTION_DOUBLE("timeout", r.timeout, 0.01, 86400, "S",
-                      "ddp: longest wait of a rank for another, in seconds (default 60)"),
+                      "ddp, allreduce: longest wait of a rank for another, in seconds (default 60)"),
     ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, "ddp: exact or native (default native)"),
     ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,
@@ -106,12 +107,15 @@ static ar_status check_options(const ari_bench_options *v)
                 {"--bytes", v->bytes > 0, "allreduce"},
                 {"--dtype", v->dtype >= 0, "allreduce"},
                 {"--algorithm", v->algorithm > 0, "allreduce"},
+                {"--timeout", v->r.timeout != TIMEOUT, "ddp and allreduce"},
                 {"--dp", run->parallel.dp > 0, "ddp"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].given && !is_one_of(rows[i].by, v->what))
             return ar_error_set(AR_ERR_ARG, "bench %s has no use for %s: it is for bench %s", v->what, rows[i].option,
                                 rows[i].by);
     }
+    if (v->paced && !v->cluster)
+        return ar_error_set(AR_ERR_ARG, "--paced takes as long as links of --cluster do: give --cluster SPEC too");
     if (v->model && v->block_size >= 0)
         return ar_error_set(AR_ERR_ARG, "bench block: --size is of its own blocks, not of the model %.100s", v->model);
     ari_run_values r = v->r;
@@ -202,7 +206,7 @@ static ar_status run(void *values, int *exit_code)
 
 /* dtype and numerics: both. */
 static const ari_bench_options defaults = {
-    .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = 60.0},
+    .r = {.run.numerics = (ar_numerics)-1, .run.ddp.bucket_bytes = ARI_NOT_GIVEN, .timeout = TIMEOUT},
     .dtype = -1,
     .block_size = -1};
 

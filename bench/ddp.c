@@ -96,7 +96,7 @@ typedef struct ddp_row {
     ar_bucket_mode mode;
     size_t buckets;
     uint64_t all_reduces, bytes; /* of rank 0, in one step */
-    double virtual_seconds;      /* of one step, by the clock of the simulated cluster; 0: there is none */
+    double virtual_seconds;      /* of one step, by the clock of the simulated cluster; NaN: there is none */
     double seconds;              /* median of one step */
     double over_alone;           /* median of (time)/(time of the step without DDP) */
     double spread;               /* of that ratio; of the seconds without DDP */
@@ -164,7 +164,7 @@ static ar_status time_row(ddp_rank *k, ddp_row *row, double *seconds)
     start = ari_bench_seconds();
     for (int i = 0; i < STEPS; i++)
         AR_TRY(ddp_step(k, ddp));
-    row->virtual_seconds = lane ? (double)(lane->virtual_ns - virtual_start) * 1e-9 / STEPS : 0.0;
+    row->virtual_seconds = lane ? (double)(lane->virtual_ns - virtual_start) * 1e-9 / STEPS : (double)NAN;
     AR_TRY(meet(k));
     *seconds = (ari_bench_seconds() - start) / STEPS;
     return AR_OK;

@@ -134,6 +134,10 @@ class Bench(unittest.TestCase):
                                        places=6)
         self.refused("kernels", "--m", "5", "--n", "1", says="two columns")
 
+    def test_without_a_cluster_no_virtual_time_passes(self):
+        rows = self.rows("ddp", "stack-demo", "--batch", "2", "--seq", "4", "--repetitions", "1")
+        self.assertEqual({row["virtual_seconds"] for row in rows}, {"NaN"})
+
     def test_a_step_with_and_without_buckets(self):
         rows = self.rows("ddp", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--repetitions", "1",
                          "--cluster", "inside=100us:1GB/s flops=1T", "--paced")
@@ -195,6 +199,8 @@ class Bench(unittest.TestCase):
         self.refused("block", "llama-demo", "--size", "large", says="--size is of its own blocks")
         self.refused("ddp", "--size", "large", says="it is for bench block")
         self.refused("gemm", "--profile", says="it is for bench block")
+        self.refused("block", "--timeout", "30", says="it is for bench ddp and allreduce")
+        self.refused("ddp", "--paced", says="give --cluster SPEC too")
         self.refused("ddp", "no-such-model", says="no-such-model")
         self.refused("ddp", "llama-demo", "--tp", "2", says="--tp")
         self.refused("ddp", "llama-3.1-405b", says="this would take about ")
