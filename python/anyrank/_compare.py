@@ -337,7 +337,7 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
         alone = f"rank {first.rank} only" in first.pattern
         yield "rank", str(first.rank) if alone else ""
         yield "element", (f"{list(first.index)}: {_number(first.reference)} on one rank, {_number(first.actual)} "
-                          f"{f'on rank {first.rank}' if alone else 'here'}{_times(first)}")
+                          f"{f'on rank {first.rank}' if alone else 'here'}{_times(first, report)}")
     elif state == "replicas":
         values = " and ".join(f"{_number(value)} on rank {rank}"
                               for value, rank in zip((first.reference, first.actual), first.ranks))
@@ -371,11 +371,12 @@ def _number(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _times(first: Difference) -> str:
-    if first.ratio is None or first.allowed is None:
+def _times(first: Difference, report: VerifyReport) -> str:
+    rule = report.data["rule"]["name"]
+    if first.ratio is None or first.allowed is None or rule == "bits":
         return ""
     ratio = f"{first.ratio:,.3g} times" if math.isfinite(first.ratio) else "infinitely more than"
-    return f"; {ratio} what rounding explains, {first.allowed:.2g}"
+    return f"; {ratio} what {'rounding explains' if rule == 'sensitivity' else 'the rule allows'}, {first.allowed:.2g}"
 
 
 def _advice(first: Difference, layout: Layout) -> str:

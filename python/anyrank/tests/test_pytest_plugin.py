@@ -239,6 +239,20 @@ def test_row(anyrank_compare):
         again = self.pytest("--lf")
         self.assertIn("1 passed", again.split("\n")[-2])
 
+    def test_a_rule_of_ones_own_is_not_called_rounding(self) -> None:
+        self.write("""
+@pytest.mark.parametrize("rule", [{"bits": True}, {"rtol": 1e-4}])
+def test_row(anyrank_compare, rule):
+    def late(model, mesh):
+        step(model, mesh)
+        if mesh:
+            model.bias.grad *= 1 + 1e-3
+    anyrank_compare(Row, late, spec=SPEC, only="bias:grad", **rule)
+""")
+        text = words_of(self.pytest(status=1))
+        self.assertIn("times what the rule allows", text)
+        self.assertNotIn("rounding explains", text)
+
     def test_sharded_tensors_without_a_spec_are_explained(self) -> None:
         self.write("\ndef test_row(anyrank_compare):\n    anyrank_compare(Row, step, ranks=4)\n")
         text = words_of(self.pytest(status=1))
