@@ -41,7 +41,7 @@ static const ari_option options[] = {
     ARI_OPTION_ENUM("arithmetic", arithmetic, ari_sensitivity_names,
                     "in which the sides compute, for what rounding may do: f32, tf32, bf16 (mixed precision), "
                     "bf16-pure, f16, f16-pure (default bf16-pure)"),
-    ARI_OPTION_DOUBLE("within", o.within, 0, 1e6, "X", "what a side may be off, in place of what rounding makes"),
+    ARI_OPTION_DOUBLE("within", o.within, 1e-30, 1e6, "X", "what a side may be off, in place of what rounding makes"),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("out", o.out, "FILE.jsonl", "tokens, log-probabilities and entropies, a line for each sequence",
                     .written = true),
@@ -209,6 +209,9 @@ static ar_status run_it(const logprobs_values *v, ar_run *run, int *exit_code)
     return v->common.json ? ari_json_end(as_json(&r, v, run), &v->common) : AR_OK;
 }
 
+static const logprobs_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},
+                                         .arithmetic = AR_SENSITIVITY_BF16_PURE};
+
 static ar_status run_logprobs(void *values, int *exit_code)
 {
     const logprobs_values *v = values;
@@ -219,14 +222,19 @@ static ar_status run_logprobs(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "give --rollout FILE, --trainer FILE, or --input FILE: the tokens are there");
     if (v->o.top > 0 && !v->o.out)
         return ar_error_set(AR_ERR_ARG, "--top goes with --out FILE, where the most likely tokens are written");
-    if (v->o.other && !v->o.side[0] && !v->o.side[1])
-        return ar_error_set(AR_ERR_ARG, "--other goes with --rollout or --trainer, whose weights it may be");
+    const struct {
+        bool given;
+        const char *says;
+    } of_sides[] = {{v->o.other != NULL, "--other goes with --rollout or --trainer, whose weights it may be"},
+                    {v->o.within > 0.0, "--within goes with --rollout or --trainer, which it judges"},
+                    {v->arithmetic != defaults.arithmetic, "--arithmetic is that of --rollout or --trainer: give one"}};
+    for (size_t i = 0; i < sizeof of_sides / sizeof *of_sides && !v->o.side[0] && !v->o.side[1]; i++) {
+        if (of_sides[i].given)
+            return ar_error_set(AR_ERR_ARG, "%s", of_sides[i].says);
+    }
     ARI_ENDED(ari_layout_unload) ar_run run = ari_run_of(&v->r, &v->common);
     return run_it(v, &run, exit_code);
 }
-
-static const logprobs_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},
-                                         .arithmetic = AR_SENSITIVITY_BF16_PURE};
 
 const ari_args_spec ari_logprobs_spec = {
     .command = "logprobs",

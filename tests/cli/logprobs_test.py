@@ -325,6 +325,7 @@ class Logprobs(Case):
                json.dumps({"tokens": [1, -2], "logprobs": [None, -1]}): "is -2",
                json.dumps({"tokens": tokens, "logprobs": [-1.0] * 12}): "which nothing predicts",
                json.dumps({"tokens": tokens, "logprobs": [-1.0] * 13}): "13 numbers for 12 tokens",
+               json.dumps({"tokens": tokens, "logprobs": numbers[:11]}): "begins with null, as of the first token",
                json.dumps({"tokens": tokens, "logprobs": [None] * 12}): "has no log-probability",
                json.dumps({"tokens": tokens, "logprobs": [None, "x", *numbers[2:]]}): "neither a number nor null",
                json.dumps({"tokens": tokens, "logprobs": [None, float("-inf"), *numbers[2:]]}): "no Infinity: write null",
@@ -354,7 +355,9 @@ class Logprobs(Case):
         self.refused(self.llama, "--rollout", good, "--trainer", other, says="is not among those of")
         self.refused(self.llama, says="--rollout FILE")
         self.refused(self.llama, "--input", self.tokens, "--top", "3", says="--out")
-        self.refused(self.llama, "--input", self.tokens, "--other", self.old, says="--rollout")
+        for option, value in ("--other", self.old), ("--within", 1), ("--arithmetic", "f32"):
+            self.refused(self.llama, "--input", self.tokens, option, value, says="--rollout")
+        self.refused(self.llama, "--rollout", good, "--within", 0, says="from 1e-30")
         self.refused(self.llama, "--input", self.tokens, "--cp", "2", says="sequence 4, of 7 tokens")
         self.refused(self.llama, "--rollout", good, "--other", self.gpt2, says="")
         self.refused(self.llama, "--input", self.tokens, "--out", "no/such/folder/x", says="no/such/folder")

@@ -60,12 +60,18 @@ static ar_status read_number(double *out, const json_t *value, const char *name,
 
 /* --- records of one's own ----------------------------------------------------------------------------------------- */
 
-/* Which tokens m numbers are of: all n, where the first has none; all but the first; or the last m. */
+/* Which tokens m numbers are of: all n, where the first has none; all but the first; or the last m. A null in front
+ * is the first token's: with it n - 1 numbers would be those of other tokens. */
 static ar_status place_numbers(ari_sequence *q, const json_t *list, const char *name, const source *from)
 {
     const size_t m = json_array_size(list);
     if (m > q->n)
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu numbers for %zu tokens", from->where, name, m, q->n);
+    if (m + 1 == q->n && json_is_null(json_array_get(list, 0)) && q->prompt == 0)
+        return ar_error_set(AR_ERR_FORMAT,
+                            "%s: %s begins with null, as of the first token, and has %zu entries for %zu tokens: "
+                            "expected an entry for each, or no null in front",
+                            from->where, name, m, q->n);
     for (size_t i = 0; i < m; i++)
         AR_TRY(read_number(&q->given[q->n - m + i], json_array_get(list, i), name, i, from));
     if (m == q->n && fabs(q->given[0]) > 0.0) /* 0 is what some write for none */
