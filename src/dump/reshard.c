@@ -287,6 +287,26 @@ static ar_status run_reshard(ari_rs *r, ar_reshard_result *result)
     return write_all(r, result);
 }
 
+/* Refuses what the layout would leave without any effect. */
+static ar_status check_use(const ari_rs *r)
+{
+    const ar_reshard_options *o = r->o;
+    if (r->layout.pp == 1 && (r->layout.virtual_stages > 1 || o->stages.n > 0))
+        return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
+                            o->stages.n > 0 ? "layers of stages" : "virtual stages");
+    if (r->layout.dp == 1 && o->dp_copies)
+        return ar_error_set(AR_ERR_ARG, "copies of data-parallel ranks without any: give a dp of at least 2");
+    if (r->layout.tp == 1 && o->embedding_hidden)
+        return ar_error_set(AR_ERR_ARG, "an embedding split along the hidden dimension without ranks that split it: "
+                                        "give a tp of at least 2");
+    if (!r->merged && o->shard_bytes > 0)
+        return ar_error_set(AR_ERR_ARG,
+                            "a largest file of %zu bytes is that of a merged checkpoint, and a rank has one "
+                            "file: give no shard size, or no layout",
+                            o->shard_bytes);
+    return AR_OK;
+}
+
 ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
 {
     const uint64_t start = ari_now_ns();
@@ -305,9 +325,7 @@ ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
     if (o->tp < 0 || o->dp < 0 || o->pp < 0 || o->virtual_stages < 0)
         return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d, virtual stages=%d: extents are at least 1", o->tp, o->dp,
                             o->pp, o->virtual_stages);
-    if (r.layout.pp == 1 && (r.layout.virtual_stages > 1 || o->stages.n > 0))
-        return ar_error_set(AR_ERR_ARG, "%s without a pipeline: give a pp of at least 2",
-                            o->stages.n > 0 ? "layers of stages" : "virtual stages");
+    AR_TRY(check_use(&r));
     const ar_status st = run_reshard(&r, result);
     ari_rs_close(&r);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;

@@ -207,6 +207,9 @@ class Split(ReshardTest):
         self.refused("give one number for each", model, "--pp", 3, "--stages", "3,3", "--out", out)
         self.refused("without a pipeline", model, "--tp", 2, "--stages", "6", "--out", out)
         self.refused("without a pipeline", model, "--virtual-stages", 2, "--out", out)
+        self.refused("a dp of at least 2 (--dp)", model, "--tp", 2, "--dp-copies", "--out", out)
+        self.refused("a tp of at least 2 (--tp)", model, "--pp", 2, "--embedding-hidden", "--out", out)
+        self.refused("give no shard size, or no layout", model, "--tp", 2, "--shard-size", "1MB", "--out", out)
         self.refused("6 layers cannot be split over 8 stages", model, "--pp", 4, "--virtual-stages", 2, "--out", out)
 
     def test_ranks_get_what_the_ranks_of_a_run_hold(self):
