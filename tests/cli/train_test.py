@@ -84,6 +84,7 @@ class Trajectories(TrainTest):
         self.refused(self.model, "--pack", says="which token ends a document")
         self.refused(self.model, "--separator", 10, says="--pack")
         self.refused(self.model, "--pack", "--separator", 100000, says="token 100000")
+        self.refused(self.model, "--pack", "--separator", 10 ** 19, says="expected an integer from 0 to 9e+18")
 
     def test_a_run_that_is_stopped_goes_on_under_another_layout(self):
         whole = self.trained(self.model, *STEP)

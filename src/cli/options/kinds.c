@@ -27,7 +27,7 @@ static void describe_number(const ari_option *o, char *text, size_t size)
     const char *kind = o->kind == ARI_OPT_DOUBLE ? "a number" : "an integer";
     if (!has_range(o))
         snprintf(text, size, "%s%s", kind, o->kind == ARI_OPT_SIZE ? " from 0 on" : "");
-    else if (o->max >= (o->kind == ARI_OPT_INT ? (double)INT_MAX : 9e18))
+    else if (o->max >= (o->kind == ARI_OPT_INT ? (double)INT_MAX : 1.8e19))
         snprintf(text, size, "%s from %.15g on", kind, o->min);
     else
         snprintf(text, size, "%s from %.15g to %.15g", kind, o->min, o->max);
