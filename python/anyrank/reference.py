@@ -175,6 +175,8 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
     scratch = Scratch()
     given: dict[str, typing.Any] = {"out": scratch.path / "reference", **options}
     option_words("grads", given)  # a wrong one, before anything is written
+    if tensors not in (None, *typing.get_args(_Kind)):
+        raise ValueError(f"anyrank.grads(): tensors={tensors!r}: expected 'torch' or 'numpy'")
     folder = pathlib.Path(given["out"])
     if given.get("sensitivity") and given.get("sensitivity_of") is None and given.get("precision") is None:
         given["sensitivity_of"] = _arithmetic(model)

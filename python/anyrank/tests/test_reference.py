@@ -77,6 +77,8 @@ class Bundled(FolderCase):
                 anyrank.grads(model, batch)
         with self.assertRaisesRegex(TypeError, "did you mean sensitivity"):
             grads(IDS, sensitivit=True)
+        with self.assertRaisesRegex(ValueError, "tensors='jax': expected 'torch' or 'numpy'"):
+            anyrank.grads("llama-demo", [[1, 2]], tensors="jax")  # type: ignore[arg-type]
         with self.assertRaisesRegex(TypeError, "batch and input are the same"):
             grads(IDS, input="x")
 
