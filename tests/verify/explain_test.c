@@ -34,6 +34,8 @@ static const spoiled cases[] = {
     {GPT2_GRADS, "transformer.h.0.attn.c_attn.weight", zero_keys, "block_not_written",
      "columns 64..127; that is k of q|k|v", ALIKE},
     {GPT2_GRADS, "transformer.wte.weight", zero_one_id, "no_gradient", "id 5", ALIKE},
+    {GQA_OUTPUTS, "hidden_states.1", scale_features, "gain_twice_or_missing", "all 4096", ALIKE},
+    {GQA_MODEL, LAYER "mlp.up_proj.weight", scale_rows, "row_statistic", "all", ALIKE},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", add_constant, "constant_added", "all", ALIKE},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", clamp, "clipped", "each at a bound", ALIKE},
     {GQA_GRADS, LAYER "mlp.down_proj.weight", flip_exponent, "bit_flipped", "row 4, column 73", ALIKE},
@@ -46,9 +48,14 @@ static const spoiled cases[] = {
     {GQA_MODEL, LAYER "self_attn.q_proj.weight", roll_heads, "heads_rotated", "another place", HEADS},
     {GQA_MODEL, LAYER "self_attn.q_proj.weight", roll_heads, "heads_rotated", "another place", ALIKE},
     {GQA_GRADS, LAYER "self_attn.o_proj.weight", roll_head_columns, "heads_rotated", "another place", HEADS},
+    {GQA_MODEL, LAYER "self_attn.q_proj.weight", swap_two_heads, "shards_misplaced", "another place", HEADS},
     {GQA_MODEL, LAYER "self_attn.q_proj.weight", interleave_rope, "rope_pairing", "another place", HEADS},
     {GQA_OUTPUTS, "hidden_states.1", rotate_tokens, "token_blocks_rotated", "another place", ALIKE},
     {GQA_OUTPUTS, "hidden_states.1", deal_tokens, "tokens_dealt_out", "another place", ALIKE},
+    {GQA_OUTPUTS, "hidden_states.1", gather_what_was_dealt, "gathered_in_rank_order", "another place", ALIKE},
+    {GQA_OUTPUTS, "hidden_states.1", roll_features, "rotated", "another place", ALIKE},
+    {GQA_MODEL, LAYER "mlp.up_proj.weight", three_rows_on, "shifted", "another place", ALIKE},
+    {GQA_MODEL, LAYER "mlp.up_proj.weight", one_row_again, "slices_repeated", "row 5", ALIKE},
     {GQA_OUTPUTS, "hidden_states.1", reverse_tokens, "sequence_reversed", "another place", ALIKE},
     {GQA_OUTPUTS, "hidden_states.1", gather_in_rank_order, "gathered_in_rank_order", "another place", ALIKE},
     {GPT2_MODEL, "transformer.h.0.attn.c_attn.weight", interleave_qkv, "packed_cut_as_one", "another place", ALIKE},
@@ -80,6 +87,7 @@ static const spoiled cases[] = {
     {GQA_MODEL, LAYER "mlp.up_proj.weight", fill_a_shard, "filled", "rows 44..87", ALIKE},
     {GQA_OUTPUTS, "hidden_states.1", norm_of_each_shard, "statistic_of_one_shard", "all 4096", ALIKE},
     {GQA_OUTPUTS, "loss", four_losses, "reduced_again", "the one value", ALIKE},
+    {GQA_OUTPUTS, "loss", quarter_of_a_loss, "averaged_again", "the one value", ALIKE},
     {GQA_OUTPUTS, "loss", whole_vocabulary_on_each, "loss_of_all_vocabularies", "the one value", ALIKE},
     {GQA_GRADS, LAYER "mlp.up_proj.weight", negate, "sign_flipped", "", MUCH},
     {GQA_GRADS, LAYER "mlp.up_proj.weight", nearly_zero_one_shard, "block_not_written", "", MUCH},
@@ -204,6 +212,28 @@ CLAIM(of_two_exact_runs_nothing_is_rounding)
     }
 }
 
+/* All gradients, of ranks whose number is not known, or of one. */
+CLAIM(a_factor_of_all_gradients_is_told_from_that_of_one)
+{
+    static const struct {
+        float by;
+        bool alone;
+        const char *cause, *words;
+    } of[] = {{3.0f, false, "reduced_again", "each divided by its own number of targets"},
+              {1.0f / 3.0f, false, "averaged_again", "divided by their number twice"},
+              {3.0f, true, "reduced_again", "a sum over 3 micro-batches"},
+              {1.0f / 3.0f, true, "averaged_again", "by the number of micro-batches twice"}};
+    for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+        made m = {.metadata = {{"micro_batches", "3"}, {"micro_batches", "3"}}};
+        for (size_t t = 0; t < 2; t++) {
+            (void)put(&m, t ? "b.weight:grad" : "a.weight:grad", 2, 64, 64, 0);
+            scale(other_of(&m), SQUARE, of[k].by);
+        }
+        const ar_verify_row row = look(&m, (ari_explain_case){.mesh = {{0, of[k].alone, of[k].alone, 1, of[k].alone}}});
+        expect_row(&row, of[k].cause, of[k].words, k);
+    }
+}
+
 CLAIM(a_loss_of_one_rank_is_over_no_ranks)
 {
     const float loss[] = {2.5f, 0.625f, 10.0f};
@@ -216,6 +246,16 @@ CLAIM(a_loss_of_one_rank_is_over_no_ranks)
         expect_row(&row, causes[i], NULL, i);
         cr_expect(!strstr(row.hint, "rank"), "case %zu: %s", i, row.hint);
     }
+}
+
+CLAIM(a_part_of_an_expert_s_gradient_is_told_by_its_own_ranks)
+{
+    made m = {.n = 0};
+    const float *x = put(&m, "model.layers.0.mlp.experts.3.up_proj.weight:grad", 2, 64, 64, 0);
+    for (size_t i = 0; i < SQUARE; i++)
+        other_of(&m)[i] = 0.25f * x[i] + 0.43f * noise(i + 50000);
+    const ar_verify_row row = look(&m, (ari_explain_case){.heads = 0});
+    expect_row(&row, "partial_sum", "the ranks with copies of it alone (edp)", 0);
 }
 
 CLAIM(a_mask_the_other_way_round_is_told)
@@ -233,12 +273,13 @@ CLAIM(a_mask_the_other_way_round_is_told)
 
 enum { ROPE_SEQ = 24, ROPE_HEADS = 4, ROPE_HEAD = 8, ROPE = 2 * ROPE_SEQ * ROPE_HEADS * ROPE_HEAD };
 
-/* x turned to position * by + from, with that theta. */
+/* x turned to position * by + from, with that theta; by 0: to positions that start again at every from-th, if any. */
 static void turn(float *out, const float *x, double by, double from, double theta)
 {
     for (size_t i = 0; i < ROPE; i++) {
         const size_t lane = i % ROPE_HEAD, pair = lane % (ROPE_HEAD / 2);
-        const double position = (double)(i / (ROPE_HEADS * ROPE_HEAD) % ROPE_SEQ) * by + from;
+        const double at = (double)(i / (ROPE_HEADS * ROPE_HEAD) % ROPE_SEQ);
+        const double position = by != 0.0 ? at * by + from : from != 0.0 ? copysign(fmod(at, from), from) : 0.0;
         const double angle = position * pow(theta, -2.0 * (double)pair / ROPE_HEAD);
         const double self = (double)x[i], half = lane < ROPE_HEAD / 2 ? -(double)x[i + 4] : (double)x[i - 4];
         out[i] = (float)(self * cos(angle) + half * sin(angle));
@@ -251,9 +292,13 @@ CLAIM(other_angles_of_rope_are_told)
     static const struct {
         double by, from, theta;
         const char *cause;
-    } cases_of_rope[] = {{1.0, 3.0, 1e4, "rope_offset"},     {0.0, 0.0, 1e4, "rope_missing"},
-                         {-1.0, 0.0, 1e4, "rope_direction"}, {2.0, 0.0, 1e4, "rope_twice"},
-                         {1.0, 0.0, 5e5, "rope_theta"},      {3.0, 0.0, 1e4, "rope_positions"}};
+    } cases_of_rope[] = {{1.0, 3.0, 1e4, "rope_offset"},
+                         {0.0, 0.0, 1e4, "rope_missing"},
+                         {-1.0, 0.0, 1e4, "rope_direction"},
+                         {2.0, 0.0, 1e4, "rope_twice"},
+                         {1.0, 0.0, 5e5, "rope_theta"},
+                         {3.0, 0.0, 1e4, "rope_positions"},
+                         {0.0, ROPE_SEQ / 3, 1e4, "rope_restarts"}};
     static float x[ROPE], y[ROPE], z[ROPE];
     const size_t wide = ROPE_HEADS * ROPE_HEAD;
     const ar_st_tensor values = {"model.layers.0.self_attn.q_rope:fwd", AR_F32, 3, {2, ROPE_SEQ, wide}, NULL},
@@ -263,9 +308,9 @@ CLAIM(other_angles_of_rope_are_told)
                                 4,
                                 {2, ROPE_SEQ, ROPE_HEADS, ROPE_HEAD},
                                 NULL};
-    for (size_t k = 0; k < 13; k++) {
+    for (size_t k = 0; k < 2 * sizeof cases_of_rope / sizeof *cases_of_rope + 1; k++) {
         made m = {.n = 0};
-        const bool forward = k % 2 == 0, of_norm = k == 12;
+        const bool forward = k % 2 == 0, of_norm = k == 2 * sizeof cases_of_rope / sizeof *cases_of_rope;
         const double way = forward ? 1.0 : -1.0;
         for (size_t i = 0; i < ROPE; i++)
             x[i] = !forward && i / wide % ROPE_SEQ == ROPE_SEQ - 1 ? 0.0f : noise(i);

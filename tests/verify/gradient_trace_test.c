@@ -94,22 +94,41 @@ Test(gradient_trace, means_of_parts_are_seen_in_rows_of_ids_that_one_part_alone_
     }
 }
 
-/* Of two micro-batches, a sample each, the first is divided by two once more; the norm calls its weight a gain. */
+/* Of two micro-batches, a sample each, the first is divided by two once more, or by another number; the norm calls its
+ * weight a gain. */
 Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
 {
     static const char *const micro[] = {"micro_batches", "2"};
-    made m = {.n = 0, .metadata = {{micro[0], micro[1]}, {micro[0], micro[1]}}};
-    const float *gain = put(&m, "out_norm.gain:init", 1, H, 0, 0), *y = put_tokens(&m, "out_norm:fwd");
-    const float *dy = put_tokens(&m, "head:bwd");
-    float *d = put(&m, "out_norm.gain:grad", 1, H, 0, 0), *e = other_of(&m);
-    for (size_t i = 0; i < H; i++) {
-        double of[B] = {0.0};
-        for (size_t row = 0; row < B * S; row++)
-            of[row / S] += (double)dy[row * H + i] * (double)y[row * H + i] / (double)gain[i];
-        d[i] = (float)(of[0] + of[1]);
-        e[i] = (float)(0.5 * of[0] + of[1]);
+    for (size_t k = 0; k < 2; k++) {
+        made m = {.n = 0, .metadata = {{micro[0], micro[1]}, {micro[0], micro[1]}}};
+        const float *gain = put(&m, "out_norm.gain:init", 1, H, 0, 0), *y = put_tokens(&m, "out_norm:fwd");
+        const float *dy = put_tokens(&m, "head:bwd");
+        float *d = put(&m, "out_norm.gain:grad", 1, H, 0, 0), *e = other_of(&m);
+        for (size_t i = 0; i < H; i++) {
+            double of[B] = {0.0};
+            for (size_t row = 0; row < B * S; row++)
+                of[row / S] += (double)dy[row * H + i] * (double)y[row * H + i] / (double)gain[i];
+            d[i] = (float)(of[0] + of[1]);
+            e[i] = (float)((k ? 0.3 : 0.5) * of[0] + of[1]);
+        }
+        expect_cause(&m, k ? "micro_batches_weighted" : "accumulation_divided",
+                     k ? "0.3, 1 are in the gradient" : "0.5, 1 are in it", k);
     }
-    expect_cause(&m, "accumulation_divided", "0.5, 1 are in it", 0);
+}
+
+Test(gradient_trace, a_norm_of_parameters_that_the_reference_does_not_train_is_told)
+{
+    made m = {.n = 0};
+    double square[2] = {0.0};
+    for (size_t k = 0; k < 2; k++) {
+        const float *x = put(&m, k ? "frozen.weight:grad" : "w:grad", 2, H, H, 0);
+        for (size_t i = 0; i < H * H; i++)
+            square[k] += (double)x[i] * (double)x[i];
+    }
+    m.tensor[0][1].name = "other.weight:new";
+    *put(&m, "grad_norm:clip", 0, 0, 0, 0) = (float)sqrt(square[0]);
+    *other_of(&m) = (float)sqrt(square[0] + square[1]);
+    expect_cause(&m, "unknown", "the norm counts 1 parameters that have a gradient here and none in the reference", 0);
 }
 
 Test(gradient_trace, gradients_that_are_not_there_are_told_where_the_run_went_backward)

@@ -15,6 +15,14 @@ VALUE(half_zero, i >= 48 ? 0.0f : x)
 VALUE(by_element_on_rank_1, r == 1 ? x * (0.75f + 0.5f * noise(i + 4000)) : x)
 VALUE(smaller_on_rank_1, r == 1 ? 0.2f * noise(i + 3000) : x)
 VALUE(part_on_rank_1, r == 1 ? 0.5f * x + 0.5f * noise(i + 7) : x)
+VALUE(half_of_the_mean_on_rank_1, r == 1 ? x + noise(i + 7) : x)
+VALUE(half_of_the_sum, 0.5f * x + 0.5f * noise(i + 7))
+VALUE(third_of_the_sum, x / 3.0f + 0.47f * noise(i + 7))
+VALUE(own_tokens, token(w, i) / (w->shape[1] / 2) == (size_t)tp_rank(w, r) ? x : 0.0f)
+VALUE(first_rank_alone, r == 0 ? x : 0.0f)
+/* What one branch gives is whole on each rank, and the rest is shared out. */
+VALUE(branch, noise(i + 70))
+VALUE(branch_and_part, noise(i + 70) + part_of(i, tp_rank(w, r), tp_of(w), x - noise(i + 70)))
 VALUE(part_of_tp, part_of(i, tp_rank(w, r), tp_of(w), x))
 /* The second group alone has its own features alone. */
 VALUE(own_features_of_rank_2_and_3,
@@ -103,6 +111,7 @@ VALUE(over_16_lanes, stretched(i, x, sqrtf(16.0f / 12.0f)))
 VALUE(over_other_lanes, stretched(i, x, 1.5f + 0.1f * (float)(i / 12)))
 
 #define UP "model.layers.0.mlp.up_proj.weight"
+#define UP_OUT "model.layers.0.mlp.up_proj"
 #define Q_PROJ "model.layers.0.self_attn.q_proj"
 #define CONTEXT "model.layers.0.self_attn.context"
 
@@ -132,6 +141,19 @@ static const trace traces[] = {
      HINT("as large on rank 1")},
     {"gradients not added over dp", UP, 'g', MESH(2, 2, -1, 8, 12), part_of_dp, OVER_DP},
     {"a part of a sum on one rank", UP, 'g', MESH(2, 1, -1, 8, 12), part_on_rank_1, REDUCED, HINT("on rank 1 alone")},
+    {"one of the parts of a mean on one rank", UP, 'g', MESH(2, 1, -1, 8, 12), half_of_the_mean_on_rank_1, REDUCED,
+     HINT("(mean) over dp on rank 1 alone")},
+    {"a part of a sum of which each has a share", UP, 'g', MESH(2, 1, -1, 8, 12), half_of_the_sum,
+     CAUSE("missing_reduce_scatter"), KNOWN(.zero = true)},
+    {"a third of a sum on all of three ranks", UP, 'g', MESH(3, 1, -1, 8, 12), third_of_the_sum, REDUCED,
+     HINT("what one of 3 ranks contributes")},
+    {"an expert's gradient on the ranks with tokens", "model.layers.0.mlp.experts.3.down_proj.weight", 'g',
+     MESH(2, 1, -1, 8, 12), first_rank_alone, REDUCED, HINT("had no tokens for it")},
+    {"a part of one branch", "model.layers.0.mlp", 'b', MESH(1, 2, -1, 2, 4, 12), branch_and_part, REDUCED,
+     HINT("each has all of model.layers.0.mlp.gate:bwd"),
+     BESIDE("model.layers.0.mlp:bwd", "model.layers.0.mlp.gate:bwd", branch)},
+    {"own positions alone of a cut value", UP_OUT, 'f', MESH(1, 2, 2, 2, 4, 12), own_tokens,
+     CAUSE("missing_all_gather"), HINT("along the sequence"), KNOWN(.sp = true)},
     {"what rounding hides is no zero", UP, 'g', MESH(2, 1, -1, 8, 12), smaller_on_rank_1, NO("zeros from"),
      KNOWN(.allowed = 0.4, .noise = 0.4)},
     {"a factor of each element on one rank is no part of a sum", UP, 'g', MESH(2, 1, -1, 8, 12), by_element_on_rank_1,
@@ -185,6 +207,12 @@ static const trace traces[] = {
     {"without them a factor for each row", MICRO, mean_of_micro_batches, CAUSE("row_statistic"),
      KNOWN(.micro_batches = 1)},
     {"a factor of dp ranks", NORM, MESH(2, 3, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f), HINT("dp = 2 ranks")},
+    {"a factor of dp ranks that each have a part", UP, 'g', SHARDED(2, 0, 8, 12), scaled, CAUSE("reduced_again"),
+     BY(2.0f), HINT("of which each holds a part of its own"), KNOWN(RANKS(2, 1, 1))},
+    {"a part of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("averaged_again"), BY(1.0f / 15.0f),
+     HINT("averaged over all of these")},
+    {"a loss of all targets", "loss", 'f', MESH_VALUE(1, 2), scaled, CAUSE("sum_for_mean"), BY(28.0f),
+     HINT("a sum where the mean was wanted"), KNOWN(.batch = 4, .seq = 8)},
     {"a factor of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("sum_for_mean"), BY(15.0f),
      HINT("15 = dp*tp")},
     {"a factor of tp ranks", NORM, MESH(3, 2, -1, 96), scaled, CAUSE("reduced_again"), BY(2.0f),

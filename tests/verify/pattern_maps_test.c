@@ -114,6 +114,7 @@ static float drawn_anew(const world *w, int r, size_t i, float x)
 }
 
 /* A token or an id further on, with or without the end coming round; the first two dimensions exchanged, or the last. */
+VALUE(one_on, i / 8 % 24 == 23 ? noise(i + 900) : w->reference[i + 8])
 VALUE(rolled, from_index(w, i, 1, (token(w, i) + 1) % w->shape[1]))
 VALUE(next_id, index_of(w, i, 0) + 1 < w->shape[0] ? from_index(w, i, 0, index_of(w, i, 0) + 1) : noise(i + 900))
 VALUE(first_exchanged, w->reference[(i / 8 % 4 * 6 + i / 32) * 8 + i % 8])
@@ -125,6 +126,8 @@ VALUE(sum_of_shards,
 
 static const trace traces[] = {
     {"tokens rolled by one", MLP, 'f', WHOLE(1, 2, 24, 8), rolled, CAUSE("tokens_shifted"), HINT("wraps round")},
+    {"positions that begin at one", "transformer.wpe", 'f', WHOLE(1, 2, 24, 8), one_on, CAUSE("position_offset"),
+     HINT("token i has the position of i + 1")},
     {"rows of a table one id further on", "model.embed_tokens.weight", 'i', WHOLE(1, 24, 8), next_id,
      CAUSE("ids_off_by_one"), HINT("id i has that of i + 1")},
     {"rows dealt out", WEIGHT, dealt_to_4, CAUSE("dimension_flattened")},

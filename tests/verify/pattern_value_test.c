@@ -25,6 +25,7 @@ VALUE(other_mask, i % 4 == 0 ? 0.0f : i % 3 == 0 ? 0.5f : x)
 VALUE(two_nan, i == 33 || i == 6 ? NAN : x) /* [1, 2, 3] and [0, 1, 1] of [2, 4, 5] */
 VALUE(one_nan, i == 7 ? NAN : x)
 VALUE(rounded, x *(1.0f + 2e-7f * noise(i + 9)))
+VALUE(rounded_on_rank_1, r == 1 ? rounded(w, r, i, x) : x)
 VALUE(rounded_but_one, i == 30 ? x + 1e-4f : rounded(w, r, i, x))
 
 static float with_10_bits(const world *w, int r, size_t i, float x)
@@ -37,7 +38,10 @@ static float with_10_bits(const world *w, int r, size_t i, float x)
     return x;
 }
 
+VALUE(nearly_with_10_bits, with_10_bits(w, r, i, x *(1.0f + 0.01f * noise(i + 9))))
 VALUE(with_10_bits_but_one, i == 30 ? x * 1.0011f : with_10_bits(w, r, i, x))
+
+VALUE(spread_evenly, x + 3e-3f * noise(i + 99))
 
 VALUE(not_negative, x < 0.0f ? 0.0f : x)
 VALUE(causal_scores, i % 12 > i / 12 % 12 ? 0.0f : 1.0f + noise(i))
@@ -51,7 +55,8 @@ VALUE(tokens_scaled, x *(1.5f + 0.5f * noise(i / 16 + 70)))
 VALUE(tokens_scaled_but_one, i == 30 ? x : tokens_scaled(w, r, i, x))
 
 #define FACTOR(f) "model.norm.weight", 'g', WHOLE(3, 64), scaled, BY(f)
-#define EXPERT(f) "model.layers.1.mlp.experts.5.up_proj.weight", 'g', WHOLE(3, 8, 8), scaled, BY(f)
+#define EXPERT_WEIGHT "model.layers.1.mlp.experts.5.up_proj.weight"
+#define EXPERT(f) EXPERT_WEIGHT, 'g', WHOLE(3, 8, 8), scaled, BY(f)
 #define DROPOUT(f) "transformer.drop", 'f', WHOLE(2, 2, 20, 16), scaled, BY(f)
 #define DOWN "model.layers.0.mlp.down_proj.weight"
 #define PRODUCT DOWN, 'g', WHOLE(1, 16, 24), scaled, AMONG(DOWN ":grad")
@@ -71,6 +76,8 @@ static const trace of_values[] = {
     {"any other factor", FACTOR(0.731f), CAUSE("wrong_scalar")},
     {"any other factor, of an expert whose routes are made again", EXPERT(0.731f), KNOWN(.recomputed = true),
      CAUSE("routes_of_second_pass")},
+    {"noise, of an expert whose routes are made again", EXPERT_WEIGHT, 'g', WHOLE(1, 16, 16), spread_evenly,
+     KNOWN(.recomputed = true), AMONG(EXPERT_WEIGHT ":grad"), CAUSE("routes_of_second_pass"), HINT("spread evenly")},
     {"any other factor, of an expert", EXPERT(0.731f), CAUSE("wrong_scalar")},
     {"the number of ranks, of an expert whose routes are made again", EXPERT(3.0f), KNOWN(.recomputed = true),
      CAUSE("reduced_again")},
@@ -111,6 +118,9 @@ static const trace of_values[] = {
      NEAR(0, 1, 0.25f, "unknown")},
     {"zeros in other places after the first step", "transformer.h.0.attn.probs", 'f', SHARDED(2, 1, 2, 4, 5, 5),
      other_mask, OF(each_third_zero), CAUSE("mask_of_other_seed"), NEAR(0, 1, 0.25f, "unknown"), KNOWN(.step = 2)},
+    {"zeros in other places of an unknown run", "transformer.h.0.attn.probs", 'f', WHOLE(1, 2, 4, 5, 5), other_mask,
+     OF(each_third_zero), CAUSE("mask_of_other_seed"), HINT("in a sharded region, of the index in the shard"),
+     KNOWN(.hidden = true)},
     {"zeros where another layer has them", "transformer.h.0.attn.probs", 'f', SHARDED(2, 1, 2, 4, 5, 5), other_mask,
      OF(each_third_zero), CAUSE("mask_of_other_layer"), HINT("transformer.h.1.attn.probs:fwd"),
      BESIDE("transformer.h.0.attn.probs:fwd", "transformer.h.1.attn.probs:fwd", other_mask),
@@ -130,8 +140,12 @@ static const trace of_values[] = {
      KNOWN(.exact = true)},
     {"none, in a run that differs from itself", "x", 'f', VALUES, rounded, CAUSE("unordered_sum"),
      KNOWN(.exact = true, .unsteady = true)},
+    {"none in one copy, of such a run", "x", 'f', VALUES, rounded_on_rank_1, CAUSE("unordered_sum"),
+     HINT("even the copies of one value differ"), KNOWN(.exact = true, .unsteady = true)},
     {"rounding and one more", "x", 'f', VALUES, rounded_but_one, CAUSE("unknown")},
     {"storage of sixteen bits", "model.norm", 'f', VALUES, with_10_bits, CAUSE("fewer_bits")},
+    {"a sum in sixteen bits", "model.norm.weight", 'g', WHOLE(2, 96), nearly_with_10_bits, CAUSE("fewer_bits"),
+     HINT("added up or sent in 16 bits")},
     {"sixteen bits and one more", "model.norm", 'f', VALUES, with_10_bits_but_one, CAUSE("unknown")},
     {"a vector added to every token", C_PROJ, with_bias, CAUSE("bias_counted_again"),
      HINT("a bias counted more than once, or left out: the same vector is added to each of the 16 tokens"),
@@ -180,6 +194,8 @@ VALUE(all_samples, sum_of_samples(i, 8))
 VALUE(one_sample, sum_of_samples(i, 1))
 VALUE(foreign, noise(i + 123456))
 VALUE(partly_foreign, w->by[0] * x + w->by[1] * noise(i + 5000))
+VALUE(foreign_on_each, w->by[0] * x + w->by[1] * noise(i + 5000 + (size_t)r * 1000))
+VALUE(every_third_row_zero, i / 4 % 3 == 0 ? 0.0f : x)
 
 VALUE(tokens_of_later_samples_wrong, i >= 32 && i / 4 % 8 == 3 ? noise(i + 5000) : x)
 VALUE(later_samples_wrong, i >= 32 ? noise(i + 5000) : x)
@@ -210,6 +226,8 @@ static const trace of_parts[] = {
           "belongs to two shards, whose rows were added as bit patterns"),
      PATTERN("every feature of 3 tokens: [0, 3], [1, 1], [2, 4]")},
     {"wrong rows of one id but for one", EMBEDDING, huge_of_an_id_but_once, OF(embedded), CAUSE("unknown")},
+    {"rows of many ids that are zero", EMBEDDING, every_third_row_zero, CAUSE("ids_of_other_shards"),
+     AMONG("model.embed_tokens:fwd")},
     {"a gradient of a shard's first row", IDS, id_8_differs, CAUSE("ids_at_shard_edge"),
      HINT("ids at a shard's edge: only id 8 differs")},
     {"gradients of a shard's first two rows", IDS, ids_8_and_9_differ, CAUSE("part_of_one_rank")},
@@ -218,6 +236,9 @@ static const trace of_parts[] = {
     {"a bias gradient without last tokens", BIAS, all_but_last_tokens, CAUSE("bias_gradient_wrong_axis"),
      HINT("zero at elements 15, 31, ... alone, where the last tokens of the samples stand"),
      KNOWN(.batch = 8, .seq = 16)},
+    {"a bias gradient that ends elsewhere", BIAS, first_32_elements, CAUSE("bias_gradient_wrong_axis"),
+     KNOWN(.batch = 3, .seq = 16), HINT("zero from element 32 on")},
+    {"a bias gradient of other sums", BIAS, foreign, CAUSE("bias_gradient_wrong_axis"), HINT("one sum a feature")},
     {"a bias gradient near the reference", BIAS, noisy, CAUSE("unknown")},
     {"a bias averaged, of as many features to a token as ranks", "layers.1.mlp.w2.bias", 'g', WHOLE(4, 128), scaled,
      CAUSE("averaged_again"), OF(five_hundred_and_twelve), BY(0.25f), KNOWN(.batch = 8, .seq = 64)},
@@ -229,6 +250,12 @@ static const trace of_parts[] = {
      CAUSE("input_overwritten"), HINT("about 1 - 24/48"), KNOWN(.batch = 8)},
     {"another share, the rest foreign", OVERWRITTEN, CAUSE("input_overwritten"), BY(0.8f, 0.9f),
      HINT("something foreign"), NO("1 - 24/48"), KNOWN(.batch = 8)},
+    {"another share on each rank, the rest foreign", DOWN, 'g', WHOLE(2, 24, 96), foreign_on_each, BY(0.8f, 0.9f),
+     CAUSE("missing_all_reduce"), HINT("beside something foreign")},
+    {"a part of a sum of unknown terms", SHARDS, one_sample, OF(all_samples), CAUSE("partial_sum"),
+     HINT("tokens, a micro-batch or one of two uses of a tied weight")},
+    {"the other reading leads", DOWN, 'g', SHARDED(2, 1, 22, 96), partly_foreign, CAUSE("input_overwritten"),
+     BY(0.55f, 0.45f), HINT("about 1 - 22/48", "or one of 2 samples counted alone"), KNOWN(.batch = 2)},
     {"of two readings the nearer one leads", OVERWRITTEN, CAUSE("one_sample"), BY(0.5f, 0.4f),
      HINT("about 1/2: as if one of 2 samples counted", "also about 1 - 24/48"), KNOWN(.batch = 2)},
     {"a token of each later sample", "model.layers.0.mlp.act", 'f', WHOLE(2, 3, 8, 4), tokens_of_later_samples_wrong,

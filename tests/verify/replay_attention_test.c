@@ -6,7 +6,7 @@
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 
-enum { HEADS = 4, KV = 2, D = 8, Q = HEADS * D, K = KV * D, RANKS = 3, CHUNK = S / RANKS };
+enum { HEADS = 6, KV = 2, D = 8, Q = HEADS * D, K = KV * D, RANKS = 3, CHUNK = S / RANKS };
 
 typedef struct how {
     /* In the reference too, unless what follows says otherwise. */
@@ -20,17 +20,19 @@ typedef struct how {
     size_t padding;               /* last keys that are unseen */
     /* In the other alone. */
     double theta, slower, scale; /* 0: `base`, 1 and 1, which is right; scale: of 1/sqrt(D) */
+    double capped;               /* 0: `cap` */
     size_t ahead, window, start, restart;
     size_t from, blind;         /* so many keys from this one on are unseen */
     size_t hops, dealt;         /* that keys make around RANKS; heads from so many parts in turn */
     double slope;               /* times ALiBi's; 0: 1 */
     size_t series, shards;      /* heads that its slopes are for; shards that each have the first one's */
     size_t turns, first, wider; /* features that are turned, the first of them; what is added to `within` */
-    bool unpadded;              /* and seen after all */
+    bool unpadded, masked;      /* padding is seen after all; tokens see no later one after all */
     bool late, open;            /* a mask after the softmax; all keys of the other half are seen */
     bool zero;                  /* unseen keys have a score of 0, or of -cap */
     bool inverted;              /* hidden keys are seen, and they alone */
-    bool tiled, plain_k, of_v, backward, cut, dropout, not_own, by_lane, bare, sinkless;
+    bool tiled, plain_k, of_v, backward, cut, dropout, not_own, by_lane, bare, sinkless, neighbours, reversed,
+        one_series;
     bool flat;                                      /* heads and tokens are not transposed back */
     enum { SAME, HALVES, OF_EACH_HALF, NONE } seen; /* the documents that the mask is of */
     /* What goes by the places of a ring of two. */
@@ -112,7 +114,7 @@ static bool sees(size_t at, size_t key, size_t head, const how *o)
         return true;
     if (key + o->padding >= S && !o->unpadded)
         return false;
-    return (o->whole                 ? true
+    return (o->whole && !o->masked   ? true
             : o->ring == RING_MASKED ? in_order(key, o) <= in_order(at, o)
                                      : key <= at + o->ahead) &&
            (!o->hops || (at / CHUNK + RANKS - key / CHUNK) % RANKS < o->hops) &&
@@ -140,17 +142,20 @@ static void turn(double *x, const float *from, size_t token, int offset, const h
         const double angle = ((double)position + offset) * pow(theta, -2.0 * (double)(i - o->first) / (double)n) /
                              either(o->slower, 1.0);
         const double sine = o->backward ? -sin(angle) : sin(angle);
-        x[i] = (double)from[i] * cos(angle) - (double)from[i + n / 2] * sine;
-        x[i + n / 2] = (double)from[i + n / 2] * cos(angle) + (double)from[i] * sine;
+        const size_t a = o->neighbours ? 2 * i : i, b = o->neighbours ? a + 1 : i + n / 2;
+        x[a] = (double)from[a] * cos(angle) - (double)from[b] * sine;
+        x[b] = (double)from[b] * cos(angle) + (double)from[a] * sine;
     }
 }
 
+/* Of a number of heads that is no power of 2, those after the largest power below it have every second slope of the
+ * series for twice as many. */
 static double slope_of(size_t head, const how *o)
 {
-    const size_t own = head % (HEADS / (o->shards ? o->shards : 1));
-    return o->alibi ? either(fabs(o->slope), 1.0) * (o->slope < 0.0 ? -1.0 : 1.0) *
-                          exp2(-8.0 * (double)(own + 1) / (double)(o->series ? o->series : HEADS))
-                    : 0.0;
+    const double own = (double)(head % (HEADS / (o->shards ? o->shards : 1)));
+    const double size = either(fabs(o->slope), 1.0) * (o->slope < 0.0 ? -1.0 : 1.0);
+    const double n = o->series ? (double)o->series : HEADS, power = o->one_series ? n : exp2(floor(log2(n)));
+    return o->alibi && !o->bare ? size * exp2(-8.0 / power * (own < power ? own + 1.0 : own - power + 0.5)) : 0.0;
 }
 
 static double score_of(const float *q, const float *k, size_t at, size_t key, const how *o)
@@ -161,7 +166,8 @@ static double score_of(const float *q, const float *k, size_t at, size_t key, co
     for (size_t i = 0; i < D; i++)
         sum += x[i] * (o->plain_k ? (double)k[i] : y[i]);
     sum *= either(o->scale, 1.0) * (o->sharp ? 2.0 : 1.0) / sqrt((double)D);
-    return o->cap > 0.0 && !o->bare ? o->cap * tanh(sum / o->cap) : sum;
+    const double cap = either(o->capped, o->cap);
+    return cap > 0.0 && !o->bare ? cap * tanh(sum / cap) : sum;
 }
 
 /* What a head takes from each key, and 0 from unseen ones; sink: what joins the sum. */
@@ -199,7 +205,8 @@ static void attend(float *out, const float *const x[3], size_t row, const float 
         const how *o = all->heads && slot - all->head >= all->heads ? all->of_rest : all;
         const size_t h = o->flat ? (row * HEADS + slot) / S : slot, at = o->flat ? (row * HEADS + slot) % S : row;
         const size_t kv = o->tiled ? h % KV : h / (HEADS / KV), part = o->dealt ? HEADS / o->dealt : HEADS;
-        double *own = context + (o->dealt ? slot % part * o->dealt + slot / part : slot) * D;
+        const size_t to = o->dealt ? slot % part * o->dealt + slot / part : slot;
+        double *own = context + (o->reversed ? HEADS - 1 - to : to) * D;
         weigh(weight, x[0] + at * Q + h * D, x[1] + kv * D, sinks && !o->sinkless ? exp((double)sinks[h]) : 0.0, h, at,
               o);
         for (size_t key = 0; key < S; key++) {
@@ -264,6 +271,7 @@ static const struct {
     {{.slower = 4.0}, "rope_theta"},
     {{.backward = true}, "rope_direction"},
     {{.plain_k = true}, "rope_missing"},
+    {{.neighbours = true}, "rope_pairing"},
     {{.restart = 5}, "rope_restarts"},
     {{.offset = 1}, "rope_offset"},
     {{.offset = -3}, "rope_offset"},
@@ -274,12 +282,14 @@ static const struct {
     {{.theta = 10.0}, "rope_theta"}, /* 1e4 to the power of a head's share of the width */
     {{.by_lane = true}, "dimension_flattened"},
     {{.cap = 0.4, .bare = true}, "softcap"},
+    {{.cap = 0.4, .capped = 0.7}, "softcap"},
     {{.cap = 0.4, .within = 5, .scale = 0.7}, "softmax_scale"},
     {{.window = 4}, "attention_window"},
     {{.start = 2}, "keys_masked"},
     {{.from = 5, .blind = 3}, "keys_masked"},
     {{.cut = true}, "attention_across_documents"},
     {{.tiled = true}, "wrong_kv_head"},
+    {{.reversed = true}, "reversed"},
     {{.dropout = true}, "dropout"},
     {{.scale = 2.3, .turned = D / 2}, "softmax_scale"},
     {{.backward = true, .turned = D / 2}, "rope_direction"},
@@ -290,6 +300,8 @@ static const struct {
     {{.inverted = true}, "mask_inverted"},
     {{.within = 5, .inverted = true}, "mask_inverted"},
     {{.open = true}, "causal_mask_missing"},
+    {{.whole = true, .masked = true}, "causal_mask"},
+    {{.whole = true, .from = S - 3, .blind = 3}, "keys_masked"},
     {{.alibi = true, .slope = -1.0}, "alibi_slopes"},
     {{.alibi = true, .slope = 1.7}, "alibi_slopes"},
     {{.alibi = true, .series = 2 * HEADS}, "alibi_slopes"},
@@ -329,27 +341,35 @@ CLAIM(one_mistake_of_attention_is_named)
     }
 }
 
-/* Ranks have two heads each, or one. */
+CLAIM(slopes_that_are_left_out_or_of_another_series_are_told)
+{
+    for (size_t k = 0; k < 2; k++) {
+        made m = attention(&(how){.alibi = true, .bare = k == 0, .one_series = k == 1}, metas);
+        expect_cause(&m, "alibi_slopes", k ? "one series, or two" : "no ALiBi bias", k);
+    }
+}
+
+/* Ranks have three heads each, or one. */
 CLAIM(a_mistake_of_some_heads_is_named_with_them)
 {
     static const struct {
         how o;
         const char *cause, *words;
     } some[] = {
-        {{.offset = 1, .head = 2, .heads = 2}, "rope_offset", "in heads 2 to 3 of 4 alone, those of one rank"},
-        {{.ahead = S, .head = 0, .heads = 2}, "causal_mask_missing", "in heads 0 to 1 of 4 alone"},
-        {{.scale = 2.3, .head = 2, .heads = 2}, "softmax_scale", "in heads 2 to 3 of 4 alone"},
-        {{.alibi = true, .slope = 1.7, .head = 2, .heads = 2}, "alibi_slopes", "in heads 2 to 3 of 4 alone"},
-        {{.silent = true, .head = 2, .heads = 2}, "heads_missing", "in heads 2 to 3 of 4 alone"},
-        {{.silent = true, .head = 1, .heads = 1}, "heads_missing", "in head 1 of 4 alone"},
-        {{.times = 2.0, .head = 3, .heads = 1}, "heads_scaled", "give times 2; in head 3 of 4 alone"},
+        {{.offset = 1, .head = 3, .heads = 3}, "rope_offset", "in heads 3 to 5 of 6 alone, those of one rank"},
+        {{.ahead = S, .head = 0, .heads = 3}, "causal_mask_missing", "in heads 0 to 2 of 6 alone"},
+        {{.scale = 2.3, .head = 3, .heads = 3}, "softmax_scale", "in heads 3 to 5 of 6 alone"},
+        {{.alibi = true, .slope = 1.7, .head = 3, .heads = 3}, "alibi_slopes", "in heads 3 to 5 of 6 alone"},
+        {{.silent = true, .head = 3, .heads = 3}, "heads_missing", "in heads 3 to 5 of 6 alone"},
+        {{.silent = true, .head = 1, .heads = 1}, "heads_missing", "in head 1 of 6 alone"},
+        {{.times = 2.0, .head = 3, .heads = 1}, "heads_scaled", "give times 2; in head 3 of 6 alone"},
     };
     for (size_t k = 0; k < sizeof some / sizeof *some; k++) {
         made m = attention(&some[k].o, metas);
         expect_cause_on(2, &m, some[k].cause, some[k].words, k);
     }
     made m = attention(&(how){.offset = 1, .head = 3, .heads = 1}, metas);
-    expect_cause_on(HEADS, &m, "rope_offset", "in head 3 of 4 alone", sizeof some / sizeof *some);
+    expect_cause_on(HEADS, &m, "rope_offset", "in head 3 of 6 alone", sizeof some / sizeof *some);
 }
 
 /* None of what computing attention again says. */
@@ -362,7 +382,7 @@ static void expect_no_replay(made *m, size_t number)
         expect_row(&row, of_attention[i], NULL, number);
 }
 
-/* Three heads of four: no rank's, and no single one. */
+/* Three heads of six that begin at the second: no rank's, and no single one. */
 CLAIM(a_mistake_of_other_heads_gives_no_answer)
 {
     made m = attention(&(how){.scale = 3.0, .head = 1, .heads = 3}, metas);

@@ -276,32 +276,71 @@ CLAIM(decay_in_a_gradient_is_named)
     expect_cause(&m, "decay_in_gradient", "weight decay of 0.01", 0);
 }
 
-/* Gradients are equal; the moments are, or are of gradients 1024 times as large, and the step is left out but
- * for its decay. */
+/* Gradients are equal; the moments are, and the step is left out but for its decay, or the first moment is of other
+ * gradients. */
 CLAIM(a_step_without_its_update_and_a_scale_of_moments_are_named)
 {
-    for (size_t k = 0; k < 2; k++) {
-        const float by = k ? 1024.0f : 1.0f;
+    static const struct {
+        float by;
+        const char *cause, *words;
+    } cases[] = {{1.0f, "no_update", "before the step"},
+                 {1024.0f, "loss_scale", "the optimizer saw them times 2^10"},
+                 {-1.0f, "update_sign", "the optimizer saw them times -1"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const float by = cases[k].by;
         made m = {.n = 0};
         const float *w = put(&m, "base.weight:init", 2, H, H, 0), *g = put(&m, "base.weight:grad", 2, H, H, 0);
         memcpy(data_of(&m, 1, 0), w, H * H * sizeof *w);
         memcpy(other_of(&m), g, H * H * sizeof *g);
-        float *first = put(&m, "base.weight:m", 2, H, H, 0), *second = put(&m, "base.weight:v", 2, H, H, 0);
-        float *now = put(&m, "base.weight:new", 2, H, H, 0);
+        const size_t of_m = k ? 4 : 3, of_new = 7 - of_m; /* the last one is looked at */
+        (void)put(&m, "base.weight:v", 2, H, H, 0);
+        (void)put(&m, k ? "base.weight:new" : "base.weight:m", 2, H, H, 0);
+        (void)put(&m, k ? "base.weight:m" : "base.weight:new", 2, H, H, 0);
         for (size_t i = 0; i < H * H; i++) {
-            first[i] = 0.1f * g[i];
-            second[i] = 0.001f * g[i] * g[i];
-            now[i] = w[i] - 1e-4f * w[i] - copysignf(1e-3f, g[i]);
-            data_of(&m, 1, 2)[i] = by * first[i];
-            data_of(&m, 1, 3)[i] = by * by * second[i];
-            data_of(&m, 1, 4)[i] = k ? now[i] : w[i] - 1e-4f * w[i];
+            const float moments[] = {0.001f * g[i] * g[i], 0.1f * g[i]},
+                        now = w[i] - 1e-4f * w[i] - copysignf(1e-3f, g[i]);
+            for (int side = 0; side < 2; side++) {
+                const float times = side ? by : 1.0f;
+                data_of(&m, side, 2)[i] = times * times * moments[0];
+                data_of(&m, side, of_m)[i] = times * moments[1];
+                data_of(&m, side, of_new)[i] = side && k == 0 ? w[i] - 1e-4f * w[i] : now;
+            }
         }
-        m.n -= k ? 2 : 0;
-        for (size_t t = m.n; t < 5; t++) {
-            free(data_of(&m, 0, t));
-            free(data_of(&m, 1, t));
+        expect_cause(&m, cases[k].cause, cases[k].words, k);
+    }
+}
+
+CLAIM(values_of_another_tensor_are_named)
+{
+    static const struct {
+        const char *there, *here, *cause;
+    } cases[] = {{"base.weight:grad", "base.weight:grad@2", "gradient_of_last_step"},
+                 {"model.layers.0.self_attn.q:fwd", "model.layers.0.self_attn.q_rope:fwd", "rope_missing"},
+                 {"model.layers.0:fwd", "model.norm:fwd", "norm_missing"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        made m = {.n = 0};
+        const float *there = put_tokens(&m, cases[k].there);
+        (void)put_tokens(&m, cases[k].here);
+        memcpy(other_of(&m), there, B * S * H * sizeof *there);
+        expect_cause(&m, cases[k].cause, NULL, k);
+    }
+}
+
+/* What the other adds, or lacks and has under a name of its own. */
+CLAIM(gradients_of_others_are_named)
+{
+    for (size_t k = 0; k < 2; k++) {
+        made m = {.n = 0};
+        (void)put_tokens(&m, k ? "lm_head.weight:grad" : "embed.weight:grad");
+        const float *there = other_of(&m);
+        if (k) {
+            m.tensor[0][0].name = "of_nothing.weight:grad";
+            memset(data_of(&m, 0, 0), 0, B * S * H * sizeof *there);
         }
-        expect_cause(&m, k ? "loss_scale" : "no_update", k ? "2^10" : "before the step", k);
+        const float *x = put_tokens(&m, k ? "embed.weight:grad" : "embed.weight:grad@3");
+        for (size_t i = 0; i < B * S * H; i++)
+            other_of(&m)[i] = k ? x[i] - there[i] : x[i] + there[i];
+        expect_cause(&m, k ? "tied_weight" : "gradient_not_zeroed", NULL, k);
     }
 }
 

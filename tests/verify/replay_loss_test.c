@@ -11,14 +11,25 @@ typedef struct loss_case {
     bool zigzag;           /* the r-th chunk from either end follow each other */
     bool all, but_one;     /* tokens without a target count too; the first target does not */
     size_t masked;         /* of so many parts, each of which counts the targets of the first; 0: as they are */
+    bool plain;            /* tokens of a zigzag of two have the labels of contiguous chunks */
+    bool first;            /* sample alone */
     const char *micro;     /* batches; NULL: the dumps do not say */
     const char *cause;
 } loss_case;
+
+/* Where a token is after those of the ranks before it, of two in zigzag. */
+static size_t place_in_ring(size_t at)
+{
+    static const size_t place[] = {0, 2, 3, 1};
+    return place[at / (S / 4)] * (S / 4) + at % (S / 4);
+}
 
 /* The row whose id is the row's label; B * S: it has none. */
 static size_t label_of(const loss_case *p, size_t row)
 {
     const size_t size = p->chunks ? S / p->chunks : S, at = row % S, chunk = at / size;
+    if (p->plain)
+        return place_in_ring(at) + 1 < S ? row - at + place_in_ring(at) + 1 : B * S;
     if ((at + 1) % size == 0 && p->chunks)
         return p->zigzag && chunk < p->chunks / 2 ? row - at + (p->chunks - 1 - chunk) * size : B * S;
     return at + p->shift < S ? row + p->shift : B * S;
@@ -37,8 +48,11 @@ static double loss_of(const float *logits, const loss_case *p, bool *counts)
     for (size_t row = 0; row < B * S; row++) {
         const size_t label = label_of(p, row);
         double sum = 0.0;
-        const size_t from = p->masked ? row - row % S + row % S % (S / p->masked) : row;
-        counts[row] = label < B * S && (is_target(from) || (p->all && row % S + 1 < S)) && !(p->but_one && row == 0);
+        const size_t from = p->masked  ? row - row % S + row % S % (S / p->masked)
+                            : p->plain ? row - row % S + place_in_ring(row % S)
+                                       : row;
+        counts[row] = label < B * S && (is_target(from) || (p->all && row % S + 1 < S)) && !(p->but_one && row == 0) &&
+                      !(p->first && row >= S);
         for (size_t i = 0; i < IDS && counts[row]; i++)
             sum += exp((double)logits[row * IDS + i]);
         total += counts[row] ? log(sum) - (double)logits[row * IDS + id_at(label)] : 0.0;
@@ -91,10 +105,14 @@ Test(replay_loss, one_mistake_of_the_loss_is_named)
         {1, .chunks = 4, .zigzag = true, .cause = "labels_shifted"},
         {1, .chunks = 4, .cause = "labels_shifted"},
         {1, .but_one = true, .cause = "target_count"},
+        {1, .plain = true, .cause = "zigzag_order"},
+        {1, .first = true, .divisor = 17, .cause = "one_micro_batch"},
+        {1, .first = true, .divisor = 17, .micro = "1", .cause = "target_count"},
     };
     for (size_t k = 0; k < 2 * sizeof cases / sizeof *cases; k++) {
         made m = loss_of_case(&cases[k / 2], k % 2 ? own_names : known_names, false);
-        expect_cause_on(4, &m, cases[k / 2].cause, NULL, k / 2);
+        expect_cause_on(cases[k / 2].first ? 1 : 4, &m, cases[k / 2].cause,
+                        cases[k / 2].first ? "the terms of the first 1 of 2 samples alone" : NULL, k / 2);
     }
 }
 
@@ -371,17 +389,22 @@ static double gradient_of(float *d, const float *logits, const float *w, size_t 
 Test(replay_loss, other_labels_are_known_by_the_gradient)
 {
     static const struct {
-        size_t samples; /* on */
-        bool inverse;   /* tokens that are no targets count, and no others */
-        size_t by;      /* of the second sample: its labels are so many ids on */
-        float times;    /* and count so often */
-        const char *cause, *words;
-    } cases[] = {{1, false, 0, 1.0f, "labels_of_other_samples", NULL},
-                 {0, true, 0, 1.0f, "ignored_labels", "inverted"},
-                 {0, false, 1, 1.0f, "other_labels", " 6 of 17 targets"},
-                 {0, false, 0, 2.0f, "samples_weighted", "times 1, 2,"}};
+        size_t samples;                    /* on */
+        bool inverse;                      /* tokens that are no targets count, and no others */
+        size_t by;                         /* of the second sample: its labels are so many ids on */
+        float times;                       /* and count so often */
+        const char *cause, *words, *micro; /* batches; NULL: the dumps do not say */
+    } cases[] = {{1, false, 0, 1.0f, "labels_of_other_samples", NULL, NULL},
+                 {0, true, 0, 1.0f, "ignored_labels", "inverted", NULL},
+                 {0, false, 1, 1.0f, "other_labels", " 6 of 17 targets", NULL},
+                 {0, false, 0, 2.0f, "samples_weighted", "times 1, 2,", NULL},
+                 {0, false, 0, 2.0f, "micro_batches_weighted", "of 2 the gradients count 1, 2 times", "2"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         made m = {.n = 0};
+        for (int k = 0; k < 2 && cases[i].micro; k++) {
+            m.metadata[k][0] = "micro_batches";
+            m.metadata[k][1] = cases[i].micro;
+        }
         const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS, H, 0);
         look_up(put_tokens(&m, "tok_embeddings:fwd"), table);
         const float *w = put(&m, "lm_head.weight:init", 2, IDS, H, 0), *logits = put(&m, "lm_head:fwd", 3, B, S, IDS);

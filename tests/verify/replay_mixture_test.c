@@ -176,8 +176,9 @@ CLAIM(weights_that_do_not_add_up_to_1_are_named)
 
 /* --- a router's auxiliary loss ------------------------------------------------------------------------------------ */
 
-/* The gradient of a balancing loss, of the 2 largest of E logits, over all tokens, in row t of the logits. */
-static void slope(double dz[E], double (*z)[E], size_t t)
+/* The gradient of a balancing loss, of the 2 largest of E logits, over all tokens, or of the z-loss, in row t of the
+ * logits. */
+static void slope(double dz[E], double (*z)[E], size_t t, bool of_z)
 {
     double count[E] = {0.0}, p[E], sum = 0.0, mean = 0.0;
     for (size_t i = 0; i < T * E; i++) {
@@ -191,17 +192,19 @@ static void slope(double dz[E], double (*z)[E], size_t t)
     for (size_t i = 0; i < E; i++)
         mean += p[i] / sum * count[i];
     for (size_t i = 0; i < E; i++)
-        dz[i] = 1e-2 * p[i] / sum * (count[i] - mean);
+        dz[i] = 1e-2 * p[i] / sum * (of_z ? log(sum) : count[i] - mean);
 }
 
-CLAIM(the_balancing_loss_of_a_router_is_named)
+CLAIM(the_auxiliary_loss_of_a_router_is_named)
 {
     static const struct {
         double rest, times; /* of the other dump's gradient, whose reference has both once */
+        bool of_z;
         const char *cause, *words;
-    } cases[] = {{1.0, 4.0, "balancing_loss", "of which there is more"},
-                 {1.0, 0.0, "balancing_loss", "of which there is less"},
-                 {0.0, 1.0, "routing_weights_detached", "a balancing loss over all tokens"}};
+    } cases[] = {{1.0, 4.0, false, "balancing_loss", "of which there is more"},
+                 {1.0, 0.0, false, "balancing_loss", "of which there is less"},
+                 {1.0, 3.0, true, "router_z_loss", "computed again"},
+                 {0.0, 1.0, false, "routing_weights_detached", "a balancing loss over all tokens"}};
     for (size_t k = 0; k < 2 * sizeof cases / sizeof *cases; k++) {
         const bool of_weight = k % 2;
         made m = {.n = 0};
@@ -216,7 +219,7 @@ CLAIM(the_balancing_loss_of_a_router_is_named)
                 z[i / E][i % E] += (double)x[i / E * H + f] * (double)w[i % E * H + f];
         }
         for (size_t t = 0; t < T; t++) {
-            slope(dz, z, t);
+            slope(dz, z, t, cases[k / 2].of_z);
             for (size_t i = 0; i < E * H; i++)
                 loss[of_weight ? i : t * H + i % H] += dz[i / H] * (double)(of_weight ? x[t * H + i % H] : w[i]);
         }

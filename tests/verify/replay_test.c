@@ -53,24 +53,27 @@ CLAIM(one_mistake_of_an_mlp_is_named_whatever_its_names_are)
 }
 
 /* GPT-2's names, whose weights are [in, out]: the MLP's first layer reads what its norm should read. */
-CLAIM(a_norm_that_is_left_out_is_named)
+CLAIM(a_norm_that_is_left_out_or_another_is_named)
 {
-    made m = {.n = 0};
-    const float *x = put_tokens(&m, "transformer.h.0:fwd"), *y = put_tokens(&m, "transformer.h.1.attn:fwd");
-    const float *normed = put_tokens(&m, "transformer.h.1.ln_2:fwd");
-    const float *w = put(&m, "transformer.h.1.mlp.c_fc.weight:init", 2, H, WIDE, 0);
-    float *a = put(&m, "transformer.h.1.mlp.c_fc:fwd", 3, B, S, WIDE), *b = other_of(&m);
-    for (size_t i = 0; i < B * S * WIDE; i++) {
-        double right = 0.0, wrong = 0.0;
-        for (size_t k = 0; k < H; k++) {
-            const size_t from = i / WIDE * H + k;
-            right += (double)normed[from] * (double)w[k * WIDE + i % WIDE];
-            wrong += ((double)x[from] + (double)y[from]) * (double)w[k * WIDE + i % WIDE];
+    for (size_t other = 0; other < 2; other++) {
+        made m = {.n = 0};
+        const float *x = put_tokens(&m, "transformer.h.0:fwd"), *first = put_tokens(&m, "transformer.h.1.ln_1:fwd");
+        const float *y = put_tokens(&m, "transformer.h.1.attn:fwd"),
+                    *normed = put_tokens(&m, "transformer.h.1.ln_2:fwd");
+        const float *w = put(&m, "transformer.h.1.mlp.c_fc.weight:init", 2, H, WIDE, 0);
+        float *a = put(&m, "transformer.h.1.mlp.c_fc:fwd", 3, B, S, WIDE), *b = other_of(&m);
+        for (size_t i = 0; i < B * S * WIDE; i++) {
+            double right = 0.0, wrong = 0.0;
+            for (size_t k = 0; k < H; k++) {
+                const size_t from = i / WIDE * H + k;
+                right += (double)normed[from] * (double)w[k * WIDE + i % WIDE];
+                wrong += (double)(other ? first[from] : x[from] + y[from]) * (double)w[k * WIDE + i % WIDE];
+            }
+            a[i] = (float)right;
+            b[i] = (float)wrong;
         }
-        a[i] = (float)right;
-        b[i] = (float)wrong;
+        expect_cause(&m, other ? "other_input" : "norm_missing", other ? "ln_1:fwd as its input" : NULL, other);
     }
-    expect_cause(&m, "norm_missing", NULL, 0);
 }
 
 /* --- a norm ------------------------------------------------------------------------------------------------------- */
@@ -150,8 +153,9 @@ CLAIM(one_mistake_of_a_norm_is_named)
 
 CLAIM(a_norm_of_another_statistic_or_place_is_named)
 {
-    enum { PASSED_ON, SAMPLES, AFTER, ALONE, WAYS };
-    static const char *const causes[WAYS] = {"norm_missing", "norm_statistic", "residual", "other_input"};
+    enum { PASSED_ON, SAMPLES, PLAIN, AFTER, ALONE, WAYS };
+    static const char *const causes[WAYS] = {"norm_missing", "norm_statistic", "gain_twice_or_missing", "residual",
+                                             "other_input"};
     static const norm branch = {1e-6, 0.0, 1.0, 0.0, true, false, false};
     for (size_t way = 0; way < WAYS; way++) {
         made m = {.n = 0};
@@ -163,13 +167,15 @@ CLAIM(a_norm_of_another_statistic_or_place_is_named)
         for (size_t i = 0; i < B * S * H; i++)
             t.other[i] = way == PASSED_ON ? t.x[i] + t.y[i]
                          : way == SAMPLES ? t.other[i] * sqrtf((float)(H - 1) / (float)H)
+                         : way == PLAIN   ? t.other[i] / t.w[i % H]
                          : way == AFTER   ? t.other[i] + t.x[i]
                                           : t.other[i];
-        expect_cause(&m, causes[way], NULL, way);
+        expect_cause(&m, causes[way], way == PLAIN ? "the norm's weight is left out" : NULL, way);
     }
 }
 
-/* A norm of a sum of two tensors, one of them the embedding's output, and the layer's own sum of both and a third. */
+/* A norm of a sum of two tensors, one of them the embedding's output, and the layer's own sum of both and a third, which
+ * may be all there is. */
 CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
 {
     static const struct {
@@ -178,20 +184,22 @@ CLAIM(numbers_of_the_terms_of_a_sum_are_told_apart)
     } cases[] = {{{3.0, 1.0}, {0.5, 0.5}, "embedding_scale"},
                  {{1.4, 1.0}, {1.0, 1.4}, "residual_scale"},
                  {{1.0, 1.0}, {0.6, 1.0}, "residual_scale"}};
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+    for (size_t both = 0; both < 2 * sizeof cases / sizeof *cases; both++) {
+        const size_t k = both / 2;
         made m = {.n = 0};
         const float *x = put_tokens(&m, "model.embed_tokens:fwd"), *y = put_tokens(&m, "model.layers.0.self_attn:fwd");
         const float *z = put_tokens(&m, "model.layers.0.mlp:fwd");
         float *sum[2] = {put_tokens(&m, "model.layers.0:fwd"), other_of(&m)};
-        const float *w = put(&m, "model.layers.0.post_attention_layernorm.weight:init", 1, H, 0, 0);
-        float *out[2] = {put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd"), other_of(&m)};
+        const float *w = both % 2 ? NULL : put(&m, "model.layers.0.post_attention_layernorm.weight:init", 1, H, 0, 0);
+        float *out[2] = {w ? put_tokens(&m, "model.layers.0.post_attention_layernorm:fwd") : NULL, other_of(&m)};
         for (size_t side = 0; side < 2; side++) {
             const norm p = {1e-6, cases[k].of_x[side], cases[k].of_y[side], 0.0, false, false, false};
             for (size_t i = 0; i < B * S * H; i++)
                 sum[side][i] = (float)(p.of_x * (double)x[i] + p.of_y * (double)y[i] + p.of_y * (double)z[i]);
-            normalise(out[side], x, y, w, p);
+            if (w)
+                normalise(out[side], x, y, w, p);
         }
-        expect_cause(&m, cases[k].cause, NULL, k);
+        expect_cause(&m, cases[k].cause, NULL, both);
     }
 }
 

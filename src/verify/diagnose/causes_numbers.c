@@ -99,7 +99,7 @@ static const ari_cause rows[] = {
             "ranks)"},
     {"sum_over_tokens", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(TOKENS), 0, TIMES,
      FACTOR ": the number of {what}: a sum over tokens where the mean was wanted (or {tokens} ranks)"},
-    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(INVERSE) | IF(EVERYWHERE), 0, TIMES,
+    {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, "g", 0, IF(COUNT) | IF(INVERSE) | IF(EVERYWHERE), IF(LONE), TIMES,
      FACTOR ": averaged over {n} ranks or micro-batches where the sum was wanted, or divided by their number twice (a "
             "mean in place of a sum over {mesh})"},
     {"averaged_again", K(FACTOR), ARI_IDENTITY + 5, ANY, 0, IF(COUNT) | IF(INVERSE) | IF(LONE), 0, TIMES,

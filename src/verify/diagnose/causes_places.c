@@ -12,7 +12,6 @@
 #define MOVED "the reference's values in another place"
 #define SLICES "{within}; {units} of the reference, {exact}"
 #define DEALT "interleaved: {p} runs of {q} are dealt out in turn; "
-#define HEAD_RULE "heads assigned by the wrong rule (KV head r mod n_kv in place of floor(r * n_kv / N))"
 #define TRANSPOSED "transposed: the data is the reference's with its dimensions in the order {order}{shape}; {exact}; "
 #define OTHER_LOOKS "each another tensor's value"
 #define OTHER "these are the values of {other} in the reference: all {different} different elements, {exact}"
@@ -336,8 +335,6 @@ static const ari_cause rows[] = {
      "context-parallel ranks, where they should stand in the sequence's order, or the other way round" SLICES},
     {"slices_reordered", K(ZIGZAG), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "in another order: of {shards} blocks the r-th from either end stand together" SLICES},
-    {"wrong_kv_head", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "exchanged: {unit} {a} has {b}'s and the other way round; " HEAD_RULE SLICES},
     {"shards_misplaced", K(EXCHANGED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "exchanged: {unit} {a} has {b}'s and the other way round; shard {a} of {shards} is at another rank's "
      "place" SLICES},
@@ -345,7 +342,8 @@ static const ari_cause rows[] = {
      "exchanged: {unit} {a} has {b}'s and the other way round" SLICES LOOK
      "names or indices in a checkpoint's mapping"},
     {"wrong_kv_head", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; " HEAD_RULE SLICES},
+     "duplicated: {unit} {a} has {b}'s values, which stand at {b} too; heads assigned by the wrong rule (KV head "
+     "r mod n_kv in place of floor(r * n_kv / N))" SLICES},
     {"input_of_other_micro_batch", K(REPEATED), ARI_IDENTITY + 7, "fb", 0, IF(MICRO) | IF(SAMPLES), 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES "; of {micro} micro-batches one has "
      "what another was given: a buffer of a transfer that was used again, or read before it had come"},
@@ -358,8 +356,6 @@ static const ari_cause rows[] = {
      "`roll_tensor` of Megatron, its cp_group and packed_seq_params"},
     {"slices_repeated", K(REPEATED), ARI_IDENTITY + 7, ANY, 0, 0, 0, MOVED,
      "duplicated: {unit} {a} has {b}'s values, which stand at {b} too" SLICES},
-    {"wrong_kv_head", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(HEADS), 0, MOVED,
-     "in another order: {unit} {a} has {b}'s; " HEAD_RULE SLICES},
     {"shards_misplaced", K(REORDERED), ARI_IDENTITY + 7, ANY, 0, IF(OF_SHARDS), 0, MOVED,
      "in another order: {unit} {a} has {b}'s; shard {a} of {shards} is at another rank's place" SLICES},
     {"batch_order", K(REORDERED), ARI_IDENTITY + 7, "f", ARI_IS_EMBEDDING, IF(SAMPLES), 0, MOVED,

@@ -266,17 +266,20 @@ static void fit(best *b, const row *m, ari_replayed *a, const ari_recipe *from, 
     }
 }
 
-/* The best recipe that is one row away from `from`, of those with all of `when`. */
+/* The best recipe one row away from `from`, of those with all of `when`. A fitted number explains some of the rounding
+ * too, and has to leave far less than a mistake without one. */
 static void search(best *b, ari_replayed *a, const ari_recipe *from, unsigned when, bool of_base)
 {
-    const unsigned is = conditions(a, from);
     for (const row *m = table; m < table + ROWS && b->left > ARI_REPLAY_EXACT; m++) {
-        if ((m->when & ~is) || (when & ~m->when))
+        const best before = *b;
+        if ((m->when & ~conditions(a, from)) || (when & ~m->when))
             continue;
         for (int i = 0; m->by != BETWEEN && !isnan(number_of(m, i, a, from)); i++)
             (void)try_number(b, m, a, from, number_of(m, i, a, from), of_base);
         if (m->by == BETWEEN)
             fit(b, m, a, from, of_base);
+        if (m->by == BETWEEN && !of_base && before.by && 4.0 * b->left > before.left)
+            *b = before;
     }
 }
 
