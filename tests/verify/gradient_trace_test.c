@@ -94,12 +94,18 @@ Test(gradient_trace, means_of_parts_are_seen_in_rows_of_ids_that_one_part_alone_
     }
 }
 
-/* Of two micro-batches, a sample each, the first is divided by two once more, or by another number; the norm calls its
- * weight a gain. */
+/* Of two micro-batches, a sample each, the first is divided by two once more, or by another number, or is alone; the norm
+ * calls its weight a gain. */
 Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
 {
     static const char *const micro[] = {"micro_batches", "2"};
-    for (size_t k = 0; k < 2; k++) {
+    static const struct {
+        double first, last;
+        const char *cause, *words;
+    } cases[] = {{0.5, 1.0, "accumulation_divided", "0.5, 1 are in it"},
+                 {0.3, 1.0, "micro_batches_weighted", "0.3, 1 are in the gradient"},
+                 {1.0, 0.0, "one_micro_batch", "the first micro-batch's gradient alone"}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0, .metadata = {{micro[0], micro[1]}, {micro[0], micro[1]}}};
         const float *gain = put(&m, "out_norm.gain:init", 1, H, 0, 0), *y = put_tokens(&m, "out_norm:fwd");
         const float *dy = put_tokens(&m, "head:bwd");
@@ -109,10 +115,9 @@ Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
             for (size_t row = 0; row < B * S; row++)
                 of[row / S] += (double)dy[row * H + i] * (double)y[row * H + i] / (double)gain[i];
             d[i] = (float)(of[0] + of[1]);
-            e[i] = (float)((k ? 0.3 : 0.5) * of[0] + of[1]);
+            e[i] = (float)(cases[k].first * of[0] + cases[k].last * of[1]);
         }
-        expect_cause(&m, k ? "micro_batches_weighted" : "accumulation_divided",
-                     k ? "0.3, 1 are in the gradient" : "0.5, 1 are in it", k);
+        expect_cause(&m, cases[k].cause, cases[k].words, k);
     }
 }
 

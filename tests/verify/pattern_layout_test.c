@@ -211,6 +211,8 @@ static const trace traces[] = {
      BY(2.0f), HINT("of which each holds a part of its own"), KNOWN(RANKS(2, 1, 1))},
     {"a part of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("averaged_again"), BY(1.0f / 15.0f),
      HINT("averaged over all of these")},
+    {"a part of dp and cp ranks, as many as samples", NORM, CP_MESH(2, 2, false, 1, -1, 96), scaled,
+     CAUSE("averaged_again"), BY(0.25f), HINT("1/dp*cp"), KNOWN(.batch = 4, .seq = 8)},
     {"a loss of all targets", "loss", 'f', MESH_VALUE(1, 2), scaled, CAUSE("sum_for_mean"), BY(28.0f),
      HINT("a sum where the mean was wanted"), KNOWN(.batch = 4, .seq = 8)},
     {"a factor of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("sum_for_mean"), BY(15.0f),

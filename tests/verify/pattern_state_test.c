@@ -42,6 +42,9 @@ VALUE(decay_missing_on_rank_1, r == 1 ? x + 1e-4f * noise(i) : x)
 VALUE(decayed, x - 1e-4f * noise(i))
 /* A third is rank 0's. */
 VALUE(own_share, (i < COUNT / 3) == (r == 0) ? x : noise(i))
+/* Two thirds. */
+VALUE(shares_scaled, i < COUNT / 3 ? x : update_scaled(w, r, i, x))
+VALUE(shares_decayed, i < COUNT / 3 ? x : x - 1e-4f * noise(i))
 VALUE(not_updated, noise(i))
 VALUE(decayed_alone, noise(i) - 1e-5f * noise(i))
 VALUE(misaligned, noise(i) + 1e-3f * noise((i + COUNT / 2) % COUNT + 77))
@@ -104,6 +107,14 @@ static const trace traces[] = {
      CAUSE("update_of_ranks_apart"), KNOWN(ADAM)},
     {"decay that did not reach a replica", UPDATED, decay_missing_on_rank_1, STEPPED, CAUSE("decay_of_ranks_apart"),
      KNOWN(.step = 1), HINT("0.0001 times the weight before the step, on rank 1 and not on the others")},
+    {"shares of ranks that count their steps differently", UPDATED, shares_scaled, CAUSE("adam_step_not_synced"),
+     STEPPED, BOTH_BY(SECOND_OF_FIRST), KNOWN(ADAM, .zero = true), HINT("the ranks whose shares these are")},
+    {"shares that were updated by less", UPDATED, shares_scaled, CAUSE("update_of_ranks_apart"), STEPPED, BOTH_BY(0.8f),
+     KNOWN(ADAM, .zero = true), HINT("0.8 times the expected, in what differs and not in the rest")},
+    {"shares with more decay", UPDATED, shares_decayed, CAUSE("decay_of_ranks_apart"), STEPPED,
+     KNOWN(.step = 1, .zero = true), HINT("0.0001 times the weight", "the ranks whose shares these are")},
+    {"a part that was updated by less, without ZeRO", UPDATED, shares_scaled, CAUSE("unknown"), STEPPED, BOTH_BY(0.8f),
+     KNOWN(ADAM)},
     {"more decay on both", UPDATED, decayed, STEPPED, CAUSE("weight_decay"), KNOWN(.step = 1)},
     {"shares that were not gathered", UPDATED, own_share, STEPPED, CAUSE("shares_not_gathered"),
      HINT("on 2 of 2 ranks"), KNOWN(.step = 1, .zero = true)},

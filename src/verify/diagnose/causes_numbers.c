@@ -491,9 +491,9 @@ static const ari_cause rows[] = {
      "the first sample of each rank's micro-batch alone, computed again from the reference's values: leading dimensions "
      "are not flattened" LOOK "`x.reshape(-1, n)` before a product over tokens"},
     {"one_micro_batch", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(ONE), 0, "",
-     "the last micro-batch's gradient alone: of {micro} micro-batches' contributions, computed again from the "
-     "reference's values, {weights} are in it; each one's gradients are added to those of the ones before, not written "
-     "over them"},
+     "the {which} micro-batch's gradient alone: of {micro} micro-batches' contributions, computed again from the "
+     "reference's values, {weights} are in it, in the order in which they went back; each one's gradients are added to "
+     "those of the ones before, not written over them, and reduced once all are there"},
     {"accumulation_divided", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(INVERSE), 0, "",
      "the accumulated gradient was divided by {micro} after each of {micro} micro-batches in place of once: of their "
      "contributions, computed again from the reference's values, {weights} are in it, in the order in which they went "

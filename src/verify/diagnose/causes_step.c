@@ -8,6 +8,7 @@
 #define CORRECTED                                                                                                      \
     "Adam's correction of another step: the update is {factor:.4g} times the expected, as that of step {as} would be " \
     "in step {step} (sqrt(1 - beta2^t)/(1 - beta1^t))"
+#define OF_SHARES ", in what differs and not in the rest: the ranks whose shares these are (ZeRO) "
 #define DECAY "weight decay {what}: the difference is {part:.4g} times the weight before the step, on {wrong}"
 
 static const ari_cause rows[] = {
@@ -36,9 +37,13 @@ static const ari_cause rows[] = {
     {"adam_step_not_synced", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP) | IF(APART), IF(LONE), "",
      CORRECTED ", on {wrong} and not on the others that hold it: they count their steps differently" LOOK
                "`state[\"step\"]` of each rank; parameters without gradient"},
+    {"adam_step_not_synced", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP) | IF(OF_SHARDS), IF(LONE), "",
+     CORRECTED OF_SHARES "count their steps differently" LOOK "`state[\"step\"]` of each rank"},
     {"adam_step_counter", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_STEP), 0, "",
      CORRECTED ": the counter was advanced without an update, or an update was not counted" LOOK
                "`state[\"step\"]` after loading or skipping"},
+    {"update_of_ranks_apart", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_SHARDS), IF(LONE) | IF(OF_BEFORE) | IF(NEGATIVE),
+     "", "the update is {factor:.4g} times the expected" OF_SHARES "clip by norms or have learning rates of their own"},
     {"update_sign", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(NEGATIVE), 0, "",
      UPDATE "its sign is wrong: the step goes up the gradient" LOOK "the sign of the step; `maximize`"},
     {"adam_not_corrected", K(UPDATE), ARI_TRACE - 1, ANY, 0, IF(OF_BEFORE), 0, "",
@@ -141,6 +146,8 @@ static const ari_cause rows[] = {
     {"decay_without_gradient", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(ZERO), 0, "",
      DECAY "; the reference leaves it as it was: a parameter without gradient on any rank was taken for one whose "
            "gradient is zero" LOOK "`grad is None` against a gradient of zero"},
+    {"decay_of_ranks_apart", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(OF_SHARDS), IF(LONE), "",
+     DECAY OF_SHARES "decay differently"},
     {"decay_of_ranks_apart", K(DECAY), ARI_TRACE + 3, ANY, 0, IF(APART), IF(LONE), "",
      DECAY " and not on the others that hold it: replicas drift apart unless each decays alike"},
     {"weight_decay", K(DECAY), ARI_TRACE + 3, ANY, 0, 0, 0, "",

@@ -203,10 +203,12 @@ static bool name_by_sizes(ari_trace *t, const ari_case *c, double factor, double
     const ari_difference *d = c->d;
     char name[ARI_AXES_TEXT];
     const double n = ari_along(d, ARI_CUTS_FEATURES), b = (double)d->batch, micro = d->micro_batches;
+    const double data = ari_along(d, ARI_CUTS_DATA), both = data > ari_along(d, ARI_CUTS_SAMPLES) ? data : 0.0;
     const double targets = (double)targets_of(c);
     const number sizes[] = {
         {factor < 1.0 ? micro : 0.0, "m", NULL, ARI_IF(OF_MICRO)},
         {2.0, "2", NULL, ARI_IF(TWICE)},
+        {d->pass == 'g' ? both : 0.0, "dp*cp", NULL, ARI_IF(COUNT)}, /* over which gradients are added */
         {b, "the batch", "1/batch", 0},
         {targets, "T, the number of targets", "1/T, of the number of targets", 0},
     };

@@ -98,6 +98,13 @@ static bool is_frozen(const ari_case *c)
     return i == c->grid.count;
 }
 
+/* True if enough differs that may be the shares of some ranks, which update a part of each weight. */
+static bool has_shares(const ari_case *c)
+{
+    enum { ENOUGH = 64 };
+    return c->d->zero && ari_along(c->d, ARI_CUTS_DATA) > 1 && c->survey.different >= ENOUGH;
+}
+
 ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 {
     if (is_frozen(c)) {
@@ -105,11 +112,17 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
         return AR_OK;
     }
     double low = INFINITY, high = -INFINITY, worst = 0.0, left = 0.0;
+    bool shares = false; /* of ranks alone */
     for (int r = 0; r < c->d->ranks; r++) {
         if (c->survey.rank[r].different == 0)
             continue;
-        const beside s = look_beside(c, r, false);
-        const double factor = factor_of(&left, &s);
+        beside s = look_beside(c, r, false);
+        double factor = factor_of(&left, &s);
+        if (isnan(factor) && has_shares(c)) {
+            shares = true;
+            s = look_beside(c, r, true);
+            factor = factor_of(&left, &s);
+        }
         if (!(fabs(factor - 1.0) > ARI_KNOWN))
             return AR_OK;
         low = fmin(low, factor);
@@ -118,20 +131,31 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
     }
     const bool one = (low == 0.0 && high == 0.0) || high - low <= (ARI_KNOWN + 2.0 * sqrt(worst)) * fabs(high);
     ARI_FINDING(t, ARI_FOUND_UPDATE, one ? 0 : ARI_IF(SOME), {"factor", .number = low}, {"high", .number = high});
-    return one ? ari_name_update(t, c, low) : AR_OK;
+    if (one)
+        AR_TRY(ari_name_update(t, c, low));
+    t->flags |= shares ? ARI_IF(OF_SHARDS) : 0;
+    return AR_OK;
 }
 
 /* --- weight decay ------------------------------------------------------------------------------------------------- */
 
 /* Decoupled decay takes lr*decay*w away: if it is left out, that is the difference. */
+static bool is_decay(double *part, const beside *s)
+{
+    const double left = ari_fit_one(part, &s->apart), noise = s->noise / s->apart.yy;
+    return noise < 1.0 / 16.0 && !(left > ARI_KNOWN + 2.0 * noise) && fabs(*part) < 0.5;
+}
+
 ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
 {
-    const beside s = look_beside(c, -1, false);
+    beside s = look_beside(c, -1, false);
     double part;
-    const double left = ari_fit_one(&part, &s.apart), noise = s.noise / s.apart.yy;
-    if (!(noise < 1.0 / 16.0) || left > ARI_KNOWN + 2.0 * noise || !(fabs(part) < 0.5))
+    const bool all = is_decay(&part, &s);
+    if (!all && has_shares(c))
+        s = look_beside(c, -1, true);
+    if (!all && !(has_shares(c) && is_decay(&part, &s)))
         return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_DECAY, s.still ? ARI_IF(ZERO) : 0,
+    ARI_FINDING(t, ARI_FOUND_DECAY, (s.still ? ARI_IF(ZERO) : 0) | (all ? 0 : ARI_IF(OF_SHARDS)),
                 {"what", .text = part > 0.0 ? "left out" : "counted more than once"}, {"part", .number = fabs(part)});
     return AR_OK;
 }
