@@ -53,7 +53,8 @@ static const expected staged_once[] = {
     {F(zero_stale_weights), "llama", SHARED_STEPS(2, 3, 2), "model.embed_tokens:fwd", 0, "stale_weights"},
     {F(zero_backward_not_gathered), "llama", SHARED(2, 3, 1, 2), "model.layers.1.mlp.down_proj:bwd", 0,
      "partial_sum: own share alone"},
-    {F(zero_gather_order), "llama", SHARED(2, 3, 1, 2), "model.embed_tokens:fwd", 0, "unknown: gathered for each use"},
+    {F(zero_gather_order), "llama", SHARED(2, 3, 1, 2), "model.embed_tokens:fwd", 0,
+     "shards_misplaced: gathered or loaded in another order"},
     /* A bucket for each parameter: the second half of the embedding is rank 1's. */
     {F(zero_share_off_by_one), "llama", SHARED(2, 2, 1, 2), "model.embed_tokens.weight:new", 0, "share_off_by_one"},
     {F(hsdp_copies_not_summed), "llama", COPIES(4, 2, 2, 3), "lm_head.weight:grad", 0, "missing_all_reduce: over dp"},

@@ -81,6 +81,7 @@ VALUE(sum_of_others, share(i, r % 2) + share(i, r % 2 + 2))
 VALUE(five, 5.0f)
 VALUE(norm_of_own, tp_rank(w, r) ? x * 0.6f : x * 0.8f)
 VALUE(zero, 0.0f)
+VALUE(later_tokens_off, token(w, i) > 1 ? noise(i + 600) : x)
 VALUE(first_group_alone, dp_rank(w, r) == 0 ? x : 0.0f)
 VALUE(samples_of_world_rank, w->reference[i % (w->count / 2) + (size_t)(r % 2) * (w->count / 2)])
 
@@ -213,6 +214,8 @@ static const trace traces[] = {
      HINT("averaged over all of these")},
     {"a part of dp and cp ranks, as many as samples", NORM, CP_MESH(2, 2, false, 1, -1, 96), scaled,
      CAUSE("averaged_again"), BY(0.25f), HINT("1/dp*cp"), KNOWN(.batch = 4, .seq = 8)},
+    {"a factor of a value that tp or cp ranks may have", "blocks.1.attn.o", 'f', CP_MESH(1, 2, false, 2, -1, 2, 4, 8),
+     scaled, CAUSE("averaged_again"), BY(0.5f), HINT("averaged over tp")},
     {"a loss of all targets", "loss", 'f', MESH_VALUE(1, 2), scaled, CAUSE("sum_for_mean"), BY(28.0f),
      HINT("a sum where the mean was wanted"), KNOWN(.batch = 4, .seq = 8)},
     {"a factor of dp and tp ranks together", NORM, MESH(3, 5, -1, 96), scaled, CAUSE("sum_for_mean"), BY(15.0f),
@@ -231,6 +234,8 @@ static const trace traces[] = {
      HINT("squares is 5)")},
     {"a norm that counts twice", "grad_norm", 'c', MESH_VALUE(2, 2), scaled, BY(1.1f), OF(five),
      CAUSE("norm_counts_twice")},
+    {"later tokens, which are those of the second group", "layers.0.core", 'f', CP_MESH(1, 2, false, 2, -1, 2, 4, 8),
+     later_tokens_off, CAUSE("later_tokens")},
     {"groups after the first that are all wrong", EMBEDDING, first_group_alone, CAUSE("world_rank_in_group")},
     {"weights that one group alone has", UP, 'i', MESH(2, 2, 0, 8, 12), first_group_alone, CAUSE("missing_broadcast"),
      HINT("over dp: ranks 0..1 have the value")},

@@ -258,14 +258,21 @@ CLAIM(the_scale_and_the_cap_of_logits_are_named)
 
 enum { SHARDS = 3 };
 
+/* Each is one more, or that of the next of three shards. */
 CLAIM(ids_that_are_others_by_one_number_are_named)
 {
-    made m = {.n = 0};
-    const float *table = put(&m, "tok_embeddings.weight:init", 2, IDS + 1, H, 0);
-    float *y = put_tokens(&m, "tok_embeddings:fwd");
-    look_up(y, table);
-    look_up(other_of(&m), table + H);
-    expect_cause(&m, "ids_off_by_one", NULL, 0);
+    for (size_t shards = 0; shards < 2; shards++) {
+        made m = {.n = 0};
+        float turned[IDS * H];
+        const float *table = put(&m, "tok_embeddings.weight:init", 2, shards ? IDS : IDS + 1, H, 0);
+        float *y = put_tokens(&m, "tok_embeddings:fwd");
+        for (size_t i = 0; i < IDS * H; i++)
+            turned[i] = table[shards ? (i + IDS / SHARDS * H) % (IDS * H) : i + H];
+        look_up(y, table);
+        look_up(other_of(&m), turned);
+        expect_cause(&m, shards ? "shards_misplaced" : "ids_off_by_one", shards ? "a whole one of 3 shards" : NULL,
+                     shards);
+    }
 }
 
 /* In the table as it is now, which has moved. */

@@ -208,7 +208,7 @@ static const ari_cause rows[] = {
      "the ids of step {of_step} at step {step}: its batch again (data read from the start, an iterator or a sampler that "
      "begins anew, a buffer that was not refilled)" LOOK
      "the data loader's state in the checkpoint; `set_epoch`; `iter(loader)` within a loop"},
-    {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), 0, "",
+    {"ids_off_by_one", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS), IF(BLOCKS), "",
      "ids: every wrong row is the table's {by:.0f} rows on from the reference's (a special token counted or not, the "
      "start of a vocabulary's shard)"},
     {"position_offset", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT), IF(PAIRS), "",

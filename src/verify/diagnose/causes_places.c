@@ -158,6 +158,9 @@ static const ari_cause rows[] = {
     {"shards_misplaced", K(SHARDS), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "shards at the wrong ranks (a rank taken from another group or mesh dimension): {pairs}" LOOK
      "the group a rank is taken from; `DeviceMesh` dimensions"},
+    {"shards_misplaced", K(POSITIONS), ARI_IDENTITY + 6, ANY, 0, IF(IDS) | IF(BLOCKS), 0, "",
+     "every wrong row is the table's {by:.0f} rows on from the reference's, a whole one of {shards} shards of it: shards "
+     "that were gathered or loaded in another order"},
     {"wrong_group", K(SHARDS_ADDED), ARI_IDENTITY + 6, "g", ARI_IS_EXPERT, IF(OF_EP), 0,
      "each the sum of {n} experts' values",
      "the sum of the gradients of {n} experts, {others}: added over the data-parallel ranks, of which others have "

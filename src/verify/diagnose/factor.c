@@ -117,13 +117,14 @@ static int name_fans(ari_trace *t, const ari_case *c, double factor)
 
 /* --- by the sizes of a run whose ranks are seen ------------------------------------------------------------------- */
 
-/* If only a row-parallel bias or what a block computes has the factor, it is the tensor-parallel group's, which holds
- * them whole: a factor of the data-parallel or context-parallel group would be in every gradient. */
+/* If only a row-parallel bias, a value or a gradient in a block has the factor, it is the tensor-parallel group's, which
+ * holds them whole: a factor of the data-parallel or context-parallel group would be in every gradient. */
 static bool is_of_tp(const ari_difference *d)
 {
     const bool row_bias = d->pass == 'g' && d->ndim == 1 && (ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
     const bool block =
-        ari_is_activation(d) && ari_section_of(ari_module_of(d->name, strlen(d->name)).role) == ARI_IN_BLOCKS;
+        (d->pass == 'f' && !(ari_name_is(d->name) & ARI_IS_LOSS)) ||
+        (d->pass == 'b' && ari_section_of(ari_module_of(d->name, strlen(d->name)).role) == ARI_IN_BLOCKS);
     return ari_along(d, ARI_CUTS_FEATURES) > 1 && (ari_along(d, ARI_CUTS_DATA) == 1 || row_bias || block);
 }
 

@@ -69,6 +69,13 @@ static bool runs_on(const lookups *l)
     return again;
 }
 
+/* Whole blocks of a table, which is cut into as many as ranks: no offset of ids is as large. */
+static bool are_shards(long rows, long by)
+{
+    enum { MOST_IDS = 4, MOST_SHARDS = 16 };
+    return labs(by) > MOST_IDS && rows % by == 0 && labs(rows / by) <= MOST_SHARDS;
+}
+
 /* The same offset everywhere, or positions counted again from 0 at the first that is wrong. */
 static void find_offset(ari_trace *t, const lookups *l, bool positions)
 {
@@ -87,16 +94,16 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
             return;
         by = first == SIZE_MAX ? other - id : by;
         first = first == SIZE_MAX ? (size_t)id : first;
-        offset = offset && other - id == by;
+        offset = offset && (other - id == by || (!positions && are_shards(rows, by) && (other - id - by) % rows == 0));
         restart = restart && first > 0 && (size_t)other == (size_t)id % first;
     }
     if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
     ARI_FINDING(t, ARI_FOUND_POSITIONS,
-                l->of | (!positions                           ? ARI_IF(IDS)
+                l->of | (!positions ? ARI_IF(IDS) | (are_shards(rows, by) ? ARI_IF(BLOCKS) : 0)
                          : restart && !(offset && first == 0) ? ARI_IF(SOME)
                                                               : ARI_IF(SHIFT)),
-                {"first", .count = first}, {"by", .number = (double)by});
+                {"first", .count = first}, {"by", .number = (double)by}, {"shards", .count = (size_t)labs(rows / by)});
 }
 
 /* True if each of n shards adds a row of its own for ids that it does not own: the first row, or the nearest. */
