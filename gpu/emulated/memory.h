@@ -6,10 +6,8 @@
  * the C library's, whose borders are watched. Any thread may call any of these.
  *
  * A block is followed by GUARD bytes that nobody may write. One that is free, or was never used, is junk. */
-#include <stddef.h>
 #include <stdint.h>
 
-#include "anyrank/status.h"
 #include "gpu/emulated/fiber.h"
 
 namespace ari_emulated

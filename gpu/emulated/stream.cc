@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/emulated/fiber.h"
 #include "gpu/emulated/memory.h"
 
 namespace ari_emulated

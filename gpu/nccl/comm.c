@@ -7,7 +7,6 @@
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_impl.h"
 
 /* A call, from its queue to NCCL. It ends when all is enqueued on the stream; the watcher sees to the rest. NCCL's
  * communicators do not block: each of its calls returns at once, so that an abort is never long in coming. */

@@ -7,7 +7,6 @@
 #include "gpu/native.h"
 #include "gpu/nccl/comm.h"
 #include "process/agree.h"
-#include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
 ARI_OWNER(ar_queue, ar_queue_destroy)

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 

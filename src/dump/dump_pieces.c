@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 /* --- the rule ----------------------------------------------------------------------------------------------------- */

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *format, ...)

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "dump/map.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 ar_status ari_map_misfit(const ari_map_place *p, const char *format, ...)

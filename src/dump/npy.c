@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/io/safetensors.h"
 
 /* The elements of a part if one of its boxes is the whole tensor in row-major order. */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/os/os.h"
-#include "ref/core/size.h"
 
 /* Cuts within cuts, and pairs of boxes that are compared because nothing separates them: nobody shards like that, but a
  * file may say anything, and opening it has to end. */

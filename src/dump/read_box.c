@@ -4,8 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "ref/core/size.h"
-
 /* A box as rows of the full tensor, the longest possible: dimensions that lie without a gap in the full tensor and in
  * the file are one. */
 typedef struct rows {

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "ref/core/size.h"
 
 /* One copy of a box. */
 typedef struct copy {

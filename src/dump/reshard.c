@@ -7,7 +7,6 @@
 #include "dump/dump.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
-#include "ref/core/size.h"
 #include "ref/io/file.h"
 
 ARI_OWNER(ar_st_writer, ar_st_writer_discard)

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <jansson.h>
-
 #include "anyrank/reshard.h"
 #include "dump/placement.h"
 #include "ref/core/axis.h"

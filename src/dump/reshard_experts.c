@@ -7,7 +7,6 @@
 
 #include "dump/dump.h"
 #include "dump/reshard.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/stacked.h"
 

@@ -15,7 +15,6 @@
 #include "dump/reshard.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/os/os.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"

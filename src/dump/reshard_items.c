@@ -5,10 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dump/placement.h"
 #include "dump/reshard.h"
 #include "ref/core/atomic_file.h"
-#include "ref/core/size.h"
 
 #define SHARD_BYTES ((size_t)5000000000) /* as Hugging Face has it */
 

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 /* --- boxes -------------------------------------------------------------------------------------------------------- */

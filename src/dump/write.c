@@ -2,14 +2,12 @@
 #include "dump/dump.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ref/core/atomic_file.h"
-#include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"

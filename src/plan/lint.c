@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/flow.h"
 #include "plan/lint.h"
 #include "ref/core/size.h"
 

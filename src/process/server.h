@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "process/handshake.h"
 #include "process/net.h"
 #include "process/store.h"
 

@@ -3,7 +3,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "anyrank/process.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/io/config_parts.h"

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "run/cluster_run.h"
 

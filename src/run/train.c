@@ -7,11 +7,9 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
-#include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"
 #include "run/process_run.h"
-#include "run/run.h"
 #include "run/train_rank.h"
 #include "sim/plan/ops.h"
 

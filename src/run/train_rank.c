@@ -6,9 +6,7 @@
 #include <stdio.h>
 
 #include "anyrank/gradients.h"
-#include "ref/context/context.h"
 #include "ref/core/clock.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/models/groups.h"
 

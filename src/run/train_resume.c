@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "run/checkpoint.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/trace_view.h"
 
-#include "ref/core/size.h"
-
 /* A lane's activities in sequence: collectives, work, waits. Spans only name those that lie in them. */
 typedef struct stretch {
     uint64_t begin, end; /* begin < end */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. simulated-cluster.md says how it is read. */
 #include <inttypes.h>
-#include <stdio.h>
 
-#include "ref/core/size.h"
 #include "sim/trace_view.h"
 
 /* The main thread's spans and its collectives are tracks of their own: in a span of computation a collective would look

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Summary of a run's time (simulated-cluster.md). */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "sim/trace_view.h"
 
 /* --- sets of time ------------------------------------------------------------------------------------------------- */

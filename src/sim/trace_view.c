@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 static uint64_t begin_of(const ari_trace_view *v, const ari_record *r)

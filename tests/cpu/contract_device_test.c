@@ -5,7 +5,6 @@
 
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
-#include "tests/support/test.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */
 Test(contract_device, needs_a_thread)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
-#include "tests/support/test.h"
 
 /* Products of chosen integers against 128-bit sums, on every path. A path cuts its integers into digits, whose sums have
  * limits; the integers here have all digits at the ends of their ranges, and the sums as many terms as its blocks hold,

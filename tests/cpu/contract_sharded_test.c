@@ -3,7 +3,6 @@
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
-#include "tests/support/test.h"
 
 /* What ranks do with a contraction: exponents combined by maximum, integers of parts, partial sums added, rounding in
  * pieces. Whatever the cut, the bits are those of the definition on the whole operands. */

@@ -2,7 +2,6 @@
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
-#include "tests/support/test.h"
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (tests/support/contraction.c):
  * every comparison is of bits, and on every path. */

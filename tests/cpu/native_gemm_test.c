@@ -6,7 +6,6 @@
 
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
-#include "tests/support/small.h"
 
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
  * within gamma_k = k*u/(1 - k*u) of the sum of magnitudes, u = 2^-24 (Higham, Accuracy and Stability, section 3.1);

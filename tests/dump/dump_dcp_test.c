@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/dump.h"
 #include "dump/folder.h"
 
 TestSuite(dump_dcp, .init = folder_begin, .fini = folder_end);

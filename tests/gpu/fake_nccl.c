@@ -13,15 +13,10 @@
  *                      waits is an error of NCCL's
  * FAKE_NCCL_ERROR      "async": communicators fail after their second call; "init": making one fails;
  *                      "hang": making one never ends; "dwell": a call takes a while to return */
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "anyrank/device.h"
 #include "gpu/nccl/nccl.h"

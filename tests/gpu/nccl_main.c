@@ -2,7 +2,6 @@
 /* The NCCL communicator between four processes, on the emulated device, over a library that stands for NCCL
  * (fake_nccl.c): every collective against its definition, and what happens when something is wrong. */
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "gpu/nccl/comm.h"
 #include "process/process.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "io/st_bytes.h"
 #include "ref/io/file.h"

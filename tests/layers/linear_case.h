@@ -9,7 +9,6 @@
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4 };
 typedef enum style { COLUMN, ROW } style;

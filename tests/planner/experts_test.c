@@ -3,7 +3,6 @@
 #include "planner/search.h"
 #include "planner/time_impl.h"
 #include "ref/core/lane.h"
-#include "support/row.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 

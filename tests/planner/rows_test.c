@@ -6,7 +6,6 @@
 #include "anyrank/model.h"
 #include "planner/time_impl.h"
 #include "ref/io/file.h"
-#include "support/row.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"

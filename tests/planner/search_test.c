@@ -2,7 +2,6 @@
 /* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
 #include "planner/search.h"
 #include "planner/time_impl.h"
-#include "support/row.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 

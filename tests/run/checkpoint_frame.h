@@ -2,7 +2,6 @@
 /* A folder in memory for the checkpoints of tiny runs: TestSuite(NAME, .init = begin, .fini = end). */
 #pragma once
 
-#include "anyrank/checkpoint.h"
 #include "run/small_run.h"
 #include "tests/support/test.h"
 

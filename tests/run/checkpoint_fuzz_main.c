@@ -9,7 +9,6 @@
 #include "run/checkpoint.h"
 #include "run/small_run.h"
 #include "support/fuzz.h"
-#include "support/row.h"
 #include "support/small.h"
 
 #define MOST_BYTES ((size_t)1 << 20)

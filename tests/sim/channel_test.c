@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "tests/sim/fail_run.h"
-#include "tests/support/test.h"
 
 /* Sends and recvs are an affair of two ranks: the k-th send meets the k-th recv, nobody else is asked, and a peer that
  * is not there any more is noticed. */

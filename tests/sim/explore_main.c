@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sim/orderings.h"
 #include "tests/sim/world.h"
-#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 /* Schedules by seed, in a program of its own, so that the sanitizers see them: programs whose mistake only some orders

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdatomic.h>
 
-#include "anyrank/device.h"
 #include "tests/sim/batch.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"

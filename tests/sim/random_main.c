@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/sim/world.h"
-#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 OWNER(coll_case, case_fini)

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <signal.h>
-#include <unistd.h>
 
 #include "tests/sim/soak_world.h"
-#include "tests/support/scoped.h"
 #include "tests/support/small.h"
 
 /* Thousands of worlds in which something goes wrong: each ends in the right result or in a report that fits what was

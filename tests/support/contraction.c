@@ -3,7 +3,6 @@
 #include "tests/support/scoped.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"

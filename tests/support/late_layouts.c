@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/late_layouts.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

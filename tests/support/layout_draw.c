@@ -2,7 +2,6 @@
 #include "support/layout_draw.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

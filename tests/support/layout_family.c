@@ -2,7 +2,6 @@
 /* Models of every family, or of those with experts, as their files have them, in small, and layouts whose numbers of
  * ranks divide little: 3, 5 and 7 data-parallel ranks, half of them without tensor-parallel ones, and each stage of
  * ZeRO. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -8,8 +8,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/status.h"
 #include "tests/support/scoped.h"

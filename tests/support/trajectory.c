@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/trajectory.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ref/core/size.h"

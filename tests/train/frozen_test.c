@@ -5,8 +5,6 @@
 #include "recorded.h"
 #include "ref/context/context.h"
 #include "ref/layers/parts.h"
-#include "support/match.h"
-#include "tests/support/test.h"
 
 enum { B = 3, S = 4, STEPS = 3, RANKS = 8, TEXT = 400 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 3};

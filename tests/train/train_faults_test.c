@@ -3,8 +3,6 @@
  * they change elsewhere is in tests/verify/fault_expected.h. */
 #include "tests/train/recorded.h"
 
-#include "support/match.h"
-
 enum { B = 5, S = 6 };
 
 /* Sample k has k targets: ranks and micro-batches of any number hold different counts. */

@@ -3,8 +3,6 @@
  * are put into buckets, and under every kind of optimizer. */
 #include "recorded.h"
 #include "support/bits.h"
-#include "support/match.h"
-#include "tests/support/test.h"
 
 enum { B = 3, S = 4, STEPS = 2 };
 

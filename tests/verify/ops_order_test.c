@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations in the order of micro-batches and schedules, beside the list that visits what is the
  * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
-#include "run/cluster_run.h"
 #include "support/row.h"
 #include "tests/verify/ops_find.h"
 #include "verify/check/check_calls.h"

@@ -2,7 +2,6 @@
 /* The list of a step's operations beside what runs record: collectives and products, in native numerics and under plans.
  * Random layouts are compared with their traces in random_layouts_test; tests/cli/plan_test.py has the shapes and
  * placements of a list by hand, traffic_test.c what a layer moves. */
-#include "run/cluster_run.h"
 #include "support/row.h"
 #include "tests/support/plan_draw.h"
 #include "tests/verify/ops_find.h"

@@ -2,7 +2,6 @@
 /* Any shape, any number of ranks, and what is refused. */
 #include "support/together.h"
 #include "tests/verify/pattern_support.h"
-#include "verify/diagnose/case.h"
 
 #define DIMENSIONS(...) ((const size_t[]){__VA_ARGS__})
 

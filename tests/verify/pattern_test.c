@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies and shards: every detector fires on its trace and is silent on a near miss. */
 #include "tests/verify/pattern_support.h"
-#include "verify/diagnose/case.h"
 #include "verify/diagnose/roles.h"
 
 /* Rank r has a share of its own of every element; together they are the reference. */

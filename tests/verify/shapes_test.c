@@ -3,7 +3,6 @@
  * value is right. */
 #include "tests/verify/support.h"
 
-#include "anyrank/baseline.h"
 #include "verify/check/check_run.h"
 
 enum { BATCH = 3, SEQ = 8, RANKS = 4 };

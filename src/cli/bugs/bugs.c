@@ -5,7 +5,6 @@
 
 #include "anyrank/fault.h"
 #include "cli/bugs/bugs.h"
-#include "cli/options/args.h"
 #include "cli/options/run.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"

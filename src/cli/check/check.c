@@ -4,12 +4,10 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/check/check.h"
-#include "cli/options/args.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"

@@ -3,8 +3,6 @@
 
 #include "ref/io/json.h"
 #include "cli/check/check.h"
-#include "cli/options/run.h"
-#include "cli/options/transport.h"
 #include "cli/shared/command.h"
 #include "ref/core/size.h"
 #include "run/cluster_run.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/check/check.h"
 
-#include "cli/options/args.h"
 #include "verify/faults/fault_case.h"
 
 #define ARI_VALUES ari_check_values

@@ -5,8 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/options/run.h"
-#include "cli/options/transport.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/text.h"

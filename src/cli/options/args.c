@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/shared/command.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

@@ -5,7 +5,6 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
-#include "cli/shared/command.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"

@@ -3,7 +3,6 @@
 
 #include <jansson.h>
 #include <math.h>
-#include <stdio.h>
 
 #include "anyrank/run.h"
 #include "cli/options/args.h"

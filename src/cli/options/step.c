@@ -2,7 +2,6 @@
 #include "cli/options/run.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/options/args.h"
 
 #include <ctype.h>
 #include <fcntl.h>

@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cli/shared/command.h"
 #include "ref/core/names.h"
 #include "ref/core/os/os.h"
 #include "ref/core/size.h"

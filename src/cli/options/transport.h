@@ -2,7 +2,6 @@
 #pragma once
 
 #include <jansson.h>
-#include <stdio.h>
 
 #include "anyrank/run.h"
 #include "cli/options/args.h"

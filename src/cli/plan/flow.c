@@ -4,12 +4,10 @@
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
-#include "cli/shared/table.h"
 #include "plan/flow.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
-#include "sim/plan/ops.h"
 
 static const char *const often_names[] = {
     [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",

@@ -5,7 +5,6 @@
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
-#include "planner/search.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"

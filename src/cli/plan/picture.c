@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "cli/plan/plan.h"
-#include "cli/shared/table.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "run/plot.h"

@@ -2,7 +2,6 @@
 #include "cli/plan/plan.h"
 
 #include "cli/options/args.h"
-#include "planner/search.h"
 
 typedef ari_plan_values plan_values;
 

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "cli/plan/plan.h"
-#include "cli/shared/table.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

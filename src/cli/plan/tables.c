@@ -4,7 +4,6 @@
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
-#include "cli/shared/table.h"
 #include "ref/core/size.h"
 
 static const double GB = 1e-9;

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/options/args.h"
 #include "run/train_rank.h"
 
 /* In the order of ar_data_format. */

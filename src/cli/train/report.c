@@ -4,8 +4,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "cli/options/run.h"
-#include "cli/options/transport.h"
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"

@@ -3,11 +3,9 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/options/args.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"

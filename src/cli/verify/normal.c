@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For people: whether a difference is one that rounding makes. */
 #include <math.h>
-#include <stdio.h>
 
 #include "cli/shared/table.h"
 #include "cli/verify/report.h"

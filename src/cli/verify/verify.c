@@ -3,7 +3,6 @@
 
 #include <float.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +11,6 @@
 #include "cli/verify/report.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
-#include "verify/dumps/normal.h"
 #include "verify/dumps/report.h"
 
 ARI_OWNER(ar_verify_report, ar_verify_report_destroy)

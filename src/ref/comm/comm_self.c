@@ -2,7 +2,6 @@
 #include <stdlib.h>
 
 #include "anyrank/device.h"
-#include "ref/comm/comm_impl.h"
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"

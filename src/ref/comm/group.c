@@ -5,7 +5,6 @@
 
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/os/threads.h"
-#include "ref/core/wait.h"
 
 void ari_group_free(ari_group *g)
 {

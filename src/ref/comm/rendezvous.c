@@ -7,7 +7,6 @@
 #include "ref/comm/rendezvous_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
-#include "ref/core/text.h"
 
 #define COUNT_MASK ((uint64_t)0xffff) /* worlds have at most 4096 ranks */
 #define DEAD ((uint64_t)1 << 16)

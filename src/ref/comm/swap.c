@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ref/comm/rendezvous_impl.h"
-#include "ref/core/wait.h"
 
 /* Two ranks that both have a core meet for a short collective in the time that one line of memory takes to cross from
  * one core to the other. Each posts what it calls and a copy of its input in its own slot, then waits for the other's

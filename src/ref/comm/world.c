@@ -6,7 +6,6 @@
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
-#include "ref/core/wait.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)
 {

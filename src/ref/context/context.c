@@ -5,7 +5,6 @@
 
 #include "anyrank/arith.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 static ar_status check_storage(const ar_ctx_options *o)

@@ -4,7 +4,6 @@
 
 #include "ref/context/context.h"
 #include "ref/core/float_bits.h"
-#include "ref/core/size.h"
 
 ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
 {

@@ -4,15 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ref/core/os/os.h"
-#include "ref/core/size.h"
 
 /* A crashed process may have left temporary files whose names come round again with its process number. */
 #define TEMPORARY_NAMES 1000

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdio.h>
-
-#include "anyrank/status.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/axis.h"
 
-#include <stdio.h>
-
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdatomic.h>
-#include <stddef.h>
-#include <stdlib.h>
 
-#include "anyrank/queue.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"

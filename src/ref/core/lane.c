@@ -3,7 +3,6 @@
 #include "ref/core/size.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 ARI_OWNER(ari_lane, ari_lane_destroy)
 

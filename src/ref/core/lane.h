@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stdatomic.h>
-#include <stdbool.h>
-
-#include "anyrank/status.h"
-#include "ref/core/gpu.h"
 #include "ref/core/record.h"
 #include "ref/core/scheduler.h"
 

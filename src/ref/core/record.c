@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/record.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/core/clock.h"
 #include "ref/core/lane.h"
 #include "ref/core/size.h"

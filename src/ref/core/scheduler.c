@@ -2,10 +2,6 @@
 #include "ref/core/scheduler.h"
 #include "ref/core/size.h"
 
-#include <pthread.h>
-#include <stddef.h>
-#include <stdlib.h>
-
 #include "ref/core/os/threads.h"
 
 /* One lane at a time holds the turn. Every call that gives it away chooses the next holder at once, among the lanes

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/status.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 

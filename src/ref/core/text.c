@@ -2,11 +2,7 @@
 #include "ref/core/text.h"
 
 #include <errno.h>
-#include <stdarg.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/fault.h"
 #include "ref/core/names.h"

@@ -2,7 +2,6 @@
 #include "ref/cpu/device.h"
 
 #include <stdlib.h>
-#include <string.h>
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 #include "anyrank/device.h"
 #include "ref/cpu/gemm.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
 
-#include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 #include "ref/numerics/philox.h"

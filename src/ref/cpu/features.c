@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #if defined(__x86_64__)

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
 
 #include "ref/cpu/device.h"
 #include "ref/cpu/storage.h"

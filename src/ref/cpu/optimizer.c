@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/optimizer.h"
 
-#include "ref/core/float_bits.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 

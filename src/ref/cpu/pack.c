@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/cpu/gemm.h"
-#include "ref/cpu/kernels.h"
 #include "ref/cpu/storage.h"
 #include "ref/numerics/integer_sum.h"
 

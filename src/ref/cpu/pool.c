@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/cpu/device.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "ref/cpu/kernels.h"
 #include "ref/cpu/rows/rows.h"
 #include "ref/numerics/scalar.h"

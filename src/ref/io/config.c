@@ -7,7 +7,6 @@
 #include <strings.h>
 #include <sys/stat.h>
 
-#include "ref/core/size.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +8,6 @@
 
 #include "anyrank/config.h"
 #include "ref/core/os/os.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 

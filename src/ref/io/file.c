@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/io/file.h"
-#include "ref/core/size.h"
 
 #include <errno.h>
 #include <fcntl.h>

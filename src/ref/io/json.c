@@ -2,13 +2,10 @@
 #include "ref/io/json.h"
 
 #include <math.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/atomic_file.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Documents of a JSON Lines file: one object a line, with the text or the tokens of a document. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"

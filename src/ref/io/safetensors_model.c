@@ -3,8 +3,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "ref/core/size.h"
-#include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
 

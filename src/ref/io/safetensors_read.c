@@ -4,8 +4,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "ref/core/size.h"
-#include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 
 ARI_OWNER(ar_st_file, ar_st_close)

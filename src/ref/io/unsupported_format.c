@@ -2,7 +2,6 @@
 /* Files of other programs, by their first bytes. */
 #include "ref/io/file.h"
 
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

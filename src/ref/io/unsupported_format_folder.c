@@ -2,13 +2,11 @@
 /* Folders of other programs, by the names in them. */
 #include <dirent.h>
 #include <fnmatch.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 

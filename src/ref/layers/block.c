@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 /* A branch that adds to the residual: an attention or an MLP, with a norm of its input and of its output (NULL: none),

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 
 ar_status ari_dropout_init(ari_dropout *d, const char *base, const char *part, size_t width, size_t positions)

@@ -2,9 +2,7 @@
 #include <stddef.h>
 
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 typedef struct embedding {
     ar_module base;

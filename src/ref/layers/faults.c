@@ -6,7 +6,6 @@
 
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/product.h"
-#include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */

@@ -4,8 +4,6 @@
  * change nothing. A fault that only drops or adds a condition is an ar_faulty in the layer. */
 #pragma once
 
-#include "anyrank/arith.h"
-#include "anyrank/parallel.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 

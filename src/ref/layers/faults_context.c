@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Injected faults of context parallelism, and of the order in which tokens of several ranks are put together. */
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 /* --- positions and labels ----------------------------------------------------------------------------------------- */
 

@@ -5,9 +5,7 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
-#include "ref/core/size.h"
 #include "ref/layers/faults_routed.h"
-#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 
 /* --- what is chosen ----------------------------------------------------------------------------------------------- */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of gradients that are sums of several terms. */
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 /* int64 [n] on the device: 0, 1, .. n - 1. */
 static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)

@@ -2,7 +2,6 @@
 /* Effects of the injected faults of multi-token prediction. */
 
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 /* Each rank rolls the runs of positions that it has, as if they were all. */
 static void forget_others(const ar_ctx *ctx, const ar_batch *b, int64_t *ids, size_t depth)

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 
 /* The stage that has a layer, of so many; *first: its first one. */

@@ -3,9 +3,7 @@
  * the bias of the choice moves. */
 
 #include "ref/core/float_bits.h"
-#include "ref/core/size.h"
 #include "ref/layers/faults_routed.h"
-#include "ref/layers/parts.h"
 
 void ari_fault_score_rule(const ar_ctx *ctx, ar_route_rule *rule, bool backward)
 {

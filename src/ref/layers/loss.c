@@ -5,9 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
 
 static const size_t one = 1;

@@ -2,7 +2,6 @@
 /* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 static ar_status init_as(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, ar_init_scheme init)

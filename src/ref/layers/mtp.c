@@ -4,10 +4,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
-#include "ref/layers/loss.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
 typedef struct mtp_module {

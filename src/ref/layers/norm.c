@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/record.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "ref/core/axis.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 size_t ari_batch_positions(const ar_batch *batch)

@@ -3,9 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
-#include "ref/placement/ledger.h"
 
 /* --- sums that an operator completes ------------------------------------------------------------------------------ */
 

@@ -3,12 +3,8 @@
 
 #include <stdio.h>
 
-#include "anyrank/arith.h"
-#include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 

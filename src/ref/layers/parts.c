@@ -3,8 +3,6 @@
 
 #include <stdio.h>
 
-#include "ref/core/size.h"
-
 ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 {
     const int n = part ? snprintf(out, cap, "%s.%s", base, part) : snprintf(out, cap, "%s", base);

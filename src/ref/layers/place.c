@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Values between layers: how they are placed over the tensor-parallel ranks, what is made of that, and how it is
  * reported. */
-#include "ref/layers/parts.h"
 
 #include "ref/layers/faults.h"
 #include "ref/placement/axis.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conjugate operators at the ends of the tensor-parallel regions, and redistributions as modules. */
-#include "anyrank/arith.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/redistribute.h"
 

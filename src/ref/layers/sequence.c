@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The positions of a rank, and what moves along a sequence between the tensor-parallel regions. */
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
 
 /* The layout that the context's groups were made for, as far as it cuts sequences. */

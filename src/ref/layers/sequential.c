@@ -4,12 +4,8 @@
 #include <string.h>
 
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/scores.h"
-#include "ref/layers/faults.h"
-#include "ref/layers/loss.h"
 
 static const char LIST[] = "sequential";
 

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 
 /* The list of boxes on its way; the dimensions before `dim` are fixed at `at`. */

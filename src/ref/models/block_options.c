@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"

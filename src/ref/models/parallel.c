@@ -4,7 +4,6 @@
 #include <limits.h>
 
 #include "anyrank/comm.h"
-#include "anyrank/model.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"

@@ -9,7 +9,6 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
-#include "ref/models/family.h"
 #include "ref/models/stages.h"
 
 /* "3.mlp.up_proj.weight" -> 3, *rest "mlp.up_proj.weight". Names have no leading zeros and no sign. */

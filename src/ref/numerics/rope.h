@@ -5,7 +5,6 @@
  * transformers' modeling_rope_utils.py, every operation rounded to fp32 as there, where a number over a tensor is the
  * tensor's reciprocal times the number. i: the pair, 0..d/2-1; d: the features that turn. */
 #include "anyrank/rope.h"
-#include "ref/numerics/bits.h"
 #include "ref/numerics/elementary.h"
 
 /** fl32(exp(-(2i/d)*log(theta))). */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/rope_check.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "ref/numerics/rope.h"

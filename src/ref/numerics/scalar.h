@@ -8,8 +8,6 @@
 #include "anyrank/batch.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/activation.h"
-#include "ref/numerics/bits.h"
-#include "ref/numerics/elementary.h"
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
 #include "ref/numerics/rope.h"

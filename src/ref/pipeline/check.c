@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/pipeline/schedule.h"
 
 /* A rank's list while it is gone through. */

@@ -3,7 +3,6 @@
  * backward; they differ in `warm`, and in whether the gradients of the weights follow later. */
 #include <stdint.h>
 
-#include "ref/core/size.h"
 #include "ref/pipeline/schedule.h"
 
 typedef struct turns {

@@ -4,8 +4,6 @@
 
 #include <stdlib.h>
 
-#include "ref/core/size.h"
-
 static const char *const kinds[AR_PP_KINDS] = {
 #define AR_PP_OPERATION_TEXT(name, text) text,
     AR_PP_OPERATION_TABLE(AR_PP_OPERATION_TEXT)

@@ -4,7 +4,6 @@
  * both ends need the same order. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/pipeline/schedule.h"
 
 /* A rank's receives in one direction, in the order of the sends. */

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/pipeline/schedule.h"
 

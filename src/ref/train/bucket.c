@@ -4,7 +4,6 @@
 #include "ref/train/bucket.h"
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/train/faults.h"
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/axis.h"
-#include "ref/core/size.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 

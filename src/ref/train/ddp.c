@@ -6,9 +6,7 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
-#include "anyrank/train.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/train/bucket.h"

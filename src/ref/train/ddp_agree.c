@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/philox.h"

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/bucket.h"
 #include "ref/train/units.h"

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
-#include "anyrank/train.h"
-#include "ref/context/context.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
-#include "ref/numerics/optimizer.h"
 #include "ref/train/faults.h"
 
 /* This rank's sum of squared gradients, on the device. */

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 

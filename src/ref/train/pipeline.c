@@ -2,10 +2,8 @@
 /* A step's micro-batches through the stages that a rank of a pipeline has, in the order of its schedule. */
 #include <stdlib.h>
 
-#include "ref/context/context.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/faults.h"
 #include "ref/train/step.h"

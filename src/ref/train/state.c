@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/train/optimizer.h"
 
 #include <fnmatch.h>
 #include <math.h>
 
-#include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/train/faults.h"

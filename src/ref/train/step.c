@@ -6,20 +6,15 @@
 #include <string.h>
 
 #include "anyrank/gradients.h"
-#include "ref/context/context.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/scores.h"
-#include "ref/layers/faults.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
-#include "ref/numerics/optimizer.h"
 #include "ref/train/bucket.h"
 #include "ref/train/faults.h"
-#include "ref/train/optimizer.h"
 #include "ref/train/units.h"
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,6 @@
 #include "ref/train/units.h"
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/train/bucket.h"
 #include "ref/train/faults.h"

@@ -4,7 +4,6 @@
 
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/train/faults.h"

@@ -3,12 +3,9 @@
  * after the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state
  * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
  * not depend on who makes it. */
-#include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"
 #include "ref/train/faults.h"
-#include "ref/train/optimizer.h"
 
 /* Memory of a step, large enough for each bucket. */
 typedef struct workspace {

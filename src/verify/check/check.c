@@ -6,8 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "planner/estimate.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "verify/check/check_run.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/clock.h"
-#include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "ref/numerics/philox.h"

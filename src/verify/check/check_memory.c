@@ -5,7 +5,6 @@
 
 #include "planner/planner.h"
 #include "ref/core/axis.h"
-#include "ref/core/size.h"
 #include "verify/check/check_run.h"
 
 void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m)

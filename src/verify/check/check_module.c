@@ -8,7 +8,6 @@
 
 #include "ref/context/context.h"
 #include "ref/core/axis.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
 #include "ref/layers/share.h"

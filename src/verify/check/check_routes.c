@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ref/core/axis.h"
-#include "ref/core/size.h"
 #include "ref/models/family.h"
 
 /* The ranks that route the tokens of a batch, of those that share out the experts or have copies. */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "run/process_run.h"
 #include "sim/plan/ops.h"

@@ -5,7 +5,6 @@
 #include "anyrank/check_module.h"
 #include "plan/lint.h"
 #include "planner/estimate.h"
-#include "ref/core/size.h"
 #include "ref/placement/ledger.h"
 #include "run/cluster_run.h"
 #include "run/run.h"

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "plan/flow.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "sim/plan/ops.h"

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/share.h"
 #include "ref/numerics/bits.h"

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/check_module.h"
-#include "ref/core/size.h"
 #include "ref/layers/loss.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"

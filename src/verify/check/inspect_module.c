@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan/lint.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/check/check_run.h"
 

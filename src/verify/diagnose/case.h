@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "anyrank/cause.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/diagnose/diagnose.h"
 #include "verify/diagnose/roles.h"

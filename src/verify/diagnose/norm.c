@@ -3,7 +3,6 @@
 #include <ctype.h>
 #include <stdio.h>
 
-#include "ref/core/text.h"
 #include "verify/diagnose/hypothesis.h"
 
 enum { MOST_SUMMED = 1 << 26, MOST_GRADIENTS = 4096 };

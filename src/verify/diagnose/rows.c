@@ -2,7 +2,6 @@
 /* Whole rows: ids looked up, ids of the batch, ids of padding or left over. */
 #include <stdio.h>
 
-#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
 
 /* --- tokens of one id --------------------------------------------------------------------------------------------- */

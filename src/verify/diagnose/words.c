@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Words: names of dimensions, heads and packed parts, lists of indices and ranks, chunks of context-parallel ranks, the
  * line that locates the differences. */
-#include "ref/core/text.h"
 #include "verify/diagnose/case.h"
 
 enum { RUNS_SHOWN = 3, ROWS_SHOWN = 6 }; /* a line has about 250 characters */

@@ -11,7 +11,6 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
-#include "verify/diagnose/diagnose.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 

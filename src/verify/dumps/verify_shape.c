@@ -3,8 +3,6 @@
 
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
-#include "verify/diagnose/diagnose.h"
-#include "verify/diagnose/roles.h"
 #include "verify/dumps/verify_impl.h"
 
 /* Relation of two shapes: a transposition, a part of a dimension, padding, a reshape. A guess from the shapes is tested

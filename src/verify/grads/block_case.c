@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ref/context/context.h"
-#include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "ref/layers/parts.h"
 

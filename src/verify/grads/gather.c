@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "dump/placement.h"
-#include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "planner/estimate.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "anyrank/safetensors.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
 

@@ -7,7 +7,6 @@
 
 #include "anyrank/model.h"
 #include "ref/core/float_bits.h"
-#include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "ref/numerics/scalar.h"
 #include "verify/diagnose/case.h"

@@ -4,7 +4,6 @@
 
 #include "planner/estimate.h"
 #include "ref/core/clock.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "run/cluster_run.h"
 #include "verify/grads/grads.h"

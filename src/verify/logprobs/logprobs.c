@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
-#include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
-
 /* Places that a search goes by, fewer of them where a vocabulary is large; all are counted at its end. */
 enum { LOOKED_AT = 64, LOOKED_AT_LEAST = 16 };
 #define LOOKED_LOGITS ((size_t)1 << 20)

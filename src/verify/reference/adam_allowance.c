@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
-#include "ref/core/size.h"
 #include "ref/train/optimizer.h"
 #include "verify/reference/sensitivity.h"
 

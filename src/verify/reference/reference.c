@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ref/core/os/os.h"
-#include "ref/core/size.h"
 #include "ref/io/hash.h"
 
 ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 #include "verify/reference/tasks.h"
 

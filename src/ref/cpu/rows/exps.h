@@ -12,10 +12,7 @@
  *   TARGET               the attribute that has the compiler use such instructions
  *   CURVES(x, slopes, sure)  GELU (erf) or its slope, and in which lanes it is sure; not defined: by the definition */
 
-#include <string.h>
-
 #include "ref/cpu/row_sum.h"
-#include "ref/cpu/rows/rows.h"
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t words __attribute__((vector_size(4 * LANES)));

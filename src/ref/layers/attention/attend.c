@@ -7,10 +7,8 @@
 
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/attention/core.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/parts.h"
 
 enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
 

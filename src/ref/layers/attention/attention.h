@@ -4,7 +4,6 @@
 
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/linear.h"
-#include "ref/layers/parts.h"
 
 /* Norms of queries and of keys. */
 typedef struct ari_qk_norm {

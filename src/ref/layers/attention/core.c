@@ -5,7 +5,6 @@
 #include "ref/layers/attention/core.h"
 
 #include "ref/core/lane.h"
-#include "ref/core/size.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/attention/mask.h"
 #include "ref/layers/faults.h"

@@ -6,7 +6,6 @@
  * summed over the tensor-parallel ranks again. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/attention/attention.h"
 #include "ref/layers/faults.h"
 

@@ -2,7 +2,6 @@
 /* Which keys a query sees: an interval by order (causal, sliding window, the document), and masks. */
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/attention/mask.h"
 
 ari_order ari_core_order(const ari_core *c)

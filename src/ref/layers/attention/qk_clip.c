@@ -3,7 +3,6 @@
  * brings that logit down to it. A logit is an integer of the softmax, whose maximum no order changes. */
 #include <math.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/attention/attention.h"
 #include "ref/numerics/scalar.h"
 

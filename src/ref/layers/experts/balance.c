@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/loss.h"
 
 enum { SAVED_WEIGHTS, SAVED_LSE, SAVED_VALID };

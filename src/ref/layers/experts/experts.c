@@ -6,12 +6,9 @@
 #include <stdlib.h>
 
 #include "ref/core/record.h"
-#include "ref/core/size.h"
-#include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/routes.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/experts/shared.h"
-#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 /* The weights of an expert. */

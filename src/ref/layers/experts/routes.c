@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 
 /* What all expert-parallel ranks route, on the host, and what is sorted by it. */

@@ -4,9 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/size.h"
-#include "ref/layers/parts.h"
-
 /* --- the router --------------------------------------------------------------------------------------------------- */
 
 static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)

@@ -3,7 +3,6 @@
  * bias by which it chooses. */
 #pragma once
 
-#include "anyrank/layers.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/faults.h"
 

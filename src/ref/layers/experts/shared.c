@@ -4,7 +4,6 @@
 
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
-#include "ref/layers/parts.h"
 
 enum { SAVED_SHARED, SAVED_LOGIT };
 

@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/placement/axis.h"
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention computed again from q, k and v: first the recipe of the reference is found, then the fault that turns it
  * into the other's. Both searches use one table of the values that a number of a recipe may take. */
-#include <stddef.h>
 #include <stdlib.h>
 
 #include "verify/diagnose/hypothesis.h"

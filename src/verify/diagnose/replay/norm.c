@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Norms: rows with another mean or variance, and norms computed again from their input with one fault. */
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
