@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of the input by the config's names and shapes: those that hold the experts of a layer together (stacked.h), or
+/* Tensors of the input by the config's names and shapes: those that hold the experts of a layer together (placement.h), or
  * their optimizer state, become one for each parameter, whose boxes are cut out of theirs. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,6 @@
 #include "dump/dump.h"
 #include "dump/reshard.h"
 #include "ref/core/text.h"
-#include "ref/models/stacked.h"
 
 /* A parameter, and where it is by its other name. */
 typedef struct other_name {

@@ -9,7 +9,7 @@
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
-#include "ref/models/stacked.h"
+#include "ref/models/placement.h"
 #include "run/checkpoint.h"
 #include "run/full_set.h"
 

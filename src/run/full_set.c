@@ -12,7 +12,7 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
-#include "ref/layers/share.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
 #include "run/process_run.h"
 

@@ -8,7 +8,7 @@
 #include "anyrank/gradients.h"
 #include "ref/core/clock.h"
 #include "ref/layers/parts.h"
-#include "ref/models/groups.h"
+#include "ref/models/stages.h"
 
 ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
 {

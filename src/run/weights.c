@@ -13,7 +13,6 @@
 #include "ref/io/file.h"
 #include "ref/models/family.h"
 #include "ref/models/placement.h"
-#include "ref/models/stacked.h"
 
 typedef struct weight {
     char name[160];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The boxes of a share of a parameter, a run of its matrix's elements. What lies where in memory and in the Hugging Face
  * shape is held by train/zero_units_test.c. */
-#include "ref/layers/share.h"
+#include "ref/layers/parts.h"
 #include "tests/support/test.h"
 
 static size_t count_of(int ndim, const size_t *shape)

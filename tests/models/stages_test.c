@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layers the stages of a pipeline have, and what its ranks are called. */
-#include "ref/models/groups.h"
 #include "ref/models/stages.h"
 #include "support/together.h"
 

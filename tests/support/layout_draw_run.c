@@ -8,7 +8,6 @@
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "tests/support/scoped.h"
-#include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
 
 static const double huge_scale = 1e25; /* of weights whose products overflow */

@@ -2,7 +2,7 @@
 /* Every sentence of the table of causes is well formed, and every call's cause has one. tests/cli/causes_test.py: the
  * page has the table's. */
 #include "tests/verify/pattern_support.h"
-#include "verify/check/check_calls.h"
+#include "verify/check/check_run.h"
 
 static void expect_well_formed(const ari_cause *row)
 {

@@ -3,7 +3,7 @@
  * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
 #include "support/row.h"
 #include "tests/verify/ops_find.h"
-#include "verify/check/check_calls.h"
+#include "verify/check/check_run.h"
 
 typedef struct sums {
     size_t passes, calls, elements;

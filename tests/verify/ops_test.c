@@ -5,7 +5,7 @@
 #include "support/row.h"
 #include "tests/support/plan_draw.h"
 #include "tests/verify/ops_find.h"
-#include "verify/check/check_calls.h"
+#include "verify/check/check_run.h"
 
 static ari_step_case native_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {

@@ -9,7 +9,7 @@
 #include "cli/shared/table.h"
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
-#include "ref/models/groups.h"
+#include "ref/models/stages.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {

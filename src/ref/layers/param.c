@@ -5,7 +5,6 @@
 
 #include "ref/core/text.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/share.h"
 #include "ref/numerics/philox.h"
 
 ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, bool transposed)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conjugate operators at the ends of the tensor-parallel regions, and redistributions as modules. */
 #include "ref/layers/parts.h"
-#include "ref/placement/redistribute.h"
+#include "ref/placement/axis.h"
 
 /* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
 static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,

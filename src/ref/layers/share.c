@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which elements of a parameter a rank holds: shares of it. */
-#include "ref/layers/share.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of a layout, and the groups that share something. */
-#include "ref/models/groups.h"
+#include "ref/models/stages.h"
 
 #include <limits.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
-#include "ref/models/stacked.h"
+#include "ref/models/placement.h"
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 

@@ -27,7 +27,7 @@ bool ari_glob_matches(const char *glob, const char *path);
 /** Checks that every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names such a rule and a module). */
 AR_NODISCARD ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c);
 /** The last rule that matches a part, or of those that prepare a module of parts, by its path or the one that
- *  transformers has in memory (stacked.h); NULL: none. layer: as of ari_role_path. Borrows. */
+ *  transformers has in memory (placement.h); NULL: none. layer: as of ari_role_path. Borrows. */
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role);
 /** A rule's style in the words of the part that it is for: rowwise of the embedding is vocab. */
 ar_style ari_style_in(ari_role role, ar_style s);

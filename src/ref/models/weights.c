@@ -6,7 +6,6 @@
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/models/model.h"
 
 typedef struct weight_source {

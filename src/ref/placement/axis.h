@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/arith.h"
 #include "anyrank/context.h"
+#include "anyrank/redistribute.h"
 
 /* A row-major value seen along one dimension, [before, extent, after], and cut there into `parts` by ar_split_uneven.
  * Collectives want the ranks' parts one after the other, each row-major by itself: packed. A part is then a block
@@ -31,3 +33,7 @@ ar_dtype ari_moved_as(ar_dtype t);
  *  also AR_ERR_MEMORY, what the communicator gives. */
 AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a,
                                        ar_dtype t, const char *tag);
+
+/** ar_redistribute with the sums of F32 terms of another arithmetic than the context's. */
+AR_NODISCARD ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
+                                        const ar_redistribution *r, const ar_arith_ops *sums, const char *tag);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tensor from one list of placements to another, one dimension of the mesh at a time (steps.c). */
-#include "ref/placement/redistribute.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The way of a bucket: packed, summed over its groups, copied back, on the queue that carries it. */
 
-#include "ref/train/bucket.h"
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/train/faults.h"

@@ -9,7 +9,7 @@
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
-#include "ref/train/bucket.h"
+#include "ref/train/ddp.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 

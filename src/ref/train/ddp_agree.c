@@ -5,7 +5,7 @@
 
 #include "ref/core/record.h"
 #include "ref/core/text.h"
-#include "ref/layers/share.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"

@@ -4,7 +4,6 @@
 
 #include "anyrank/arith.h"
 #include "ref/layers/parts.h"
-#include "ref/train/bucket.h"
 #include "ref/train/units.h"
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */

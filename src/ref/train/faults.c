@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 
 /* Each micro-batch is divided by its own count, its mean, which `divisor` then divides: the number of micro-batches, or
  * 1 where the means are added. `own` are this rank's counts, 0 for the micro-batches in which it has no sample. */

@@ -6,7 +6,7 @@
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"
-#include "ref/layers/share.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/gradients.h"
 

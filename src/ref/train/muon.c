@@ -6,7 +6,6 @@
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/train/optimizer.h"
 
 ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param *p)

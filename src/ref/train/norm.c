@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/train/faults.h"
 
 /* This rank's sum of squared gradients, on the device. */

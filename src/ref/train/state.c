@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/train/faults.h"
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */

@@ -13,7 +13,6 @@
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/models/stages.h"
-#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 

@@ -6,7 +6,6 @@
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
-#include "ref/train/bucket.h"
 #include "ref/train/faults.h"
 
 /* --- whole gradients ---------------------------------------------------------------------------------------------- */

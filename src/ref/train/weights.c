@@ -5,7 +5,6 @@
 #include "anyrank/arith.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 

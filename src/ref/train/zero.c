@@ -4,7 +4,6 @@
  * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
  * not depend on who makes it. */
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "ref/train/faults.h"
 
 /* Memory of a step, large enough for each bucket. */

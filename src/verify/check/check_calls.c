@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The collectives of a recorded run beside those of the list of operations, one by one; and its products. */
-#include "verify/check/check_calls.h"
+#include "verify/check/check_run.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +9,6 @@
 #include "ref/comm/call.h"
 #include "ref/core/axis.h"
 #include "ref/core/record.h"
-#include "ref/core/size.h"
 
 const char *const ari_call_causes[ARI_CALL_CAUSES] = {[ARI_CALL_REPEATED] = "collective_repeated",
                                                       [ARI_CALL_ADDED] = "collective_added",

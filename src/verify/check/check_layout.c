@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "dump/dump.h"
-#include "verify/check/check_calls.h"
 #include "verify/check/check_run.h"
 #include "verify/writer/dump_ranks.h"
 

@@ -10,7 +10,6 @@
 #include "ref/core/axis.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
-#include "ref/layers/share.h"
 #include "verify/check/check_run.h"
 
 /* --- options and input -------------------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 #include "dump/dump.h"
 #include "ref/core/text.h"
 #include "run/process_run.h"
-#include "sim/plan/ops.h"
 #include "verify/diagnose/diagnose.h"
 #include "verify/writer/dump_ranks.h"
 

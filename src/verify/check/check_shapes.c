@@ -6,7 +6,6 @@
 #include "plan/flow.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
-#include "sim/plan/ops.h"
 #include "verify/check/check_run.h"
 
 /* The part of a tensor that a rank should hold. */

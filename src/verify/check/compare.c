@@ -7,7 +7,7 @@
 
 #include "ref/context/context.h"
 #include "ref/core/text.h"
-#include "ref/layers/share.h"
+#include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
 #include "run/process_run.h"
 #include "verify/writer/dump_ranks.h"

@@ -6,7 +6,6 @@
 
 #include "ref/core/lane.h"
 #include "ref/layers/attention/context_parallel.h"
-#include "ref/layers/attention/mask.h"
 #include "ref/layers/faults.h"
 #include "ref/numerics/scalar.h"
 

@@ -2,7 +2,7 @@
 /* Which keys a query sees: an interval by order (causal, sliding window, the document), and masks. */
 #include <stdlib.h>
 
-#include "ref/layers/attention/mask.h"
+#include "ref/layers/attention/core.h"
 
 ari_order ari_core_order(const ari_core *c)
 {
