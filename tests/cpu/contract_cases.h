@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
 /* Operands that try to break a contraction, and the steps of one through the device's table. No assertions here: a
@@ -116,10 +117,7 @@ typedef struct prepared {
 
 static inline size_t case_batch(const ar_tensor *t)
 {
-    size_t batch = 1;
-    for (int i = 0; i + 2 < t->ndim; i++)
-        batch *= t->shape[i];
-    return batch;
+    return ari_volume(t->shape, t->ndim - 2);
 }
 
 static inline ar_status prepared_create(prepared *p, ar_device *d, const ar_tensor *a, const ar_tensor *b, bool scale,

@@ -3,7 +3,6 @@
 #include <xmmintrin.h>
 #endif
 
-#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 
 /* Products of chosen integers against 128-bit sums, on every path. A path cuts its integers into digits, whose sums have

@@ -5,6 +5,7 @@
 
 #include "ref/cpu/device.h"
 #include "ref/cpu/kernels.h"
+#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/emulated/emulated.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
@@ -81,4 +82,11 @@ static inline void run_path(const char *path, void (*body)(void))
         cr_log_info("with emulated instructions");
         body();
     }
+}
+
+static inline void same_bits(const float *got, const float *want, size_t n, const char *what)
+{
+    const size_t at = case_first_difference(got, want, n);
+    cr_assert(at == n, "%s: first difference at %zu of %zu: got %08x, expected %08x", what, at, n, ari_bits32(got[at]),
+              ari_bits32(want[at]));
 }

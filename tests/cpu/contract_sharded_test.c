@@ -1,19 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/numerics/integer_sum.h"
-#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
 
 /* What ranks do with a contraction: exponents combined by maximum, integers of parts, partial sums added, rounding in
  * pieces. Whatever the cut, the bits are those of the definition on the whole operands. */
 PATH_SUITE(contract_sharded, .timeout = 300);
-
-static void same_bits(const float *got, const float *want, size_t n, const char *what)
-{
-    const size_t at = case_first_difference(got, want, n);
-    cr_assert(at == n, "%s: first difference at %zu of %zu: got %08x, expected %08x", what, at, n, ari_bits32(got[at]),
-              ari_bits32(want[at]));
-}
 
 typedef struct problem {
     size_t m, n, k;

@@ -1,18 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
 
 /* The exact contraction of the CPU device against its definition in 128-bit integers (tests/support/contraction.c):
  * every comparison is of bits, and on every path. */
 PATH_SUITE(contract, .timeout = 300);
-
-static void same_bits(const float *got, const float *want, size_t n, const char *what)
-{
-    const size_t at = case_first_difference(got, want, n);
-    cr_assert(at == n, "%s: first difference at %zu of %zu: got %08x, expected %08x", what, at, n, ari_bits32(got[at]),
-              ari_bits32(want[at]));
-}
 
 /* Both operands row-major, against the definition. */
 static void check_form(size_t m, size_t n, size_t k, data_kind a_kind, data_kind b_kind, bool scale, bool narrow,

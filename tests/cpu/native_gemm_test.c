@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "tests/cpu/contract_cases.h"
 #include "tests/cpu/contract_paths.h"
 
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is

@@ -12,10 +12,7 @@ static void fill_local(float *data, const ar_tensor *t, const ar_layout *o)
 {
     for (size_t k = 0; k < o->nbox; k++) {
         const ar_box *b = &o->box[k];
-        size_t count = 1;
-        for (int d = 0; d < o->ndim; d++)
-            count *= b->extent[d];
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < ari_volume(b->extent, o->ndim); i++) {
             size_t rest = i, full = 0, stride = 1;
             ptrdiff_t at = 0;
             for (int d = o->ndim - 1; d >= 0; d--) {
@@ -115,11 +112,9 @@ static void expect_whole(const draw *x, int trial)
     static float full[MAX_COUNT];
     OWNED(ar_dump_close) ar_dump *d = open_folder();
     const ar_dump_tensor *t = ar_dump_at(d, 0);
-    size_t count = 1;
+    const size_t count = ari_volume(x->shape, x->ndim);
     bool found = true;
     ar_dump_disagreement unused;
-    for (int k = 0; k < x->ndim; k++)
-        count *= x->shape[k];
     cr_assert(count <= MAX_COUNT);
     cr_assert_eq(ar_dump_count(d), 1);
     cr_assert_eq(t->count, count, "trial %d", trial);

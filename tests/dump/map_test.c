@@ -85,9 +85,8 @@ typedef struct full {
 
 static void put_box(full *f, const ar_dump_box *b, const part *p)
 {
-    size_t index[4] = {0}, n = 1;
-    for (int d = 0; d < f->ndim; d++)
-        n *= b->extent[d];
+    const size_t n = ari_volume(b->extent, f->ndim);
+    size_t index[4] = {0};
     cr_expect_gt(n, 0, "an empty box");
     for (size_t i = 0; i < n; i++) {
         size_t rest = i, at = b->at, to = 0;
@@ -125,9 +124,7 @@ static size_t gather(const world *w, full *f, size_t room)
                 snprintf(f[j].name, sizeof f[j].name, "%s", t[k].name);
                 f[j].ndim = t[k].ndim;
                 memcpy(f[j].shape, t[k].shape, sizeof f[j].shape);
-                f[j].count = 1;
-                for (int d = 0; d < t[k].ndim; d++)
-                    f[j].count *= t[k].shape[d];
+                f[j].count = ari_volume(t[k].shape, t[k].ndim);
                 found++;
             }
             cr_expect_eq(memcmp(f[j].shape, t[k].shape, sizeof f[j].shape), 0, "%s: ranks tell other shapes",

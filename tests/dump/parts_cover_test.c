@@ -36,10 +36,7 @@ static size_t shatter(uint64_t *state, int ndim, const size_t *shape, ar_dump_bo
 static ari_cover_fault mark(int ndim, const size_t *shape, const ar_dump_box *box, size_t n)
 {
     bool gap = false, twice = false;
-    size_t count = 1;
-    for (int d = 0; d < ndim; d++)
-        count *= shape[d];
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < ari_volume(shape, ndim); i++) {
         size_t held = 0;
         for (size_t k = 0; k < n; k++) {
             size_t rest = i;

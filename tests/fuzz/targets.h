@@ -294,9 +294,7 @@ static inline const ar_st_entry *fuzz_peer(void *user, int rank, const char *nam
             continue;
         odd[i] = fuzz_entries[i];
         odd[i].shape[0]++;
-        odd[i].count = 1;
-        for (int d = 0; d < odd[i].ndim; d++)
-            odd[i].count *= odd[i].shape[d];
+        odd[i].count = ari_volume(odd[i].shape, odd[i].ndim);
         return rank % 2 != 0 ? &odd[i] : &fuzz_entries[i];
     }
     return NULL;

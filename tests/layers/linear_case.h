@@ -3,8 +3,6 @@
  * ranks. */
 #pragma once
 
-#include <float.h>
-
 #include "anyrank/layers.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -196,15 +194,6 @@ static inline void expect_plain_bits(const linear_job *j)
         if (f->b)
             expect_same(&j->c, "db", k, r->db, part_of(f->db, row, f->n.out, 0, 1, r->db_at, r->db_n), r->db_n);
     }
-}
-
-/* An fp32 sum of n products in any order is within gamma_n * sum|terms|, gamma_n = n*u/(1 - n*u), u = 2^-24 (Higham,
- * Accuracy and Stability, section 3.1). One addition more (a bias, a sum that is added to) is one more of n. */
-static inline void expect_near(const char *what, float actual, plain_sum expected, size_t n)
-{
-    const double nu = (double)n * 0x1p-24, bound = nu / (1.0 - nu) * expected.magnitude + (double)FLT_TRUE_MIN;
-    cr_assert(fabs((double)actual - expected.value) <= bound, "%s is %a, expected %a within %a", what, (double)actual,
-              expected.value, bound);
 }
 
 /* The token that row i of a rank's part is. */

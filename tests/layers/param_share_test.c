@@ -4,19 +4,10 @@
 #include "ref/layers/parts.h"
 #include "tests/support/test.h"
 
-static size_t count_of(int ndim, const size_t *shape)
-{
-    size_t count = 1;
-    for (int d = 0; d < ndim; d++)
-        count *= shape[d];
-    return count;
-}
-
 /* Walks the boxes in their order; the elements met must be start, start + 1, .. */
 static size_t walk(const ari_run_box *b, int ndim, const size_t *shape, size_t expected)
 {
-    const size_t count = count_of(ndim, b->extent);
-    for (size_t i = 0; i < count; i++, expected++) {
+    for (size_t i = 0; i < ari_volume(b->extent, ndim); i++, expected++) {
         size_t rest = i, index = 0, stride = 1;
         for (int d = ndim - 1; d >= 0; d--) {
             index += (b->origin[d] + rest % b->extent[d]) * stride;
@@ -33,7 +24,7 @@ Test(param_share, the_boxes_of_a_run_are_its_elements_in_order)
     static const size_t shapes[][AR_MAX_DIMS] = {{7}, {5, 4}, {1, 9}, {9, 1}, {3, 2, 4}, {2, 3, 2, 4}};
     static const int dims[] = {1, 2, 2, 2, 3, 4};
     for (size_t s = 0; s < sizeof dims / sizeof *dims; s++) {
-        const size_t all = count_of(dims[s], shapes[s]);
+        const size_t all = ari_volume(shapes[s], dims[s]);
         for (size_t start = 0; start <= all; start++) {
             for (size_t count = 0; start + count <= all; count++) {
                 ari_run_box box[ARI_RUN_BOXES];

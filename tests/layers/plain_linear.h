@@ -3,6 +3,8 @@
  * plain definition of a contraction, one of them per sample for dW; the plain accumulator) or in binary64. */
 #pragma once
 
+#include <float.h>
+
 #include "ref/numerics/accumulator.h"
 #include "tests/support/contraction.h"
 #include "tests/support/test.h"
@@ -88,4 +90,13 @@ static inline plain_sum plain_dot(size_t k, const float *a, size_t a_k, const fl
         s.magnitude += term < 0.0 ? -term : term;
     }
     return s;
+}
+
+/* An fp32 sum of n products in any order is within gamma_n * sum|terms|, gamma_n = n*u/(1 - n*u), u = 2^-24 (Higham,
+ * Accuracy and Stability, section 3.1). One addition more (a bias, a sum that is added to) is one more of n. */
+static inline void expect_near(const char *what, float actual, plain_sum expected, size_t n)
+{
+    const double nu = (double)n * 0x1p-24, bound = nu / (1.0 - nu) * expected.magnitude + (double)FLT_TRUE_MIN;
+    cr_assert(fabs((double)actual - expected.value) <= bound, "%s is %a, expected %a within %a", what, (double)actual,
+              expected.value, bound);
 }

@@ -22,9 +22,7 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, const stale_job *j)
     const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     for (size_t i = 0; i < n && i < MOST; i++) {
         const uint64_t version = p[i]->version;
-        size_t count = 1; /* of the whole parameter, of which a rank has a part */
-        for (int d = 0; d < p[i]->layout.ndim; d++)
-            count *= p[i]->layout.shape[d];
+        const size_t count = ari_volume(p[i]->layout.shape, p[i]->layout.ndim); /* a rank may have a part of it */
         if (!j->only || strcmp(p[i]->name, j->only) == 0)
             AR_TRY(ar_param_set(p[i], ctx, match_weights_find(j->after, p[i]->name, count)));
         if (j->behind_its_back)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
+#include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
 #define GUARD ((size_t)64) /* bytes before and after each buffer */
@@ -291,14 +292,6 @@ static size_t element_at(int ndim, const size_t *shape, const placed *o, size_t 
     return (size_t)at;
 }
 
-static size_t count_of(int ndim, const size_t *shape)
-{
-    size_t n = 1;
-    for (int d = 0; d < ndim; d++)
-        n *= shape[d];
-    return n;
-}
-
 pair_tensor pair_output(device_pair *p, const char *name, int ndim, const size_t *shape, pair_layout layout)
 {
     return pair_typed(p, name, AR_F32, ndim, shape, layout, false);
@@ -321,7 +314,7 @@ pair_tensor pair_input(device_pair *p, const char *name, int ndim, const size_t 
 {
     const placed o = place(ndim, shape, layout);
     const pair_buf b = new_buffer(p, name, PAIR_W32, o.elements, false);
-    const size_t cols = shape[ndim - 1], n = count_of(ndim, shape);
+    const size_t cols = shape[ndim - 1], n = ari_volume(shape, ndim);
     float *row = calloc(cols + 1, sizeof *row);
     if (!row)
         abort();

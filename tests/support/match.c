@@ -90,9 +90,7 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
     ar_tensor x, y, dy, dx;
     const size_t n = ar_module_params(block, params, MOST, false);
     for (size_t i = 0; i < n; i++) {
-        size_t count = 1;
-        for (int d = 0; d < params[i]->layout.ndim; d++)
-            count *= params[i]->layout.shape[d];
+        const size_t count = ari_volume(params[i]->layout.shape, params[i]->layout.ndim);
         const float *full = match_weights_find(j->w, params[i]->name, count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no parameter %s", params[i]->name);

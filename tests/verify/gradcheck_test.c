@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients against differences of the loss, on models of a few hundred weights: what is right passes, what is wrong in
  * one tensor by 1e-5 does not, and is named. */
+#include "ref/core/size.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_config.h"
@@ -97,13 +98,10 @@ static struct {
 static ar_status spoil(void *user, const char *name, char pass, int ndim, const size_t *shape, const double *values)
 {
     static double copy[4096];
-    size_t count = 1;
     (void)user;
-    for (int i = 0; i < ndim; i++)
-        count *= shape[i];
     if (pass != 'g' || strcmp(name, spoilt.name) != 0)
         return spoilt.emit(spoilt.user, name, pass, ndim, shape, values);
-    for (size_t k = 0; k < count; k++)
+    for (size_t k = 0; k < ari_volume(shape, ndim); k++)
         copy[k] = spoilt.all + (values[k] == 0.0 ? spoilt.zero : values[k] * spoilt.factor);
     return spoilt.emit(spoilt.user, name, pass, ndim, shape, copy);
 }

@@ -5,10 +5,7 @@
 
 static size_t inner_of(const world *w, int dim)
 {
-    size_t inner = 1;
-    for (int k = w->d.ndim - 1; k > dim; k--)
-        inner *= w->shape[k];
-    return inner;
+    return ari_volume(w->shape + dim + 1, w->d.ndim - dim - 1);
 }
 
 static size_t index_of(const world *w, size_t i, int dim)

@@ -229,13 +229,11 @@ static inline void fill_copies(world *w)
     for (int r = 0; r < w->d.ranks; r++)
         lay_out(&w->layout[r], w, r);
     for (int r = 0; r < w->d.ranks; r++) {
-        size_t count = 1;
         w->copy[r].ndim = w->d.ndim;
         w->copy[r].layout = &w->layout[r];
-        for (int i = 0; i < w->d.ndim; i++) {
+        for (int i = 0; i < w->d.ndim; i++)
             w->copy[r].shape[i] = ar_layout_local(&w->layout[r], i);
-            count *= w->copy[r].shape[i];
-        }
+        const size_t count = ari_volume(w->copy[r].shape, w->d.ndim);
         w->copy[r].local = w->local[r] = calloc(count + 1, sizeof *w->local[r]);
         cr_assert_not_null(w->local[r]);
         for (size_t i = 0; i < w->count; i++) {
@@ -247,11 +245,9 @@ static inline void fill_copies(world *w)
 
 static inline void world_begin(world *w, const trace *t, int ranks)
 {
-    *w = (world){.t = t, .by = t->by, .d = t->d, .count = 1};
-    for (int i = 0; i < t->on.ndim; i++) {
+    *w = (world){.t = t, .by = t->by, .d = t->d, .count = ari_volume(t->on.shape, t->on.ndim)};
+    for (int i = 0; i < t->on.ndim; i++)
         w->shape[i] = t->on.shape[i];
-        w->count *= w->shape[i];
-    }
     w->d.name = t->name;
     w->d.pass = t->pass;
     w->d.ndim = t->on.ndim;

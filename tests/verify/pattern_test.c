@@ -78,9 +78,7 @@ Test(pattern_replica, every_trace_is_named)
 static float in_place_of(const world *w, int r, size_t i, int from)
 {
     const int dim = w->t->on.dim;
-    size_t stride = 1;
-    for (int k = w->d.ndim - 1; k > dim; k--)
-        stride *= w->shape[k];
+    const size_t stride = ari_volume(w->shape + dim + 1, w->d.ndim - dim - 1);
     return w->reference[i + (w->layout[from].box[0].global[dim] - w->layout[r].box[0].global[dim]) * stride];
 }
 

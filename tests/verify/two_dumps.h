@@ -18,10 +18,7 @@ typedef struct made {
 
 static inline size_t count_of(const ar_st_tensor *t)
 {
-    size_t n = 1;
-    for (int i = 0; i < t->ndim; i++)
-        n *= t->shape[i];
-    return n;
+    return ari_volume(t->shape, t->ndim);
 }
 
 /* The data of a tensor, reference's or other's. */

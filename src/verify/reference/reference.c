@@ -15,14 +15,13 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
     ari_reference *r = user;
     AR_TRY(ARI_GROW(&r->tensor, &r->capacity, r->count, "the list of reference tensors"));
     ari_ref_tensor *t = &r->tensor[r->count];
-    *t = (ari_ref_tensor){.pass = pass, .step = r->step > 0 ? r->step : 1, .ndim = ndim, .count = 1};
+    *t = (ari_ref_tensor){
+        .pass = pass, .step = r->step > 0 ? r->step : 1, .ndim = ndim, .count = ari_volume(shape, ndim)};
     const int n = snprintf(t->name, sizeof t->name, "%s", name);
     if (n < 0 || (size_t)n >= sizeof t->name || ndim > AR_MAX_DIMS)
         return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
-    for (int d = 0; d < ndim; d++) {
+    for (int d = 0; d < ndim; d++)
         t->shape[d] = shape[d];
-        t->count *= shape[d];
-    }
     AR_TRY(ARI_ALLOC(&t->values, t->count, name));
     r->count++;
     for (size_t i = 0; i < t->count; i++)
@@ -189,13 +188,10 @@ ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const float *values
 ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        size_t count = 1;
         int32_t *whole = NULL;
         if (!ari_is_of_integers(entry[i].name))
             continue;
-        for (int d = 0; d < entry[i].ndim; d++)
-            count *= entry[i].shape[d];
-        AR_TRY(ari_integers_of(&whole, arena, entry[i].data, count));
+        AR_TRY(ari_integers_of(&whole, arena, entry[i].data, ari_volume(entry[i].shape, entry[i].ndim)));
         entry[i].dtype = AR_I32;
         entry[i].data = whole;
     }
