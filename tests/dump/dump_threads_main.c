@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Many threads read one open dump, whole tensors and pieces, sums and copies: the same values as one alone. */
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "anyrank/dump.h"
+#include "tests/support/temporary.h"
 
 enum { RANKS = 4, ROWS = 64, COLUMNS = 48, COUNT = ROWS * COLUMNS, THREADS = 8 };
 
@@ -68,26 +64,14 @@ static void *read_all(void *user)
     return NULL;
 }
 
-static void remove_all(const char *folder)
-{
-    char path[128];
-    for (int r = 0; r < RANKS; r++) {
-        snprintf(path, sizeof path, "%s/rank-%05d.safetensors", folder, r);
-        unlink(path);
-    }
-    rmdir(folder);
-}
-
 int main(void)
 {
-    char folder[] = "/tmp/anyrank-dump-XXXXXX";
+    SCOPED(temp_end) const temp_path folder = temp_folder();
     pthread_t thread[THREADS];
     ar_dump *d = NULL;
-    if (mkdtemp(folder) == NULL)
-        return 1;
     for (int r = 0; r < RANKS; r++)
-        write_rank(folder, r);
-    must(ar_dump_open(&d, folder, NULL));
+        write_rank(folder.path, r);
+    must(ar_dump_open(&d, folder.path, NULL));
     dump = d;
     for (int i = 0; i < THREADS; i++)
         if (pthread_create(&thread[i], NULL, read_all, (void *)(uintptr_t)i) != 0)
@@ -95,7 +79,6 @@ int main(void)
     for (int i = 0; i < THREADS; i++)
         pthread_join(thread[i], NULL);
     ar_dump_close(d);
-    remove_all(folder);
     if (failures > 0)
         fprintf(stderr, "%d reads gave other values\n", failures);
     return failures > 0;

@@ -7,6 +7,7 @@
 
 #include "ref/core/clock.h"
 #include "support/trajectory.h"
+#include "tests/support/temporary.h"
 
 #define STEPS 200
 #define STOP 57
@@ -59,18 +60,15 @@ static bool tell(const char *what, const char *hash, const char *expected, doubl
 
 static ar_status interrupted(bool *same, const ar_training_options *o, const char *expected, size_t first, size_t then)
 {
-    char folder[] = "/tmp/anyrank-trajectory-XXXXXX", name[2][64], what[160], hash[65];
-    if (!mkdtemp(folder))
-        return ar_error_set(AR_ERR_IO, "cannot make a folder in /tmp");
+    SCOPED(temp_end) const temp_path folder = temp_folder();
+    char name[2][64], what[160], hash[65];
     const uint64_t start = ari_now_ns(), stop = o->run.steps > STOP ? STOP : o->run.steps / 2;
     ar_parallel_text(name[0], sizeof name[0], &layouts[first].parallel);
     ar_parallel_text(name[1], sizeof name[1], &layouts[then].parallel);
     snprintf(what, sizeof what, "%s to step %llu, %s on", name[0], (unsigned long long)stop, name[1]);
-    const ar_status st = trajectory_resumed(hash, o, &layouts[first], stop, &layouts[then], folder);
-    if (st == AR_OK)
-        *same = tell(what, hash, expected, 1e-9 * (double)(ari_now_ns() - start)) && *same;
-    snprintf(what, sizeof what, "rm -r '%s'", folder);
-    return system(what) == 0 ? st : ar_error_set(AR_ERR_IO, "cannot remove %s", folder);
+    AR_TRY(trajectory_resumed(hash, o, &layouts[first], stop, &layouts[then], folder.path));
+    *same = tell(what, hash, expected, 1e-9 * (double)(ari_now_ns() - start)) && *same;
+    return AR_OK;
 }
 
 static ar_status model(bool *same, const char *type, uint64_t steps)

@@ -3,6 +3,7 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "support/together.h"
+#include "tests/support/temporary.h"
 
 static ar_status parse(const char *text)
 {
@@ -109,13 +110,10 @@ CLAIM(numbers_that_json_cannot_spell_are_strings)
     const double x[] = {0.1, -0.0, NAN, INFINITY, -INFINITY, 1e308, 5e-324};
     for (size_t i = 0; i < 7; i++)
         json_array_append_new(list, ari_json_number(x[i]));
-    char path[] = "/tmp/anyrank-json-XXXXXX";
-    const int fd = mkstemp(path);
-    cr_assert_geq(fd, 0);
-    close(fd);
-    cr_assert_ok(ari_json_save(list, path));
+    SCOPED(temp_end) const temp_path file = temp_file(".json");
+    cr_assert_ok(ari_json_save(list, file.path));
     json_t *back = NULL;
-    cr_assert_ok(ari_json_load(&back, path));
+    cr_assert_ok(ari_json_load(&back, file.path));
     for (size_t i = 0; i < 7; i++) {
         static const char *const words[] = {NULL, NULL, "NaN", "Infinity", "-Infinity", NULL, NULL};
         const json_t *v = json_array_get(back, i);
@@ -127,13 +125,12 @@ CLAIM(numbers_that_json_cannot_spell_are_strings)
     }
     OWNED(free) unsigned char *text = NULL;
     size_t n = 0;
-    cr_assert_ok(ari_file_read(&text, &n, path, 1000));
+    cr_assert_ok(ari_file_read(&text, &n, file.path, 1000));
     cr_expect_eq(text[n - 1], '\n');
     json_decref(back);
     cr_expect_eq(ari_json_save(list, "/no/such/folder/x.json"), AR_ERR_IO);
     cr_expect_eq(ari_json_save(list, "/dev/full"), AR_ERR_IO);
     json_decref(list);
-    unlink(path);
 }
 
 CLAIM(a_dash_is_standard_output)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <sys/stat.h>
-
 #include "ref/io/file.h"
 #include "support/together.h"
 #include "tests/io/st_bytes.h"
+#include "tests/support/temporary.h"
 
 CLAIM(each_kind_is_known_by_its_first_bytes)
 {
@@ -49,17 +48,14 @@ CLAIM(what_is_asked_for_is_a_supported_format)
 /* A folder with one file of these bytes, or a folder in it. */
 static ar_status ask(const char *name, const void *bytes, size_t n)
 {
-    char folder[] = "/tmp/anyrank-format-XXXXXX", path[256];
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/%s", folder, name);
+    SCOPED(temp_end) const temp_path folder = temp_folder();
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder.path, name);
     if (bytes)
         cr_assert_ok(ari_file_write(path, bytes, n));
     else
         cr_assert_eq(mkdir(path, 0777), 0);
-    const ar_status st = ari_unsupported_format_check_folder(folder);
-    cr_assert_eq(bytes ? unlink(path) : rmdir(path), 0);
-    rmdir(folder);
-    return st;
+    return ari_unsupported_format_check_folder(folder.path);
 }
 
 CLAIM(a_folder_with_weights_that_are_not_read_is_refused_with_the_file)
@@ -91,7 +87,7 @@ CLAIM(what_the_python_package_converts_is_said_with_the_one_command)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cr_expect_eq(ask(cases[i].file, "x", 1), AR_ERR_FORMAT, "%s", cases[i].file);
         cr_expect(error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
-        const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-format-");
+        const char *command = strstr(ar_error_message(), "\n  python3 -m anyrank.convert '/tmp/anyrank-test-");
         cr_expect(command && strstr(command, "' OUT ") && !strchr(command, '"'), "%s: %s", cases[i].file,
                   ar_error_message());
     }
@@ -101,19 +97,16 @@ CLAIM(what_the_python_package_converts_is_said_with_the_one_command)
 CLAIM(files_of_several_ranks_have_no_line_that_converts_the_first_alone)
 {
     static const char zip[] = "PK\3\4archive/data.pkl";
-    char folder[] = "/tmp/anyrank-format-XXXXXX", path[2][64];
-    cr_assert_not_null(mkdtemp(folder));
+    SCOPED(temp_end) const temp_path folder = temp_folder();
     for (int i = 0; i < 2; i++) {
-        snprintf(path[i], sizeof path[i], "%s/model_%d.pt", folder, i);
-        cr_assert_ok(ari_file_write(path[i], zip, sizeof zip));
-        cr_expect_eq(ari_unsupported_format_check_folder(folder), AR_ERR_FORMAT);
+        char path[96];
+        snprintf(path, sizeof path, "%s/model_%d.pt", folder.path, i);
+        cr_assert_ok(ari_file_write(path, zip, sizeof zip));
+        cr_expect_eq(ari_unsupported_format_check_folder(folder.path), AR_ERR_FORMAT);
         cr_expect(error_says("this converts it") == (i == 0), "%d: %s", i, ar_error_message());
     }
     cr_expect(error_says("model_0.pt and 1 more") && error_says("torch.distributed.checkpoint"), "%s",
               ar_error_message());
-    for (int i = 0; i < 2; i++)
-        unlink(path[i]);
-    rmdir(folder);
 }
 
 CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
@@ -131,16 +124,14 @@ CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
                  {"model.safetensors", "a.weight", 0, NULL},
                  {"grads.safetensors", "a.weight", 0, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[] = "/tmp/anyrank-format-XXXXXX", path[256];
-        cr_assert_not_null(mkdtemp(folder));
-        snprintf(path, sizeof path, "%s/%s", folder, cases[i].file);
+        SCOPED(temp_end) const temp_path folder = temp_folder();
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s", folder.path, cases[i].file);
         t.name = cases[i].tensor;
         cr_assert_ok(ar_st_write(path, &t, 1, placed, cases[i].pairs));
-        cr_expect_eq(ari_unsupported_format_check_folder(folder), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s",
+        cr_expect_eq(ari_unsupported_format_check_folder(folder.path), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s",
                      cases[i].file);
         cr_expect(!cases[i].what || error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());
-        unlink(path);
-        rmdir(folder);
     }
 }
 

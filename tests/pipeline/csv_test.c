@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules as files: PyTorch's are read, what is written is read again, and what is wrong is named. */
-#include <unistd.h>
-
 #include "anyrank/schedule.h"
 #include "support/together.h"
+#include "tests/support/temporary.h"
 
 static ar_pipeline_schedule *read_golden(const char *name)
 {
@@ -65,20 +64,16 @@ static ar_status parse(ar_pipeline_schedule **s, const char *text)
 
 CLAIM(what_is_written_is_read)
 {
-    char folder[] = "/tmp/anyrank-schedule-XXXXXX", path[64];
-    cr_assert_not_null(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/s.csv", folder);
+    SCOPED(temp_end) const temp_path file = temp_file(".csv");
     for (int kind = 0; kind < AR_PP_SCHEDULES; kind++)
         for (int transfers = 0; transfers < 2; transfers++) {
             OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *again = NULL;
             cr_assert_ok(
                 ar_pipeline_schedule_create(&s, (ar_pp_schedule)kind, 3, kind == AR_PP_INTERLEAVED ? 2 : 1, 5));
-            cr_assert_ok(ar_pipeline_schedule_write(path, s, transfers == 1));
-            cr_assert_ok(ar_pipeline_schedule_read(&again, path));
+            cr_assert_ok(ar_pipeline_schedule_write(file.path, s, transfers == 1));
+            cr_assert_ok(ar_pipeline_schedule_read(&again, file.path));
             expect_same(s, again, ar_pp_schedule_name((ar_pp_schedule)kind));
         }
-    unlink(path);
-    rmdir(folder);
 }
 
 CLAIM(spaces_and_line_ends_do_not_matter)

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/checkpoint.h"
 #include "support/row.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
-
-#include <unistd.h>
 
 static const char hash[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 static const char other_hash[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";
@@ -31,17 +30,12 @@ static ar_checkpoint_state unusual(void)
 /* r: where it stays, for parts of it point to others. */
 static ar_status through_file(ari_checkpoint_read *r, const ar_checkpoint_state *s)
 {
-    char path[] = "/tmp/anyrank-state-XXXXXX";
+    SCOPED(temp_end) const temp_path file = temp_file("");
     ari_checkpoint_hashes h = {.optimizer = ""};
-    const int fd = mkstemp(path);
-    cr_assert(fd >= 0);
-    close(fd);
     memcpy(h.config, hash, sizeof hash);
     memcpy(h.weights, other_hash, sizeof other_hash);
-    cr_assert_ok(ari_checkpoint_write_json(path, s, &h));
-    const ar_status st = ari_checkpoint_read_json(r, path);
-    unlink(path);
-    return st;
+    cr_assert_ok(ari_checkpoint_write_json(file.path, s, &h));
+    return ari_checkpoint_read_json(r, file.path);
 }
 
 Test(checkpoint_json, everything_that_is_written_is_read)
@@ -147,12 +141,8 @@ Test(checkpoint_json, another_version_or_another_file_is_told)
                  {"{\"version\":1}", "key 'format' is missing"},
                  {"[1]", "expected a JSON object"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char path[] = "/tmp/anyrank-state-XXXXXX";
+        SCOPED(temp_end) const temp_path file = temp_bytes("", cases[i].text, strlen(cases[i].text));
         SCOPED(ari_checkpoint_read_fini) ari_checkpoint_read r;
-        const int fd = mkstemp(path);
-        cr_assert_eq(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
-        close(fd);
-        cr_expect_refused(ari_checkpoint_read_json(&r, path), AR_ERR_FORMAT, cases[i].says);
-        unlink(path);
+        cr_expect_refused(ari_checkpoint_read_json(&r, file.path), AR_ERR_FORMAT, cases[i].says);
     }
 }

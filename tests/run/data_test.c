@@ -82,15 +82,12 @@ Test(data, an_empty_file_and_half_a_token_are_refused)
 Test(data, a_name_that_does_not_tell_the_format_is_refused_until_told)
 {
     ar_data *d = NULL;
-    char path[] = "/tmp/anyrank-XXXXXX.bin";
-    const int fd = mkstemps(path, 4);
-    cr_assert(fd >= 0 && write(fd, "\1\0\2\0", 4) == 4);
-    close(fd);
-    cr_expect_refused(ar_data_open(&d, path, AR_DATA_AUTO), AR_ERR_ARG, "u16");
-    cr_expect_ok(ar_data_open(&d, path, AR_DATA_U16));
+    SCOPED(temp_end) const temp_path file = temp_bytes(".bin", "\1\0\2\0", 4);
+    cr_expect_refused(ar_data_open(&d, file.path, AR_DATA_AUTO), AR_ERR_ARG, "u16");
+    cr_expect_ok(ar_data_open(&d, file.path, AR_DATA_U16));
     ar_data_close(d);
-    unlink(path);
-    cr_expect_eq(ar_data_open(&d, path, AR_DATA_U16), AR_ERR_IO, "it is not there");
+    unlink(file.path);
+    cr_expect_eq(ar_data_open(&d, file.path, AR_DATA_U16), AR_ERR_IO, "it is not there");
     cr_assert_str_eq(ar_data_format_name(AR_DATA_SAFETENSORS), "safetensors");
 }
 
@@ -209,7 +206,7 @@ Test(data, tokens_of_a_large_tensor_are_those_that_were_written)
     enum { ROWS = 30, ROW = 1001, N = ROWS * ROW };
     static int64_t ids[N], got[N];
     static const float before[3] = {1, 2, 3};
-    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
+    SCOPED(temp_end) const temp_path file = temp_file(".safetensors");
     OWNED(ar_data_close) ar_data *d = NULL;
     for (size_t i = 0; i < N; i++)
         ids[i] = (int64_t)(i * 7 % 1000);
@@ -219,17 +216,13 @@ Test(data, tokens_of_a_large_tensor_are_those_that_were_written)
         {.name = "input_ids", .dtype = AR_I64, .ndim = 2, .shape = {ROWS, ROW}, .data = ids},
         {.name = "zero", .dtype = AR_F32, .ndim = 1, .shape = {3}, .data = before},
     };
-    const int fd = mkstemps(path, 12);
-    cr_assert(fd >= 0);
-    cr_assert_ok(ar_st_write(path, t, 3, NULL, 0));
-    cr_assert_ok(ar_data_open(&d, path, AR_DATA_AUTO));
+    cr_assert_ok(ar_st_write(file.path, t, 3, NULL, 0));
+    cr_assert_ok(ar_data_open(&d, file.path, AR_DATA_AUTO));
     cr_assert_ok(ar_data_read(d, got, 0, N));
     cr_assert_eq(memcmp(got, ids, sizeof ids), 0);
     cr_assert_ok(ar_data_check_vocab(d, 1235));
     cr_assert_refused(ar_data_check_vocab(d, 1000), AR_ERR_DATA, "token 30029 (row 29, place 1000) is 1234");
-    cr_assert_eq(truncate(path, 4000), 0);
+    cr_assert_eq(truncate(file.path, 4000), 0);
     cr_assert_refused(ar_data_read(d, got, 0, N), AR_ERR_IO, "became shorter");
     cr_assert_eq(ar_data_check_vocab(d, 1235), AR_ERR_IO);
-    close(fd);
-    unlink(path);
 }

@@ -1,24 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run/plot.h"
 #include "support/row.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
-
-#include <unistd.h>
 
 enum { FILE_SIZE = 1 << 20 };
 
 /* The file that a plot writes. free() */
 static char *written(const ari_plot *p)
 {
-    char path[] = "/tmp/anyrank-plot-XXXXXX";
-    const int fd = mkstemp(path);
-    cr_assert(fd >= 0 && close(fd) == 0);
-    cr_assert_ok(ari_plot_write(p, path));
+    SCOPED(temp_end) const temp_path made = temp_file("");
+    cr_assert_ok(ari_plot_write(p, made.path));
     char *text = calloc(1, FILE_SIZE);
-    FILE *file = fopen(path, "r");
+    FILE *file = fopen(made.path, "r");
     cr_assert(text && file && fread(text, 1, FILE_SIZE - 1, file) > 0);
     fclose(file);
-    unlink(path);
     return text;
 }
 

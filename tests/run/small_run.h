@@ -3,12 +3,6 @@
 #pragma once
 
 #include <dirent.h>
-#include <ftw.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "anyrank/checkpoint.h"
 #include "ref/context/context.h"
@@ -16,7 +10,7 @@
 #include "run/full_set.h"
 #include "support/rank_run.h"
 #include "support/row.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
 
 enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
@@ -150,20 +144,6 @@ static inline bool make_folder_in_memory(char path[64])
         return true;
     snprintf(path, 64, "/tmp/anyrank-test-XXXXXX");
     return mkdtemp(path) != NULL;
-}
-
-static inline int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
-{
-    (void)info;
-    (void)kind;
-    (void)at;
-    return remove(path);
-}
-
-/* Removes a folder with all that is in it. */
-static inline void remove_all(const char *path)
-{
-    (void)nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 /* The names in a folder but "." and "..", sorted, with a space after each. */

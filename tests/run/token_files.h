@@ -4,6 +4,7 @@
 
 #include "anyrank/data.h"
 #include "io/st_bytes.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
 
 /* What opening gives; the data itself, or NULL. */
@@ -21,28 +22,18 @@ static inline ar_status open_bytes(ar_data **d, const void *bytes, size_t n, ar_
 static inline ar_status open_tensor(ar_data **d, const char *name, ar_dtype dtype, int ndim, const size_t *shape,
                                     const void *values)
 {
-    char path[] = "/tmp/anyrank-data-XXXXXX.safetensors";
-    const int fd = mkstemps(path, 12);
+    SCOPED(temp_end) const temp_path file = temp_file(".safetensors");
     ar_st_tensor t = {.name = name, .dtype = dtype, .ndim = ndim, .data = values};
     for (int i = 0; i < ndim; i++)
         t.shape[i] = shape[i];
-    cr_assert(fd >= 0);
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    cr_assert_ok(ar_st_write(file.path, &t, 1, NULL, 0));
     *d = NULL;
-    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
-    unlink(path);
-    close(fd);
-    return st;
+    return ar_data_open(d, file.path, AR_DATA_AUTO);
 }
 
 static inline ar_status open_lines(ar_data **d, const char *lines)
 {
-    char path[] = "/tmp/anyrank-lines-XXXXXX.jsonl";
-    const int fd = mkstemps(path, 6);
-    cr_assert(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines));
+    SCOPED(temp_end) const temp_path file = temp_bytes(".jsonl", lines, strlen(lines));
     *d = NULL;
-    const ar_status st = ar_data_open(d, path, AR_DATA_AUTO);
-    unlink(path);
-    close(fd);
-    return st;
+    return ar_data_open(d, file.path, AR_DATA_AUTO);
 }

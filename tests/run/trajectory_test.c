@@ -3,6 +3,7 @@
  * split, also where it was interrupted. */
 #include "support/small.h"
 #include "support/trajectory.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
 
 static uint64_t steps(void)
@@ -39,16 +40,13 @@ Test(trajectory, an_interruption_and_another_layout_change_no_bit)
     static const trajectory_layout first = {
         {.dp = 2, .cp = 2, .zero = 1, .tp = 2, .sp = true}, 20000, AR_BUCKETS_OVERLAP};
     static const trajectory_layout then = {{.cp = 3, .zigzag = true, .micro_batches = 2}, 0, AR_BUCKETS_EAGER};
-    char folder[] = "/tmp/anyrank-trajectory-XXXXXX", command[96], straight[65], hash[65];
+    SCOPED(temp_end) const temp_path folder = temp_folder();
+    char straight[65], hash[65];
     const char *path = trajectory_model("gpt2", 2);
     cr_assert_not_null(path);
-    cr_assert_not_null(mkdtemp(folder));
     const ar_training_options o = trajectory_options(path, steps());
     cr_assert_ok(trajectory_run(straight, NULL, &o, &then));
-    const ar_status st = trajectory_resumed(hash, &o, &first, 2, &then, folder);
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    cr_assert_eq(system(command), 0);
-    cr_assert_ok(st);
+    cr_assert_ok(trajectory_resumed(hash, &o, &first, 2, &then, folder.path));
     cr_assert_str_eq(hash, straight);
 }
 

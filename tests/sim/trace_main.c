@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "anyrank/sim.h"
 #include "ref/core/record.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 
 /* Traces of real runs, by both clocks, as JSON and as pages, handed to trace_check.py with a list of what each must
  * hold. A program of its own, so that it runs under the sanitizers. usage: trace_main [FOLDER], which then keeps the
@@ -293,15 +289,6 @@ static int check(const char *folder)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-static void remove_folder(const char *folder)
-{
-    char path[16] = "rm", *const arguments[] = {path, (char[]){"-rf"}, (char[512]){0}, NULL};
-    snprintf(arguments[2], 512, "%s", folder);
-    pid_t child;
-    if (posix_spawnp(&child, "rm", NULL, NULL, arguments, environ) == 0)
-        waitpid(child, NULL, 0);
-}
-
 int main(int argc, char **argv)
 {
     static const trace_case cases[] = {{"one", 1, AR_SIM_AUTO, NONE, false},
@@ -330,6 +317,6 @@ int main(int argc, char **argv)
     if (rc == 0)
         rc = check(folder);
     if (argc <= 1)
-        remove_folder(folder);
+        (void)remove_all(folder);
     return rc;
 }

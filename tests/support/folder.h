@@ -3,10 +3,8 @@
 #pragma once
 
 #include <dirent.h>
-#include <ftw.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
 
 static char folder[64];
@@ -17,15 +15,9 @@ static inline void folder_begin(void)
     cr_assert_not_null(mkdtemp(folder));
 }
 
-static inline int folder_remove(const char *path, const struct stat *info, int kind, struct FTW *at)
-{
-    (void)info, (void)kind, (void)at;
-    return remove(path);
-}
-
 static inline void folder_end(void)
 {
-    cr_assert_eq(nftw(folder, folder_remove, 8, FTW_DEPTH | FTW_PHYS), 0);
+    cr_assert_eq(remove_all(folder), 0);
 }
 
 /* The path of a name in it, until four more are asked for. */

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <unistd.h>
 
 #include "run/run.h"
 #include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 #include "verify/check/check_run.h"
 
 static const double huge_scale = 1e25; /* of weights whose products overflow */
@@ -170,15 +169,13 @@ static void write_stack(FILE *f, const layout_draw *d)
             c->max_positions, c->causal ? "true" : "false");
 }
 
-/* path: a template of mkstemps that ends with ".json". */
-static ar_status write_config(char *path, const layout_draw *d)
+static ar_status write_config(const char *path, const layout_draw *d)
 {
     static void (*const write[])(FILE *, const layout_draw *) = {[AR_ARCH_LLAMA] = write_llama,
                                                                  [AR_ARCH_GPT2] = write_gpt2,
                                                                  [AR_ARCH_STACK] = write_stack,
                                                                  [AR_ARCH_PHI3] = write_llama};
-    const int fd = mkstemps(path, 5);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    FILE *f = fopen(path, "w");
     if (!f)
         return ar_error_set(AR_ERR_IO, "%s cannot be written", path);
     if (d->json[0])
@@ -248,8 +245,8 @@ ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed)
 
 ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision, ar_fault fault)
 {
-    char path[] = "/tmp/anyrank-draw-XXXXXX.json";
-    AR_TRY(write_config(path, d));
+    SCOPED(temp_end) const temp_path config = temp_file(".json");
+    AR_TRY(write_config(config.path, d));
     ar_check_options o = {.run = d->run,
                           .parallel = &d->run.parallel,
                           .layouts = 1,
@@ -257,16 +254,14 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
                           .padding = d->more_rows,
                           .strict_predictions = true,
                           .skip_f64 = true};
-    o.run.model = path;
+    o.run.model = config.path;
     if (precision != AR_PRECISION_F32) {
         o.run.numerics = AR_NUMERICS_NATIVE;
         o.run.precision = precision;
     }
     o.run.fault = fault;
     o.run.parallel = (ar_parallel){.tp = 0};
-    const ar_status st = ar_check(gives, &o);
-    unlink(path);
-    return st;
+    return ar_check(gives, &o);
 }
 
 static ar_status run_check(const layout_draw *d)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions while the backward pass goes on: under drawn schedules, in traces, by the virtual clock. */
-#include <unistd.h>
-
 #include "tests/support/small.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
 
@@ -101,16 +100,13 @@ Test(ddp_overlap, hides_all_reductions_but_the_last)
 
 Test(ddp_overlap, a_trace_shows_the_buckets_on_a_track_of_their_own)
 {
-    char path[] = "/tmp/ddp_trace_XXXXXX", text[65536] = "";
-    const int fd = mkstemp(path);
-    cr_assert_geq(fd, 0);
-    close(fd);
-    (void)summary_of((ar_ddp_options){.bucket_bytes = 0}, path);
-    FILE *f = fopen(path, "r");
+    SCOPED(temp_end) const temp_path trace = temp_file("");
+    char text[65536] = "";
+    (void)summary_of((ar_ddp_options){.bucket_bytes = 0}, trace.path);
+    FILE *f = fopen(trace.path, "r");
     cr_assert_not_null(f);
     text[fread(text, 1, sizeof text - 1, f)] = '\0';
     fclose(f);
-    unlink(path);
     cr_expect_not_null(strstr(text, "\"communication\""));
     cr_expect_not_null(strstr(text, "\"bucket 3\""));
     cr_expect_not_null(strstr(text, "bucket 0: p3"));

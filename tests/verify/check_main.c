@@ -2,14 +2,9 @@
 /* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
  * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, one that
  * ends in an error, and what the simulated cluster does beside. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 #include "anyrank/check.h"
 #include "run/cluster_run.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
 
 static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
@@ -134,21 +129,16 @@ static void fail_in_the_middle(const char *json, ar_sim_algorithm algorithm)
 
 int main(void)
 {
-    char folder[] = "/tmp/anyrank-check-XXXXXX", path[200];
-    if (!mkdtemp(folder))
-        return 1;
+    SCOPED(temp_end) const temp_path folder = temp_folder();
     for (int m = 0; m < MODELS; m++) {
-        expect(write_config(folder, models[m]), "config.json was not written");
+        expect(write_config(folder.path, models[m]), "config.json was not written");
         for (int a = AR_SIM_DIRECT; a <= AR_SIM_RING; a++) {
-            check(folder, (ar_sim_algorithm)a, AR_FAULT_NONE, AR_CHECK_SAME);
-            train(folder, (ar_sim_algorithm)a, a == AR_SIM_RING ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
+            check(folder.path, (ar_sim_algorithm)a, AR_FAULT_NONE, AR_CHECK_SAME);
+            train(folder.path, (ar_sim_algorithm)a, a == AR_SIM_RING ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT);
             fail_in_the_middle(models[m], (ar_sim_algorithm)a);
         }
-        check(folder, AR_SIM_DIRECT, AR_FAULT_column_dx_not_reduced, AR_CHECK_DIFFERENT);
-        watch(folder);
+        check(folder.path, AR_SIM_DIRECT, AR_FAULT_column_dx_not_reduced, AR_CHECK_DIFFERENT);
+        watch(folder.path);
     }
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    unlink(path);
-    rmdir(folder);
     return failures ? 1 : 0;
 }

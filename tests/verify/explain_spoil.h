@@ -80,7 +80,7 @@ static inline size_t dumps_count(const dumps *d, const char *name)
 static inline void dumps_explain(ar_verify_row *row, const dumps *d, const char *const *names, size_t n,
                                  ari_explain_case c)
 {
-    two_files f = two_files_make();
+    SCOPED(two_files_end) two_files f = two_files_make();
     OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
     snprintf(f.other, sizeof f.other, "%s%s", f.folder, strrchr(d->reference, '/')); /* a name that says the pass */
     write_tensors(f.other, d->tensor, d->n);
@@ -94,7 +94,6 @@ static inline void dumps_explain(ar_verify_row *row, const dumps *d, const char 
         cr_assert(a && b, "no tensor %s", row[i].name);
         cr_assert_eq(ari_explain(&row[i], a, b, &c), AR_OK, "%s: %s", row[i].name, ar_error_message());
     }
-    two_files_remove(&f);
 }
 
 static inline void dumps_end(dumps *d)

@@ -13,7 +13,7 @@ static ar_st_tensor matrix_of(const char *name, const float *data)
 static void expect_cause_of(const ar_st_tensor *a, size_t na, const ar_st_tensor *b, size_t nb, const char *micro,
                             const char *cause, size_t number)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     const char *const meta[] = {"micro_batches", micro};
     const ar_verify_options o = {
         .reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-7, .tp = 1};
@@ -22,7 +22,6 @@ static void expect_cause_of(const ar_st_tensor *a, size_t na, const ar_st_tensor
     cr_assert_ok(ar_st_write(f.other, b, nb, meta, micro ? 1 : 0));
     cr_assert_ok(ar_verify(&r, &o));
     expect_row(&r->row[r->first], cause, NULL, number);
-    two_files_remove(&f);
 }
 
 /* In [-1, 1), unrelated for different i. */

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <unistd.h>
-
 #include "anyrank/verify.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "tests/support/temporary.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 4 };
@@ -57,15 +56,11 @@ static char *written(void)
     ar_verify_report r;
     ar_verify_row row[ROWS];
     fill(&r, row);
-    char path[] = "/tmp/anyrank-report-XXXXXX";
-    const int fd = mkstemp(path);
+    SCOPED(temp_end) const temp_path page = temp_file("");
     unsigned char *text = NULL;
     size_t length = 0;
-    cr_assert(fd >= 0);
-    close(fd);
-    cr_assert_ok(ar_verify_html(&r, path));
-    cr_assert_ok(ari_file_read(&text, &length, path, (size_t)1 << 24));
-    unlink(path);
+    cr_assert_ok(ar_verify_html(&r, page.path));
+    cr_assert_ok(ari_file_read(&text, &length, page.path, (size_t)1 << 24));
     return (char *)text;
 }
 

@@ -9,7 +9,7 @@ enum { MANY = 64, DRAWN = 9 };
 /* A tensor whose draws differ by about `size`, against one that is off by `off` in each element. */
 static bool is_normal(float size, float off, bool by_draws)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     float a[MANY], b[MANY];
     double draws[DRAWN][ARI_NORMAL_SIZES], allowed = 1.0;
     for (int i = 0; i < MANY; i++) {
@@ -43,7 +43,6 @@ static bool is_normal(float size, float off, bool by_draws)
     cr_expect(isnan(n.row[0].percentile) != by_draws || off == 0.0f);
     ari_normal_fini(&n);
     ar_verify_report_destroy(r);
-    two_files_remove(&f);
     return normal;
 }
 

@@ -81,7 +81,7 @@ static inline void made_free(made *m)
 /* What is said of the last tensor. */
 static inline ar_verify_row look(made *m, ari_explain_case c)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     ar_verify_row row = {.name = m->tensor[0][m->n - 1].name};
     OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
     made_write(m, &f);
@@ -90,7 +90,6 @@ static inline ar_verify_row look(made *m, ari_explain_case c)
     c.reference = reference;
     c.other = other;
     cr_assert_ok(ari_explain(&row, ar_dump_find(reference, row.name), ar_dump_find(other, row.name), &c));
-    two_files_remove(&f);
     made_free(m);
     return row;
 }
@@ -98,13 +97,12 @@ static inline ar_verify_row look(made *m, ari_explain_case c)
 /* The report on both dumps, which is the caller's. */
 static inline ar_verify_report *judge(made *m, ar_verify_options o)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     ar_verify_report *r = NULL;
     made_write(m, &f);
     o.reference = f.reference;
     o.other = f.other;
     cr_assert_ok(ar_verify(&r, &o));
-    two_files_remove(&f);
     made_free(m);
     return r;
 }

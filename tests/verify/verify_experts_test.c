@@ -77,7 +77,7 @@ static ar_verify_report *compare(const char *reference, const char *other)
 Test(verify_experts, together_or_one_by_one_they_are_the_same)
 {
     static const char *const suffixes[] = {"", ":grad", ":new@2"};
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     const layer l = layer_new();
     for (int i = 0; i < 12; i++) {
         const char *apart = i % 2 ? f.reference : f.other, *together = i % 2 ? f.other : f.reference;
@@ -86,24 +86,22 @@ Test(verify_experts, together_or_one_by_one_they_are_the_same)
         OWNED(ar_verify_report_destroy) ar_verify_report *r = compare(f.reference, f.other);
         cr_expect(r->same && r->rows == 3 * E + 2, "%d: %zu tensors, the first %s", i, r->rows, r->row[0].name);
     }
-    two_files_remove(&f);
 }
 
 /* Of a file of gradients, whose names say no pass. */
 Test(verify_experts, gradients_of_a_file_and_of_a_dump_are_the_same)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     const layer l = layer_new();
     write_apart(f.reference, &l, true, "");
     write_together(f.other, &l, "");
     OWNED(ar_verify_report_destroy) ar_verify_report *r = compare(f.reference, f.other);
     cr_expect(r->same);
-    two_files_remove(&f);
 }
 
 Test(verify_experts, one_wrong_bit_is_found_in_its_place)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     layer l = layer_new();
     for (size_t i = 0; i < 3 * E; i++) {
         char name[100];
@@ -120,13 +118,12 @@ Test(verify_experts, one_wrong_bit_is_found_in_its_place)
         cr_expect(row->elements_different == 1 && row->first.index == 7, "%s: %zu, at %zu", name,
                   row->elements_different, row->first.index);
     }
-    two_files_remove(&f);
 }
 
 /* Fewer experts than the other dump has, or of another width: nothing is taken apart, and names stand alone. */
 Test(verify_experts, experts_that_are_others_stay_together)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     const layer l = layer_new();
     const ar_st_tensor t[] = {{.name = "model.layers.0.mlp.experts.gate_up_proj",
                                .dtype = AR_F32,
@@ -137,5 +134,4 @@ Test(verify_experts, experts_that_are_others_stay_together)
     cr_assert_ok(ar_st_write(f.other, t, 1, NULL, 0));
     OWNED(ar_verify_report_destroy) ar_verify_report *r = compare(f.reference, f.other);
     cr_expect(!r->same && r->rows == 3 * E + 3);
-    two_files_remove(&f);
 }

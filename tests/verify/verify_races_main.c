@@ -54,7 +54,7 @@ static bool agree(const ar_verify_report *a, const ar_verify_report *b)
 int main(void)
 {
     const size_t large = LARGE + 1000; /* two blocks */
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     tensors a, b;
     fill(&a, large, false);
     fill(&b, large, true);
@@ -66,6 +66,5 @@ int main(void)
         fprintf(stderr, "four threads do not report what one does\n");
     free(a.data);
     free(b.data);
-    two_files_remove(&f);
     return ok ? 0 : 1;
 }

@@ -14,7 +14,7 @@ typedef struct files {
 
 static ar_status try_tensors(ar_verify_report **r, ar_verify_options o, files t)
 {
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     write_tensors(f.reference, t.a, t.na);
     write_tensors(f.other, t.b, t.nb);
     o.reference = f.reference;
@@ -24,9 +24,7 @@ static ar_status try_tensors(ar_verify_report **r, ar_verify_options o, files t)
         o.allowed = f.allowed;
     }
     ar_error_clear();
-    const ar_status st = ar_verify(r, &o);
-    two_files_remove(&f);
-    return st;
+    return ar_verify(r, &o);
 }
 
 static ar_verify_report *verify_tensors(ar_verify_options o, files t)
@@ -253,7 +251,7 @@ CLAIM(a_tensor_under_two_names_of_one_meaning_is_one)
                               vector_of("u:grad", AR_F32, 2, ones)};
     const ar_st_tensor b[] = {vector_of("w", AR_F32, 2, other_ones), vector_of("v", AR_F32, 2, ones),
                               vector_of("u:grad", AR_F32, 2, ones)};
-    const two_files f = two_files_make();
+    SCOPED(two_files_end) const two_files f = two_files_make();
     char grads[96];
     snprintf(grads, sizeof grads, "%s/grads.safetensors", f.folder);
     write_tensors(f.reference, a, 3);
@@ -263,8 +261,6 @@ CLAIM(a_tensor_under_two_names_of_one_meaning_is_one)
     cr_assert_ok(ar_verify(&r, &o));
     cr_expect(r->compared == 2 && r->missing == 1 && r->unexpected == 1, "v of step 1 is not v of step 2");
     cr_expect(r->different == 1 && strcmp(r->row[r->first].name, "w:grad") == 0);
-    unlink(grads);
-    two_files_remove(&f);
 }
 
 EVERY_CLAIM(verify_rules)

@@ -2,12 +2,8 @@
 #pragma once
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-#include "anyrank/verify.h"
+#include "tests/support/temporary.h"
 
 /* Two files of tensors in a folder of their own, and what ar_verify says of them. */
 typedef struct two_files {
@@ -25,12 +21,9 @@ static inline two_files two_files_make(void)
     return f;
 }
 
-static inline void two_files_remove(const two_files *f)
+static inline void two_files_end(const two_files *f)
 {
-    unlink(f->reference);
-    unlink(f->other);
-    unlink(f->allowed);
-    rmdir(f->folder);
+    (void)remove_all(f->folder);
 }
 
 static inline void write_tensors(const char *path, const ar_st_tensor *t, size_t n)
