@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A contraction whose A comes in blocks, with terms on several ranks, has the bits of its definition. */
-#include "anyrank/arith.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 3, M = 12, N = 5, MOST_K = 8211 };
 

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weight gradients of samples whose tokens are on several ranks: however they are dealt out, the sum has the bits of one
  * contraction for each sample and of the plain accumulator over the samples. */
-#include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 12, MOST_ELEMENTS = 64 };
 

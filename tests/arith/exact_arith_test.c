@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exact arithmetic alone: however K or the samples are cut up over parts and ranks, a contraction has the bits of
  * its plain definition, and a gradient those of the plain accumulator. */
-#include "anyrank/arith.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4, M = 5, N = 7, MOST_K = 8200 };
 

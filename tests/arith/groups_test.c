@@ -2,12 +2,10 @@
 /* Rows in groups, each with a matrix of its own: a product of them all together has the bits of one product a group, and
  * a gradient those of one contraction for each sample's rows of a group, however ranks share terms, rows and tokens;
  * native sums are within the bound of theirs. */
-#include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 6, GROUPS = 5, N = 6, K = 12 };
 

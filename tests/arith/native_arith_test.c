@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in the native arithmetic alone: fp32 sums, within the a-priori bound of sums of n products in any order. Its
  * products are held to the same bound by tests/cpu/native_gemm_test.c, and over ranks by tests/layers/linear_test.c. */
-#include "anyrank/arith.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
-#include "tests/support/test.h"
 
 enum { MOST_RANKS = 4 };
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of the native arithmetic below fp32: what enters them is rounded, in bf16, where both are stored so, what
  * leaves them too; what is added up is not. */
-#include "anyrank/arith.h"
 #include "ref/core/float_bits.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"

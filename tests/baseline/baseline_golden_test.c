@@ -7,7 +7,6 @@
  * numbers, rounded once: in fp32 it is PyTorch's to the bit. */
 #include "tests/baseline/support.h"
 
-#include "anyrank/config.h"
 #include "support/together.h"
 #include "tests/support/golden_loss.h"
 

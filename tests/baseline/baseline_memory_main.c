@@ -4,7 +4,6 @@
  * leak report fails it. */
 #include <malloc.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "anyrank/baseline.h"
-#include "anyrank/safetensors.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_config.h"
 

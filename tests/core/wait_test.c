@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/wait.h"
-#include "tests/support/test.h"
 
 #include "anyrank/sim.h"
-#include "ref/core/clock.h"
 #include "tests/support/asleep.h"
 
 /* Waiting costs little: whoever waits for long sleeps. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's updates, sums of squares and scaling over many blocks, against the definition of one element. */
-#include "anyrank/device.h"
 #include "ref/core/float_bits.h"
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"

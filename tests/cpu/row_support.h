@@ -4,7 +4,6 @@
 /* What the tests of the row kernels share: data, comparison of bits, and the row sum of numerics.md written as
  * plainly as the text, with frexp, ldexp and rint in place of the kernels' bit arithmetic. */
 
-#include "anyrank/device.h"
 #include "ref/cpu/kernels.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/scalar.h"

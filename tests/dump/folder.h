@@ -2,7 +2,6 @@
 /* A folder of files that a test writes, gone with it. */
 #pragma once
 
-#include "anyrank/dump.h"
 #include "ref/io/file.h"
 #include "tests/support/folder.h"
 

@@ -2,7 +2,6 @@
 /* Where parameters lie, told without a model, against the parameters of models that are made. */
 #include <dirent.h>
 
-#include "anyrank/model.h"
 #include "ref/models/placement.h"
 #include "ref/models/stages.h"
 #include "support/rank_run.h"

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Resharding by the library: tensors of unusual shapes and dtypes, sums of partial parts, what is told on the way. */
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "anyrank/reshard.h"
 #include "tests/support/folder.h"

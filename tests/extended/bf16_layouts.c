@@ -2,10 +2,8 @@
 /* 150 random layouts of random small models with activations and matrices of 16 bits, and 150 whose ranks share
  * sequences: each is within what rounding to bf16 can do, with the predicted bytes; with a sum left out that the layout
  * needs each is outside. ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others. */
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "support/layout_draw.h"
+#include "tests/support/scoped.h"
 
 enum { DRAWS = 150, FIRST_SEED = 7000 };
 

@@ -2,8 +2,6 @@
 /* 200 AdamW steps with warm-up, clipping and dropout on real text, of a Llama and a GPT-2: the baseline's weights,
  * those of every layout here, and those of runs that were interrupted at step 57 under one layout and resumed under
  * another. Exit status 0: one hash for each model. Argument: another number of steps (at least 3). */
-#include <stdlib.h>
-#include <string.h>
 
 #include "ref/core/clock.h"
 #include "support/trajectory.h"

@@ -9,15 +9,12 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
-#include "anyrank/schedule.h"
 #include "dump/dump.h"
 #include "dump/map.h"
 #include "dump/placement.h"

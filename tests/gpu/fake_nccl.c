@@ -15,10 +15,8 @@
  *                      "hang": making one never ends; "dwell": a call takes a while to return */
 #include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
-#include "anyrank/device.h"
 #include "gpu/nccl/nccl.h"
 #include "ref/core/reduce.h"
 #include "tests/gpu/fake_nccl_lazy.h"

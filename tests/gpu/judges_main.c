@@ -5,8 +5,6 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/gpu/wrong_kernels.h"
 #include "tests/support/scoped.h"

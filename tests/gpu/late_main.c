@@ -3,7 +3,6 @@
  * status 0: all; 77: a build without the device, or for
  * ThreadSanitizer. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "anyrank/device.h"
 #include "support/late_layouts.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated device's late streams: that they find what they are there to find, and nothing else. */
-#include "anyrank/device.h"
 #include "tests/support/test.h"
 
 #if defined(ARI_SANITIZED)

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory, queues, and copies of views. */
-#include <stdlib.h>
-#include <string.h>
 
 #include "gpu/conformance.h"
 #include "tests/support/scoped.h"

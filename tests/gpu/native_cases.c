@@ -5,7 +5,6 @@
  * bf16 result is rounded once more, by 2^-8 of it at most.
  * Products of small integers are exact in any order, and so are compared by their bits. */
 #include <math.h>
-#include <stdlib.h>
 
 #include "gpu/conformance.h"
 #include "ref/core/float_bits.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/config.h"
-#include "anyrank/model.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 #include "support/together.h"

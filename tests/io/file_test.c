@@ -2,9 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "ref/core/os/os.h"
 #include "ref/io/file.h"

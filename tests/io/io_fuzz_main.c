@@ -8,7 +8,6 @@
 #include "support/fuzz.h"
 #include "support/small.h"
 #include "tests/fuzz/targets.h"
-#include "tests/support/scoped.h"
 
 enum { MOST_BYTES = 16384, DRAWN = 3000 };
 

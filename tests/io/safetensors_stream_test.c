@@ -1,6 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <sys/stat.h>
-
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "tests/support/folder.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/safetensors.h"
 #include "support/together.h"
 
 /* A value of `bytes` little-endian bytes, read at an odd address. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* However few scores a block has, an attention's output and gradients have the bits of the one that has them all. */
-#include "anyrank/arith.h"
 #include "anyrank/layers.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"

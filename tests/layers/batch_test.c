@@ -2,8 +2,6 @@
 /* What a batch says of each of its places: document, position, target. */
 #include "anyrank/batch.h"
 
-#include <math.h>
-
 #include "tests/support/test.h"
 
 static const int64_t ids[] = {10, 11, 12, 13, 14, 15, /**/ 20, 21, 22, 23, 24, 25};

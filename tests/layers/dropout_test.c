@@ -6,7 +6,6 @@
 #include "ref/numerics/philox.h"
 #include "support/match.h"
 #include "tests/support/test.h"
-#include "verify/check/compare.h"
 
 enum { B = 3, S = 8, MOST = 16 };
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers refuse, and that the message says which parameter, which dimension and both numbers. */
-#include "anyrank/model.h"
 #include "support/match.h"
-#include "support/rank_run.h"
 #include "tests/support/test.h"
 
 /* Runs fn on `ranks` ranks and expects its error with all of the words in the message. */

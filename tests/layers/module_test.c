@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/arith.h"
 #include "anyrank/layers.h"
 #include "ref/layers/parts.h"
 #include "support/rank_run.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused operators of anyrank/module.h. Bias and activation against their formulas in binary64: values, and gradients
  * as differences of sum(dy*y), which know no formula of a backward pass. The norms are those of the layers. */
-#include "anyrank/module.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 6, N = 9, ALL = ROWS * N };

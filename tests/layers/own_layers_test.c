@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers and losses of one's own are made of. */
 #include "anyrank/layers.h"
-#include "anyrank/loss.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 

@@ -2,7 +2,6 @@
 /* Every rank reports the tensors of the hand-written lists, in their order (gradients of parameters and the loss: in
  * any), and those of each layer. That the baseline has no others every check holds. */
 #include "support/match.h"
-#include "support/rank_run.h"
 #include "tests/support/tensor_lists.h"
 
 enum { B = 2, S = 6, MOST = 192 };

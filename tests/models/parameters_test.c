@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many parameters a config has, against numbers worked out elsewhere. */
-#include "anyrank/lint.h"
-#include "anyrank/model.h"
 #include "support/together.h"
 
 static size_t count(const char *json)

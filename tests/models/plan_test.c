@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/model.h"
 #include "support/together.h"
 
 static ar_config gpt2(void)

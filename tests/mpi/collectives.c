@@ -3,9 +3,7 @@
  * device's memory. tests/mpi/mpi_test.py starts it. Exit status 0: all were right; 77: there is no MPI in this build.
  *
  *     mpirun -n 4 collectives [large]    large: one message of more than 2^31 bytes instead */
-#include "anyrank/process.h"
 #include "tests/sim/batch.h"
-#include "tests/support/scoped.h"
 
 #define REQUIRE(call)                                                                                        \
     do {                                                                                                     \

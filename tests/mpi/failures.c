@@ -9,12 +9,9 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "anyrank/process.h"
 #include "ref/core/clock.h"
 #include "tests/support/scoped.h"
 

@@ -5,8 +5,6 @@
  * the exact contraction, and of the same without step 0, on the data that tell them apart. */
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "ref/cpu/blas/blas.h"
 #include "ref/numerics/scalar.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules as files: PyTorch's are read, what is written is read again, and what is wrong is named. */
-#include "anyrank/schedule.h"
 #include "support/together.h"
 #include "tests/support/temporary.h"
 

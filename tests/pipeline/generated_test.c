@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules that are generated: legal with any number of ranks, stages and micro-batches, as long as the formulas say,
  * with as many activations as they say. */
-#include "anyrank/schedule.h"
 #include "support/together.h"
 
 typedef struct schedule_case {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random schedules, legal ones and ones with a change in one place, against rules of the tests' own: what they let pass
  * is taken, and nothing else. */
-#include "anyrank/schedule.h"
 #include "ref/core/scheduler.h"
 #include "tests/support/test.h"
 

@@ -7,7 +7,6 @@
 #include "support/row.h"
 #include "support/small.h"
 #include "support/together.h"
-#include "tests/support/test.h"
 #include "verify/check/check_run.h"
 
 TestSuite(memory, .timeout = 300);

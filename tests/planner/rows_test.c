@@ -3,7 +3,6 @@
  * not fit stays in the table, as unexplained. docs/evidence/planner.tsv has the same rows. */
 #include <stdarg.h>
 
-#include "anyrank/model.h"
 #include "planner/time_impl.h"
 #include "ref/io/file.h"
 #include "support/together.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The planner's seconds against the simulator's virtual time, and against closed forms by hand. */
-#include <math.h>
 
 #include "planner/time_impl.h"
 #include "ref/core/axis.h"

@@ -7,12 +7,9 @@
 #include <ftw.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/grads.h"
 #include "anyrank/reshard.h"
-#include "anyrank/verify.h"
 #include "tests/support/scoped.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__

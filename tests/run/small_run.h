@@ -4,7 +4,6 @@
 
 #include <dirent.h>
 
-#include "anyrank/checkpoint.h"
 #include "ref/context/context.h"
 #include "run/cluster_run.h"
 #include "run/full_set.h"

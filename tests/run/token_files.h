@@ -2,7 +2,6 @@
 /* Files of tokens that are gone as soon as they are open. */
 #pragma once
 
-#include "anyrank/data.h"
 #include "io/st_bytes.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "anyrank/device.h"
 #include "tests/sim/plain.h"
 #include "tests/support/scoped.h"
 

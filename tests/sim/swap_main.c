@@ -2,8 +2,6 @@
 #include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "anyrank/sim.h"
 #include "ref/core/os/threads.h"

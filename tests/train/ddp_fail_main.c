@@ -2,8 +2,6 @@
 /* Runs that end in the middle of a backward pass while buckets are in flight: a rank fails, dies or stands still. All
  * ranks end with one report, soon, and leave nothing behind (a plain main, for what the sanitizers see of it). */
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "run/cluster_run.h"
 #include "support/match.h"

@@ -4,11 +4,7 @@
 #pragma once
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "anyrank/arith.h"
-#include "anyrank/ddp.h"
 #include "support/rank_run.h"
 #include "support/scoped.h"
 

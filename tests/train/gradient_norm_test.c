@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm, each element of the full tensors once, whoever holds it. */
-#include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/rank_run.h"

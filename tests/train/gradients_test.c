@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient manager: what it finds, on which ranks, and that every rank comes to the same verdict. */
-#include "anyrank/arith.h"
 #include "anyrank/gradients.h"
 #include "support/rank_run.h"
 #include "support/row.h"

@@ -7,7 +7,6 @@
 
 #include "run/cluster_run.h"
 #include "support/match.h"
-#include "support/rank_run.h"
 
 enum { NATIVE_RANKS = 4, NATIVE_STEPS = 12, NATIVE_WEIGHTS = 2048, NATIVE_B = 4, NATIVE_S = 8 };
 

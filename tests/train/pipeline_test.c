@@ -4,7 +4,6 @@
 #include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
-#include "anyrank/gradients.h"
 #include "ref/context/context.h"
 #include "ref/layers/parts.h"
 #include "support/small.h"

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Learning-rate schedules, decay rules and parameter groups: their values, their rules, and PyTorch 1.13's weights. */
-#include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "ref/train/optimizer.h"
 #include "support/rank_run.h"

@@ -3,7 +3,6 @@
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/match.h"
-#include "support/rank_run.h"
 #include "tests/support/test.h"
 
 enum { B = 2, S = 4, MOST = 64, MOST_ELEMENTS = 4000, RANKS = 4 };

@@ -2,7 +2,6 @@
 /* A matrix sharded by rows and a replicated vector, for tests of what updates them. */
 #pragma once
 
-#include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/rank_run.h"

@@ -2,7 +2,6 @@
 /* A list of parameters whose gradients are given by hand, trained by shares or as a whole. */
 #pragma once
 
-#include "anyrank/arith.h"
 #include "anyrank/train.h"
 #include "ref/context/context.h"
 #include "support/bits.h"

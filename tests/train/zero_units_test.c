@@ -3,11 +3,9 @@
 #include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
-#include "anyrank/model.h"
 #include "anyrank/train.h"
 #include "support/bits.h"
 #include "support/own_module.h"
-#include "support/rank_run.h"
 #include "support/small.h"
 
 enum { B = 6, S = 8, STEPS = 2 };

@@ -9,7 +9,6 @@
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <sys/resource.h>
 
-#include "anyrank/model.h"
 #include "planner/estimate.h"
 #include "support/row.h"
 #include "tests/verify/support.h"

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/verify.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "tests/support/temporary.h"

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random layouts, and ranks that take each other's parts for theirs, in a program with a plain main, which
  * ThreadSanitizer can watch. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/check.h"
 #include "support/layout_draw.h"
 
 enum { DRAWS = 20, FIRST_SEED = 85, CONTEXT_DRAWS = 12, FIRST_CONTEXT = 236 };

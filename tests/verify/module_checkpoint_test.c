@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of a run of a module of one's own: it goes on under any layout with the bits of a run in one piece, and
  * what is not its checkpoint is refused before a rank runs. */
-#include "anyrank/training.h"
 #include "support/folder.h"
 #include "support/own_lm.h"
 #include "support/small.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's module judged without a number: what is right has no finding, ten mistakes are named, and the same mistakes
  * are found by their numbers. */
-#include <stdlib.h>
 
-#include "anyrank/check_module.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
 #include "support/small.h"

@@ -3,7 +3,6 @@
 #include "anyrank/check_module.h"
 #include "anyrank/grads.h"
 #include "anyrank/plan_walk.h"
-#include "anyrank/training.h"
 #include "support/rank_run.h"
 #include "support/small.h"
 #include "support/together.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations where ranks share a sequence: copies of KV heads by hand, and lint's silence.
  * Random layouts are compared with what runs record in random_layouts_test. */
-#include "anyrank/lint.h"
 #include "tests/verify/ops_find.h"
 
 /* 8 heads of 4 on 4 KV heads, 64 positions. */

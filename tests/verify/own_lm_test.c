@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's language model under layouts that share out positions, features, samples and layers: the same bits, and the
  * right gradients. */
-#include <math.h>
 
-#include "anyrank/check_module.h"
-#include "anyrank/training.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
 #include "support/small.h"

@@ -3,7 +3,6 @@
 
 /* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
 
-#include "anyrank/dump.h"
 #include "anyrank/parallel.h"
 #include "dump/dump.h"
 #include "tests/support/noise.h"

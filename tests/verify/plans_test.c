@@ -3,7 +3,6 @@
  * the plan. */
 #include <fnmatch.h>
 
-#include "anyrank/lint.h"
 #include "sim/plan/ops.h"
 #include "support/plan_draw.h"
 #include "tests/verify/support.h"

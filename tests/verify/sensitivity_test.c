@@ -4,7 +4,6 @@
 #include "tests/verify/support.h"
 
 #include "anyrank/grads.h"
-#include "anyrank/safetensors.h"
 #include "verify/check/check_run.h"
 
 #define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "anyrank/baseline.h"
-#include "anyrank/check.h"
 #include "run/cluster_run.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"

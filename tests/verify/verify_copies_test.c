@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "anyrank/verify.h"
 #include "dump/folder.h"
 
 TestSuite(verify_copies, .init = folder_begin, .fini = folder_end);

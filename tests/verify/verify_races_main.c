@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing with several threads, for ThreadSanitizer: a large tensor of several blocks and many small ones, some of
  * them different. Exit status 0 if four threads report what one does. */
-#include "tests/support/scoped.h"
 #include "verify/verify_support.h"
 
 enum { SMALL = 40, LARGE = 1 << 20, NAME = 32 };
