@@ -81,11 +81,21 @@ ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t
     }
 }
 
-ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
-                               const int64_t *restrict l, size_t n, bool narrow)
+/* `narrow` is a constant where this is inlined: else no compiler makes vectors of it. */
+static inline void values_of(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
+                             const int64_t *restrict l, size_t n, const bool narrow)
 {
     for (size_t i = 0; i < n; i++)
         y[i] = ari_acc_value(t[i], h[i], l[i], narrow);
+}
+
+ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
+                               const int64_t *restrict l, size_t n, bool narrow)
+{
+    if (narrow)
+        values_of(y, t, h, l, n, true);
+    else
+        values_of(y, t, h, l, n, false);
 }
 
 void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
