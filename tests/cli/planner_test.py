@@ -318,6 +318,7 @@ class PlannerTest(Case):
                               (("--gpus", 8, "--tp", 4, "--dp", 4), "by tp=4 dp=4; use extents whose product divides 8"),
                               (("--gpus", 7, "--tp", 2, "--table", "decision"), "--gpus 7 cannot be divided by tp=2"),
                               (("--table", "memory", "--tp", 2), "leave one out"),
+                              (("--tp", 2, "--rank", 1), "give --flow too"),
                               (("--table", "scaling", "--gpus", 4, "--pp", 2), "leave one out"),
                               (("--table", "memory", "--ep", 2), "leave one out"),
                               (("--gpus", 8, "--ep", 2), "ep=2 shares out experts, and llama-demo has none"),

@@ -73,7 +73,7 @@ enum { FLOW = 1, PIPELINE = 2, DEPTH = 4, SEARCH = 8, MEMORY = 16, SCALING = 32,
 enum { TABLES = MEMORY | SCALING | DECISION, LAYOUTS = DEPTH | SEARCH | TABLES, BY_TP = MEMORY | SCALING };
 static const char *const names[] = {"--flow",
                                     "--pipeline",
-                                    "one layout in depth (give --gpus N too)",
+                                    "one layout in depth",
                                     "--gpus",
                                     "--table memory, which is of one sample of tp=1, 2, 4, ..",
                                     "--table scaling, which is of one sample on tp=1, 2, 4, ..",
@@ -105,7 +105,10 @@ static ar_status check_use(const plan_values *v, int asked)
         {"--tp, --cp, --pp, --dp and what else chooses a layout", chooses, ~BY_TP}};
     for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
         if (uses[i].given && !(uses[i].serves >> asked & 1))
-            return ar_error_set(AR_ERR_ARG, "%s: of no use to %s; leave one out", uses[i].names, names[asked]);
+            return ar_error_set(AR_ERR_ARG, "%s: of no use to %s; %s", uses[i].names, names[asked],
+                                1 << asked != DEPTH       ? "leave one out"
+                                : uses[i].serves & SEARCH ? "give --gpus N too"
+                                                          : "give --flow too");
     }
     return AR_OK;
 }
