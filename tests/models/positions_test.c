@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which positions of a sequence a context-parallel rank holds. */
+#include <limits.h>
+
 #include "anyrank/config.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
@@ -65,6 +67,7 @@ CLAIM(layouts_that_do_not_divide_are_refused)
         {{.cp = 3}, 16, AR_ERR_INDIVISIBLE},
         {{.cp = 4, .zigzag = true}, 12, AR_ERR_INDIVISIBLE},
         {{.cp = 4, .cp_inner = 3}, 24, AR_ERR_ARG},
+        {{.dp = 2, .cp = 2, .cp_inner = INT_MAX}, 24, AR_ERR_ARG}, /* twice as many are more than an int counts */
         {{.cp = -1}, 16, AR_ERR_ARG},
         {{.cp = 2, .cp_inner = -1}, 16, AR_ERR_ARG},
         {{.cp = 2, .tp = 2, .sp = true}, 6, AR_ERR_INDIVISIBLE},
@@ -76,6 +79,7 @@ CLAIM(layouts_that_do_not_divide_are_refused)
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         cr_assert_eq(ar_parallel_check(&row[i].p, &c, &plan, 4, row[i].seq), row[i].status, "row %zu: %s", i,
                      ar_error_message());
+    cr_expect_refused(ar_parallel_check_ranks(&row[2].p), AR_ERR_ARG, "cp=4 is not a number of groups of 3");
 }
 
 CLAIM(a_layout_shares_out_the_multiples_of_its_unit)
