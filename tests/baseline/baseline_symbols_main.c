@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The check of the baseline's undefined symbols passes on this build, and fails on an object that calls something else.
  * Exit status 77 skips: no nm or no compiler here. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/support/temporary.h"
 
 static int run(const char *command)
 {
@@ -20,22 +18,20 @@ static int check(const char *folder)
 
 int main(void)
 {
-    char folder[] = "/tmp/anyrank-symbols-XXXXXX", command[400];
+    SCOPED(temp_end) const temp_path folder = temp_folder();
+    char command[400];
     if (run("command -v nm >/dev/null && command -v cc >/dev/null") != 0)
         return 77;
     if (check(TEST_BUILD_DIR) != 0) {
         fprintf(stderr, "the baseline calls something that it must not\n");
         return 1;
     }
-    if (mkdtemp(folder) == NULL)
-        return 1;
     snprintf(command, sizeof command,
              "mkdir -p %s/CMakeFiles/ref/baseline && echo 'void bli_dgemm(void); void f(void) { bli_dgemm(); }' | "
              "cc -xc -c -o %s/CMakeFiles/ref/baseline/f.o -",
-             folder, folder);
-    const int made = run(command), rejected = check(folder);
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    if (run(command) != 0 || made != 0 || rejected != 1) {
+             folder.path, folder.path);
+    const int made = run(command), rejected = check(folder.path);
+    if (made != 0 || rejected != 1) {
         fprintf(stderr, "made %d, rejected %d: expected 0 and 1\n", made, rejected);
         return 1;
     }

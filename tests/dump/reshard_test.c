@@ -2,6 +2,7 @@
 /* Resharding by the library: tensors of unusual shapes and dtypes, sums of partial parts, what is told on the way. */
 
 #include "anyrank/reshard.h"
+#include "ref/io/file.h"
 #include "tests/support/folder.h"
 
 static const char config[] = "{\"model_type\": \"llama\", \"vocab_size\": 6, \"hidden_size\": 4, "
@@ -12,10 +13,7 @@ TestSuite(reshard, .init = folder_begin, .fini = folder_end);
 
 static void write_text(const char *path, const char *text)
 {
-    FILE *f = fopen(path, "w");
-    cr_assert_not_null(f);
-    fputs(text, f);
-    cr_assert_eq(fclose(f), 0);
+    cr_assert_ok(ari_file_write(path, text, strlen(text)));
 }
 
 typedef struct told {

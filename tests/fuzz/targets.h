@@ -8,10 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
@@ -21,7 +18,7 @@
 #include "process/handshake.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
 
@@ -91,11 +88,8 @@ static inline void fuzz_remove_folders(void)
 {
     const fuzz_folder *const folders[] = {&fuzz_shards, &fuzz_ranks};
     for (size_t k = 0; k < 2; k++) {
-        char path[128];
-        for (size_t i = 0; folders[k]->path[0] != '\0' && i < 3; i++)
-            unlink(fuzz_in(folders[k], i, path));
         if (folders[k]->path[0] != '\0')
-            rmdir(folders[k]->path);
+            (void)remove_all(folders[k]->path);
     }
 }
 /* Whether it is new, and empty. */

@@ -238,12 +238,6 @@ Test(layer_errors, a_weight_that_is_not_given_is_named)
     expect_error(1, set_none, &c, AR_ERR_NOT_FOUND, WORDS("model.embed_tokens.weight", "132"));
 }
 
-static ar_status nothing(ar_ctx *ctx, void *user)
-{
-    (void)ctx, (void)user;
-    return AR_OK;
-}
-
 Test(layer_errors, a_context_refuses_a_loss_that_makes_no_sense)
 {
     static const ar_loss_options wrong[] = {{.label_smoothing = 1.0},
@@ -257,7 +251,7 @@ Test(layer_errors, a_context_refuses_a_loss_that_makes_no_sense)
                                             {.router.z_loss = -0.1},
                                             {.router.z_loss = (double)NAN}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        cr_expect_eq(rank_run(&(ar_run){.parallel.tp = 1, .loss = wrong[i]}, nothing, NULL), AR_ERR_ARG);
+        cr_expect_eq(rank_run(&(ar_run){.parallel.tp = 1, .loss = wrong[i]}, rank_nothing, NULL), AR_ERR_ARG);
         const char *says = i < 3 ? "a number from 0 to below 1" : "a finite number from 0";
         cr_expect_says(says);
     }

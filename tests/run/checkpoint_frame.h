@@ -2,6 +2,7 @@
 /* A folder in memory for the checkpoints of tiny runs: TestSuite(NAME, .init = begin, .fini = end). */
 #pragma once
 
+#include "ref/io/file.h"
 #include "run/small_run.h"
 #include "tests/support/test.h"
 
@@ -26,8 +27,7 @@ static inline const char *in_folder(const char *name)
 
 static inline void write_in(const char *name, const char *text)
 {
-    FILE *f = fopen(in_folder(name), "w");
-    cr_assert(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s", name);
+    cr_assert_ok(ari_file_write(in_folder(name), text, strlen(text)));
 }
 
 static inline void expect_names(const char *want)

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/io/file.h"
 #include "support/small.h"
 #include "tests/run/checkpoint_frame.h"
 

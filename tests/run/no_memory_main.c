@@ -4,13 +4,11 @@
  * never fail. */
 #include <dlfcn.h>
 #include <errno.h>
-#include <ftw.h>
 #include <stdatomic.h>
-#include <stdio.h>
 
 #include "anyrank/grads.h"
 #include "anyrank/reshard.h"
-#include "tests/support/scoped.h"
+#include "tests/support/temporary.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 int main(void)
@@ -92,16 +90,10 @@ static const struct {
     long every; /* of its allocations one fails */
 } all[] = {{"open_dump", open_dump, 1}, {"compare", compare, 37}, {"split", split, 5}, {"compute", compute, 211}};
 
-static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *at)
-{
-    (void)info, (void)kind, (void)at;
-    return remove(path);
-}
-
 /* Runs it with allocations [from, to] failing; to 0: none. Returns how many there were. */
 static long run(size_t i, long from, long to, int *wrong)
 {
-    (void)nftw(out, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    (void)remove_all(out);
     ar_error_clear();
     number = 0;
     first = from;
@@ -120,10 +112,8 @@ int main(void)
 {
     const long endless = 1L << 40;
     int wrong = 0;
-    char folder[] = "/tmp/anyrank-memory-XXXXXX";
-    if (mkdtemp(folder) == NULL)
-        return perror(folder), 1;
-    snprintf(out, sizeof out, "%s/out", folder);
+    SCOPED(temp_end) const temp_path folder = temp_folder();
+    snprintf(out, sizeof out, "%s/out", folder.path);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         (void)run(i, 0, 0, &wrong); /* what is made once */
         const long n = run(i, endless, endless, &wrong);
@@ -133,7 +123,6 @@ int main(void)
         }
         printf("%s: %ld allocations\n", all[i].name, n);
     }
-    (void)nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
     return wrong == 0 ? 0 : 1;
 }
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/io/file.h"
 #include "run/plot.h"
 #include "support/row.h"
 #include "tests/support/temporary.h"
@@ -11,11 +12,10 @@ static char *written(const ari_plot *p)
 {
     SCOPED(temp_end) const temp_path made = temp_file("");
     cr_assert_ok(ari_plot_write(p, made.path));
-    char *text = calloc(1, FILE_SIZE);
-    FILE *file = fopen(made.path, "r");
-    cr_assert(text && file && fread(text, 1, FILE_SIZE - 1, file) > 0);
-    fclose(file);
-    return text;
+    unsigned char *text = NULL;
+    size_t n = 0;
+    cr_assert_ok(ari_file_read(&text, &n, made.path, FILE_SIZE));
+    return (char *)text;
 }
 
 /* How often a word stands in a text. */

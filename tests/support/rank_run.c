@@ -24,6 +24,12 @@ ar_status rank_run_heard(const ar_run *run, ar_tap_fn tap, void **tap_user, rank
     return ari_cluster_run(&result, &o);
 }
 
+ar_status rank_nothing(ar_ctx *ctx, void *user)
+{
+    (void)ctx, (void)user;
+    return AR_OK;
+}
+
 ar_status rank_run(const ar_run *run, rank_fn fn, void *user)
 {
     return rank_run_heard(run, NULL, NULL, fn, user);

@@ -14,6 +14,8 @@ typedef ar_status (*rank_fn)(ar_ctx *ctx, void *user);
 /** Runs fn on the simulated ranks of a run's layout, each with a device, of one thread on the CPU, and a context of its
  *  own. The first rank's error, with its message in ar_error_message. */
 AR_NODISCARD ar_status rank_run(const ar_run *run, rank_fn fn, void *user);
+/** What a rank may do: nothing. */
+ar_status rank_nothing(ar_ctx *ctx, void *user);
 /** The same with somebody who listens; tap_user: [ranks]. */
 AR_NODISCARD ar_status rank_run_heard(const ar_run *run, ar_tap_fn tap, void **tap_user, rank_fn fn, void *user);
 

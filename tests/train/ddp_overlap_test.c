@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions while the backward pass goes on: under drawn schedules, in traces, by the virtual clock. */
+#include "ref/io/file.h"
 #include "tests/support/small.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"
@@ -101,12 +102,11 @@ Test(ddp_overlap, hides_all_reductions_but_the_last)
 Test(ddp_overlap, a_trace_shows_the_buckets_on_a_track_of_their_own)
 {
     SCOPED(temp_end) const temp_path trace = temp_file("");
-    char text[65536] = "";
+    OWNED(free) unsigned char *bytes = NULL;
+    size_t n = 0;
     (void)summary_of((ar_ddp_options){.bucket_bytes = 0}, trace.path);
-    FILE *f = fopen(trace.path, "r");
-    cr_assert_not_null(f);
-    text[fread(text, 1, sizeof text - 1, f)] = '\0';
-    fclose(f);
+    cr_assert_ok(ari_file_read(&bytes, &n, trace.path, 1 << 20));
+    const char *text = (const char *)bytes;
     cr_expect_not_null(strstr(text, "\"communication\""));
     cr_expect_not_null(strstr(text, "\"bucket 3\""));
     cr_expect_not_null(strstr(text, "bucket 0: p3"));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory a process may take, in made-up systems: folders with the files that Linux has. */
 #include "planner/estimate.h"
+#include "ref/io/file.h"
 #include "tests/support/folder.h"
 
 TestSuite(available, .init = folder_begin, .fini = folder_end);
@@ -15,10 +16,7 @@ static void put(const char *path, const char *text)
         mkdir(full, 0700);
         *at = '/';
     }
-    FILE *f = fopen(full, "w");
-    cr_assert_not_null(f, "%s", full);
-    fputs(text, f);
-    fclose(f);
+    cr_assert_ok(ari_file_write(full, text, strlen(text)));
 }
 
 static const char meminfo[] = "MemTotal:        8000 kB\nMemFree:  10 kB\nMemAvailable:    5000 kB\n";

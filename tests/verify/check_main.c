@@ -2,6 +2,7 @@
 /* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
  * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, one that
  * ends in an error, and what the simulated cluster does beside. */
+#include "ref/io/file.h"
 #include "run/cluster_run.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
@@ -23,11 +24,7 @@ static int write_config(const char *folder, const char *json)
 {
     char path[200];
     snprintf(path, sizeof path, "%s/config.json", folder);
-    FILE *f = fopen(path, "w");
-    if (!f)
-        return 0;
-    const int ok = fputs(json, f) >= 0;
-    return fclose(f) == 0 && ok;
+    return ari_file_write(path, json, strlen(json)) == AR_OK;
 }
 
 /* A check of these layouts, of one pass. */

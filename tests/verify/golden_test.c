@@ -7,7 +7,6 @@
 #include "tests/verify/support.h"
 
 #include "anyrank/grads.h"
-#include "ref/io/file.h"
 #include "sim/plan/ops.h"
 #include "tests/support/golden_loss.h"
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "anyrank/baseline.h"
+#include "ref/io/file.h"
 #include "run/cluster_run.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
@@ -35,10 +36,7 @@ static inline void write_file(const char *at, const char *name, const char *text
 {
     char path[600];
     snprintf(path, sizeof path, "%s/%s", at, name);
-    FILE *f = fopen(path, "w");
-    cr_assert_not_null(f);
-    cr_assert_eq(fwrite(text, 1, strlen(text), f), strlen(text));
-    cr_assert_eq(fclose(f), 0);
+    cr_assert_ok(ari_file_write(path, text, strlen(text)));
 }
 
 static inline ar_st_file *open_in(const char *at, const char *name)
