@@ -44,6 +44,8 @@ VALUE(decayed, x - 1e-4f * noise(i))
 VALUE(own_share, (i < COUNT / 3) == (r == 0) ? x : noise(i))
 /* Two thirds. */
 VALUE(shares_scaled, i < COUNT / 3 ? x : update_scaled(w, r, i, x))
+VALUE(own_scaled, r ? update_scaled(w, r, i, x) : x)
+VALUE(own_decayed, r ? x - 1e-4f * noise(i) : x)
 VALUE(shares_decayed, i < COUNT / 3 ? x : x - 1e-4f * noise(i))
 VALUE(not_updated, noise(i))
 VALUE(decayed_alone, noise(i) - 1e-5f * noise(i))
@@ -111,6 +113,10 @@ static const trace traces[] = {
      STEPPED, BOTH_BY(SECOND_OF_FIRST), KNOWN(ADAM, .zero = true), HINT("the ranks whose shares these are")},
     {"shares that were updated by less", UPDATED, shares_scaled, CAUSE("update_of_ranks_apart"), STEPPED, BOTH_BY(0.8f),
      KNOWN(ADAM, .zero = true), HINT("0.8 times the expected, in what differs and not in the rest")},
+    {"shares that are each rank's own", NORM, 'n', SHARDED(2, 0, 2 * COUNT), own_scaled, CAUSE("adam_step_not_synced"),
+     STEPPED, BY(1.0f, SECOND_OF_FIRST), KNOWN(ADAM, .zero = true, RANKS(2, 1, 1)), HINT("in what differs and not")},
+    {"decay of shares that are each rank's own", NORM, 'n', SHARDED(2, 0, 2 * COUNT), own_decayed,
+     CAUSE("decay_of_ranks_apart"), STEPPED, KNOWN(.step = 1, .zero = true, RANKS(2, 1, 1))},
     {"shares with more decay", UPDATED, shares_decayed, CAUSE("decay_of_ranks_apart"), STEPPED,
      KNOWN(.step = 1, .zero = true), HINT("0.0001 times the weight", "the ranks whose shares these are")},
     {"a part that was updated by less, without ZeRO", UPDATED, shares_scaled, CAUSE("unknown"), STEPPED, BOTH_BY(0.8f),

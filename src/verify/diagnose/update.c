@@ -105,6 +105,13 @@ static bool has_shares(const ari_case *c)
     return c->d->zero && ari_along(c->d, ARI_CUTS_DATA) > 1 && c->survey.different >= ENOUGH;
 }
 
+/* True if each rank has its own share alone, and some are right. */
+static bool is_of_some(const ari_case *c)
+{
+    const ari_survey *s = &c->survey;
+    return has_shares(c) && s->disagree == 0 && s->wrong_ranks < s->holding_ranks;
+}
+
 ar_status ari_measure_update(ari_trace *t, const ari_case *c)
 {
     if (is_frozen(c)) {
@@ -112,7 +119,7 @@ ar_status ari_measure_update(ari_trace *t, const ari_case *c)
         return AR_OK;
     }
     double low = INFINITY, high = -INFINITY, worst = 0.0, left = 0.0;
-    bool shares = false; /* of ranks alone */
+    bool shares = is_of_some(c);
     for (int r = 0; r < c->d->ranks; r++) {
         if (c->survey.rank[r].different == 0)
             continue;
@@ -155,7 +162,7 @@ ar_status ari_measure_decay(ari_trace *t, const ari_case *c)
         s = look_beside(c, -1, true);
     if (!all && !(has_shares(c) && is_decay(&part, &s)))
         return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_DECAY, (s.still ? ARI_IF(ZERO) : 0) | (all ? 0 : ARI_IF(OF_SHARDS)),
+    ARI_FINDING(t, ARI_FOUND_DECAY, (s.still ? ARI_IF(ZERO) : 0) | (all && !is_of_some(c) ? 0 : ARI_IF(OF_SHARDS)),
                 {"what", .text = part > 0.0 ? "left out" : "counted more than once"}, {"part", .number = fabs(part)});
     return AR_OK;
 }
