@@ -273,7 +273,7 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
     const ari_difference *d = c->d;
     const double share = p->share;
     /* The samples left out of a sum are at worst unrelated to those left in. */
-    const bool foreign = p->over > 1.25;
+    const bool foreign = p->over > 1.15;
     size_t out = 0, in = 0;
     const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
