@@ -236,14 +236,15 @@ CLAIM(a_factor_of_all_gradients_is_told_from_that_of_one)
 
 CLAIM(a_loss_of_one_rank_is_over_no_ranks)
 {
-    const float loss[] = {2.5f, 0.625f, 10.0f};
-    static const char *const causes[] = {"", "averaged_again", "reduced_again"};
-    const ar_st_tensor t = {.name = "loss:fwd", .dtype = AR_F32, .ndim = 1, .shape = {1}};
-    for (size_t i = 1; i < 3; i++) {
+    const float loss[] = {2.5f, 0.625f, 10.0f, 2.53f};
+    static const char *const causes[] = {"", "averaged_again", "reduced_again", "unknown"};
+    const ar_st_tensor t[] = {{.name = "loss:fwd", .dtype = AR_F32, .ndim = 1, .shape = {1}},
+                              {.name = "output:fwd", .dtype = AR_F32}};
+    for (size_t i = 1; i < 4; i++) {
         made m = {.n = 0};
-        put_pair(&m, t, &loss[0], &loss[i]);
+        put_pair(&m, t[i > 2], &loss[0], &loss[i]);
         const ar_verify_row row = look(&m, (ari_explain_case){.mesh = {{0, 1, 1, 1, 1}}});
-        expect_row(&row, causes[i], NULL, i);
+        expect_row(&row, causes[i], i > 2 ? "the loss is off by" : NULL, i);
         cr_expect(!strstr(row.hint, "rank"), "case %zu: %s", i, row.hint);
     }
 }

@@ -252,6 +252,8 @@ static const trace of_parts[] = {
      HINT("something foreign"), NO("1 - 24/48"), KNOWN(.batch = 8)},
     {"another share on each rank, the rest foreign", DOWN, 'g', WHOLE(2, 24, 96), foreign_on_each, BY(0.8f, 0.9f),
      CAUSE("missing_all_reduce"), HINT("beside something foreign")},
+    {"a share that a narrower output of another layer would leave", "model.layers.0.mlp.up_proj.weight", 'g',
+     SHARDED(2, 0, 96, 24), partly_foreign, BY(0.5f, 0.4f), CAUSE("partial_sum"), NO("1 - 24/48")},
     {"a part of a sum of unknown terms", SHARDS, one_sample, OF(all_samples), CAUSE("partial_sum"),
      HINT("tokens, a micro-batch or one of two uses of a tied weight")},
     {"the other reading leads", DOWN, 'g', SHARDED(2, 1, 22, 96), partly_foreign, CAUSE("input_overwritten"),

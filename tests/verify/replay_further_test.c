@@ -316,7 +316,8 @@ CLAIM(values_of_another_tensor_are_named)
         const char *there, *here, *cause;
     } cases[] = {{"base.weight:grad", "base.weight:grad@2", "gradient_of_last_step"},
                  {"model.layers.0.self_attn.q:fwd", "model.layers.0.self_attn.q_rope:fwd", "rope_missing"},
-                 {"model.layers.0:fwd", "model.norm:fwd", "norm_missing"}};
+                 {"model.layers.0:fwd", "model.norm:fwd", "norm_missing"},
+                 {"blocks.1.norm1:bwd", "blocks.1:bwd", "residual"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0};
         const float *there = put_tokens(&m, cases[k].there);

@@ -247,7 +247,9 @@ ar_status ari_measure_scatter(ari_trace *t, const ari_case *c)
 static double share_after_overwriting(const ari_difference *d, size_t *out, size_t *in)
 {
     const size_t *local = d->copy[0].shape;
-    if (d->ndim != 2 || d->copy[0].layout->nbox != 1)
+    const bool other =
+        ari_module_of(d->name, strlen(d->name)).role != ARI_NO_ROLE && !(ari_name_is(d->name) & ARI_IS_ROW_PARALLEL);
+    if (d->ndim != 2 || d->copy[0].layout->nbox != 1 || other)
         return 0.0;
     const int split = local[0] < d->shape[0] ? 0 : 1; /* [in, out] or [out, in] */
     *out = d->shape[1 - split];

@@ -257,6 +257,8 @@ ar_status ari_case_init(ari_case *c, const ari_difference *d)
     c->d = d;
     c->role = ari_module_of(d->name, strlen(d->name)).role;
     c->is = ari_name_is(d->name);
+    if (c->grid.count == 1 && strcmp(d->name, "output") == 0) /* of a model that returns its loss alone */
+        c->is |= ARI_IS_LOSS;
     c->own = c->reference ? ari_order_of(c->reference->name, c->path) : (ari_order_key){.name = NULL};
     return init_survey(&c->survey, &c->grid, c->arena);
 }

@@ -197,8 +197,10 @@ static ari_properties relation_of(const ari_case *c, const char *own, const char
         return ARI_IF(ALONE);
     if (ari_alike_but_for_numbers(own, strlen(own), theirs, strlen(theirs)))
         return ARI_IF(OF_LAYER);
-    if (a.pass == 'f' && b.pass == 'f' && b.stem > a.stem && memcmp(own, theirs, a.stem) == 0 &&
-        theirs[a.stem] == '.' && !isdigit((unsigned char)own[a.stem - 1]))
+    const bool part = a.pass == b.pass && b.stem > a.stem && memcmp(own, theirs, a.stem) == 0 && theirs[a.stem] == '.';
+    if (part && a.pass == 'b')
+        return ARI_IF(ALONE);
+    if (part && a.pass == 'f' && !isdigit((unsigned char)own[a.stem - 1]))
         return ARI_IF(BLOCKS); /* a part of the module, which is no layer */
     const bool unnormed =
         a.pass == 'f' && b.pass == 'f' && (ari_name_is(own) & ARI_IS_NORM) && !(ari_name_is(theirs) & ARI_IS_NORM);
