@@ -41,6 +41,9 @@ static float with_10_bits(const world *w, int r, size_t i, float x)
 VALUE(nearly_with_10_bits, with_10_bits(w, r, i, x *(1.0f + 0.01f * noise(i + 9))))
 VALUE(with_10_bits_but_one, i == 30 ? x * 1.0011f : with_10_bits(w, r, i, x))
 
+/* Of bf16, some by one step further from zero or nearer. */
+VALUE(in_steps, 0.5f + rintf(127.0f * fabsf(x)) / 256.0f)
+VALUE(a_step_off, i % 13 == 5 ? x + copysignf(1.0f / 256.0f, noise(i + 31)) : x)
 VALUE(spread_evenly, x + 3e-3f * noise(i + 99))
 
 VALUE(not_negative, x < 0.0f ? 0.0f : x)
@@ -97,6 +100,7 @@ static const trace of_values[] = {
     {"1/sqrt(fan_in) of a shard", INITIAL(1.41421356237f), CAUSE("init_scale_of_shard"),
      HINT("times 1.41421: initial scale from the shard's size, sqrt(2), as 1/sqrt(fan_in)")},
     {"a scale of no shard", INITIAL(1.2f), CAUSE("init_scale"), NO("shard's size")},
+    {"steps of bf16 on each rank", "x.weight", 'g', SHARDED(2, 0, 32, 32), a_step_off, OF(in_steps), CAUSE("unknown")},
     {"a factor for each rank", "x.weight", 'n', SHARDED(2, 0, 8, 6), shards_scaled, CAUSE("scaled_by_rank"),
      HINT("a constant of its own, from 0.5 to 0.8")},
     {"of two elements an odd ratio says nothing", "x.weight", 'g', WHOLE(2, 64), ninth_scaled, CAUSE("unknown")},

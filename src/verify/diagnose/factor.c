@@ -473,7 +473,7 @@ static void measure_seen(ari_trace *t, const ari_case *c)
         if (f.n == 0)
             continue;
         ari_fit_one(&factor, &f);
-        if (!ari_is_multiple(c, &f) || !(fabs(factor - 1.0) > NONE))
+        if (!ari_is_multiple(c, &f) || !(fabs(factor - 1.0) > fmax(NONE, ari_fit_unsure(&f))))
             return;
         low = fmin(low, factor);
         high = fmax(high, factor);

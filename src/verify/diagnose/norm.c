@@ -361,8 +361,20 @@ static bool is_another_norm(ari_trace *t, const parts *all, double value)
            is_it(t, value, all->sum, ARI_IF(POWER), "the sum of all elements' sizes (norm_type 1)");
 }
 
+/* The squares added over ranks that have all of what is counted. */
+static bool is_of_copies(ari_trace *t, const parts *all, double value, const ari_case *c)
+{
+    bool is = false;
+    for (int i = ARI_LAYOUT_DP; i < ARI_LAYOUT_AXES && !is; i++) {
+        const ari_axes axes = ari_layout_axes[i].axes;
+        const double n = fmax(ari_ranks_along(&c->known->mesh, axes), ari_along(c->d, axes));
+        is = n > 1.0 && is_it(t, value, sqrt(n * all->square), ARI_IF(TWICE), "all parameters");
+    }
+    return is;
+}
+
 /* Explains the norm by gradients that are the reference's. */
-static void look_at_parts(ari_trace *t, const parts *all, double value, double ref)
+static void look_at_parts(ari_trace *t, const parts *all, double value, double ref, const ari_case *c)
 {
     const double apart = fabs(all->square - ref * ref), unsure = 3.0 * apart + ARI_ROUNDINGS * all->square;
     const double difference = value * value - all->square;
@@ -370,7 +382,7 @@ static void look_at_parts(ari_trace *t, const parts *all, double value, double r
     if (all->n == 0 || apart > ARI_SEEN * all->square || !(fabs(difference) > 4.0 * unsure))
         return;
     t->flags &= ~ARI_IF(TWICE);
-    if (!is_of_ranks(t, all, value) && !is_another_norm(t, all, value))
+    if (!is_of_ranks(t, all, value) && !is_another_norm(t, all, value) && !is_of_copies(t, all, value, c))
         find_set(t, all, &s);
     const ari_properties several = t->flags & ARI_IF(FOREIGN) ? find_several(t, all, &s) : 0;
     t->flags ^= several ? several | ARI_IF(FOREIGN) : 0;
@@ -479,7 +491,7 @@ ar_status ari_measure_norm(ari_trace *t, const ari_case *c)
     else if (!(t->flags & ARI_IF(SAME)))
         look_at_experts(t, &all, c, ref);
     if (!(t->flags & (ARI_IF(OF_GRADIENT) | ARI_IF(SAME) | ARI_IF(OF_EP))) && low == high)
-        look_at_parts(t, &all, low, ref);
+        look_at_parts(t, &all, low, ref, c);
     if (t->flags & ARI_IF(FOREIGN) && is_in_bf16(low) && !is_in_bf16(ref) && ari_is_near(low, ref, 0.1))
         t->flags |= ARI_IF(FRACTION);
     return AR_OK;
