@@ -56,6 +56,8 @@ static double share_of(int rank)
 VALUE(mean_of_means, (double)x / (dp_of(w) * share_of(dp_rank(w, r))))
 VALUE(sum_of_means, (double)x / share_of(dp_rank(w, r)))
 /* Three samples in two micro-batches of two and one: 3/(2*2) and 3/(2*1). */
+/* Of [2, 6, 8], parts of 6, 3, 2 and 1 tokens. */
+VALUE(means_of_tokens, x *(i / 8 < 6 ? 0.5f : i / 8 < 9 ? 1.0f : i / 8 < 11 ? 1.5f : 3.0f))
 VALUE(mean_of_micro_batches, x *(i < w->count / 3 * 2 ? 0.75f : 1.5f))
 VALUE(scaled, x * w->by[0])
 
@@ -203,6 +205,10 @@ static const trace traces[] = {
     {"their sum", LOGITS, sum_of_means, CAUSE("sum_of_local_means"), HINT("data-parallel ranks")},
     {"a loss of ranks that divided by their own count", "loss", 'f', MESH_VALUE(3, 1), mean_of_means,
      CAUSE("mean_of_means"), NO("softmax"), KNOWN(.batch = 4)},
+    {"means of any parts of the tokens", "lm_head.logits", 'b', WHOLE(4, 2, 6, 8), means_of_tokens,
+     CAUSE("mean_of_means"), HINT("each of 4 ranks or micro-batches", "(as 6 : 3 : 2 : 1)"), KNOWN(RANKS(1, 2, 2))},
+    {"factors that no parts of as many ranks have", "lm_head.logits", 'b', WHOLE(3, 2, 6, 8), means_of_tokens,
+     CAUSE("row_statistic"), KNOWN(RANKS(1, 3, 1))},
     {"means over micro-batches", MICRO, mean_of_micro_batches, CAUSE("mean_of_means"), HINT("micro-batches"),
      KNOWN(.micro_batches = 2)},
     {"without them a factor for each row", MICRO, mean_of_micro_batches, CAUSE("row_statistic"),

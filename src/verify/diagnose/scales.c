@@ -507,6 +507,51 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
     return false;
 }
 
+/* The tokens' factors, from small to large, of parts that are any of them: the `count` tokens of one factor f are those
+ * of count*n*f/all parts, where n parts have all tokens and f is 1 on average, or n. */
+static bool parts_of_tokens(parts *p, const double *factor, size_t all, double mean, int n)
+{
+    *p = (parts){.unsure = ARI_SEEN};
+    for (size_t first = 0, end = 0; first < all; first = end) {
+        while (end < all && ari_is_near(factor[end], factor[first], ARI_SEEN))
+            end++;
+        const double f = factor[(first + end) / 2], of = (double)(end - first) * n * f / (double)all / mean;
+        if (!(rint(of) >= 1.0 && fabs(of - rint(of)) <= ARI_KNOWN * rint(of)))
+            return false;
+        for (int i = 0; i < (int)rint(of); i++)
+            add_part(p, f);
+    }
+    return p->n == n;
+}
+
+/* True if each of as many parts of the tokens as there are ranks and micro-batches has a factor of its own. */
+static ar_status means_of_tokens(ari_trace *t, const ari_case *c)
+{
+    const ari_grid *g = &c->grid;
+    const int ranks = ari_ranks_along(&c->known->mesh, ARI_ALL_AXES & ~(ari_axes)ARI_CUTS_LAYERS);
+    const int micro = c->d->micro_batches > 1 ? c->d->micro_batches : 1;
+    classes k = {.side = g->cols, .n = g->rows};
+    double *factor = NULL, mean = 0.0;
+    size_t n = 0;
+    parts p;
+    AR_TRY(fit_classes(&k, c));
+    AR_TRY(ARI_TAKE(&factor, c->arena, k.n, g->d->name));
+    for (size_t i = 0; i < k.n; i++) {
+        const class *s = &k.of[i];
+        if (s->fit.aa == 0.0 && s->fit.yy == 0.0)
+            continue;
+        if (!ari_is_multiple(c, &s->fit) || !(s->number > 0.0))
+            return AR_OK;
+        factor[n++] = s->number;
+        mean += s->number;
+    }
+    mean /= (double)n;
+    qsort(factor, n, sizeof *factor, ari_by_value);
+    if (ranks * micro > 1 && n > 0 && parts_of_tokens(&p, factor, n, mean, ranks * micro))
+        are_means(t, c, &p, p.n, 0);
+    return AR_OK;
+}
+
 ar_status ari_measure_means(ari_trace *t, const ari_case *c)
 {
     const ari_difference *d = c->d;
@@ -515,13 +560,13 @@ ar_status ari_measure_means(ari_trace *t, const ari_case *c)
     parts p;
     if (d->pass == 'g' && d->hidden && c->known->reference && c->known->other)
         return means_of_ids(t, c);
-    if (!d->hidden && (samples || value) && are_means_of_ranks(t, c))
+    if ((!d->hidden && (samples || value) && are_means_of_ranks(t, c)) || !samples)
         return AR_OK;
-    if (!samples || (!d->hidden && micro < 2))
-        return AR_OK;
-    classes k = along(&c->grid, 0, c->grid.shape[0]);
-    AR_TRY(fit_classes(&k, c));
-    if (parts_of_samples(&p, c, k.of, micro))
-        are_means(t, c, &p, d->hidden ? p.n : micro, d->hidden ? ARI_IF(HIDDEN) : ARI_IF(OF_MICRO));
-    return AR_OK;
+    if (d->hidden || micro > 1) {
+        classes k = along(&c->grid, 0, c->grid.shape[0]);
+        AR_TRY(fit_classes(&k, c));
+        if (parts_of_samples(&p, c, k.of, micro))
+            are_means(t, c, &p, d->hidden ? p.n : micro, d->hidden ? ARI_IF(HIDDEN) : ARI_IF(OF_MICRO));
+    }
+    return t->kind == ARI_FOUND_NOTHING ? means_of_tokens(t, c) : AR_OK;
 }
