@@ -44,6 +44,7 @@ VALUE(decayed, x - 1e-4f * noise(i))
 VALUE(own_share, (i < COUNT / 3) == (r == 0) ? x : noise(i))
 /* Two thirds. */
 VALUE(shares_scaled, i < COUNT / 3 ? x : update_scaled(w, r, i, x))
+VALUE(first_shares_right, i / 24 % 16 < 8 ? x : noise(i) + 1e-3f * noise(i + 900))
 VALUE(own_scaled, r ? update_scaled(w, r, i, x) : x)
 VALUE(own_decayed, r ? x - 1e-4f * noise(i) : x)
 VALUE(shares_decayed, i < COUNT / 3 ? x : x - 1e-4f * noise(i))
@@ -115,6 +116,8 @@ static const trace traces[] = {
      KNOWN(ADAM, .zero = true), HINT("0.8 times the expected, in what differs and not in the rest")},
     {"shares that are each rank's own", NORM, 'n', SHARDED(2, 0, 2 * COUNT), own_scaled, CAUSE("adam_step_not_synced"),
      STEPPED, BY(1.0f, SECOND_OF_FIRST), KNOWN(ADAM, .zero = true, RANKS(2, 1, 1)), HINT("in what differs and not")},
+    {"shares of shards, of which the first is right", LM_HEAD, 'n', MESH(2, 2, 0, 32, 24), first_shares_right,
+     CAUSE("shares_misaligned"), STEPPED, KNOWN(ADAM, .zero = true)},
     {"decay of shares that are each rank's own", NORM, 'n', SHARDED(2, 0, 2 * COUNT), own_decayed,
      CAUSE("decay_of_ranks_apart"), STEPPED, KNOWN(.step = 1, .zero = true, RANKS(2, 1, 1))},
     {"shares with more decay", UPDATED, shares_decayed, CAUSE("decay_of_ranks_apart"), STEPPED,
