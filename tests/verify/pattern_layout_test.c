@@ -83,6 +83,7 @@ VALUE(sum_of_others, share(i, r % 2) + share(i, r % 2 + 2))
 VALUE(five, 5.0f)
 VALUE(norm_of_own, tp_rank(w, r) ? x * 0.6f : x * 0.8f)
 VALUE(zero, 0.0f)
+VALUE(wrong_on_rank_2_and_3, r > 1 ? noise(i + 600) : x)
 VALUE(later_tokens_off, token(w, i) > 1 ? noise(i + 600) : x)
 VALUE(first_group_alone, dp_rank(w, r) == 0 ? x : 0.0f)
 VALUE(samples_of_world_rank, w->reference[i % (w->count / 2) + (size_t)(r % 2) * (w->count / 2)])
@@ -148,6 +149,8 @@ static const trace traces[] = {
      HINT("(mean) over dp on rank 1 alone")},
     {"a part of a sum of which each has a share", UP, 'g', MESH(2, 1, -1, 8, 12), half_of_the_sum,
      CAUSE("missing_reduce_scatter"), KNOWN(.zero = true)},
+    {"a part of a sum of which each has a share, of as many micro-batches", UP, 'g', MESH(2, 1, -1, 8, 12),
+     half_of_the_sum, CAUSE("missing_reduce_scatter"), KNOWN(.zero = true, .micro_batches = 2, .batch = 2, .seq = 4)},
     {"a third of a sum on all of three ranks", UP, 'g', MESH(3, 1, -1, 8, 12), third_of_the_sum, REDUCED,
      HINT("what one of 3 ranks contributes")},
     {"an expert's gradient on the ranks with tokens", "model.layers.0.mlp.experts.3.down_proj.weight", 'g',
@@ -242,6 +245,8 @@ static const trace traces[] = {
      CAUSE("norm_counts_twice")},
     {"later tokens, which are those of the second group", "layers.0.core", 'f', CP_MESH(1, 2, false, 2, -1, 2, 4, 8),
      later_tokens_off, CAUSE("later_tokens")},
+    {"a weight of two stages, wrong on the last", "transformer.wte.weight", 'n', WHOLE(4, 12, 8), wrong_on_rank_2_and_3,
+     CAUSE("replicas_apart"), KNOWN(.mesh = {{2, 1, 1, 1, 2}})},
     {"groups after the first that are all wrong", EMBEDDING, first_group_alone, CAUSE("world_rank_in_group")},
     {"weights that one group alone has", UP, 'i', MESH(2, 2, 0, 8, 12), first_group_alone, CAUSE("missing_broadcast"),
      HINT("over dp: ranks 0..1 have the value")},

@@ -309,10 +309,11 @@ ar_status ari_measure_world_rank(ari_trace *t, const ari_case *c)
     const bool zeros = s->total.zero == s->total.different;
     /* Initial values at another rank's place are some rank's, or zero: any others were drawn anew. With ZeRO-3 the
      * first group is also the one whose share of a weight is the whole. A group of one rank, beside ranks with zeros, is
-     * no evidence but of ids, whose owner is then no rank; nor are values of the first tokens alone, where all others are
-     * of later ones. */
-    const bool later =
-        !zeros && ari_is_activation(d) && ari_along(d, ARI_CUTS_SAMPLES) == 1 && ari_along(d, ARI_CUTS_POSITIONS) > 1;
+     * no evidence but of ids, whose owner is then no rank; nor are values of the first tokens alone, where all others
+     * are of later ones, or a tied weight's on the first stage. */
+    const bool later = (!zeros && ari_is_activation(d) && ari_along(d, ARI_CUTS_SAMPLES) == 1 &&
+                        ari_along(d, ARI_CUTS_POSITIONS) > 1) ||
+                       (ari_along(d, ARI_CUTS_LAYERS) > 1 && ari_along(d, ARI_CUTS_DATA) == 1);
     if (d->ranks < 2 * tp || (tp < 2 && !(zeros && d->pass == 'f' && (c->is & ARI_IS_EMBEDDING))) || d->gathers ||
         (d->pass == 'i' && !zeros) || later)
         return AR_OK;

@@ -286,7 +286,8 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->flags |= ARI_IF(FOREIGN);
     else if (is_divided_each_time(d, p))
         t->flags |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
-    else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY))
+    else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY) &&
+             !(d->zero && is_one_of(share, ari_along(d, ARI_CUTS_DATA), NEARLY)))
         t->flags |= ARI_IF(OF_MICRO);
     else if (d->zero && ari_along(d, ARI_CUTS_DATA) > 1) /* a rank has its share of the sum alone */
         t->flags |= ARI_IF(OF_SHARDS);

@@ -212,7 +212,8 @@ static void look_at_micro_batches(ari_trace *t, gradient *g)
     double weight[MOST_MICRO];
     for (int dealt = 0; dealt < 2; dealt++) {
         g->dealt = dealt > 0;
-        if (g->dealt && (g->c->facts.dp < 2 || g->c->facts.batch % (size_t)n != 0))
+        /* A layout of this run gives each rank its samples at once; so dealt they would be a micro-batch's. */
+        if (g->dealt && (g->c->facts.dp < 2 || g->c->facts.batch % (size_t)n != 0 || !g->c->known->other))
             return;
         if (fit_weights(g, weight)) {
             state_weights(t, g->c, weight);
