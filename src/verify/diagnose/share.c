@@ -274,8 +274,8 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
 {
     const ari_difference *d = c->d;
     const double share = p->share;
-    /* The samples left out of a sum are at worst unrelated to those left in. */
-    const bool foreign = p->over > 1.15;
+    /* The samples left out of a sum are at worst unrelated to those left in; a micro-batch has many, and is nearer. */
+    const bool foreign = p->over > 1.25;
     size_t out = 0, in = 0;
     const double overwritten = distance(share, share_after_overwriting(d, &out, &in));
     const double samples = d->batch > 1 ? distance(share, 1 / (double)d->batch) : HUGE_VAL;
@@ -286,7 +286,7 @@ static void found_part(ari_trace *t, const ari_case *c, const part *p, bool keep
         t->flags |= ARI_IF(FOREIGN);
     else if (is_divided_each_time(d, p))
         t->flags |= ARI_IF(OF_MICRO) | ARI_IF(INVERSE);
-    else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY) &&
+    else if (!d->forward_first && is_one_of(share, d->micro_batches, NEARLY) && p->over < 1.15 &&
              !(d->zero && is_one_of(share, ari_along(d, ARI_CUTS_DATA), NEARLY)))
         t->flags |= ARI_IF(OF_MICRO);
     else if (d->zero && ari_along(d, ARI_CUTS_DATA) > 1) /* a rank has its share of the sum alone */
