@@ -69,11 +69,13 @@ static bool runs_on(const lookups *l)
     return again;
 }
 
-/* Whole blocks of a table, which is cut into as many as ranks: no offset of ids is as large. */
-static bool are_shards(long rows, long by)
+/* Of a table that is cut into as many as ranks, where the offset is a whole one of these: no offset of ids is as large.
+ * 0: it is not. */
+static size_t shards_of(long rows, long by)
 {
     enum { MOST_IDS = 4, MOST_SHARDS = 16 };
-    return labs(by) > MOST_IDS && rows % by == 0 && labs(rows / by) <= MOST_SHARDS;
+    const bool whole = labs(by) > MOST_IDS && rows % by == 0 && labs(rows / by) <= MOST_SHARDS;
+    return whole ? (size_t)labs(rows / by) : 0;
 }
 
 /* The same offset everywhere, or positions counted again from 0 at the first that is wrong. */
@@ -94,16 +96,17 @@ static void find_offset(ari_trace *t, const lookups *l, bool positions)
             return;
         by = first == SIZE_MAX ? other - id : by;
         first = first == SIZE_MAX ? (size_t)id : first;
-        offset = offset && (other - id == by || (!positions && are_shards(rows, by) && (other - id - by) % rows == 0));
+        offset =
+            offset && (other - id == by || (!positions && shards_of(rows, by) > 0 && (other - id - by) % rows == 0));
         restart = restart && first > 0 && (size_t)other == (size_t)id % first;
     }
     if (first == SIZE_MAX || (!offset && !(restart && positions)))
         return;
     ARI_FINDING(t, ARI_FOUND_POSITIONS,
-                l->of | (!positions ? ARI_IF(IDS) | (are_shards(rows, by) ? ARI_IF(BLOCKS) : 0)
+                l->of | (!positions ? ARI_IF(IDS) | (shards_of(rows, by) > 0 ? ARI_IF(BLOCKS) : 0)
                          : restart && !(offset && first == 0) ? ARI_IF(SOME)
                                                               : ARI_IF(SHIFT)),
-                {"first", .count = first}, {"by", .number = (double)by}, {"shards", .count = (size_t)labs(rows / by)});
+                {"first", .count = first}, {"by", .number = (double)by}, {"shards", .count = shards_of(rows, by)});
 }
 
 /* True if each of n shards adds a row of its own for ids that it does not own: the first row, or the nearest. */
