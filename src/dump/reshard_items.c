@@ -212,13 +212,12 @@ ar_status ari_rs_plan(ari_rs *r)
 {
     AR_TRY(r->merged ? plan_merged(r) : plan_ranks(r));
     for (size_t k = 0; k < r->files; k++) {
-        void *const before = r->arena.last;
+        ARI_ARENA_SCOPE(&r->arena);
         ari_rs_item *item = NULL;
         ari_rs_file *f = &r->file[k];
         AR_TRY(list_items(&item, &f->items, &r->arena, r, f));
         for (size_t i = 0; i < f->items; i++)
             f->bytes += item[i].bytes; /* of parts of tensors that files hold */
-        ari_arena_end(&r->arena, before);
         AR_TRY(ari_add_size(&r->bytes, r->bytes, f->bytes));
     }
     return AR_OK;

@@ -309,7 +309,7 @@ static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
     ar_status st = AR_OK;
     ARI_OWNED char *path = NULL;
     char *text[2] = {NULL, NULL};
-    void *const before = j->arena.last;
+    ARI_ARENA_SCOPE(&j->arena);
     contents o = {.arena = &j->arena};
     AR_TRY_TO(done, st, file_path(&path, j, k));
     AR_TRY_TO(done, st, ARI_TAKE(&o.tensor, o.arena, j->n, "tensors to write"));
@@ -320,7 +320,6 @@ static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
     AR_TRY_TO(done, st, make_texts(text, &o, j->place, j->order, k == 0 ? j->n : 0));
     st = write_file(gives, path, &o, text, j->metadata, j->n_meta);
 done:
-    ari_arena_end(o.arena, before);
     free(text[0]);
     free(text[1]);
     return st;

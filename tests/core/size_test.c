@@ -36,6 +36,27 @@ CLAIM(a_list_too_long_for_memory_stays_as_it_was)
     cr_assert_eq(capacity, SIZE_MAX / 4);
 }
 
+static ar_status take_twice(ari_arena *a, size_t second)
+{
+    int *of = NULL;
+    ARI_ARENA_SCOPE(a);
+    AR_TRY(ARI_TAKE(&of, a, 1, "a number"));
+    AR_TRY(ARI_TAKE(&of, a, second, "numbers"));
+    return AR_OK;
+}
+
+CLAIM(what_a_block_took_ends_with_it_also_where_it_returns_early)
+{
+    SCOPED(ari_arena_free) ari_arena a = {NULL};
+    int *kept = NULL;
+    cr_assert_ok(ARI_TAKE(&kept, &a, 1, "a number"));
+    void *const last = a.last;
+    cr_expect_ok(take_twice(&a, 1));
+    cr_expect_eq(a.last, last);
+    cr_expect_eq(take_twice(&a, SIZE_MAX), AR_ERR_OVERFLOW);
+    cr_expect_eq(a.last, last);
+}
+
 CLAIM(no_control_character_of_a_name_reaches_a_terminal)
 {
     char out[12];

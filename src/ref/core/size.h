@@ -60,6 +60,16 @@ static inline void ari_arena_free(ari_arena *a)
 {
     ari_arena_end(a, NULL);
 }
+typedef struct ari_arena_scope {
+    ari_arena *arena;
+    void *before;
+} ari_arena_scope;
+static inline void ari_arena_scope_end(const ari_arena_scope *s)
+{
+    ari_arena_end(s->arena, s->before);
+}
+/* Frees what is taken from here to where the block ends, on every way out. */
+#define ARI_ARENA_SCOPE(a) ARI_ENDED(ari_arena_scope_end) ari_arena_scope arena_scope = {(a), (a)->last}
 
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
  * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */

@@ -49,9 +49,8 @@ static ar_status best_of(ari_trace *best, const ari_case *c, unsigned on)
         if (!(measures[i].on & on) || (measures[i].needs & ~there) || c->survey.different < measures[i].different ||
             (measures[i].passes && !strchr(measures[i].passes, c->d->pass)))
             continue;
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         AR_TRY(measures[i].measure(&t, c));
-        ari_arena_end(c->arena, before);
         if (t.kind == ARI_FOUND_NOTHING)
             continue;
         ari_match_cause(&t, c);
@@ -98,7 +97,7 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.considered = NULL; /* of a part alone */
     v->d = *whole->grid.d;
     v->d.beside = v->d.before = v->d.last = NULL;
-    void *const before = whole->arena->last;
+    ARI_ARENA_SCOPE(whole->arena);
     AR_TRY(cut_out(&v->ref, v, &whole->grid, whole->grid.d->reference, from));
     if (!val)
         AR_TRY(cut_out(&v->val, v, &whole->grid, whole->val, from));
@@ -110,7 +109,6 @@ static ar_status look_at_box(ari_trace *best, ari_view *v, const ari_case *whole
     v->c.max_ref = v->c.survey.max_reference;
     if (v->c.survey.different > 0)
         AR_TRY(best_of(best, &v->c, ARI_ON_BOX));
-    ari_arena_end(whole->arena, before);
     return AR_OK;
 }
 
@@ -213,7 +211,7 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
     ari_difference d;
     bool seen;
     ari_case own = *c;
-    void *const before = c->arena->last;
+    ARI_ARENA_SCOPE(c->arena);
     own.considered = NULL;
     AR_TRY(ari_one_group(&d, &seen, c->d, rank, c->arena));
     if (!seen)
@@ -225,7 +223,6 @@ static ar_status look_in_group(ari_trace *best, const ari_case *c, int rank)
     if (best->cause && rank >= d.ranks)
         ari_say(&text, "; ranks are counted from %d, the first of this %s", rank / d.ranks * d.ranks,
                 ari_along(&d, ARI_CUTS_POSITIONS) == 1 ? "tensor-parallel group" : "data-parallel rank's");
-    ari_arena_end(c->arena, before);
     return AR_OK;
 }
 

@@ -344,9 +344,8 @@ static ar_status explain_extent(ari_diagnosis *found, int *seen, const ar_verify
         int own_seen;
         within.atol *= part[i];
         within.rtol *= part[i];
-        void *const before = arena->last;
+        ARI_ARENA_SCOPE(arena);
         AR_TRY(explain_view(&own, &own_seen, &v, &ranks, &within));
-        ari_arena_end(arena, before);
         if (own_seen <= *seen)
             continue;
         *seen = own_seen;

@@ -67,7 +67,7 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
     all->square += p->square;
     all->other += p->other;
     ari_rank_copies ranks;
-    void *const before = c->arena->last;
+    ARI_ARENA_SCOPE(c->arena);
     AR_TRY(ari_rank_copies_of(&ranks, t, c->known, c->arena));
     const int shares = sharers(ranks.mesh.along[ARI_AXIS_TP], ranks.mesh.along[ARI_AXIS_DP]);
     all->of_ranks = all->of_ranks && ranks.copy && shares > 1 && shares <= ARI_MOST_RANKS;
@@ -83,7 +83,6 @@ static ar_status add_part(parts *all, const ari_case *c, const ar_dump_tensor *r
         has = has || n > 0;
     }
     all->of_tp = ranks.mesh.along[ARI_AXIS_TP] > 1;
-    ari_arena_end(c->arena, before);
     return AR_OK;
 }
 

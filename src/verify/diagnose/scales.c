@@ -181,7 +181,7 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (size_t n = 2; n <= ARI_MOST_RANKS && n * 4 <= g->cols && g->nd > 1 && t->kind == ARI_FOUND_NOTHING; n++) {
         classes k = {.side = g->cols / n, .n = g->rows * n};
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         spread all;
         if (g->cols % n != 0)
             continue;
@@ -190,7 +190,6 @@ static ar_status measure_row_shards(ari_trace *t, const ari_case *c)
             ARI_FINDING(t, ARI_FOUND_ROW_SHARD_FACTORS, 0, {"shards", .count = n}, {"low", .number = all.low},
                         {"high", .number = all.high});
         }
-        ari_arena_end(c->arena, before);
     }
     return AR_OK;
 }
@@ -294,12 +293,11 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         return AR_OK;
     for (size_t i = 0; i < sizeof all / sizeof *all && t->kind == ARI_FOUND_NOTHING; i++) {
         classes k = {.side = all[i].side, .n = all[i].n, .added = true};
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         k.dropped = all[i].kind == ARI_FOUND_TABLE_ADDED && g->d->pass == 'f';
         if (k.n == 0 || k.n * 2 > g->count || repeats(c, k.n))
             continue;
         AR_TRY(look_added(t, c, &k, all[i].kind));
-        ari_arena_end(c->arena, before);
     }
     return AR_OK;
 }

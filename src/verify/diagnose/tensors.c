@@ -84,7 +84,7 @@ static ar_status try_tensor(search *s, const ar_dump_tensor *t, bool shared)
     float *y = NULL;
     if (whole ? !is_comparable(c, t) : t->count != s->n)
         return AR_OK;
-    void *const before = c->arena->last;
+    ARI_ARENA_SCOPE(c->arena);
     if (whole && c->step)
         AR_TRY(ari_sample_init(&thin, t, c->step, c->arena));
     const ar_dump_tensor *seen = whole && c->step ? &thin.tensor : t;
@@ -94,7 +94,6 @@ static ar_status try_tensor(search *s, const ar_dump_tensor *t, bool shared)
         AR_TRY(ar_dump_read_f32(seen, start, s->n, y));
         s->judge(s, t, y, shared);
     }
-    ari_arena_end(c->arena, before);
     return AR_OK;
 }
 

@@ -97,19 +97,23 @@ static ar_status try_named(ari_trace *t, mlp *m)
     return try_inputs(t, m, two ? x[0] : x[2] ? x[2] : x[3] ? x[3] : x[1], two ? x[1] : NULL);
 }
 
+static ar_status try_once(ari_trace *t, mlp *m, const ar_dump_tensor *gate, const ar_dump_tensor *up)
+{
+    ARI_ARENA_SCOPE(m->p.c->arena);
+    return try_inputs(t, m, gate, up);
+}
+
 /* The same by widths, if names do not show it: one value, two, or one that holds both. */
 static ar_status try_near(ari_trace *t, mlp *m)
 {
     const ar_dump_tensor *near[ARI_MOST_NEAR];
-    void *const before = m->p.c->arena->last;
     for (size_t parts = 1; parts <= 2; parts++) {
         const size_t n = ari_replay_near(near, m->p.c, parts * m->n);
         for (size_t i = 0; i < n && t->kind == ARI_FOUND_NOTHING; i++) {
-            AR_TRY(try_inputs(t, m, near[i], NULL));
+            AR_TRY(try_once(t, m, near[i], NULL));
             for (size_t k = 0; k < n && parts == 1 && t->kind == ARI_FOUND_NOTHING; k++) {
                 if (k != i)
-                    AR_TRY(try_inputs(t, m, near[i], near[k]));
-                ari_arena_end(m->p.c->arena, before);
+                    AR_TRY(try_once(t, m, near[i], near[k]));
             }
         }
     }

@@ -516,7 +516,7 @@ static bool may_be(ari_replayed *a, const ar_dump_tensor *const x[3], size_t kv_
 /* Replays attention of these three values. */
 static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_dump_tensor *const x[3])
 {
-    void *const before = a->p.c->arena->last;
+    ARI_ARENA_SCOPE(a->p.c->arena);
     bool held = true;
     ari_recipe base;
     for (size_t i = 0; i < 3 && held; i++) {
@@ -531,7 +531,6 @@ static ar_status replay_of(bool *found, ari_trace *t, ari_replayed *a, const ar_
         find_mistake(t, a, &base, 0);
     if (*found && t->kind == ARI_FOUND_NOTHING && !a->p.heads)
         ari_recipe_find_dropout(t, a, &base);
-    ari_arena_end(a->p.c->arena, before);
     return AR_OK;
 }
 

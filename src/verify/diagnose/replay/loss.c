@@ -146,10 +146,9 @@ static ar_status read_labels(ari_loss_side *s, const ari_losses *l, const ar_dum
         l->tokens > MOST_PRODUCTS / l->vocabulary / (t->shape[2] + 1))
         return AR_OK;
     AR_TRY(ARI_TAKE(&s->label, l->c->arena, l->tokens, w->name));
-    void *const before = l->c->arena->last;
+    ARI_ARENA_SCOPE(l->c->arena);
     AR_TRY(ari_read_values(&data, w, l->c->arena));
     AR_TRY(find_labels(s->label, &held, l, s, data, t));
-    ari_arena_end(l->c->arena, before);
     s->label = held ? s->label : NULL;
     return AR_OK;
 }

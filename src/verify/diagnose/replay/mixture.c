@@ -190,7 +190,7 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
     float *x = NULL;
     if (!are)
         return AR_OK;
-    void *const before = c->arena->last;
+    ARI_ARENA_SCOPE(c->arena);
     AR_TRY(ari_read_values(&x, of, c->arena));
     for (size_t i = 0; i < e->p.tokens * e->most && are; i++) {
         const ari_expert_term *s = &e->term[i];
@@ -200,7 +200,6 @@ static ar_status look_for_weights(ari_trace *t, const ari_experts *e, const ar_d
     if (are) {
         ARI_FINDING(t, ARI_FOUND_MIXTURE, ARI_IF(ROWS), {"weights", .text = of->name});
     }
-    ari_arena_end(c->arena, before);
     return AR_OK;
 }
 

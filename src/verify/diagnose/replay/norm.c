@@ -118,9 +118,8 @@ ar_status ari_measure_batch_norm(ari_trace *t, const ari_case *c)
         if (samples % b.n != 0 || (dp > 0 && micro > 0 && b.n != dp && b.n != micro && b.n != dp * micro) ||
             c->count < 2 * FEWEST * b.n * b.count)
             continue;
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         AR_TRY(fit_blocks(&held, &low, &high, &b, c));
-        ari_arena_end(c->arena, before);
         if (held)
             ARI_FINDING(t, ARI_FOUND_STATISTIC, ARI_IF(SAMPLES), {"blocks", .count = b.n}, {"low", .number = low},
                         {"high", .number = high});

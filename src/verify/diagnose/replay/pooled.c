@@ -109,7 +109,7 @@ ar_status ari_measure_pooled(ari_trace *t, const ari_case *c)
         bool right = w.t->ndim == 3 && w.t->shape[0] == c->grid.shape[0] && w.t->shape[2] == width &&
                      w.t->shape[1] * width * s.p.outs * s.p.tokens <= MOST_WORK;
         float *unused = NULL;
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         if (right)
             AR_TRY(ari_right_rows(&unused, &right, c, w.t->count, w.t));
         if (right)
@@ -119,7 +119,6 @@ ar_status ari_measure_pooled(ari_trace *t, const ari_case *c)
             ARI_FACTS(t, {"of", .text = w.t->name});
         } else
             ari_trace_clear(t);
-        ari_arena_end(c->arena, before);
     }
     return AR_OK;
 }

@@ -150,11 +150,10 @@ ar_status ari_measure_curve(ari_trace *t, const ari_case *c)
         size_t width = 0;
         bool held = true;
         curve ref, val;
-        void *const before = c->arena->last;
+        ARI_ARENA_SCOPE(c->arena);
         AR_TRY(ari_probe_read_input(&x, &width, &held, &p, near[i]));
         const bool fits = held && width == c->grid.cols && find_curve(&ref, x, c->ref + p.sample * each, each, off) &&
                           find_curve(&val, x, c->val + p.sample * each, each, off);
-        ari_arena_end(c->arena, before);
         if (!fits || (!ref.capped && !val.capped && ari_is_near(ref.number, 1.0, ARI_KNOWN)))
             continue;
         ari_trace_set(t, ARI_FOUND_CURVE, ref.capped || val.capped ? ARI_IF(CUT) : 0);
