@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ref/core/atomic_file.h"
 #include "ref/core/text.h"
@@ -243,11 +244,25 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     return refuse_folder(d);
 }
 
+/* Where a checkpoint is expected, the name of a bundled model is none. */
+static ar_status refuse_bundled(const char *path)
+{
+    for (const char *const *name = ari_model_names; *name; name++) {
+        if (strcmp(path, *name) == 0 && access(path, F_OK) != 0)
+            return ar_error_set(AR_ERR_IO,
+                                "%s: no such file or folder, and the bundled model of this name has no weights: "
+                                "expected a checkpoint or a dump, as a training run of that model saves one",
+                                path);
+    }
+    return AR_OK;
+}
+
 static ar_status open_path(ar_dump *d, const ari_map *map)
 {
     ari_dump_file *f = NULL;
     if (ari_is_folder(d->path))
         return open_folder(d, map);
+    AR_TRY(refuse_bundled(d->path));
     if (ari_ends_in(d->path, ".json")) {
         AR_TRY(ari_st_model_open_index(&d->model, d->path));
         return add_model(d);

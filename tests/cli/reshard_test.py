@@ -203,6 +203,7 @@ class Split(ReshardTest):
         out = self.folder / "out"
         self.refused("the layers given for 3 stages are 5; the model has 6", model, "--pp", 3, "--stages", "1,2,2",
                      "--out", out)
+        self.refused("the bundled model of this name has no weights", "llama-demo", "--out", out)
         self.refused("stage 1 has no layers", model, "--pp", 3, "--stages", "3,0,3", "--out", out)
         self.refused("give one number for each", model, "--pp", 3, "--stages", "3,3", "--out", out)
         self.refused("without a pipeline", model, "--tp", 2, "--stages", "6", "--out", out)
