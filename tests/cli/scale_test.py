@@ -58,7 +58,7 @@ class Scale(Case):
     def test_what_cannot_be_shrunk_is_refused(self):
         for text in ("1/0", "0.5", "2/3", "1/", "1/x", "16", "1/-2", "1/99999999999999999999"):
             self.refused("check", "llama-3-8b", "--scale", text, says="expected 1/N with an integer N")
-        self.refused("check", "llama-3-8b", "--scale", "1/128", says="take at most 1/64")
+        self.refused("check", "llama-3-8b", "--scale", "1/128", says="the smallest is 1/64")
 
     def test_a_large_model_is_refused_for_memory_at_once(self):
         for model in LARGE:

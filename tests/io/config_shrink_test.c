@@ -229,10 +229,12 @@ CLAIM(what_has_no_smaller_form_is_refused)
     cr_expect_arr_eq(&c, &large, sizeof c);
     cr_expect_eq(ar_config_shrink(&c, 0), AR_ERR_ARG);
     cr_expect_refused(ar_config_shrink(&c, 65), AR_ERR_ARG, "heads have 128 features");
-    cr_expect_says("at most 1/64");
+    cr_expect_says("the smallest is 1/64");
     cr_expect_eq(ar_config_shrink(&c, SIZE_MAX), AR_ERR_ARG);
     cr_expect_arr_eq(&c, &large, sizeof c);
     cr_expect_ok(ar_config_shrink(&c, 64));
+    c.head_dim = 2;
+    cr_expect_refused(ar_config_shrink(&c, 2), AR_ERR_ARG, "the smallest is 1/1, the model itself");
 }
 
 /* The last layer has the last one's window, the first the first one's. */

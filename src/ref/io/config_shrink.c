@@ -126,9 +126,10 @@ ar_status ar_config_shrink(ar_config *c, size_t n)
         c->rope.kind == AR_ROPE_DYNAMIC ? 2 * LEAST_HEAD : LEAST_HEAD; /* of which one pair would not do */
     if (n > from.head_dim / least)
         return ar_error_set(AR_ERR_ARG,
-                            "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %zu; take at "
-                            "most 1/%zu",
-                            c->name, n, from.head_dim, least, ari_larger(from.head_dim / least, 1));
+                            "%s: cannot be shrunk to 1/%zu: its heads have %zu features and keep at least %zu; the "
+                            "smallest is 1/%zu%s",
+                            c->name, n, from.head_dim, least, ari_larger(from.head_dim / least, 1),
+                            from.head_dim / least > 1 ? "" : ", the model itself");
     c->head_dim = ari_larger(2 * rounded(from.head_dim, 2 * n), least); /* rotary positions turn pairs */
     c->hidden = from.hidden == from.heads * from.head_dim
                     ? c->heads * c->head_dim
