@@ -135,7 +135,7 @@ class Trajectories(TrainTest):
             self.refused(tied, "--resume", self.folder / "run", "--steps", 2, *layout, says="'lm_head.weight'")
 
     def test_an_interrupt_ends_the_run_after_its_step_and_saves_it(self):
-        for number, layout in ((signal.SIGINT, LAYOUTS[1]), (signal.SIGTERM, LAYOUTS[0])):
+        for number, layout in zip((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), (LAYOUTS[1], LAYOUTS[0], [])):
             save, plot = self.folder / number.name, self.folder / "loss.svg"
             child = subprocess.Popen([COMMAND, "train", self.model, *SIZE, "--steps", "100000", "--log-every", "1",
                                       *layout, "--save", save, "--plot", plot], stdout=subprocess.PIPE,

@@ -134,22 +134,23 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
 /* Read by the ranks' threads; without a lock, so that a handler may write it. */
 static atomic_int caught_signal;
 
-/* The first one ends the run after its step; a second one, of either kind, ends the process. */
+static const int caught_signals[] = {SIGINT, SIGTERM, SIGHUP};
+
+/* The first one ends the run after its step; a second one, of any kind, ends the process. */
 static void catch_once(int number)
 {
     atomic_store(&caught_signal, number);
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
+    for (size_t i = 0; i < sizeof caught_signals / sizeof *caught_signals; i++)
+        signal(caught_signals[i], SIG_DFL);
 }
 
 /* A signal that the parent ignores stays ignored: nohup, and jobs in the background. */
 static void catch_signals(void)
 {
-    static const int numbers[] = {SIGINT, SIGTERM};
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    for (size_t i = 0; i < sizeof caught_signals / sizeof *caught_signals; i++) {
         struct sigaction old, caught = {.sa_handler = catch_once, .sa_flags = SA_RESTART};
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &caught, NULL);
+        if (sigaction(caught_signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(caught_signals[i], &caught, NULL);
     }
 }
 
