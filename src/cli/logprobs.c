@@ -202,6 +202,11 @@ static ar_status run_it(const logprobs_values *v, ar_run *run, int *exit_code)
     ari_progress_end(&progress);
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &r.config));
+    if (!v->common.quiet && st == AR_OK && r.fresh)
+        fprintf(stderr,
+                "note: %s has no weights: they are random, drawn from --seed, and the log-probabilities those of an "
+                "untrained model, from which a trained model's trainer and rollout are far\n",
+                ARI_SHOW(r.config.name));
     AR_TRY(st);
     if (ari_wants_text(&v->common))
         AR_TRY(print_result(&r, v, run));

@@ -448,6 +448,9 @@ class Logprobs(Case):
                  for row in self.given(self.logits(self.llama))]
         said = self.judged(self.llama, "rollout", noisy, "--arithmetic", "f32")
         self.assertEqual((said["off"], said["cause"]), (True, "unknown"))
+        trained = [[x if x is None else dice.uniform(-1.0, -0.5) for x in row] for row in noisy]
+        said = self.judged(self.llama, "rollout", trained, "--arithmetic", "f32")  # any constant has their mean
+        self.assertEqual((said["off"], said["cause"]), (True, "unknown"), said)
         numbers = self.given(self.logits(self.llama))
         numbers[0][3] = "-Infinity"
         said = self.judged(self.llama, "rollout", numbers)

@@ -295,6 +295,20 @@ static ar_status try_weights(search *s)
 /* Differences of a fp32 softmax from ours, which nothing else is to explain. */
 #define NOTHING 1e-6
 
+/* Whether what the best cause leaves is little beside how the numbers vary among themselves, or is rounding: any cause
+ * with their mean takes away most of what numbers that are far from the model's are off by. */
+static bool is_of_each(const search *s)
+{
+    const size_t n = s->c->claims;
+    const double rounding = 4.0 * s->c->rounding;
+    double mean = 0.0, vary = 0.0;
+    for (size_t i = 0; i < n; i++)
+        mean += s->c->claim[i].given / (double)n;
+    for (size_t i = 0; i < n; i++)
+        vary += (s->c->claim[i].given - mean) * (s->c->claim[i].given - mean);
+    return s->left <= (1.0 - EXPLAINED_LEAST) * vary || s->left <= rounding * rounding * (double)n;
+}
+
 /* Nothing is said of a side that is as the model but for rounding, unless a cause explains nearly all. */
 static void conclude(ar_logprobs_side *side, search *s)
 {
@@ -302,7 +316,7 @@ static void conclude(ar_logprobs_side *side, search *s)
     const bool rounds = s->cause == LOGITS_BF16 || s->cause == LOGPROBS_BF16;
     if (!side->off && !(explained >= EXPLAINED_ALONE && side->worst > NOTHING))
         return;
-    if (explained < EXPLAINED_LEAST)
+    if (explained < EXPLAINED_LEAST || !is_of_each(s))
         s->cause = SECTION;
     side->off = side->off || !rounds;
     side->explained = explained;
