@@ -50,7 +50,6 @@ static ar_status step_options_begin(step_options *o, ari_bench_session *s)
     run->threads = s->threads;
     run->parallel = (ar_parallel){.dp = dp > 1 ? dp : 2};
     run->numerics = (int)run->numerics >= 0 ? run->numerics : AR_NUMERICS_NATIVE;
-    run->sim.paced = v->paced;
     AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = v->model ? v->model : "llama-demo"}));
     AR_TRY(expect_memory(o));
     return ari_text_ids(&o->input_ids, run->batch, run->seq, s->config.vocab, NULL, v->common.seed);
@@ -276,6 +275,7 @@ static ar_status run_ddp(ddp_row rows[DDP_ROWS], step_options *o, ari_bench_sess
         AR_TRY(ar_sim_cluster_parse(&cluster, s->v->cluster));
     AR_TRY(step_options_begin(o, s));
     o->run.sim.cluster = s->v->cluster ? &cluster : NULL;
+    o->run.sim.paced = s->v->paced;
     ari_bench_progress(s, 0, 1);
     fill_rows(rows, o);
     return time_rows(rows, DDP_ROWS, o);

@@ -133,6 +133,9 @@ typedef struct ar_sim_options {
                    measured, not the links */
 } ar_sim_options;
 
+/** Refuses options that make no sense for any number of ranks, as ar_sim_run does. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ar_sim_options_check(const ar_sim_options *o);
+
 /** The world's failure as one rank saw it: the last collective it finished and the one it was in. */
 typedef struct ar_sim_rank_report {
     int rank;

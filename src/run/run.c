@@ -13,6 +13,7 @@
 #include "ref/models/family.h"
 #include "ref/numerics/rope_check.h"
 #include "ref/numerics/scalar.h"
+#include "run/cluster_run.h"
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
 
@@ -63,6 +64,14 @@ ar_status ari_run_check_training(const ar_run *r, const char *name)
     return ar_loss_options_check(&r->loss, name);
 }
 
+/* Before minutes of work. A present GPU is not touched: each of several processes has another one. */
+static ar_status check_device(const ar_device_choice *c)
+{
+    ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
+    const bool present = c->kind == AR_DEVICE_CUDA && c->index >= 0 && c->index < ar_gpu_count();
+    return present ? AR_OK : ar_device_create(&device, c, 1);
+}
+
 ar_status ari_run_check_numerics(const ar_run *r)
 {
     AR_TRY(ari_check_choice("numerics", (int)r->numerics, AR_NUMERICS_NATIVE + 1));
@@ -71,7 +80,8 @@ ar_status ari_run_check_numerics(const ar_run *r)
     AR_TRY(ari_check_choice("device", (int)r->device.kind, AR_DEVICE_KINDS));
     AR_TRY(ari_check_choice("order of the MLP", (int)r->plan.mlp_order, AR_MLP_ROW_COLUMN + 1));
     AR_TRY(ari_check_choice("fault", (int)r->fault, AR_FAULT_COUNT));
-    AR_TRY(ari_check_choice("algorithm", (int)r->sim.algorithm, AR_SIM_LAST + 1));
+    AR_TRY(ar_sim_options_check(&r->sim));
+    AR_TRY(check_device(&r->device));
     if (r->storage != 0 && r->storage != AR_F32 && r->storage != AR_BF16)
         return ar_error_set(AR_ERR_ARG, "storage %d, expected 0, AR_F32 or AR_BF16", (int)r->storage);
     if (r->precision == AR_PRECISION_BF16 && r->storage == AR_F32)

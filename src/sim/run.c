@@ -100,24 +100,29 @@ static void fill_reports(ar_sim_rank_report *reports, const rank_run *runs, int 
     }
 }
 
+ar_status ar_sim_options_check(const ar_sim_options *o)
+{
+    AR_TRY(ari_check_choice("algorithm", (int)o->algorithm, AR_SIM_LAST + 1));
+    if (o->cluster)
+        AR_TRY(ari_virtual_check(o->cluster));
+    if (o->paced && (!o->cluster || o->explore))
+        return ar_error_set(AR_ERR_ARG, "links are paced by a cluster's virtual time, and not under a deterministic "
+                                        "schedule, in which time stands still");
+    if (o->trace && ari_trace_lanes(o->trace) > 0)
+        return ar_error_set(AR_ERR_ARG, "the trace holds another run; an empty one is expected");
+    return AR_OK;
+}
+
 static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
 {
     if (ranks < 1 || ranks > MOST_RANKS)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: %d ranks; 1 to %d expected", ranks, MOST_RANKS);
     if (!fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
-    if (o)
-        AR_TRY(ari_check_choice("ar_sim_run: algorithm", (int)o->algorithm, AR_SIM_LAST + 1));
-    if (o)
-        AR_TRY(ari_fault_check(o->faults, o->fault_count, ranks));
-    if (o && o->cluster)
-        AR_TRY(ari_virtual_check(o->cluster));
-    if (o && o->paced && (!o->cluster || o->explore))
-        return ar_error_set(AR_ERR_ARG, "ar_sim_run: links are paced by a cluster's virtual time, and not under a "
-                                        "deterministic schedule, in which time stands still");
-    if (o && o->trace && ari_trace_lanes(o->trace) > 0)
-        return ar_error_set(AR_ERR_ARG, "ar_sim_run: the trace holds another run; an empty one is expected");
-    return AR_OK;
+    if (!o)
+        return AR_OK;
+    AR_TRY(ar_sim_options_check(o));
+    return ari_fault_check(o->faults, o->fault_count, ranks);
 }
 
 /* Instruments that watch or drive the run, as the options ask. */

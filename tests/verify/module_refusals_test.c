@@ -117,6 +117,7 @@ CLAIM(enumerators_that_are_none_are_refused)
                 {{.placements = (ar_declared_check)3}, "placements 3"},
                 {{.fault = AR_FAULT_COUNT}, "fault "},
                 {{.sim.algorithm = (ar_sim_algorithm)4}, "algorithm 4, expected 0 to 3"},
+                {{.sim.paced = true}, "links are paced by a cluster"},
                 {{.device = {AR_DEVICE_KINDS, 0}}, "device 3"},
                 {{.plan.mlp_order = (ar_mlp_order)2}, "order of the MLP 2"}};
     ar_check_report *r = NULL;
@@ -129,6 +130,8 @@ CLAIM(enumerators_that_are_none_are_refused)
         run.seq = 2;
         cr_expect_refused(ar_run_check(&run, &c), AR_ERR_ARG, rows[i].says);
     }
+    ar_run far = {.batch = 1, .seq = 2, .device = {AR_DEVICE_CUDA, 1000}};
+    cr_expect(ar_run_check(&far, &c) != AR_OK, "there is no such GPU");
     const ar_check_options none = {.run = {.model = TEST_GOLDEN_DIR "/llama-mqa-tied-tiny", .batch = 1, .seq = 2},
                                    .layouts = 1};
     cr_expect_refused(ar_check(&r, &none), AR_ERR_ARG, "a check needs at least one layout");

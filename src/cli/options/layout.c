@@ -177,21 +177,6 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     return run;
 }
 
-/* A device's refusals (ANYRANK_EXACT_PATH) come before minutes of work. A present GPU is not touched: each of several
- * processes has another one. */
-static ar_status check_device(const ari_run_values *v)
-{
-    ar_device_choice c = {0};
-    ar_device *device = NULL;
-    if (v->device)
-        AR_TRY(ar_device_choice_parse(&c, v->device));
-    if (c.kind == AR_DEVICE_CUDA && c.index < ar_gpu_count())
-        return AR_OK;
-    AR_TRY(ar_device_create(&device, &c, 1));
-    ar_device_destroy(device);
-    return AR_OK;
-}
-
 ar_status ari_precision_check(ar_precision precision, ar_numerics numerics)
 {
     if (precision != AR_PRECISION_TF32 || numerics != AR_NUMERICS_EXACT) /* native, or not said yet */
@@ -261,7 +246,8 @@ ar_status ari_layout_check(const ari_run_values *v)
                             p->dp_replicate, ari_at_least_one(p->dp), p->zero);
     AR_TRY(check_context(p));
     AR_TRY(ari_pipeline_check(v));
-    return check_device(v);
+    ar_device_choice unused;
+    return v->device ? ar_device_choice_parse(&unused, v->device) : AR_OK;
 }
 
 void ari_device_json(json_t *o, const ar_device_choice *c)
