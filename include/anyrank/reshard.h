@@ -29,7 +29,7 @@ typedef struct ar_reshard_options {
     bool embedding_hidden; /* embeddings are split along the hidden dimension in place of the vocabulary */
     bool strict;           /* what is otherwise noted and done is an error: tensors that the config does not have, ones
                               that it has and `in` lacks, rows past the vocabulary */
-    size_t pad_vocab;      /* the vocabulary gets rows of zeros up to a multiple of this; 0, 1: none */
+    size_t pad_vocab;      /* the vocabulary gets rows of zeros up to a multiple of this, at most 2^20; 0, 1: none */
     size_t shard_bytes;    /* merged: the largest file of a sharded checkpoint; 0: 5 GB */
     bool dry_run;          /* say what would be written; nothing of `out` is looked at */
     void (*progress)(void *user, double fraction, const char *what);

@@ -261,14 +261,9 @@ static ar_status write_all(ari_rs *r, ar_reshard_result *result)
     return ari_rs_copy_small(&d, r, &result->copied);
 }
 
-#define MAX_RANKS 65536
 static ar_status run_reshard(ari_rs *r, ar_reshard_result *result)
 {
-    const ar_parallel *p = &r->layout;
-    const size_t model = (size_t)p->tp * (size_t)p->pp;
     AR_TRY(ari_rs_open(r));
-    if (model > MAX_RANKS || model * (size_t)p->dp > MAX_RANKS)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", p->tp, p->dp, p->pp, MAX_RANKS);
     AR_TRY(ari_rs_plan(r));
     if (r->tensors == 0)
         return ar_error_set(AR_ERR_DATA, "%s: none of its files holds a tensor; expected those of a model's weights",
@@ -284,6 +279,22 @@ static ar_status run_reshard(ari_rs *r, ar_reshard_result *result)
             "dp=%d: the ranks of a data-parallel group hold the same, so only those of coordinate 0 have a file",
             r->layout.dp);
     return write_all(r, result);
+}
+
+#define MAX_RANKS 65536
+#define MAX_PAD ((size_t)1 << 20)
+static ar_status check_extents(const ar_reshard_options *o, const ar_parallel *p)
+{
+    const size_t model = (size_t)p->tp * (size_t)p->pp;
+    if (o->tp < 0 || o->dp < 0 || o->pp < 0 || o->virtual_stages < 0)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d, virtual stages=%d: extents are at least 1", o->tp, o->dp,
+                            o->pp, o->virtual_stages);
+    if (model > MAX_RANKS || model * (size_t)p->dp > MAX_RANKS)
+        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d: more than %d ranks", p->tp, p->dp, p->pp, MAX_RANKS);
+    if (o->pad_vocab > MAX_PAD)
+        return ar_error_set(AR_ERR_ARG, "a vocabulary padded to a multiple of %zu: of at most %zu", o->pad_vocab,
+                            MAX_PAD);
+    return AR_OK;
 }
 
 /* Refuses what the layout would leave without any effect. */
@@ -316,14 +327,12 @@ ar_status ar_reshard(ar_reshard_result *result, const ar_reshard_options *o)
                            .virtual_stages = ari_at_least_one(o->virtual_stages),
                            .stages = o->stages,
                            .schedule = o->virtual_stages > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B}};
-    r.ranks = ari_ranks_of(&r.layout);
-    r.merged = ari_extent(&r.layout, ARI_ALL_AXES) == 1;
     *result = (ar_reshard_result){.files = 0};
     if (!o->in || (!o->out && !o->dry_run))
         return ar_error_set(AR_ERR_ARG, "reshard: an input and an output are needed");
-    if (o->tp < 0 || o->dp < 0 || o->pp < 0 || o->virtual_stages < 0)
-        return ar_error_set(AR_ERR_ARG, "tp=%d, dp=%d, pp=%d, virtual stages=%d: extents are at least 1", o->tp, o->dp,
-                            o->pp, o->virtual_stages);
+    AR_TRY(check_extents(o, &r.layout));
+    r.ranks = ari_ranks_of(&r.layout);
+    r.merged = ari_extent(&r.layout, ARI_ALL_AXES) == 1;
     AR_TRY(check_use(&r));
     const ar_status st = run_reshard(&r, result);
     ari_rs_close(&r);

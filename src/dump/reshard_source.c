@@ -197,7 +197,7 @@ typedef struct findings {
 static size_t padded_rows(const ari_rs *r, size_t vocab)
 {
     const size_t to = r->o->pad_vocab > 1 ? r->o->pad_vocab : 1, over = vocab % to;
-    return over == 0 || vocab > SIZE_MAX - to ? vocab : vocab + to - over;
+    return over == 0 ? vocab : vocab + to - over;
 }
 
 ar_st_tensor ari_rs_described(const ari_rs_tensor *t, const size_t *shape)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Resharding by the library: tensors of unusual shapes and dtypes, sums of partial parts, what is told on the way. */
 
+#include <limits.h>
+
 #include "anyrank/reshard.h"
 #include "ref/io/file.h"
 #include "tests/support/folder.h"
@@ -211,6 +213,26 @@ Test(reshard, an_input_without_tensors_is_none)
     const ar_reshard_options o = request(in_folder("in"), in_folder("out"), &t);
     cr_expect_refused(ar_reshard(&r, &o), AR_ERR_DATA, "none of its files holds a tensor");
     cr_expect_eq(access(in_folder("out"), F_OK), -1, "a folder of nothing was made");
+}
+
+Test(reshard, sizes_that_no_output_has_are_refused_at_once)
+{
+    told t = {.last = 0};
+    ar_reshard_result r;
+    const ar_reshard_options none = request("none", in_folder("out"), &t);
+    const struct {
+        int tp, dp, pp;
+        size_t pad;
+        const char *says;
+    } rows[] = {{.pp = -1, .says = "extents are at least 1"},
+                {.tp = INT_MAX, .dp = INT_MAX, .pp = INT_MAX, .says = "more than 65536 ranks"},
+                {.tp = 65536, .pp = 65536, .says = "more than 65536 ranks"}, /* of whose product an int has 0 */
+                {.pad = SIZE_MAX, .says = "of at most 1048576"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        ar_reshard_options o = none;
+        o.tp = rows[i].tp, o.dp = rows[i].dp, o.pp = rows[i].pp, o.pad_vocab = rows[i].pad;
+        cr_expect_refused(ar_reshard(&r, &o), AR_ERR_ARG, rows[i].says);
+    }
 }
 
 Test(reshard, a_journal_of_anybodys_is_read_with_care)
