@@ -320,7 +320,9 @@ class PlannerTest(Case):
                               (("--table", "memory", "--tp", 2), "leave one out"),
                               (("--tp", 2, "--rank", 1), "give --flow too"),
                               (("--table", "scaling", "--gpus", 4, "--pp", 2), "leave one out"),
-                              (("--table", "memory", "--ep", 2), "leave one out"),
+                              *((("--table", "memory", *option), "leave one out")
+                                for option in (["--ep", 2], ["--zigzag"], ["--forward-first"],
+                                               ["--dispatch", "all-gather"])),
                               (("--gpus", 8, "--ep", 2), "ep=2 shares out experts, and llama-demo has none"),
                               (("--tp", 2, "--ep", 2), "give --dp N or --cp N too"),
                               (("--gpus", 8, "--flow"), "--flow"), (("--gpus", 8, "--rank", 1), "--rank"),

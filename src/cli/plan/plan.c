@@ -84,6 +84,7 @@ static ar_status check_use(const plan_values *v, int asked)
 {
     const ar_parallel *p = &v->r.run.parallel;
     const bool chooses = ari_layout_given(&v->r) || p->virtual_stages > 0 || p->ep > 0 || p->etp > 0 ||
+                         p->dispatch != AR_DISPATCH_ALL_TO_ALL || p->zigzag || p->forward_first ||
                          p->schedule != ARI_PP_SCHEDULE_NOT_GIVEN || p->recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
     const struct {
         const char *names;
