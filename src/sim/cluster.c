@@ -136,10 +136,11 @@ static ar_status read_node(ar_sim_cluster *c, const char *word)
     for (size_t i = 0; i < MACHINES; i++)
         ari_say(&list, "%s%s", i ? ", " : "", ar_sim_cluster_names[i]);
     if (s == word || strcmp(s, "x") != 0 || n < 1 || n > MOST_PER_NODE)
-        return ar_error_set(AR_ERR_ARG,
-                            "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
-                            "flops=RATE, peak=RATE, memory=SIZE, %s; for example '" EXAMPLE "'",
-                            word, MOST_PER_NODE, known);
+        return ar_error_set(
+            AR_ERR_ARG,
+            "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
+            "flops=RATE, peak=RATE, memory=SIZE, and in front a machine's name, %s; for example '" EXAMPLE "'",
+            word, MOST_PER_NODE, known);
     c->ranks_per_node = n;
     return AR_OK;
 }

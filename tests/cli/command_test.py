@@ -508,6 +508,9 @@ class Grads(CommandTest):
             done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
             self.assertEqual(done.code, 0, str(done))
             self.assertIn(note, done.err)
+        tensor_files.write(folder / "batch.safetensors", {"input_ids": ["I64", [64], ids[2]]})
+        done = Done(["grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out"])
+        self.assertIn("input_ids is [64], expected [batch, seq]", done.err)
 
     def test_a_mask_of_four_dimensions_hides_what_the_models_own_does(self):
         """transformers takes it in place of its own: a mask that shows more would give other numbers there."""

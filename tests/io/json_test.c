@@ -22,6 +22,7 @@ CLAIM(what_is_not_json_is_refused_with_its_place)
     for (const char *text; (text = strsep(&rest, "|"));)
         cr_expect_eq(parse(text), AR_ERR_FORMAT, "%s: %s", text, ar_error_message());
     cr_expect_refused(parse("{\n \"a\": 1,\n \"b\" 2}"), AR_ERR_FORMAT, "x.json: not JSON: line 3, column");
+    cr_expect_refused(parse("{\"b\" 2}"), AR_ERR_FORMAT, "x.json: not JSON: column");
     json_t *value = NULL;
     cr_expect_refused(ari_json_parse(&value, "{}\n\0\0", 5, "x.json"), AR_ERR_FORMAT, "not JSON: byte 3 of 5 is NUL");
 }

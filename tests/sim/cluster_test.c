@@ -95,6 +95,7 @@ Test(cluster, what_is_wrong_is_named_with_what_would_be_right)
         {"99999999999999999999x", "is none of RANKSx"},
         {"8", "'8' is none of RANKSx"},
         {"v100", "'v100' is none of RANKSx"},
+        {"8x h100", "in front a machine's name, a100, h100"},
         {"h100 8x 8x", "'8x' says a second time"},
         {"inside=nvlink4 nvlink=nvlink3 flops=1", "'nvlink=nvlink3' says a second time"},
         {"inside=1us:0GB/s flops=1T", "the link inside a node moves 0 bytes/s; more than 0 is expected"},

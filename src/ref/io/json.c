@@ -43,10 +43,12 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(name));
     const bool python = strstr(error.text, "near 'NaN'") || strstr(error.text, "near 'Infinity'") ||
                         strstr(error.text, "token near '-'");
+    char line[24] = ""; /* a line of JSON Lines has its number in the name */
+    if (memchr(text, '\n', length))
+        snprintf(line, sizeof line, "line %d, ", error.line);
     if (value == NULL)
-        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: line %d, column %d: %s%s", ARI_SHOW(name), error.line,
-                            error.column, ARI_SHOW(error.text),
-                            python ? "; JSON has no NaN and no Infinity: write null" : "");
+        return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: %scolumn %d: %s%s", ARI_SHOW(name), line, error.column,
+                            ARI_SHOW(error.text), python ? "; JSON has no NaN and no Infinity: write null" : "");
     *gives = value;
     return AR_OK;
 }

@@ -29,7 +29,8 @@ static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_fi
     if (!e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: there is no tensor input_ids", path);
     if (e->ndim != 2 || e->count == 0)
-        return ar_error_set(AR_ERR_SHAPE, "%s: input_ids must be [batch, seq], both at least 1", path);
+        return ar_error_set(AR_ERR_SHAPE, "%s: input_ids is %s, expected [batch, seq], both at least 1", path,
+                            ARI_SHOW_SHAPE(e->ndim, e->shape));
     b->batch.batch = e->shape[0];
     b->batch.seq = e->shape[1];
     int64_t *ids = NULL;
