@@ -10,7 +10,7 @@ K16 = "src/ref/cpu/exact/k16.h"
 TRANSPOSE = "src/ref/cpu/exact/transpose8.h"
 DIGITS, PANELS = "src/ref/cpu/exact/digits.c", "src/ref/cpu/exact/panels.c"
 ARM, AMX = "src/ref/cpu/exact/arm.c", "src/ref/cpu/exact/amx.c"
-SUMS = "src/ref/cpu/exact/sums.c"
+SUMS, GEMM = "src/ref/cpu/exact/sums.c", "src/ref/cpu/gemm_exact.c"
 
 MUTANTS = [
     # --- portable: binary64
@@ -108,12 +108,16 @@ MUTANTS = [
     ("the bias of the remainder is not counted", K16, "<< by) + BIAS);", "<< by));"),
     ("the bias is counted for one block", K16, "start = 0 - m->at.blocks *", "start = 0 - 1 *"),
     ("wide sums are rounded as narrow ones", K16, "real_of(s, narrow) *", "real_of(s, true) *"),
-    ("every row is rounded with the first one's factor", K16, "r->result.row[i] *", "r->result.row[0] *"),
-    ("columns are rounded with the factors of the first", K16, "&scale, r->scale + j,", "&scale, r->scale,"),
-    ("results past the last column are another row's", K16, "(r->inside - j) * sizeof *y", "sizeof values"),
-    ("rows past the last one are written", K16, "m->at.result.y && i >= m->at.rows", "m->at.result.y && i > m->at.rows"),
+    ("every row is rounded with the first one's factor", K16, "r->result.row[i], r->scale", "r->result.row[0], r->scale"),
+    ("columns are rounded with the factors of the first", K16, "r->scale + j, narrow", "r->scale, narrow"),
+    ("results past the last column are another row's", K16, "if (y && m->at.inside < vectors * LANES)", "if (y && m->at.inside < 1)"),
+    ("rows past the last one are written", K16, "if (y && i >= m->at.rows)", "if (y && i > m->at.rows)"),
     ("the second tile's rows have the first one's factors", K16, "r->result.row += ROWS;", "r->result.row += 0;"),
-    ("a NaN keeps its bits", K16, "((float_bits)x & same) | (nan & ~same)", "((float_bits)x & same) | ((nan | 1) & ~same)"),
+    ("a kernel that does not round is to", PANELS, "p->direct && kernel->rounds;", "p->direct;"),
+    ("sums of several slices are kept of one part", PANELS, "p->direct && slices == 1;", "p->direct;"),
+    ("parts whose sums are kept apart are read together", PANELS, "? j - j0 :", "? 0 :"),
+    ("every row of a product is accumulated as its first", GEMM, "t->plan->direct ? i : 0", "t->plan->direct ? 0 : 0"),
+    ("two products' rows overlap", GEMM, "return p->direct ? rows : 1;", "return 1;"),
     ("sums of one slice are rounded", PANELS, "if (last && k + kernel->block >= terms)", "if ((last || terms > 0) && k + kernel->block >= terms)"),
     ("sums of a further block replace those before", K16, "if (add)\n        memcpy(&sums, s, sizeof sums);\n    return", "if (add && start == 0)\n        memcpy(&sums, s, sizeof sums);\n    return"),
     ("rows that a short block leaves are not added", K16, "for (; OVERLAPPED && row < ROWS; row++)",
@@ -168,7 +172,7 @@ MUTANTS = [
      "panel_at(kernel, &w->right, j / kernel->cols / 2 * 2 * kernel->cols, k, n)"),
     ("a block's panels overwrite those of the block before", PANELS, "const size_t before = k / kernel->block *",
      "const size_t before = k / kernel->block / 2 *"),
-    ("further columns lie one to the left", PANELS, "w->sums + i0 * r.ld + j;", "w->sums + i0 * r.ld + j - (j > 0);"),
+    ("further columns lie one to the left", PANELS, "i0 * r.ld + j);", "i0 * r.ld + j - (j > 0));"),
     ("left panels of a column have no head", PANELS, "(kernel->head + r.terms) *", "r.terms *"),
     ("the last panel of columns is a full one", PANELS, "r.cols = ari_smaller(w->right.rows - j, kernel->cols);", "r.cols = kernel->cols;"),
     ("the last rows of a part of a tile are left out", PANELS, "ari_smaller(t->rows, i0 + kernel->near_rows)",

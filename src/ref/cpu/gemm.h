@@ -68,10 +68,12 @@ typedef struct ari_tile_plan {
     size_t panel;  /* words of one: set by the path; 0: none */
     size_t row;    /* words of a row of rounded values, or of two and the tile's, where no result holds them */
     bool narrow;   /* of operands of 15 bits */
+    bool direct;   /* `sum` is to round as round_row does; a path that does not clears it */
+    bool parts;    /* then sums are kept of a part of the tile at a time: set by the path */
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 
-/* Where a path that can (`rounds`) writes the rounded sums of a tile, in place of the sums. */
+/* Where a path that does (`direct`) writes the rounded sums of a tile, in place of the sums. */
 typedef struct ari_tile_result {
     float *y; /* NULL: nowhere */
     size_t ld;
@@ -99,8 +101,7 @@ typedef struct ari_exact_path {
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
     size_t least_terms;      /* shorter sums are left to another path, where the processor has one */
-    bool rounds;             /* `sum` can round as round_row does */
-    /** Sets slice and path for tiles of p->tile_rows by p->tile_cols over k terms. */
+    /** Sets slice, path and direct for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** Where plan sets `panel`: packs the col_step rows of matrix `at` from row `row` on. */
     void (*pack)(void *panel, const ar_packed *b, size_t at, size_t row);

@@ -21,6 +21,7 @@ typedef struct tile_request {
     size_t k;        /* terms of the longest product */
     size_t terms;    /* the longest sum between two flushes */
     size_t values;   /* products whose rounded values have room next to the sums: 0, or those with terms */
+    bool direct;     /* sums are complete when they have been made, and may be rounded at once */
     const ar_runs *runs;
 } tile_request;
 
@@ -47,11 +48,19 @@ static size_t scales_of(const ari_exact_path *path, const ari_tile_plan *p)
     return ari_round_up(p->tile_cols, path->col_step);
 }
 
+/* Rows of rounded values that are kept of a product which is accumulated: all where they come at once. */
+static size_t kept_rows(const ari_tile_plan *p, size_t rows)
+{
+    return p->direct ? rows : 1;
+}
+
 static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, const ar_packed *a, const ar_packed *b,
                                 const tile_request *r)
 {
-    ari_tile_plan p = {
-        .down = ari_ceil_div(a->rows, path->rows), .across = ari_ceil_div(b->rows, path->cols), .narrow = a->narrow};
+    ari_tile_plan p = {.down = ari_ceil_div(a->rows, path->rows),
+                       .across = ari_ceil_div(b->rows, path->cols),
+                       .narrow = a->narrow,
+                       .direct = r->direct};
     /* Few tiles are cut further until every thread has as many, though never below 32 rows or columns. */
     while (leaves_threads_idle(r->matrices * p.down * p.across, (size_t)d->threads)) {
         const size_t rows = a->rows / p.down, cols = b->rows / p.across;
@@ -69,7 +78,8 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
     path->plan(&p, r->k);
     p.panels = ari_ceil_div(b->rows, path->col_step);
     p.wide = r->terms < r->k ? 2 * p.tile_rows * p.tile_cols : 0;
-    p.row = ari_ceil_div(p.tile_cols * (r->values > 1 ? 1 + p.tile_rows : r->values), 2);
+    if (r->values > 0)
+        p.row = ari_ceil_div(p.tile_cols * (kept_rows(&p, p.tile_rows) + (r->values > 1 ? p.tile_rows : 0)), 2);
     p.total = ari_round_up8(p.path + scales_of(path, &p) + p.tile_rows + p.wide + p.row);
     return p;
 }
@@ -214,19 +224,29 @@ static void wide_sums(const ari_exact_path *path, const ari_tile *t)
     }
 }
 
-/* The tile's sums, and the factors of its columns with the exponents f. */
-static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32_t *f)
+/* The tile's sums, and the factors of its columns with the exponents f; rounded with those of its rows, e, where the
+ * path does that. */
+static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32_t *e, const int32_t *f,
+                      ari_tile_result to)
 {
+    ari_tile tile = *t;
+    if (t->plan->direct) {
+        tile.result = (ari_tile_result){to.y, to.ld, t->result.row};
+        for (size_t i = 0; i < t->rows; i++)
+            tile.result.row[i] = ari_round_row_factor(e[i]);
+    }
     ari_round_factors(t->scale, f, t->cols);
     if (t->a->k > path->terms)
         wide_sums(path, t);
     else
-        path->sum(t, 0, t->a->k);
+        path->sum(&tile, 0, t->a->k);
 }
 
-/* Row i of the tile rounded; e: its own exponent. */
+/* Row i of the tile rounded, where it is not yet; e: its own exponent. */
 static void round_row_of(const ari_exact_path *path, const ari_tile *t, size_t i, float *y, int32_t e, const int32_t *f)
 {
+    if (t->plan->direct)
+        return;
     if (t->a->k <= path->terms) {
         path->round_row(t, i, y, ari_round_row_factor(e));
         return;
@@ -262,16 +282,7 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
     const ari_matrices ym = ari_matrices_of(o->y);
     float *first = ari_matrix_at(o->y, t->at) + (ptrdiff_t)t->row * ym.row_stride + t->col;
     const int32_t *e = o->e + t->at * t->a->rows + t->row, *f = o->f + t->at * t->b->rows + t->col;
-    if (path->rounds && t->a->k > 0 && t->a->k <= path->terms && !o->bias && o->act == AR_ACT_NONE) {
-        ari_tile rounded = *t;
-        rounded.result.y = first;
-        rounded.result.ld = (size_t)ym.row_stride;
-        for (size_t i = 0; i < t->rows; i++)
-            t->result.row[i] = ari_round_row_factor(e[i]);
-        make_sums(path, &rounded, f);
-        return;
-    }
-    make_sums(path, t, f);
+    make_sums(path, t, e, f, (ari_tile_result){first, (size_t)ym.row_stride, NULL});
     for (size_t i = 0; i < t->rows; i++) {
         float *y = first + (ptrdiff_t)i * ym.row_stride;
         round_row_of(path, t, i, y, e[i], f);
@@ -292,7 +303,11 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
     const ari_exact_path *path = path_of(d, a, b, a->k);
-    const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = path->terms};
+    const tile_request r = {.matrices = a->batch,
+                            .products = a->batch,
+                            .k = a->k,
+                            .terms = path->terms,
+                            .direct = a->k > 0 && a->k <= path->terms};
     return for_each_tile(d, path, a, b, &r, round_tile, &o);
 }
 
@@ -313,10 +328,11 @@ static void acc_product(const ari_exact_path *path, const acc_output *o, const a
                         bool kept, bool fresh)
 {
     const int32_t *e = o->e + number * t->a->rows + t->row, *f = o->f + number * t->b->rows + t->col;
-    make_sums(path, t, f);
+    float *second = t->values + kept_rows(t->plan, t->rows) * t->cols;
+    make_sums(path, t, e, f, (ari_tile_result){keep ? second : t->values, t->cols, NULL});
     for (size_t i = 0; i < t->rows; i++) {
         const size_t at = (t->row + i) * t->b->rows + t->col;
-        float *both[2] = {t->values, t->values + (1 + i) * t->cols};
+        float *both[2] = {t->values + (t->plan->direct ? i : 0) * t->cols, second + i * t->cols};
         round_row_of(path, t, i, both[keep], e[i], f);
         if (!keep)
             ari_accumulate(o->t + at, o->h + at, o->l + at, (const float *const *)both, kept ? 2 : 1, t->cols, fresh,
@@ -361,6 +377,7 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_
     }
     const ari_exact_path *path = path_of(d, a, b, r.k);
     r.terms = path->terms;
+    r.direct = r.k > 0 && r.k <= path->terms;
     const acc_output o = {t.ptr, sums, sums + low, e.ptr, f.ptr, &r, fresh, narrow};
     return for_each_tile(d, path, a, b, &r, acc_tile, &o);
 }

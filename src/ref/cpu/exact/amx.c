@@ -87,6 +87,7 @@ static void plan_tile(ari_tile_plan *p, size_t k)
     const size_t slices = ari_ceil_div(k, SLICE);
     p->slice = slices > 0 ? ari_round_up(ari_ceil_div(k, slices), DEPTH) : 0;
     p->path = workspace_at(p, NULL).words;
+    p->direct = false;
     p->panel = SIDE * (p->narrow ? NARROW : DIGITS) * ari_round_up(k, DEPTH) / sizeof(int64_t);
 }
 

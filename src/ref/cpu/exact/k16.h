@@ -55,7 +55,7 @@
 #define TILE_ROWS ((size_t)960)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)384)
-#define NARROW_SLICE ((size_t)512) /* as many bytes of the left panels, and two thirds more of the right ones */
+#define NARROW_SLICE ((size_t)1024) /* sums of one slice, rounded in the kernel, never leave the second level */
 #define NEAR_ROWS ((size_t)240)
 #define NEAR_COLS ((size_t)96)
 
@@ -65,7 +65,6 @@ typedef uint64_t wide_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef int64_t signed_wide_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef double real_vec __attribute__((vector_size(4 * K16_LANES)));
 typedef float float_vec __attribute__((vector_size(2 * K16_LANES)));
-typedef uint32_t float_bits __attribute__((vector_size(2 * K16_LANES)));
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
@@ -191,8 +190,8 @@ K16 static void pack_right_narrow(const ari_panel_kernel *kernel, void *panel, c
 /* --- products ----------------------------------------------------------------------------------------------------- */
 
 #define BIAS (1u << 31)
-#define OVERLAPPED (K16_LANES == 16) /* of the 16 registers of AVX2 the products leave none */
-#define ROUNDS OVERLAPPED            /* without AVX-512 it takes a tenth longer than a pass of its own */
+#define OVERLAPPED (K16_LANES == 16)                 /* of the 16 registers of AVX2 the products leave none */
+#define ROUNDS(narrow) ((narrow) || K16_LANES == 16) /* AVX2 has no instruction that converts int64 */
 
 K16_INLINE vec dot(vec sum, vec a, vec b)
 {
@@ -215,39 +214,35 @@ K16_INLINE real_vec real_of(wide_vec s, const bool narrow)
                   : __builtin_convertvector((signed_wide_vec)s, real_vec);
 }
 
-/* As ari_round_sums, for columns from j on. */
-K16_INLINE void round_sums(const ari_register_tile *r, size_t i, size_t j, wide_vec s, const bool narrow)
+/* As ari_round_sums. A NaN needs no care: it is a factor's, which has the right bits, and these instructions keep them. */
+K16_INLINE void round_sums(float *y, wide_vec s, double row, const double *scales, const bool narrow)
 {
-    float *y = r->result.y + i * r->result.ld + j;
     real_vec scale;
-    memcpy(&scale, r->scale + j, sizeof scale);
-    const float_vec x = __builtin_convertvector(real_of(s, narrow) * r->result.row[i] * scale, float_vec);
-    const float_bits same = (float_bits)(x == x), nan = (float_bits){0} + 0x7fc00000u;
-    const float_bits values = ((float_bits)x & same) | (nan & ~same);
-    if (j + LANES / 2 <= r->inside)
-        memcpy(y, &values, sizeof values);
-    else if (j < r->inside)
-        memcpy(y, &values, (r->inside - j) * sizeof *y);
+    memcpy(&scale, scales, sizeof scale);
+    const float_vec x = __builtin_convertvector(real_of(s, narrow) * row * scale, float_vec);
+    memcpy(y, &x, sizeof x);
 }
 
-K16_INLINE void put(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, const bool narrow)
+/* y: NULL, or the row of rounded values, of which columns j and further ones are written. */
+K16_INLINE void put(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, float *y,
+                    const bool narrow)
 {
     int64_t *s = r->sums + i * r->ld + j;
     const wide_vec sums = added(s, x, start, r->add);
-    if (ROUNDS && r->result.y)
-        round_sums(r, i, j, sums, narrow);
+    if (y)
+        round_sums(y + j, sums, r->result.row[i], r->scale + j, narrow);
     else
         memcpy(s, &sums, sizeof sums);
 }
 
 /* S += x*2^by + rest, of the columns of even lanes and of those of odd ones. */
-K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start,
+K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start, float *y,
                       const bool narrow)
 {
     const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
     const wide_vec lower = (wide_vec){0} + 0xffffffffu, x = (wide_vec)upper, l = (wide_vec)rest;
-    put(r, i, j, ((x & lower) << by) + (l & lower), start, narrow);
-    put(r, i, j + LANES / 2, ((x & ~lower) >> (32 - by)) + (l >> 32), start, narrow);
+    put(r, i, j, ((x & lower) << by) + (l & lower), start, y, narrow);
+    put(r, i, j + LANES / 2, ((x & ~lower) >> (32 - by)) + (l >> 32), start, y, narrow);
 }
 
 K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
@@ -272,8 +267,12 @@ K16_INLINE void flush_row(const made *m, size_t i, const size_t vectors, const b
 {
     const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
     const uint64_t start = 0 - m->at.blocks * (((uint64_t)BIAS << by) + BIAS);
-    if (ROUNDS && m->at.result.y && i >= m->at.rows)
+    const ari_tile_result *result = &m->at.result;
+    float past[WIDTH], *y = ROUNDS(narrow) && result->y ? result->y + i * result->ld : NULL, *to = y;
+    if (y && i >= m->at.rows)
         return;
+    if (y && m->at.inside < vectors * LANES)
+        to = past;
 #pragma GCC unroll 3
     for (size_t v = 0; v < vectors; v++) {
         vec x = m->plane[0][i][v], rest = m->plane[1][i][v];
@@ -282,8 +281,10 @@ K16_INLINE void flush_row(const made *m, size_t i, const size_t vectors, const b
             x += (vec)((signed_vec)mid >> SPLIT);
             rest += mid << (32 - SPLIT) >> (32 - 2 * SPLIT);
         }
-        flush(&m->at, i, v * LANES, x, rest, start, narrow);
+        flush(&m->at, i, v * LANES, x, rest, start, to, narrow);
     }
+    if (to != y)
+        memcpy(y, past, m->at.inside * sizeof *y);
 }
 
 /* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 4
@@ -395,7 +396,8 @@ static const ari_panel_kernel kernel = {.rows = ROWS,
                                         .near_cols = NEAR_COLS,
                                         .pack_left = pack_left,
                                         .pack_right = pack_right,
-                                        .multiply_column = multiply_tiles};
+                                        .multiply_column = multiply_tiles,
+                                        .rounds = ROUNDS(false)};
 
 static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .cols = WIDTH,
@@ -409,7 +411,8 @@ static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .near_cols = NEAR_COLS,
                                                .pack_left = pack_left_narrow,
                                                .pack_right = pack_right_narrow,
-                                               .multiply_column = multiply_narrow_tiles};
+                                               .multiply_column = multiply_narrow_tiles,
+                                               .rounds = ROUNDS(true)};
 
 static void plan_tile(ari_tile_plan *p, size_t k)
 {
@@ -424,4 +427,4 @@ static bool is_supported(void)
 const ari_exact_path K16_PATH = {
     ARI_PANEL_PATH,    .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
-    .rounds = ROUNDS,  .plan = plan_tile};
+    .plan = plan_tile};

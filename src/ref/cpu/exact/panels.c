@@ -13,7 +13,8 @@ typedef struct panels {
 } panels;
 
 typedef struct workspace {
-    int64_t *sums; /* [rows to whole register tiles, sums_ld] */
+    int64_t *sums; /* [rows to whole register tiles, ld] */
+    size_t ld;
     panels left, right;
     size_t words;
 } workspace;
@@ -30,9 +31,11 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
 {
     const ari_panel_kernel *kernel = p->kernel;
     workspace w = {.sums = words,
+                   .ld = p->parts ? kernel->near_cols : ari_sums_ld(p),
                    .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left},
                    .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right}};
-    const size_t sums = ari_round_up8(w.left.rows * ari_sums_ld(p)), left = words_of(kernel, &w.left, p->slice);
+    const size_t kept = p->parts ? ari_smaller(w.left.rows, kernel->near_rows) : w.left.rows;
+    const size_t sums = ari_round_up8(kept * w.ld), left = words_of(kernel, &w.left, p->slice);
     w.words = sums + left + words_of(kernel, &w.right, p->slice);
     if (words) {
         w.left.at = (char *)(w.sums + sums);
@@ -48,6 +51,8 @@ void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
     const size_t step = kernel->block < kernel->slice ? kernel->block : kernel->step;
     p->slice = slices > 0 ? ari_round_up(ari_ceil_div(k, slices), step) : 0;
     p->kernel = kernel;
+    p->direct = p->direct && kernel->rounds;
+    p->parts = p->direct && slices == 1;
     p->path = workspace_at(p, NULL, p->tile_rows, p->tile_cols).words;
 }
 
@@ -120,7 +125,7 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
         for (size_t j = j0; j < cols; j += kernel->cols) {
             r.right = panel_at(kernel, &w->right, j, k, n);
             r.cols = ari_smaller(w->right.rows - j, kernel->cols);
-            r.sums = w->sums + i0 * r.ld + j;
+            r.sums = w->sums + (t->plan->parts ? j - j0 : i0 * r.ld + j);
             if (last && k + kernel->block >= terms)
                 round_into(&r, t, i0, j);
             multiply_column(kernel, r, (rows - i0 + kernel->rows - 1) / kernel->rows);
@@ -132,7 +137,7 @@ void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
     const workspace w = workspace_at(t->plan, t->words, t->rows, t->cols);
-    ari_register_tile r = {.blocks = (to - from + kernel->block - 1) / kernel->block, .ld = ari_sums_ld(t->plan)};
+    ari_register_tile r = {.blocks = (to - from + kernel->block - 1) / kernel->block, .ld = w.ld};
     if (from == to)
         memset(w.sums, 0, t->rows * r.ld * sizeof *w.sums);
     for (size_t k = from; k < to; k += t->plan->slice) {

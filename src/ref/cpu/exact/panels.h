@@ -57,6 +57,7 @@ struct ari_panel_kernel {
     void (*multiply_column)(const ari_panel_kernel *kernel, const ari_register_tile *r, size_t tiles);
     size_t left_group, right_group; /* of a kernel of digits: terms of one row side by side */
     ari_panel_product *product;     /* of a kernel of digits */
+    bool rounds;                    /* multiply_column writes results */
 };
 
 /* The common part of paths with a kernel; their plan calls ari_panels_plan. */

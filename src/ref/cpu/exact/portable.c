@@ -48,6 +48,7 @@ static void plan_tile(ari_tile_plan *p, size_t k)
 {
     p->slice = k < SLICE ? k : SLICE;
     p->path = workspace_at(p, NULL).words;
+    p->direct = false;
 }
 
 /* The remainder of q by 2^13 nearest to zero, and what is left: hi = floor((q + 2^12)/2^13), |hi| <= 2^12. */
