@@ -305,12 +305,24 @@ ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
     return ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage);
 }
 
+/* From ZeRO-2 on other units' gradients are not there yet, or are being written. */
+static bool is_reduced_with(const ari_bucket *b, size_t other)
+{
+    const ar_ddp *d = b->ddp;
+    bool together = d->stage < 2;
+    for (int i = 0; i <= d->units && !together; i++) {
+        const size_t first = (size_t)(d->unit[i].bucket - d->buckets), end = first + d->unit[i].buckets;
+        together = b->info.index >= first && b->info.index < end && other < end;
+    }
+    return together;
+}
+
 /* One buffer for two buckets: the next one is packed, as far as it fits, before this one is reduced. */
 ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
     const size_t after = b->info.index + 1;
-    if (!ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse))
+    if (!ar_faulty(d->ctx, AR_FAULT_stale_activation_reuse) || !is_reduced_with(b, after))
         return AR_OK;
     for (size_t i = 0; after < d->count && i < d->buckets[after].info.params; i++) {
         const ari_bucket *next = &d->buckets[after];
