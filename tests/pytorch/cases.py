@@ -264,7 +264,7 @@ BROKEN = {
         ("mask_off_by_one", (1, 1, 0), {}, "causal_mask_missing causal_mask | later_tokens"),
         ("gelu_exact", (1, 1, 0), {}, "activation_function"),
         ("norm_eps", (1, 1, 0), {}, "norm_epsilon | row_statistic norm_statistic replicas_apart"),
-        ("norm_after", (1, 1, 0), {}, "unknown other_input"),
+        ("norm_after", (1, 1, 0), {}, "residual other_input"),
         ("norm_skipped", (1, 1, 0), {}, "norm_missing gain_twice_or_missing other_point_of_step"),
         ("embedding_mask_missing", (1, 2, 0), {}, "embedding_mask | ids_*"),
         ("positions_local", (1, 2, 1), {}, "rope_restarts positions | later_tokens"),

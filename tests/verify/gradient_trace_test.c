@@ -103,7 +103,8 @@ Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
         const char *cause, *words;
     } cases[] = {{0.5, 1.0, "accumulation_divided", "0.5, 1 are in it"},
                  {0.3, 1.0, "micro_batches_weighted", "0.3, 1 are in the gradient"},
-                 {1.0, 0.0, "one_micro_batch", "the first micro-batch's gradient alone"}};
+                 {1.0, 0.0, "one_micro_batch", "the first micro-batch's gradient alone"},
+                 {3.0, 1.0, "reduced_again", "summed over 3 ranks after each of 2 micro-batches"}};
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0, .metadata = {{micro[0], micro[1]}, {micro[0], micro[1]}}};
         const float *gain = put(&m, "out_norm.gain:init", 1, H, 0, 0), *y = put_tokens(&m, "out_norm:fwd");
@@ -116,7 +117,7 @@ Test(gradient_trace, a_norm_s_gain_tells_the_weights_of_micro_batches)
             d[i] = (float)(of[0] + of[1]);
             e[i] = (float)(cases[k].first * of[0] + cases[k].last * of[1]);
         }
-        expect_cause(&m, cases[k].cause, cases[k].words, k);
+        expect_cause_on(k == 3 ? 3 : 1, &m, cases[k].cause, cases[k].words, k);
     }
 }
 

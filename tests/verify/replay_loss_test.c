@@ -394,11 +394,14 @@ Test(replay_loss, other_labels_are_known_by_the_gradient)
         size_t by;                         /* of the second sample: its labels are so many ids on */
         float times;                       /* and count so often */
         const char *cause, *words, *micro; /* batches; NULL: the dumps do not say */
-    } cases[] = {{1, false, 0, 1.0f, "labels_of_other_samples", NULL, NULL},
-                 {0, true, 0, 1.0f, "ignored_labels", "inverted", NULL},
-                 {0, false, 1, 1.0f, "other_labels", " 6 of 17 targets", NULL},
-                 {0, false, 0, 2.0f, "samples_weighted", "times 1, 2,", NULL},
-                 {0, false, 0, 2.0f, "micro_batches_weighted", "of 2 the gradients count 1, 2 times", "2"}};
+        float more, term;                  /* what odd labels count, and what is added to all gradients, besides */
+    } cases[] = {{1, false, 0, 1.0f, "labels_of_other_samples", NULL, NULL, 0.0f, 0.0f},
+                 {0, true, 0, 1.0f, "ignored_labels", "inverted", NULL, 0.0f, 0.0f},
+                 {0, false, 1, 1.0f, "other_labels", " 6 of 17 targets", NULL, 0.0f, 0.0f},
+                 {0, false, 0, 2.0f, "samples_weighted", "times 1, 2,", NULL, 0.0f, 0.0f},
+                 {0, false, 0, 2.0f, "micro_batches_weighted", "of 2 the gradients count 1, 2 times", "2", 0.0f, 0.0f},
+                 {0, false, 0, 1.0f, "samples_weighted", "from 1 to 1.5, one for each label", NULL, 0.5f, 0.0f},
+                 {0, false, 0, 1.0f, "!ignored_labels", NULL, NULL, 0.0f, 0.05f}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         made m = {.n = 0};
         for (int k = 0; k < 2 && cases[i].micro; k++) {
@@ -418,8 +421,10 @@ Test(replay_loss, other_labels_are_known_by_the_gradient)
             if (cases[i].inverse ? row % S + 1 < S && !is_target(row) : is_target(there))
                 gradient_of(e + row * H, logits + row * IDS, w,
                             (id_at(there + 1) + (row / S == 1 ? cases[i].by : 0)) % IDS, 1.0, 1);
-            for (size_t k = row * H; row / S == 1 && k < (row + 1) * H; k++)
-                e[k] *= cases[i].times;
+            for (size_t k = row * H; k < (row + 1) * H; k++)
+                e[k] = e[k] * (row / S == 1 ? cases[i].times : 1.0f) *
+                           (1.0f + cases[i].more * (float)(id_at(row + 1) % 2)) +
+                       cases[i].term * noise(k + 77);
         }
         expect_cause(&m, cases[i].cause, cases[i].words, i);
     }

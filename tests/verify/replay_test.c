@@ -153,24 +153,32 @@ CLAIM(one_mistake_of_a_norm_is_named)
 
 CLAIM(a_norm_of_another_statistic_or_place_is_named)
 {
-    enum { PASSED_ON, SAMPLES, PLAIN, AFTER, ALONE, WAYS };
-    static const char *const causes[WAYS] = {"norm_missing", "norm_statistic", "gain_twice_or_missing", "residual",
-                                             "other_input"};
+    enum { PASSED_ON, SAMPLES, SHARD, PLAIN, OWN, AFTER, ALONE, WAYS };
+    static const char *const causes[WAYS] = {
+        "norm_missing", "norm_statistic", "norm_statistic", "gain_twice_or_missing",
+        "residual",     "residual",       "other_input"};
+    static const char *const words[WAYS] = {[PLAIN] = "the norm's weight is left out", [OWN] = "as this run has them"};
     static const norm branch = {1e-6, 0.0, 1.0, 0.0, true, false, false};
     for (size_t way = 0; way < WAYS; way++) {
         made m = {.n = 0};
         norm right = rms;
         right.centred = way != PASSED_ON;
         const norm_tensors t = make_norm(&m, right, right);
+        float *own = data_of(&m, 1, 3); /* the branch's values in the other */
+        for (size_t i = 0; i < B * S * H && way == OWN; i++)
+            own[i] = noise(i + 555);
+        if (way == OWN)
+            normalise(t.other, t.x, own, t.w, right);
         if (way >= AFTER)
             normalise(t.other, t.x, way == AFTER ? t.y : t.branch, t.w, branch);
         for (size_t i = 0; i < B * S * H; i++)
             t.other[i] = way == PASSED_ON ? t.x[i] + t.y[i]
                          : way == SAMPLES ? t.other[i] * sqrtf((float)(H - 1) / (float)H)
+                         : way == SHARD   ? t.other[i] / sqrtf(2.0f)
                          : way == PLAIN   ? t.other[i] / t.w[i % H]
                          : way == AFTER   ? t.other[i] + t.x[i]
                                           : t.other[i];
-        expect_cause(&m, causes[way], way == PLAIN ? "the norm's weight is left out" : NULL, way);
+        expect_cause_on(way == SHARD ? 2 : 1, &m, causes[way], words[way], way);
     }
 }
 

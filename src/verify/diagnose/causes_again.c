@@ -173,7 +173,10 @@ static const ari_cause rows[] = {
      "a norm's backward pass without the part through its statistic: what differs is along the normalised values in "
      "every row, of which the reference has no part (a detached variance, or one that is computed under no_grad)" LOOK
      "`detach`, `torch.no_grad` around the variance; a backward pass written by hand"},
-    {"norm_statistic", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), 0, "",
+    {"norm_statistic", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROOT) | IF(OF_SHARDS), IF(LONE), "",
+     "each wrong row is the norm of the reference's input with its squares divided by {features:.4g} in place of "
+     "{lanes}: the width of one rank's shard, or of all shards together"},
+    {"norm_statistic", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(ROOT), IF(OF_SHARDS), "",
      "each wrong row is the norm of the reference's input with squares divided by {lanes} - 1 in place of {lanes}: the "
      "standard deviation of samples (torch.std, whose correction is 1) in place of the root of the mean square"},
     {"norm_mean", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(SHIFT) | IF(ZERO), 0, "",
@@ -190,6 +193,9 @@ static const ari_cause rows[] = {
     {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT), IF(SOME), "",
      "each wrong row is the norm of {branch} alone, to which the other terms of its input are added afterwards: the "
      "norm of the branch in place of that of the sum"},
+    {"residual", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(OF_MODULE), 0, "",
+     "each wrong row is the norm of {other}, as this run has them, where the reference reads {wanted}: a norm in "
+     "another place, before or after the residual sum (pre-norm, post-norm)"},
     {"other_input", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(FOREIGN), 0, "",
      "each wrong row is the norm of another input: {other}, where the reference reads {wanted}"},
     {"embedding_scale", K(NORM_AGAIN), ARI_IDENTITY + 6, ANY, 0, IF(OF_INPUT) | IF(POWER) | IF(TOKENS), 0, "",

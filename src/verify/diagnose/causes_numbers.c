@@ -227,6 +227,9 @@ static const ari_cause rows[] = {
     {"other_labels", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(SOME), 0, "",
      "by the gradients of the logits {n} of {targets} targets have other labels, or are none in one of the runs"
      "{where}{which}" LOOK "labels that a rank's loader, roll or cut makes of its own part; those of another step"},
+    {"samples_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(ROWS) | IF(IDS), 0, "",
+     "labels with weights of their own: the gradient of each token is the reference's times a number from {low:.3g} to "
+     "{high:.3g}, one for each label (weights of classes, `weight=` of `cross_entropy`)"},
     {"samples_weighted", K(TARGETS), ARI_IDENTITY + 6, ANY, 0, IF(ROWS), 0, "",
      "samples with weights of their own: their gradients are the reference's times {weights}, sample by sample (weights "
      "of sequences, of ranks or of micro-batches that are others, or normalised by another count)"},
@@ -482,6 +485,9 @@ static const ari_cause rows[] = {
         K(GRADIENT), ANY, IF(TWICE), IF(FOREIGN),
         "; or, where its input is recomputed, the second forward pass began from another input or drew other dropout "
         "masks"),
+    {"reduction_operator", K(EXTREME), ARI_STATISTIC + 9, ANY, 0, 0, IF(LONE), "",
+     "the {which} of {n} ranks' parts in place of their sum, an all-reduce by {op}: no element is beyond the mean of the "
+     "reference's {n} parts on the other side" LOOK "`ReduceOp`"},
     {"unknown", K(SHARE), ARI_LAST_RESORT, "fb", 0, IF(EQUAL), IF(LONE), "",
      "no known trace: its share of the reference is {share:.3g}, and all ranks have the same"},
     {"counted_twice", K(SHARE), ARI_STATISTIC + 6, ANY, 0, IF(TWICE), 0, "",
@@ -499,6 +505,10 @@ static const ari_cause rows[] = {
      "contributions, computed again from the reference's values, {weights} are in it, in the order in which they went "
      "back" LOOK
      "`grad /= n` inside the loop over micro-batches; a divisor applied by every call of a pipeline schedule"},
+    {"reduced_again", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, IF(POWER), IF(LONE), "",
+     "the accumulated gradient was summed over {ranks} ranks after each of {micro} micro-batches in place of once, after "
+     "the last: of their contributions, computed again from the reference's values, {weights} are in it, in the order in "
+     "which they went back" LOOK "`no_sync`"},
     {"micro_batches_weighted", K(ACCUMULATED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
      "micro-batches with weights of their own: of the contributions of {micro}, computed again from the reference's "
      "values, {weights} are in the gradient, in the order in which they went back; all must divide by T, the count of "

@@ -384,15 +384,19 @@ static const ari_cause rows[] = {
     {"constant_added", K(CONSTANT_ADDED), ARI_IDENTITY + 4, ANY, 0, 0, 0, "",
      "a constant was added: the difference is {added} in every one of the {count} elements (it varies by {spread:.0e} "
      "of its size)" LOOK "an epsilon, an offset, a fill value"},
-    {"bias_counted_again", K(VECTOR_ADDED), ARI_IDENTITY + 3, "f", 0, 0, 0, "",
+    {"bias_counted_again", K(VECTOR_ADDED), ARI_IDENTITY + 3, "f", 0, 0, IF(ROWS), "",
      "a bias counted more than once, or left out: the same vector is added to each of the {row_count} {rows} (it "
      "varies by {spread:.0e} of its size, {size:.2g}){source}"},
     ALSO(ANY, IF(OF_TP), 0, "; a row-parallel bias is added once, after the sum over tp, or it counts {tp} times"),
     ALSO(ANY, IF(HIDDEN), IF(NAMED) | IF(LONE),
          "; a row-parallel bias is added once, after the sum over tp, or it counts N times"),
-    {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
+    {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, IF(ROWS), "",
      "the difference is one vector: the same is added to each of the {row_count} {rows} (it varies by {spread:.0e} of "
      "its size, {size:.2g}){source}" LOOK "a bias's gradient, a mean that is not subtracted"},
+    {"vector_added", K(VECTOR_ADDED), ARI_IDENTITY + 3, ANY, 0, 0, 0, "",
+     "the difference is one number in each of the {row_count} {rows}, added to all of its elements (it varies by "
+     "{spread:.0e} of its size, {size:.2g}){source}: a mean of each row that is subtracted on one side, as in centred "
+     "gradients"},
     {"positions", K(TABLE_ADDED), ARI_TRACE + 6, ANY, 0, 0, 0, "",
      "positions: the difference is the same for all {samples} samples (it varies by {spread:.0e} of its size), so it "
      "depends on the token's position alone; learned positions looked up by a local index, counted twice, or left "

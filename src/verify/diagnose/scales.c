@@ -255,9 +255,14 @@ static ar_status say_source(ari_trace *t, const ari_case *c, const classes *k)
     return AR_OK;
 }
 
+/* A row of fewer elements may differ by one number by chance. */
+enum { FEWEST_SHIFTED = 8 };
+
 /* True if a class's mean difference is all that differs. A class of one element agrees with itself. */
 static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_trace_kind kind)
 {
+    const bool to_rows = kind == ARI_FOUND_VECTOR_ADDED && k->side > 1;
+    const bool of_tp = !to_rows && (c->is & ARI_IS_ROW_PARALLEL) && ari_along(c->d, ARI_CUTS_FEATURES) > 1;
     const ari_hypothesis h = {of_its_class, .c = c, .of = k, .beside = ARI_SUMS * c->survey.max_reference};
     size_t there = 0, all = 0;
     double squares = 0.0;
@@ -271,9 +276,9 @@ static ar_status look_added(ari_trace *t, const ari_case *c, classes *k, ari_tra
     const double size = sqrt(squares / (double)all);
     if (!(size > 4.0 * c->absolute) || !isfinite(size) || all < there + there / 2 || !ari_holds_all(&left, &h))
         return AR_OK;
-    ARI_FINDING(t, kind, (c->is & ARI_IS_ROW_PARALLEL) && ari_along(c->d, ARI_CUTS_FEATURES) > 1 ? ARI_IF(OF_TP) : 0,
-                {"size", .number = size}, {"spread", .number = sqrt(left.left / left.all)},
-                {"added", .number = k->of[0].number}, {"samples", .count = c->grid.shape[0]});
+    ARI_FINDING(t, kind, (of_tp ? ARI_IF(OF_TP) : 0) | (to_rows ? ARI_IF(ROWS) : 0), {"size", .number = size},
+                {"spread", .number = sqrt(left.left / left.all)}, {"added", .number = k->of[0].number},
+                {"samples", .count = c->grid.shape[0]});
     return kind == ARI_FOUND_VECTOR_ADDED || kind == ARI_FOUND_TABLE_ADDED ? say_source(t, c, k) : AR_OK;
 }
 
@@ -287,6 +292,7 @@ ar_status ari_measure_added(ari_trace *t, const ari_case *c)
         size_t side, n;
     } all[] = {{ARI_FOUND_CONSTANT_ADDED, g->count, c->val ? 1 : 0},
                {ARI_FOUND_VECTOR_ADDED, 1, g->nd > 1 ? g->cols : 0},
+               {ARI_FOUND_VECTOR_ADDED, g->cols, g->nd > 1 && g->cols >= FEWEST_SHIFTED ? g->rows : 0},
                {ARI_FOUND_TABLE_ADDED, 1, table}};
     if (!(c->survey.total.max_difference > ARI_LONG_SUMS * c->survey.max_reference) ||
         (c->val ? c->count < 8 : !ari_is_activation(g->d)))

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "verify/diagnose/hypothesis.h"
+#include "verify/diagnose/replay/replay.h"
 
 double ari_cosine(const ari_tally *t)
 {
@@ -192,6 +193,61 @@ ar_status ari_measure_own_part(ari_trace *t, const ari_case *c)
     if (!sum && !mean)
         return AR_OK;
     ARI_FINDING(t, ARI_FOUND_OWN_PART, mean ? ARI_IF(AVERAGE) : 0, {"share", .number = s->total.vr / s->total.rr});
+    return AR_OK;
+}
+
+/* --- the largest or the smallest part ----------------------------------------------------------------------------- */
+
+/* Bounds on the elements that differ: sign times what they exceed the reference's nth part by. The bias that is added
+ * after a reduction is in neither. */
+typedef struct extreme {
+    double n, sign;
+    const float *bias; /* [cols]; NULL: none */
+} extreme;
+
+/* True if no element is on the other side of the mean of n parts, and nearly all are well away from it: a sum that
+ * lacks parts, a multiple or noise has both sides wherever the reference has both signs. */
+static bool is_extreme(const ari_case *c, const extreme *e)
+{
+    const double largest = c->survey.max_reference;
+    const double near = c->absolute + ARI_SUMS * largest + c->relative * largest / 2.0;
+    size_t signs[2] = {0, 0}, away = 0;
+    for (ari_run run = ari_runs_of(&c->grid); ari_runs_next(&run);) {
+        for (size_t i = 0; i < run.count; i++) {
+            const double bias = e->bias ? (double)e->bias[run.col + i] : 0.0, ref = (double)run.ref[i] - bias;
+            const double beyond = e->sign * ((double)run.value[i] - bias - ref / e->n);
+            if (!ari_run_differs(&c->grid, &run, i))
+                continue;
+            if (!(beyond >= -near))
+                return false;
+            signs[ref > 0.0]++;
+            away += beyond > near;
+        }
+    }
+    const size_t all = signs[0] + signs[1];
+    return signs[0] >= ENOUGH / 8 && signs[1] >= ENOUGH / 8 && all >= ENOUGH / 2 && away * 10 >= all * 9;
+}
+
+/* The largest of n ranks' parts is never less than their sum over n, and the smallest never more. */
+ar_status ari_measure_extreme(ari_trace *t, const ari_case *c)
+{
+    const ari_tally *all = &c->survey.total;
+    const ar_dump_tensor *own = c->d->pass == 'f' ? ari_replay_parameter(c, ARI_NO_ROLE, ".bias") : NULL;
+    float *bias = NULL;
+    if (!all_differ(all, 20) && !(all->different >= ENOUGH / 2 && all->kept == 0))
+        return AR_OK;
+    if (own && own->count == c->grid.cols)
+        AR_TRY(ari_read_values(&bias, own, c->arena));
+    for (size_t i = 0; i < 2 * ARI_LAYOUT_AXES && t->kind == ARI_FOUND_NOTHING; i++) {
+        const ari_axes axes = ari_layout_axes[i / 2].axes;
+        const int along = ari_along(c->d, axes), known = ari_ranks_along(&c->known->mesh, axes),
+                  n = along > known ? along : known;
+        const extreme e = {.n = n, .sign = i % 2 ? -1.0 : 1.0, .bias = bias};
+        const extreme of_mean = {.n = 1.0, .sign = e.sign};
+        if (n > 1 && (is_extreme(c, &e) || (c->d->pass == 'g' && is_extreme(c, &of_mean))))
+            ARI_FINDING(t, ARI_FOUND_EXTREME, 0, {"n", .count = (size_t)n},
+                        {"which", .text = i % 2 ? "smallest" : "largest"}, {"op", .text = i % 2 ? "MIN" : "MAX"});
+    }
     return AR_OK;
 }
 

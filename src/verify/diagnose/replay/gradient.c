@@ -184,23 +184,29 @@ static void state_weights(ari_trace *t, const ari_case *c, const double *weight)
 {
     const int n = c->d->micro_batches;
     int ones = 0, zeros = 0;
-    bool decays = true, alike = true;
+    bool decays = true, grows = true, alike = true;
     double w[MOST_MICRO];
     for (int i = 0; i < n; i++)
         w[i] = weight[c->d->forward_first ? n - 1 - i : i];
+    const double ranks = n > 1 && w[n - 1] > 0.5 ? nearbyint(w[n - 2] / w[n - 1]) : 0.0;
     for (int i = 0; i < n; i++) {
         const bool last = i + 1 == n;
         ones += fabs(w[i] - 1.0) < ARI_KNOWN;
         zeros += fabs(w[i]) < ARI_KNOWN;
         decays = decays && (last ? fabs(w[i] - 1.0) < ARI_KNOWN || fabs(w[i] * n - 1.0) < ARI_KNOWN
                                  : ari_is_near(w[i] * n, w[i + 1], ARI_KNOWN));
+        grows = grows && (last ? fabs(w[i] - 1.0) < ARI_KNOWN : ari_is_near(w[i], ranks * w[i + 1], ARI_KNOWN));
         alike = alike && fabs(w[i] - w[0]) < ARI_KNOWN;
     }
     if (alike)
         return;
     const bool one = ones == 1 && zeros == n - 1;
-    ari_trace_set(t, ARI_FOUND_ACCUMULATED, one ? ARI_IF(ONE) : decays ? ARI_IF(INVERSE) : 0);
-    ARI_FACTS(t, {"which", .text = w[n - 1] > 0.5 ? "last" : w[0] > 0.5 ? "first" : "one"});
+    ari_trace_set(t, ARI_FOUND_ACCUMULATED,
+                  one                    ? ARI_IF(ONE)
+                  : decays               ? ARI_IF(INVERSE)
+                  : grows && ranks > 1.0 ? ARI_IF(POWER)
+                                         : 0);
+    ARI_FACTS(t, {"ranks", .number = ranks}, {"which", .text = w[n - 1] > 0.5 ? "last" : w[0] > 0.5 ? "first" : "one"});
     ari_text list = ari_list(t, "weights");
     for (int i = 0; i < n; i++)
         ari_say(&list, "%s%.4g", i > 0 ? ", " : "", round(w[i] * 1e6) / 1e6 + 0.0);

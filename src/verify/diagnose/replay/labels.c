@@ -54,6 +54,25 @@ static bool is_moved(const ari_losses *l, const bool *wrong, size_t n, long by)
     return fits >= FEWEST_MOVED && 2 * fits >= n;
 }
 
+/* True if the gradients of the tokens that count on both sides are one multiple of the reference's, as other tokens
+ * leave them; a term that is added to the loss does not. */
+static ar_status has_same_gradients(bool *same, const ari_losses *l)
+{
+    const ar_dump_tensor *ref = l->of[0].gradient, *other = l->of[1].gradient;
+    const double allowed = fmax(ARI_FIT, 4.0 * l->c->relative * l->c->relative);
+    double first = 0.0, times = 0.0;
+    *same = true;
+    for (size_t i = 0; i < l->tokens && *same && ari_same_shape(ref, other); i++) {
+        ari_fit f = {0};
+        if (!l->of[0].counts[i] || !l->of[1].counts[i])
+            continue;
+        AR_TRY(ari_fit_read(&f, other, ref, i * ref->shape[2], ref->shape[2]));
+        *same = ari_fit_one(&times, &f) <= allowed && (first == 0.0 || ari_is_near(times, first, sqrt(allowed)));
+        first = times;
+    }
+    return AR_OK;
+}
+
 static void compare_labels(ari_trace *t, const ari_losses *l, bool *wrong)
 {
     const ari_loss_side *ref = &l->of[0], *other = &l->of[1];
@@ -86,11 +105,15 @@ static void compare_labels(ari_trace *t, const ari_losses *l, bool *wrong)
 
 ar_status ari_loss_labels_compare(ari_trace *t, const ari_losses *l)
 {
-    bool *wrong = NULL;
+    bool *wrong = NULL, same = true;
     if (!l->of[0].of_dump || !l->of[1].of_dump)
         return AR_OK;
     AR_TRY(ARI_TAKE(&wrong, l->c->arena, l->tokens, "labels"));
     compare_labels(t, l, wrong);
+    if (t->kind != ARI_FOUND_NOTHING && (t->flags & ARI_IF(PADDED)))
+        AR_TRY(has_same_gradients(&same, l));
+    if (!same)
+        ari_trace_clear(t);
     return AR_OK;
 }
 
@@ -110,7 +133,34 @@ static double weight_of(const ari_losses *l, size_t sample, size_t *targets)
     return weight;
 }
 
-void ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
+/* Finds a weight for each label, if tokens of one label have one weight and labels have several. */
+static ar_status find_label_weights(ari_trace *t, const ari_losses *l)
+{
+    enum { FEWEST_AGREED = 8 };
+    double *of = NULL, low = HUGE_VAL, high = 0.0;
+    size_t agreed = 0;
+    AR_TRY(ARI_TAKE(&of, l->c->arena, l->vocabulary, "weights of labels"));
+    for (size_t i = 0; l->weight && i < l->tokens; i++) {
+        const size_t label = !l->of[0].counts[i]           ? l->vocabulary
+                             : l->of[0].label              ? l->of[0].label[i]
+                             : l->ids && i + 1 < l->tokens ? l->ids[i + 1]
+                                                           : l->vocabulary;
+        if (label >= l->vocabulary)
+            continue;
+        if (of[label] > 0.0 && !ari_is_near(l->weight[i], of[label], ARI_KNOWN))
+            return AR_OK;
+        agreed += of[label] > 0.0;
+        of[label] = l->weight[i];
+        low = fmin(low, l->weight[i]);
+        high = fmax(high, l->weight[i]);
+    }
+    if (agreed >= FEWEST_AGREED && low > 0.0 && high > low * (1.0 + 10.0 * ARI_KNOWN))
+        ARI_FINDING(t, ARI_FOUND_TARGETS, ARI_IF(ROWS) | ARI_IF(IDS), {"low", .number = low}, {"high", .number = high});
+    return AR_OK;
+}
+
+/* Samples that each have one weight. */
+static void find_sample_weights(ari_trace *t, const ari_losses *l)
 {
     const int dp = l->c->facts.dp > 1 ? l->c->facts.dp : 1, micro = l->c->facts.micro_batches;
     const double parts = dp * (micro > 1 ? micro : 1);
@@ -141,4 +191,10 @@ void ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
         return;
     ari_trace_set(t, ARI_FOUND_TARGETS, ARI_IF(ROWS));
     ari_words(t, "weights", samples > SAMPLES_SAID ? "%s, .." : "%s", said);
+}
+
+ar_status ari_loss_weights_compare(ari_trace *t, const ari_losses *l)
+{
+    find_sample_weights(t, l);
+    return t->kind == ARI_FOUND_NOTHING ? find_label_weights(t, l) : AR_OK;
 }

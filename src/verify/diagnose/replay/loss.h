@@ -50,8 +50,8 @@ AR_NODISCARD ar_status ari_loss_scale_find(double *times, ari_losses *l);
 /** Compares labels, and which tokens count, by the gradients of both dumps; names the ranks whose are others. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_loss_labels_compare(ari_trace *t, const ari_losses *l);
-/** Finds samples that count more or less than in the reference. */
-void ari_loss_weights_compare(ari_trace *t, const ari_losses *l);
+/** Finds samples, or labels, that count more or less than in the reference. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_loss_weights_compare(ari_trace *t, const ari_losses *l);
 
 static inline double ari_loss_entropy(const ari_losses *l, const ari_loss_side *s, size_t token, size_t id)
 {

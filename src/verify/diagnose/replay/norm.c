@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Norms: rows with another mean or variance, and norms computed again from their input with one fault. */
+/* Norms computed again from their input with one fault. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,129 +7,11 @@
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/search.h"
 
-/* --- a norm's mean and variance ----------------------------------------------------------------------------------- */
-
-typedef struct lines {
-    bool possible, moved; /* moved: some row is not a mere multiple */
-    size_t n;             /* rows */
-    double low, high;     /* slopes */
-} lines;
-
-/* Relative tolerance of squares in fp32, with a margin; and of numbers taken from single features. */
-static const double rounding = 1e-10, hundredth = 1e-2;
-
-/* Fits value = slope * reference + shift. The residual must be small compared to the difference, not to the values: a
- * bias that is added after the stretching leaves that much. */
-static void add_line(lines *l, const ari_run *run)
-{
-    ari_fit f = {0}, apart = {0};
-    double slope, shift, mean;
-    for (size_t i = 0; i < run->count; i++) {
-        ari_fit_add(&f, (double)run->value[i], (double)run->ref[i], 1.0);
-        ari_fit_add(&apart, (double)run->value[i] - (double)run->ref[i], 1.0, 0.0);
-    }
-    const double left = f.yy * ari_fit_two(&slope, &shift, &f), differ = apart.yy * ari_fit_one(&mean, &apart);
-    l->possible = l->possible && slope > 0.0 && left <= 0.05 * differ + rounding * f.yy;
-    l->low = l->n == 0 || slope < l->low ? slope : l->low;
-    l->high = l->n == 0 || slope > l->high ? slope : l->high;
-    l->moved = l->moved || ari_fit_one(&mean, &f) > rounding;
-    l->n++;
-}
-
-ar_status ari_measure_statistic(ari_trace *t, const ari_case *c)
-{
-    const ari_grid *g = &c->grid;
-    lines l = {.possible = true};
-    if (!(c->is & ARI_IS_NORM) || g->nd < 2 || g->cols < 8)
-        return AR_OK;
-    for (ari_run run = ari_runs_of(g); l.possible && ari_runs_next(&run);) {
-        if (run.count == g->cols && ari_run_is_wrong(g, &run))
-            add_line(&l, &run);
-    }
-    if (!l.possible || l.n == 0 || (fabs(l.low - 1.0) < ARI_KNOWN && fabs(l.high - 1.0) < ARI_KNOWN))
-        return AR_OK;
-    size_t padded = 1;
-    while (padded < g->cols)
-        padded *= 2;
-    const double factor = sqrt((double)padded / (double)g->cols);
-    const bool by_padding = padded > g->cols && fabs(l.low / factor - 1.0) < 0.02 && fabs(l.high / factor - 1.0) < 0.02;
-    if (!l.moved && !by_padding) /* a factor for each row */
-        return AR_OK;
-    ARI_FINDING(t, ARI_FOUND_STATISTIC, by_padding ? ARI_IF(PADDED) : 0, {"low", .number = l.low},
-                {"high", .number = l.high}, {"padded", .count = padded}, {"lanes", .count = g->cols},
-                {"factor", .number = factor});
-    return AR_OK;
-}
-
-/* --- a batch norm's mean and variance ----------------------------------------------------------------------------- */
-
-/* Those of blocks of samples, such as a rank has: in each block each channel is a line, slope * reference + shift. */
-typedef struct blocks {
-    int dim;         /* of channels */
-    size_t n, count; /* blocks, channels */
-    ari_fit *fit;    /* [n][count] */
-    double *slope, *shift;
-} blocks;
-
-static size_t block_of(const blocks *b, const ari_grid *g, size_t i)
-{
-    return ari_grid_index(g, i, 0) * b->n / g->shape[0] * b->count + ari_grid_index(g, i, b->dim);
-}
-
-static double of_block(const ari_hypothesis *h, const ari_run *run, size_t i)
-{
-    const blocks *b = h->of;
-    const size_t k = block_of(b, run->g, run->index + i);
-    return b->slope[k] * (double)run->ref[i] + b->shift[k];
-}
-
-/* True if the blocks' lines hold, and most channels have other slopes in different blocks. */
-static ar_status fit_blocks(bool *held, double *low, double *high, blocks *b, const ari_case *c)
-{
-    const size_t n = b->n * b->count;
-    size_t differ = 0;
-    AR_TRY(ARI_TAKE(&b->fit, c->arena, n, c->d->name));
-    AR_TRY(ARI_TAKE(&b->slope, c->arena, n, c->d->name));
-    AR_TRY(ARI_TAKE(&b->shift, c->arena, n, c->d->name));
-    for (size_t i = 0; i < c->count; i++)
-        ari_fit_add(&b->fit[block_of(b, &c->grid, i)], (double)c->val[i], (double)c->ref[i], 1.0);
-    *low = HUGE_VAL, *high = 0.0;
-    for (size_t i = 0; i < n; i++) {
-        ari_fit_two(&b->slope[i], &b->shift[i], &b->fit[i]);
-        *low = fmin(*low, b->slope[i]), *high = fmax(*high, b->slope[i]);
-        differ += fabs(b->slope[i] / b->slope[i % b->count] - 1.0) > ARI_KNOWN;
-    }
-    const ari_hypothesis h = {.expect = of_block, .c = c, .of = b, .factor = *high};
-    *held = *low > 0.0 && 2 * differ >= n - b->count && ari_holds_all(NULL, &h);
-    return AR_OK;
-}
-
-/* As many blocks as there are ranks and micro-batches, if these are known. */
-ar_status ari_measure_batch_norm(ari_trace *t, const ari_case *c)
-{
-    enum { FEWEST = 3 }; /* elements for each of a line's two numbers */
-    const ari_grid *g = &c->grid;
-    const size_t samples = g->shape[0], dp = (size_t)c->facts.dp, micro = (size_t)c->facts.micro_batches;
-    bool held = false;
-    double low = 0.0, high = 0.0;
-    blocks b = {.dim = g->nd > 1 ? 1 : 0};
-    for (b.n = 2; b.dim > 0 && 2 * b.n <= samples && !held; b.n++) {
-        b.count = g->shape[b.dim];
-        if (samples % b.n != 0 || (dp > 0 && micro > 0 && b.n != dp && b.n != micro && b.n != dp * micro) ||
-            c->count < 2 * FEWEST * b.n * b.count)
-            continue;
-        ARI_ARENA_SCOPE(c->arena);
-        AR_TRY(fit_blocks(&held, &low, &high, &b, c));
-        if (held)
-            ARI_FINDING(t, ARI_FOUND_STATISTIC, ARI_IF(SAMPLES), {"blocks", .count = b.n}, {"low", .number = low},
-                        {"high", .number = high});
-    }
-    return AR_OK;
-}
-
 /* --- a norm computed again ---------------------------------------------------------------------------------------- */
 
 enum { FEWEST_ROWS = 4, MOST_LISTED = 16 };
+/* The tolerance of numbers taken from single features. */
+static const double hundredth = 1e-2;
 
 /* A norm of a row: x = the sum of some tensors, y = (x - mean)/sqrt(mean of squares + eps)*gain + shift. */
 typedef struct recipe {
@@ -263,11 +145,12 @@ static void put_recipe(ari_probe *p, void *of, size_t candidate)
 }
 
 /* The epsilon that gives the rows: mean of squares + eps is x^2/z^2. *apart: the rows' contradiction, at least their
- * uncertainty. */
-static double epsilon_of(norm *n, const recipe *r, const float *const *data, double *apart)
+ * uncertainty; *times: the mean of squares with the recipe's epsilon as a multiple of its own, on average. */
+static double epsilon_of(norm *n, const recipe *r, const float *const *data, double *apart, double *times)
 {
     const double cols = (double)n->near.width;
     double low = HUGE_VAL, high = -HUGE_VAL, unsure = 0.0;
+    *times = 0.0;
     for (size_t k = 0; k < n->p.tokens; k++) {
         const double square = input_of(n->y, n, r, k);
         double xz = 0.0, zz = 0.0;
@@ -277,6 +160,7 @@ static double epsilon_of(norm *n, const recipe *r, const float *const *data, dou
             zz += z * z;
         }
         const double under = pow(square * cols / xz, 2.0);
+        *times += (under - r->eps) / square / (double)n->p.tokens;
         low = fmin(low, under - square);
         high = fmax(high, under - square);
         unsure = fmax(unsure, under * (2.0 * ARI_OF_A_MEAN + n->c->relative + 2.0 * n->c->absolute / sqrt(zz / cols)));
@@ -300,7 +184,7 @@ static ari_terms find_input(const norm *n, const recipe *r, size_t y, const ari_
 static bool find_base(norm *n, ari_terms *here)
 {
     recipe *base = &n->list[0];
-    double apart, exact = HUGE_VAL;
+    double apart, times, exact = HUGE_VAL;
     *base = (recipe){.in.left = HUGE_VAL};
     for (int way = 0; way < 4; way++) {
         recipe own = {.centred = way % 2, .plus = way / 2};
@@ -313,7 +197,7 @@ static bool find_base(norm *n, ari_terms *here)
     }
     if (!(base->in.left <= n->allowed))
         return false;
-    base->eps = fmax(epsilon_of(n, base, n->p.ref, &apart), 0.0);
+    base->eps = fmax(epsilon_of(n, base, n->p.ref, &apart, &times), 0.0);
     put_recipe(&n->p, n, 0);
     return ari_probe_try_base(&n->p, &exact);
 }
@@ -364,8 +248,9 @@ static void list_stream(norm *n, size_t k)
 static void list_mistakes(norm *n, const ari_terms *here)
 {
     const recipe *base = &n->list[0];
-    double apart;
-    const double epsilon = epsilon_of(n, base, n->p.val, &apart);
+    const double cols = (double)n->near.width;
+    double apart, times;
+    const double epsilon = epsilon_of(n, base, n->p.val, &apart, &times);
     n->n = 1;
     for (size_t i = 0; i < SWITCHES; i++) {
         double *is = (double *)(void *)((char *)list_one(n, switches[i].flags) + switches[i].at);
@@ -378,6 +263,8 @@ static void list_mistakes(norm *n, const ari_terms *here)
         list_one(n, ARI_IF(OF_INPUT) | ARI_IF(SOME))->in = *here;
     if (epsilon > 2.0 * apart && has_own_size(&base->in))
         list_one(n, ARI_IF(ROWS))->eps = epsilon;
+    if (times > 0.0 && fabs(cols - cols / times) > 2.0)
+        list_one(n, ARI_IF(ROOT) | ARI_IF(OF_SHARDS))->less = cols - cols / times;
     for (size_t k = 0; k < base->in.terms && base->in.terms > 1; k++)
         list_stream(n, k);
 }
@@ -432,6 +319,26 @@ static ar_status find_dropout(ari_trace *t, norm *n)
     return AR_OK;
 }
 
+/* --- what the other's rows read ----------------------------------------------------------------------------------- */
+
+/* The sum of the other's own values that it normalised, if that has other terms than the reference's: what those are
+ * was computed in another order, as a branch before its norm. */
+static ar_status find_own_input(bool *found, ari_terms *here, norm *n)
+{
+    const recipe *base = &n->list[0];
+    AR_TRY(ari_near_read(&n->near, &n->p, n->near.width, n->c->known->other));
+    memset(n->of, 0, n->p.tokens * sizeof *n->of);
+    multiply_rows(n);
+    ari_terms same = base->in;
+    const size_t at = n->near.n;
+    ari_terms_fit(&same, n->of, n->p.tokens, at + OTHER + (base->plus > 0.0),
+                  base->centred != 0.0 ? at + ONES : SIZE_MAX);
+    *here = find_input(n, base, OTHER, &base->in);
+    *found = here->left <= n->allowed && !(same.left <= ARI_REPLAY_BASE) &&
+             !(here->terms == base->in.terms && ari_terms_shared(here, &base->in) == here->terms);
+    return AR_OK;
+}
+
 /* --- what is said of it ------------------------------------------------------------------------------------------- */
 
 /* A norm does not show which of its terms counts too often; a later sum of these and another does, as each dump has it
@@ -483,6 +390,14 @@ static ar_status say_mixture(ari_trace *t, const norm *n, const ari_terms *wante
     return AR_OK;
 }
 
+/* True for the width of one of the ranks' shards of the features, or of as many times all of them. */
+static bool is_of_shards(const norm *n, double features)
+{
+    const double ranks = ari_ranks_along(&n->c->known->mesh, ARI_CUTS_FEATURES), all = (double)n->near.width;
+    return ranks > 1.0 && (ari_is_near(features * ranks, all, ARI_KNOWN + n->c->relative) ||
+                           ari_is_near(features, all * ranks, ARI_KNOWN + n->c->relative));
+}
+
 static ar_status look_at_norm(ari_trace *t, norm *n)
 {
     ari_terms here;
@@ -491,11 +406,22 @@ static ar_status look_at_norm(ari_trace *t, norm *n)
     if (!find_base(n, &here))
         return AR_OK;
     list_mistakes(n, &here);
-    if (!ari_choose_other(&other, &left, &n->p, put_recipe, n, 0, n->n))
-        return find_dropout(t, n);
+    if (!ari_choose_other(&other, &left, &n->p, put_recipe, n, 0, n->n)) {
+        bool reads = false;
+        AR_TRY(find_dropout(t, n));
+        if (t->kind == ARI_FOUND_NOTHING)
+            AR_TRY(find_own_input(&reads, &here, n));
+        if (!reads)
+            return AR_OK;
+        ari_trace_set(t, ARI_FOUND_NORM_AGAIN, ARI_IF(OF_INPUT) | ARI_IF(SOME) | ARI_IF(OF_MODULE));
+        return say_mixture(t, n, &n->list[0].in, &here);
+    }
     const recipe *found = &n->list[other];
+    const double features = (double)n->near.width - found->less;
+    if ((found->flags & ARI_IF(OF_SHARDS)) && !is_of_shards(n, features)) /* a number for all of it */
+        return AR_OK;
     ARI_FINDING(t, ARI_FOUND_NORM_AGAIN, found->flags, {"epsilon", .number = found->eps},
-                {"lanes", .count = n->near.width},
+                {"lanes", .count = n->near.width}, {"features", .number = features},
                 {"branch", .text = n->near.of[found->in.of[found->in.terms - 1]]->name});
     return found->flags & ARI_IF(SOME) ? say_mixture(t, n, &n->list[0].in, &found->in) : AR_OK;
 }

@@ -335,6 +335,8 @@ static ar_status look_at_loss(ari_trace *t, ari_losses *l)
         ari_loss_extra_compare(t, l);
     bool right = false;
     if (t->kind == ARI_FOUND_NOTHING)
+        AR_TRY(ari_loss_weights_compare(t, l));
+    if (t->kind == ARI_FOUND_NOTHING)
         AR_TRY(has_right_gradient(&right, l));
     if (right) {
         ARI_FINDING(t, ARI_FOUND_LOSS_OPTIONS, ARI_IF(ALONE), {"off", .number = l->of[1].value - l->of[0].value});
@@ -357,9 +359,7 @@ static ar_status look_at_gradient(ari_trace *t, ari_losses *l)
         return AR_OK;
     }
     AR_TRY(compare_labels(t, l));
-    if (t->kind == ARI_FOUND_NOTHING)
-        ari_loss_weights_compare(t, l);
-    return AR_OK;
+    return t->kind == ARI_FOUND_NOTHING ? ari_loss_weights_compare(t, l) : AR_OK;
 }
 
 ar_status ari_measure_targets(ari_trace *t, const ari_case *c)
