@@ -72,6 +72,7 @@ VALUE(without_other, x - noise(i + 9000))
 VALUE(with_six_others, x + 6.0f * noise(i + 9000))
 VALUE(centred, x - 0.3f - 0.05f * noise(row_of(w, i) + 9000))
 VALUE(largest_part, fmaxf(noise(i + 9000), x - noise(i + 9000)))
+VALUE(largest_of_some, i % 3 ? fmaxf(noise(i + 9000), x - noise(i + 9000)) : fmaxf(x, 0.0f))
 VALUE(smallest_part, fminf(noise(i + 9000), x - noise(i + 9000)))
 VALUE(dropped, i % 5 == 0 ? 0.0f : 1.25f * noise(i + 9000))
 VALUE(dropped_without_scale, i % 5 == 0 ? 0.0f : noise(i + 9000))
@@ -137,6 +138,8 @@ static const trace traces[] = {
      CAUSE("vector_added"), HINT("one number in each of the 8 rows"), AMONG(LAYER ".mlp.up_proj.weight:grad")},
     {"the largest part for the sum", LAYER ".mlp.down_proj", 'f', WHOLE(2, 2, 8, 16), largest_part,
      CAUSE("reduction_operator"), HINT("the largest of 2 ranks' parts", "by MAX"), NEAR(0, 7, -4, "unknown")},
+    {"the largest part where some have one alone", LAYER ".mlp", 'f', WHOLE(2, 2, 8, 16), largest_of_some,
+     CAUSE("reduction_operator")},
     {"the smallest part for the sum", LAYER ".mlp.up_proj.weight", 'g', WHOLE(2, 8, 16), smallest_part,
      CAUSE("reduction_operator"), HINT("by MIN")},
     {"a layer's gradient without its residual", LAYER, 'b', WHOLE(2, 2, 8, 16), other, CAUSE("residual"),

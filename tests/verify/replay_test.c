@@ -147,7 +147,7 @@ CLAIM(one_mistake_of_a_norm_is_named)
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         made m = {.n = 0};
         (void)make_norm(&m, cases[k].right, cases[k].wrong);
-        expect_cause(&m, cases[k].cause, NULL, k);
+        expect_cause(&m, cases[k].cause, k == 2 || k == 3 ? "another mixture" : NULL, k);
     }
 }
 

@@ -242,6 +242,7 @@ static void list_stream(norm *n, size_t k)
         all += out * out;
     }
     r->after += more / all;
+    n->n -= fabs(r->after) < hundredth; /* they are not there at all */
 }
 
 /* Lists the faults; their numbers are fitted to the other's rows. */
@@ -334,7 +335,7 @@ static ar_status find_own_input(bool *found, ari_terms *here, norm *n)
     ari_terms_fit(&same, n->of, n->p.tokens, at + OTHER + (base->plus > 0.0),
                   base->centred != 0.0 ? at + ONES : SIZE_MAX);
     *here = find_input(n, base, OTHER, &base->in);
-    *found = here->left <= n->allowed && !(same.left <= ARI_REPLAY_BASE) &&
+    *found = here->left <= n->allowed && !(same.left <= ARI_REPLAY_MISTAKE) &&
              !(here->terms == base->in.terms && ari_terms_shared(here, &base->in) == here->terms);
     return AR_OK;
 }
