@@ -25,6 +25,8 @@ static atomic_uint dear_waits;
 enum { DEAR_SPIN_TURNS = 600 };
 /* A sleeper looks again at least this often. Every change wakes it; this bounds the damage if one did not. */
 #define SLEEP_NS ((uint64_t)1000000000)
+/* A turn that took longer: the process was stopped (Ctrl-Z, a debugger), and with it those that are waited for. */
+#define STOPPED_NS (2 * SLEEP_NS)
 
 int ari_sleepers_init(ari_sleepers *s)
 {
@@ -67,7 +69,7 @@ static void sleep_on(ari_sleepers *s, const _Atomic uint64_t *word, uint64_t see
 
 static uint64_t deadline_of(const ari_wait *w)
 {
-    return w->timeout_ns ? ari_deadline_ns(w->start_ns, w->timeout_ns) : UINT64_MAX;
+    return w->timeout_ns ? ari_deadline_ns(w->start_ns + w->stopped_ns, w->timeout_ns) : UINT64_MAX;
 }
 
 /* False: there is no deterministic scheduler, and the thread has to wait by itself. */
@@ -112,14 +114,18 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
     if (w->start_ns == 0)
         w->start_ns = w->now_ns = ari_now_ns();
     if (w->now_ns - w->start_ns >= (w->awake_ns ? w->awake_ns : YIELD_NS) || yields_are_dear()) {
-        const uint64_t slice = ari_deadline_ns(w->now_ns, SLEEP_NS), deadline = deadline_of(w);
+        const uint64_t slice = ari_deadline_ns(w->now_ns + w->stopped_ns, SLEEP_NS), deadline = deadline_of(w);
         sleep_on(w->at, word, seen, w->other, other_seen, slice < deadline ? slice : deadline);
     } else {
         sched_yield();
-        if (ari_now_ns() - w->now_ns > DEAR_NS)
+        if (ari_now_ns() - w->stopped_ns - w->now_ns > DEAR_NS)
             atomic_store_explicit(&dear_waits, DEAR_WAITS, memory_order_relaxed);
     }
-    w->now_ns = ari_now_ns(); /* every time: a turn among thousands of ranks takes long */
+    const uint64_t now = ari_now_ns() - w->stopped_ns; /* every time: a turn among thousands of ranks takes long */
+    if (now - w->now_ns > STOPPED_NS)
+        w->stopped_ns += now - w->now_ns;
+    else
+        w->now_ns = now;
 }
 
 uint64_t ari_wait_now_ns(void)

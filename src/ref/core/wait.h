@@ -32,6 +32,7 @@ typedef struct ari_wait {
     bool stuck;                    /* set under a deterministic scheduler: nobody will ever change the words */
     unsigned turns;
     uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
+    uint64_t stopped_ns;       /* by which now_ns is behind the clock: while the process was stopped nobody came late */
 } ari_wait;
 
 /** Tells the core that its thread spins. */
