@@ -139,7 +139,8 @@ class Trajectories(TrainTest):
             save, plot = self.folder / number.name, self.folder / "loss.svg"
             child = subprocess.Popen([COMMAND, "train", self.model, *SIZE, "--steps", "100000", "--log-every", "1",
                                       *layout, "--save", save, "--plot", plot], stdout=subprocess.PIPE,
-                                     stderr=subprocess.PIPE, text=True)
+                                     stderr=subprocess.PIPE, text=True,
+                                     preexec_fn=lambda n=number: signal.signal(n, signal.SIG_DFL))  # not so under nohup
             lines = [child.stdout.readline() for _ in range(10)]  # the head, and some steps
             child.send_signal(number)
             out, err = child.communicate(timeout=LIMIT_S)
