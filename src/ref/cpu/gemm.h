@@ -66,7 +66,7 @@ typedef struct ari_tile_plan {
     size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
     size_t panels; /* of a right matrix that is packed before the tiles, of col_step rows each */
     size_t panel;  /* words of one: set by the path; 0: none */
-    size_t row;    /* words of a row of rounded values, or of two and the tile's, where no result holds them */
+    size_t row;    /* words of rounded values that no result holds, of products that are accumulated */
     bool narrow;   /* of operands of 15 bits */
     bool direct;   /* `sum` is to round as round_row does; a path that does not clears it */
     bool parts;    /* then sums are kept of a part of the tile at a time: set by the path */
@@ -90,7 +90,7 @@ typedef struct ari_tile {
     double *scale;        /* [cols], with room for whole panels */
     ari_tile_result result;
     int64_t *wide; /* [rows, 2*cols] */
-    float *values; /* [cols], or [1 + rows, cols], where plan->row is not 0 */
+    float *values; /* [1, or rows if direct; and rows of a product before; cols], where plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {

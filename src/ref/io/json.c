@@ -44,7 +44,7 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
     const bool python = strstr(error.text, "near 'NaN'") || strstr(error.text, "near 'Infinity'") ||
                         strstr(error.text, "token near '-'");
     char line[24] = ""; /* a line of JSON Lines has its number in the name */
-    if (memchr(text, '\n', length))
+    if (value == NULL && memchr(text, '\n', length))
         snprintf(line, sizeof line, "line %d, ", error.line);
     if (value == NULL)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: %scolumn %d: %s%s", ARI_SHOW(name), line, error.column,
