@@ -37,7 +37,7 @@ typedef struct ari_dump_file {
     bool placed; /* it says itself where its tensors stand */
 } ari_dump_file;
 
-/* What ranks have of other lengths, and is no tensor. */
+/* Parts of no tensor: those that the capture left out, or that ranks have in other lengths. */
 typedef struct ari_ragged {
     const char *name;
     const ari_piece *piece; /* one that is not as the first of its name */

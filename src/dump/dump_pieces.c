@@ -51,6 +51,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, &d->arena, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
+    p->left_out = t != NULL ? t->left_out : NULL;
     p->has_shape = t == NULL || t->has_shape;
     if (t != NULL && t->has_shape)
         memcpy(p->shape, t->shape, sizeof p->shape);

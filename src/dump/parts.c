@@ -374,13 +374,17 @@ size_t ari_piece_group(const ari_piece *p, size_t n)
     return same;
 }
 
-/* Of values and gradients whose files say of one dimension alone that the whole has other extents there, a piece that
- * is not as the first; NULL: they are a tensor. */
+/* A piece that its file says is a part of no tensor. Of values and gradients whose files say of one dimension alone
+ * that the whole has other extents there, a piece that is not as the first. NULL: they are a tensor. */
 static const ari_piece *find_ragged(const ari_piece *p, size_t n)
 {
     const ari_piece *other = NULL;
     bool differs[AR_ST_MAX_DIMS] = {false};
     int dimensions = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (p[i].left_out)
+            return &p[i];
+    }
     for (size_t i = 0; i < n; i++) {
         if (!p[i].has_shape || !p[i].given || p[i].ndim != p->ndim || p[i].entry->dtype != p->entry->dtype)
             return NULL;
@@ -401,9 +405,13 @@ bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
     if (!found)
         return false;
     const ari_piece *p = found->piece, *first = p;
+    if (p->left_out) {
+        ari_printable(text, 160, p->left_out);
+        return true;
+    }
     while (first > d->piece && strcmp(first[-1].name, name) == 0)
         first--;
-    snprintf(text, 160, "%s on rank %d, %s on rank %d", ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank,
+    snprintf(text, 160, "%s on rank %d, %s on rank %d: each pads to its own longest sample", ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank,
              ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
     return true;
 }

@@ -120,16 +120,21 @@ static ar_status read_partial(const ari_placement *p, ari_placed *t, const json_
 
 static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
 {
-    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed"};
+    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed", "left_out"};
     const char *where = at_tensor(r, t->name);
     if (!json_is_object(value))
         return invalid(where, "has to be an object");
     AR_TRY(known_keys(value, keys, sizeof keys / sizeof *keys, where));
     const json_t *shape = json_object_get(value, "shape"), *boxes = json_object_get(value, "boxes");
     const json_t *partial = json_object_get(value, "partial"), *assumed = json_object_get(value, "assumed");
+    const json_t *left_out = json_object_get(value, "left_out");
     if (assumed != NULL && !json_is_boolean(assumed))
         return invalid(where, "'assumed' has to be true or false");
     t->assumed = json_is_true(assumed);
+    if (left_out != NULL && !json_is_string(left_out))
+        return invalid(where, "'left_out' has to be a text, why it is a part of no tensor");
+    if (left_out != NULL)
+        AR_TRY(ari_arena_text(&r->p->arena, &t->left_out, json_string_value(left_out), "a placement"));
     if (shape != NULL)
         AR_TRY(read_numbers(shape, "shape", &t->ndim, t->shape, where));
     t->has_shape = shape != NULL;

@@ -22,16 +22,18 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, local_of, loss_of, scalar_of,
-                                     tensors_of, untraced, version_of, whole_of)
-from anyrank.capture._model import DTensor, groups_of, parameters_of, router_biases_of, unwrapped
+from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, local_of, loss_of,
+                                     named_loss_of, reached_of, scalars_of, tensors_of, untraced, version_of, whole_of)
+from anyrank.capture._model import (DTensor, averages_of, buffers_of, groups_of, parameters_of, router_biases_of,
+                                    unwrapped)
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._spec import Spec
+from anyrank.capture._states import states_of
 from anyrank.capture._steps import Chosen, Steps
 
-VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "clip")
-STATE = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v", "square_avg": "v"}
+VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip")
+SMALL = 1 << 18  # elements of an input or a buffer up to which it is written
 _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
@@ -66,8 +68,10 @@ class Capture:
     spec       what the model does not say of itself: {"mesh": .., "shard": .., "partial": .., "mean_over": ..}, or the
                name of a JSON file with it
     steps      which training steps, from 1: {1, 100}, range(1, 4), a function; default: all
+    first_step the number of the run's first step: 4 in a run that resumes after three, whose weights are then NAME:new@3
+    ema        averaged weights: a module (AveragedModel), or tensors in the order of the model's parameters
     only       globs of the names to keep; default: all
-    values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "clip"
+    values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip"
     timeout    seconds to wait at the end for ranks that are still running
 
     A step is its forward passes, until the next one after an optimizer's step. Programs whose steps cannot be seen so
@@ -75,14 +79,16 @@ class Capture:
     """
 
     def __init__(self, model: nn.Module, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
-                 rank: int | None = None, spec: typing.Any = None, steps: Steps = None,
-                 only: str | typing.Sequence[str] | None = None, values: typing.Sequence[str] = VALUES,
+                 rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
+                 ema: typing.Any = None, only: str | typing.Sequence[str] | None = None, values: typing.Sequence[str] = VALUES,
                  timeout: float = 600) -> None:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
         if only is not None and not isinstance(only, (str, list, tuple, set, frozenset)):
             raise AnyrankError(f"only: {only!r} has to be a glob, or several")
+        if not isinstance(first_step, int) or isinstance(first_step, bool) or first_step < 1:
+            raise AnyrankError(f"first_step: {first_step!r} has to be the number of a step, which count from 1")
         if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise AnyrankError(f"timeout: {timeout!r} has to be more than 0 seconds")
         if not path_name(folder):
@@ -93,6 +99,7 @@ class Capture:
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
+        self._averages, self._first_step = averages_of(ema, self._model), first_step
         self._check_optimizers()
         if self._spec.mesh is not None:
             groups_of(self._model, None, *self._ranks(), self._spec.mesh, None)
@@ -101,9 +108,11 @@ class Capture:
         self._listener: Listener | None = None
         self._handles: list[typing.Any] = []
         self._exchange: Alone | Store | None = None
-        self._running, self._step = False, 1
+        self._running, self._step = False, first_step
         self._pass: Pass | None = None  # that a module's output belongs to now
-        self._deaf = self._inside = False  # an evaluation; within optimizer.step
+        self._deaf = self._again = False  # an evaluation; a closure's further calls within one optimizer.step
+        self._whole = self._in_part = False  # the model itself has been called; a part of it is, and it is not
+        self._parts: set[int] = set()  # the ids of its modules
         self._trained = self._started = self._differentiable = False
         self.passes = 0  # forward passes that were captured
         self.without_backward = False  # outputs asked for gradients, and none came
@@ -116,6 +125,7 @@ class Capture:
         self._of_step: list[Pass] = []  # those of them that are captured
         self._has_gradients: set[str] = set()
         self._over = False  # gradients were complete, or an update was seen: the next pass is another step's
+        self._scales: dict[int, float] = {}  # of the scalars that a GradScaler gave out
         self._grads: dict[str, tuple[torch.Tensor, int]] = {}  # as the last backward pass left them
         self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
@@ -147,6 +157,7 @@ class Capture:
         atexit.register(self._at_exit)
         _captured.add(self._model)
         _patches.watch(self)
+        self._parts = {id(m) for m in self._model.modules()}
         # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
         self._handles = [modules_home.register_module_forward_pre_hook(untraced(self._first_pass)),
                          self._model.register_forward_pre_hook(untraced(self._begin_pass), with_kwargs=True),
@@ -158,20 +169,20 @@ class Capture:
         if not self._is_running():
             return
         try:
-            self._prepare()
+            if self._record is None:
+                raise AnyrankError(f"{self._folder}: no forward pass of the model was seen, so nothing is written: only "
+                                   "calls of model(..) or of its modules are passes, not model.forward(..)")
             self._end_step()
             self._complete()
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._let_go()
-        if self.passes == 0 and self._step > 1:
-            count = f"{self._step - 1} step{'s' if self._step > 2 else ''}"
+        if self.passes == 0:
+            made = self._step - self._first_step
+            count = f"{made} step{'s' if made > 1 else ''}"
             self._warn(f"{self._folder}: the run had {count}, and steps={self._steps_given!r} chooses none of them, so "
                        "there are no activations and no gradients")
-        elif self.passes == 0:
-            self._warn(f"{self._folder}: no forward pass of the model was seen, so there are no activations and no "
-                       "gradients: only model(..) is a pass, not model.forward(..) or calls of its parts")
 
     def _is_running(self) -> bool:
         """Whether there is something to end: not in a process that the captured one forked, whose files these are."""
@@ -216,7 +227,7 @@ class Capture:
         if self._record is None or self._exchange is None:
             return
         counts = {"micro_batches": self._micro_batches, "targets": self._targets if self._ranks()[1] == 1 else 0}
-        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count})
+        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count}, self._step - 1)
         self._record.files.remove_older(self._record.groups.mesh.world)
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
@@ -265,38 +276,87 @@ class Capture:
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
             raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
-        groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
-        self._spec.check(groups.mesh.sizes)
+        self._groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
+        self._spec.check(self._groups.mesh.sizes)
         several = world > 1 and dist.is_initialized()
         self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
+        self._listener = Listener(self._model, self._parameters, self)
+        self._open_record()
+
+    def _open_record(self) -> None:
+        """The run begins with the first step: its files, and the weights that it begins with."""
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
-        self._record = Record(self._folder, groups, self._spec, self._only, entries)
+        self._record = Record(self._folder, self._groups, self._spec, self._only, entries)
         self._micro_batches, self._targets = 1, 0
-        self._listener = Listener(self._model, self._parameters, self)
-        if 1 in self._chosen:
-            self._keep_parameters("init", 1)
+        if self._step in self._chosen:
+            kind, step = ("init", 1) if self._step == 1 else ("new", self._step - 1)
+            self._keep_parameters(kind, step)
+            if self._step > 1:
+                self._keep_states(step)
 
     # --- passes and steps ---------------------------------------------------------------------------------------------
 
     def _first_pass(self, module: nn.Module, _args: typing.Any) -> None:
-        if module is self._model:
+        """The model itself is called. What of its parts was called before, outside of it, was no pass of it."""
+        if module is self._model and not in_backward():
             self._handles.pop(0).remove()
+            self._whole = True
+            if self._record is not None:
+                self._begin_again()
             self._prepare()
 
+    def on_call(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> bool:
+        """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
+        is then all calls of parts until one goes backward."""
+        if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
+                self._again or module is self._model):
+            return False
+        self._in_part = True
+        self._deaf = not torch.is_grad_enabled()
+        if not self._deaf and (self._pass is None or not self._pass.open or self._is_over()):
+            self._prepare()
+            self._start_pass(args, kwargs)
+        return True
+
+    def after_call(self, output: typing.Any) -> None:
+        self._in_part = self._deaf = False
+        self._end_nodes()
+        self._heads = self._heads_now()
+        self._differentiable |= any(t.requires_grad for t in tensors_of(output))
+
     def _begin_pass(self, _module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        if in_backward() or (self._inside and self._passes):
+        if in_backward() or self._again:
             return  # computed again: by activation checkpointing, or by an optimizer's closure
         training = torch.is_grad_enabled()
         self._deaf = is_probe(args) or (not training and (self._trained or bool(self._optimizers)))
-        if self._passes and (not training or self._is_over()):
+        if self._passes and (self._is_over() or not (training or self._trained)):
             self._end_step()
-        self._trained = self._trained or (training and not self._deaf)
         if self._deaf or not self._running:
             return
+        if training and not self._trained and (self._passes or self._step > self._first_step):
+            self._begin_again()  # samples were drawn before, or an evaluation was made
+        self._start_pass(args, kwargs)
+
+    def _begin_again(self) -> None:
+        """What came before the first training step was none: nothing of it is kept."""
+        if self._listener is not None:
+            self._listener.remove()
+        if self._record is not None:
+            self._record.files.discard()
+        self._step, self._pass, self.passes = self._first_step, None, 0
+        self._begin()
+        self._open_record()
+
+    def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+        if self._passes and self._is_over():
+            self._end_step()
+        if not self._running:
+            return
+        self._trained = self._trained or torch.is_grad_enabled()
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
             self._listener.install()
-            if self._step > 1 and self._step - 1 not in self._chosen:
+            if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
         self._micro_batches = max(self._micro_batches, self._passes)
@@ -307,31 +367,47 @@ class Capture:
         if self._pass is not None:
             self._of_step.append(self._pass)
             self.passes += 1
+            self._take_inputs(self._pass)
+
+    def _take_inputs(self, of: Pass) -> None:
+        """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
+        if self._record is None or not self._record.groups.mesh.is_first("pp"):
+            return
+        for key, t in of.inputs.items():
+            if not t.is_meta:
+                self._record.given(t)
+            if t.numel() > SMALL:
+                self._record.left_out("inputs of the model that are large", f"input.{key}")
+            elif t.dim() and not t.is_meta:
+                self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), of.samples_dim(t, "fwd"))
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         of, deaf, self._deaf = self._pass, self._deaf, False
-        if deaf or in_backward():
+        if deaf or in_backward() or self._again:
             return
+        self._end_nodes()
         self._heads = self._heads_now()
         if of is None:
             return
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
-        loss, scalar = loss_of(output), scalar_of(output)
-        if loss is None and scalar is not None and scalar.requires_grad:
-            of.unsure = output
-            return
-        self._take_output(of, output, scalar if loss is None else loss)
+        if any(t.requires_grad for t in [*scalars_of(output), *filter(None, [loss_of(output)])]):
+            of.output = output  # until it is known on which of them backward() is called
+        else:
+            self._take_output(of, output, loss_of(output))
 
-    def _take_output(self, of: Pass, output: typing.Any, loss: torch.Tensor | None) -> None:
-        """What the model gives out: its loss alone, if it has one."""
-        of.unsure = None
-        if loss is not None:
-            of.loss_seen = True
+    def _end_nodes(self) -> None:
+        if self._pass is not None:
+            self._pass.last = torch._C._autograd._get_sequence_nr()
+
+    def _take_output(self, of: Pass, output: typing.Any, loss: torch.Tensor | None, unused: bool = False) -> None:
+        """What the model gives out: its loss alone, if it has one; unused: which is not the one that is minimised."""
+        of.output = None
+        if loss is not None and not unused:
             self._take_own(of, "loss", loss)
             return
-        for i, t in enumerate(tensors_of(output)[:None if isinstance(output, (tuple, list)) else 1]):
+        tensors = [t for t in tensors_of(output) if t is not loss]
+        for i, t in enumerate(tensors[:None if isinstance(output, (tuple, list)) else 1]):
             if t.is_floating_point():
-                of.loss_seen = of.loss_seen or (i == 0 and t.dim() == 0)
                 self._take_own(of, f"output.{i}" if i else "output", t)
 
     def _take_own(self, of: Pass, path: str, t: torch.Tensor) -> str:
@@ -339,7 +415,7 @@ class Capture:
         has."""
         name = of.own(path, t)
         if name and (path == "loss" or self._record is None or self._record.groups.mesh.is_last("pp")):
-            self.take(of, name, t, whole_of(t), of.per_sample(t, "fwd"))
+            self._take(of, name, t, whole_of(t), of.samples_dim(t, "fwd"))
         return name or f"{path}:fwd"
 
     def _end_step(self) -> None:
@@ -349,18 +425,31 @@ class Capture:
                 self._next_step()
             return
         for of in self._of_step:
-            if of.unsure is not None:
-                self._take_output(of, of.unsure, scalar_of(of.unsure))
+            self._take_scalars(of, None)
+            if of.output is not None:
+                self._take_output(of, of.output, loss_of(of.output))
         self._keep_gradients(unseen=True)
         if self._is_over():
             self._keep_parameters("new", self._step)
-            for name, p in self._parameters:
-                for key, kind in STATE.items():
-                    value = next((o.state[p][key] for o in self._with_state() if key in o.state.get(p, ())), None)
-                    if isinstance(value, torch.Tensor) and kind in self._values:
-                        self._keep(f"{name}:{kind}", value, whole_of(value) or whole_of(p))
+            self._keep_states(self._step)
+        for name, t in self._averages.items():
+            self._keep(f"ema.{name}:new", t, whole_of(t))
+        for name, b in buffers_of(self._model):
+            if b.numel() > SMALL:
+                self._record.left_out("buffers that are large", name)
+            else:
+                self._keep(f"{name}:buffer", b, whole_of(b))
         self._record.end_step()
         self._next_step()
+
+    def _take_scalars(self, of: Pass, loss: torch.Tensor | None) -> None:
+        """Writes the scalars that modules gave out, but for the loss itself, which is written once, as what it is."""
+        for name, t in of.scalars:
+            if loss is None or not is_scaled(loss, t):
+                self._take(of, name, t, whole_of(t), None)
+            elif name in of.calls:
+                of.calls[name] -= 1  # nothing has this name
+        of.scalars = []
 
     def _with_state(self) -> list[typing.Any]:
         """The optimizers, and those within them that have a rank's own share of the state."""
@@ -371,7 +460,8 @@ class Capture:
             self._listener.remove()
         self._step, self._pass = self._step + 1, None
         self._begin()
-        if self._chosen.over(self._step):
+        self._parts = {id(m) for m in self._model.modules()}
+        if self._trained and self._chosen.over(self._step):
             self.stop()
 
     # --- what a program says itself -----------------------------------------------------------------------------------
@@ -386,6 +476,12 @@ class Capture:
         """The norm that the gradients are clipped by, where torch.nn.utils did not compute it."""
         self.on_norm(norm, norm_type)
 
+    def logged(self, name: str, value: typing.Any) -> None:
+        """What the program logs in this step, as `logged.NAME`: a number or a tensor that is the same on each rank that
+        says it."""
+        if self._passes and self._pass is not None:
+            self._keep(f"logged.{name}:fwd", torch.as_tensor(value, dtype=torch.float64).detach().reshape(-1), None)
+
     def step(self) -> None:
         """The step is over and the parameters are updated, where no optimizer shows it."""
         self._over = self._passes > 0
@@ -394,7 +490,7 @@ class Capture:
     # --- what is heard ------------------------------------------------------------------------------------------------
 
     def current(self) -> Pass | None:
-        return None if self._deaf else self._pass
+        return None if self._deaf or self._again else self._pass
 
     def wants(self, kind: str) -> bool:
         return kind in self._values
@@ -406,7 +502,14 @@ class Capture:
         if self._record is not None and self._pass is not None and self._wanted(name):
             self._record.reserve(self._at(name, self._step))
 
-    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None:
+    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
+        if of.open and tensor.dim() == 0 and tensor.requires_grad:
+            self.reserve(name)
+            of.scalars.append((name, tensor))
+        else:
+            self._take(of, name, tensor, whole, samples)
+
+    def _take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
         if self._record is None or not self._running:
             return
         self._record.seen.add(name)
@@ -418,20 +521,39 @@ class Capture:
         divided = spec.get("dp", 0) is not None
         if name.endswith(":bwd") and self._record.groups.mean and divided:
             local = local / self._record.groups.mesh.size(self._record.groups.mean)
-        self._record.add(name, self._at(name, self._step), local, whole, per_sample, of.number,
-                         of.batch)
+        self._record.add(name, self._at(name, self._step), local, whole, samples, of.number, of.batch)
+
+    def on_scaled(self, outputs: typing.Any, scale: float) -> None:
+        """A GradScaler has multiplied losses, of which it gives out these."""
+        for t in [outputs] if isinstance(outputs, torch.Tensor) else []:
+            self._scales[id(t)] = scale
 
     def on_backward(self, loss: torch.Tensor) -> None:
-        """The loss of the first pass that has none yet: a schedule may run several passes before they go backward."""
-        of = next((one for one in self._of_step if not one.loss_seen), None)
-        if of is None or self._record is None or loss.dim() or in_backward():
+        """The loss of the open passes that it is computed from: a schedule may run several before they go backward. One
+        that comes after is a further term of the last pass's loss."""
+        if self._record is None or loss.numel() != 1 or in_backward() or self._again:
             return
-        scalar = scalar_of(of.unsure)
-        if scalar is not None:
-            self._take_output(of, of.unsure, scalar if is_scaled(loss, scalar) else None)
-        if not of.loss_seen:
-            of.loss_seen = True
-            self._record.sums.add(self._take_own(of, "loss", loss))
+        reached = reached_of(loss, [one for one in self._of_step if one.open]) or reached_of(loss, self._of_step[-1:])
+        if not reached:
+            return
+        of = reached[0]
+        partial = bool(self._spec.partial_of("loss:fwd"))
+        value = loss.detach().reshape(()) / self._scales.pop(id(loss), 1.0)
+        if of.output is not None:
+            own = next((t for t in [loss_of(of.output), *scalars_of(of.output)] if t is not None and
+                        is_scaled(loss, t)), None)
+            unused = named_loss_of(of.output) if own is None else None
+            if unused is not None:
+                self._record.left_out("losses of the model on which backward() is not called", "loss")
+            if own is None:
+                self._take_output(of, of.output, unused, unused=True)
+            of.output, value = None, own if own is not None and partial else value
+        for one in reached:
+            self._take_scalars(one, loss)
+            one.open = False
+        of.loss = of.loss or of.name("loss", "fwd")
+        self._take(of, of.loss, value, None, None)
+        self._record.sums.add(of.loss)
 
     def after_backward(self) -> None:
         if self._listener is not None:
@@ -457,19 +579,24 @@ class Capture:
         name = "grad_norm:clip" if self._calls["clip"] == 1 else f"grad_norm.call{self._calls['clip']}:clip"
         self._record.add_norm(self._at(name, self._step), local_of(norm), whole_of(norm), norm_type)
 
-    def on_optimizer(self, optimizer: typing.Any, after: bool) -> None:
+    def before_update(self, optimizer: typing.Any) -> None:
+        """The gradients of what an optimizer updates are complete: it steps, or its closure has been called once."""
         parameters = _tensors_of(optimizer)
-        if not self._running or not self._is_ours(parameters):
+        if not self._running or not self._passes:
             return
-        if not self._is_known(optimizer):
+        if not self._is_ours(parameters):
+            # fp32 copies of all parameters, which the program writes back: an optimizer's step all the same.
+            self._over = self._over or (bool(self._grads) and not self._optimizers and sum(
+                p.numel() for p in parameters) == sum(p.numel() for _, p in self._parameters if p.requires_grad))
+            return
+        if not any(optimizer is known for known in self._with_state()):
             self._optimizers.append(optimizer)
-        self._inside = not after
-        if not after and self._passes:
-            self._over = True
-            self._keep_gradients({id(p) for p in parameters})
+        self._over = True
+        self._keep_gradients({id(p) for p in parameters})
 
-    def _is_known(self, optimizer: typing.Any) -> bool:
-        return any(optimizer is known for known in self._with_state())
+    def on_closure(self, again: bool) -> None:
+        """An optimizer calls its closure. From the second time on the step's passes are those of the first."""
+        self._again = again
 
     def _is_ours(self, parameters: list[torch.Tensor]) -> bool:
         ids = {id(p) for p in parameters}
@@ -488,11 +615,21 @@ class Capture:
         if self._record is not None:
             self._record.seen.add(name)
         if self._record is not None and self._wanted(name):
-            self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, False, 0)
+            self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, None, 0)
 
     def _keep_parameters(self, kind: str, step: int) -> None:
         for name, p in [*self._parameters, *router_biases_of(self._model)]:
             self._keep(f"{name}:{kind}", p, whole_of(p), step)
+
+    def _keep_states(self, step: int) -> None:
+        """What the optimizers remember of each parameter; what this package does not know of them is said."""
+        for optimizer in self._with_state():
+            for name, p in self._parameters:
+                known, unknown = states_of(optimizer, name, p)
+                for state, value in known.items():
+                    self._keep(state, value, whole_of(value) or (whole_of(p) if value.shape == p.shape else None), step)
+                for key in unknown if self._record is not None else []:
+                    self._record.left_out(f"states of {type(optimizer).__name__}", f"{name}.{key}")
 
     def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:
         """Writes the gradients as they are now, of all parameters or of these; each once in a step. unseen: the program

@@ -35,6 +35,7 @@ class Placed(typing.NamedTuple):
     assumed: bool
     replica: int
     replicas: int
+    left_out: str = ""  # why it is a part of no tensor
 
 
 class RankFiles:
@@ -118,6 +119,8 @@ def _text(placed: Placed, mesh: list[tuple[str, int]]) -> dict[str, typing.Any]:
         out["partial"] = partial[0] if len(partial) == 1 else partial
     if placed.assumed:
         out["assumed"] = True
+    if placed.left_out:
+        out["left_out"] = placed.left_out
     if placed.replicas:
         out.update(replica=placed.replica, replicas=placed.replicas)
     return out

@@ -97,17 +97,25 @@ def tensors_of(output: typing.Any) -> list[torch.Tensor]:
     return [x for x in parts if isinstance(x, torch.Tensor)]
 
 
-def loss_of(output: typing.Any) -> torch.Tensor | None:
-    """The loss among a model's outputs: what is named so."""
+def named_loss_of(output: typing.Any) -> torch.Tensor | None:
+    """What a model's outputs have under the name of a loss."""
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     return loss if isinstance(loss, torch.Tensor) else None
 
 
-def scalar_of(output: typing.Any) -> torch.Tensor | None:
-    """A tuple's only scalar, which may be the loss."""
+def loss_of(output: typing.Any) -> torch.Tensor | None:
+    """The loss among a model's outputs: what is named so, or the only scalar of a tuple."""
+    loss = named_loss_of(output)
+    if loss is not None:
+        return loss
     several = isinstance(output, (tuple, list)) and len(output) > 1
-    scalars = [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()] if several else []
+    scalars = scalars_of(output) if several else []
     return scalars[0] if len(scalars) == 1 else None
+
+
+def scalars_of(output: typing.Any) -> list[torch.Tensor]:
+    """The scalars among a module's outputs, each of which may be the loss."""
+    return [x for x in tensors_of(output) if x.dim() == 0 and x.is_floating_point()]
 
 
 # What a loss goes through on its way to backward(): a scale, a divisor, another dtype, DDP.
@@ -117,18 +125,34 @@ _SCALED = re.compile(r"(Mul|Div|Neg|ToCopy|Clone|View|Alias|Squeeze|Unsqueeze)Ba
 def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
     """Whether backward() is called on this scalar, or on a multiple of it, and on nothing else that has a gradient."""
     node, at, wanted = root.grad_fn, root.output_nr, scalar.grad_fn
+    if root is scalar or wanted is None:
+        return root is scalar
     while node is not None and (node is not wanted or at != scalar.output_nr):
         inputs = [(f, i) for f, i in node.next_functions if f is not None]
         of_ddp = node.name() == "_DDPSinkBackward"
         if not _SCALED.fullmatch(node.name()) or not (at < len(node.next_functions) if of_ddp else len(inputs) == 1):
             return False
         node, at = node.next_functions[at] if of_ddp else inputs[0]
-    return node is not None or root is scalar
+    return node is not None
 
 
 def in_backward() -> bool:
     task = getattr(torch._C, "_current_graph_task_id", None)
     return task is not None and task() != -1
+
+
+def inputs_of(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], depth: int = 2) -> dict[str, torch.Tensor]:
+    """The tensors that a model is given, by the names of its arguments, or their positions."""
+    found: dict[str, torch.Tensor] = {}
+    for key, x in [*enumerate(args), *kwargs.items()]:
+        if isinstance(x, torch.Tensor):
+            found[str(key)] = x
+        elif depth and isinstance(x, dict):
+            found.update({f"{key}.{inner}" if args[1:] else inner: t
+                          for inner, t in inputs_of((), {str(k): v for k, v in x.items()}, depth - 1).items()})
+        elif depth and isinstance(x, (tuple, list)):
+            found.update({f"{key}.{inner}": t for inner, t in inputs_of(tuple(x), {}, depth - 1).items()})
+    return found
 
 
 def is_probe(args: tuple[typing.Any, ...]) -> bool:
@@ -151,6 +175,31 @@ def version_of(t: torch.Tensor) -> int:
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     one, other = local_of(one), local_of(other)
     return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+
+
+def _samples_of_states(module: nn.RNNBase, number: int, t: torch.Tensor) -> int | None:
+    """The dimension of the samples in what a recurrent layer gives out: [b, s, h] or [s, b, h], and states
+    [layers, b, h]. None: a sequence alone."""
+    if t.dim() != 3:
+        return None
+    return 1 if number > 0 or not module.batch_first else 0
+
+
+def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
+    """The passes, of these, that a loss is computed from: nodes that they made lie behind it."""
+    found: list[Pass] = []
+    todo, seen = [loss.grad_fn], {loss.grad_fn}
+    while todo and len(found) < len(passes):
+        node = todo.pop()
+        if node is None:
+            continue
+        number = node._sequence_nr()
+        found += [one for one in passes if one.first <= number < one.last and one not in found]
+        for behind, _ in node.next_functions:
+            if behind is not None and behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
+    return [one for one in passes if one in found]
 
 
 def rows_are_equal(t: torch.Tensor) -> bool:
@@ -236,13 +285,18 @@ class Pass:
     """One forward pass: how many times each module was called in it, and what the model was given."""
 
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        self.number, self.calls, self.loss_seen = number, dict[str, int](), False
-        self.unsure: typing.Any = None  # the model's output while it is not known whether its only scalar is the loss
+        self.number, self.calls = number, dict[str, int]()
+        self.open = True  # no backward pass has begun on a loss of it
+        self.output: typing.Any = None  # the model's, while it is not known which of its scalars is the loss
+        self.scalars: list[tuple[str, torch.Tensor]] = []  # of modules, while the same is not known
         self.outputs: dict[str, tuple[typing.Any, int]] = {}  # of modules that are called as what the model gives out
-        given = [x for x in [*args, *kwargs.values()] if isinstance(x, torch.Tensor) and x.dim() > 0]
+        self.inputs = inputs_of(args, kwargs)
+        given = [x for x in self.inputs.values() if x.dim() > 0]
         self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
+        self.first = self.last = torch._C._autograd._get_sequence_nr()  # the nodes of the pass count from here, to there
+        self.loss = ""  # the name under which its loss is written
 
     def name(self, path: str, kind: str) -> str:
         """PATH:KIND, or PATH.call2:KIND where it was called before."""
@@ -263,18 +317,21 @@ class Pass:
         same = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
         return "" if same else self.name(path, "fwd")
 
-    def per_sample(self, t: torch.Tensor, kind: str, path: str = "") -> bool:
-        """Whether an activation has the samples along dimension 0: as many as the model's input, or a row a token; or,
-        within one expert of a list, a row of each token that chose it.
+    def samples_dim(self, t: torch.Tensor, kind: str, path: str = "") -> int | None:
+        """The dimension of an activation's samples: 0, where it has as many rows as the model's input, or some for each
+        of its samples; or, within one expert of a list, a row of each token that chose it. None: it has none.
 
         What depends on no parameter and has one row, such as the angles of a rotary embedding, is that of all samples.
         """
         if t.dim() == 0:
-            return False
-        if ROUTED.search(path):
-            return True
-        return self.samples is None or (t.shape[0] in self.samples and
-                                        (t.shape[0] > 1 or t.requires_grad or kind == "bwd"))
+            return None
+        if self.samples is None and self.batch is None:
+            self.batch, self.samples = t.shape[0], {t.shape[0], t.shape[:2].numel()}
+        if ROUTED.search(path) or self.samples is None or self.batch is None:
+            return 0
+        alone = t.shape[0] > 1 or t.requires_grad or kind == "bwd"
+        rows = t.shape[0] in self.samples or (self.batch > 1 and t.shape[0] % self.batch == 0 and t.shape[0] > 0)
+        return 0 if rows and alone else None
 
     def counts_positions(self, args: tuple[typing.Any, ...]) -> bool:
         """Whether a module's input is consecutive numbers that the model itself made: one row for all samples."""
@@ -294,7 +351,7 @@ class Sink(typing.Protocol):
 
     def in_spec(self, name: str) -> bool: ...
 
-    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool) -> None: ...
+    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None: ...
 
     def reserve(self, name: str) -> None: ...
 
@@ -354,10 +411,13 @@ class Listener:
                       not _mark_heads(module, t)):
                     continue  # of the rank's own heads, or whole: nothing says which
                 called = now.of_module(name, t)
-                per_sample = now.per_sample(t, "fwd", path) and not (t.shape[0] == 1 and now.counts_positions(args))
-                if per_sample and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
-                    t, per_sample = t[:1], False  # angles of positions that were said for each sample: those of all
-                self.sink.take(now, called, t, whole_of(t), per_sample)
+                samples = _samples_of_states(module, i, t) if isinstance(module, nn.RNNBase) else None
+                samples = now.samples_dim(t, "fwd", path) if samples is None else samples
+                if samples == 0 and t.shape[0] == 1 and now.counts_positions(args):
+                    samples = None
+                if samples == 0 and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
+                    t, samples = t[:1], None  # angles of positions that were said for each sample: those of all
+                self.sink.take(now, called, t, whole_of(t), samples)
         return hook
 
     def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None) -> None:
@@ -389,8 +449,12 @@ class Listener:
                 return
             name, whole = now.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
 
+            samples = _samples_of_states(module, 0, torch.empty(call.shape, device="meta")) if isinstance(
+                module, nn.RNNBase) else None
+
             def take(grad: torch.Tensor) -> None:
-                self.sink.take(now, name, grad, whole_of(grad) or whole, now.per_sample(grad, "bwd", path))
+                found = now.samples_dim(grad, "bwd", path) if samples is None else samples
+                self.sink.take(now, name, grad, whole_of(grad) or whole, found)
 
             self.sums.append(Sum(take, users))
         return hook

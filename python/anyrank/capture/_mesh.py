@@ -52,6 +52,10 @@ class Mesh:
         """Whether no rank comes after this one along a dimension, which the mesh may lack."""
         return name not in self.sizes or self.at(self.rank)[list(self.sizes).index(name)] == self.sizes[name] - 1
 
+    def is_first(self, name: str) -> bool:
+        """Whether no rank comes before this one along a dimension, which the mesh may lack."""
+        return name not in self.sizes or self.at(self.rank)[list(self.sizes).index(name)] == 0
+
     def size(self, names: typing.Iterable[str]) -> int:
         """How many ranks there are along all of these dimensions together."""
         n = 1

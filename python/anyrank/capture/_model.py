@@ -113,6 +113,32 @@ def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
             for name, b in m.named_buffers(recurse=False) if name in ("e_score_correction_bias", "expert_bias")]
 
 
+def buffers_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Buffers of floating point by plain name, saved or not, each once."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, m in _named_modules(model):
+        for name, b in m.named_buffers(recurse=False):
+            if b.is_floating_point() and not b.is_meta:
+                found.setdefault(id(b), (plain(f"{path}.{name}" if path else name), b))
+    return list(found.values())
+
+
+def averages_of(given: typing.Any, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Averaged weights by the names of the model's parameters: those of a module such as AveragedModel, or tensors in
+    the order of the parameters, as diffusers' EMAModel.shadow_params are."""
+    if given is None:
+        return {}
+    names = [name for name, _ in parameters_of(model)]
+    if isinstance(given, nn.Module):
+        inner = getattr(given, "module", given)
+        return dict(parameters_of(inner if isinstance(inner, nn.Module) else given))
+    tensors = list(getattr(given, "shadow_params", given))
+    if len(tensors) != len(names) or not all(isinstance(t, torch.Tensor) for t in tensors):
+        raise AnyrankError(f"ema: {len(tensors)} averaged weights, of a model with {len(names)} parameters: expected a "
+                           "module, or a tensor for each parameter in their order")
+    return dict(zip(names, tensors))
+
+
 class Groups(typing.NamedTuple):
     """mesh; the dimensions that share out samples; those over which gradients and losses are averaged."""
 

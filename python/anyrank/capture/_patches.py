@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a step is seen that goes on outside of modules: backward, clipping, the optimizer. All is as it was when the last
+"""How a step is seen that goes on outside of modules: backward, clipping, the optimizer; and calls of modules. All is as it was when the last
 capture ends.
 
 Functions are replaced in what they close over, or else in the modules that have them, so that one that was imported by
@@ -26,7 +26,15 @@ class Watcher(typing.Protocol):
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None: ...
 
-    def on_optimizer(self, optimizer: typing.Any, after: bool) -> None: ...
+    def on_scaled(self, outputs: typing.Any, scale: float) -> None: ...
+
+    def before_update(self, optimizer: typing.Any) -> None: ...  # by gradients that are complete
+
+    def on_closure(self, again: bool) -> None: ...  # again: an optimizer calls its closure once more
+
+    def on_call(self, module: typing.Any, args: typing.Any, kwargs: typing.Any) -> bool: ...  # whether it is the model's
+
+    def after_call(self, output: typing.Any) -> None: ...
 
 
 _watchers: list[Watcher] = []
@@ -69,13 +77,70 @@ def _install() -> None:
     for name in ("clip_grad_norm_", "_clip_grads_with_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
         if hasattr(clip_grad, name):
             _replace(getattr(clip_grad, name), _clipping)
-    for register, after in ((getattr(optim, "register_optimizer_step_pre_hook", None), False),
-                            (getattr(optim, "register_optimizer_step_post_hook", None), True)):
-        if register is not None:
-            def hook(optimizer: typing.Any, _args: typing.Any, _kwargs: typing.Any, after: bool = after) -> None:
-                for watcher in list(_watchers):
-                    watcher.on_optimizer(optimizer, after)
-            _undo.append(register(hook).remove)
+    _undo.append(optim.register_optimizer_step_pre_hook(_before_step).remove)
+    _undo.append(optim.register_optimizer_step_post_hook(_after_step).remove)
+    scaler = torch.amp.GradScaler
+    _undo.append(functools.partial(setattr, scaler, "scale", scaler.scale))
+    scaler.scale = _scaling(scaler.scale)  # type: ignore[method-assign]
+    _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
+    torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)  # type: ignore[method-assign]
+
+
+def _before_step(optimizer: typing.Any, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
+    """An optimizer's step begins. Its gradients are complete, unless a closure is to compute them."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        for watcher in list(_watchers):
+            watcher.before_update(optimizer)
+        return None
+    calls: list[None] = []
+
+    @functools.wraps(closure)
+    def heard(*given: typing.Any, **named: typing.Any) -> typing.Any:
+        for watcher in list(_watchers):
+            watcher.on_closure(bool(calls))
+        result = closure(*given, **named)
+        for watcher in list(_watchers) if not calls else []:
+            watcher.before_update(optimizer)
+        calls.append(None)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": heard}
+    return (args[0], heard, *args[2:]), kwargs
+
+
+def _after_step(optimizer: typing.Any, _args: typing.Any, _kwargs: typing.Any) -> None:
+    for watcher in list(_watchers):
+        watcher.on_closure(False)
+        watcher.before_update(optimizer)  # whose closure was not called
+
+
+def _scaling(function: typing.Any) -> typing.Any:
+    @functools.wraps(function)
+    def heard(scaler: typing.Any, outputs: typing.Any) -> typing.Any:
+        scaled = function(scaler, outputs)
+        for watcher in list(_watchers) if scaler.is_enabled() else []:
+            watcher.on_scaled(scaled, scaler.get_scale())
+        return scaled
+    return heard
+
+
+def _calling(function: typing.Any) -> typing.Any:
+    """Calls of modules: those of a model that is not called itself are seen by these alone."""
+    @functools.wraps(function)
+    def heard(module: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        if torch.compiler.is_compiling():
+            return function(module, *args, **kwargs)
+        concerned = [watcher for watcher in _watchers if watcher.on_call(module, args, kwargs)]
+        output = None
+        try:
+            output = function(module, *args, **kwargs)
+        finally:
+            for watcher in concerned:
+                watcher.after_call(output)
+        return output
+    return heard
 
 
 def _clipping(function: typing.Any) -> typing.Any:

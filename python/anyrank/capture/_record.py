@@ -8,12 +8,14 @@ import fnmatch
 import hashlib
 import pathlib
 import typing
+import zlib
 
 import torch
 
 from anyrank._errors import AnyrankError
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import Placed, RankFiles
+from anyrank.capture._listen import local_of
 from anyrank.capture._mesh import SPEC_HINT
 from anyrank.capture._model import Groups
 from anyrank.capture._places import (ROUTED, Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs,
@@ -25,11 +27,14 @@ from anyrank.capture._spec import EXTRAS, Spec
 class Value:
     """A tensor of which a part or more is written."""
 
-    def __init__(self, base: str, whole: Whole | None, per_sample: bool, ndim: int) -> None:
-        self.base, self.whole, self.per_sample, self.ndim = base, whole, per_sample, ndim
-        self.samples: int | None = None  # the run's dimension of the samples, which are written in front
+    def __init__(self, base: str, whole: Whole | None, ndim: int, samples: int | None = None) -> None:
+        self.base, self.whole, self.ndim = base, whole, ndim
+        self.samples = samples  # the run's dimension of the samples, which are written in front; None: it has none
+        self.per_sample = samples is not None
+        self.said = False  # the spec says where it is, or which dimension has the samples
+        self.digests: list[int] = []  # of the parts' values
         self.mean = False  # divided by the ranks that are to be summed
-        self.unit = 1  # rows of a sample
+        self.units: list[int] = []  # of each part: rows of a sample
         self.parts: dict[int, tuple[int, Shape]] = {}  # of each micro-batch: the file, and the local shape
         self.part: Part | None = None
 
@@ -51,6 +56,10 @@ class Value:
         shape = self.part.shape if self.part else next(iter(self.parts.values()))[1]
         return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
+    def is_ragged(self) -> bool:
+        """Whether its micro-batches have other lengths: each was padded to its own longest row."""
+        return len({shape[1:] for _, shape in self.parts.values()}) > 1
+
 
 class Record:
     """The tensors of a rank, in its files."""
@@ -67,6 +76,8 @@ class Record:
         self.seen: set[str] = set()  # names of tensors, without their step, also of those that are not kept
         self.lacking: dict[int, list[str]] = {}  # ranks without a part of tensors that others have
         self.notes: list[str] = []  # what is to be warned of once the files are complete
+        self.not_written: dict[str, list[str]] = {}  # names of what is left out, by the reason
+        self.inputs = 0  # a digest of what the model was given
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
@@ -74,9 +85,20 @@ class Record:
         """The place in the order of a tensor that follows."""
         self.order.setdefault(name)
 
-    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, per_sample: bool, part: int,
+    def given(self, t: torch.Tensor) -> None:
+        """The model is given this."""
+        self.inputs = zlib.crc32(f"{self.inputs} {digest_of(t)}".encode())
+
+    def left_out(self, what: str, name: str) -> None:
+        """Something of the run is not written."""
+        names = self.not_written.setdefault(what, [])
+        if name not in names:
+            names.append(name)
+
+    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None, part: int,
             batch: int | None = None) -> None:
-        """Writes a tensor; of one that has come before, the rows of a further micro-batch of `batch` samples."""
+        """Writes a tensor, whose dimension `samples` has the samples; of one that has come before, the rows of a further
+        micro-batch of `batch` samples."""
         self.reserve(name)
         if tensor.dim() == 0 and base.endswith(":fwd"):
             self.scalars.setdefault(name, []).append(tensor.to("cpu", copy=True))
@@ -85,12 +107,16 @@ class Record:
         if value is not None and (value.samples is None or part in value.parts):
             return
         if value is None:
-            value = Value(base, whole, per_sample, tensor.dim())
+            value = Value(base, whole, tensor.dim(), samples)
+            value.said = bool(self.spec.dims_of(base))
             value.samples = self._samples(value)
-            if value.samples is not None and batch:
-                value.unit = max(1, tensor.shape[value.samples] // batch)
             if whole is not None:
                 value.part = self._part(value, whole, tuple(tensor.shape), name)
+        if value.samples is not None:
+            value.units.append(max(1, tensor.shape[value.samples] // batch) if batch else 1)
+        if (self.groups.mesh.world > 1 and base.endswith((":fwd", ":bwd", ":buffer")) and value.part is None and
+                not value.said and tensor.dim() > 0):
+            value.digests.append(digest_of(tensor))
         self._write(name, value, tensor, part)
 
     def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
@@ -106,7 +132,8 @@ class Record:
         """The dimension of an activation's samples; None: it has none."""
         if value.base.rsplit(":", 1)[1] not in ("fwd", "bwd") or value.ndim == 0:
             return None
-        dim = self.spec.dims_of(value.base).get("dp", 0 if value.per_sample else None)
+        dim = self.spec.dims_of(value.base).get("dp", value.samples)
+        value.samples = None
         return None if dim is None else value.written(dim)
 
     def _write(self, name: str, value: Value, tensor: torch.Tensor, part: int) -> None:
@@ -131,7 +158,7 @@ class Record:
             norm_type = float(getattr(placement, "norm_type", norm_type))
             self.norms[name] = (float(norm), norm_type, names, norm.dtype)
         else:
-            self._write(name, Value(name, None, False, 0), norm, 0)
+            self._write(name, Value(name, None, 0), norm, 0)
 
     def end_step(self) -> None:
         """Writes the scalars of a step: of several micro-batches only those that are declared sums, as the factor that
@@ -141,7 +168,7 @@ class Record:
             partial = self.spec.partial_of(base)
             if len(parts) > 1 and not (partial or base in self.sums):
                 continue
-            value = Value(base, None, False, 0)
+            value = Value(base, None, 0)
             n = self.groups.mesh.size(self._mean_dims())
             value.mean = n > 1 and not partial
             total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -210,25 +237,75 @@ class Record:
                 full = places[dim].full
                 boxes = [half for box in boxes for half in zigzag_boxes(mesh, name, n, dim, box, local, full)]
             if dealt:
-                boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.unit)]
-                before += local[0] // value.unit
+                boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.units[0])]
+                before += local[0] // value.units[0]
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
             assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
             out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0)
         return out
+
+    # --- values that have no place ------------------------------------------------------------------------------------
+
+    def _without_place(self, of_all: list[dict[str, typing.Any]]) -> dict[str, str]:
+        """Values of which no rank's part has a place in a full tensor, and why: they are written, and not compared."""
+        why: dict[str, str] = {}
+        steps = [other["steps"] for other in of_all]
+        for name, value in self.values.items():
+            shapes = [other["shapes"].get(name) for other in of_all]
+            units = {tuple(other["units"][name]) for other in of_all if name in other["units"]}
+            if _step_of(name) > min(steps):
+                why[name] = f"a step that not all ranks made ({min(steps)} to {max(steps)})"
+            elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
+                  self._has_lengths(value, shapes)):
+                why[name] = "each micro-batch or rank pads to a length of its own"
+            elif value.digests:
+                text = self._judge_digests(name, value, of_all)
+                why.update({name: text} if text else {})
+        return why
+
+    def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
+        """Whether ranks that have other samples of an activation have other extents, beyond how many samples."""
+        if not value.base.endswith((":fwd", ":bwd")) or value.part is not None or value.said:
+            return False
+        ranks = self.groups.mesh.along(self.groups.data)[0]
+        skip = 1 if value.per_sample else 0
+        return len({tuple(shapes[rank][skip:]) for rank in ranks if shapes[rank]}) > 1
+
+    def _judge_digests(self, name: str, value: Value, of_all: list[dict[str, typing.Any]]) -> str:
+        """What is known of a value's place only by its shape is held against its values on ranks that have other
+        samples: the same on all of them, it is no part; another on each, it is no copy."""
+        mesh, data = self.groups.mesh, self.groups.data
+        ranks = mesh.along(data)[0]
+        digests = {of_all[rank]["digests"].get(name) for rank in ranks}
+        inputs = {of_all[rank]["inputs"] for rank in ranks}
+        given = name.startswith("input.") or value.base.endswith(":buffer")
+        if given and len({other["digests"].get(name) for other in of_all}) > len(digests):
+            return "ranks of one part of the samples have other values of it, and nothing says which"
+        if len(ranks) == 1 or len(inputs) < len(ranks) or value.base.endswith(":buffer"):
+            return ""
+        if value.per_sample and len(digests) == 1 and not name.startswith("input."):
+            value.per_sample, value.samples = False, None
+            return "of one value for all samples each micro-batch has its own" if len(value.parts) > 1 else ""
+        if not value.per_sample and len(digests) > 1:
+            return "it depends on the samples, and nothing says in which dimension it has them"
+        return ""
 
     def _add_norms(self, of_all: list[dict[str, typing.Any]]) -> None:
         for name, (own, kind, over, dtype) in self.norms.items():
             ranks, _ = self.groups.mesh.along(self.groups.mesh.ordered(over))
             parts = [of_all[rank]["norms"].get(name, own) for rank in ranks]
             norm = max(parts) if kind == float("inf") else sum(x ** kind for x in parts) ** (1 / kind)
-            self._write(name, Value(name, None, False, 0), torch.tensor(norm, dtype=dtype), 0)
+            self._write(name, Value(name, None, 0), torch.tensor(norm, dtype=dtype), 0)
 
-    def finish(self, exchange: Alone | Store, metadata: dict[str, str]) -> list[pathlib.Path]:
-        """Places everything and completes the files."""
+    def finish(self, exchange: Alone | Store, metadata: dict[str, str], steps: int) -> list[pathlib.Path]:
+        """Places everything and completes the files, of a rank that made so many steps."""
         mesh = self.groups.mesh
-        self.end_step()
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
+                "steps": steps, "inputs": self.inputs,
+                "ragged": [name for name, value in self.values.items() if value.is_ragged()],
+                "units": {name: value.units for name, value in self.values.items() if set(value.units) - {1}},
+                "digests": {name: zlib.crc32(repr(value.digests).encode()) for name, value in self.values.items()
+                            if value.digests},
                 "shapes": {name: value.extents() for name, value in self.values.items()},
                 "rows": {name: value.rows() for name, value in self.values.items() if max(value.parts) > 0},
                 "unmatched": self.spec.unmatched(self.seen),
@@ -245,12 +322,18 @@ class Record:
                 if key == "unused" or mesh.world > 1:
                     self._note(where, set.intersection(*(set(other[key]) for other in of_all)))
         self._add_norms(of_all)
+        if len({other["steps"] for other in of_all}) > 1:
+            self._write("steps", Value("steps", None, 0), torch.tensor(steps), 0)
+            self.order = {"steps": None, **self.order}
+        without = self._without_place(of_all)
         shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
         for name, value in self.values.items():
             of_ranks = [shape.get(name) if value.ndim else () for shape in shapes]
             rows = [other["rows"].get(name, [shape[0]]) if shape else None for other, shape in zip(of_all, of_ranks)]
-            for number, placed in self._place(name, value, of_ranks, rows).items():
+            placed_parts = ({number: _apart(shape, without[name]) for number, shape in value.parts.values()}
+                            if name in without else self._place(name, value, of_ranks, rows))
+            for number, placed in placed_parts.items():
                 places[number][name] = placed
         if not alone:
             self._count_copies(exchange, places)
@@ -259,6 +342,9 @@ class Record:
                               f"which no gradient came; they are without its rows: {names[0]}, ..")
         order = [name for name in self.order if name in self.values]
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
+        if self.not_written:
+            texts = [f"{what}: {len(names)}, first {names[0]}" for what, names in self.not_written.items()]
+            metadata = {**metadata, "anyrank.left_out": "; ".join(texts)}
         return self.files.close(said, places, order, metadata)
 
     def _note(self, where: str, globs: set[str]) -> None:
@@ -286,11 +372,27 @@ class Record:
         of_all = exchange.tell(mine)
         for here in places:
             for name, placed in here.items():
-                if "unit" in self._spec_of(name):
+                if "unit" in self._spec_of(name) or placed.left_out:
                     continue
                 own = key(placed)
                 holders = [rank for rank, other in enumerate(of_all) if own in other.get(name, ())]
                 here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
+
+
+def _step_of(name: str) -> int:
+    return int(name.rsplit("@", 1)[1]) if "@" in name else 1
+
+
+def _apart(shape: Shape, why: str) -> Placed:
+    """A part of no tensor."""
+    return Placed(shape, [Box((0,) * len(shape), (0,) * len(shape), shape)], [], False, 0, 0, why)
+
+
+def digest_of(t: torch.Tensor) -> int:
+    """A number that differs where two tensors of a shape do in one of a thousand of their elements."""
+    flat = local_of(t).reshape(-1)
+    some = flat[::max(1, flat.numel() // 1024)].contiguous().cpu()
+    return zlib.crc32(some.view(torch.uint8).numpy().tobytes()) if some.numel() else 0
 
 
 def _lines(whole: Whole) -> list[tuple[int, ...]]:

@@ -242,18 +242,19 @@ class Written(CaptureCase):
                 y = last(self.lin(x), x) if self.form == "loss" else last(self.lin(x))
                 return y * 2 if self.form == "more" else y
 
-        expected = {("output", "loss"): [], ("loss", "loss"): ["output:fwd"],
-                    ("output", "last"): ["loss:fwd"], ("loss", "last"): ["output:fwd", "loss.call2:fwd"],
-                    ("output", "more"): ["output.call2:fwd", "loss:fwd"],
-                    ("loss", "more"): ["output:fwd", "loss.call2:fwd"]}
+        expected = {("output", "loss"): ["loss:fwd"], ("loss", "loss"): ["loss:fwd"],
+                    ("output", "last"): ["output:fwd", "loss:fwd"],
+                    ("loss", "last"): ["loss:fwd", "output:fwd", "loss.call2:fwd"],
+                    ("output", "more"): ["output:fwd", "output.call2:fwd", "loss:fwd"],
+                    ("loss", "more"): ["loss:fwd", "output:fwd", "loss.call2:fwd"]}
         for (name, form), own in expected.items():
             model = Net(name, form)
             with anyrank.capture(model, self.path / "dump", only=["*:fwd"]):
                 y = model(torch.ones(2, 3))
                 (y if form == "loss" else y.sum()).backward()
-            self.assertEqual(set(self.files()), {"lin:fwd", f"{name}:fwd", *own}, (name, form))
+            self.assertEqual(set(self.files()), {"input.0:fwd", "lin:fwd", *own}, (name, form))
             if form == "more":
-                self.assertTrue(torch.equal(self.value(own[0]), y))
+                self.assertTrue(torch.equal(self.value(own[1]), y))
 
     def test_a_tuples_only_scalar_is_the_loss_if_backward_is_called_on_a_multiple_of_it(self) -> None:
         class Net(Module):  # type: ignore[misc]
@@ -272,8 +273,40 @@ class Written(CaptureCase):
                 loss = scalar if own else scalar.pow(power) if power else (scalar * y).square().sum()
                 (loss / 4).backward()
             outputs = [] if own else ["output:fwd", "output.1:fwd"]
-            self.assertEqual(set(self.files()), {"lin:fwd", "loss:fwd", *outputs})
-            self.assertTrue(torch.equal(self.value("loss:fwd"), loss if own else loss / 4))
+            self.assertEqual(set(self.files()), {"input.0:fwd", "lin:fwd", "loss:fwd", *outputs})
+            self.assertTrue(torch.equal(self.value("loss:fwd"), loss / 4))
+
+    def test_the_loss_is_what_backward_is_called_on(self) -> None:
+        class Net(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin = nn.Linear(3, 3)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                y = self.lin(x)
+                return {"loss": y.square().mean(), "logits": y}
+
+        for used in (True, False):
+            model, x = Net(), torch.ones(4, 3)
+            with anyrank.capture(model, self.path / f"{used}", only=["*:fwd"]):
+                for part in x.chunk(2):
+                    out = model(part)
+                    (out["loss"] / 2 if used else out["logits"].sum().exp()).backward()
+            self.assertEqual(set(self.files(f"{used}")), {"input.0:fwd", "lin:fwd", "loss:fwd",
+                                                           *([] if used else ["output:fwd"])})
+            y = model(x[:2])
+            sums = y["loss"] if used else 2 * y["logits"].sum().exp()
+            self.assertTrue(torch.allclose(self.value("loss:fwd", f"{used}"), sums))
+
+    def test_terms_that_go_backward_apart_are_one_loss_and_those_of_other_models_none(self) -> None:
+        model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        with anyrank.capture(model, self.path / "dump"):
+            y = model(torch.ones(2, 3))
+            other(torch.ones(2, 3)).sum().backward()
+            y.sum().backward(retain_graph=True)
+            y.square().sum().backward()
+            other(torch.ones(2, 3)).sum().backward()
+        self.assertTrue(torch.equal(self.value("loss:fwd"), y.sum() + y.square().sum()))
 
     def test_micro_batches_follow_one_another(self) -> None:
         self.captured(Model, folder="one", steps=1)
@@ -366,7 +399,7 @@ class Written(CaptureCase):
             model.e_score_correction_bias += 1.0
         self.assertEqual(self.value("e_score_correction_bias:init").tolist(), [0.5, -0.5])
         self.assertEqual(self.value("e_score_correction_bias:new").tolist(), [1.5, 0.5])
-        self.assertFalse([name for name in self.files() if name.startswith("other")])
+        self.assertEqual([name for name in self.files() if name.startswith("other")], ["other:buffer"])
 
     def test_two_optimizers_make_one_step(self) -> None:
         torch.manual_seed(0)
@@ -555,6 +588,7 @@ class Refused(CaptureCase):
         self.refused("no torch.optim.Optimizer", Model(), optimizer=3)
         with anyrank.capture(other, self.path / "other"):
             self.refused("captured already", other)
+            other(batch())
 
     def test_bad_arguments_are_said(self) -> None:
         self.refused("'mehs'.*is 'mesh' meant", spec={"mehs": {}})
@@ -578,17 +612,33 @@ class Refused(CaptureCase):
         self.assertFalse(list((self.path / "dump").iterdir()))
 
     def test_a_capture_without_what_was_asked_for_is_said(self) -> None:
-        rows: list[tuple[dict[str, typing.Any], bool, str]] = [
-            ({}, False, "no forward pass of the model was seen"),
-            ({"steps": {5}}, True, r"dump: the run had 1 step, and steps=\{5\} chooses none of them"),
-            ({"only": "head.wieght:*"}, True, "only: no tensor .* matches 'head.wieght:.' .the nearest is 'head.w"),
-            ({"only": ["*:init", "zz*"]}, True, "only: no tensor of this run has a name that matches 'zz.'$"),
-            ({}, True, "dump: replaces the dump that an earlier run left here; another folder keeps both")]
-        for options, whole, words in rows:
+        rows: list[tuple[dict[str, typing.Any], str]] = [
+            ({"steps": {5}}, r"dump: the run had 1 step, and steps=\{5\} chooses none of them"),
+            ({"only": "head.wieght:*"}, "only: no tensor .* matches 'head.wieght:.' .the nearest is 'head.w"),
+            ({"only": ["*:init", "zz*"]}, "only: no tensor of this run has a name that matches 'zz.'$"),
+            ({}, "dump: replaces the dump that an earlier run left here; another folder keeps both")]
+        for options, words in rows:
             model = Model()
             with self.assertWarnsRegex(UserWarning, words):
                 with anyrank.capture(model, self.path / "dump", **options):
-                    (model if whole else model.head)(batch() if whole else torch.zeros(6))
+                    model(batch())
+
+    def test_a_model_that_is_never_called_is_an_error_and_its_parts_are_seen(self) -> None:
+        model = Model()
+        with self.assertRaisesRegex(AnyrankError, "no forward pass of the model was seen, so nothing is written"):
+            with anyrank.capture(model, self.path / "dump"):
+                train(Model(), adamw(model), 1)
+        self.assertFalse((self.path / "dump").exists())
+        with anyrank.capture(model, self.path / "dump"):
+            before = model.head.weight.detach().clone()
+            optimizer = adamw(model)
+            for _ in range(2):
+                model.forward(batch()).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        self.assertTrue(torch.equal(self.value("head.weight:init"), before))
+        self.assertTrue(torch.equal(self.value("head.weight:new@2"), model.head.weight))
+        self.assertLessEqual({"head:fwd@2", "head:bwd@2", "embed:fwd", "loss:fwd@2"}, set(self.files()))
 
     def test_a_capture_is_used_once(self) -> None:
         model = Model()

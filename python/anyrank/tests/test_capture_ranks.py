@@ -215,7 +215,7 @@ class Placed(FolderCase):
             self.assertIn(f": {tensors} tensors, ", str(report))
 
     def test_ddp(self) -> None:
-        self.same(2, ddp, tensors=2 * 71 + 15)
+        self.same(2, ddp, tensors=2 * 72 + 15)
 
     def test_ddp_within_the_model_and_sparse_gradients(self) -> None:
         self.same(2, ddp_within, kind=Within, clip=False)

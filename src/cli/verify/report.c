@@ -219,6 +219,8 @@ static const char *pass_text(char pass)
                                         ['n'] = "update of the weights",
                                         ['m'] = "first moment of the gradient",
                                         ['v'] = "second moment of the gradient",
+                                        ['s'] = "state of the optimizer",
+                                        ['u'] = "buffer",
                                         ['w'] = "weights"};
     const size_t at = (unsigned char)pass;
     return at < sizeof texts / sizeof *texts && texts[at] ? texts[at] : "";
@@ -376,9 +378,13 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
                 r->left_out[0], ARI_PLURAL(r->left_out[0]), r->left_out[1]);
     if (r->ragged > 0)
         fprintf(to,
-                "note: not compared: %zu output%s and gradient%s of which ranks have other lengths, such as %s: each "
-                "pads to its own longest sample; pad all ranks' batches to one length to have them compared\n",
+                "note: not compared: %zu output%s and gradient%s that have no place in a full tensor, such as %s\n",
                 r->ragged, ARI_PLURAL(r->ragged), ARI_PLURAL(r->ragged), ARI_SHOW(r->ragged_first));
+    for (int k = 0; k < 2; k++) {
+        if (r->unwritten[k][0])
+            fprintf(to, "note: not in the dump of %s: %s\n", k == 0 ? "the reference" : "the other",
+                    ARI_SHOW(r->unwritten[k]));
+    }
     if (r->routed > 0)
         fprintf(
             to,

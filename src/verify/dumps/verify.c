@@ -533,6 +533,10 @@ static ar_status begin_report(ari_verifying *v)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
     const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
     ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
+    for (int k = 0; k < 2; k++) {
+        const char *unwritten = ar_dump_metadata(v->dump[k], "anyrank.left_out");
+        ari_printable(r->unwritten[k], sizeof r->unwritten[k], unwritten ? unwritten : "");
+    }
     r->ranks = ar_dump_ranks(v->dump[1]);
     r->mesh = *ar_dump_mesh(v->dump[1]);
     return AR_OK;

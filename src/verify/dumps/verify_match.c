@@ -315,6 +315,12 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
     return AR_OK;
 }
 
+/* What a model is given and its buffers are compared where both dumps have them: a layout may need more of them. */
+static bool is_optional(const found *f)
+{
+    return f->key.pass == 'u' || (f->key.pass == 'f' && strncmp(f->name, "input.", 6) == 0);
+}
+
 /* The first of them is reported. */
 static bool is_ragged(const ari_verifying *v, const char *name)
 {
@@ -382,7 +388,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
             v->report->routed++;
             continue;
         }
-        if (in_both || !o->common)
+        if (in_both || !(o->common || is_optional(&all[i])))
             all[kept++] = all[i];
         else
             v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
