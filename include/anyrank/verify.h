@@ -71,7 +71,7 @@ typedef struct ar_verify_map {
 typedef struct ar_verify_row {
     const char *name;
     ar_verify_state state;
-    char pass;    /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' as in models.md, by name or file; 'w' weights; '?' not known */
+    char pass;    /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' 'k' as in models.md, by name or file; 'w' weights; '?' not known */
     int step;     /* 1, 2, .. */
     size_t order; /* place in execution order, as far as it is known or can be told by the name */
     ar_dtype dtype, other_dtype;

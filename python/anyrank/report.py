@@ -187,7 +187,8 @@ class VerifyReport(_CommandPage):
     missing: tuple[str, ...] = _field(make=tuple, default=())  #: only in the reference
     unexpected: tuple[str, ...] = _field(make=tuple, default=())  #: only in the other
     left_out: tuple[int, ...] = _field(default=(0, 0))  #: with common=True: tensors of one side alone
-    ragged: int = _field("tensors_ragged", default=0)  #: of which ranks have other lengths: not compared
+    ragged: int = _field("tensors_ragged", default=0)  #: without a place, as of other lengths: not compared
+    unwritten: tuple[str, ...] = _field(make=tuple, default=("", ""))  #: of each run, in no file: as its capture says
     routed: int = _field("tensors_routed", default=0)  #: within experts, whose rows differ by rank: not compared
     renamed: int = _field("tensors_renamed", default=0)
     copies_different: int = _field("tensors_with_different_copies", default=0)

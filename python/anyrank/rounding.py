@@ -166,7 +166,7 @@ def _keys(x: torch.Tensor) -> torch.Tensor:
     return torch.where(bits < 0, -(2 ** (8 * x.element_size() - 1)) - bits, bits)
 
 
-def _size(value: torch.Tensor, other: torch.Tensor) -> Size:
+def size_of(value: torch.Tensor, other: torch.Tensor) -> Size:
     off = (other.double() - value.double()).abs()
     off = off[off.isfinite()]
     if not off.numel():
@@ -192,24 +192,34 @@ def _sizes(exact: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> d
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
             raise AnyrankError(f"{name} is not in every run of one rank with the same shape: what the step does "
                                "depends on the last bits of its values")
-    return {name: _size(value, values[name]) for name, value in exact.items()}
+    return {name: size_of(value, values[name]) for name, value in exact.items()}
 
 
 def _write(exact: dict[str, torch.Tensor], draws: typing.Sequence[dict[str, Size]], path: Path) -> dict[str, Allowance]:
-    allowed, entries = {}, {}
+    allowed, rows = {}, {}
     for name, value in exact.items():
         finite = value.double()[value.isfinite()].abs()
         largest = finite.max().item() if finite.numel() else 0.0
         spread = max((draw[name].largest for draw in draws), default=0.0)
         factor = SAFETY if value.numel() > 1 else SAFETY_SINGLE
-        one = allowed[name] = Allowance(factor * spread + torch.finfo(value.dtype).eps * largest, largest)
-        entries[name] = _safetensors.Entry("F64", (), memoryview(struct.pack("<d", one.allowed)))
-        sizes = [x for draw in draws for x in draw[name]]
-        entries[DRAWN + name] = _safetensors.Entry("F64", (len(draws), len(Size._fields)),
-                                                   memoryview(struct.pack(f"<{len(sizes)}d", *sizes)))
-    _safetensors.write(path, entries, {"format": "pt", "anyrank.allows": "the run's own formats",
-                                       "anyrank.seeds": str(len(draws)), "anyrank.safety": f"{SAFETY:g}"})
+        allowed[name] = Allowance(factor * spread + torch.finfo(value.dtype).eps * largest, largest)
+        rows[name] = allowed[name].allowed, [draw[name] for draw in draws]
+    write_allowances(path, rows)
     return allowed
+
+
+def write_allowances(path: Path, rows: typing.Mapping[str, tuple[float, typing.Sequence[Size]]]) -> None:
+    """The file for `sensitivity=`: of each tensor what an element may be off, and the sizes of draws, of which all have
+    as many or none."""
+    entries, most = {}, max((len(sizes) for _, sizes in rows.values()), default=0)
+    for name, (allowed, sizes) in rows.items():
+        entries[name] = _safetensors.Entry("F64", (), memoryview(struct.pack("<d", allowed)))
+        numbers = [x for size in sizes for x in size]
+        if numbers:
+            entries[DRAWN + name] = _safetensors.Entry("F64", (len(sizes), len(Size._fields)),
+                                                       memoryview(struct.pack(f"<{len(numbers)}d", *numbers)))
+    _safetensors.write(path, entries, {"format": "pt", "anyrank.allows": "the run's own formats",
+                                       "anyrank.seeds": str(most), "anyrank.safety": f"{SAFETY:g}"})
 
 
 def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], object], path: Path,

@@ -41,7 +41,7 @@ typedef struct ari_piece {
     int rank;
     const ar_st_entry *entry;
     int replica, replicas; /* as told; 0 of 0: not told */
-    const char *left_out;  /* why it is a part of no tensor; NULL: it is one */
+    char *left_out;        /* why it is a part of no tensor; NULL: it is one */
     bool more_copies;      /* of some boxes there are several copies of each number */
 } ari_piece;
 /** The entry of this name in another rank's files; NULL where it has none. A split that is uneven is told by what each

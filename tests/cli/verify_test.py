@@ -246,7 +246,7 @@ class Verdict(Verify):
                       {"ANYRANK_PLACEMENT": json.dumps(placement)})
             text = self.done(one, self.folder / "ranks", code=code).stdout
             self.assertIn("note: not compared: 1 ", self.done(self.folder / "ranks", self.folder / "ranks").stdout)
-            self.assertIn("note: not compared: 1 output and gradient of which ranks have other lengths, such as x:fwd, [4,2] "
+            self.assertIn("note: not compared: 1 output and gradient that have no place in a full tensor, such as x:fwd, [4,2] "
                           "on rank 0, [4,1] on rank 1", text)
 
     def test_names_of_one_side_are_listed(self):

@@ -22,17 +22,18 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, local_of, loss_of,
+from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, leaves_of, local_of, loss_of,
                                      named_loss_of, reached_of, scalars_of, tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, groups_of, parameters_of, router_biases_of,
                                     unwrapped)
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
+from anyrank.capture._rounding import Replay, Rounding
 from anyrank.capture._spec import Spec
 from anyrank.capture._states import states_of
 from anyrank.capture._steps import Chosen, Steps
 
-VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip")
+VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip", "count")
 SMALL = 1 << 18  # elements of an input or a buffer up to which it is written
 _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -68,10 +69,13 @@ class Capture:
     spec       what the model does not say of itself: {"mesh": .., "shard": .., "partial": .., "mean_over": ..}, or the
                name of a JSON file with it
     steps      which training steps, from 1: {1, 100}, range(1, 4), a function; default: all
-    first_step the number of the run's first step: 4 in a run that resumes after three, whose weights are then NAME:new@3
+    first_step the number of the first step: 4 in a run that resumes after three, whose weights are NAME:new@3
+    rounding   True: measures on one rank what rounding changes in each tensor, for `anyrank verify --rounding`, by
+               repeating each captured pass with errors; ranks of a parallel run measure nothing
     ema        averaged weights: a module (AveragedModel), or tensors in the order of the model's parameters
     only       globs of the names to keep; default: all
-    values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip"
+    values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip",
+               "count"
     timeout    seconds to wait at the end for ranks that are still running
 
     A step is its forward passes, until the next one after an optimizer's step. Programs whose steps cannot be seen so
@@ -80,8 +84,8 @@ class Capture:
 
     def __init__(self, model: nn.Module, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
                  rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
-                 ema: typing.Any = None, only: str | typing.Sequence[str] | None = None, values: typing.Sequence[str] = VALUES,
-                 timeout: float = 600) -> None:
+                 rounding: bool = False, ema: typing.Any = None, only: str | typing.Sequence[str] | None = None,
+                 values: typing.Sequence[str] = VALUES, timeout: float = 600) -> None:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
@@ -99,6 +103,9 @@ class Capture:
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
+        self._rounding_wanted = rounding
+        self._rounding: Rounding | None = None
+        self._replay: Replay | None = None  # a pass that is repeated now
         self._averages, self._first_step = averages_of(ema, self._model), first_step
         self._check_optimizers()
         if self._spec.mesh is not None:
@@ -111,6 +118,7 @@ class Capture:
         self._running, self._step = False, first_step
         self._pass: Pass | None = None  # that a module's output belongs to now
         self._deaf = self._again = False  # an evaluation; a closure's further calls within one optimizer.step
+        self._heard = False  # the model was called, if only to evaluate
         self._whole = self._in_part = False  # the model itself has been called; a part of it is, and it is not
         self._parts: set[int] = set()  # the ids of its modules
         self._trained = self._started = self._differentiable = False
@@ -170,8 +178,8 @@ class Capture:
             return
         try:
             if self._record is None:
-                raise AnyrankError(f"{self._folder}: no forward pass of the model was seen, so nothing is written: only "
-                                   "calls of model(..) or of its modules are passes, not model.forward(..)")
+                raise AnyrankError(f"{self._folder}: no forward pass of the model was seen, so nothing is written: is "
+                                   "it the model that the program calls, or a copy of it?")
             self._end_step()
             self._complete()
         except BaseException as error:
@@ -227,8 +235,14 @@ class Capture:
         if self._record is None or self._exchange is None:
             return
         counts = {"micro_batches": self._micro_batches, "targets": self._targets if self._ranks()[1] == 1 else 0}
-        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count}, self._step - 1)
+        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count},
+                            self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
         self._record.files.remove_older(self._record.groups.mesh.world)
+        if self._rounding is not None and self._rounding.failed:
+            self._warn(f"{self._folder}: rounding=True: what rounding does could not be measured: "
+                       f"{self._rounding.failed}")
+        elif self._rounding is not None and self._record.magnitudes is not None:
+            self._rounding.write(self._folder / "allowed.safetensors", self._record.magnitudes)
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
             name.endswith((":bwd", ":grad")) for name in self._record.seen)
@@ -279,7 +293,8 @@ class Capture:
         self._groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
         self._spec.check(self._groups.mesh.sizes)
         several = world > 1 and dist.is_initialized()
-        self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
+        if self._exchange is None:
+            self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
         self._listener = Listener(self._model, self._parameters, self)
         self._open_record()
 
@@ -288,6 +303,8 @@ class Capture:
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         self._record = Record(self._folder, self._groups, self._spec, self._only, entries)
+        if self._rounding_wanted and self._groups.mesh.world == 1:
+            self._rounding, self._record.magnitudes = Rounding(self._parameters, self._model), {}
         self._micro_batches, self._targets = 1, 0
         if self._step in self._chosen:
             kind, step = ("init", 1) if self._step == 1 else ("new", self._step - 1)
@@ -304,49 +321,64 @@ class Capture:
             self._whole = True
             if self._record is not None:
                 self._begin_again()
-            self._prepare()
+            else:
+                self._prepare()
 
     def on_call(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> bool:
         """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
         is then all calls of parts until one goes backward."""
         if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
-                self._again or module is self._model):
+                self._again or self._replay is not None or module is self._model):
             return False
         self._in_part = True
         self._deaf = not torch.is_grad_enabled()
         if not self._deaf and (self._pass is None or not self._pass.open or self._is_over()):
             self._prepare()
             self._start_pass(args, kwargs)
+        self._called(module, args, kwargs)
         return True
 
+    def _called(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+        if self._rounding is not None and self._pass is not None and not self._deaf:
+            self._rounding.called(self._pass, module, args, kwargs)
+
+    def _gave(self, output: typing.Any) -> None:
+        if self._rounding is not None and self._pass is not None:
+            self._rounding.gave(self._pass, leaves_of(output))
+
     def after_call(self, output: typing.Any) -> None:
-        self._in_part = self._deaf = False
+        deaf, self._in_part, self._deaf = self._deaf, False, False
+        if deaf:
+            return
         self._end_nodes()
+        self._gave(output)
         self._heads = self._heads_now()
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
 
     def _begin_pass(self, _module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        if in_backward() or self._again:
-            return  # computed again: by activation checkpointing, or by an optimizer's closure
+        if in_backward() or self._again or self._replay is not None:
+            return  # computed again: by activation checkpointing, by an optimizer's closure, to measure rounding
         training = torch.is_grad_enabled()
+        heard, self._heard = self._heard, True
         self._deaf = is_probe(args) or (not training and (self._trained or bool(self._optimizers)))
         if self._passes and (self._is_over() or not (training or self._trained)):
             self._end_step()
         if self._deaf or not self._running:
             return
-        if training and not self._trained and (self._passes or self._step > self._first_step):
+        if training and not self._trained and heard:
             self._begin_again()  # samples were drawn before, or an evaluation was made
         self._start_pass(args, kwargs)
+        self._called(self._model, args, kwargs)
 
     def _begin_again(self) -> None:
-        """What came before the first training step was none: nothing of it is kept."""
+        """What came before the first training step was none: nothing of it is kept. Wrappers may have come since."""
         if self._listener is not None:
             self._listener.remove()
         if self._record is not None:
             self._record.files.discard()
-        self._step, self._pass, self.passes = self._first_step, None, 0
+        self._record, self._step, self._pass, self.passes = None, self._first_step, None, 0
         self._begin()
-        self._open_record()
+        self._prepare()
 
     def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         if self._passes and self._is_over():
@@ -369,6 +401,10 @@ class Capture:
             self.passes += 1
             self._take_inputs(self._pass)
 
+    def _left_out(self, what: str, name: str) -> None:
+        if self._record is not None:
+            self._record.left_out(what, name)
+
     def _take_inputs(self, of: Pass) -> None:
         """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
         if self._record is None or not self._record.groups.mesh.is_first("pp"):
@@ -379,13 +415,17 @@ class Capture:
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
             elif t.dim() and not t.is_meta:
-                self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), of.samples_dim(t, "fwd"))
+                samples = 0 if t.shape[0] == of.batch else of.samples_dim(t, "fwd")
+                self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
+        if in_backward() or self._again or self._replay is not None:
+            return
         of, deaf, self._deaf = self._pass, self._deaf, False
-        if deaf or in_backward() or self._again:
+        if deaf:
             return
         self._end_nodes()
+        self._gave(output)
         self._heads = self._heads_now()
         if of is None:
             return
@@ -440,6 +480,8 @@ class Capture:
             else:
                 self._keep(f"{name}:buffer", b, whole_of(b))
         self._record.end_step()
+        if self._rounding is not None:
+            self._rounding.end_step(lambda name: self._at(name, self._step), self._optimizers)
         self._next_step()
 
     def _take_scalars(self, of: Pass, loss: torch.Tensor | None) -> None:
@@ -490,6 +532,8 @@ class Capture:
     # --- what is heard ------------------------------------------------------------------------------------------------
 
     def current(self) -> Pass | None:
+        if self._replay is not None:
+            return self._replay.of
         return None if self._deaf or self._again else self._pass
 
     def wants(self, kind: str) -> bool:
@@ -499,11 +543,13 @@ class Capture:
         return bool(self._spec.dims_of(name))
 
     def reserve(self, name: str) -> None:
-        if self._record is not None and self._pass is not None and self._wanted(name):
+        if self._record is not None and self._pass is not None and self._replay is None and self._wanted(name):
             self._record.reserve(self._at(name, self._step))
 
     def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
-        if of.open and tensor.dim() == 0 and tensor.requires_grad:
+        if self._replay is not None:
+            self._replay.take(name, tensor)
+        elif of.open and tensor.dim() == 0 and tensor.requires_grad:
             self.reserve(name)
             of.scalars.append((name, tensor))
         else:
@@ -537,7 +583,6 @@ class Capture:
         if not reached:
             return
         of = reached[0]
-        partial = bool(self._spec.partial_of("loss:fwd"))
         value = loss.detach().reshape(()) / self._scales.pop(id(loss), 1.0)
         if of.output is not None:
             own = next((t for t in [loss_of(of.output), *scalars_of(of.output)] if t is not None and
@@ -547,10 +592,11 @@ class Capture:
                 self._record.left_out("losses of the model on which backward() is not called", "loss")
             if own is None:
                 self._take_output(of, of.output, unused, unused=True)
-            of.output, value = None, own if own is not None and partial else value
+            of.output = None
         for one in reached:
             self._take_scalars(one, loss)
             one.open = False
+            one.reached = True
         of.loss = of.loss or of.name("loss", "fwd")
         self._take(of, of.loss, value, None, None)
         self._record.sums.add(of.loss)
@@ -558,9 +604,16 @@ class Capture:
     def after_backward(self) -> None:
         if self._listener is not None:
             self._listener.flush()
+        for of in self._of_step:
+            if of.reached and self._rounding is not None and self._listener is not None:
+                of.reached = False
+                self._rounding.repeat(of, self._listener, self._during)
         if self._pass is not None and self._record is not None and not self._optimizers:
             self._grads.update({name: (p.grad, version_of(p.grad)) for name, p in self._parameters
                                 if p.grad is not None and name not in self._has_gradients})
+
+    def _during(self, replay: Replay | None) -> None:
+        self._replay = replay
 
     def on_clip(self, parameters: list[torch.Tensor]) -> bool:
         ours = self._is_ours(parameters)
@@ -616,6 +669,8 @@ class Capture:
             self._record.seen.add(name)
         if self._record is not None and self._wanted(name):
             self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, None, 0)
+            if self._rounding is not None and name.endswith(":grad"):
+                self._rounding.kept[name] = local_of(tensor).clone()
 
     def _keep_parameters(self, kind: str, step: int) -> None:
         for name, p in [*self._parameters, *router_biases_of(self._model)]:
@@ -623,13 +678,13 @@ class Capture:
 
     def _keep_states(self, step: int) -> None:
         """What the optimizers remember of each parameter; what this package does not know of them is said."""
-        for optimizer in self._with_state():
+        for optimizer in self._with_state() if self._record is not None else []:
             for name, p in self._parameters:
                 known, unknown = states_of(optimizer, name, p)
                 for state, value in known.items():
                     self._keep(state, value, whole_of(value) or (whole_of(p) if value.shape == p.shape else None), step)
-                for key in unknown if self._record is not None else []:
-                    self._record.left_out(f"states of {type(optimizer).__name__}", f"{name}.{key}")
+                for key in unknown:
+                    self._left_out(f"states of {type(optimizer).__name__}", f"{name}.{key}")
 
     def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:
         """Writes the gradients as they are now, of all parameters or of these; each once in a step. unseen: the program

@@ -177,12 +177,12 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
-def _samples_of_states(module: nn.RNNBase, number: int, t: torch.Tensor) -> int | None:
-    """The dimension of the samples in what a recurrent layer gives out: [b, s, h] or [s, b, h], and states
-    [layers, b, h]. None: a sequence alone."""
-    if t.dim() != 3:
+def _samples_of_states(module: nn.RNNBase, sequence: bool, ndim: int) -> int | None:
+    """The dimension of the samples in what a recurrent layer gives out: a sequence [b, s, h] or [s, b, h], or states
+    [layers, b, h]. None: it is of one sample."""
+    if ndim != 3:
         return None
-    return 1 if number > 0 or not module.batch_first else 0
+    return 0 if sequence and module.batch_first else 1
 
 
 def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
@@ -206,15 +206,15 @@ def rows_are_equal(t: torch.Tensor) -> bool:
     return not isinstance(t, DTensor) and t.dim() > 2 and bool((t == t[:1]).all())
 
 
-def _leaves(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tensor]:
+def leaves_of(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tensor]:
     """All tensors of an output, however they lie in one another."""
     if isinstance(output, torch.Tensor):
         yield output
     elif depth and isinstance(output, (dict, tuple, list)):
         for x in output.values() if isinstance(output, dict) else output:
-            yield from _leaves(x, depth - 1)
+            yield from leaves_of(x, depth - 1)
     elif depth and dataclasses.is_dataclass(output):
-        yield from _leaves(list(vars(output).values()), depth - 1)
+        yield from leaves_of(list(vars(output).values()), depth - 1)
 
 
 def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
@@ -240,7 +240,7 @@ class Call:
         """The nodes that the call made of the input, on the way to its outputs; and which of what they hand back is the
         input's gradient."""
         users: dict[typing.Any, list[int]] = {}
-        seen = {t.grad_fn for t in _leaves(output) if t.grad_fn is not None}
+        seen = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None}
         todo = list(seen)
         while todo:
             node = todo.pop()
@@ -286,7 +286,7 @@ class Pass:
 
     def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         self.number, self.calls = number, dict[str, int]()
-        self.open = True  # no backward pass has begun on a loss of it
+        self.open, self.reached = True, False  # no backward pass has begun on a loss of it; one is over
         self.output: typing.Any = None  # the model's, while it is not known which of its scalars is the loss
         self.scalars: list[tuple[str, torch.Tensor]] = []  # of modules, while the same is not known
         self.outputs: dict[str, tuple[typing.Any, int]] = {}  # of modules that are called as what the model gives out
@@ -295,7 +295,7 @@ class Pass:
         self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
-        self.first = self.last = torch._C._autograd._get_sequence_nr()  # the nodes of the pass count from here, to there
+        self.first = self.last = torch._C._autograd._get_sequence_nr()  # the numbers of the nodes that it makes
         self.loss = ""  # the name under which its loss is written
 
     def name(self, path: str, kind: str) -> str:
@@ -329,9 +329,11 @@ class Pass:
             self.batch, self.samples = t.shape[0], {t.shape[0], t.shape[:2].numel()}
         if ROUTED.search(path) or self.samples is None or self.batch is None:
             return 0
+        if "experts." in path:
+            return None  # rows of all tokens, in the order of the experts that they were sent to
         alone = t.shape[0] > 1 or t.requires_grad or kind == "bwd"
-        rows = t.shape[0] in self.samples or (self.batch > 1 and t.shape[0] % self.batch == 0 and t.shape[0] > 0)
-        return 0 if rows and alone else None
+        several = t.dim() > 2 and self.batch > 1 and t.shape[0] % self.batch == 0 and t.shape[0] > 0
+        return 0 if (t.shape[0] in self.samples or several) and alone else None
 
     def counts_positions(self, args: tuple[typing.Any, ...]) -> bool:
         """Whether a module's input is consecutive numbers that the model itself made: one row for all samples."""
@@ -411,7 +413,8 @@ class Listener:
                       not _mark_heads(module, t)):
                     continue  # of the rank's own heads, or whole: nothing says which
                 called = now.of_module(name, t)
-                samples = _samples_of_states(module, i, t) if isinstance(module, nn.RNNBase) else None
+                sequence = i == 0 and isinstance(output, tuple) and output[0] is t
+                samples = _samples_of_states(module, sequence, t.dim()) if isinstance(module, nn.RNNBase) else None
                 samples = now.samples_dim(t, "fwd", path) if samples is None else samples
                 if samples == 0 and t.shape[0] == 1 and now.counts_positions(args):
                     samples = None
@@ -449,8 +452,7 @@ class Listener:
                 return
             name, whole = now.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
 
-            samples = _samples_of_states(module, 0, torch.empty(call.shape, device="meta")) if isinstance(
-                module, nn.RNNBase) else None
+            samples = _samples_of_states(module, True, len(call.shape)) if isinstance(module, nn.RNNBase) else None
 
             def take(grad: torch.Tensor) -> None:
                 found = now.samples_dim(grad, "bwd", path) if samples is None else samples

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a step is seen that goes on outside of modules: backward, clipping, the optimizer; and calls of modules. All is as it was when the last
-capture ends.
+"""How a step is seen that goes on outside of modules: backward, clipping, the optimizer; and calls of modules.
+
+All is as it was when the last capture ends.
 
 Functions are replaced in what they close over, or else in the modules that have them, so that one that was imported by
 name before is seen too.
@@ -32,7 +33,7 @@ class Watcher(typing.Protocol):
 
     def on_closure(self, again: bool) -> None: ...  # again: an optimizer calls its closure once more
 
-    def on_call(self, module: typing.Any, args: typing.Any, kwargs: typing.Any) -> bool: ...  # whether it is the model's
+    def on_call(self, module: typing.Any, args: typing.Any, kwargs: typing.Any) -> bool: ...  # whether it is of it
 
     def after_call(self, output: typing.Any) -> None: ...
 
@@ -81,9 +82,9 @@ def _install() -> None:
     _undo.append(optim.register_optimizer_step_post_hook(_after_step).remove)
     scaler = torch.amp.GradScaler
     _undo.append(functools.partial(setattr, scaler, "scale", scaler.scale))
-    scaler.scale = _scaling(scaler.scale)  # type: ignore[method-assign]
+    scaler.scale = _scaling(scaler.scale)
     _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
-    torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)  # type: ignore[method-assign]
+    torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)
 
 
 def _before_step(optimizer: typing.Any, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:

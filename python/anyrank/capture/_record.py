@@ -24,6 +24,9 @@ from anyrank.capture._places import (ROUTED, Box, Part, Rule, Shape, Whole, boxe
 from anyrank.capture._spec import EXTRAS, Spec
 
 
+STEPS = "steps:count"
+
+
 class Value:
     """A tensor of which a part or more is written."""
 
@@ -77,6 +80,7 @@ class Record:
         self.lacking: dict[int, list[str]] = {}  # ranks without a part of tensors that others have
         self.notes: list[str] = []  # what is to be warned of once the files are complete
         self.not_written: dict[str, list[str]] = {}  # names of what is left out, by the reason
+        self.magnitudes: dict[str, tuple[float, float]] | None = None  # largest value and step of what is written
         self.inputs = 0  # a digest of what the model was given
 
     # --- as they come -------------------------------------------------------------------------------------------------
@@ -97,8 +101,8 @@ class Record:
 
     def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None, part: int,
             batch: int | None = None) -> None:
-        """Writes a tensor, whose dimension `samples` has the samples; of one that has come before, the rows of a further
-        micro-batch of `batch` samples."""
+        """Writes a tensor, whose dimension `samples` has the samples; of one that has come before, the rows of a
+        further micro-batch of `batch` samples."""
         self.reserve(name)
         if tensor.dim() == 0 and base.endswith(":fwd"):
             self.scalars.setdefault(name, []).append(tensor.to("cpu", copy=True))
@@ -113,10 +117,11 @@ class Record:
             if whole is not None:
                 value.part = self._part(value, whole, tuple(tensor.shape), name)
         if value.samples is not None:
-            value.units.append(max(1, tensor.shape[value.samples] // batch) if batch else 1)
+            whole_rows = batch and not ROUTED.search(base)
+            value.units.append(max(1, tensor.shape[value.samples] // batch) if whole_rows else 1)
         if (self.groups.mesh.world > 1 and base.endswith((":fwd", ":bwd", ":buffer")) and value.part is None and
                 not value.said and tensor.dim() > 0):
-            value.digests.append(digest_of(tensor))
+            value.digests.append(0 if tensor.shape[0] > 1 and rows_are_alike(tensor) else digest_of(tensor))
         self._write(name, value, tensor, part)
 
     def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
@@ -143,6 +148,8 @@ class Record:
             for size, placement in zip(value.whole.mesh.mesh.shape, value.whole.placements):
                 if placement.is_partial() and getattr(placement, "reduce_op", "sum") == "avg":
                     tensor = tensor / size
+        if self.magnitudes is not None:
+            self.magnitudes[name] = max(self.magnitudes.get(name, (0.0, 0.0)), magnitude_of(tensor))
         number = self.files.add(name, tensor.detach().cpu(), part)
         value.parts[part] = (number, tuple(tensor.shape))
         self.values[name] = value
@@ -170,7 +177,10 @@ class Record:
                 continue
             value = Value(base, None, 0)
             n = self.groups.mesh.size(self._mean_dims())
-            value.mean = n > 1 and not partial
+            if base in self.sums:
+                # What backward() is called on is averaged with the gradients, whatever a model's own loss is.
+                partial = [name for name in partial if name not in self.groups.mean]
+            value.mean = n > 1 and not set(partial) & set(self._mean_dims())
             total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
             self._write(name, value, total / n if value.mean else total, 0)
         self.scalars = {}
@@ -204,7 +214,7 @@ class Record:
         """Where its parts are: by file."""
         mesh, rule = self.groups.mesh, self._rule(name, value)
         partial = [*(value.part.partial if value.part else ()), *self.spec.partial_of(name)]
-        partial = self._mean_dims() if value.mean else mesh.ordered(partial)
+        partial = mesh.ordered([*partial, *(self._mean_dims() if value.mean else ())])
         places = spread(mesh, name, rule, shapes, self.groups.data, value.ndim)
         for rank in dict.fromkeys(rank for place in places.values() for rank in place.lacking):
             rule = rule._replace(blocks=(), zigzag=())
@@ -213,7 +223,7 @@ class Record:
         shape, offset = list(value.extents()), [0] * value.ndim
         for dim, place in places.items():
             offset[dim], shape[dim] = place.before, place.full
-        blocks = [n for n in rule.dims if n not in self.groups.data]
+        blocks = [n for n in rule.dims if n not in self.groups.data] or list(rule.dims)
         over = mesh.ordered(n for n, dim in rule.dims.items() if dim == 0) if value.samples is not None else []
         starts = [0] * (max(value.parts) + 1)
         if value.samples is not None:
@@ -253,7 +263,7 @@ class Record:
         for name, value in self.values.items():
             shapes = [other["shapes"].get(name) for other in of_all]
             units = {tuple(other["units"][name]) for other in of_all if name in other["units"]}
-            if _step_of(name) > min(steps):
+            if 0 < min(steps) < _step_of(name):
                 why[name] = f"a step that not all ranks made ({min(steps)} to {max(steps)})"
             elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
                   self._has_lengths(value, shapes)):
@@ -276,14 +286,15 @@ class Record:
         samples: the same on all of them, it is no part; another on each, it is no copy."""
         mesh, data = self.groups.mesh, self.groups.data
         ranks = mesh.along(data)[0]
-        digests = {of_all[rank]["digests"].get(name) for rank in ranks}
+        held = [other["digests"].get(name) for other in of_all]
+        digests = {held[rank] for rank in ranks}
         inputs = {of_all[rank]["inputs"] for rank in ranks}
         given = name.startswith("input.") or value.base.endswith(":buffer")
-        if given and len({other["digests"].get(name) for other in of_all}) > len(digests):
+        if given and len({*held} - {None}) > len(digests - {None}):
             return "ranks of one part of the samples have other values of it, and nothing says which"
         if len(ranks) == 1 or len(inputs) < len(ranks) or value.base.endswith(":buffer"):
             return ""
-        if value.per_sample and len(digests) == 1 and not name.startswith("input."):
+        if value.per_sample and len(digests) == 1 and any(value.digests):
             value.per_sample, value.samples = False, None
             return "of one value for all samples each micro-batch has its own" if len(value.parts) > 1 else ""
         if not value.per_sample and len(digests) > 1:
@@ -298,7 +309,7 @@ class Record:
             self._write(name, Value(name, None, 0), torch.tensor(norm, dtype=dtype), 0)
 
     def finish(self, exchange: Alone | Store, metadata: dict[str, str], steps: int) -> list[pathlib.Path]:
-        """Places everything and completes the files, of a rank that made so many steps."""
+        """Places everything and completes the files. steps: how many the rank made; 0: not all were to be seen."""
         mesh = self.groups.mesh
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "steps": steps, "inputs": self.inputs,
@@ -322,9 +333,9 @@ class Record:
                 if key == "unused" or mesh.world > 1:
                     self._note(where, set.intersection(*(set(other[key]) for other in of_all)))
         self._add_norms(of_all)
-        if len({other["steps"] for other in of_all}) > 1:
-            self._write("steps", Value("steps", None, 0), torch.tensor(steps), 0)
-            self.order = {"steps": None, **self.order}
+        if steps and not self.only:
+            self._write(STEPS, Value(STEPS, None, 0), torch.tensor(steps), 0)
+            self.order = {STEPS: None, **self.order}
         without = self._without_place(of_all)
         shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
@@ -386,6 +397,21 @@ def _step_of(name: str) -> int:
 def _apart(shape: Shape, why: str) -> Placed:
     """A part of no tensor."""
     return Placed(shape, [Box((0,) * len(shape), (0,) * len(shape), shape)], [], False, 0, 0, why)
+
+
+def rows_are_alike(t: torch.Tensor) -> bool:
+    """Whether all rows have the same values in one of a hundred columns: then no value tells a part from a copy."""
+    rows = local_of(t).reshape(t.shape[0], -1) if t.numel() else local_of(t).new_zeros(1, 1)
+    some = rows[:, ::max(1, rows.shape[1] // 100)]
+    return bool((some == some[:1]).all())
+
+
+def magnitude_of(t: torch.Tensor) -> tuple[float, float]:
+    """The largest finite value, and the relative step of the format; of integers, which do not round, 0."""
+    if not t.is_floating_point():
+        return 0.0, 0.0
+    finite = t.detach()[t.detach().isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0, float(torch.finfo(t.dtype).eps)
 
 
 def digest_of(t: torch.Tensor) -> int:

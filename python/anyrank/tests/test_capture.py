@@ -298,6 +298,182 @@ class Written(CaptureCase):
             sums = y["loss"] if used else 2 * y["logits"].sum().exp()
             self.assertTrue(torch.allclose(self.value("loss:fwd", f"{used}"), sums))
 
+    def test_steps_end_at_the_optimizers_step_whatever_moves(self) -> None:
+        for lr, form in ((0.0, "plain"), (0.1, "closure"), (0.0, "closure"), (0.1, "lbfgs"), (0.0, "masters")):
+            model = nn.Linear(3, 2)
+            masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+            kind = torch.optim.LBFGS if form == "lbfgs" else torch.optim.SGD
+            optimizer = kind(masters if form == "masters" else model.parameters(), lr=lr)
+
+            def closure() -> typing.Any:
+                optimizer.zero_grad()
+                loss = model(torch.ones(2, 3)).square().sum()
+                loss.backward()
+                return loss
+
+            folder = f"{form}{lr}"
+            with anyrank.capture(model, self.path / folder):
+                for _ in range(3):
+                    if form in ("closure", "lbfgs"):
+                        optimizer.step(closure)
+                        continue
+                    model.zero_grad()
+                    for part in torch.ones(2, 3).chunk(2):
+                        model(part).square().sum().backward()
+                    for master, p in zip(masters, model.parameters()):
+                        master.grad = p.grad
+                    optimizer.step()
+            names = set(self.files(folder))
+            self.assertLessEqual({f"{n}{at}" for n in ("weight:grad", "weight:new", "loss:fwd", "output:fwd")
+                                  for at in ("", "@2", "@3")}, names, (form, lr))
+            self.assertFalse([name for name in names if name.endswith("@4") or "call2" in name], (form, lr))
+            if lr == 0.0:
+                self.assertTrue(torch.equal(self.value("weight:grad", folder), self.value("weight:grad@3", folder)))
+
+    def test_the_micro_batch_within_the_step_is_one_of_its_own(self) -> None:
+        values = []
+        for closed in (False, True):
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            x = torch.randn(4, 3)
+
+            def backward(part: typing.Any) -> None:
+                (model(part).square().mean() / 2).backward()
+
+            with anyrank.capture(model, self.path / f"{closed}"):
+                for _ in range(2):
+                    backward(x[:2])
+                    if closed:
+                        optimizer.step(lambda: backward(x[2:]))  # noqa: B023
+                    else:
+                        backward(x[2:])
+                        optimizer.step()
+                    optimizer.zero_grad()
+            values.append({name: bytes(e.data) for name, e in self.files(f"{closed}").items()})
+        self.assertEqual(*values)
+
+    def test_passes_without_gradients_are_no_steps_of_a_run_that_trains(self) -> None:
+        for steps in (None, {1}):
+            model = nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 32))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with anyrank.capture(model, self.path / f"{steps}", steps=steps):
+                for _ in range(2):
+                    with torch.no_grad():
+                        for length in (6, 1, 1):
+                            model(torch.zeros(8, length, dtype=torch.long))
+                    for part in range(2):
+                        model(torch.zeros(8, 14, dtype=torch.long)).logsumexp(-1).mean().backward()
+                        with torch.no_grad():  # a reference's pass between two micro-batches
+                            model(torch.zeros(8, 3, dtype=torch.long))
+                    optimizer.step()
+            files = self.files(f"{steps}")
+            self.assertEqual(files["1:fwd"].shape, (8, 14, 32))
+            self.assertEqual("loss:fwd@2" in files, steps is None)
+            self.assertFalse([name for name in files if name.endswith("@3")])
+            self.assertTrue(anyrank.verify(self.path / f"{steps}", self.path / f"{steps}").ok)
+
+    def test_micro_batches_of_other_lengths_are_left_out_and_the_rest_is_compared(self) -> None:
+        for folder, factor in (("one", 1.0), ("two", 1.0), ("wrong", 1.5)):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(32, 8), nn.Linear(8, 32), nn.Flatten(0, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with anyrank.capture(model, self.path / folder):
+                for length in (12, 15):
+                    (model(torch.ones(4, length, dtype=torch.long)).logsumexp(-1).mean() / 2 * factor).backward()
+                optimizer.step()
+        report = anyrank.verify(self.path / "one", self.path / "two")
+        self.assertTrue(report.ok, str(report))
+        self.assertIn("pads to a length of its own", report.text)
+        self.assertEqual(report.ragged, 7)  # input.0, three outputs and the model's, two gradients
+        wrong = anyrank.verify(self.path / "one", self.path / "wrong", rtol=1e-4)
+        self.assertEqual(wrong.first.tensor if wrong.first else "", "loss:fwd")
+
+    def test_what_is_given_buffers_averages_and_what_is_logged(self) -> None:
+        class Net(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+                self.register_buffer("scale", torch.ones(3), persistent=False)
+                self.register_buffer("table", torch.ones(2**18 + 1), persistent=False)
+
+            def forward(self, x: typing.Any, mask: typing.Any = None) -> typing.Any:
+                return self.norm(self.lin(x)) * self.scale
+
+        torch.manual_seed(0)
+        model = Net()
+        average = torch.optim.swa_utils.AveragedModel(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with anyrank.capture(model, self.path / "dump", ema=average) as c:
+            model(torch.randn(4, 3), mask=torch.ones(4, dtype=torch.bool)).square().sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+            c.logged("loss", 2.5)
+        files = self.files()
+        self.assertLessEqual({"input.0:fwd", "input.mask:fwd", "scale:buffer", "norm.running_mean:buffer",
+                              "ema.lin.weight:new", "logged.loss:fwd"}, set(files))
+        self.assertTrue(torch.equal(self.value("norm.running_mean:buffer"), model.norm.running_mean))
+        self.assertTrue(torch.equal(self.value("ema.lin.weight:new"), average.module.lin.weight))
+        self.assertNotIn("table:buffer", files)
+        text = anyrank.verify(self.path / "dump", self.path / "dump").text
+        self.assertIn("note: not in the dump of the other: buffers that are large: 1, first table", text)
+
+    def test_a_resumed_run_counts_on(self) -> None:
+        for folder, begin in (("whole", 1), ("resumed", 3)):
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.Adam(model.parameters(), 0.1)
+            x = torch.randn(4, 3)
+
+            def steps(count: int) -> None:
+                for _ in range(count):
+                    optimizer.zero_grad()
+                    model(x).square().sum().backward()
+                    optimizer.step()
+
+            if begin == 1:
+                with anyrank.capture(model, self.path / folder):
+                    steps(3)
+                continue
+            steps(2)
+            with anyrank.capture(model, self.path / folder, optimizer, first_step=3):
+                steps(1)
+        report = anyrank.verify(self.path / "whole", self.path / "resumed", common=True)
+        self.assertTrue(report.ok, str(report))
+        names = set(self.files("resumed"))
+        self.assertLessEqual({"weight:new@2", "weight:m@2", "weight:new@3", "output:fwd@3"}, names)
+        self.assertEqual([name for name in names if "@" not in name], ["steps:count"])
+        with self.assertRaisesRegex(AnyrankError, "first_step: 0 has to be"):
+            anyrank.capture(nn.Linear(3, 2), self.path / "none", first_step=0)
+
+    def test_states_of_optimizers_and_those_that_are_not_known(self) -> None:
+        class Strange(torch.optim.SGD):  # type: ignore[misc]
+            def step(self, closure: typing.Any = None) -> None:
+                super().step()
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["z"] = p.detach().clone()
+
+        rows: list[tuple[typing.Any, dict[str, typing.Any], set[str]]] = [
+            (torch.optim.Adagrad, {}, {"weight.sum:state"}),
+            (torch.optim.Adamax, {}, {"weight.exp_inf:state", "weight:m"}),
+            (torch.optim.Adam, {"amsgrad": True}, {"weight.max_exp_avg_sq:state", "weight:m", "weight:v"}),
+            (torch.optim.RMSprop, {"momentum": 0.9}, {"weight:v"}), (Strange, {"lr": 0.1}, set())]
+        if hasattr(torch.optim, "Adafactor"):
+            rows.append((torch.optim.Adafactor, {}, {"weight.row_var:state", "weight.col_var:state"}))
+        if hasattr(torch.optim, "Muon"):
+            rows.append((torch.optim.Muon, {}, {"weight:m"}))
+        for kind, options, states in rows:
+            model = nn.Linear(3, 2, bias=False)
+            optimizer = kind(model.parameters(), **options)
+            folder = self.path / kind.__name__
+            with anyrank.capture(model, folder):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+            self.assertEqual({name for name in self.files(kind.__name__) if name.endswith((":m", ":v", ":state"))},
+                             states, kind)
+            text = anyrank.verify(folder, folder).text
+            self.assertEqual("states of Strange: 1, first weight.z" in text, kind is Strange, text)
+
     def test_terms_that_go_backward_apart_are_one_loss_and_those_of_other_models_none(self) -> None:
         model, other = nn.Linear(3, 3), nn.Linear(3, 3)
         with anyrank.capture(model, self.path / "dump"):
@@ -436,7 +612,8 @@ class Written(CaptureCase):
                 if "step" in told:
                     c.step()
             c.stop()
-            return [f"{name}: {self.value(name, folder).tolist()}" for name in self.files(folder)]
+            names = set(self.files(folder)) - {"steps:count"}
+            return [f"{name}: {self.value(name, folder).tolist()}" for name in sorted(names)]
         right = run("right", ("gradients", "step"), "after")
         self.assertEqual({line.split(": ")[0] for line in right if line.startswith("weight:")},
                          {f"weight:{name}" for name in ("init", "grad", "grad@2", "new", "new@2")})

@@ -215,7 +215,7 @@ class Placed(FolderCase):
             self.assertIn(f": {tensors} tensors, ", str(report))
 
     def test_ddp(self) -> None:
-        self.same(2, ddp, tensors=2 * 72 + 15)
+        self.same(2, ddp, tensors=2 * 72 + 16)
 
     def test_ddp_within_the_model_and_sparse_gradients(self) -> None:
         self.same(2, ddp_within, kind=Within, clip=False)
@@ -238,6 +238,124 @@ class Placed(FolderCase):
         ranks.spawn(2, run, self.path / "many")
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
         self.assertIn(("last:bwd", "shape"), [(t.tensor, t.state) for t in report.tensors], str(report))
+
+    def same_of(self, world: int, run: typing.Callable[[int, int, pathlib.Path], None],
+                **rule: typing.Any) -> typing.Any:
+        """The report of one rank against `world` ranks of a program: run(rank, world, folder)."""
+        torch.manual_seed(0)
+        run(0, 1, self.path / "one")
+        ranks.spawn(world, lambda rank: run(rank, world, self.path / "many"))
+        return anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6, **rule)
+
+    def test_a_recurrent_layers_states_and_sequences_have_their_samples_in_the_middle(self) -> None:
+        class Net(nn.Module):  # type: ignore[misc]
+            def __init__(self, first: bool) -> None:
+                super().__init__()
+                self.first, self.rnn, self.head = first, nn.GRU(4, 6, num_layers=2, batch_first=first), nn.Linear(6, 1)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                y, _ = self.rnn(x if self.first else x.transpose(0, 1).tanh())
+                return self.head(y if self.first else y.transpose(0, 1))
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = Net(first)
+            x = torch.randn(4, 4, 4, generator=torch.Generator().manual_seed(1)).chunk(world)[rank]
+            model = ddp(model) if world > 1 else model
+            with anyrank.capture(model, folder):
+                model(x).square().mean().backward()
+
+        for first in (True, False):
+            report = self.same_of(2, run)
+            self.assertTrue(report.ok, str(report))
+            self.assertEqual(report.ragged, 0, report.text)
+
+    def test_places_that_shapes_do_not_tell_are_told_by_values(self) -> None:
+        class Net(nn.Module):  # type: ignore[misc]
+            """Relative biases of as many heads as a rank has samples, probabilities [b * heads, s, s], [s, b, h]."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.table, self.probs = nn.Embedding(9, 2), nn.Softmax(-1)
+                self.bias, self.turn, self.lin = nn.Identity(), nn.Identity(), nn.Linear(4, 4)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                s = x.shape[1]
+                at = torch.arange(s)[:, None] - torch.arange(s)[None] + 4
+                bias = self.bias(self.table(at).permute(2, 0, 1))  # [heads, s, s]
+                scores = (x @ x.transpose(1, 2))[:, None] + bias
+                probs = self.probs(scores.flatten(0, 1)).unflatten(0, (-1, 2)).mean(1)
+                return self.lin(self.turn((probs @ x).permute(1, 0, 2)[:, :, None]).squeeze(2).transpose(0, 1))
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = Net()
+            x = torch.randn(4, 5, 4, generator=torch.Generator().manual_seed(1)).chunk(world)[rank]
+            model = ddp(model) if world > 1 else model
+            with anyrank.capture(model, folder):
+                model(x).square().mean().backward()
+
+        report = self.same_of(2, run)
+        self.assertTrue(report.ok, str(report))
+        self.assertEqual(report.ragged, 1, report.text)
+        self.assertIn("turn:", report.text)
+        self.assertIn("it depends on the samples, and nothing says in which dimension", report.text)
+
+    def test_ranks_with_other_numbers_of_steps_are_a_finding(self) -> None:
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Linear(4, 4)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).chunk(world)[rank]
+            with anyrank.capture(model, folder, spec={"mesh": {"dp": world}, "mean_over": "dp"}):
+                for _ in range(3 - rank):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    if world > 1:
+                        for p in model.parameters():
+                            torch.distributed.all_reduce(p.grad) if rank == 9 else None
+                    optimizer.step()
+
+        for common in (False, True):
+            report = self.same_of(2, run, common=common)
+            self.assertFalse(report.ok)
+            self.assertEqual(report.first.tensor if report.first else "", "steps:count", str(report))
+            self.assertIn("a step that not all ranks made (2 to 3)", report.text)
+
+    def test_trainers_losses_are_those_of_all_ranks_without_a_spec(self) -> None:
+        class Net(nn.Module):  # type: ignore[misc]
+            """As transformers' models: the sum over a rank's targets, over those of all ranks."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin = nn.Linear(4, 4)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                y = self.lin(x)
+                return {"loss": y.square().sum() / 16, "logits": y}
+
+        class Wrapper(nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.base = Net()
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                return self.base(x)
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = Wrapper()
+            x = torch.randn(4, 4, generator=torch.Generator().manual_seed(1)).chunk(world)[rank]
+            model = ddp(model) if world > 1 else model
+            with anyrank.capture(model, folder, spec=spec):
+                for part in x.chunk(2):
+                    (model(part)["loss"] * world).backward()
+
+        for spec in ({"samples": "by_rank"}, {"samples": "by_rank", "partial": {"loss:fwd": "dp"}}):
+            report = self.same_of(2, run)
+            self.assertTrue(report.ok, str(report))
+            with anyrank.open_dump(self.path / "many") as many:
+                self.assertIn("loss:fwd", list(many))
 
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
@@ -320,7 +438,7 @@ class Placed(FolderCase):
         ranks.spawn(1, run, self.path / "one", None)
         for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
             ranks.spawn(2, run, self.path / "many", schedule)
-            self.verify(adam=False, tensors=27)
+            self.verify(adam=False, tensors=29)
 
     def test_a_tied_table_of_the_last_stage_is_a_copy_of_the_first_one_s(self) -> None:
         def run(rank: int, folder: pathlib.Path, stages: int, summed: bool) -> None:

@@ -221,6 +221,7 @@ static const char *pass_text(char pass)
                                         ['v'] = "second moment of the gradient",
                                         ['s'] = "state of the optimizer",
                                         ['u'] = "buffer",
+                                        ['k'] = "number of steps",
                                         ['w'] = "weights"};
     const size_t at = (unsigned char)pass;
     return at < sizeof texts / sizeof *texts && texts[at] ? texts[at] : "";

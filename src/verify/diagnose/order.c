@@ -23,7 +23,7 @@ static const struct {
     char pass;
 } suffixes[] = {
     {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'}, {":grad", 'g'},
-    {":clip", 'c'}, {":new", 'n'}, {":m", 'm'},   {":v", 'v'},   {":state", 's'}, {":buffer", 'u'},
+    {":clip", 'c'}, {":new", 'n'}, {":m", 'm'},   {":v", 'v'},   {":state", 's'}, {":buffer", 'u'}, {":count", 'k'},
 };
 
 /* "@12" at the end; 1 where there is none. */
@@ -143,11 +143,11 @@ static void find_place(ari_order_key *k)
 
 ari_order_key ari_order_of(const char *name, const char *path)
 {
-    static const char order[] = "iw?fbgcnmvsu";
+    static const char order[] = "kiw?fbgcnmvsu";
     ari_order_key k = {.name = name};
     find_pass(&k, path);
     const char *at = strchr(order, k.pass);
-    k.phase = at ? (int)(at - order) : 2;
+    k.phase = at ? (int)(at - order) : 3;
     k.phase -= k.pass == 'g'; /* gradients are ordered within the backward pass */
     find_place(&k);
     return k;

@@ -175,7 +175,7 @@ static void take_given_order(const ari_verifying *v, found *all, size_t n)
         for (size_t i = 0; i < ar_dump_count(v->dump[s]) && !of_stages(v->dump[s]); i++)
             tells = tells || ar_dump_at(v->dump[s], i)->order != SIZE_MAX;
         for (size_t i = 0; tells && i < n; i++)
-            all[i].given = all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
+            all[i].given = all[i].key.pass == 'k' ? 0 : all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
         if (tells)
             return;
     }
@@ -315,10 +315,11 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
     return AR_OK;
 }
 
-/* What a model is given and its buffers are compared where both dumps have them: a layout may need more of them. */
+/* What a model is given, its buffers and the number of steps are compared where both dumps have them: a layout may need
+ * more of them, and not every program writes them. */
 static bool is_optional(const found *f)
 {
-    return f->key.pass == 'u' || (f->key.pass == 'f' && strncmp(f->name, "input.", 6) == 0);
+    return f->key.pass == 'u' || f->key.pass == 'k' || (f->key.pass == 'f' && strncmp(f->name, "input.", 6) == 0);
 }
 
 /* The first of them is reported. */
