@@ -42,8 +42,9 @@ typedef struct ar_dump_tensor {
     int ndim; /* 0 .. AR_ST_MAX_DIMS */
     size_t shape[AR_ST_MAX_DIMS];
     size_t count;
-    size_t order; /* its place in execution order, where the dump tells one; SIZE_MAX */
-    size_t parts; /* by rank */
+    size_t order;       /* its place in execution order, where the dump tells one; SIZE_MAX */
+    size_t sample_rows; /* rows along dimension 0 that each sample has; 0: not told */
+    size_t parts;       /* by rank */
     const ar_dump_part *part;
     const void *whole; /* all elements, row-major and not aligned, where one file has them so; NULL: put together by
                           ar_dump_read */

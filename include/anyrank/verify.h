@@ -71,7 +71,8 @@ typedef struct ar_verify_map {
 typedef struct ar_verify_row {
     const char *name;
     ar_verify_state state;
-    char pass;    /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' 'k' as in models.md, by name or file; 'w' weights; '?' not known */
+    char
+        pass; /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' 'k' as in models.md, by name or file; 'w' weights; '?' not known */
     int step;     /* 1, 2, .. */
     size_t order; /* place in execution order, as far as it is known or can be told by the name */
     ar_dtype dtype, other_dtype;
@@ -142,12 +143,13 @@ typedef struct ar_verify_report {
     size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
     size_t ragged;      /* values and gradients without a place in a full tensor, as of other lengths: left out */
     char ragged_first[288];
-    size_t routed;  /* tensors within experts of tokens that a router chose, of which each rank has other rows than
+    size_t reordered; /* activations whose samples are in another order in the other: compared sample by sample */
+    size_t routed;    /* tensors within experts of tokens that a router chose, of which each rank has other rows than
                               the reference: not compared */
-    size_t renamed; /* tensors of the other that are compared under the reference's name, from which only .. */
+    size_t renamed;   /* tensors of the other that are compared under the reference's name, from which only .. */
     char wrappers[2][128]; /* .. these components tell theirs apart, in the reference's and in the other's: "module." */
     char unwritten[2][256]; /* what of the reference's and the other's run is in no file, as its capture says */
-    size_t drift;          /* tensors of which copies differ in bits, within the rule */
+    size_t drift;           /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different, elements_doubted;
     size_t first;          /* row of the first in execution order that is not the same, and more than rounding where any
                               is; SIZE_MAX */

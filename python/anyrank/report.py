@@ -188,6 +188,7 @@ class VerifyReport(_CommandPage):
     unexpected: tuple[str, ...] = _field(make=tuple, default=())  #: only in the other
     left_out: tuple[int, ...] = _field(default=(0, 0))  #: with common=True: tensors of one side alone
     ragged: int = _field("tensors_ragged", default=0)  #: without a place, as of other lengths: not compared
+    reordered: int = _field("tensors_reordered", default=0)  #: samples in another order: compared one by one
     unwritten: tuple[str, ...] = _field(make=tuple, default=("", ""))  #: of each run, in no file: as its capture says
     routed: int = _field("tensors_routed", default=0)  #: within experts, whose rows differ by rank: not compared
     renamed: int = _field("tensors_renamed", default=0)

@@ -51,6 +51,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, &d->arena, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
+    p->sample_rows = t != NULL ? (size_t)t->sample_rows : 0;
     if (t != NULL && t->left_out != NULL) /* the placement ends before the piece */
         AR_TRY(ari_arena_text(&d->arena, &p->left_out, t->left_out, "the placement of a tensor"));
     p->has_shape = t == NULL || t->has_shape;

@@ -41,6 +41,7 @@ typedef struct ari_piece {
     int rank;
     const ar_st_entry *entry;
     int replica, replicas; /* as told; 0 of 0: not told */
+    size_t sample_rows;    /* rows along dimension 0 that each sample has; 0: not told */
     char *left_out;        /* why it is a part of no tensor; NULL: it is one */
     bool more_copies;      /* of some boxes there are several copies of each number */
 } ari_piece;

@@ -411,8 +411,8 @@ bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
     }
     while (first > d->piece && strcmp(first[-1].name, name) == 0)
         first--;
-    snprintf(text, 160, "%s on rank %d, %s on rank %d: each pads to its own longest sample", ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank,
-             ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
+    snprintf(text, 160, "%s on rank %d, %s on rank %d: each pads to its own longest sample",
+             ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank, ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
     return true;
 }
 
@@ -420,6 +420,7 @@ static ar_status make_tensor(const ar_dump *d, ar_dump_tensor *t, ar_dump_part *
 {
     AR_TRY(ari_parts_shape(t, d, piece, n));
     t->part = part;
+    t->sample_rows = piece->sample_rows;
     join_boxes(t, piece, n);
     AR_TRY(check_parts(d, t, piece));
     for (size_t i = 0; i < n; i++) {

@@ -120,7 +120,8 @@ static ar_status read_partial(const ari_placement *p, ari_placed *t, const json_
 
 static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
 {
-    static const char *const keys[] = {"shape", "boxes", "replica", "replicas", "partial", "assumed", "left_out"};
+    static const char *const keys[] = {"shape",   "boxes",   "replica",  "replicas",
+                                       "partial", "assumed", "left_out", "sample_rows"};
     const char *where = at_tensor(r, t->name);
     if (!json_is_object(value))
         return invalid(where, "has to be an object");
@@ -140,6 +141,7 @@ static ar_status read_own(reading *r, ari_placed *t, const json_t *value)
     t->has_shape = shape != NULL;
     if (boxes != NULL)
         AR_TRY(read_boxes(boxes, t, &r->p->arena, where));
+    AR_TRY(read_int(value, "sample_rows", 1, &t->sample_rows, where));
     AR_TRY(read_int(value, "replica", 0, &t->replica, where));
     AR_TRY(read_int(value, "replicas", 1, &t->replicas, where));
     if (t->replica > 0 && t->replica >= t->replicas)

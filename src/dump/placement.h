@@ -27,7 +27,8 @@ typedef struct ari_placed {
     int replica, replicas; /* 0 of 0: not told */
     bool
         assumed; /* nobody said where it stands: it is taken as a copy on every rank, unless a mapping says otherwise */
-    char *left_out; /* why it is a part of no tensor; NULL: it is one */
+    int sample_rows; /* rows along dimension 0 that each sample has; 0: not told */
+    char *left_out;  /* why it is a part of no tensor; NULL: it is one */
     bool partial;
     unsigned partial_over; /* dimensions of the mesh, outermost first, from bit 0; 0: all ranks of one copy */
 } ari_placed;

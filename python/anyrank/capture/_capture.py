@@ -409,9 +409,8 @@ class Capture:
         """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
         if self._record is None or not self._record.groups.mesh.is_first("pp"):
             return
+        self._record.given(of.inputs, of.batch, self._step)
         for key, t in of.inputs.items():
-            if not t.is_meta:
-                self._record.given(t)
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
             elif t.dim() and not t.is_meta:

@@ -36,6 +36,7 @@ class Placed(typing.NamedTuple):
     replica: int
     replicas: int
     left_out: str = ""  # why it is a part of no tensor
+    sample_rows: int = 0  # rows of dimension 0 that each sample has
 
 
 class RankFiles:
@@ -119,6 +120,8 @@ def _text(placed: Placed, mesh: list[tuple[str, int]]) -> dict[str, typing.Any]:
         out["partial"] = partial[0] if len(partial) == 1 else partial
     if placed.assumed:
         out["assumed"] = True
+    if placed.sample_rows:
+        out["sample_rows"] = placed.sample_rows
     if placed.left_out:
         out["left_out"] = placed.left_out
     if placed.replicas:

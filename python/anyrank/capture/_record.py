@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import hashlib
+import json
 import pathlib
 import typing
 import zlib
@@ -25,6 +26,7 @@ from anyrank.capture._spec import EXTRAS, Spec
 
 
 STEPS = "steps:count"
+MOST_SAMPLES = 16384  # of all steps, whose digests are written
 
 
 class Value:
@@ -82,6 +84,7 @@ class Record:
         self.not_written: dict[str, list[str]] = {}  # names of what is left out, by the reason
         self.magnitudes: dict[str, tuple[float, float]] | None = None  # largest value and step of what is written
         self.inputs = 0  # a digest of what the model was given
+        self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
@@ -89,9 +92,12 @@ class Record:
         """The place in the order of a tensor that follows."""
         self.order.setdefault(name)
 
-    def given(self, t: torch.Tensor) -> None:
-        """The model is given this."""
-        self.inputs = zlib.crc32(f"{self.inputs} {digest_of(t)}".encode())
+    def given(self, inputs: dict[str, torch.Tensor], batch: int | None, step: int) -> None:
+        """The model is given these, of so many samples, in a micro-batch of a step."""
+        inputs = {key: t for key, t in inputs.items() if not t.is_meta}
+        for t in inputs.values():
+            self.inputs = zlib.crc32(f"{self.inputs} {digest_of(t)}".encode())
+        self.samples.setdefault(step, []).append(sample_digests(inputs, batch) if batch else [])
 
     def left_out(self, what: str, name: str) -> None:
         """Something of the run is not written."""
@@ -251,8 +257,34 @@ class Record:
                 before += local[0] // value.units[0]
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
             assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
-            out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0)
+            sample_rows = value.units[0] if value.samples is not None else 0
+            out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0, "", sample_rows)
         return out
+
+    # --- samples ------------------------------------------------------------------------------------------------------
+
+    def _few_samples(self) -> dict[str, list[list[int]]]:
+        """Digests of the samples of each step, by its number as JSON has it; none where they are too many to write."""
+        few = sum(len(part) for parts in self.samples.values() for part in parts) <= MOST_SAMPLES
+        return {str(step): parts for step, parts in self.samples.items()} if few else {}
+
+    def _samples_in_order(self, of_all: list[dict[str, list[list[int]]]]) -> dict[str, list[int]]:
+        """The digests of each step's samples in the order in which a full tensor has them."""
+        mesh, data = self.groups.mesh, self.groups.data
+        ranks, _ = mesh.along(data)
+        by_rank, dealt = self.spec.samples == "by_rank", self.spec.samples == "dealt"
+        found: dict[str, list[int]] = {}
+        for step in of_all[0]:
+            pieces = []
+            for i, rank in enumerate(ranks):
+                before = 0
+                for m, part in enumerate(of_all[rank].get(step, [])):
+                    for k, digest in enumerate(part):
+                        key = (before + k, i, 0) if dealt else (i, m, k) if by_rank else (m, i, k)
+                        pieces.append((key, digest))
+                    before += len(part)
+            found[step] = [digest for _, digest in sorted(pieces)]
+        return found
 
     # --- values that have no place ------------------------------------------------------------------------------------
 
@@ -312,7 +344,7 @@ class Record:
         """Places everything and completes the files. steps: how many the rank made; 0: not all were to be seen."""
         mesh = self.groups.mesh
         mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
-                "steps": steps, "inputs": self.inputs,
+                "steps": steps, "inputs": self.inputs, "samples": self._few_samples(),
                 "ragged": [name for name, value in self.values.items() if value.is_ragged()],
                 "units": {name: value.units for name, value in self.values.items() if set(value.units) - {1}},
                 "digests": {name: zlib.crc32(repr(value.digests).encode()) for name, value in self.values.items()
@@ -353,6 +385,9 @@ class Record:
                               f"which no gradient came; they are without its rows: {names[0]}, ..")
         order = [name for name in self.order if name in self.values]
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
+        samples = self._samples_in_order([other["samples"] for other in of_all])
+        if samples:
+            metadata = {**metadata, "anyrank.samples": json.dumps(samples, separators=(",", ":"))}
         if self.not_written:
             texts = [f"{what}: {len(names)}, first {names[0]}" for what, names in self.not_written.items()]
             metadata = {**metadata, "anyrank.left_out": "; ".join(texts)}
@@ -397,6 +432,24 @@ def _step_of(name: str) -> int:
 def _apart(shape: Shape, why: str) -> Placed:
     """A part of no tensor."""
     return Placed(shape, [Box((0,) * len(shape), (0,) * len(shape), shape)], [], False, 0, 0, why)
+
+
+def sample_digests(inputs: dict[str, torch.Tensor], batch: int) -> list[int]:
+    """A number for each sample by what the model is given of it. Of padded tokens it is that of the tokens alone, which
+    does not depend on how far they are padded."""
+    rows = {key: local_of(t).reshape(batch, -1).cpu() for key, t in inputs.items()
+            if t.dim() > 0 and t.shape[0] == batch and t.numel()}
+    mask = rows.get("attention_mask")
+    tokens = {key: t for key, t in rows.items() if mask is not None and t.shape == mask.shape and key == "input_ids"}
+    digests = []
+    for i in range(batch):
+        number = 0
+        for key in sorted(tokens or rows):
+            row = rows[key][i]
+            row = row[mask[i] != 0] if tokens and mask is not None else row[::max(1, row.numel() // 1024)]
+            number = zlib.crc32(row.contiguous().view(torch.uint8).numpy().tobytes(), number)
+        digests.append(number)
+    return digests
 
 
 def rows_are_alike(t: torch.Tensor) -> bool:

@@ -357,6 +357,36 @@ class Placed(FolderCase):
             with anyrank.open_dump(self.path / "many") as many:
                 self.assertIn("loss:fwd", list(many))
 
+    def test_samples_in_another_order_are_compared_one_by_one(self) -> None:
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Flatten(0, 1), nn.Linear(4, 2))
+            model = ddp(model) if world > 1 else model
+            x = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(1))
+            mine = x[rank::world] if dealt else x.flip(0).chunk(world)[rank]
+            mine = mine if dealt or world == 1 else mine * factor
+            with anyrank.capture(model, folder):
+                for part in mine.chunk(2):
+                    (model(part).square().mean() / 2).backward()
+
+        for dealt, factor, ok in ((True, 1.0, True), (False, 1.0, True), (False, 1.5, False)):
+            report = self.same_of(2, run)
+            self.assertEqual(report.ok, ok, str(report))
+            self.assertEqual(report.reordered > 5, ok, report.text)
+
+    def test_as_many_tokens_in_another_shape_leave_activations_out(self) -> None:
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Linear(4, 4)
+            model = ddp(model) if world > 1 else model
+            x = torch.randn(1, 8, 4, generator=torch.Generator().manual_seed(1)).chunk(world, 1)[rank]
+            with anyrank.capture(model, folder):
+                model(x).square().mean().backward()
+
+        report = self.same_of(2, run)
+        self.assertTrue(report.ok, str(report))
+        self.assertIn("as many tokens are given in another shape: [1,8,4], [2,4,4]", report.text)
+
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
         self.same(2, loaded_as_shards)

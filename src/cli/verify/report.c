@@ -378,14 +378,16 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
         fprintf(to, "note: left out, as only one dump has them: %zu tensor%s of the reference, %zu of the other\n",
                 r->left_out[0], ARI_PLURAL(r->left_out[0]), r->left_out[1]);
     if (r->ragged > 0)
-        fprintf(to,
-                "note: not compared: %zu output%s and gradient%s that have no place in a full tensor, such as %s\n",
+        fprintf(to, "note: not compared: %zu output%s and gradient%s that have no place in a full tensor, such as %s\n",
                 r->ragged, ARI_PLURAL(r->ragged), ARI_PLURAL(r->ragged), ARI_SHOW(r->ragged_first));
     for (int k = 0; k < 2; k++) {
         if (r->unwritten[k][0])
             fprintf(to, "note: not in the dump of %s: %s\n", k == 0 ? "the reference" : "the other",
                     ARI_SHOW(r->unwritten[k]));
     }
+    if (r->reordered > 0)
+        fprintf(to, "note: compared sample by sample: %zu tensor%s whose samples ranks have in another order\n",
+                r->reordered, ARI_PLURAL(r->reordered));
     if (r->routed > 0)
         fprintf(
             to,

@@ -157,6 +157,11 @@ AR_NODISCARD ar_status ari_sample_init(ari_sample *s, const ar_dump_tensor *t, c
 /* The tensor with its dimensions of one index repeated until it has this shape. In the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t *shape, ari_arena *arena);
 
+/* The tensor with its samples, t->sample_rows rows along dimension 0 each, in another order: sample i becomes sample
+ * place[i]. In the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_reordered_init(ari_sample *s, const ar_dump_tensor *t, const size_t *place,
+                                          ari_arena *arena);
+
 /** The ranks of a dump's mesh: dimensions are recognised by the beginnings of their names, from the innermost on; the
  *  outermost may be a pipeline's, and all others are of samples. Unchanged if the dump states no mesh. */
 void ari_mesh_of(ari_ranks *mesh, const ar_dump *d);

@@ -107,6 +107,45 @@ ar_status ari_repeated_init(ari_sample *s, const ar_dump_tensor *t, const size_t
     return make_boxes(s, t, repeat_box, times, arena);
 }
 
+/* The boxes of a box's samples. */
+static size_t split_box(ar_dump_box *to, const ar_dump_box *from, size_t rows, const size_t *place)
+{
+    size_t n = 0;
+    for (size_t row = from->global[0], end = row + from->extent[0]; row < end; n++) {
+        const size_t next = (row / rows + 1) * rows < end ? (row / rows + 1) * rows : end;
+        to[n] = *from;
+        to[n].at = from->at + (row - from->global[0]) * from->stride[0];
+        to[n].global[0] = place[row / rows] * rows + row % rows;
+        to[n].extent[0] = next - row;
+        row = next;
+    }
+    return n;
+}
+
+ar_status ari_reordered_init(ari_sample *s, const ar_dump_tensor *t, const size_t *place, ari_arena *arena)
+{
+    size_t boxes = 0;
+    for (size_t i = 0; i < t->parts; i++)
+        for (size_t b = 0; b < t->part[i].boxes; b++)
+            boxes += t->part[i].box[b].extent[0] / t->sample_rows + 2;
+    *s = (ari_sample){.tensor = *t};
+    AR_TRY(ARI_TAKE(&s->part, arena, t->parts, t->name));
+    AR_TRY(ARI_TAKE(&s->box, arena, boxes, t->name));
+    s->tensor.whole = NULL;
+    s->tensor.part = s->part;
+    for (size_t i = 0, n = 0; i < t->parts; i++) {
+        s->part[i] = t->part[i];
+        s->part[i].box = &s->box[n];
+        s->part[i].boxes = 0;
+        for (size_t b = 0; b < t->part[i].boxes; b++) {
+            const size_t some = split_box(&s->box[n], &t->part[i].box[b], t->sample_rows, place);
+            s->part[i].boxes += some;
+            n += some;
+        }
+    }
+    return AR_OK;
+}
+
 /* --- copies of ranks ---------------------------------------------------------------------------------------------- */
 
 enum { MOST_ELEMENTS = 1 << 23, MOST_RANKS = 4096 };

@@ -22,8 +22,8 @@ static const struct {
     const char *text;
     char pass;
 } suffixes[] = {
-    {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'}, {":grad", 'g'},
-    {":clip", 'c'}, {":new", 'n'}, {":m", 'm'},   {":v", 'v'},   {":state", 's'}, {":buffer", 'u'}, {":count", 'k'},
+    {":init", 'i'}, {":fwd", 'f'}, {":bwd", 'b'},   {":grad", 'g'},   {":clip", 'c'},  {":new", 'n'},
+    {":m", 'm'},    {":v", 'v'},   {":state", 's'}, {":buffer", 'u'}, {":count", 'k'},
 };
 
 /* "@12" at the end; 1 where there is none. */

@@ -169,6 +169,7 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
     json_object_set_new(o, "tensors_routed", whole(r->routed));
     json_object_set_new(o, "tensors_ragged", whole(r->ragged));
+    json_object_set_new(o, "tensors_reordered", whole(r->reordered));
     json_object_set_new(o, "unwritten",
                         json_pack("[o, o]", ari_json_text(r->unwritten[0]), ari_json_text(r->unwritten[1])));
     json_object_set_new(o, "tensors_renamed", whole(r->renamed));

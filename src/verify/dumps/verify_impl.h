@@ -131,6 +131,14 @@ typedef struct ari_sides {
     const ari_pair *pair; /* NULL: their values are not compared */
 } ari_sides;
 
+/* The samples of a step that both dumps have, in another order: sample i of the other is sample place[i] of the
+ * reference. */
+typedef struct ari_sample_order {
+    int step;
+    size_t samples;
+    size_t *place; /* [samples] */
+} ari_sample_order;
+
 typedef struct ari_verifying {
     const ar_verify_options *o;
     ar_dump *dump[2]; /* reference, other */
@@ -140,6 +148,8 @@ typedef struct ari_verifying {
     ari_sides *sides; /* [report->rows] */
     ari_pair *pair;   /* [pairs] */
     size_t pairs;
+    ari_sample_order *order; /* [orders] steps whose samples are in another order */
+    size_t orders;
     int threads;
 } ari_verifying;
 
@@ -158,6 +168,11 @@ AR_NODISCARD ar_status ari_verify_unstack(ari_verifying *v);
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
+/** Finds the steps whose samples the other dump has in another order. Errors: AR_ERR_FORMAT (a dump says of its samples
+ *  what is no JSON), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_samples(ari_verifying *v);
+/** Gives an activation of such a step its samples in the reference's order. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has

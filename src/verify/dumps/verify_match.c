@@ -307,6 +307,7 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         row->step = all[i].key.step;
         row->order = i;
         AR_TRY(repeat_side(v, &v->sides[i], row->pass));
+        AR_TRY(ari_verify_reorder(v, &v->sides[i], row->pass, row->step));
         describe_row(row, &v->sides[i]);
         decide_state(row, &v->sides[i], v->o->rule);
         if (row->state == AR_VERIFY_SAME)
@@ -332,6 +333,45 @@ static bool is_ragged(const ari_verifying *v, const char *name)
     if (r->ragged++ == 0)
         snprintf(r->ragged_first, sizeof r->ragged_first, "%.100s, %s", name, text);
     return true;
+}
+
+/* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into
+ * one row: an activation of that step then has another shape, and no element of it a counterpart. */
+static bool is_repacked(const found *all, size_t n, const found *f, const ari_sides **given)
+{
+    const ari_sides *s = &f->sides;
+    if (!s->of[0] || !s->of[1] || !strchr("fb", f->key.pass) || ari_same_shape(s->of[0], s->of[1]))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        *given = &all[i].sides;
+        if (all[i].key.step == f->key.step && strncmp(all[i].name, "input.", 6) == 0 && (*given)->of[0] &&
+            (*given)->of[1] && (*given)->of[0]->count == (*given)->of[1]->count &&
+            !ari_same_shape((*given)->of[0], (*given)->of[1]))
+            return true;
+    }
+    return false;
+}
+
+/* Takes such activations out of the list, and reports the first. */
+static size_t drop_repacked(ar_verify_report *r, found *all, size_t n, ari_arena *arena, ar_status *st)
+{
+    bool *drop = NULL;
+    size_t kept = 0;
+    *st = ARI_TAKE(&drop, arena, n, "names of tensors");
+    for (size_t i = 0; i < n && *st == AR_OK; i++) {
+        const ari_sides *given = NULL;
+        drop[i] = is_repacked(all, n, &all[i], &given);
+        if (drop[i] && r->ragged++ == 0)
+            snprintf(r->ragged_first, sizeof r->ragged_first,
+                     "%.100s, as many tokens are given in another shape: %s, %s", all[i].name,
+                     ARI_SHOW_SHAPE(given->of[0]->ndim, given->of[0]->shape),
+                     ARI_SHOW_SHAPE(given->of[1]->ndim, given->of[1]->shape));
+    }
+    for (size_t i = 0; i < n && *st == AR_OK; i++) {
+        if (!drop[i])
+            all[kept++] = all[i];
+    }
+    return kept;
 }
 
 /* Names that are ragged in both dumps are no tensor of either. */
@@ -394,6 +434,9 @@ static ar_status select_rows(ari_verifying *v, found *all)
         else
             v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
     }
+    ar_status st;
+    kept = drop_repacked(v->report, all, kept, &v->arena, &st);
+    AR_TRY(st);
     if (o->all_matched)
         AR_TRY(check_all_matched(all, kept));
     const size_t *left_out = v->report->left_out;
