@@ -201,7 +201,7 @@ static ar_status run_verify(void *values, int *exit_code)
     if (v->normal)
         AR_TRY(ari_normal_judge(&normal, r, o.allowed));
     AR_TRY(write_results(v, r, v->normal ? &normal : NULL));
-    *exit_code = (v->normal ? normal.normal : r->same) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    *exit_code = (v->normal ? normal.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     return AR_OK;
 }
 
