@@ -182,7 +182,7 @@ CLAIM(a_factor_on_all_elements_is_seen_beneath_their_errors)
     const ar_verify_row *row = &r->row[0];
     cr_expect(!r->same && row->off_by_factor && row->state == AR_VERIFY_DIFFERENT, "factor %g, allowed %g", row->scale,
               row->factor_allowed);
-    cr_expect(strstr(row->pattern, "the reference times 1.005"), "'%s'", row->pattern);
+    cr_expect(strstr(row->hint, "the reference times 1.005"), "'%s'", row->hint);
     /* errors of 0.01 relative to the rms, 8 deviations, and a third of the elements by their size */
     cr_expect_float_eq(row->factor_allowed, 8.0 * 0.01 / sqrt(4096.0 / 3.0), 2e-4);
     ar_verify_report_destroy(r);

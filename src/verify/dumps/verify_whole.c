@@ -63,11 +63,12 @@ void ari_verify_judge_factor(const ari_verifying *v, const ari_pair *pair)
     r->elements_different = r->elements;
     r->ratio = off / r->factor_allowed;
     snprintf(r->pattern, sizeof r->pattern,
-             "all %zu elements are the reference times %.6g, together: each is within the rule, but rounding leaves a "
-             "factor within %.1e of 1",
-             r->elements, r->scale, r->factor_allowed);
+             "all %zu elements together; each is within the rule, and rounding leaves a factor within %.1e of 1",
+             r->elements, r->factor_allowed);
     snprintf(r->hint, sizeof r->hint,
-             "a wrong scalar that the noise of the elements hides: a divisor, a scale, a number of tokens or ranks");
+             "as a whole the reference times %.6g: one wrong scalar that the errors of single elements hide (a divisor, "
+             "a scale, a number of tokens or ranks)",
+             r->scale);
 }
 
 /* --- an allowance that says nothing --------------------------------------------------------------------------------- */
