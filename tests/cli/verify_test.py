@@ -88,7 +88,8 @@ class Verdict(Verify):
     def test_what_an_allowance_cannot_judge_is_no_green_answer(self):
         sides = self.pair(weight("x:fwd", [1.0, 2.0]), weight("x:fwd", [1.0, 2.1]))
         for allowed, code in ((0.5, 1), (0.2, 0)):
-            path = write(self.folder / "allowed.safetensors", {"x:fwd": ("F64", [], [allowed])}, {"anyrank.allows": "f32"})
+            path = write(self.folder / "allowed.safetensors", {"x:fwd": ("F64", [], [allowed])},
+                         {"anyrank.allows": "f32"})
             report, status = self.result(*sides, "--sensitivity", path)
             self.assertEqual((status, report["unjudged"], report["result"]),
                              (1, ["x:fwd"], "unjudged") if code else (0, [], "same"))

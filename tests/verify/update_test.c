@@ -211,7 +211,7 @@ static made short_moments(size_t parameters)
 
 static const ar_verify_options loose = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-2, .atol = 1e-3};
 
-/* Within a tolerance, but the other optimizer's: all of 1,152 second moments are numbers of bf16, and so are the first. */
+/* Within a tolerance, but the other optimizer's: all of 1,152 second moments are numbers of bf16, as are the first. */
 Test(update, moments_of_16_bits_are_told)
 {
     made m = short_moments(12);

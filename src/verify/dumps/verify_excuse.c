@@ -7,7 +7,7 @@
 #include "verify/dumps/verify_impl.h"
 
 /* A gradient is right if its difference has at most this part of its own root mean square: then only its smallest
- * elements are rounding. In fp32 right runs have 1e-6, in bf16 some hundredths; of a missing all-reduce it is about 1. */
+ * elements are rounding. Right runs have 1e-6 in fp32 and some hundredths in bf16, a missing all-reduce about 1. */
 static const double RIGHT_PART = 0.125;
 /* A gradient that is zero but for rounding, as that of a bias before a norm, differs by all of itself. What is left of
  * a sum of 2^16 terms that cancel is 256 roundings of their size, that of the step's largest gradient. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moments that the other run's optimizer keeps in bf16, in a file of fp32: within a tolerance, and another optimizer. */
+/* Moments that the other run's optimizer keeps in bf16, in a file of fp32: within a tolerance, of another optimizer. */
 #include "ref/core/float_bits.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/dumps/verify_impl.h"
@@ -33,8 +33,8 @@ static ar_status count_moments(moment_count *count, const ari_pair *p)
     return b.status;
 }
 
-/* SGD's momentum begins as the gradient, which has 16 bits wherever the model does: Adam's second moments are asked for,
- * which are of squares, and the first have to agree. */
+/* SGD's momentum begins as the gradient, which has 16 bits wherever the model does: Adam's second moments decide, which
+ * are of squares, and the first have to agree. */
 ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v)
 {
     moment_count first[2] = {{0}}, second[2] = {{0}};

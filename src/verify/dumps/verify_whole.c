@@ -25,10 +25,10 @@ double ari_verify_roundoff(const ari_verifying *v)
 
 /* --- a factor ----------------------------------------------------------------------------------------------------- */
 
-/* The best factor s = <a,b>/<a,a> of b = a + d is off by <a,d>/<a,a>. Errors d of the relative size r, each independent,
- * make that r/sqrt(n), with n = (sum a^2)^2 / sum a^4 elements that count, at least sum a^2 / max a^2. r is what the
- * factor leaves. In 24,000 tensors of right runs (tests/pytorch/trial.py) the factor was off by 5.3 of these at most, of
- * those beyond SYSTEMATIC. */
+/* The best factor s = <a,b>/<a,a> of b = a + d is off by <a,d>/<a,a>. Independent errors d of the relative size r make
+ * that r/sqrt(n), with n = (sum a^2)^2 / sum a^4 elements that count, at least sum a^2 / max a^2. r is what the
+ * factor leaves. In 24,000 tensors of right runs (tests/pytorch/trial.py) the factor was off by at most 5.3 of these
+ * deviations, where it was off by more than SYSTEMATIC. */
 static const double DEVIATIONS = 8.0;
 /* Errors that all elements share: a rounding of the run's format, and what sums of fp32 leave. In right runs the factor
  * was off by 24 roundings of fp32 at most where its own deviations do not explain it. */
@@ -65,18 +65,19 @@ void ari_verify_judge_factor(const ari_verifying *v, const ari_pair *pair)
     snprintf(r->pattern, sizeof r->pattern,
              "all %zu elements together; each is within the rule, and rounding leaves a factor within %.1e of 1",
              r->elements, r->factor_allowed);
-    snprintf(r->hint, sizeof r->hint,
-             "as a whole the reference times %.6g: one wrong scalar that the errors of single elements hide (a divisor, "
-             "a scale, a number of tokens or ranks)",
-             r->scale);
+    snprintf(
+        r->hint, sizeof r->hint,
+        "as a whole the reference times %.6g: one wrong scalar that the errors of single elements hide (a divisor, "
+        "a scale, a number of tokens or ranks)",
+        r->scale);
 }
 
-/* --- an allowance that says nothing --------------------------------------------------------------------------------- */
+/* --- an allowance that says nothing ------------------------------------------------------------------------------- */
 
 /* Allowances are 8 times what rounding did (rounding.py). In fp32 those of right steps are at most 7e-5 of a tensor's
- * largest element (bench/rounding_allowances.py); where rounding moves an element by a 64th of it, something amplifies it:
- * a quantiser, whose steps are that large, or a choice by values. With fewer bits deep gradients of right steps reach 5.5
- * times the largest element, and experts that other tokens choose 14; 8 is an element that became another one. */
+ * largest element (bench/rounding_allowances.py); where rounding moves an element by a 64th of it, something amplifies
+ * it: a quantiser, whose steps are that large, or a choice by values. With fewer bits deep gradients of right steps reach
+ * 5.5 times the largest element, and experts that other tokens choose 14; 8 is an element that became another one. */
 static const double MOST_OF_F32 = 0.125, MOST_OF_FEWER = 8.0;
 /* A tensor that is zero but for rounding is no sign of it: its allowance is nothing beside the largest of its kind. */
 static const double OF_KIND = 0x1p-7;
