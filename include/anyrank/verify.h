@@ -29,7 +29,8 @@ typedef struct ar_verify_options {
     const char *const *only;  /* [only_count] globs of names; none: all */
     const char *const *leave; /* [leave_count] globs of names that are left out */
     size_t only_count, leave_count;
-    bool common;      /* what one dump lacks is left out, and counted; else a difference */
+    bool
+        common; /* what one dump lacks is left out, and counted; else a difference, as are lost gradients in any case */
     bool all_matched; /* a tensor that one dump lacks, or a map rule without a match, is an error; not with common */
     bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
     int tp, cp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
@@ -85,11 +86,14 @@ typedef struct ar_verify_row {
     double max_abs, rms;       /* of other - reference, over finite elements */
     double max_rel; /* of |other - reference|/|reference| where the reference is not 0; infinite: only where it is */
     double rms_reference, max_reference;
-    uint64_t max_ulp; /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
-    double cosine;    /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
-    double scale;     /* the factor that fits best: sum(other*reference) / sum(reference^2) */
-    double allowed;   /* that the rule allows the worst element; 0: nothing */
-    double ratio;     /* worst |difference| over what is allowed; infinity where nothing is */
+    uint64_t max_ulp;      /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
+    double cosine;         /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
+    double scale;          /* the factor that fits best: sum(other*reference) / sum(reference^2) */
+    double factor_allowed; /* |scale - 1| that rounding explains, or the rule allows; 0: not judged */
+    bool off_by_factor;    /* each element is the same by the rule, and the factor is not */
+    bool unjudged;         /* the same by an allowance that is as large as what the tensor shows: nothing is said */
+    double allowed;        /* that the rule allows the worst element; 0: nothing */
+    double ratio;          /* worst |difference| over what is allowed; infinity where nothing is */
     ar_verify_element first,
         worst; /* the first that differs by the rule, the one with the largest ratio or difference */
     uint64_t
@@ -99,6 +103,7 @@ typedef struct ar_verify_row {
     bool copies_differ;      /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
                            elements_different and first are those of the copies */
     bool in_reference;       /* copies_differ: of the reference */
+    bool lost_gradient;      /* that one dump lacks, which has the parameter and other gradients of the step */
     int ranks[2];            /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
     char pattern[256], hint[512]; /* "" where it was not explained */
     ar_evidence evidence;
@@ -139,9 +144,11 @@ typedef struct ar_verify_report {
     ar_verify_row *row; /* [rows] in execution order */
     size_t rows;
     size_t compared, different, missing,
-        unexpected;     /* tensors; different: with those of another shape or dtype or unequal copies */
-    size_t left_out[2]; /* tensors that only the reference, only the other has, where those are not compared */
-    size_t ragged;      /* values and gradients without a place in a full tensor, as of other lengths: left out */
+        unexpected;        /* tensors; different: with those of another shape or dtype or unequal copies */
+    size_t lost_gradients; /* of the missing and the unexpected */
+    size_t unjudged;       /* tensors; where all else is the same, that is no verdict */
+    size_t left_out[2];    /* tensors that only the reference, only the other has, where those are not compared */
+    size_t ragged;         /* values and gradients without a place in a full tensor: left out */
     char ragged_first[288];
     size_t reordered; /* activations whose samples are in another order in the other: compared sample by sample */
     size_t routed;    /* tensors within experts of tokens that a router chose, of which each rank has other rows than

@@ -93,7 +93,8 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     dimensions  names that spec may speak of besides the layout's: those of other layouts that it serves
 
     Raises RanksFailed where a rank raises, dies or hangs (spawn has seed, timeout, threads and env), AnyrankError for
-    what cannot be captured, and where no gradient would be compared. Warns where a part of spec says nothing.
+    what cannot be captured, where no gradient would be compared, and where rounding is amplified so much that nothing
+    can be judged by it. Warns where a part of spec says nothing.
     """
     __tracebackhide__ = True
     sizes = layout_of(ranks, layout)
@@ -120,6 +121,8 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
         for text in dict.fromkeys(said):
             warnings.warn(text, stacklevel=2)
         report = verify(kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
+        if report.unjudged:
+            raise AnyrankError(cannot_judge(report, allowed))
         if not report.ok:
             words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
             raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
@@ -272,6 +275,18 @@ def _allowances(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any]) -> 
 # --- the failure's text -----------------------------------------------------------------------------------------------
 
 
+def cannot_judge(report: VerifyReport, allowed: dict[str, typing.Any]) -> str:
+    """Which tensors may differ by as much as they are, and what to do."""
+    shares = [f"{name} ({allowed[name].allowed / allowed[name].largest:.2g} of its largest element)"
+              if name in allowed and allowed[name].largest > 0 else name for name in report.unjudged[:NAMES]]
+    more = f" and {len(report.unjudged) - NAMES:,} more" if len(report.unjudged) > NAMES else ""
+    return (f"cannot judge {len(report.unjudged):,} of {report.compared:,} tensors, which rounding alone may change by "
+            f"as much as they are: {', '.join(shares)}{more}. The step amplifies rounding: it quantises, or chooses by "
+            "values (experts, top-k). Fix the scale or the choice in the test, compare what goes into it (only=), or "
+            "give rtol= and atol=")
+
+
+
 def name_of(layout: Layout) -> str:
     """4 ranks (dp=2 tp=2)."""
     world = math.prod(layout.values())
@@ -336,8 +351,7 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
     if state == "different":
         alone = f"rank {first.rank} only" in first.pattern
         yield "rank", str(first.rank) if alone else ""
-        yield "element", (f"{list(first.index)}: {_number(first.reference)} on one rank, {_number(first.actual)} "
-                          f"{f'on rank {first.rank}' if alone else 'here'}{_times(first, report)}")
+        yield _judged(first, report, f"on rank {first.rank}" if alone else "here")
     elif state == "replicas":
         values = " and ".join(f"{_number(value)} on rank {rank}"
                               for value, rank in zip((first.reference, first.actual), first.ranks))
@@ -347,12 +361,25 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
         yield "spec", _advice(first, layout)
     elif state == "dtype":
         yield "dtype", f"{first.dtype} on one rank, {first.other_dtype} on {name_of(layout)}"
+    elif first.tensor in report.lost_gradients:
+        yield "note", f'both have this parameter; ignore="{first.tensor}" leaves its gradient out'
     elif state in ("missing", "unexpected"):
         yield "note", "common=True compares the tensors that both have; a module in both runs needs the same name"
     yield "pattern", first.pattern
+    lost = [name for name in report.lost_gradients if name != first.tensor]
+    yield "lost", f"gradients of parameters that both have: {', '.join(lost[:NAMES])}" + (
+        f", and {len(lost) - NAMES:,} more" if len(lost) > NAMES else "") if lost else ""
     others = [row.tensor for row in report.tensors if row.tensor != first.tensor]
     more = several - 1 - len(others[:NAMES])
     yield "also", ", ".join(others[:NAMES]) + (f", and {more:,} more" if more > 0 else "") if others else ""
+
+
+def _judged(first: Difference, report: VerifyReport, here: str) -> tuple[str, str]:
+    """The worst element, or the factor of all."""
+    if first.off_by_factor:
+        return "factor", f"{_number(first.scale)}; rounding explains {first.factor_allowed:.2g} more or less than 1"
+    return "element", (f"{list(first.index)}: {_number(first.reference)} on one rank, {_number(first.actual)} {here}"
+                       f"{_times(first, report)}")
 
 
 _PASSES = {"fwd": "an output in the forward pass", "bwd": "the gradient of a module's input",

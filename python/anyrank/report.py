@@ -80,7 +80,8 @@ class Difference:
     rms_reference: float | None = _field()
     max_reference: float | None = _field()
     cosine: float | None = _field()
-    scale: float | None = _field()
+    scale: float | None = _field()  #: the factor that fits best
+    factor_allowed: float | None = _field()  #: how far rounding leaves it from 1; 0: not judged
     nan: tuple[int, ...] = _field(default=())  #: elements of the reference, of the other
     inf: tuple[int, ...] = _field(default=())
     allowed: float | None = _field()  #: what the rule allows the worst element
@@ -100,6 +101,11 @@ class Difference:
     evidence: Json = _field(make=dict, default=None)
     considered: tuple[Json, ...] = _field(default=())  #: cause, and the share of the differences that it would explain
     data: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def off_by_factor(self) -> bool:
+        """Each element is within the rule, and the factor of all together is not."""
+        return bool(self.scale is not None and self.factor_allowed and abs(self.scale - 1) > self.factor_allowed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +192,8 @@ class VerifyReport(_CommandPage):
     elements_different: int = _field(default=0)
     missing: tuple[str, ...] = _field(make=tuple, default=())  #: only in the reference
     unexpected: tuple[str, ...] = _field(make=tuple, default=())  #: only in the other
+    lost_gradients: tuple[str, ...] = _field(make=tuple, default=())  #: of these, of parameters that both have
+    unjudged: tuple[str, ...] = _field(make=tuple, default=())  #: the same by allowances as large as they are
     left_out: tuple[int, ...] = _field(default=(0, 0))  #: with common=True: tensors of one side alone
     ragged: int = _field("tensors_ragged", default=0)  #: without a place, as of other lengths: not compared
     reordered: int = _field("tensors_reordered", default=0)  #: samples in another order: compared one by one

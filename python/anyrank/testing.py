@@ -240,6 +240,7 @@ def explain(report: VerifyReport, torch: bool = False) -> str:
     others = [row.tensor for row in report.tensors if first is None or row.tensor != first.tensor]
     known = {*report.missing, *report.unexpected}
     lines += _names("Also different", [one for one in others if one not in known])
+    lines += _names("Gradients of parameters that both have, in one alone", report.lost_gradients)
     if first is None or first.state not in ("missing", "unexpected"):
         lines += _names("Missing in the other", report.missing) + _names("Only in the other", report.unexpected)
     return "\n".join(lines)
@@ -252,6 +253,8 @@ def _detail(label: str, text: str) -> str:
 
 
 def _head(report: VerifyReport, first: Difference | None, torch: bool) -> list[str]:
+    if report.unjudged:
+        return [f"Cannot judge {len(report.unjudged)} of {report.compared} tensors:", str(report)]
     if first is None or first.state in ("missing", "unexpected"):
         return ["The keys of the mappings do not match:",
                 f"Missing keys in the actual mapping: {sorted(report.missing)}",

@@ -73,6 +73,31 @@ class Verdict(Verify):
         text = self.ran(*self.pair(*names), "--max-report", 40).stdout
         self.assertEqual((text.count("MISSING"), text.count("UNEXPECTED")), (40, 40))
 
+    def test_lost_gradients_are_in_the_first_line_and_the_last(self):
+        both = {**weight("v:init", [1.0, 2.0]), **weight("w:init", [3.0, 4.0]), **weight("v:grad", [0.5, 0.1])}
+        sides = self.pair({**both, **weight("w:grad", [0.5, 0.25]), **weight("w:new", [3.0, 4.0])}, both)
+        report, code = self.result(*sides, "--common")
+        self.assertEqual((code, report["result"], report["missing"], report["lost_gradients"]),
+                         (1, "different", ["w:grad"], ["w:grad"]))
+        self.assertEqual((report["first"]["tensor"], report["left_out"]), ("w:grad", [1, 0]))
+        lines = self.ran(*sides, "--common").stdout.splitlines()
+        for line in (lines[0], lines[-1]):
+            self.assertIn("1 gradient in one dump only, of parameters that both have, such as w:grad", line)
+        self.assertEqual(self.result(*sides, "--common", "--ignore", "w:grad")[1], 0)
+
+    def test_what_an_allowance_cannot_judge_is_no_green_answer(self):
+        sides = self.pair(weight("x:fwd", [1.0, 2.0]), weight("x:fwd", [1.0, 2.1]))
+        for allowed, code in ((0.5, 1), (0.2, 0)):
+            path = write(self.folder / "allowed.safetensors", {"x:fwd": ("F64", [], [allowed])},
+                         {"anyrank.allows": "f32"})
+            report, status = self.result(*sides, "--sensitivity", path)
+            self.assertEqual((status, report["unjudged"], report["result"]),
+                             (1, ["x:fwd"], "unjudged") if code else (0, [], "same"))
+        write(path, {"x:fwd": ("F64", [], [0.5])}, {"anyrank.allows": "f32"})
+        lines = self.ran(*sides, "--sensitivity", path).stdout.splitlines()
+        self.assertTrue(lines[0].startswith("verify: cannot judge: 1 of 1 tensors, the first x:fwd, may differ"), lines)
+        self.assertTrue(lines[-1].startswith("verify: CANNOT JUDGE all; the same within"), lines)
+
     def test_documents_are_those_of_the_dump_or_begin_where_positions_do(self):
         checked = run("check", GOLDEN / "llama-gqa-tiny", "--documents", 2, "--batch", 2, "--seq", 16, "--cp", 2,
                       "--steps", 1, "--skip-f64", "--inject", "positions_over_documents", "--dump", "d", cwd=self.folder)

@@ -64,9 +64,11 @@ def verify(anyrank, reference, other, rule, folder):
 
 
 def judge(case, report):
-    """right, partly, wrong, unseen; of a right run: right, or alarm."""
+    """right, partly, wrong, unseen; of a right run: right, or alarm; unjudged where the allowance says nothing."""
     if report is None:
         return "error", "", ""
+    if report["result"] == "unjudged":
+        return "unjudged", report["unjudged"][0], ""
     first = report["first"]
     if not case.bug:
         return ("right", "", "") if report["result"] == "same" else ("alarm", first["tensor"], first.get("cause", ""))
@@ -112,7 +114,7 @@ class Trial:
         return report
 
 
-VERDICTS = ("right", "partly", "wrong", "unseen", "other tensor", "alarm", "error")
+VERDICTS = ("right", "partly", "wrong", "unseen", "other tensor", "alarm", "unjudged", "error")
 
 
 def kind_of(case):

@@ -119,6 +119,113 @@ CLAIM(what_one_side_lacks_makes_the_result_different)
     cr_expect(r->same && r->rows == 1);
 }
 
+/* Both have x and y, and the gradient of y; that of x only one has. */
+static ar_verify_report *verify_lost(ar_verify_options o, const float *gradient, bool in_reference, bool known)
+{
+    const ar_st_tensor has[] = {vector_of("y:init", AR_F32, 2, ones), vector_of("y:grad", AR_F32, 2, ones),
+                                vector_of(known ? "x:init" : "z:init", AR_F32, 2, ones),
+                                vector_of("x:grad", AR_F32, 2, gradient)};
+    return verify_tensors(o, in_reference ? (files){has, has, 4, 3, NULL, 0} : (files){has, has, 3, 4, NULL, 0});
+}
+
+CLAIM(a_gradient_that_one_dump_lost_is_a_difference_whatever_is_common)
+{
+    static const float zero[2] = {0.0f, 0.0f};
+    const char *leave[] = {"x:grad"};
+    const ar_verify_options common = {.common = true}, ignore = {.common = true, .leave = leave, .leave_count = 1};
+    for (int in_reference = 0; in_reference < 2; in_reference++) {
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_lost(common, ones, in_reference == 1, true);
+        cr_expect(!r->same && r->lost_gradients == 1 && r->missing + r->unexpected == 1);
+        cr_expect_str_eq(r->row[r->first].name, "x:grad");
+        cr_expect_eq(r->row[r->first].state, in_reference ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED);
+        cr_expect(strstr(r->row[r->first].hint, "of this parameter"), "'%s'", r->row[r->first].hint);
+        ar_verify_report_destroy(r);
+        r = verify_lost(common, zero, in_reference == 1, true);
+        cr_expect(r->same, "a gradient of zeros is as good as none");
+        ar_verify_report_destroy(r);
+        r = verify_lost(common, ones, in_reference == 1, false);
+        cr_expect(r->same, "a parameter that one dump lacks");
+    }
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_lost(ignore, ones, true, true);
+    cr_expect(r->same);
+}
+
+CLAIM(dumps_of_which_one_has_no_gradients_have_lost_none)
+{
+    const ar_st_tensor a[] = {vector_of("x:init", AR_F32, 2, ones), vector_of("x:grad", AR_F32, 2, ones),
+                              vector_of("x:grad@2", AR_F32, 2, ones)};
+    OWNED(ar_verify_report_destroy)
+    ar_verify_report *r = verify_tensors((ar_verify_options){.common = true}, (files){a, a, 3, 1, NULL, 0});
+    cr_expect(r->same && r->left_out[0] == 2);
+    ar_verify_report_destroy(r);
+    r = verify_tensors((ar_verify_options){.common = true}, (files){a, a, 3, 2, NULL, 0});
+    cr_expect(r->same && r->left_out[0] == 1, "a step that only one has");
+}
+
+/* 4096 elements of the reference, and times `by` with errors of a hundredth of the largest. */
+static ar_verify_report *verify_factor(ar_verify_options o, float by)
+{
+    enum { N = 4096 };
+    static float a[N], b[N];
+    for (size_t i = 0; i < N; i++) {
+        a[i] = noise(i);
+        b[i] = by * a[i] + 0.01f * noise(i + N);
+    }
+    const ar_st_tensor of_a = vector_of("w:grad", AR_F32, N, a), of_b = vector_of("w:grad", AR_F32, N, b);
+    return verify_tensors(o, (files){&of_a, &of_b, 1, 1, NULL, 0});
+}
+
+CLAIM(a_factor_on_all_elements_is_seen_beneath_their_errors)
+{
+    const ar_verify_options o = {.rule = AR_VERIFY_TOLERANCE, .atol = 0.1};
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_factor(o, 1.005f);
+    const ar_verify_row *row = &r->row[0];
+    cr_expect(!r->same && row->off_by_factor && row->state == AR_VERIFY_DIFFERENT, "factor %g, allowed %g", row->scale,
+              row->factor_allowed);
+    cr_expect(strstr(row->hint, "the reference times 1.005"), "'%s'", row->hint);
+    /* errors of 0.01 relative to the rms, 8 deviations, and a third of the elements by their size */
+    cr_expect_float_eq(row->factor_allowed, 8.0 * 0.01 / sqrt(4096.0 / 3.0), 2e-4);
+    ar_verify_report_destroy(r);
+    r = verify_factor(o, 1.0f);
+    cr_expect(r->same, "factor %g, allowed %g", r->row[0].scale, r->row[0].factor_allowed);
+    ar_verify_report_destroy(r);
+    r = verify_factor((ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .rtol = 0.01, .atol = 0.1}, 1.005f);
+    cr_expect(r->same, "the rule allows a factor");
+}
+
+/* The report on a tensor of ones and 0.99 against ones, allowed so much by a file for this arithmetic. */
+static ar_verify_report *verify_allowed(double allowed, const char *arithmetic)
+{
+    static const float off[6] = {1.0f, 0.99f, 1.0f, 1.0f, 1.0f, 1.0f};
+    const ar_st_tensor a = vector_of("x:fwd", AR_F32, 6, ones), b = vector_of("x:fwd", AR_F32, 6, off),
+                       allows = vector_of("x:fwd", AR_F64, 1, &allowed);
+    const char *metadata[] = {"anyrank.allows", arithmetic};
+    SCOPED(two_files_end) const two_files f = two_files_make();
+    ar_verify_report *r = NULL;
+    write_tensors(f.reference, &a, 1);
+    write_tensors(f.other, &b, 1);
+    cr_assert_ok(ar_st_write(f.allowed, &allows, 1, metadata, arithmetic != NULL));
+    cr_assert_ok(ar_verify(
+        &r, &(ar_verify_options){
+                .reference = f.reference, .other = f.other, .allowed = f.allowed, .rule = AR_VERIFY_SENSITIVITY}));
+    return r;
+}
+
+CLAIM(an_allowance_as_large_as_its_tensor_judges_nothing)
+{
+    static const struct {
+        const char *arithmetic;
+        double allowed;
+        size_t unjudged;
+    } cases[] = {{"f32", 0.13, 1},      {"f32", 0.12, 0}, {"the run's own formats", 0.13, 1},
+                 {"bf16-pure", 7.0, 0}, {"bf16", 9.0, 1}, {NULL, 9.0, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        OWNED(ar_verify_report_destroy)
+        ar_verify_report *r = verify_allowed(cases[i].allowed, cases[i].arithmetic);
+        cr_expect(r->same && r->unjudged == cases[i].unjudged, "case %zu: %zu unjudged", i, r->unjudged);
+    }
+}
+
 CLAIM(globs_choose_and_slips_are_refused)
 {
     const ar_st_tensor a[] = {vector_of("l.0.w", AR_F32, 2, ones), vector_of("l.0.b", AR_F32, 2, ones),

@@ -35,6 +35,111 @@ def step_with(factor: float = 1.0) -> typing.Callable[[typing.Any, typing.Any], 
     return step
 
 
+def step_with_all(model: typing.Any, mesh: typing.Any) -> None:
+    """A step that touches no gradient itself."""
+    import torch
+
+    model(torch.randn(5, 8)).square().mean().backward()
+
+
+def quantised(shared: bool) -> typing.Any:
+    """Values in fp8 by a scale: of all ranks' largest value, or of this rank's, which is wrong."""
+    import torch
+
+    class Quantised(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            largest = x.detach().abs().amax()
+            if shared:
+                torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+            scale = 448 / largest
+            return x + ((x * scale).to(torch.float8_e4m3fn).to(x.dtype) / scale - x).detach()
+    return Quantised()
+
+
+def chosen(shared: bool) -> typing.Any:
+    """A layer for the half of the tokens with the largest scores: of all ranks' tokens, or of this rank's."""
+    import torch
+
+    class Chosen(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = x.detach().sum(-1)
+            parts = [torch.empty_like(scores) for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather(parts, scores)
+            all_scores = torch.cat(parts).flatten() if shared else scores.flatten()
+            least = all_scores.topk(len(all_scores) // 2).values[-1]
+            return x + (scores >= least).to(x.dtype).unsqueeze(-1) * self.inner(x)
+    return Chosen()
+
+
+def compare_middle(middle: typing.Callable[[], typing.Any], alike: bool, dtype: str = "float32") -> typing.Any:
+    """Two ranks of data parallelism with a module between two layers; alike: tokens that are nearly one another's."""
+    import torch
+
+    def build(mesh: typing.Any) -> typing.Any:
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), middle(), torch.nn.Linear(16, 16))
+        model = model.to(getattr(torch, dtype))
+        return torch.nn.parallel.DistributedDataParallel(model) if mesh else model
+
+    def step(model: typing.Any, mesh: typing.Any) -> None:
+        x = torch.randn(1, 1, 16) + 1e-7 * torch.randn(8, 12, 16) if alike else torch.randn(8, 12, 16)
+        x = x * torch.linspace(0.2, 2.0, 8).view(8, 1, 1) if not alike else x
+        x = x.chunk(2)[torch.distributed.get_rank()] if mesh else x
+        model(x.to(getattr(torch, dtype))).float().square().mean().backward()
+    return compare_ranks(build, step, layout={"dp": 2})
+
+
+@needs("torch")
+class Judged(unittest.TestCase):
+    def test_a_step_that_quantises_or_chooses_is_not_judged_by_its_rounding(self) -> None:
+        for middle, alike in ((quantised, False), (chosen, True)):
+            for shared in (True, False):
+                with self.assertRaisesRegex(anyrank.AnyrankError, "^cannot judge .*: .* of its largest element.*rtol="):
+                    compare_middle(lambda: middle(shared), alike)
+
+    def test_a_choice_that_rounding_does_not_change_is_judged(self) -> None:
+        compare_middle(lambda: chosen(True), False)
+        with self.assertRaisesRegex(anyrank.RanksDiffer, "^1:fwd differs"):
+            compare_middle(lambda: chosen(False), False)
+
+    def test_ordinary_steps_are_judged_in_both_formats(self) -> None:
+        import torch
+
+        for dtype in ("float32", "bfloat16"):
+            self.assertIsNotNone(compare_middle(torch.nn.Tanh, False, dtype))
+
+    def test_a_factor_that_no_element_shows_is_seen_in_bf16(self) -> None:
+        import torch
+
+        def build(mesh: typing.Any) -> typing.Any:
+            model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 64)).bfloat16()
+            return torch.nn.parallel.DistributedDataParallel(model) if mesh else model
+
+        def step(model: typing.Any, mesh: typing.Any) -> None:
+            x = torch.randn(64, 64).bfloat16()
+            x = x.chunk(2)[torch.distributed.get_rank()] if mesh else x
+            model(x).float().square().mean().backward()
+            if mesh:
+                model.module[0].weight.grad *= factor
+        for factor in (1.02, 0.98):
+            with self.assertRaisesRegex(anyrank.RanksDiffer, "^0.weight:grad differs .*as a whole the reference times"):
+                compare_ranks(build, step, layout={"dp": 2})
+        factor = 1.0
+        compare_ranks(build, step, layout={"dp": 2})
+
+    def test_a_lost_gradient_is_named_whatever_is_common(self) -> None:
+        def frozen(mesh: typing.Any) -> typing.Any:
+            model = network(mesh)
+            model[0].bias.requires_grad_(mesh is None)
+            return model
+        with self.assertRaisesRegex(anyrank.RanksDiffer, "^0.bias:grad is there on one rank, and not on 2 ranks"):
+            compare_ranks(frozen, step_with_all, ranks=2, common=True)
+        compare_ranks(frozen, step_with_all, ranks=2, common=True, ignore="0.bias:grad")
+
+
 @needs("torch")
 class Compare(FolderCase):
     def test_right_runs_are_let_alone(self) -> None:
@@ -275,7 +380,8 @@ class Allowances(FolderCase):
         self.assertEqual(metadata["anyrank.seeds"], "2")
         self.assertTrue(math.isfinite(allowed["many:fwd"].allowed))
         report = anyrank.verify(reference, draws[1], sensitivity=path)
-        self.assertTrue(report.ok, str(report))
+        self.assertEqual((report.result, report.unjudged), ("unjudged", ("many:fwd",)))  # as much as it is
+        self.assertEqual((report.different, report.ok), (0, False))
 
 
 if __name__ == "__main__":

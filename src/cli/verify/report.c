@@ -246,7 +246,9 @@ static void print_values(FILE *to, const ar_verify_report *r, const ar_verify_ro
     fprintf(to, "    worst     %s in the reference, %s in the other, at %s", VALUE(row->dtype, row->worst.value[0]),
             VALUE(row->other_dtype, row->worst.value[1]), INDEX(row, row->worst.index));
     if (has_ratio(r))
-        fprintf(to, "; %.2e is allowed, the difference is %.3g times that", row->allowed, row->ratio);
+        fprintf(to, "; %.2e is allowed, the %s is %.3g times that",
+                row->off_by_factor ? row->factor_allowed : row->allowed,
+                row->off_by_factor ? "factor's distance from 1" : "difference", row->ratio);
     fprintf(to, "\n    how many  %s of %s elements (%.3g %%)", ARI_COUNT(row->elements_different),
             ARI_COUNT(row->elements), 100.0 * (double)row->elements_different / (double)row->elements);
     if (row->bits_different != row->elements_different)
@@ -286,6 +288,16 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
 
 /* --- around it ---------------------------------------------------------------------------------------------------- */
 
+static void print_lost_gradients(FILE *to, const ar_verify_report *r)
+{
+    const ar_verify_row *row = r->row;
+    while (r->lost_gradients > 0 && !row->lost_gradient)
+        row++;
+    if (r->lost_gradients > 0)
+        fprintf(to, "; %zu gradient%s in one dump only, of parameters that both have, such as %s", r->lost_gradients,
+                ARI_PLURAL(r->lost_gradients), ARI_SHOW(row->name));
+}
+
 static void print_head(FILE *to, const ar_verify_report *r)
 {
     const char *space = "";
@@ -294,6 +306,7 @@ static void print_head(FILE *to, const ar_verify_report *r)
         fprintf(to, ", %zu missing", r->missing);
     if (r->unexpected > 0)
         fprintf(to, ", %zu unexpected", r->unexpected);
+    print_lost_gradients(to, r);
     if (r->different > 0)
         fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
     if (r->rounded > 0)
@@ -465,6 +478,18 @@ static void print_one_sided(FILE *to, const ar_verify_report *r)
     }
 }
 
+static void print_unjudged(FILE *to, const ar_verify_report *r)
+{
+    const ar_verify_row *row = r->row;
+    while (!row->unjudged)
+        row++;
+    fprintf(
+        to,
+        "verify: cannot judge: %zu of %zu tensors, the first %s, may differ by as much as they are: a quantiser or a "
+        "choice by values amplifies rounding; fix its scale or choice in both runs, or give --rtol and --atol\n",
+        r->unjudged, r->compared, ARI_SHOW(row->name));
+}
+
 enum { FEW_NAMES = 5 }; /* of each dump, where no tensor stands in both */
 
 ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
@@ -472,6 +497,8 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
                          missing = {"only in the reference", 1u << AR_VERIFY_MISSING, false, add_name},
                          unexpected = {"only in the other", 1u << AR_VERIFY_UNEXPECTED, false, add_name};
+    if (r->same && r->unjudged > 0)
+        print_unjudged(to, r);
     if (!r->same) {
         print_head(to, r);
         print_facts(to, r);
@@ -540,8 +567,9 @@ static void print_same(FILE *to, const ar_verify_report *r)
         if (row->ratio > (worst ? worst->ratio : 0.0))
             worst = row;
     }
-    fprintf(to, "verify: %s%s: %zu tensor%s, %s element%s", has_ratio(r) ? "the same " : "", RULE(r), r->compared,
-            ARI_PLURAL(r->compared), ARI_COUNT(r->elements), ARI_PLURAL(r->elements));
+    fprintf(to, "verify: %s%s%s: %zu tensor%s, %s element%s", r->unjudged > 0 ? "CANNOT JUDGE all; " : "",
+            has_ratio(r) ? "the same " : "", RULE(r), r->compared, ARI_PLURAL(r->compared), ARI_COUNT(r->elements),
+            ARI_PLURAL(r->elements));
     if (has_ratio(r))
         fprintf(to, ", %zu tensor%s bit for bit", exact, ARI_PLURAL(exact));
     if (worst)
@@ -572,7 +600,8 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         else
             fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst.index));
     }
-    if (r->compared > 0 && r->different == 0)
+    print_lost_gradients(to, r);
+    if (r->compared > 0 && r->different == 0 && r->lost_gradients == 0)
         fprintf(to, "; what both have is the same: --common leaves the others out");
     if (r->rule == AR_VERIFY_BITS && r->different > 0)
         print_rounding(to, r);

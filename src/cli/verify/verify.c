@@ -47,7 +47,8 @@ static const ari_option options[] = {
     ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),
     ARI_OPTION_STRINGS("ignore", leave, "GLOB[,GLOB]", "no tensors of these names; may be given several times"),
     ARI_OPTION_FLAG("common", o.common,
-                    "compare what both have; what only one has is left out and counted, not a difference"),
+                    "compare what both have; what only one has is left out and counted, not a difference",
+                    .more = "But a gradient is one, of a parameter that both have, in a step of which both have some."),
     ARI_OPTION_FLAG("all-matched", o.all_matched,
                     "a tensor that only one has is an error, and so is a rule of --map that matches none"),
     ARI_OPTION_SECTION("rule"),
@@ -201,7 +202,7 @@ static ar_status run_verify(void *values, int *exit_code)
     if (v->normal)
         AR_TRY(ari_normal_judge(&normal, r, o.allowed));
     AR_TRY(write_results(v, r, v->normal ? &normal : NULL));
-    *exit_code = (v->normal ? normal.normal : r->same) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    *exit_code = (v->normal ? normal.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     return AR_OK;
 }
 

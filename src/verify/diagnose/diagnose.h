@@ -103,6 +103,8 @@ typedef struct ari_doubt {
 } ari_doubt;
 /** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
+/** The largest root mean square of a gradient of the reference in a step; 0: it has none. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_gradient(double *rms, const ar_dump *reference, int step);
 /** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. In the arena.
  *  Errors: those of reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,

@@ -17,6 +17,20 @@ ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
     return AR_OK;
 }
 
+ar_status ari_doubt_gradient(double *rms, const ar_dump *reference, int step)
+{
+    *rms = 0.0;
+    for (ari_walk w = ari_walk_of(reference, NULL, "g", step); ari_walk_next(&w);) {
+        double squares = 0.0;
+        ari_beside b = ari_beside_of(&w.t, 1, 0, w.t->count);
+        while (ari_beside_next(&b))
+            squares += isfinite(b.x[0]) ? b.x[0] * b.x[0] : 0.0;
+        AR_TRY(b.status);
+        *rms = w.t->count > 0 ? fmax(*rms, sqrt(squares / (double)w.t->count)) : *rms;
+    }
+    return AR_OK;
+}
+
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
 ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)

@@ -45,6 +45,7 @@ static void set_measures(json_t *o, const ar_verify_row *r)
     set(o, "max_reference", r->max_reference);
     set(o, "cosine", r->cosine);
     set(o, "scale", r->scale);
+    set(o, "factor_allowed", r->factor_allowed);
     json_object_set_new(o, "nan", json_pack("[o,o]", whole(r->nan[0]), whole(r->nan[1])));
     json_object_set_new(o, "inf", json_pack("[o,o]", whole(r->inf[0]), whole(r->inf[1])));
     set(o, "allowed", r->allowed);
@@ -110,6 +111,26 @@ static json_t *names_of(const ar_verify_report *r, ar_verify_state state)
     return a;
 }
 
+static json_t *lost_gradients(const ar_verify_report *r)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].lost_gradient)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
+static json_t *unjudged(const ar_verify_report *r)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].unjudged)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
 static json_t *rule_json(const ar_verify_report *r)
 {
     switch (r->rule) {
@@ -155,7 +176,7 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     size_t copies = 0;
     for (size_t i = 0; i < r->rows; i++)
         copies += r->row[i].copies_differ;
-    json_object_set_new(o, "result", json_string(r->same ? "same" : "different"));
+    json_object_set_new(o, "result", json_string(!r->same ? "different" : r->unjudged > 0 ? "unjudged" : "same"));
     json_object_set_new(o, "reference", ari_json_text(r->reference));
     json_object_set_new(o, "other", ari_json_text(r->other));
     json_object_set_new(o, "rule", rule_json(r));
@@ -165,6 +186,8 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
+    json_object_set_new(o, "lost_gradients", lost_gradients(r));
+    json_object_set_new(o, "unjudged", unjudged(r));
     json_object_set_new(o, "tensors_with_different_copies", whole(copies));
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
     json_object_set_new(o, "tensors_routed", whole(r->routed));

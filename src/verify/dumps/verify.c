@@ -265,6 +265,10 @@ static ar_status explain_one_sided(ari_verifying *v, size_t i)
                 ? "this parameter, and has others: frozen (requires_grad), not used, or detached"
                 : "any parameter, and went backward: not reduced yet (FSDP2's set_requires_gradient_sync(False) keeps "
                   "them elsewhere), set to None before the dump was written, or frozen");
+    } else if (row->lost_gradient) {
+        snprintf(row->hint, sizeof row->hint,
+                 "only the other run has a gradient of this parameter, which both have: in the reference it is frozen, "
+                 "not used, or detached");
     }
     return AR_OK;
 }
@@ -509,6 +513,7 @@ static ar_status explain(ari_verifying *v)
     AR_TRY(st);
     AR_TRY(pass_rounding(v, &known));
     begin_with_missing(r);
+    ari_verify_begin_with_lost(r);
     AR_TRY(explain_one_sided(v, r->first));
     ask_missing_backward(r);
     AR_TRY(ask_what_is_before(v, &known));

@@ -107,8 +107,7 @@ void ari_verify_learn(ar_verify_report *r)
 
 /* --- rounding ----------------------------------------------------------------------------------------------------- */
 
-/* Round-off of a format; a value of a shorter one says too little. */
-static double roundoff_of(ar_dtype t)
+double ari_roundoff_of(ar_dtype t)
 {
     const ari_format f = ari_format_of(t);
     return f.is_float && f.bits >= 16 ? ldexp(0.5, -f.mantissa) : 0.0;
@@ -116,7 +115,9 @@ static double roundoff_of(ar_dtype t)
 
 bool ari_is_by_rounding(const ar_verify_row *row)
 {
-    const double u = roundoff_of(row->dtype);
+    const double u = ari_roundoff_of(row->dtype);
+    if (row->off_by_factor)
+        return false;
     if (row->evidence.cause && strcmp(row->evidence.cause, "small_change") == 0) /* of two exact runs */
         return false;
     return row->nan[0] == row->nan[1] && row->inf[0] == row->inf[1] && isfinite(row->worst.value[0]) &&

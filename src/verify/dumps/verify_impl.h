@@ -123,7 +123,8 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
 AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                                        ari_scaled_sums *sums);
 
-/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, facts, proof and shape) ---------------- */
+/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, excuse, moments, whole, facts,
+ * proof and shape) */
 
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {
@@ -151,6 +152,7 @@ typedef struct ari_verifying {
     ari_sample_order *order; /* [orders] steps whose samples are in another order */
     size_t orders;
     int threads;
+    double roundoff; /* of the run's shortest format */
 } ari_verifying;
 
 /** True if only one of the two dumps has the tensor. */
@@ -173,12 +175,39 @@ AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_samples(ari_verifying *v);
 /** Gives an activation of such a step its samples in the reference's order. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step);
+/** Begins the differences with a lost gradient, if there is one that precedes the first. */
+void ari_verify_begin_with_lost(ar_verify_report *r);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
+/** The pair of a tensor of the reference; NULL: it is not compared. */
+const ari_pair *ari_pair_of(const ari_verifying *v, const ar_dump_tensor *reference);
+/* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
+typedef struct ari_step_size {
+    double reach, gradient; /* ari_doubt_reach, ari_doubt_gradient */
+} ari_step_size;
+/** Sets pair->doubt of new weights by those of their gradients that are compared, and whose differences are rounding.
+ *  sizes [ARI_DOUBT_STEPS]. Errors: those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes);
+/** True if gradients excuse so many of the new weights that nothing of the update was compared. */
+bool ari_verify_excuses_too_many(const ari_verifying *v);
+/** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
+/** The round-off of the shortest format among the tensors compared, or of the arithmetic that the allowances are of: a
+ *  run in mixed precision rounds by it. */
+double ari_verify_roundoff(const ari_verifying *v);
+/** Judges all elements of a pair together by their factor. */
+void ari_verify_judge_factor(const ari_verifying *v, const ari_pair *pair);
+/** Marks and counts the tensors whose allowances say nothing. */
+void ari_verify_find_unjudged(const ari_verifying *v);
+/** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
+double ari_roundoff_of(ar_dtype t);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
  *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
  *  neither. */
 AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
+/** *zero: all elements are 0. Errors: those of reading. */
+AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
 /** True for the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
 /** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps,

@@ -16,6 +16,7 @@
 typedef struct found {
     const char *name;
     ari_sides sides;
+    bool lost;    /* a gradient that one dump lacks, though it has the parameter */
     size_t given; /* place in execution order by the dump itself; SIZE_MAX */
     ari_order_key key;
 } found;
@@ -154,6 +155,39 @@ static size_t join_by_meaning(found *all, size_t n)
             all[kept++] = all[k];
     }
     return kept;
+}
+
+static bool is_in_both(const found *f)
+{
+    return f->sides.of[0] && f->sides.of[1];
+}
+
+static bool same_parameter(const ari_order_key *a, const ari_order_key *b)
+{
+    return a->stem == b->stem && memcmp(a->name, b->name, a->stem) == 0;
+}
+
+/* A parameter that both dumps have, before or after a step or by another step's gradient, and of which only one has a
+ * gradient in a step of which both have some. One that is zero is as good as none: an expert without tokens. */
+static ar_status find_lost_gradients(found *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        found *f = &all[i];
+        bool others = false, known = false, zero = true;
+        if (f->key.pass != 'g' || is_in_both(f))
+            continue;
+        for (size_t k = 0; k < n && !(others && known); k++) {
+            const ari_order_key *key = &all[k].key;
+            if (!is_in_both(&all[k]) || !key->pass || !strchr("ginw", key->pass))
+                continue;
+            others = others || (key->pass == 'g' && key->step == f->key.step);
+            known = known || same_parameter(key, &f->key);
+        }
+        if (others && known)
+            AR_TRY(ari_is_zero(&zero, f->sides.of[0] ? f->sides.of[0] : f->sides.of[1]));
+        f->lost = !zero;
+    }
+    return AR_OK;
 }
 
 /* A rank of a pipeline tells the order of its own stages alone: how they follow one another, the names say. */
@@ -306,6 +340,8 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         row->pass = all[i].key.pass;
         row->step = all[i].key.step;
         row->order = i;
+        row->lost_gradient = all[i].lost;
+        r->lost_gradients += all[i].lost;
         AR_TRY(repeat_side(v, &v->sides[i], row->pass));
         AR_TRY(ari_verify_reorder(v, &v->sides[i], row->pass, row->step));
         describe_row(row, &v->sides[i]);
@@ -413,6 +449,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
     long layers = LONG_MAX;
     AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
     AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
+    AR_TRY(find_lost_gradients(all, n));
     take_given_order(v, all, n);
     count_ragged(v);
     for (size_t i = 0; i < n; i++)
@@ -420,7 +457,6 @@ static ar_status select_rows(ari_verifying *v, found *all)
     for (size_t i = 0; i < n; i++)
         ari_order_further(&all[i].key, layers);
     for (size_t i = 0; i < n; i++) {
-        const bool in_both = all[i].sides.of[0] && all[i].sides.of[1];
         if (!is_selected(o, &all[i]))
             continue;
         if (is_ragged(v, all[i].name))
@@ -429,7 +465,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
             v->report->routed++;
             continue;
         }
-        if (in_both || !(o->common || is_optional(&all[i])))
+        if (is_in_both(&all[i]) || all[i].lost || !(o->common || is_optional(&all[i])))
             all[kept++] = all[i];
         else
             v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
@@ -463,4 +499,20 @@ ar_status ari_verify_match(ari_verifying *v)
     AR_TRY(ari_add_size(&most, ar_dump_count(v->dump[0]), ar_dump_count(v->dump[1])));
     AR_TRY(ARI_TAKE(&all, &v->arena, most, "names of tensors"));
     return select_rows(v, all);
+}
+
+/* The first gradient of a parameter that one dump alone has is first unless something of the same step precedes it. Its
+ * place in execution order is known only if the dump that tells the order has it. */
+void ari_verify_begin_with_lost(ar_verify_report *r)
+{
+    const ar_verify_row *first = &r->row[r->first];
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        const bool follows = ari_is_one_sided(first) || i < r->first || row->step < first->step ||
+                             (row->step == first->step && first->pass && strchr("cnmv", first->pass));
+        if (row->lost_gradient && follows) {
+            r->first = i;
+            return;
+        }
+    }
 }

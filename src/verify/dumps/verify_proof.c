@@ -6,7 +6,7 @@
 
 #include "verify/dumps/verify_impl.h"
 
-static ar_status is_zero(bool *zero, const ar_dump_tensor *t)
+ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
 {
     float x[256];
     *zero = t->dtype != AR_C64; /* of which nothing is said */
@@ -28,7 +28,7 @@ static ar_status refuse_zero_gradients(const ari_verifying *v)
         if (v->report->row[i].pass != 'g' || ari_is_one_sided(&v->report->row[i]))
             continue;
         for (int k = 0; zero && k < 2; k++)
-            AR_TRY(is_zero(&zero, v->sides[i].of[k]));
+            AR_TRY(ari_is_zero(&zero, v->sides[i].of[k]));
         n++;
     }
     if (!zero || n < 2)

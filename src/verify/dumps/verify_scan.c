@@ -270,14 +270,16 @@ static void fill_sums(ar_verify_row *r, const ari_pair *pair)
 }
 
 /* Without a tolerance a difference is measured by the tensor's own size. */
-static void finish_map(ar_verify_row *r, ar_verify_rule rule)
+static void finish_map(const ari_pair *pair)
 {
+    ar_verify_row *r = pair->row;
     if (r->state == AR_VERIFY_SAME) {
         free(r->map.cell);
         r->map.cell = NULL;
         return;
     }
-    for (size_t i = 0; rule == AR_VERIFY_BITS && r->rms_reference > 0.0 && i < r->map.rows * r->map.cols; i++)
+    for (size_t i = 0; pair->rule.rule == AR_VERIFY_BITS && r->rms_reference > 0.0 && i < r->map.rows * r->map.cols;
+         i++)
         r->map.cell[i] = (float)((double)r->map.cell[i] / r->rms_reference);
 }
 
@@ -298,6 +300,7 @@ static void fill_row(const ari_pair *pair)
     fill_sums(r, pair);
     if (!copies) {
         r->state = t->different > 0 ? AR_VERIFY_DIFFERENT : AR_VERIFY_SAME;
+        r->off_by_factor = false;
         r->elements_different = t->different;
         r->bits_different = t->bits_different;
         r->elements_doubted = t->doubted;
@@ -308,7 +311,6 @@ static void fill_row(const ari_pair *pair)
         if (r->state == AR_VERIFY_DIFFERENT && pair->side[1]->dtype != AR_C64)
             r->ranks[0] = rank_of_element(pair->side[1], r->first.index);
     }
-    finish_map(r, pair->rule.rule);
 }
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
@@ -318,72 +320,6 @@ static void tell_progress(void *user, size_t done)
     const pass *p = user;
     const size_t all = p->first[p->pairs];
     ari_verify_progress(p->v, p->from + p->share * (double)done / (double)(all ? all : 1), p->what);
-}
-
-/* A pair is measured again by another rule. */
-static void begin_again(ari_pair *pair)
-{
-    ari_deviation_init(&pair->tally);
-    memset(pair->row->map.cell, 0, pair->row->map.rows * pair->row->map.cols * sizeof *pair->row->map.cell);
-}
-
-/* The gradients of a weight up to its step, where both dumps have them and they differ. */
-static ar_status doubt_of_weight(ari_doubt *d, const ari_pair *pair, const ari_verifying *v, double *reach)
-{
-    const ar_verify_row *r = pair->row;
-    const ari_order_key key = ari_order_of(r->name, NULL);
-    for (int step = 1; step <= r->step; step++) {
-        for (int k = 0; k < 2; k++) {
-            d->grad[d->steps][k] = ari_tensor_of_step(v->dump[k], r->name, key.stem, "grad", step);
-            if (!d->grad[d->steps][k] || d->grad[d->steps][k]->count != pair->side[k]->count)
-                d->grad[d->steps][0] = NULL;
-        }
-        if (!d->grad[d->steps][0])
-            continue;
-        if (reach[step - 1] < 0.0)
-            AR_TRY(ari_doubt_reach(&reach[step - 1], v->dump[0], step));
-        d->reach[d->steps++] = reach[step - 1];
-    }
-    return AR_OK;
-}
-
-static ar_status find_doubt(ari_pair *pair, ari_verifying *v, double *reach)
-{
-    ari_doubt d = {.steps = 0};
-    AR_TRY(doubt_of_weight(&d, pair, v, reach));
-    if (d.steps == 0)
-        return AR_OK;
-    AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
-    *pair->doubt = d;
-    begin_again(pair);
-    return AR_OK;
-}
-
-/* Moments that one side alone keeps in 16 bits are within a tolerance, and yet another optimizer's: they are asked for
- * equal bits. */
-static ar_status ask_for_bits(ari_pair *pair)
-{
-    enum { ENOUGH = 8 }; /* values by chance in bf16: none */
-    const bool moment = pair->row->pass == 'm' || pair->row->pass == 'v';
-    size_t values[2] = {0};     /* of each side those that are not zero */
-    bool all[2] = {true, true}; /* have the bits of bf16 */
-    if (!moment || pair->tally.different > 0 || pair->tally.bits_different < ENOUGH ||
-        pair->format[0].dtype != AR_F32 || pair->format[1].dtype != AR_F32)
-        return AR_OK;
-    ari_beside b = ari_beside_of(pair->side, 2, 0, pair->side[0]->count);
-    while (ari_beside_next(&b)) {
-        for (int k = 0; k < 2; k++) {
-            const uint32_t bits = ari_bits32((float)b.x[k]);
-            values[k] += bits << 1 != 0;
-            all[k] = all[k] && (bits & 0xffff) == 0;
-        }
-    }
-    AR_TRY(b.status);
-    if (values[1] < ENOUGH || !all[1] || all[0])
-        return AR_OK;
-    pair->rule.rule = AR_VERIFY_BITS;
-    begin_again(pair);
-    return AR_OK;
 }
 
 /* Weights after a step that are outside a tolerance: whether what their gradients are off by explains it. */
@@ -404,19 +340,52 @@ static void add_pair(pass *p, ari_pair *pair)
     p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
 }
 
-static size_t choose_again(pass *p, ar_status *st)
+/* A pair is measured again by another rule. */
+static void add_again(pass *p, ari_pair *pair)
 {
-    double reach[ARI_DOUBT_STEPS];
+    ari_deviation_init(&pair->tally);
+    memset(pair->row->map.cell, 0, pair->row->map.rows * pair->row->map.cols * sizeof *pair->row->map.cell);
+    add_pair(p, pair);
+}
+
+/* Weights that their gradients may excuse, and moments of 16 bits against the reference's of 32: by other rules. */
+static ar_status choose_again(pass *p, size_t *tasks)
+{
+    ari_verifying *v = p->v;
+    ari_step_size sizes[ARI_DOUBT_STEPS];
+    bool short_moments = false;
     for (size_t i = 0; i < ARI_DOUBT_STEPS; i++)
-        reach[i] = -1.0;
+        sizes[i] = (ari_step_size){-1.0, -1.0};
     p->pairs = 0;
-    for (size_t i = 0; i < p->v->pairs && *st == AR_OK && may_allow(p->v); i++) {
-        ari_pair *pair = &p->v->pair[i];
+    AR_TRY(ari_verify_find_short_moments(&short_moments, v));
+    for (size_t i = 0; i < v->pairs; i++) {
+        ari_pair *pair = &v->pair[i];
+        const bool moment = pair->row->pass == 'm' || pair->row->pass == 'v';
         if (pair->format[0].parts > 1 || !pair->sums)
             continue;
-        *st = may_be_doubted(pair) ? find_doubt(pair, p->v, reach) : ask_for_bits(pair);
-        if (pair->doubt || pair->rule.rule == AR_VERIFY_BITS)
-            add_pair(p, pair);
+        if (may_be_doubted(pair))
+            AR_TRY(ari_excuse_weight(pair, v, sizes));
+        if (moment && short_moments)
+            pair->rule.rule = AR_VERIFY_BITS;
+        if (pair->doubt || (moment && short_moments))
+            add_again(p, pair);
+    }
+    *tasks = p->first[p->pairs];
+    return AR_OK;
+}
+
+/* Weights are judged by the rule alone if too many were excused. */
+static size_t choose_unexcused(pass *p)
+{
+    p->pairs = 0;
+    if (!ari_verify_excuses_too_many(p->v))
+        return 0;
+    for (size_t i = 0; i < p->v->pairs; i++) {
+        ari_pair *pair = &p->v->pair[i];
+        if (!pair->doubt)
+            continue;
+        pair->doubt = NULL;
+        add_again(p, pair);
     }
     return p->first[p->pairs];
 }
@@ -442,17 +411,25 @@ static ar_status run_pass(pass *p, size_t tasks, ari_task_fn run, double from, d
     return ari_tasks_run(&t);
 }
 
+/* The statistics of the pairs chosen, and what their rows say then. */
+static ar_status measure(pass *p, size_t tasks, double from, double share)
+{
+    AR_TRY(run_pass(p, tasks, stats_task, from, share, "measuring differences"));
+    for (size_t i = 0; i < p->pairs; i++) {
+        fill_row(p->pair[i]);
+        ari_verify_judge_factor(p->v, p->pair[i]);
+    }
+    return AR_OK;
+}
+
 /* A weight of a tensor's module before its step, of both dumps; NULL where it is not compared. */
 static const ar_dump_tensor *const *weight_of(const ari_verifying *v, const ar_verify_row *r, const char *kind)
 {
     char name[512];
     const int n = snprintf(name, sizeof name, "%.*s.%s", (int)ari_order_of(r->name, NULL).stem, r->name, kind);
     const ar_dump_tensor *t = n < (int)sizeof name ? ari_weight_before(v->dump[0], name, (size_t)n, r->step) : NULL;
-    for (size_t i = 0; t && i < v->pairs; i++) {
-        if (v->pair[i].side[0] == t)
-            return v->pair[i].side;
-    }
-    return NULL;
+    const ari_pair *pair = ari_pair_of(v, t);
+    return pair ? pair->side : NULL;
 }
 
 static bool is_of_later_pass(const ari_pair *pair)
@@ -473,11 +450,9 @@ static ar_status doubt_output(pass *p, ari_pair *pair, double *shown)
     if (pair->tally.different > 0) {
         AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
         *pair->doubt = d;
-        begin_again(pair);
-        p->pairs = 1;
-        p->pair[0] = pair;
-        p->first[1] = pair->blocks;
-        AR_TRY(run_pass(p, pair->blocks, stats_task, 0.95, 0.0, "measuring differences"));
+        p->pairs = 0;
+        add_again(p, pair);
+        AR_TRY(measure(p, pair->blocks, 0.95, 0.0));
         most = pair->tally.max_abs;
     }
     *shown = pair->tally.max_reference > 0.0 ? fmax(*shown, most / pair->tally.max_reference) : *shown;
@@ -499,7 +474,7 @@ static ar_status doubt_outputs(pass *p)
         outside -= output && pair->tally.different > 0;
         if (output && pair->sums && !apart)
             AR_TRY(doubt_output(p, pair, &shown));
-        if (pair->tally.different > 0 || apart)
+        if (pair->row->state != AR_VERIFY_SAME)
             return AR_OK;
     }
     return AR_OK;
@@ -508,6 +483,7 @@ static ar_status doubt_outputs(pass *p)
 static ar_status passes(pass *p)
 {
     ari_verifying *v = p->v;
+    v->roundoff = ari_verify_roundoff(v);
     ari_verify_progress(v, 0.0, "copies");
     const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
     AR_TRY(ari_tasks_run(&copies));
@@ -516,15 +492,19 @@ static ar_status passes(pass *p)
     tasks = choose_pairs(p, true);
     for (size_t i = 0; i < p->pairs; i++)
         AR_TRY(prepare_stats(p->pair[i], &v->arena));
-    AR_TRY(run_pass(p, tasks, stats_task, 0.55, 0.4, "measuring differences"));
-    ar_status st = AR_OK;
-    tasks = choose_again(p, &st);
-    AR_TRY(st);
-    AR_TRY(run_pass(p, tasks, stats_task, 0.95, 0.0, "measuring differences"));
-    if (may_allow(p->v))
+    AR_TRY(measure(p, tasks, 0.55, 0.4));
+    if (may_allow(v)) {
+        AR_TRY(choose_again(p, &tasks));
+        AR_TRY(measure(p, tasks, 0.95, 0.0));
+        AR_TRY(measure(p, choose_unexcused(p), 0.95, 0.0));
         AR_TRY(doubt_outputs(p));
-    for (size_t i = 0; i < v->pairs; i++)
-        fill_row(&v->pair[i]);
+    }
+    ari_verify_find_unjudged(v);
+    for (size_t i = 0; i < v->pairs; i++) {
+        if (!v->pair[i].sums)
+            fill_row(&v->pair[i]);
+        finish_map(&v->pair[i]);
+    }
     return AR_OK;
 }
 
