@@ -132,9 +132,10 @@ typedef struct ari_sides {
 } ari_sides;
 
 typedef struct ari_verifying {
-    const ar_verify_options *o;
-    ar_dump *dump[2]; /* reference, other */
-    ar_dump *allowed; /* NULL: another rule */
+    ar_verify_options options;
+    const ar_verify_options *o; /* those */
+    ar_dump *dump[2];           /* reference, other */
+    ar_dump *allowed;           /* NULL: another rule */
     ar_verify_report *report;
     ari_arena arena;  /* of what follows; not for its threads */
     ari_sides *sides; /* [report->rows] */
@@ -175,6 +176,9 @@ AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
 /** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
 void ari_verify_learn(ar_verify_report *r);
+/** Fills what explanations find in the rows, and the facts; `first` moves past rounding. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_explain_rows(ari_verifying *v);
 /** Says of a tensor of another shape, of the dump `of`, what the two shapes have in common. */
 AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump *of, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);
