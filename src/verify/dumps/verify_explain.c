@@ -263,6 +263,13 @@ static ar_status ask_what_is_before(ari_verifying *v, const ari_explain_case *kn
     return AR_OK;
 }
 
+/* Of copies that differ from each other the one furthest off decides, and by a tolerance they differ by more than it. */
+static bool is_explained_by_rounding(const ar_verify_report *r, const ar_verify_row *row)
+{
+    return row->evidence.cause && strcmp(row->evidence.cause, "rounding") == 0 &&
+           (!row->copies_differ || (r->rule == AR_VERIFY_BITS && ari_is_by_rounding(row)));
+}
+
 /* Rounding that leaves the rule a little is no mistake: the first in execution order that is more than that, where any
  * is found soon. */
 static ar_status pass_rounding(ari_verifying *v, const ari_explain_case *known)
@@ -279,7 +286,7 @@ static ar_status pass_rounding(ari_verifying *v, const ari_explain_case *known)
             asked += i > r->first;
             AR_TRY(explain_row(v, i, known));
         }
-        if (!small && (!row->evidence.cause || strcmp(row->evidence.cause, "rounding") != 0)) {
+        if (!small && !is_explained_by_rounding(r, row)) {
             r->rounded = passed;
             r->first = i;
             return AR_OK;

@@ -161,6 +161,10 @@ AR_NODISCARD ar_status ari_verify_unstack(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
+/** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
+ *  reference. Of complex numbers and those of less than a byte it stays the first. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
  *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
  *  neither. */
