@@ -18,7 +18,7 @@ AR_BEGIN_DECLS
 /* Each is a redistribution over the tensor-parallel group (parallelism.md), and its backward the transpose:
  * <A x, y> = <x, A^T y>. The letters are those of Korthikanti et al. 2022, arXiv:2205.05198, section 4, with * for a
  * bar (f* is the g of Shoeybi et al. 2019, arXiv:1909.08053, section 3). fp32, sums in the communicator's order. x
- * contiguous, equal parts on all ranks; *y becomes a tensor of the step, so y must not point to x. Errors:
+ * contiguous, equal parts on all ranks; *y becomes a tensor of the step, and y may be x. Errors:
  * AR_ERR_INDIVISIBLE, AR_ERR_ARG (too few dimensions), AR_ERR_SHAPE (x not contiguous), AR_ERR_MEMORY, what the
  * communicator gives. */
 

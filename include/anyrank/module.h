@@ -91,12 +91,12 @@ AR_NODISCARD ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, co
 /** Reports a value that arises inside a module: activations [samples, ..], placed as ar_ctx_place says. */
 AR_NODISCARD ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held);
 
-/** y = m(x). *y becomes a tensor of the step, so y must not point to x. saved == NULL: no backward will follow.
+/** y = m(x). *y becomes a tensor of the step, and y may be x. saved == NULL: no backward will follow.
  * Collective over the groups of ctx. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, those of the device and the communicator. */
 AR_NODISCARD ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                          const ar_batch *batch);
-/** From dy, the gradient of y, and what the newest forward saved: *dx becomes a tensor of the step (dx == NULL: not
- *  wanted), and the parameters' gradients are added to. Takes back what was saved. Errors: as forward, and AR_ERR_ARG
+/** From dy, the gradient of y, and what the newest forward saved: *dx becomes a tensor of the step, and dx may be dy (dx == NULL:
+ *  not wanted), and the parameters' gradients are added to. Takes back what was saved. Errors: as forward, and AR_ERR_ARG
  *  (no forward has saved). */
 AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                           const ar_tensor *dy, const ar_batch *batch);
@@ -137,6 +137,9 @@ AR_NODISCARD ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char 
  *  0, rows of W [out, in] (column-parallel), or 1, columns (row-parallel). Errors: also AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, const char *part,
                                            const size_t shape[2], int dim, ar_init_scheme init);
+/* An output becomes a tensor of the step, in fresh memory. It may be one of the inputs, unless the function says
+ * otherwise: all are read as they were. */
+
 /** A fresh tensor of the step with x's shape and dtype. */
 AR_NODISCARD ar_status ar_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 /** y [.., n] = v [n] for every row, contiguous: what multiplies or is added row by row. y becomes a tensor of the step
@@ -165,8 +168,8 @@ AR_NODISCARD ar_status ar_contract_backward_all(ar_ctx *ctx, ar_tensor *dx, cons
  * AR_ERR_DTYPE, AR_ERR_ARG, AR_ERR_MEMORY; nothing is written then. */
 
 /** x becomes x + bias, in place, which is what the backward pass takes, and y = act(x + bias). bias [n]; NULL: none.
- *  GELU: Hendrycks, Gimpel 2016, arXiv:1606.08415; SiLU: Elfwing, Uchibe, Doya 2017, arXiv:1702.03118. Errors: also
- *  AR_ERR_ARG (AR_ACT_NONE). */
+ *  y must not be x. GELU: Hendrycks, Gimpel 2016, arXiv:1606.08415; SiLU: Elfwing, Uchibe, Doya 2017, arXiv:1702.03118. Errors: also
+ *  AR_ERR_ARG (AR_ACT_NONE; y is x). */
 AR_NODISCARD ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_param *bias,
                                            ar_activation act);
 /** dx = dy * act'(x), of the x that the forward pass left, and bias's gradient [n] += the rows of dx. */
@@ -180,12 +183,13 @@ typedef struct ar_norm_saved {
 /** Rows of length n: y = (x - mean)*rstd*gain + offset, mean = sum(x)/n, rstd = 1/sqrt(sum((x - mean)^2)/n + eps)
  *  (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450), or y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps) (RMSNorm:
  *  Zhang, Sennrich 2019, arXiv:1910.07467; offset is NULL). gain, offset [n]. Errors: also AR_ERR_ARG (eps negative or
- *  NaN, an offset that the kind does not have). offset NULL: none is added. */
+ *  NaN, an offset that the kind does not have, y is one of saved). offset NULL: none is added. */
 AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
                                        const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** With xhat = (x - mean)*rstd and g = dy*gain: dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd, for RMSNorm without the
  *  sum of g. gain's gradient += the rows of dy*xhat, offset's += those of dy. residual, of x's shape, is the gradient
- *  that went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL. */
+ *  that went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL.
+ *  Errors: also AR_ERR_ARG (dx is sum). */
 AR_NODISCARD ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum,
                                         const ar_tensor *dy, const ar_tensor *x, const ar_norm_saved *saved,
                                         ar_param *gain, ar_param *offset, const ar_tensor *residual);

@@ -26,7 +26,7 @@ void ar_mesh_groups_fini(ar_mesh_groups *g);
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (parallelism.md).
  *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y,
- *            contiguous and of x's dtype, a fresh tensor of the step that is the part by r->to. y must not point to x.
+ *            contiguous and of x's dtype, a fresh tensor of the step that is the part by r->to. y may be x.
  *  Numerics: what is not summed keeps its bits, of any dtype of whole bytes. P(sum) of I32 and I64: integers, which
  *            wrap. P(sum) of F32 in exact numerics: the order-independent accumulator (numerics.md, section 3),
  *            rounded once though several dimensions be summed, so that neither the mesh's shape nor the order of the

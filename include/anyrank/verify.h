@@ -158,22 +158,33 @@ typedef struct ar_verify_report {
     char unwritten[2][256]; /* what of the reference's and the other's run is in no file, as its capture says */
     size_t drift;           /* tensors of which copies differ in bits, within the rule */
     size_t elements, elements_different, elements_doubted;
-    size_t first;          /* row of the first in execution order that is not the same, and more than rounding where any
-                              is; SIZE_MAX */
-    size_t rounded;        /* tensors before it that differ by rounding alone */
-    size_t worst;          /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
-    size_t *worst_order;   /* [different] rows that differ, worst first */
-    int ranks;             /* of the other dump */
-    ar_mesh mesh;          /* its mesh; of no dimensions: not told */
-    ar_verify_facts facts; /* of dumps that differ */
-    size_t bytes;          /* read of both */
+    size_t first_different; /* row of the first in execution order that is not the same; SIZE_MAX */
+    size_t first;           /* the same or, if explanations found one, the first that is more than rounding */
+    size_t rounded;         /* tensors before `first` that differ by rounding alone */
+    size_t worst;           /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
+    size_t *worst_order;    /* [different] rows that differ, worst first */
+    int ranks;              /* of the other dump */
+    ar_mesh mesh;           /* its mesh; of no dimensions: not told */
+    bool explained;         /* or nothing differs; else facts are zero, and no row has a pattern or hint */
+    char unexplained[160];  /* why not, if the caller knows: "SIGSEGV" */
+    ar_verify_facts facts;  /* of dumps that differ */
+    size_t bytes;           /* read of both */
     double seconds;
+    struct ari_verifying *comparison; /* private: the open dumps, until ar_verify_explain */
 } ar_verify_report;
 
-/** Compares. Gives the report; ar_verify_report_destroy. Memory: some kilobytes a tensor and the maps, whatever the tensors' size.
+/** Compares, and explains nothing yet: the verdict and all figures are final. Gives the report;
+ *  ar_verify_report_destroy. Keeps what the options point to, and the dumps open, until the report is explained or
+ *  destroyed. Memory: some kilobytes a tensor and the maps, whatever the tensors' size.
  *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
  *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
  *  the loss is ln V in all steps, or all activations are those of the first step). */
+AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **gives, const ar_verify_options *o);
+/** Explains a report that differs: fills `facts` and, of some rows, `pattern`, `hint` and `evidence`; `first` may move
+ *  past rounding. The verdict does not depend on it. Errors: AR_ERR_ARG (no report, or one that was tried before),
+ *  AR_ERR_MEMORY, those of reading; then `explained` stays false. */
+AR_NODISCARD ar_status ar_verify_explain(ar_verify_report *r);
+/** Both, one after the other. Errors (no report): those of both. */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
 /** Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);

@@ -360,7 +360,7 @@ class Verdict(Verify):
         a, b = self.pair({**rest, **lost, **norm(13.0)}, {**rest, **norm(5.0)})
         first = self.result(a, b)[0]["first"]
         self.assertEqual((first["tensor"], first["cause"]), ("a.weight:grad", "no_gradient"))
-        self.assertIn("a.weight:grad", self.ran(a, b).stdout.splitlines()[0])
+        self.assertIn("  first      a.weight:grad", self.ran(a, b).stdout.splitlines())
         other = write(self.folder / "renamed.safetensors", {**rest, **weight("c.weight:grad", [12.0]), **norm(5.0)})
         self.assertEqual(self.result(a, other)[0]["first"]["tensor"], "grad_norm:clip")
 
@@ -372,7 +372,9 @@ class Verdict(Verify):
         a, b = self.pair(given, {**weight(first, off, [2, 8, 16]), **weight(last, values[::-1], [2, 8, 16])})
         result = self.result(a, b)[0]
         self.assertEqual((result["first"]["tensor"], result["rounded_before_first"]), (last, 1))
-        self.assertIn(f"{last} (1 before it: rounding alone)", self.ran(a, b).stdout.splitlines()[0])
+        lines = self.ran(a, b).stdout.splitlines()
+        self.assertEqual(lines[0], f"different: 2 of 2 tensors; first in execution order: {first}")
+        self.assertIn(f"  first      {last} (1 before it: rounding alone)", lines)
         c = write(self.folder / "rounding.safetensors", {**given, **weight(first, off, [2, 8, 16])})
         result = self.result(a, c)[0]
         self.assertEqual((result["first"]["tensor"], result["first"]["cause"], result["rounded_before_first"]),

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/verify.h"
 #include "dump/folder.h"
+#include "tests/support/noise.h"
 
 TestSuite(verify_copies, .init = folder_begin, .fini = folder_end);
 
@@ -62,5 +64,56 @@ Test(verify_copies, that_differ_of_a_tensor_that_one_dump_lacks_are_reported)
         cr_expect(a->copies_differ && a->in_reference == !swapped && a->ranks[0] == 0 && a->ranks[1] == 1);
         cr_expect(a->first.index == 2 && a->elements_different == 2 && a->first.value[0] == 3.0 &&
                   a->first.value[1] == 5.0);
+    }
+}
+
+/* Copies that a tolerance takes for the same, as they are near each other, and of which the second is too far from the
+ * reference. */
+Test(verify_copies, the_one_furthest_from_the_reference_decides)
+{
+    const size_t four[] = {4};
+    const float x[] = {1, 2, 3, 4}, near[] = {1, 2, 3.9f, 4}, far[] = {1, 2, 4.5f, 4};
+    char reference[256];
+    snprintf(reference, sizeof reference, "%s", put_tensor(".reference.safetensors", "a", 1, four, x, NULL, NULL));
+    put_tensor("rank-0.safetensors", "a", 1, four, near, NULL, NULL);
+    put_tensor("rank-1.safetensors", "a", 1, four, far, NULL, NULL);
+    OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
+    const ar_verify_options o = {.reference = reference, .other = folder, .rule = AR_VERIFY_TOLERANCE, .atol = 1.0};
+    cr_assert_ok(ar_verify(&r, &o));
+    const ar_verify_row *a = &r->row[0];
+    cr_expect(!r->same && a->state == AR_VERIFY_DIFFERENT && a->drift == 1, "state %d", a->state);
+    cr_expect(a->ratio == 1.5 && a->max_abs == 1.5 && a->worst.value[1] == 4.5 && a->ranks[0] == 1, "%g on rank %d",
+              a->ratio, a->ranks[0]);
+}
+
+/* A copy that is off by rounding, beyond the rule, hides another that is wrong: the row has the latter's figures, is no
+ * rounding and stays the first. */
+Test(verify_copies, of_which_one_is_wrong_are_not_passed_over_as_rounding)
+{
+    enum { N = 64 };
+    static const ar_verify_options rules[] = {{.rule = AR_VERIFY_BITS}, {.rule = AR_VERIFY_TOLERANCE, .atol = 1e-9}};
+    char path[3][256];
+    for (int f = 0; f < 3; f++) {
+        float y[N], z[N];
+        for (size_t i = 0; i < N; i++) {
+            y[i] = (1.0f + noise(i)) * (f ? 1.0f + 0x1p-22f : 1.0f) + (f == 2 && i >= N / 2 ? 0.25f * noise(i + N) : 0);
+            z[i] = noise(i + 2 * N) + (f ? 0.5f : 0.0f);
+        }
+        const ar_st_tensor t[] = {
+            {.name = "layers.0.mlp.down_proj:fwd", .dtype = AR_F32, .ndim = 3, .shape = {2, 4, 8}, .data = y},
+            {.name = "layers.1:fwd", .dtype = AR_F32, .ndim = 3, .shape = {2, 4, 8}, .data = z}};
+        snprintf(path[f], sizeof path[f], "%s/%srank-%d.safetensors", folder, f ? "" : ".", f);
+        cr_assert_ok(ar_st_write(path[f], t, 2, NULL, 0));
+    }
+    for (size_t i = 0; i < 2; i++) {
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
+        ar_verify_options o = rules[i];
+        o.reference = path[0];
+        o.other = folder;
+        cr_assert_ok(ar_verify(&r, &o));
+        const ar_verify_row *down = &r->row[0];
+        cr_expect(r->first == 0 && r->rounded == 0 && down->state == AR_VERIFY_REPLICAS, "first %zu", r->first);
+        cr_expect(strcmp(down->evidence.cause, "rounding") != 0 && down->max_abs > 0.01, "%s, %g", down->evidence.cause,
+                  down->max_abs);
     }
 }

@@ -31,16 +31,22 @@ static ar_status print_unusual(FILE *to, const ari_normal *n)
     return ari_table_end(&t, to, 2);
 }
 
-ar_status ari_verify_print_normal(FILE *to, const ar_verify_report *r, const ari_normal *n)
+static bool has_unusual(const ari_normal *n)
+{
+    return n->rows > 0 && n->row[0].ratio != 0.0;
+}
+
+ar_status ari_verify_print_normal(FILE *to, const ari_normal *n)
 {
     fprintf(to, "%s\n", n->sentence);
-    if (n->rows == 0 || n->row[0].ratio == 0.0)
-        return AR_OK;
-    if (n->draws > 0)
+    if (has_unusual(n) && n->draws > 0)
         fprintf(to, "of %zu draws; a right run is called not normal at most once in %zu\n", n->draws, n->draws + 1);
-    AR_TRY(print_unusual(to, n));
-    if (!n->normal && r->first != SIZE_MAX && r->row[r->first].hint[0])
+    return has_unusual(n) ? print_unusual(to, n) : AR_OK;
+}
+
+void ari_verify_print_not_normal(FILE *to, const ar_verify_report *r, const ari_normal *n)
+{
+    if (has_unusual(n) && !n->normal && r->first != SIZE_MAX && r->row[r->first].hint[0])
         fprintf(to, "first in execution order that differs: %s: %s\n", ARI_SHOW(r->row[r->first].name),
                 r->row[r->first].hint);
-    return AR_OK;
 }

@@ -298,9 +298,11 @@ static void print_lost_gradients(FILE *to, const ar_verify_report *r)
                 ARI_PLURAL(r->lost_gradients), ARI_SHOW(row->name));
 }
 
-static void print_head(FILE *to, const ar_verify_report *r)
+void ari_verify_print_head(FILE *to, const ar_verify_report *r)
 {
     const char *space = "";
+    if (r->same)
+        return;
     fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, ARI_PLURAL(r->compared));
     if (r->missing > 0)
         fprintf(to, ", %zu missing", r->missing);
@@ -308,9 +310,7 @@ static void print_head(FILE *to, const ar_verify_report *r)
         fprintf(to, ", %zu unexpected", r->unexpected);
     print_lost_gradients(to, r);
     if (r->different > 0)
-        fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first].name));
-    if (r->rounded > 0)
-        fprintf(to, " (%zu before it: rounding alone)", r->rounded);
+        fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first_different].name));
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
         fprintf(to, ", %d rank%s", r->ranks, ARI_PLURAL(r->ranks));
@@ -343,10 +343,16 @@ static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, c
     fprintf(to, "\n");
 }
 
-/* Facts known before anything is explained: at most six lines. */
+/* What the dumps say of the two runs, which explanations rely on: at most seven lines. */
 static void print_facts(FILE *to, const ar_verify_report *r)
 {
     const ar_verify_facts *f = &r->facts;
+    if (r->first != r->first_different)
+        fprintf(to, "  first      %s", ARI_SHOW(r->row[r->first].name));
+    if (r->first != r->first_different && r->rounded > 0)
+        fprintf(to, " (%zu before it: rounding alone)", r->rounded);
+    if (r->first != r->first_different)
+        fprintf(to, "\n");
     fprintf(to, "  run        %d step%s", f->steps, ARI_PLURAL((size_t)f->steps));
     if (f->batch > 0 && f->seq > 0)
         fprintf(to, " of %zu x %zu tokens", f->batch, f->seq);
@@ -421,7 +427,7 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
 /* By bits, of other programs, whose sums are in no order that a layout keeps. */
 static void print_rule_note(FILE *to, const ar_verify_report *r)
 {
-    if (r->rule == AR_VERIFY_BITS && r->different > 0 && !r->facts.exact_numerics)
+    if (r->rule == AR_VERIFY_BITS && r->different > 0 && r->explained && !r->facts.exact_numerics)
         fprintf(to,
                 "note: bits were compared, which rounding alone changes in other programs' sums; --rtol 1e-4 --atol "
                 "1e-5 lets it pass, --normal judges it\n");
@@ -499,10 +505,8 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
                          unexpected = {"only in the other", 1u << AR_VERIFY_UNEXPECTED, false, add_name};
     if (r->same && r->unjudged > 0)
         print_unjudged(to, r);
-    if (!r->same) {
-        print_head(to, r);
+    if (!r->same && r->explained)
         print_facts(to, r);
-    }
     print_renamed(to, r);
     if (r->compared == 0 && most > FEW_NAMES && r->missing + r->unexpected > 2 * most)
         most = FEW_NAMES; /* two dumps of different things */

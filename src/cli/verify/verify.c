@@ -157,13 +157,26 @@ static json_t *report_json(const ar_verify_report *r, const ari_normal *normal)
     return o;
 }
 
+/* The verdict, which is printed before anything is explained. */
+static ar_status print_verdict(const ar_verify_report *r, const ari_normal *normal)
+{
+    if (normal)
+        AR_TRY(ari_verify_print_normal(stdout, normal));
+    else
+        ari_verify_print_head(stdout, r);
+    fflush(stdout);
+    return AR_OK;
+}
+
 static ar_status write_results(const verify_values *v, const ar_verify_report *r, const ari_normal *normal)
 {
     const bool text = ari_wants_text(&v->common);
     if (v->html)
         AR_TRY(ar_verify_html(r, v->html));
-    if (text)
-        AR_TRY(normal ? ari_verify_print_normal(stdout, r, normal) : ari_verify_print(stdout, r, v->max_report));
+    if (text && normal)
+        ari_verify_print_not_normal(stdout, r, normal);
+    else if (text)
+        AR_TRY(ari_verify_print(stdout, r, v->max_report));
     if (v->html && text)
         printf("%s: the report as a page\n", ARI_SHOW(v->html));
     if (text && !normal)
@@ -171,13 +184,26 @@ static ar_status write_results(const verify_values *v, const ar_verify_report *r
     return v->common.json ? ari_json_end(report_json(r, normal), &v->common) : AR_OK;
 }
 
-static ar_status compare_dumps(ar_verify_report **gives, const verify_values *v, ar_verify_options *o)
+static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verify_options *o)
 {
+    ARI_OWNED_BY(ar_verify_report_destroy) ar_verify_report *r = NULL;
+    ARI_ENDED(ari_normal_fini) ari_normal judged = {0};
     ARI_ENDED(ari_progress_end) ari_progress progress;
+    const ari_normal *normal = v->normal ? &judged : NULL;
     ari_progress_begin(&progress, &v->common);
     o->progress = ari_progress_show;
     o->progress_user = &progress;
-    return ar_verify(gives, o);
+    const ar_status st = ar_verify_compare(&r, o);
+    ari_progress_clear(&progress);
+    AR_TRY(st);
+    if (normal)
+        AR_TRY(ari_normal_judge(&judged, r, o->allowed));
+    *exit_code = (normal ? judged.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
+    if (ari_wants_text(&v->common))
+        AR_TRY(print_verdict(r, normal));
+    ari_verify_explain_apart(r);
+    ari_progress_end(&progress);
+    return write_results(v, r, normal);
 }
 
 static ar_status run_verify(void *values, int *exit_code)
@@ -185,9 +211,7 @@ static ar_status run_verify(void *values, int *exit_code)
     const verify_values *v = values;
     ar_verify_options o = v->o;
     ARI_ENDED(globs_fini) globs only = {0}, leave = {0};
-    ARI_ENDED(ari_normal_fini) ari_normal normal = {0};
     char draws[PATH_MAX];
-    ARI_OWNED_BY(ar_verify_report_destroy) ar_verify_report *r = NULL;
     o.threads = v->common.threads;
     if (v->normal && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
         o.allowed = draws;
@@ -198,12 +222,7 @@ static ar_status run_verify(void *values, int *exit_code)
     o.only_count = only.n;
     o.leave = leave.glob;
     o.leave_count = leave.n;
-    AR_TRY(compare_dumps(&r, v, &o));
-    if (v->normal)
-        AR_TRY(ari_normal_judge(&normal, r, o.allowed));
-    AR_TRY(write_results(v, r, v->normal ? &normal : NULL));
-    *exit_code = (v->normal ? normal.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    return AR_OK;
+    return run_comparison(exit_code, v, &o);
 }
 
 static const verify_values defaults = {.ulp = SIZE_MAX, .rtol = -1.0, .atol = -1.0, .max_report = 20};

@@ -216,13 +216,15 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
 {
     if (!m)
         return ar_error_set(AR_ERR_ARG, "a pass of a module that is NULL");
+    const ar_tensor input = x ? *x : (ar_tensor){0}; /* y may be x */
+    const ar_tensor *from = x ? &input : NULL;
     if (batch)
         ar_ctx_place(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
     AR_TRY(begin_pass(m, AR_FORWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'f');
     ari_span_begin("%s:fwd", m->name);
-    AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, x, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, from, batch)));
     ari_ledger_leave(ctx, outer);
     AR_TRY(end_pass(m, AR_FORWARD));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
@@ -231,12 +233,14 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
 ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                              const ar_batch *batch)
 {
+    const ar_tensor gradient = dy ? *dy : (ar_tensor){0}; /* dx may be dy */
+    const ar_tensor *from = dy ? &gradient : NULL;
     if (batch)
         ar_ctx_place(ctx, batch);
     AR_TRY(begin_pass(m, AR_BACKWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'b');
     ari_span_begin("%s:bwd", m->name);
-    AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, dy, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, from, batch)));
     ari_ledger_leave(ctx, outer);
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap_dx));

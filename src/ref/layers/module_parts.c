@@ -49,8 +49,9 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
     if (v->ndim != 1 || x->ndim < 1 || v->shape[0] != x->shape[x->ndim - 1])
         return ar_error_set(AR_ERR_SHAPE, "a vector of %zu elements for rows of %zu", ar_tensor_count(v),
                             x->ndim > 0 ? x->shape[x->ndim - 1] : 1);
+    const ar_tensor vector = *v; /* y may be v or x */
     ar_tensor row;
-    AR_TRY(ari_cast(ctx, &row, v, x->dtype));
+    AR_TRY(ari_cast(ctx, &row, &vector, x->dtype));
     AR_TRY(ar_like(ctx, y, x));
     const ar_tensor to = ar_tensor_rows(y);
     const ar_tensor from = {.dtype = row.dtype,
@@ -59,7 +60,7 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
                             .stride = {0, row.stride[0]},
                             .data = row.data};
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
-    ari_release_placed(ctx, &row, v);
+    ari_release_placed(ctx, &row, &vector);
     return AR_OK;
 }
 
@@ -80,9 +81,10 @@ static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, c
     AR_TRY(check_same(what, a, b));
     AR_TRY(ari_unsummed_refuse(ctx, a, what));
     AR_TRY(ari_unsummed_refuse(ctx, b, what));
-    AR_TRY(ar_like(ctx, y, a));
-    AR_TRY(ari_ledger_rows(ctx, what, kind, a, b, y));
-    return kernel(ctx->device, ctx->queue, y, a, b);
+    const ar_tensor left = *a, right = *b; /* y may be a or b */
+    AR_TRY(ar_like(ctx, y, &left));
+    AR_TRY(ari_ledger_rows(ctx, what, kind, &left, &right, y));
+    return kernel(ctx->device, ctx->queue, y, &left, &right);
 }
 
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
@@ -141,6 +143,10 @@ static ar_status check_bias_act(const ar_tensor *x, const ar_param *bias, ar_act
 ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_param *bias, ar_activation act)
 {
     AR_TRY(check_bias_act(x, bias, act));
+    if (y == x)
+        return ar_error_set(AR_ERR_ARG,
+                            "an activation's output y is its input x, expected another tensor: x becomes x + "
+                            "bias, which the backward pass takes");
     AR_TRY(ari_unsummed_refuse(ctx, x, "an activation"));
     AR_TRY(ar_like(ctx, y, x));
     AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, x, NULL, y));
@@ -155,13 +161,14 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     AR_TRY(check_bias_act(x, bias, act));
     AR_TRY(ari_check_rows("an activation's gradient", dy, x));
     AR_TRY(ari_unsummed_refuse(ctx, dy, "an activation's gradient"));
-    AR_TRY(ar_like(ctx, dx, x));
-    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_MULTIPLIES, dy, NULL, dx));
+    const ar_tensor gradient = *dy, input = *x; /* dx may be dy or x */
+    AR_TRY(ar_like(ctx, dx, &input));
+    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_MULTIPLIES, &gradient, NULL, dx));
     if (bias)
         AR_TRY(ari_ledger_parameter(ctx, bias, dx));
     if (bias)
         AR_TRY(ctx->arith->grad_sum(ctx, bias, &sum));
-    return ARI_KERNEL(ctx, act_backward, dx, dy, x, act, &sum);
+    return ARI_KERNEL(ctx, act_backward, dx, &gradient, &input, act, &sum);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */

@@ -30,15 +30,18 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
     AR_TRY(check_norm(kind, x, gain, offset));
     if (!(eps >= 0.0))
         return ar_error_set(AR_ERR_ARG, "%s: eps is %g, expected a number that is not negative", gain->name, eps);
+    const ar_tensor input = *x; /* y may be x */
     const size_t rows = ar_tensor_rows(x).shape[0];
+    if (y == &saved->mean || y == &saved->rstd)
+        return ar_error_set(AR_ERR_ARG, "%s: y is one of the saved tensors, expected another", gain->name);
     AR_TRY(ari_unsummed_refuse(ctx, x, "a norm"));
-    AR_TRY(ar_like(ctx, y, x));
-    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, x, NULL, y));
+    AR_TRY(ar_like(ctx, y, &input));
+    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, &input, NULL, y));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
     ar_tensor by;
     AR_TRY(gain_of(ctx, &by, gain));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, x, ar_const(by.data),
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, &input, ar_const(by.data),
                       offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
     ari_release_placed(ctx, &by, &gain->value);
     ari_work_moves(ARI_GPU_MOVES_NORM, false, ar_tensor_count(y));
@@ -85,13 +88,18 @@ ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_ten
                            const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
                            const ar_tensor *residual)
 {
+    const ar_tensor input = *x, gradient = *dy, past = residual ? *residual : *x; /* dx or sum may be one of them */
+    const ar_norm_saved rows = *saved;
     AR_TRY(check_norm(kind, x, gain, offset));
-    AR_TRY(ar_like(ctx, dx, x));
+    if (residual && dx == sum)
+        return ar_error_set(AR_ERR_ARG, "%s: dx and sum are one tensor, expected two", gain->name);
+    AR_TRY(ar_like(ctx, dx, &input));
     if (residual)
-        AR_TRY(ar_like(ctx, sum, x));
-    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, dy, NULL, dx));
-    AR_TRY(ari_ledger_parameter(ctx, gain, dy));
-    return ari_norm_gradients(ctx, kind, dx, sum, dy, x, saved, gain, offset, residual, true);
+        AR_TRY(ar_like(ctx, sum, &input));
+    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, &gradient, NULL, dx));
+    AR_TRY(ari_ledger_parameter(ctx, gain, &gradient));
+    return ari_norm_gradients(ctx, kind, dx, sum, &gradient, &input, &rows, gain, offset, residual ? &past : NULL,
+                              true);
 }
 
 /* --- the layer ---------------------------------------------------------------------------------------------------- */

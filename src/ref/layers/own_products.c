@@ -2,6 +2,7 @@
 /* Products of user-defined layers with a weight that is whole, or cut over the tensor-parallel ranks. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/layers/parts.h"
 
@@ -162,8 +163,9 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
 
 ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w)
 {
+    const ar_tensor input = *x; /* y may be x */
     AR_TRY(check_matrix(w, ctx));
-    return multiply_weight(ctx, y, x, &w, 1, false);
+    return multiply_weight(ctx, y, &input, &w, 1, false);
 }
 
 /* All positions of a value of which this rank has its own: a sample's tokens are one exact sum. */
@@ -194,11 +196,14 @@ static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor 
 ar_status ar_contract_backward_all(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                    ar_param *const *w, size_t n)
 {
+    ar_tensor gradient[AR_MAX_PARTS];
+    const ar_tensor input = *x; /* dx may be x or of dy */
     AR_TRY(check_matrices(w, dy, n, ctx));
+    memcpy(gradient, dy, n * sizeof *dy);
     if (dx)
-        AR_TRY(multiply_weight(ctx, dx, dy, w, n, true));
+        AR_TRY(multiply_weight(ctx, dx, gradient, w, n, true));
     for (size_t i = 0; i < n; i++)
-        AR_TRY(add_gradient(ctx, &dy[i], x, w[i], dx == NULL));
+        AR_TRY(add_gradient(ctx, &gradient[i], &input, w[i], dx == NULL));
     return AR_OK;
 }
 

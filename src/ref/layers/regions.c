@@ -7,6 +7,7 @@
 static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
                                     const char *operation, const char *tag)
 {
+    const ar_tensor input = *x; /* y may be x */
     const int n = ar_comm_size(ctx->tp);
     const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
     ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
@@ -14,14 +15,14 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
     bool taken = false;
     AR_TRY(ari_ledger_takes(ctx, NULL, operation, x, from, NULL, to));
     if (from.kind == AR_PARTIAL_SUM)
-        AR_TRY(ari_unsummed_take(&taken, ctx, y, x, to, tag));
+        AR_TRY(ari_unsummed_take(&taken, ctx, y, &input, to, tag));
     if (taken)
         return ari_ledger_made(ctx, y, to);
     for (int d = 0; d < x->ndim; d++)
         r.shape[d] =
             x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
     AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
-    AR_TRY(ari_redistribute(ctx, &over, y, x, &r, ar_arith_native(AR_PRECISION_F32), tag));
+    AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ar_arith_native(AR_PRECISION_F32), tag));
     return ari_ledger_made(ctx, y, to);
 }
 

@@ -349,7 +349,8 @@ ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, c
 ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
                           const ar_redistribution *r, const char *tag)
 {
-    return ari_redistribute(ctx, g, y, x, r, ctx->arith, tag);
+    const ar_tensor input = *x; /* y may be x */
+    return ari_redistribute(ctx, g, y, &input, r, ctx->arith, tag);
 }
 
 ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to, const char *tag)

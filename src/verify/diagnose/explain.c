@@ -223,7 +223,8 @@ static ar_status explain_ranks(ari_trace *best, ari_text *where, const ari_view 
         const bool nan = c.survey.total.nan > 0 && v->c.survey.total.nan == 0; /* which the first copy hides */
         const bool more = nan || ari_ranks_say_more(&own, best, &c);
         const bool equal = !more && r->ranks > 1 && c.survey.shared == c.grid.count && c.survey.disagree == 0;
-        *best = more ? own : *best;
+        const bool apart = best->kind == ARI_FOUND_ROUNDING && c.survey.disagree > 0; /* of the first copy alone */
+        *best = more || apart ? own : *best;
         best->flags |= equal ? ARI_IF(EQUAL) : 0;
         /* One about one full copy is judged again where the copies are equal; one about a part is left. */
         if (equal && best->cause && best->confidence == best->cause->confidence - best->penalty)

@@ -406,7 +406,7 @@ const ar_dump_tensor *ari_find_ids(const ari_explain_case *c)
     static const char *const names[] = {"input_ids", "ids", "tokens", "input_ids:fwd"};
     const ar_dump *dumps[] = {c->reference, c->other};
     for (size_t k = 0; k < 8; k++) {
-        const ar_dump_tensor *t = dumps[k % 2] ? ar_dump_find(dumps[k % 2], names[k / 2]) : NULL;
+        const ar_dump_tensor *t = ari_find_readable(dumps[k % 2], names[k / 2]);
         if (t && t->count > 1 && t->ndim > 0)
             return t;
     }
@@ -478,7 +478,7 @@ ar_status ari_find_documents(int32_t **gives, const ari_explain_case *c, size_t 
         any = text && read_ends(documents, text, ((size_t)step - 1) * rows, rows, seq);
     }
     for (size_t k = 0; k < 4 && !any && st == AR_OK; k++) {
-        const ar_dump_tensor *t = dumps[k / 2] ? ar_dump_find(dumps[k / 2], names[k % 2]) : NULL;
+        const ar_dump_tensor *t = ari_find_readable(dumps[k / 2], names[k % 2]);
         if (t && t->ndim > 0 && (t->count == count || t->count == seq))
             st = read_positions(documents, &any, t, rows, seq, arena);
     }

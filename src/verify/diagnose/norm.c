@@ -118,7 +118,7 @@ static ar_status sum_gradients(parts *all, const ari_case *c)
         return AR_OK;
     AR_TRY(ARI_TAKE(&all->part, c->arena, MOST_GRADIENTS, "gradients"));
     for (ari_walk w = ari_walk_of(other, c->path, "g", c->d->step); ari_walk_next(&w);) {
-        const ar_dump_tensor *t = w.t, *r = ar_dump_find(reference, t->name);
+        const ar_dump_tensor *t = w.t, *r = ari_find_readable(reference, t->name);
         elements += t->count;
         if (!r && elements <= MOST_SUMMED && all->n < MOST_GRADIENTS) {
             ari_fit own = {.n = 0};

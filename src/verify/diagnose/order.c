@@ -178,13 +178,24 @@ ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, 
     return (ari_walk){.dump = dump, .path = dump && !path ? ar_dump_path(dump) : path, .passes = passes, .step = step};
 }
 
+bool ari_is_readable(const ar_dump_tensor *t)
+{
+    return t && t->count > 0 && t->dtype != AR_C64 && ar_dtype_bytes(t->dtype) > 0;
+}
+
+const ar_dump_tensor *ari_find_readable(const ar_dump *d, const char *name)
+{
+    const ar_dump_tensor *t = d ? ar_dump_find(d, name) : NULL;
+    return ari_is_readable(t) ? t : NULL;
+}
+
 bool ari_walk_next(ari_walk *w)
 {
     while (w->dump && w->next < ar_dump_count(w->dump)) {
         w->t = ar_dump_at(w->dump, w->next++);
         w->key = ari_order_of(w->t->name, w->path);
         if ((!w->passes || strchr(w->passes, w->key.pass)) && (w->step == 0 || w->step == w->key.step) &&
-            w->t->dtype != AR_C64) /* whose values no relation reads */
+            ari_is_readable(w->t))
             return true;
     }
     return false;

@@ -92,8 +92,12 @@ typedef struct ari_walk {
     const ar_dump_tensor *t;
     ari_order_key key;
 } ari_walk;
-/** path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any. A dump that is NULL has
- *  none. */
+/** True if a relation can read the tensor's values: it is not NULL, has any, and they are real and of whole bytes. */
+bool ari_is_readable(const ar_dump_tensor *t);
+/** Such a tensor by name; NULL, also if the dump is NULL. */
+const ar_dump_tensor *ari_find_readable(const ar_dump *d, const char *name);
+/** A walk over readable tensors. path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any.
+ *  A dump that is NULL has none. */
 ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step);
 /** False: there is none further. */
 bool ari_walk_next(ari_walk *w);

@@ -400,7 +400,7 @@ static const double one_part_alone = 1e-9;
  * rows are multiples of the reference's. A part has two such ids at least. */
 static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor *r)
 {
-    const ar_dump_tensor *v = ar_dump_find(c->known->other, r->name);
+    const ar_dump_tensor *v = ari_find_readable(c->known->other, r->name);
     double *factor = NULL;
     size_t n = 0;
     *p = (parts){.unsure = ARI_SEEN};
@@ -430,7 +430,7 @@ static bool loss_is_right(const ari_case *c)
         return true;
     for (ari_walk w = ari_walk_of(c->known->reference, c->path, "f", c->d->step);
          c->known->other && ari_walk_next(&w);) {
-        const ar_dump_tensor *a = w.t, *b = ar_dump_find(c->known->other, a->name);
+        const ar_dump_tensor *a = w.t, *b = ari_find_readable(c->known->other, a->name);
         ari_fit f = {0};
         double ratio;
         if (b && a->count == 1 && b->count == 1 && (ari_name_is(a->name) & ARI_IS_LOSS) &&

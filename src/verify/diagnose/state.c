@@ -17,7 +17,7 @@ const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, siz
     char name[512];
     const int length = step > 1 ? snprintf(name, sizeof name, "%.*s:%s@%d", (int)n, stem, kind, step)
                                 : snprintf(name, sizeof name, "%.*s:%s", (int)n, stem, kind);
-    return d && length > 0 && (size_t)length < sizeof name ? ar_dump_find(d, name) : NULL;
+    return length > 0 && (size_t)length < sizeof name ? ari_find_readable(d, name) : NULL;
 }
 
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step)

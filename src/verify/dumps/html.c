@@ -202,7 +202,9 @@ void ari_verify_set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
     json_object_set_new(o, "rounded_before_first", whole(r->rounded));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
-    json_object_set_new(o, "facts", r->same ? json_null() : facts_json(r));
+    json_object_set_new(o, "explained", json_boolean(r->explained));
+    json_object_set_new(o, "unexplained", r->unexplained[0] ? ari_json_text(r->unexplained) : json_null());
+    json_object_set_new(o, "facts", r->same || !r->explained ? json_null() : facts_json(r));
     json_object_set_new(o, "bytes", whole(r->bytes));
     set(o, "seconds", r->seconds);
 }

@@ -141,9 +141,10 @@ typedef struct ari_sample_order {
 } ari_sample_order;
 
 typedef struct ari_verifying {
-    const ar_verify_options *o;
-    ar_dump *dump[2]; /* reference, other */
-    ar_dump *allowed; /* NULL: another rule */
+    ar_verify_options options;
+    const ar_verify_options *o; /* those */
+    ar_dump *dump[2];           /* reference, other */
+    ar_dump *allowed;           /* NULL: another rule */
     ar_verify_report *report;
     ari_arena arena;  /* of what follows; not for its threads */
     ari_sides *sides; /* [report->rows] */
@@ -202,6 +203,10 @@ void ari_verify_judge_factor(const ari_verifying *v, const ari_pair *pair);
 void ari_verify_find_unjudged(const ari_verifying *v);
 /** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
 double ari_roundoff_of(ar_dtype t);
+/** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
+ *  reference. Of complex numbers and those of less than a byte it stays the first. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
  *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
  *  neither. */
@@ -219,6 +224,9 @@ AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
 /** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
 void ari_verify_learn(ar_verify_report *r);
+/** Fills what explanations find in the rows, and the facts; `first` moves past rounding. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_explain_rows(ari_verifying *v);
 /** Says of a tensor of another shape, of the dump `of`, what the two shapes have in common. */
 AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump *of, const ar_dump_tensor *reference,
                                         const ar_dump_tensor *other);

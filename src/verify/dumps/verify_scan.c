@@ -222,7 +222,7 @@ static ar_status prepare_stats(ari_pair *pair, ari_arena *arena)
 
 /* --- what becomes of it ------------------------------------------------------------------------------------------- */
 
-/* The rank whose part holds an element: the lowest. */
+/* The rank whose part holds an element in the copy that is compared. */
 static int rank_of_element(const ar_dump_tensor *t, size_t index)
 {
     size_t at[AR_ST_MAX_DIMS];
@@ -233,7 +233,7 @@ static int rank_of_element(const ar_dump_tensor *t, size_t index)
             int d = 0;
             while (d < t->ndim && at[d] >= box->global[d] && at[d] - box->global[d] < box->extent[d])
                 d++;
-            if (d == t->ndim)
+            if (d == t->ndim && box->replica == 0)
                 return t->part[i].rank;
         }
     }
@@ -296,6 +296,8 @@ static void fill_row(const ari_pair *pair)
     r->max_rel = t->max_rel > 0.0 || !t->from_zero ? t->max_rel : (double)INFINITY;
     r->max_reference = t->max_reference;
     r->max_ulp = t->max_ulp;
+    r->allowed = t->allowed;
+    r->ratio = t->worst_ratio > 0.0 ? t->worst_ratio : 0.0;
     memcpy(r->ulp_bins, t->ulp_bins, sizeof r->ulp_bins);
     fill_sums(r, pair);
     if (!copies) {
@@ -306,8 +308,6 @@ static void fill_row(const ari_pair *pair)
         r->elements_doubted = t->doubted;
         r->worst = t->worst.index == SIZE_MAX ? (ar_verify_element){0} : t->worst;
         r->first = t->first.index == SIZE_MAX ? r->worst : t->first;
-        r->allowed = t->allowed;
-        r->ratio = t->worst_ratio > 0.0 ? t->worst_ratio : 0.0;
         if (r->state == AR_VERIFY_DIFFERENT && pair->side[1]->dtype != AR_C64)
             r->ranks[0] = rank_of_element(pair->side[1], r->first.index);
     }
@@ -487,6 +487,7 @@ static ar_status passes(pass *p)
     ari_verify_progress(v, 0.0, "copies");
     const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
     AR_TRY(ari_tasks_run(&copies));
+    AR_TRY(ari_verify_furthest_copies(v));
     size_t tasks = choose_pairs(p, false);
     AR_TRY(run_pass(p, tasks, bytes_task, 0.05, 0.5, "comparing"));
     tasks = choose_pairs(p, true);

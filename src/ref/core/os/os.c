@@ -13,8 +13,10 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #elif ARI_OS_DARWIN
 #include <mach-o/dyld.h>
 #endif
@@ -209,6 +211,13 @@ bool ari_program_again(char *path, size_t cap)
     return file == path || (size_t)snprintf(path, cap, "%s", file) < cap;
 #else
     return ari_program_path(path, cap);
+#endif
+}
+
+void ari_end_with_parent(void)
+{
+#if ARI_OS_LINUX
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 #endif
 }
 

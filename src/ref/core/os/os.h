@@ -30,6 +30,9 @@ bool ari_program_path(char *path, size_t cap);
  *  taken its name since. False where there is none. */
 bool ari_program_again(char *path, size_t cap);
 
+/** In a child: it ends when the thread that forked it does. Where there is no such thing it goes on. */
+void ari_end_with_parent(void);
+
 /** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */
 const char *ari_library_place(void *library);
 

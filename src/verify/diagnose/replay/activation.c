@@ -80,8 +80,9 @@ static ar_status try_inputs(ari_trace *t, mlp *m, const ar_dump_tensor *gate, co
             AR_TRY(ari_probe_read_input(&m->x[i], &m->width[i], &held, &m->p, from[i]));
         held = held && (!from[i] || m->width[i] == m->n || (!up && m->width[i] == 2 * m->n));
     }
-    m->gated = up || m->width[0] != m->n;
-    if (gate && held)
+    const bool readable = gate && held;
+    m->gated = readable && (up || m->width[0] != m->n);
+    if (readable)
         find_function(t, m);
     return AR_OK;
 }

@@ -189,7 +189,7 @@ static ar_status read_classes(ari_loss_side *s, bool *held, ari_losses *l, const
                               bool first)
 {
     const size_t stem = ari_order_of(h->y->name, NULL).stem, n = h->classes;
-    const ar_dump_tensor *y = ar_dump_find(dump, h->y->name),
+    const ar_dump_tensor *y = ari_find_readable(dump, h->y->name),
                          *dx = ari_tensor_of_step(dump, h->y->name, stem, "bwd", l->c->own.step);
     double m[EQUATIONS] = {0.0};
     float *x = NULL;

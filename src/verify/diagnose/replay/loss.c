@@ -235,7 +235,7 @@ ar_status ari_loss_scale_find(double *times, ari_losses *l)
 /* Reads the weight of each token's gradient relative to the reference's, if all point the reference's way. */
 static ar_status read_weights(ari_losses *l)
 {
-    const ar_dump_tensor *a = l->of[0].gradient, *b = a ? ar_dump_find(l->c->known->other, a->name) : NULL;
+    const ar_dump_tensor *a = l->of[0].gradient, *b = a ? ari_find_readable(l->c->known->other, a->name) : NULL;
     bool held = b && b->count == a->count && a->shape[0] == l->samples && a->shape[1] == l->seq;
     if (!held)
         return AR_OK;

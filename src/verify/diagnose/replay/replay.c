@@ -113,7 +113,7 @@ const ar_dump_tensor *ari_replay_value(const ari_case *c, const ar_dump *dump, a
 
 ar_status ari_right_rows(float **gives, bool *held, const ari_case *c, size_t count, const ar_dump_tensor *t)
 {
-    const ar_dump_tensor *other = t && c->known->other ? ar_dump_find(c->known->other, t->name) : NULL;
+    const ar_dump_tensor *other = t ? ari_find_readable(c->known->other, t->name) : NULL;
     ari_fit f = {0};
     float *x = NULL;
     double p;
@@ -153,7 +153,7 @@ size_t ari_replay_near(const ar_dump_tensor *near[ARI_MOST_NEAR], const ari_case
         const ar_dump_tensor *t = ar_dump_at(dump, i % ar_dump_count(dump));
         const ari_order_key key = ari_order_of(t->name, c->path);
         const bool outside = key.section != c->own.section && key.layer == 0;
-        if (t == c->reference || key.pass != 'f' || key.step != c->own.step || t->ndim < 2 ||
+        if (t == c->reference || key.pass != 'f' || key.step != c->own.step || t->ndim < 2 || !ari_is_readable(t) ||
             t->shape[t->ndim - 1] % width || t->count != c->grid.rows * width)
             continue;
         if (round == 0)
@@ -329,7 +329,7 @@ ar_status ari_probe_read_layer(ari_probe *p, bool *held, ari_role role)
  * output's difference would leave more than that itself: then the fault is further up. */
 static ar_status is_right(bool *right, const ari_probe *p, const ar_dump_tensor *t, const float *reference, size_t n)
 {
-    const ar_dump_tensor *other = p->c->known->other ? ar_dump_find(p->c->known->other, t->name) : NULL;
+    const ar_dump_tensor *other = ari_find_readable(p->c->known->other, t->name);
     const ari_tally *output = &p->c->survey.total;
     float *x = NULL;
     double dd = 0.0, rr = 0.0;

@@ -65,7 +65,7 @@ ar_status ari_near_read(ari_near *near, const ari_probe *p, size_t width, const 
     AR_TRY(ARI_TAKE(&near->x, p->c->arena, near->n * p->tokens * width + 1, "rows"));
     for (size_t at = 0; at < near->n * p->tokens; at++) {
         const size_t row = p->sample * p->seq + p->token[at % p->tokens];
-        const ar_dump_tensor *t = ar_dump_find(dump, near->of[at / p->tokens]->name);
+        const ar_dump_tensor *t = ari_find_readable(dump, near->of[at / p->tokens]->name);
         if (t && t->count == near->of[at / p->tokens]->count)
             AR_TRY(ar_dump_read_f32(t, row * width, width, near->x + at * width));
     }

@@ -271,7 +271,7 @@ static ar_status has_right_gradient(bool *right, const ari_losses *l)
     if (w)
         head = ari_tensor_of_step(c->known->reference, w->name, strcspn(w->name, ":"), "grad", c->own.step);
     if (head)
-        own = ar_dump_find(c->known->other, head->name);
+        own = ari_find_readable(c->known->other, head->name);
     ari_fit f = {0};
     double times;
     size_t i = 0;
