@@ -213,7 +213,7 @@ Test(dump_parts, samples_that_ranks_pad_to_their_own_lengths_are_no_tensor)
     OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_eq(ar_dump_count(d), 0u);
     cr_expect(ar_dump_is_ragged(d, "x:fwd@2", text));
-    cr_expect_str_eq(text, "[4,2] on rank 0, [4,1] on rank 1");
+    cr_expect_str_eq(text, "[4,2] on rank 0, [4,1] on rank 1: each pads to its own longest sample");
     cr_expect_not(ar_dump_is_ragged(d, "x:fwd", text));
 }
 

@@ -198,7 +198,7 @@ class Rounding:
             off = safety * max((one.largest for one in sizes), default=0.0) + self.bounds.get(name, 0.0)
             if not sizes and name not in self.bounds and kind not in ("init", "count") and base[:6] != "input.":
                 off = self._of_state(name, kind) if kind == "state" else share * largest
-            rows[name] = off + eps * largest, sizes
+            rows[name] = off + eps * largest, ()
         write_allowances(path, rows)
 
     def _of_state(self, name: str, kind: str) -> float:

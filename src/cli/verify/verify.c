@@ -19,7 +19,7 @@ typedef struct verify_values {
     ari_common common;
     ar_verify_options o; /* but for the rule and what it allows, and the globs */
     const char *html;
-    bool bits, normal;
+    bool bits, normal, rounding;
     size_t ulp;        /* SIZE_MAX: not given */
     double rtol, atol; /* below 0: not given */
     ari_strings only, leave;
@@ -36,6 +36,9 @@ static const ari_option options[] = {
     ARI_OPTION_DOUBLE("atol", atol, 0, DBL_MAX, "Y", "the absolute part of it; one of the two that is not given is 0"),
     ARI_OPTION_FILE("sensitivity", o.allowed, "ALLOWED.safetensors",
                     "or what this file of grads --sensitivity allows each tensor"),
+    ARI_OPTION_FLAG("rounding", rounding,
+                    "or what rounding may change in REFERENCE's run, as capture(.., rounding=True) has measured it",
+                    .more = "That is --sensitivity with allowed.safetensors in or beside REFERENCE."),
     ARI_OPTION_FLAG("normal", normal, "whether rounding explains the difference: each tensor's place among draws of it",
                     .more = "The draws are those of --sensitivity's file, else of allowed.safetensors in or beside "
                             "REFERENCE; without either a bound is derived."),
@@ -81,10 +84,14 @@ static const ari_positional positionals[] = {
 static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
 {
     const bool by_ulp = v->ulp != SIZE_MAX, by_tolerance = v->rtol >= 0.0 || v->atol >= 0.0;
-    if (v->bits + by_ulp + by_tolerance + (v->o.allowed != NULL) > 1)
-        return ar_error_set(
-            AR_ERR_ARG,
-            "--bits, --ulp, --rtol with --atol, and --sensitivity each say what counts as the same: give one of them");
+    if (v->bits + by_ulp + by_tolerance + (v->o.allowed != NULL) + v->rounding > 1)
+        return ar_error_set(AR_ERR_ARG, "--bits, --ulp, --rtol with --atol, --sensitivity and --rounding each say what "
+                                        "counts as the same: give one of them");
+    if (v->rounding && !o->allowed)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "--rounding: there is no allowed.safetensors in or beside %s; capture(.., rounding=True) "
+                            "writes one on one rank, and so does anyrank.rounding.measure",
+                            ARI_SHOW(o->reference));
     if (v->normal && (v->bits || by_ulp || by_tolerance))
         return ar_error_set(AR_ERR_ARG,
                             "--normal judges by what rounding does, not by --bits, --ulp, --rtol or --atol");
@@ -213,7 +220,7 @@ static ar_status run_verify(void *values, int *exit_code)
     ARI_ENDED(globs_fini) globs only = {0}, leave = {0};
     char draws[PATH_MAX];
     o.threads = v->common.threads;
-    if (v->normal && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
+    if ((v->normal || v->rounding) && !o.allowed && ari_normal_find_draws(draws, sizeof draws, o.reference))
         o.allowed = draws;
     AR_TRY(choose_rule(&o, v));
     AR_TRY(globs_init(&only, &v->only, "only"));
