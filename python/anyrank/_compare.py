@@ -210,7 +210,7 @@ def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> list[str]:
             run.step(model, mesh)
         if capture.passes == 0:
             raise AnyrankError("step made no forward pass of the model that build returned, so there is nothing to "
-                               "compare: only model(..) is a pass, not model.forward(..) or calls of its parts")
+                               "compare: does it call another model, or a copy of this one?")
     if capture.without_backward:
         raise AnyrankError("step called no backward(), so no gradient would be compared: call it, or call the model "
                            "under torch.no_grad() if only its outputs are meant")

@@ -576,7 +576,7 @@ class Capture:
     def on_backward(self, loss: torch.Tensor) -> None:
         """The loss of the open passes that it is computed from: a schedule may run several before they go backward. One
         that comes after is a further term of the last pass's loss."""
-        if self._record is None or loss.numel() != 1 or in_backward() or self._again:
+        if self._record is None or loss.numel() != 1 or in_backward() or self._again or self._replay is not None:
             return
         reached = reached_of(loss, [one for one in self._of_step if one.open]) or reached_of(loss, self._of_step[-1:])
         if not reached:
@@ -601,6 +601,8 @@ class Capture:
         self._record.sums.add(of.loss)
 
     def after_backward(self) -> None:
+        if self._replay is not None:
+            return
         if self._listener is not None:
             self._listener.flush()
         for of in self._of_step:

@@ -23,8 +23,8 @@ except ImportError:  # before PyTorch 2.6
 
     FSDPModule = getattr(composable, "FSDPModule", None) or getattr(composable, "FSDP", ())
 
-__all__ = ["DTensor", "Groups", "Replicate", "Shard", "divided", "gathered_over", "groups_of", "modules_of",
-           "parameters_of", "plain", "unwrapped"]
+__all__ = ["DTensor", "FSDPModule", "Groups", "Replicate", "Shard", "divided", "gathered_over", "groups_of",
+           "modules_of", "parameters_of", "plain", "unwrapped"]
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from anyrank.capture._listen import Listener, Pass, leaves_of, local_of
+from anyrank.capture._model import FSDPModule
 from anyrank.capture._record import magnitude_of
 from anyrank.rounding import DRAWS, SAFETY, SAFETY_SINGLE, Noise, Size, size_of, write_allowances
 
@@ -53,9 +54,13 @@ class Rounding:
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], model: nn.Module) -> None:
         self.parameters = [(name, p) for name, p in parameters if p.requires_grad]
         self.model, self.failed = model, ""
+        self.whole_backward = any(isinstance(m, FSDPModule) for m in model.modules())
         self.sizes: dict[str, list[Size]] = {}  # of each tensor: each draw's
         self.bounds: dict[str, float] = {}  # of tensors that follow from gradients
         self.moments: dict[str, float] = {}  # of each parameter: the sum of what its gradients may be off so far
+        self.share = 0.0  # of themselves, that matrices may be off after the last step
+        self.moved: dict[str, float] = {}  # of each tensor of a step: that share before it
+        self.updates: dict[str, float] = {}  # and of what optimizers that divide by a gradient's size make of that
         self._begin()
 
     def _begin(self) -> None:
@@ -91,12 +96,16 @@ class Rounding:
             return
         try:
             with _restored(self.model):
-                exact = self._run(of, calls[0], outputs, listener, during, None)
-                draws = [self._run(of, calls[0], outputs, listener, during, Noise(draw + 1)) for draw in range(DRAWS)]
+                runs = [self._run(of, calls[0], outputs, listener, during, noise)
+                        for noise in (None, *(Noise(draw + 1) for draw in range(DRAWS)))]
         except Exception as error:  # noqa: BLE001: of the program's own modules, which ran well before
+            if ".grad()" in str(error) and not self.whole_backward:
+                self.whole_backward, self.outputs[of], self.calls[of] = True, outputs, calls
+                self.repeat(of, listener, during)
+                return
             self.failed = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return
-        self._measure(exact, draws, outputs)
+        self._measure(runs[0], runs[1:], outputs)
 
     def _run(self, of: Pass, call: Call, outputs: Outputs, listener: Listener,
              during: typing.Callable[[Replay | None], None], noise: Noise | None) -> Values:
@@ -117,8 +126,7 @@ class Rounding:
                         torch.equal(t.detach(), before) for t, (before, _) in zip(given, outputs))):
                     raise ValueError("the model gives other values when it is called again with the same inputs")
                 pairs = [(t, grads[0]) for t, (_, grads) in zip(given, outputs) if grads]
-                grads = torch.autograd.grad([t for t, _ in pairs], [p for _, p in self.parameters],
-                                            [g for _, g in pairs], allow_unused=True)
+                grads = self._backward([t for t, _ in pairs], [g for _, g in pairs])
             listener.flush()
         finally:
             during(None)
@@ -126,6 +134,21 @@ class Rounding:
         values.update({f"{name}:grad": g for (name, _), g in zip(self.parameters, grads) if g is not None})
         values.update({f":{i}": t.detach() for i, t in enumerate(given)})
         return values
+
+    def _backward(self, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The gradients of the parameters. FSDP2 and reentrant checkpoints know a whole backward pass alone."""
+        parameters = [p for _, p in self.parameters]
+        if not self.whole_backward:
+            return list(torch.autograd.grad(tensors, parameters, given, allow_unused=True))
+        before = [p.grad for p in parameters]
+        try:
+            for p in parameters:
+                p.grad = None
+            torch.autograd.backward(tensors, given)
+            return [None if p.grad is None else local_of(p.grad) for p in parameters]
+        finally:
+            for p, grad in zip(parameters, before):
+                p.grad = grad
 
     def _measure(self, exact: Values, draws: list[Values], outputs: Outputs) -> None:
         for draw, terms in zip(draws, self.loss_off):
@@ -151,6 +174,8 @@ class Rounding:
         """Allows what was captured of the step. name_of: a name with its step."""
         self._add("loss:fwd", [Size(abs(sum(off)), abs(sum(off)), 0.0) for off in self.loss_off])
         groups = [group for o in optimizers for group in o.param_groups]
+        plain = {id(p) for o in optimizers if isinstance(o, torch.optim.SGD) for group in o.param_groups
+                 for p in group["params"]}
         rates = {id(p): abs(float(group.get("lr", 0.0))) for group in groups for p in group["params"]}
         factor, squares = self._factor(), 0.0
         for name, p in self.parameters:
@@ -165,9 +190,15 @@ class Rounding:
             moment = self.moments[name] = self.moments.get(name, 0.0) + worst
             self.bounds[name_of(f"{name}:m")] = moment
             self.bounds[name_of(f"{name}:v")] = 2 * (largest + worst) * moment
-            self.bounds[name_of(f"{name}:new")] = rates.get(id(p), 0.0) * moment
+            rate = rates.get(id(p), 0.0)
+            self.updates[name] = self.updates.get(name, 0.0) + 2.0 * rate * _usual_share(value, off)
+            by_size = 0.0 if id(p) in plain else self.updates[name]
+            self.bounds[name_of(f"{name}:new")] = max(rate * moment, by_size)
         self.bounds[name_of("grad_norm:clip")] = SAFETY * math.sqrt(squares)
         self.sizes.update({name_of(name): sizes for name, sizes in self.of_step.items()})
+        self.moved.update(dict.fromkeys(map(name_of, [*self.of_step, "grad_norm:clip"]), self.share))
+        self.share = max((self.bounds.get(name_of(f"{name}:new"), 0.0) / (magnitude_of(local_of(p))[0] or 1.0)
+                          for name, p in self.parameters if p.dim() > 1), default=0.0)
         self._begin()
 
     def _factor(self) -> float:
@@ -196,6 +227,7 @@ class Rounding:
             sizes = self.sizes.get(name, self.sizes.get(same, []) if base.startswith("output.") else [])
             safety = SAFETY_SINGLE if base == "loss:fwd" else SAFETY
             off = safety * max((one.largest for one in sizes), default=0.0) + self.bounds.get(name, 0.0)
+            off += self.moved.get(name, 0.0) * largest
             if not sizes and name not in self.bounds and kind not in ("init", "count") and base[:6] != "input.":
                 off = self._of_state(name, kind) if kind == "state" else share * largest
             rows[name] = off + eps * largest, ()
@@ -206,6 +238,15 @@ class Rounding:
         base, _, step = name.partition("@")
         stem, end = base.rsplit(".", 1)[0], f"@{step}" if step else ""
         return max(self.bounds.get(f"{stem}:{moment}{end}", 0.0) for moment in "mv")
+
+
+def _usual_share(value: torch.Tensor, off: list[torch.Tensor]) -> float:
+    """The share of itself by which all but a twentieth of a gradient's elements are off, twice, and at most 1. Of the
+    others, which are rounding themselves, verify reads the gradients."""
+    apart = torch.stack([one.abs() for one in off]).amax(0).flatten()
+    step = max(1, apart.numel() // 65536)
+    share = apart[::step] / value.double().abs().flatten()[::step].clamp(min=1e-300)
+    return min(1.0, 2.0 * float(share.quantile(0.95)))
 
 
 @contextlib.contextmanager

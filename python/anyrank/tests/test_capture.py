@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import struct
 import typing
 import unittest.mock
 import warnings
@@ -473,6 +474,69 @@ class Written(CaptureCase):
                              states, kind)
             text = anyrank.verify(folder, folder).text
             self.assertEqual("states of Strange: 1, first weight.z" in text, kind is Strange, text)
+
+    def test_rounding_is_measured_and_changes_nothing(self) -> None:
+        for checkpoint in (None, True, False):
+            for autocast in (False, True):
+                name = f"{checkpoint}{autocast}"
+                options: dict[str, typing.Any] = {"steps": 2, "micro": 2, "autocast": autocast}
+                model = self.captured(lambda: Model(checkpoint=checkpoint), name, rounding=True, **options)
+                state = torch.get_rng_state()
+                plain = self.captured(lambda: Model(checkpoint=checkpoint), name + "plain", **options)
+                self.assertTrue(torch.equal(state, torch.get_rng_state()))
+                for (key, p), q in zip(model.named_parameters(), plain.parameters()):
+                    self.assertTrue(torch.equal(p, q), key)
+                allowed = {key: struct.unpack("<d", entry.data)[0] for key, entry in
+                           read(self.path / name / "allowed.safetensors")[0].items()}
+                one = anyrank.verify(self.path / name, self.path / (name + "plain"), rounding=True)
+                self.assertTrue(one.ok, str(one))
+                self.assertEqual(set(allowed) & set(self.files(name + "plain")), set(self.files(name + "plain")))
+                size = self.value("head.weight:grad", name + "plain").abs().max().item()
+                share = allowed["head.weight:grad"] / size
+                self.assertTrue(1e-3 < share < 1.0 if autocast else 1e-7 < share < 1e-3, (name, share))
+
+    def test_a_right_run_in_bf16_passes_by_its_rounding_and_a_factor_of_one_percent_is_seen(self) -> None:
+        def run(folder: str, micro: int, factor: float) -> None:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 50))
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+            ids = torch.randint(50, (8, 17), generator=torch.Generator().manual_seed(1))
+            with anyrank.capture(model, self.path / folder, rounding=True):
+                for part in ids.chunk(micro):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = nn.functional.cross_entropy(model(part[:, :-1]).flatten(0, 1).float(),
+                                                           part[:, 1:].flatten()) / micro
+                    loss.backward()
+                model[1].weight.grad *= factor
+                optimizer.step()
+
+        for folder, micro, factor in (("one", 1, 1.0), ("right", 4, 1.0), ("wrong", 4, 1.01)):
+            run(folder, micro, factor)
+        self.assertFalse(anyrank.verify(self.path / "one", self.path / "right", rtol=1e-4, atol=1e-6).ok)
+        report = anyrank.verify(self.path / "one", self.path / "right", rounding=True)
+        self.assertTrue(report.ok, str(report))
+        wrong = anyrank.verify(self.path / "one", self.path / "wrong", rounding=True)
+        self.assertEqual(wrong.first.tensor if wrong.first else "", "1.weight:grad", str(wrong))
+        self.assertIn("as a whole the reference times 1.01", wrong.text)
+
+    def test_rounding_that_cannot_be_measured_is_said(self) -> None:
+        class Counting(Module):  # type: ignore[misc]
+            calls = 0
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin = nn.Linear(3, 3)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                self.calls += 1
+                return self.lin(x) * self.calls
+
+        model = Counting()
+        with self.assertWarnsRegex(UserWarning, "could not be measured: .* gives other values when it is called again"):
+            with anyrank.capture(model, self.path / "dump", rounding=True):
+                model(torch.ones(2, 3)).sum().backward()
+        with self.assertRaisesRegex(AnyrankError, "--rounding: there is no allowed.safetensors in or beside"):
+            anyrank.verify(self.path / "dump", self.path / "dump", rounding=True)
 
     def test_terms_that_go_backward_apart_are_one_loss_and_those_of_other_models_none(self) -> None:
         model, other = nn.Linear(3, 3), nn.Linear(3, 3)

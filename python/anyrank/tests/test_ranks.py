@@ -105,7 +105,7 @@ class Ranks(FolderCase):
     def test_the_other_method(self) -> None:
         self.assertEqual([t.item() for t in spawn(2, reduce_of, 1.0, method="spawn")], [3.0, 3.0])
         try:
-            import cloudpickle  # type: ignore[import-not-found,unused-ignore] # noqa: F401
+            import cloudpickle  # type: ignore[import-not-found,import-untyped,unused-ignore] # noqa: F401
         except ImportError:
             with self.assertRaisesRegex(Exception, "top of its module, or install cloudpickle"):
                 spawn(1, lambda rank: 0, method="spawn")
