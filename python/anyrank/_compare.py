@@ -385,12 +385,15 @@ def _judged(first: Difference, report: VerifyReport, here: str) -> tuple[str, st
 _PASSES = {"fwd": "an output in the forward pass", "bwd": "the gradient of a module's input",
            "grad": "a parameter's gradient", "init": "a parameter before the step",
            "new": "a parameter after the update", "m": "the optimizer's first moment",
-           "v": "the optimizer's second moment", "clip": "the gradients' norm"}
+           "v": "the optimizer's second moment", "clip": "the gradients' norm",
+           "state": "a state of the optimizer", "buffer": "a buffer after the step", "count": "how many steps were made"}
 
 
 def _meaning(first: Difference) -> str:
     kind = first.tensor.split("@")[0].rsplit(":", 1)[-1]
     step = f", step {first.step}" if first.step > 1 else ""
+    if first.tensor.startswith("input."):
+        return "what the model is given" + step
     return _PASSES.get(kind, f"{first.pass_} pass") + step
 
 
