@@ -301,6 +301,15 @@ class Verdict(Verify):
                     self.assertIn(wrapper, self.ran(one, two).stdout)
         self.assertIn("note: 2 names are the same but for what wraps the model: ", self.ran(a, b).stdout)
 
+    def test_adapters_of_other_names_are_one(self):
+        sides = [{key: t for name in (f"q.lora_A.{adapter}.weight:grad", f"q.lora_B.{adapter}:fwd", "q.base_layer.weight")
+                  for key, t in weight(name, [1.0]).items()} for adapter in ("default", "policy")]
+        result, code = self.result(*self.pair(*sides))
+        self.assertEqual((code, result["tensors"], result["tensors_renamed"]), (0, 3, 2))
+        two = {**sides[0], **sides[1]}  # which of the two is which?
+        result, code = self.result(*self.pair(two, two))
+        self.assertEqual((code, result["tensors"], result["tensors_renamed"]), (0, 5, 0))
+
     def test_a_difference_behind_a_wrapper_has_the_reference_s_name(self):
         a, b = self.pair({**weight("a.x", [1.0]), **weight("a.y", [2.0]), **weight("a.z", [2.0])},
                          {**weight("module.a.x", [1.0]), **weight("module.a.y", [2.5]), **weight("module.a.u", [2.0])})

@@ -36,17 +36,31 @@ static void note_wrapper(side *s, const char *text, size_t length)
         snprintf(s->removed + used, sizeof s->removed - used, "%s%s", used ? ", " : "", name);
 }
 
-/* Drops private components but the last one, which is the value itself. */
+/* True if the component that ends before `c` holds what PEFT keeps by the adapter's name. */
+static bool holds_adapters(const char *start, const char *c)
+{
+    static const char *const holders[] = {"lora_A.",           "lora_B.",          "lora_embedding_A.",
+                                          "lora_embedding_B.", "modules_to_save.", "lora_magnitude_vector."};
+    for (size_t i = 0; i < sizeof holders / sizeof *holders; i++) {
+        const size_t n = strlen(holders[i]);
+        if ((size_t)(c - start) >= n && memcmp(c - n, holders[i], n) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Drops private components but the last one, which is the value itself, and the names of adapters, which are the
+ * program's choice. */
 static void drop_private(side *s, stem *one)
 {
     char *to = one->plain;
-    for (const char *c = one->plain; *c != '\0';) {
-        const char *dot = strchr(c, '.');
-        const size_t n = dot ? (size_t)(dot - c) + 1 : strlen(c);
-        if (dot && *c == '_') {
+    for (const char *c = one->text, *end = c + one->length; c < end;) {
+        const char *dot = memchr(c, '.', (size_t)(end - c));
+        const size_t n = dot ? (size_t)(dot - c) + 1 : (size_t)(end - c);
+        if ((dot && *c == '_') || holds_adapters(one->text, c)) {
             note_wrapper(s, c, n);
         } else {
-            memmove(to, c, n);
+            memcpy(to, c, n);
             to += n;
         }
         c += n;
@@ -77,7 +91,6 @@ static ar_status list_stems(side *s, const ar_dump *d)
     for (s->n = 0; s->n < kept; s->n++) {
         stem *one = &s->stem[s->n];
         AR_TRY(ARI_TAKE(&one->plain, s->arena, one->length + 1, "names of tensors"));
-        memcpy(one->plain, one->text, one->length);
         drop_private(s, one);
     }
     qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
