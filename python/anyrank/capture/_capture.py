@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import fnmatch
+import json
 import os
 import pathlib
 import sys
@@ -24,8 +25,8 @@ from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, leaves_of, local_of, loss_of,
                                      named_loss_of, reached_of, scalars_of, tensors_of, untraced, version_of, whole_of)
-from anyrank.capture._model import (DTensor, averages_of, buffers_of, groups_of, parameters_of, router_biases_of,
-                                    unwrapped)
+from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of,
+                                    router_biases_of, unwrapped)
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._rounding import Replay, Rounding
@@ -235,7 +236,12 @@ class Capture:
         if self._record is None or self._exchange is None:
             return
         counts = {"micro_batches": self._micro_batches, "targets": self._targets if self._ranks()[1] == 1 else 0}
-        self._record.finish(self._exchange, {key: str(count) for key, count in counts.items() if count},
+        metadata = {key: str(count) for key, count in counts.items() if count}
+        updated = {id(p) for o in self._optimizers if "Muon" in type(o).__name__ for p in _tensors_of(o)}
+        formats = {**self._formats, "orthogonal": [name for name, p in self._parameters if id(p) in updated]}
+        if any(formats.values()):
+            metadata["anyrank.formats"] = json.dumps(formats)
+        self._record.finish(self._exchange, metadata,
                             self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
         self._record.files.remove_older(self._record.groups.mesh.world)
         if self._rounding is not None and self._rounding.failed:
@@ -292,6 +298,7 @@ class Capture:
             raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
         self._groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
         self._spec.check(self._groups.mesh.sizes)
+        self._formats = formats_of(self._model, ddp) if world > 1 else {}
         several = world > 1 and dist.is_initialized()
         if self._exchange is None:
             self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()

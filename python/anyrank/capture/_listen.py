@@ -67,6 +67,13 @@ def _whole_by_weight(module: nn.Module, shape: tuple[int, ...], dim: int) -> Who
     return Whole((*shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
 
 
+def _is_of_own_tokens(whole: Whole | None) -> bool:
+    """Whether ranks have different tokens of it, all features of each, as between the regions of tensor parallelism."""
+    cut = [d % len(whole.shape) for d in (getattr(x, "dim", None) for x in whole.placements)
+           if d is not None] if whole is not None else []
+    return bool(cut) and whole is not None and all(d < len(whole.shape) - 1 for d in cut)
+
+
 def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
     """Gives attention probabilities [b, heads, s, s] of a rank's own heads their place, where the module's settings
     say how many heads there are and its weights by how many ranks they are divided."""
@@ -433,8 +440,9 @@ class Listener:
             t._anyrank_whole = by_weight
         elif whole is not None:
             t._anyrank_whole = _whole_of_local(t, whole)
-        elif given is not None and whole_of(given) and given.shape == t.shape and not list(module.parameters()):
-            t._anyrank_whole = whole_of(given)  # an activation of a part is a part
+        elif given is not None and given.shape == t.shape and (
+                not list(module.parameters()) or _is_of_own_tokens(whole_of(given))):
+            t._anyrank_whole = whole_of(given)  # an activation of a part is a part, and so is a block's of its tokens
 
     def _input_hook(self, calls: list[Call | None]) -> typing.Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:

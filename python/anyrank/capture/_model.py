@@ -139,6 +139,19 @@ def averages_of(given: typing.Any, model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(zip(names, tensors))
 
 
+def formats_of(model: nn.Module, ddp: typing.Any) -> dict[str, typing.Any]:
+    """The format of 16 bits in which gradients are reduced: by a communication hook of DDP, or FSDP2's policy."""
+    names = [str(getattr(hook, "__qualname__", hook)) for hook, _ in getattr(ddp, "_comm_hooks", [])]
+    for group in _fsdp_groups(model):
+        for owner in (group, *group.fsdp_params):  # of which has it depends on the version of PyTorch
+            policy = getattr(owner, "mp_policy", None)
+            names.append(str(getattr(policy, "reduce_dtype", None) or getattr(policy, "param_dtype", None)))
+    for format_, texts in (("bf16", ("bf16", "bfloat16")), ("f16", ("fp16", "float16"))):
+        if any(text in name for name in names for text in texts):
+            return {"reduced": format_}
+    return {}
+
+
 class Groups(typing.NamedTuple):
     """mesh; the dimensions that share out samples; those over which gradients and losses are averaged."""
 

@@ -387,6 +387,50 @@ class Placed(FolderCase):
         self.assertTrue(report.ok, str(report))
         self.assertIn("as many tokens are given in another shape: [1,8,4], [2,4,4]", report.text)
 
+    def test_gradients_that_are_reduced_in_16_bits_are_allowed_for_and_a_factor_is_seen(self) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            inner = model
+            if world > 1:
+                model = ddp(model)
+                model.register_comm_hook(None, bf16_compress_hook)
+            with anyrank.capture(model, folder):
+                for step in range(2):
+                    optimizer.zero_grad()
+                    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).chunk(world)[rank]
+                    model(x).square().sum(-1).mean().backward()
+                    inner[0].weight.grad *= factor if world > 1 else 1.0
+                    optimizer.step()
+
+        for factor, ok in ((1.0, True), (1.02, False)):
+            report = self.same_of(2, run)
+            self.assertEqual(report.ok, ok, str(report))
+        self.assertEqual(report.first.tensor if report.first else "", "0.weight:grad", str(report))
+
+    def test_updates_that_are_orthogonalised_in_16_bits_are_allowed_for(self) -> None:
+        if not hasattr(torch.optim, "Muon"):
+            self.skipTest("this version of torch has no Muon")
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(16, 64, bias=False), nn.Tanh(), nn.Linear(64, 16, bias=False))
+            optimizer = torch.optim.Muon(model.parameters(), lr=1e-2 * (factor if world > 1 else 1.0))
+            model = ddp(model) if world > 1 else model
+            with anyrank.capture(model, folder):
+                for step in range(2):
+                    optimizer.zero_grad()
+                    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).chunk(world)[rank]
+                    model(x).square().mean().backward()
+                    optimizer.step()
+
+        for factor, ok in ((1.0, True), (1.5, False)):
+            report = self.same_of(2, run)
+            self.assertEqual(report.ok, ok, str(report))
+
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
         self.same(2, loaded_as_shards)

@@ -174,6 +174,7 @@ static ar_status run_comparison(ari_verifying *v)
     AR_TRY(ari_verify_unwrap(v));
     AR_TRY(ari_verify_unstack(v));
     AR_TRY(ari_verify_samples(v));
+    AR_TRY(ari_verify_formats(v));
     AR_TRY(ari_verify_match(v));
     AR_TRY(ari_verify_scan(v));
     AR_TRY(count_rows(v));

@@ -153,7 +153,10 @@ typedef struct ari_verifying {
     ari_sample_order *order; /* [orders] steps whose samples are in another order */
     size_t orders;
     int threads;
-    double roundoff; /* of the run's shortest format */
+    double roundoff;         /* of the run's shortest format */
+    double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
+    const char **orthogonal; /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
+    size_t orthogonals;
 } ari_verifying;
 
 /** True if only one of the two dumps has the tensor. */
@@ -178,6 +181,13 @@ AR_NODISCARD ar_status ari_verify_samples(ari_verifying *v);
 AR_NODISCARD ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);
+/** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
+/** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
+/** The part of the largest step by which an element of this parameter's update may be off; 0: of no such update. */
+double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /** The pair of a tensor of the reference; NULL: it is not compared. */

@@ -348,6 +348,21 @@ static void add_again(pass *p, ari_pair *pair)
     add_pair(p, pair);
 }
 
+/* Gradients, and what moments and norms are made of them, that ranks reduce in another format. */
+static ar_status choose_reduced(pass *p, size_t *tasks)
+{
+    p->pairs = 0;
+    for (size_t i = 0; i < p->v->pairs; i++) {
+        ari_pair *pair = &p->v->pair[i];
+        if (pair->format[0].parts == 1 && pair->sums)
+            AR_TRY(ari_excuse_reduced(pair, p->v));
+        if (pair->doubt)
+            add_again(p, pair);
+    }
+    *tasks = p->first[p->pairs];
+    return AR_OK;
+}
+
 /* Weights that their gradients may excuse, and moments of 16 bits against the reference's of 32: by other rules. */
 static ar_status choose_again(pass *p, size_t *tasks)
 {
@@ -367,7 +382,7 @@ static ar_status choose_again(pass *p, size_t *tasks)
             AR_TRY(ari_excuse_weight(pair, v, sizes));
         if (moment && short_moments)
             pair->rule.rule = AR_VERIFY_BITS;
-        if (pair->doubt || (moment && short_moments))
+        if ((pair->doubt && pair->row->pass == 'n') || (moment && short_moments))
             add_again(p, pair);
     }
     *tasks = p->first[p->pairs];
@@ -382,7 +397,7 @@ static size_t choose_unexcused(pass *p)
         return 0;
     for (size_t i = 0; i < p->v->pairs; i++) {
         ari_pair *pair = &p->v->pair[i];
-        if (!pair->doubt)
+        if (!pair->doubt || pair->row->pass != 'n')
             continue;
         pair->doubt = NULL;
         add_again(p, pair);
@@ -483,7 +498,7 @@ static ar_status doubt_outputs(pass *p)
 static ar_status passes(pass *p)
 {
     ari_verifying *v = p->v;
-    v->roundoff = ari_verify_roundoff(v);
+    v->roundoff = fmax(ari_verify_roundoff(v), v->reduced);
     ari_verify_progress(v, 0.0, "copies");
     const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
     AR_TRY(ari_tasks_run(&copies));
@@ -495,6 +510,8 @@ static ar_status passes(pass *p)
         AR_TRY(prepare_stats(p->pair[i], &v->arena));
     AR_TRY(measure(p, tasks, 0.55, 0.4));
     if (may_allow(v)) {
+        AR_TRY(choose_reduced(p, &tasks));
+        AR_TRY(measure(p, tasks, 0.95, 0.0));
         AR_TRY(choose_again(p, &tasks));
         AR_TRY(measure(p, tasks, 0.95, 0.0));
         AR_TRY(measure(p, choose_unexcused(p), 0.95, 0.0));
