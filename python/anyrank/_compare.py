@@ -386,7 +386,8 @@ _PASSES = {"fwd": "an output in the forward pass", "bwd": "the gradient of a mod
            "grad": "a parameter's gradient", "init": "a parameter before the step",
            "new": "a parameter after the update", "m": "the optimizer's first moment",
            "v": "the optimizer's second moment", "clip": "the gradients' norm",
-           "state": "a state of the optimizer", "buffer": "a buffer after the step", "count": "how many steps were made"}
+           "state": "a state of the optimizer", "buffer": "a buffer after the step",
+           "count": "how many steps were made"}
 
 
 def _meaning(first: Difference) -> str:
