@@ -517,7 +517,7 @@ class Written(CaptureCase):
         self.assertTrue(report.ok, str(report))
         wrong = anyrank.verify(self.path / "one", self.path / "wrong", rounding=True)
         self.assertEqual(wrong.first.tensor if wrong.first else "", "1.weight:grad", str(wrong))
-        self.assertAlmostEqual(wrong.first.scale if wrong.first else 0.0, 1.01, 3)
+        self.assertAlmostEqual((wrong.first and wrong.first.scale) or 0.0, 1.01, 3)
 
     def test_rounding_that_cannot_be_measured_is_said(self) -> None:
         class Counting(Module):  # type: ignore[misc]
