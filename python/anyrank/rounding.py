@@ -167,6 +167,8 @@ def _keys(x: torch.Tensor) -> torch.Tensor:
 
 
 def size_of(value: torch.Tensor, other: torch.Tensor) -> Size:
+    if value.element_size() == 1:  # of 8 bits there is no arithmetic
+        value, other = value.float(), other.float()
     off = (other.double() - value.double()).abs()
     off = off[off.isfinite()]
     if not off.numel():

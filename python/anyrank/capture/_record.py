@@ -26,7 +26,7 @@ from anyrank.capture._spec import EXTRAS, Spec
 
 
 STEPS = "steps:count"
-MOST_SAMPLES = 16384  # of all steps, whose digests are written
+MOST_SAMPLES = 16384  # of a micro-batch, and of all steps together, whose digests are written
 
 
 class Value:
@@ -97,7 +97,8 @@ class Record:
         inputs = {key: t for key, t in inputs.items() if not t.is_meta}
         for t in inputs.values():
             self.inputs = zlib.crc32(f"{self.inputs} {digest_of(t)}".encode())
-        self.samples.setdefault(step, []).append(sample_digests(inputs, batch) if batch else [])
+        few = batch is not None and batch <= MOST_SAMPLES
+        self.samples.setdefault(step, []).append(sample_digests(inputs, batch) if few and batch else [])
 
     def left_out(self, what: str, name: str) -> None:
         """Something of the run is not written."""
@@ -437,7 +438,8 @@ def _apart(shape: Shape, why: str) -> Placed:
 def sample_digests(inputs: dict[str, torch.Tensor], batch: int) -> list[int]:
     """A number for each sample by what the model is given of it. Of padded tokens it is that of the tokens alone, which
     does not depend on how far they are padded."""
-    rows = {key: local_of(t).reshape(batch, -1).cpu() for key, t in inputs.items()
+    parts = {key: local_of(t) for key, t in inputs.items()}
+    rows = {key: t.reshape(batch, -1).cpu() for key, t in parts.items()
             if t.dim() > 0 and t.shape[0] == batch and t.numel()}
     mask = rows.get("attention_mask")
     tokens = {key: t for key, t in rows.items() if mask is not None and t.shape == mask.shape and key == "input_ids"}
@@ -454,8 +456,10 @@ def sample_digests(inputs: dict[str, torch.Tensor], batch: int) -> list[int]:
 
 def rows_are_alike(t: torch.Tensor) -> bool:
     """Whether all rows have the same values in one of a hundred columns: then no value tells a part from a copy."""
-    rows = local_of(t).reshape(t.shape[0], -1) if t.numel() else local_of(t).new_zeros(1, 1)
-    some = rows[:, ::max(1, rows.shape[1] // 100)]
+    rows = local_of(t).reshape(t.shape[0], -1)
+    if not rows.numel():
+        return True
+    some = rows[:, ::max(1, rows.shape[1] // 100)].contiguous().view(torch.uint8)
     return bool((some == some[:1]).all())
 
 
@@ -463,7 +467,8 @@ def magnitude_of(t: torch.Tensor) -> tuple[float, float]:
     """The largest finite value, and the relative step of the format; of integers, which do not round, 0."""
     if not t.is_floating_point():
         return 0.0, 0.0
-    finite = t.detach()[t.detach().isfinite()].abs()
+    values = t.detach().float() if t.element_size() < 2 else t.detach()  # of 8 bits there is no arithmetic
+    finite = values[values.isfinite()].abs()
     return float(finite.max()) if finite.numel() else 0.0, float(torch.finfo(t.dtype).eps)
 
 
