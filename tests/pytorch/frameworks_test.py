@@ -42,6 +42,9 @@ def main():
                         ["--rounding", "--only", *(ALL_ROUNDED if extended else ROUNDED)]):
             report.unlink(missing_ok=True)
             subprocess.run([sys.executable, str(RUN), *options, "--json", str(report)], check=False)
+            if not report.exists():
+                print(f"{RUN.name} did not end; its message is above")
+                return 1
             rows += json.loads(report.read_text(encoding="utf-8"))
     wrong = [row["program"] for row in rows if row["wrong"] and (row["program"], row["rule"]) not in KNOWN]
     for row in rows:
