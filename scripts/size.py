@@ -19,7 +19,6 @@ import check_includes as rules
 import measures
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-STATED = re.compile(r"([\d,]+)\s+lines\s+of\s+C\s+and\s+([\d,]+)\s+of\s+Python,\s+tested\s+by\s+([\d,]+)")
 Size = collections.namedtuple("Size", "lines tokens words")
 
 
@@ -53,17 +52,6 @@ def sizes_of(texts):
         room = name.removeprefix(rules.SRC).split("/")[0] if "/" in name else "."
         found[room] = Size(*map(sum, zip(found[room], size_of(name, text))))
     return found
-
-
-def stated_and_true(texts):
-    """What README.md says, and what is so: lines of C outside tests/, of Python outside them, of tests/."""
-    stated = STATED.search(texts["README.md"])
-    lines = collections.Counter()
-    for name, text in texts.items():
-        kind = "tests" if name.startswith("tests/") else "Python" if name.endswith(".py") else "C"
-        lines[kind] += 0 if name.endswith(".md") else text.count("\n")
-    return stated and [int(number.replace(",", "")) for number in stated.groups()], [lines["C"], lines["Python"],
-                                                                                     lines["tests"]]
 
 
 def main():
