@@ -3,7 +3,7 @@
 """How large each folder is, and what a change did to it: scripts/size.py [--since COMMIT] [--at COMMIT]
 
 Lines and tokens (words, strings and other characters, without comments) of C, CUDA and Python, and words of Markdown.
-With --since also what was added since that commit. README.md states the sums; scripts/test_measures.py holds it to them.
+With --since also what was added since that commit.
 """
 
 import argparse
