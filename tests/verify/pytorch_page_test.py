@@ -237,7 +237,7 @@ class PytorchPage(PageTest):
         self.assertIn("verify: the same bits", self.run_line(verify, [0]))
 
 
-# Of examples/pytorch: how many of 48 tensors differ, the first of them, and what is said of it.
+# Of examples/pytorch: how many of 50 tensors differ, the first of them, and what is said of it.
 FAULTS = {
     "dx_not_reduced": (14, "blocks.1.norm:bwd", "all 960 elements; on all 4 ranks; the copies differ from each other",
                        "looks like a missing all-reduce over tp: the values of the ranks add up to the reference"),
@@ -264,7 +264,7 @@ class WorkedExample(PageTest):
         self.assertEqual(set(printed), {"none", "dtensor", *FAULTS})
         for fault, (differ, first, pattern, hint) in FAULTS.items():
             head, rest = printed[fault].split("\n", 1)
-            self.assertEqual(head, f"different: {differ} of 48 tensors; first in execution order: {first}")
+            self.assertEqual(head, f"different: {differ} of 50 tensors; first in execution order: {first}")
             detail = flat(rest[rest.index("first in execution order"):].split("worst, with")[0])
             self.assertIn(f"pattern {pattern}", detail, fault)
             self.assertIn(hint, detail, fault)
