@@ -23,8 +23,9 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, is_probe, is_scaled, leaves_of, local_of, loss_of,
-                                     named_loss_of, reached_of, scalars_of, tensors_of, untraced, version_of, whole_of)
+from anyrank.capture._listen import (Listener, Pass, in_backward, in_transform, is_index, is_probe, is_scaled,
+                                     leaves_of, local_of, loss_of, named_loss_of, reached_of, scalars_of, tensors_of,
+                                     untraced, version_of, whole_of)
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of,
                                     router_biases_of, unwrapped)
 from anyrank.capture._places import Whole
@@ -180,7 +181,8 @@ class Capture:
         try:
             if self._record is None:
                 raise AnyrankError(f"{self._folder}: no forward pass of the model was seen, so nothing is written: is "
-                                   "it the model that the program calls, or a copy of it?")
+                                   "it the model that the program calls, or a copy of it? Calls under torch.func are "
+                                   "not seen")
             self._end_step()
             self._complete()
         except BaseException as error:
@@ -323,7 +325,7 @@ class Capture:
 
     def _first_pass(self, module: nn.Module, _args: typing.Any) -> None:
         """The model itself is called. What of its parts was called before, outside of it, was no pass of it."""
-        if module is self._model and not in_backward():
+        if module is self._model and not in_backward() and not in_transform():
             self._handles.pop(0).remove()
             self._whole = True
             if self._record is not None:
@@ -335,7 +337,7 @@ class Capture:
         """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
         is then all calls of parts until one goes backward."""
         if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
-                self._again or self._replay is not None or module is self._model):
+                self._again or self._replay is not None or module is self._model or in_transform()):
             return False
         self._in_part = True
         self._deaf = not torch.is_grad_enabled()
@@ -363,7 +365,7 @@ class Capture:
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
 
     def _begin_pass(self, _module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        if in_backward() or self._again or self._replay is not None:
+        if in_backward() or self._again or self._replay is not None or in_transform():
             return  # computed again: by activation checkpointing, by an optimizer's closure, to measure rounding
         training = torch.is_grad_enabled()
         heard, self._heard = self._heard, True
@@ -420,12 +422,16 @@ class Capture:
         for key, t in of.inputs.items():
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
-            elif t.dim() and not t.is_meta:
+            elif t.is_meta or not t.dim():
+                continue
+            elif is_index(local_of(t)):
+                self._record.left_out("inputs that count within a batch", f"input.{key}")
+            else:
                 samples = 0 if t.shape[0] == of.batch else of.samples_dim(t, "fwd")
                 self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
-        if in_backward() or self._again or self._replay is not None:
+        if in_backward() or self._again or self._replay is not None or in_transform():
             return
         of, deaf, self._deaf = self._pass, self._deaf, False
         if deaf:
@@ -540,7 +546,7 @@ class Capture:
     def current(self) -> Pass | None:
         if self._replay is not None:
             return self._replay.of
-        return None if self._deaf or self._again else self._pass
+        return None if self._deaf or self._again or in_transform() else self._pass
 
     def wants(self, kind: str) -> bool:
         return kind in self._values

@@ -162,6 +162,18 @@ def inputs_of(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], depth
     return found
 
 
+def in_transform() -> bool:
+    """Whether torch.func is at work: its tensors (of vmap, grad, jvp) have no values of their own to write."""
+    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+    return stack is not None and stack() is not None
+
+
+def is_index(t: torch.Tensor) -> bool:
+    """Whether an input counts within its batch, as the vector that gives each node its graph: another on each rank."""
+    return (t.dim() == 1 and t.numel() > 1 and not t.is_floating_point() and not t.is_complex() and
+            t.dtype != torch.bool and int(t[0]) == 0 and bool((t.diff() >= 0).all()))
+
+
 def is_probe(args: tuple[typing.Any, ...]) -> bool:
     """Whether a pass is one by which torch.distributed.pipelining learns the shapes of a stage's tensors."""
     if any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
@@ -273,6 +285,8 @@ class Sum:
 
     def _hook(self, numbers: list[int]) -> typing.Callable[..., None]:
         def hook(inputs: typing.Sequence[torch.Tensor | None], _outputs: typing.Any) -> None:
+            if torch.is_grad_enabled():
+                return  # create_graph: the gradient of something that the loss is made of, as a penalty or a force
             for number in numbers if self.left > 0 else []:
                 part = inputs[number]
                 if part is not None:

@@ -538,6 +538,53 @@ class Written(CaptureCase):
         with self.assertRaisesRegex(AnyrankError, "--rounding: there is no allowed.safetensors in or beside"):
             anyrank.verify(self.path / "dump", self.path / "dump", rounding=True)
 
+    def test_what_torch_func_does_is_left_alone(self) -> None:
+        for beside in (False, True):
+            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+            x, parameters = torch.ones(4, 3), {n: p.detach() for n, p in model.named_parameters()}
+
+            def loss(values: typing.Any, row: typing.Any) -> typing.Any:
+                return torch.func.functional_call(model, values, (row,)).square().sum()  # noqa: B023
+
+            c = anyrank.capture(model, self.path / f"{beside}").start()
+            each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+            if beside:
+                model(x).square().sum().backward()
+                torch.func.jvp(model, (x,), (x,))
+                c.stop()
+                self.assertTrue(torch.allclose(each["0.weight"].sum(0), self.value("0.weight:grad", f"{beside}")))
+            else:
+                with self.assertRaisesRegex(AnyrankError, "Calls under torch.func are not seen"):
+                    c.stop()
+
+    def test_the_gradient_that_a_penalty_is_made_of_is_not_the_loss_s(self) -> None:
+        values = []
+        for penalty in (0.0, 1.0):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+            x = torch.randn(4, 3, requires_grad=True)
+            with anyrank.capture(model, self.path / f"{penalty}"):
+                y = model(x)
+                (force,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+                (y.square().mean() + 0.0 * penalty * force.sum()).backward()
+            values.append(self.value("1:bwd", f"{penalty}"))
+            self.assertTrue(torch.allclose(self.value("2:bwd", f"{penalty}"), 2 * y / 4 @ model[2].weight))
+        self.assertTrue(torch.equal(*values))
+
+    def test_inputs_that_count_within_a_batch_are_left_out(self) -> None:
+        class Pooled(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin = nn.Linear(3, 1)
+
+            def forward(self, nodes: typing.Any, graph: typing.Any, labels: typing.Any) -> typing.Any:
+                y = self.lin(nodes)[:, 0]
+                return (torch.zeros(2).index_add(0, graph, y) - labels).square().mean()
+
+        with anyrank.capture(Pooled(), self.path / "dump") as c:
+            c._model(torch.ones(4, 3), torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])).backward()
+        self.assertEqual({name for name in self.files() if name.startswith("input.")}, {"input.0:fwd", "input.2:fwd"})
+
     def test_terms_that_go_backward_apart_are_one_loss_and_those_of_other_models_none(self) -> None:
         model, other = nn.Linear(3, 3), nn.Linear(3, 3)
         with anyrank.capture(model, self.path / "dump"):
