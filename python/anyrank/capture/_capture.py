@@ -23,9 +23,9 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, in_transform, is_index, is_probe, is_scaled,
-                                     leaves_of, local_of, loss_of, named_loss_of, reached_of, scalars_of, tensors_of,
-                                     untraced, version_of, whole_of)
+from anyrank.capture._listen import (Listener, Pass, in_backward, in_transform, is_index, is_loss_scale, is_probe,
+                                     is_scaled, leaves_of, local_of, loss_of, named_loss_of, reached_of, scalars_of,
+                                     tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of,
                                     router_biases_of, unwrapped)
 from anyrank.capture._places import Whole
@@ -604,6 +604,8 @@ class Capture:
                 self._record.left_out("losses of the model on which backward() is not called", "loss")
             if own is None:
                 self._take_output(of, of.output, unused, unused=True)
+            if own is not None and is_loss_scale(value, own):
+                value = own.detach()
             of.output = None
         for one in reached:
             self._take_scalars(one, loss)

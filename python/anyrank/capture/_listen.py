@@ -8,6 +8,7 @@ The gradient of an input through one module alone is what those nodes hand on th
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 import typing
@@ -141,6 +142,13 @@ def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
             return False
         node, at = node.next_functions[at] if of_ddp else inputs[0]
     return node is not None
+
+
+def is_loss_scale(loss: torch.Tensor, scalar: torch.Tensor) -> bool:
+    """Whether a loss is the model's own times a power of two from 256 on, which the program takes out of gradients
+    again: no number of ranks or micro-batches is such a factor."""
+    factor = float(loss) / float(scalar) if float(scalar) else 1.0
+    return factor >= 256.0 and math.frexp(factor)[0] == 0.5
 
 
 def in_backward() -> bool:

@@ -119,7 +119,7 @@ class Record:
             return
         if value is None:
             value = Value(base, whole, tensor.dim(), samples)
-            value.said = bool(self.spec.dims_of(base))
+            value.said = bool(_fitting(self.spec.dims_of(base), value))
             value.samples = self._samples(value)
             if whole is not None:
                 value.part = self._part(value, whole, tuple(tensor.shape), name)
@@ -144,7 +144,7 @@ class Record:
         """The dimension of an activation's samples; None: it has none."""
         if value.base.rsplit(":", 1)[1] not in ("fwd", "bwd") or value.ndim == 0:
             return None
-        dim = self.spec.dims_of(value.base).get("dp", value.samples)
+        dim = _fitting(self.spec.dims_of(value.base), value).get("dp", value.samples)
         value.samples = None
         return None if dim is None else value.written(dim)
 
@@ -206,7 +206,7 @@ class Record:
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        given = self._spec_of(name) if value.ndim else {}
+        given = _fitting(self._spec_of(name), value) if value.ndim else {}
         known = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         if value.part is None:
@@ -424,6 +424,15 @@ class Record:
                 own = key(placed)
                 holders = [rank for rank, other in enumerate(of_all) if own in other.get(name, ())]
                 here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
+
+
+def _fitting(dims: dict[str, typing.Any], value: Value) -> dict[str, typing.Any]:
+    """What the spec says of a value. A glob for activations [s, b, h] does not mean a vector beside them."""
+    if not value.base.endswith((":fwd", ":bwd")):
+        return dims
+    fit = {key: dim for key, dim in dims.items()
+           if key in EXTRAS or dim is None or -value.ndim <= dim < value.ndim}
+    return fit if all(key in fit for key in dims) else {}
 
 
 def _step_of(name: str) -> int:

@@ -431,6 +431,33 @@ class Placed(FolderCase):
             report = self.same_of(2, run)
             self.assertEqual(report.ok, ok, str(report))
 
+    def test_a_vector_beside_an_output_is_no_activation(self) -> None:
+        class Net(nn.Module):  # type: ignore[misc]
+            """As Megatron's layers, which give out (output, bias), of activations [s, b, h]."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.proj = Proj(4, 4)
+
+            def forward(self, x: typing.Any, weight: typing.Any) -> typing.Any:
+                y, bias = self.proj(x)
+                return (y + bias) * weight
+
+        class Proj(nn.Linear):  # type: ignore[misc]
+            def forward(self, x: typing.Any) -> typing.Any:
+                return nn.functional.linear(x, self.weight), self.bias
+
+        def run(rank: int, world: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = Net()
+            model = ddp(model) if world > 1 else model
+            x = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(1)).chunk(world, 1)[rank]
+            with anyrank.capture(model, folder, spec={"shard": {"*:fwd": {"dp": 1}, "*:bwd": {"dp": 1}}}):
+                model(x, torch.ones(4)).square().mean().backward()
+
+        report = self.same_of(2, run)
+        self.assertTrue(report.ok, str(report))
+
     def test_fsdp2_with_uneven_shards(self) -> None:
         self.same(4, fsdp)
         self.same(2, loaded_as_shards)
