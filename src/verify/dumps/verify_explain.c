@@ -97,7 +97,8 @@ static ar_status find_twin(const ar_dump_tensor **found, const ari_verifying *v,
     *found = NULL;
     for (size_t i = 0; i < v->pairs && !*found; i++) {
         const ar_dump_tensor *t = v->pair[i].side[side];
-        bool same = v->pair[i].row->pass == row->pass && t->count >= 8, varies = false;
+        bool same = v->pair[i].row->pass == row->pass && t->count >= 8 && ari_is_readable(own) && ari_is_readable(t);
+        bool varies = false;
         if (same)
             AR_TRY(ari_are_equal(&same, &varies, own, t));
         *found = same && varies ? t : NULL;
