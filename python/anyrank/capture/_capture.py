@@ -343,6 +343,8 @@ class Capture:
         self._deaf = not torch.is_grad_enabled()
         if not self._deaf and (self._pass is None or not self._pass.open or self._is_over()):
             self._prepare()
+            if self._passes and self._is_over():
+                self._end_step()
             self._start_pass(args, kwargs)
         self._called(module, args, kwargs)
         return True
@@ -390,8 +392,6 @@ class Capture:
         self._prepare()
 
     def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        if self._passes and self._is_over():
-            self._end_step()
         if not self._running:
             return
         self._trained = self._trained or torch.is_grad_enabled()

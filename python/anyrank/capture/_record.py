@@ -319,11 +319,11 @@ class Record:
         samples: the same on all of them, it is no part; another on each, it is no copy."""
         mesh, data = self.groups.mesh, self.groups.data
         ranks = mesh.along(data)[0]
-        held = [other["digests"].get(name) for other in of_all]
-        digests = {held[rank] for rank in ranks}
+        by_rank = [other["digests"].get(name) for other in of_all]
+        digests = {by_rank[rank] for rank in ranks}
         inputs = {of_all[rank]["inputs"] for rank in ranks}
-        given = name.startswith("input.") or value.base.endswith(":buffer")
-        if given and len({*held} - {None}) > len(digests - {None}):
+        small = name.startswith("input.") or value.base.endswith(":buffer")
+        if small and len({*by_rank} - {None}) > len(digests - {None}):
             return "ranks of one part of the samples have other values of it, and nothing says which"
         if len(ranks) == 1 or len(inputs) < len(ranks) or value.base.endswith(":buffer"):
             return ""
