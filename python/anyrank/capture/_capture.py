@@ -24,8 +24,8 @@ from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, in_backward, in_transform, is_index, is_loss_scale, is_probe,
-                                     is_scaled, leaves_of, local_of, loss_of, named_loss_of, reached_of, scalars_of,
-                                     tensors_of, untraced, version_of, whole_of)
+                                     is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
+                                     scalars_of, tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of,
                                     router_biases_of, unwrapped)
 from anyrank.capture._places import Whole
@@ -457,9 +457,10 @@ class Capture:
         if loss is not None and not unused:
             self._take_own(of, "loss", loss)
             return
-        tensors = [t for t in tensors_of(output) if t is not loss]
-        for i, t in enumerate(tensors[:None if isinstance(output, (tuple, list)) else 1]):
-            if t.is_floating_point():
+        several = isinstance(output, (tuple, list))
+        parts = [t for t in (parts_of if several else tensors_of)(output) if loss is None or t is not loss]
+        for i, t in enumerate(parts[:None if several else 1]):
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
                 self._take_own(of, f"output.{i}" if i else "output", t)
 
     def _take_own(self, of: Pass, path: str, t: torch.Tensor) -> str:

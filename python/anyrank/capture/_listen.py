@@ -90,19 +90,21 @@ def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
     return False
 
 
+def parts_of(output: typing.Any) -> list[typing.Any]:
+    """A module's output, or what a tuple, dictionary or dataclass has: one that is None keeps its place, so that each
+    rank's tensors have the same positions whichever of them a rank has."""
+    if isinstance(output, dict):
+        return list(output.values())
+    if isinstance(output, (tuple, list)):
+        return list(output)
+    if dataclasses.is_dataclass(output):
+        return [getattr(output, field.name) for field in dataclasses.fields(output)]
+    return [output]
+
+
 def tensors_of(output: typing.Any) -> list[torch.Tensor]:
     """The tensors of a module's output: itself, or those that a tuple, dictionary or dataclass has."""
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, dict):
-        parts: typing.Iterable[typing.Any] = output.values()
-    elif isinstance(output, (tuple, list)):
-        parts = output
-    elif dataclasses.is_dataclass(output):
-        parts = [getattr(output, field.name) for field in dataclasses.fields(output)]
-    else:
-        return []
-    return [x for x in parts if isinstance(x, torch.Tensor)]
+    return [x for x in parts_of(output) if isinstance(x, torch.Tensor)]
 
 
 def named_loss_of(output: typing.Any) -> torch.Tensor | None:
@@ -432,11 +434,12 @@ class Listener:
             now = self.sink.current()
             if now is None or in_backward():
                 return  # activation checkpointing computes it again
-            for i, t in enumerate(tensors_of(output)):
+            tensors = tensors_of(output)
+            for i, t in enumerate(parts_of(output)):
                 name = f"{path}.{i}" if i else path
-                if not t.is_floating_point():
+                if not isinstance(t, torch.Tensor) or not t.is_floating_point():
                     continue
-                if i == 0:
+                if t is tensors[0]:
                     self._mark(module, args, t, whole.get("of"))
                 elif (divided(module, self.gathered) and not self.sink.in_spec(f"{name}:fwd") and
                       not _mark_heads(module, t)):

@@ -277,6 +277,27 @@ class Written(CaptureCase):
             self.assertEqual(set(self.files()), {"input.0:fwd", "lin:fwd", "loss:fwd", *outputs})
             self.assertTrue(torch.equal(self.value("loss:fwd"), loss / 4))
 
+    def test_an_output_has_its_position_whatever_is_none_before_it(self) -> None:
+        class Pair(nn.Module):  # type: ignore[misc]
+            def forward(self, x: typing.Any, first: bool) -> typing.Any:
+                return (x, None) if first else (None, 2 * x)
+
+        class Net(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin, self.pair = nn.Linear(3, 3), Pair()
+
+            def forward(self, x: typing.Any, first: bool) -> typing.Any:
+                return self.pair(self.lin(x), first)
+
+        for first, position in ((True, ""), (False, ".1")):
+            model = Net()
+            with anyrank.capture(model, self.path / f"{first}", only=["pair*:fwd", "output*:fwd"]):
+                given = [y for y in model(torch.ones(2, 3), first) if y is not None]
+                given[0].sum().backward()
+            self.assertEqual(set(self.files(f"{first}")), {f"pair{position}:fwd", f"output{position}:fwd"})
+            self.assertTrue(torch.equal(self.value(f"pair{position}:fwd", f"{first}"), given[0]))
+
     def test_the_loss_is_what_backward_is_called_on(self) -> None:
         class Net(Module):  # type: ignore[misc]
             def __init__(self) -> None:
