@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What explanations read besides the tensor that differs: each such tensor may be missing, empty, a scalar, of integers,
- * BOOL or complex, or NaN. Every measure and replay then leaves what it cannot read. */
+ * BOOL or complex, or NaN. Every measure and replay then leaves what it cannot read; and the tensor itself may be
+ * infinite in one element. */
 #include "tests/verify/two_dumps.h"
 
 TestSuite(odd_inputs);
@@ -116,7 +117,7 @@ static void put_other(made *m, size_t i, int kind)
 }
 
 /* An output, and all others of one kind, or of one kind each in turn. */
-static void look_at(size_t output, int kind, bool mixed)
+static void look_at(size_t output, int kind, bool mixed, bool infinite)
 {
     made m = {.n = 0};
     for (size_t i = 0; i < OTHERS; i++) {
@@ -129,7 +130,7 @@ static void look_at(size_t output, int kind, bool mixed)
     put_pair(&m, t, NULL, NULL);
     float *const x = other_of(&m);
     for (size_t i = 0; i < count_of(&t); i++)
-        x[i] = (i % 7 == 3 ? 1.1f : 1.3f) * x[i] + 0.01f * noise(i + 5);
+        x[i] = infinite ? i == 3 ? INFINITY : x[i] : (i % 7 == 3 ? 1.1f : 1.3f) * x[i] + 0.01f * noise(i + 5);
     ar_verify_row row = look(&m, (ari_explain_case){.heads = 4, .kv_heads = 2});
     cr_expect_not_null(row.evidence.cause, "%s, kind %d%s", outputs[output].name, kind, mixed ? ", mixed" : "");
 }
@@ -138,8 +139,9 @@ Test(odd_inputs, leave_every_output_explained)
 {
     for (size_t output = 0; output < OUTPUTS; output++) {
         for (int kind = 0; kind < KINDS; kind++) {
-            look_at(output, kind, false);
-            look_at(output, kind, true);
+            look_at(output, kind, false, false);
+            look_at(output, kind, true, false);
+            look_at(output, kind, true, true);
         }
     }
 }

@@ -79,10 +79,16 @@ double ari_expect_values(const ari_hypothesis *h, const ari_run *run, size_t i)
 
 /* --- least squares ------------------------------------------------------------------------------------------------ */
 
+/* NaN stays NaN, which fmax would make 0: that infinite values fit. */
+static double share_left(double left, double of)
+{
+    return (left < 0.0 ? 0.0 : left) / of;
+}
+
 double ari_fit_one(double *p, const ari_fit *f)
 {
     *p = f->ya / f->aa;
-    return fmax(f->yy - *p * f->ya, 0.0) / f->yy;
+    return share_left(f->yy - *p * f->ya, f->yy);
 }
 
 /* Two directions are distinct if their angle's square exceeds rounding; the second is worth a number if the first
@@ -95,7 +101,7 @@ double ari_fit_two(double *p, double *q, const ari_fit *f)
         return left;
     *p = (f->ya * f->bb - f->yb * f->ab) / determinant;
     *q = (f->yb * f->aa - f->ya * f->ab) / determinant;
-    return fmax(f->yy - *p * f->ya - *q * f->yb, 0.0) / f->yy;
+    return share_left(f->yy - *p * f->ya - *q * f->yb, f->yy);
 }
 
 double ari_fit_unsure(const ari_fit *f)

@@ -413,8 +413,8 @@ static ar_status parts_of_ids(parts *p, const ari_case *c, const ar_dump_tensor 
         n += f.ya > 0.0 && ari_fit_one(&factor[n], &f) <= one_part_alone;
     }
     qsort(factor, n, sizeof *factor, ari_by_value);
-    for (size_t first = 0, end = 0; first < n; first = end) {
-        while (end < n && ari_is_near(factor[end], factor[first], p->unsure))
+    for (size_t first = 0, end; first < n; first = end) {
+        for (end = first + 1; end < n && ari_is_near(factor[end], factor[first], p->unsure);)
             end++;
         if (end - first > 1)
             add_part(p, factor[(first + end) / 2]);
@@ -516,8 +516,8 @@ static bool are_means_of_ranks(ari_trace *t, const ari_case *c)
 static bool parts_of_tokens(parts *p, const double *factor, size_t all, double mean, int n)
 {
     *p = (parts){.unsure = ARI_SEEN};
-    for (size_t first = 0, end = 0; first < all; first = end) {
-        while (end < all && ari_is_near(factor[end], factor[first], ARI_SEEN))
+    for (size_t first = 0, end; first < all; first = end) {
+        for (end = first + 1; end < all && ari_is_near(factor[end], factor[first], ARI_SEEN);)
             end++;
         const double f = factor[(first + end) / 2], of = (double)(end - first) * n * f / (double)all / mean;
         if (!(rint(of) >= 1.0 && fabs(of - rint(of)) <= ARI_KNOWN * rint(of)))
