@@ -23,11 +23,12 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, in_backward, in_transform, is_index, is_loss_scale, is_probe,
+from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
                                      is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
                                      scalars_of, tensors_of, untraced, version_of, whole_of)
-from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of,
-                                    router_biases_of, unwrapped)
+from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, roots_of,
+                                    router_biases_of, unwrapped, wrapped_in)
+from anyrank.capture._pipelines import Chunk, chunk_now
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._rounding import Replay, Rounding
@@ -102,6 +103,8 @@ class Capture:
         self._given, self._folder, self._spec = model, pathlib.Path(folder), Spec(spec)
         self._steps_given = steps
         self._model, _ = unwrapped(model)
+        self._roots = roots_of(self._model)
+        self._around: typing.Any = None  # what the program calls in place of the model: a DDP, an engine
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
@@ -139,6 +142,7 @@ class Capture:
         self._grads: dict[str, tuple[torch.Tensor, int]] = {}  # as the last backward pass left them
         self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
+        self._calls_of: dict[nn.Module | None, int] = {}  # passes of the model, or of each stage's part of it
 
     # --- from start to stop -------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class Capture:
         """Begins to listen. The capture itself."""
         if self._running:
             raise AnyrankError("this capture has started already")
-        if self._model in _captured:
+        if any(root in _captured for root in self._roots):
             raise AnyrankError("this model is being captured already: one with-block captures all of its steps")
         if self._started:
             raise AnyrankError("this capture has ended: make another one, with another folder")
@@ -165,13 +169,14 @@ class Capture:
         self._running = self._started = True
         self._process = os.getpid()
         atexit.register(self._at_exit)
-        _captured.add(self._model)
+        _captured.update(self._roots)
         _patches.watch(self)
         self._parts = {id(m) for m in self._model.modules()}
         # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
-        self._handles = [modules_home.register_module_forward_pre_hook(untraced(self._first_pass)),
-                         self._model.register_forward_pre_hook(untraced(self._begin_pass), with_kwargs=True),
-                         self._model.register_forward_hook(untraced(self._end_pass))]
+        self._handles = [modules_home.register_module_forward_pre_hook(untraced(self._first_pass))]
+        for root in self._roots:
+            self._handles += [root.register_forward_pre_hook(untraced(self._begin_pass), with_kwargs=True),
+                              root.register_forward_hook(untraced(self._end_pass))]
         return self
 
     def stop(self) -> None:
@@ -232,7 +237,8 @@ class Capture:
             handle.remove()
         self._handles = []
         _patches.unwatch(self)
-        _captured.discard(self._model)
+        for root in self._roots:
+            _captured.discard(root)
 
     def _complete(self) -> None:
         if self._record is None or self._exchange is None:
@@ -287,8 +293,8 @@ class Capture:
         """What is known at the first pass: parameters as the optimizer has them, wrappers, the mesh."""
         if self._record is not None or not self._running:
             return
-        self._model, ddp = unwrapped(self._given)
-        ddp = ddp or getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        self._model, wrapper = unwrapped(self._given)
+        wrapper = wrapper or (unwrapped(self._around)[1] if self._around is not None else None)
         rank, world = self._ranks()
         self._check_optimizers()
         own = parameters_of(self._model)
@@ -298,9 +304,11 @@ class Capture:
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
             raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
-        self._groups = groups_of(self._model, ddp, rank, world, self._spec.mesh, self._spec.mean_over)
+        chunk = chunk_now()
+        self._groups = groups_of(self._model, wrapper, rank, world, self._spec.mesh, self._spec.mean_over,
+                                 chunk.stage if chunk is not None else None)
         self._spec.check(self._groups.mesh.sizes)
-        self._formats = formats_of(self._model, ddp) if world > 1 else {}
+        self._formats = formats_of(self._model, wrapper) if world > 1 else {}
         several = world > 1 and dist.is_initialized()
         if self._exchange is None:
             self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
@@ -325,7 +333,7 @@ class Capture:
 
     def _first_pass(self, module: nn.Module, _args: typing.Any) -> None:
         """The model itself is called. What of its parts was called before, outside of it, was no pass of it."""
-        if module is self._model and not in_backward() and not in_transform():
+        if module in self._roots and not in_backward() and not in_transform():
             self._handles.pop(0).remove()
             self._whole = True
             if self._record is not None:
@@ -336,8 +344,10 @@ class Capture:
     def on_call(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> bool:
         """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
         is then all calls of parts until one goes backward."""
+        if not self._trained and module not in self._roots and wrapped_in(module) in self._roots:
+            self._around = module
         if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
-                self._again or self._replay is not None or module is self._model or in_transform()):
+                self._again or self._replay is not None or module in self._roots or in_transform()):
             return False
         self._in_part = True
         self._deaf = not torch.is_grad_enabled()
@@ -366,20 +376,22 @@ class Capture:
         self._heads = self._heads_now()
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
 
-    def _begin_pass(self, _module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+    def _begin_pass(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         if in_backward() or self._again or self._replay is not None or in_transform():
             return  # computed again: by activation checkpointing, by an optimizer's closure, to measure rounding
         training = torch.is_grad_enabled()
         heard, self._heard = self._heard, True
-        self._deaf = is_probe(args) or (not training and (self._trained or bool(self._optimizers)))
+        chunk = chunk_now()
+        probe = has_no_values(args) or (chunk is not None and chunk.probe)
+        self._deaf = probe or (not training and (self._trained or bool(self._optimizers)))
         if self._passes and (self._is_over() or not (training or self._trained)):
             self._end_step()
         if self._deaf or not self._running:
             return
         if training and not self._trained and heard:
             self._begin_again()  # samples were drawn before, or an evaluation was made
-        self._start_pass(args, kwargs)
-        self._called(self._model, args, kwargs)
+        self._start_pass(args, kwargs, module, chunk)
+        self._called(module, args, kwargs)
 
     def _begin_again(self) -> None:
         """What came before the first training step was none: nothing of it is kept. Wrappers may have come since."""
@@ -391,20 +403,25 @@ class Capture:
         self._begin()
         self._prepare()
 
-    def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+    def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], root: nn.Module | None = None,
+                    chunk: Chunk | None = None) -> None:
         if not self._running:
             return
+        if chunk is not None:
+            _patches.hear_stages(chunk.stage)
         self._trained = self._trained or torch.is_grad_enabled()
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
             self._listener.install()
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
-        self._micro_batches = max(self._micro_batches, self._passes)
+        self._calls_of[root] = self._calls_of.get(root, 0) + 1
+        number = chunk.number if chunk is not None else self._calls_of[root] - 1
+        self._micro_batches = max(self._micro_batches, number + 1)
         labels = kwargs.get("labels")
         if self._step == 1 and isinstance(labels, torch.Tensor):
             self._targets += int((labels[..., 1:] != -100).sum())
-        self._pass = Pass(self._passes - 1, args, kwargs) if self._step in self._chosen else None
+        self._pass = Pass(number, args, kwargs, chunk) if self._step in self._chosen else None
         if self._pass is not None:
             self._of_step.append(self._pass)
             self.passes += 1
@@ -416,7 +433,8 @@ class Capture:
 
     def _take_inputs(self, of: Pass) -> None:
         """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
-        if self._record is None or not self._record.groups.mesh.is_first("pp"):
+        if self._record is None or not (of.chunk.stage.is_first if of.chunk is not None else
+                                        self._record.groups.mesh.is_first("pp")):
             return
         self._record.given(of.inputs, of.batch, self._step)
         for key, t in of.inputs.items():
@@ -467,7 +485,9 @@ class Capture:
         """Writes what the model itself gives out, but for what a pipeline's stage hands to the next. The name that it
         has."""
         name = of.own(path, t)
-        if name and (path == "loss" or self._record is None or self._record.groups.mesh.is_last("pp")):
+        last = of.chunk is not None and of.chunk.stage.is_last
+        if name and (last or path == "loss" or self._record is None or
+                     (of.chunk is None and self._record.groups.mesh.is_last("pp"))):
             self._take(of, name, t, whole_of(t), of.samples_dim(t, "fwd"))
         return name or f"{path}:fwd"
 
@@ -578,8 +598,9 @@ class Capture:
         if set(spec) - {"dp"} and not isinstance(tensor, DTensor):
             whole = None  # was worked out from a DTensor that it was made of, and the spec knows better
         divided = spec.get("dp", 0) is not None
-        if name.endswith(":bwd") and self._record.groups.mean and divided:
-            local = local / self._record.groups.mesh.size(self._record.groups.mean)
+        if name.endswith(":bwd"):
+            over = self._record.groups.mesh.size(self._record.groups.mean if divided else [])
+            local = local / (over * of.divisor) if over * of.divisor > 1 else local
         self._record.add(name, self._at(name, self._step), local, whole, samples, of.number, of.batch)
 
     def on_scaled(self, outputs: typing.Any, scale: float) -> None:
@@ -596,7 +617,7 @@ class Capture:
         if not reached:
             return
         of = reached[0]
-        value = loss.detach().reshape(()) / self._scales.pop(id(loss), 1.0)
+        value = loss.detach().reshape(()) / self._scales.pop(id(loss), 1.0) / of.divisor
         if of.output is not None:
             own = next((t for t in [loss_of(of.output), *scalars_of(of.output)] if t is not None and
                         is_scaled(loss, t)), None)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from anyrank.capture._model import DTensor, Replicate, Shard, divided, gathered_over, modules_of
+from anyrank.capture._pipelines import Chunk
 from anyrank.capture._places import ROUTED, Whole
 
 
@@ -184,16 +185,9 @@ def is_index(t: torch.Tensor) -> bool:
             t.dtype != torch.bool and int(t[0]) == 0 and bool((t.diff() >= 0).all()))
 
 
-def is_probe(args: tuple[typing.Any, ...]) -> bool:
-    """Whether a pass is one by which torch.distributed.pipelining learns the shapes of a stage's tensors."""
-    if any(isinstance(x, torch.Tensor) and x.is_meta for x in args):
-        return True
-    frame = sys._getframe() if "torch.distributed.pipelining.stage" in sys.modules else None
-    while frame is not None:
-        if frame.f_code.co_name == "_forward_metadata_inference":
-            return True
-        frame = frame.f_back
-    return False
+def has_no_values(args: tuple[typing.Any, ...]) -> bool:
+    """Whether a call is one by which shapes are learned, as by a pipeline's stage."""
+    return any(isinstance(x, torch.Tensor) and x.is_meta for x in args)
 
 
 def version_of(t: torch.Tensor) -> int:
@@ -315,8 +309,10 @@ class Sum:
 class Pass:
     """One forward pass: how many times each module was called in it, and what the model was given."""
 
-    def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-        self.number, self.calls = number, dict[str, int]()
+    def __init__(self, number: int, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any],
+                 chunk: Chunk | None = None) -> None:
+        self.number, self.calls, self.chunk = number, dict[str, int](), chunk
+        self.divisor = chunk.divisor if chunk is not None else 1  # of its gradients, after the step's last pass
         self.open, self.reached = True, False  # no backward pass has begun on a loss of it; one is over
         self.output: typing.Any = None  # the model's, while it is not known which of its scalars is the loss
         self.scalars: list[tuple[str, torch.Tensor]] = []  # of modules, while the same is not known

@@ -4,13 +4,16 @@ replicated or sharded."""
 
 from __future__ import annotations
 
+import sys
 import typing
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from anyrank._errors import AnyrankError
 from anyrank.capture._mesh import Line, Mesh, lines_of_device_mesh, mesh_of_lines, ranks_of_group, root_of
+from anyrank.capture._pipelines import stages_of
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,14 +27,16 @@ except ImportError:  # before PyTorch 2.6
     FSDPModule = getattr(composable, "FSDPModule", None) or getattr(composable, "FSDP", ())
 
 __all__ = ["DTensor", "FSDPModule", "Groups", "Replicate", "Shard", "divided", "gathered_over", "groups_of",
-           "modules_of", "parameters_of", "plain", "unwrapped"]
+           "modules_of", "parameters_of", "plain", "roots_of", "unwrapped", "wrapped_in"]
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples
 OTHERS = ("tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipe", "expert", "sequence", "model")
 
 
-DDP = nn.parallel.DistributedDataParallel
+def is_wrapper(m: typing.Any) -> bool:
+    """Whether a module is another's data parallelism: DDP, an engine."""
+    return isinstance(m, nn.Module) and isinstance(getattr(m, "module", None), nn.Module) and group_of(m) is not None
 
 
 def plain(name: str) -> str:
@@ -39,9 +44,40 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
+class Stages(nn.Module):  # type: ignore[misc]
+    """The modules of a pipeline's stages that one rank has: parts of one model."""
+
+    def __init__(self, parts: typing.Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+
+def roots_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that the program calls, below wrappers."""
+    return [unwrapped(part)[0] for part in model.parts] if isinstance(model, Stages) else [model]
+
+
+def group_of(m: nn.Module) -> typing.Any:
+    """The ranks over which a wrapper, or what replicate() was called on, averages gradients; None: it is neither."""
+    replicate = sys.modules.get("torch.distributed._composable.replicate")
+    state = replicate.replicate.state(m) if replicate is not None else None
+    if state is not None:
+        mesh = state._init_kwargs.get("device_mesh")
+        given = mesh.get_group() if mesh is not None else state._init_kwargs.get("process_group")
+        return state._ddp.process_group if hasattr(state, "_ddp") else given or dist.group.WORLD
+    if not isinstance(getattr(m, "module", None), nn.Module):
+        return None
+    groups = [getattr(m, name, None) for name in ("process_group", "seq_data_parallel_group", "data_parallel_group")]
+    return next((g for g in groups if g is not None and not isinstance(g, (str, nn.Module))), None)
+
+
 def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
     """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name."""
-    wrapped = {path for path, m in model.named_modules() if isinstance(m, DDP)}
+    if isinstance(model, Stages):
+        for part in model.parts:
+            yield from _named_modules(part)
+        return
+    wrapped = {path for path, m in model.named_modules() if is_wrapper(m)}
     for path, m in model.named_modules():
         parts = path.split(".")
         kept = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
@@ -50,11 +86,21 @@ def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
-    """The module that a user wrote, and the DDP around it, if there is one."""
-    ddp = None
+    """The module that a user wrote, or those of a pipeline's stages; and the DDP or engine around it, if there is one."""
+    parts = [getattr(stage, "submod", stage) for stage in stages_of(model)]
+    if len(parts) > 1:
+        for part in parts:
+            unwrapped(part)  # which refuses what cannot be captured
+        return Stages(parts), None
+    model, wrapper = parts[0] if parts else model, None
+    for m in model.modules() if isinstance(model, nn.Module) else []:
+        if type(m).__name__ == "FullyShardedDataParallel":
+            raise AnyrankError("FSDP1 (FullyShardedDataParallel) has flat parameters: all those of a wrapped module in "
+                               "one vector, cut over the ranks, of which no rank knows a tensor's place; wrap with "
+                               "fully_shard (FSDP2), or capture a copy of the model made in summon_full_params")
     while True:
-        if isinstance(model, DDP):
-            ddp, model = model, model.module
+        if is_wrapper(model):
+            wrapper, model = model, model.module
         elif isinstance(model, nn.DataParallel):
             raise AnyrankError("torch.nn.DataParallel runs copies of the model in threads, which cannot be captured: "
                                "wrap it with DistributedDataParallel")
@@ -64,12 +110,16 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
             break
     if not isinstance(model, nn.Module):
         raise AnyrankError(f"capture: the model is a {type(model).__name__}, which is no torch.nn.Module")
-    for m in model.modules():
-        if type(m).__name__ == "FullyShardedDataParallel":
-            raise AnyrankError("FSDP1 (FullyShardedDataParallel) has flat parameters: all those of a wrapped module in "
-                               "one vector, cut over the ranks, of which no rank knows a tensor's place; wrap with "
-                               "fully_shard (FSDP2), or capture a copy of the model made in summon_full_params")
-    return model, ddp
+    return model, wrapper
+
+
+def wrapped_in(module: nn.Module) -> nn.Module:
+    """The innermost of modules that each hold the next as theirs."""
+    while True:
+        inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -139,9 +189,9 @@ def averages_of(given: typing.Any, model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(zip(names, tensors))
 
 
-def formats_of(model: nn.Module, ddp: typing.Any) -> dict[str, typing.Any]:
+def formats_of(model: nn.Module, wrapper: typing.Any) -> dict[str, typing.Any]:
     """The format of 16 bits in which gradients are reduced: by a communication hook of DDP, or FSDP2's policy."""
-    names = [str(getattr(hook, "__qualname__", hook)) for hook, _ in getattr(ddp, "_comm_hooks", [])]
+    names = [str(getattr(hook, "__qualname__", hook)) for hook, _ in getattr(wrapper, "_comm_hooks", [])]
     for group in _fsdp_groups(model):
         for owner in (group, *group.fsdp_params):  # of which has it depends on the version of PyTorch
             policy = getattr(owner, "mp_policy", None)
@@ -164,15 +214,16 @@ def shares_samples(name: str | None) -> bool:
     return name is not None and name.split("_")[0] in SAMPLES and not any(part in OTHERS for part in name.split("_"))
 
 
-def _data_groups(model: nn.Module, ddp: typing.Any) -> list[Line]:
-    """The groups that FSDP2 and DDP average over."""
+def _data_groups(model: nn.Module, wrapper: typing.Any) -> list[Line]:
+    """The groups that FSDP2, DDP and engines average over."""
     lines = []
     for group in _fsdp_groups(model):
         info = group.mesh_info
         both = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
         names = ["dp_shard", "dp_replicate"] if all(both) else ["dp", "dp"]
         lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, both) if g is not None]
-    lines += [Line("dp", ranks_of_group(m.process_group)) for m in [ddp, *model.modules()] if isinstance(m, DDP)]
+    groups = [group_of(m) for m in [wrapper, *model.modules()] if m is not None]
+    lines += [Line("dp", ranks_of_group(group)) for group in groups if group is not None]
     return list({line.ranks: line for line in lines}.values())
 
 
@@ -191,12 +242,12 @@ def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
     return False
 
 
-def groups_of(model: nn.Module, ddp: typing.Any, rank: int, world: int, given: dict[str, int] | None,
-              mean: list[str] | None) -> Groups:
-    """The mesh and what its dimensions are for: found from the model, or the one that is told."""
-    averaged = _data_groups(model, ddp) if world > 1 else []
+def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, given: dict[str, int] | None,
+              mean: list[str] | None, stage: typing.Any = None) -> Groups:
+    """The mesh and what its dimensions are for: found from the model, or the one that is told. stage: of a pipeline."""
+    averaged = _data_groups(model, wrapper) if world > 1 else []
     if given is None:
-        lines: list[Line] = []
+        lines = [Line("pp", ranks_of_group(stage.group))] if stage is not None else []
         meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
         roots = {id(root): root for root in map(root_of, meshes.values())}
         for device_mesh in sorted([*roots.values(), *meshes.values()], key=lambda m: -m.mesh.numel()):

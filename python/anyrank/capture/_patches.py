@@ -41,6 +41,7 @@ class Watcher(typing.Protocol):
 _watchers: list[Watcher] = []
 _undo: list[typing.Callable[[], None]] = []
 _clipping_now: list[bool] = []  # one for the call that is at work
+_backward_now: list[bool] = []  # likewise
 
 
 def watch(watcher: Watcher) -> None:
@@ -63,14 +64,8 @@ def _install() -> None:
     @functools.wraps(backward)
     def heard(tensors: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        losses = [t for t in given if isinstance(t, torch.Tensor)]
-        for watcher in list(_watchers):
-            for loss in losses:
-                watcher.on_backward(loss)
-        result = backward(tensors, *args, **kwargs)
-        for watcher in list(_watchers):
-            watcher.after_backward()
-        return result
+        return _go_backward([t for t in given if isinstance(t, torch.Tensor)],
+                            functools.partial(backward, tensors, *args, **kwargs))
 
     torch.autograd.backward = heard
     _undo.append(lambda: setattr(torch.autograd, "backward", backward))
@@ -85,6 +80,42 @@ def _install() -> None:
     scaler.scale = _scaling(scaler.scale)
     _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
     torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)
+
+
+def _go_backward(losses: list[torch.Tensor], function: typing.Callable[[], typing.Any]) -> typing.Any:
+    """A backward pass on these; one within it is a part of it."""
+    if _backward_now:
+        return function()
+    for watcher in list(_watchers):
+        for loss in losses:
+            watcher.on_backward(loss)
+    _backward_now.append(True)
+    try:
+        result = function()
+    finally:
+        _backward_now.pop()
+    for watcher in list(_watchers):
+        watcher.after_backward()
+    return result
+
+
+def hear_stages(stage: typing.Any) -> None:
+    """From now on pipelines' stages are heard going backward, which not all schedules do by backward()."""
+    base: typing.Any = next(kind for kind in type(stage).__mro__ if "backward_maybe_with_nosync" in vars(kind))
+    function = base.backward_maybe_with_nosync
+    if hasattr(function, "__wrapped__"):
+        return
+
+    @functools.wraps(function)
+    def heard(stage: typing.Any, kind: str, given: dict[str, typing.Any], *args: typing.Any,
+              **kwargs: typing.Any) -> typing.Any:
+        output = given["stage_output"] if kind != "weight" and stage.is_last else ()
+        losses = [output] if isinstance(output, torch.Tensor) else output
+        return _go_backward([t for t in losses if isinstance(t, torch.Tensor)],
+                            functools.partial(function, stage, kind, given, *args, **kwargs))
+
+    base.backward_maybe_with_nosync = heard
+    _undo.append(lambda: setattr(base, "backward_maybe_with_nosync", function))
 
 
 def _before_step(optimizer: typing.Any, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import typing
 import unittest
 import unittest.mock
@@ -540,6 +541,64 @@ class Placed(FolderCase):
         for schedule in (pipelining.ScheduleGPipe, pipelining.Schedule1F1B):
             ranks.spawn(2, run, self.path / "many", schedule)
             self.verify(adam=False, tensors=29)
+
+    def test_a_schedule_is_captured_with_all_stages_of_a_rank(self) -> None:
+        """Of a mean loss a schedule divides the gradients once all micro-batches have gone backward."""
+        from torch.distributed import pipelining
+
+        def run(rank: int, folder: pathlib.Path, schedule: typing.Any, stages: typing.Any, scaled: bool) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(4)))
+            x, y = torch.randn(8, 4), torch.randn(8, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if schedule is None:
+                with anyrank.capture(model, folder, optimizer):
+                    (model(x) - y).square().mean().backward()
+                    optimizer.step()
+                return
+            held = stages[rank]
+            parts: list[typing.Any] = []
+            for i in held:
+                parts.append(nn.Sequential())
+                parts[-1].add_module(str(i), model[i])
+            of_rank = [pipelining.PipelineStage(part, i, 4, torch.device("cpu")) for part, i in zip(parts, held)]
+            loss = nn.functional.mse_loss
+            whole = schedule(of_rank, 4, (lambda a, b: loss(a, b) / (1 if scaled else 4)), scale_grads=scaled)
+            given = whole if scaled else parts
+            with anyrank.capture(given, folder, optimizer):
+                whole.step(*[x][rank:], **({"target": y} if 3 in held else {}))
+                optimizer.step()
+
+        ranks.spawn(1, run, self.path / "one", None, [], False)
+        turns, back = ([0, 2], [1, 3]), ([0, 3], [1, 2])
+        for name, stages, scaled in (("Interleaved1F1B", turns, True), ("LoopedBFS", turns, False),
+                                     ("InterleavedZeroBubble", turns, True), ("ZBVZeroBubble", back, True)):
+            shutil.rmtree(self.path / "many", ignore_errors=True)
+            ranks.spawn(2, run, self.path / "many", getattr(pipelining, f"Schedule{name}"), stages, scaled)
+            self.verify(adam=False, tensors=50)
+
+    def test_what_replicate_is_called_on_is_data_parallel(self) -> None:
+        from torch.distributed._composable.replicate import replicate
+
+        def run(rank: int, folder: pathlib.Path, forgotten: bool) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+            x, y = torch.randn(8, 4), torch.randn(8, 2)
+            if rank >= 0:
+                replicate(model[0] if forgotten else model)
+                x, y = x.chunk(2)[rank], y.chunk(2)[rank]
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with anyrank.capture(model, folder, optimizer):
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+        run(-1, self.path / "one", False)
+        ranks.spawn(2, run, self.path / "many", False)
+        self.verify(adam=False, tensors=21)
+        shutil.rmtree(self.path / "many")
+        ranks.spawn(2, run, self.path / "many", True)
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-5)
+        self.assertRegex(report.first.tensor if report.first else "", r"2.(weight|bias):grad")
 
     def test_a_tied_table_of_the_last_stage_is_a_copy_of_the_first_one_s(self) -> None:
         def run(rank: int, folder: pathlib.Path, stages: int, summed: bool) -> None:
