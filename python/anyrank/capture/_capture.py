@@ -21,13 +21,14 @@ from torch.nn.modules import module as modules_home
 
 from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
+from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
                                      is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
                                      scalars_of, tensors_of, untraced, version_of, whole_of)
-from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, roots_of,
-                                    router_biases_of, unwrapped, wrapped_in)
+from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, plain,
+                                    roots_of, router_biases_of, unwrapped, wrapped_in)
 from anyrank.capture._pipelines import Chunk, chunk_now
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
@@ -42,15 +43,18 @@ _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def _optimizers(given: typing.Any) -> list[typing.Any]:
-    """Optimizers without the wrappers of accelerate and the like."""
+    """Optimizers without the wrappers of accelerate and the like; none of an engine's own, which the engine reads."""
     found = []
     for optimizer in given if isinstance(given, (list, tuple)) else [given] if given is not None else []:
         inner = optimizer
         while not isinstance(inner, torch.optim.Optimizer) or type(inner).__module__.startswith("accelerate"):
+            if type(inner).__module__.startswith("deepspeed"):
+                break
             inner = getattr(inner, "optimizer", None)
             if inner is None:
                 raise AnyrankError(f"capture: optimizer: a {type(optimizer).__name__} is no torch.optim.Optimizer")
-        found.append(inner)
+        if isinstance(inner, torch.optim.Optimizer):
+            found.append(inner)
     return found
 
 
@@ -105,6 +109,8 @@ class Capture:
         self._model, _ = unwrapped(model)
         self._roots = roots_of(self._model)
         self._around: typing.Any = None  # what the program calls in place of the model: a DDP, an engine
+        self._engine: Engine | None = None
+        self._unhear: typing.Callable[[], None] | None = None
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
@@ -142,6 +148,8 @@ class Capture:
         self._grads: dict[str, tuple[torch.Tensor, int]] = {}  # as the last backward pass left them
         self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
+        self._given_gradients = False  # by the program or an engine: no other is the gradient
+        self._given_states: dict[str, dict[str, torch.Tensor]] = {}
         self._calls_of: dict[nn.Module | None, int] = {}  # passes of the model, or of each stage's part of it
 
     # --- from start to stop -------------------------------------------------------------------------------------------
@@ -236,6 +244,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._hear_engine(None)
         _patches.unwatch(self)
         for root in self._roots:
             _captured.discard(root)
@@ -283,7 +292,7 @@ class Capture:
         return rank, world
 
     def _check_optimizers(self) -> None:
-        own = {id(p) for _, p in parameters_of(self._model)}
+        own = {id(p) for _, p in parameters_of(self._model) if not is_divided(p)}
         for optimizer in self._optimizers:
             if own and not any(id(p) in own for p in _tensors_of(optimizer)):
                 raise AnyrankError(f"the optimizer {type(optimizer).__name__} updates none of the model's parameters: "
@@ -296,8 +305,14 @@ class Capture:
         self._model, wrapper = unwrapped(self._given)
         wrapper = wrapper or (unwrapped(self._around)[1] if self._around is not None else None)
         rank, world = self._ranks()
+        self._hear_engine(engine_of(wrapper))
         self._check_optimizers()
         own = parameters_of(self._model)
+        empty = [name for name, p in own if p.numel() == 0]
+        if self._engine is None and 2 * len(empty) > len(own):
+            raise AnyrankError(f"{len(empty)} of {len(own)} parameters are empty where the model is called, first "
+                               f"{empty[0]}: an engine puts them together for each use, and this one is not known "
+                               "(DeepSpeed's ZeRO-3 is): capture a run without it, or with fully_shard")
         self._spec.parameters = {name for name, _ in own}
         self._parameters = [(self._spec.tied.get(name, name), p) for name, p in own]
         names = [name for name, _ in self._parameters]
@@ -314,6 +329,25 @@ class Capture:
             self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
         self._listener = Listener(self._model, self._parameters, self)
         self._open_record()
+
+    def _hear_engine(self, engine: Engine | None) -> None:
+        if self._unhear is not None:
+            self._unhear()
+        self._engine, self._unhear = engine, None
+        if engine is not None:
+            self._unhear = engine.hear_steps(self._before_engine, self._after_engine)
+
+    def _before_engine(self) -> None:
+        """An engine is about to clip and to update: its gradients are complete."""
+        engine = self._engine
+        if engine is not None and self._passes:
+            self._over = True
+            self._take_gradients((name, engine.gradient(p)) for name, p in self._parameters if self._wanted(f"{name}:grad"))
+
+    def _after_engine(self) -> None:
+        norm = self._engine.norm() if self._engine is not None else None
+        if norm is not None:
+            self.on_norm(norm, 2.0)
 
     def _open_record(self) -> None:
         """The run begins with the first step: its files, and the weights that it begins with."""
@@ -541,11 +575,33 @@ class Capture:
 
     # --- what a program says itself -----------------------------------------------------------------------------------
 
-    def gradients(self) -> None:
+    def gradients(self, given: typing.Mapping[str, torch.Tensor] | None = None) -> None:
         """The gradients are complete now: for programs that clip or use them without torch's functions, before they do.
-        The next forward pass is another step's."""
+        The next forward pass is another step's. given: by parameters' names, where p.grad is not what the update reads,
+        as the rank's own that an engine sums up in a buffer of its own; those that are missing have none."""
+        if given is not None:
+            self._take_gradients((self._named(name, t), t) for name, t in given.items())
         self._keep_gradients()
         self._over = self._passes > 0
+
+    def state(self, given: typing.Mapping[str, typing.Mapping[str, torch.Tensor]]) -> None:
+        """What the update remembers of each parameter, by its name, where no torch optimizer has it: {NAME: {"m": t,
+        "v": t}}, or under the names of torch's optimizers. After the update, before step()."""
+        self._given_states.update({self._named(name, None): dict(states) for name, states in given.items()})
+
+    def _named(self, name: str, t: torch.Tensor | None) -> str:
+        """The name of a parameter that is given, whose values t are."""
+        known = {name: p for name, p in self._parameters} if self._record is not None else {}
+        plain_name = plain(name)
+        plain_name = plain_name if plain_name in known else plain_name.replace("module.", "", 1)
+        if plain_name not in known:
+            raise AnyrankError(f"{name!r} is no parameter of the model that has been called; the first of them is "
+                               f"{next(iter(known), None)!r}")
+        shape = known[plain_name].shape
+        if t is not None and t.shape != shape:
+            raise AnyrankError(f"{name}: the gradient that is given has the shape {list(t.shape)}, the parameter "
+                               f"{list(shape)}")
+        return plain_name
 
     def gradient_norm(self, norm: typing.Any, norm_type: float = 2.0) -> None:
         """The norm that the gradients are clipped by, where torch.nn.utils did not compute it."""
@@ -617,7 +673,8 @@ class Capture:
         if not reached:
             return
         of = reached[0]
-        value = loss.detach().reshape(()) / self._scales.pop(id(loss), 1.0) / of.divisor
+        scale = self._scales.pop(id(loss), 1.0) * (self._engine.loss_scale() if self._engine is not None else 1.0)
+        value = loss.detach().reshape(()) / (scale * of.divisor)
         if of.output is not None:
             own = next((t for t in [loss_of(of.output), *scalars_of(of.output)] if t is not None and
                         is_scaled(loss, t)), None)
@@ -712,17 +769,39 @@ class Capture:
 
     def _keep_parameters(self, kind: str, step: int) -> None:
         for name, p in [*self._parameters, *router_biases_of(self._model)]:
-            self._keep(f"{name}:{kind}", p, whole_of(p), step)
+            if self._engine is None or not self._wanted(f"{name}:{kind}"):
+                self._keep(f"{name}:{kind}", p, whole_of(p), step)
+            else:
+                self._keep(f"{name}:{kind}", self._engine.weight(p), whole_of(p), step)
 
     def _keep_states(self, step: int) -> None:
         """What the optimizers remember of each parameter; what this package does not know of them is said."""
-        for optimizer in self._with_state() if self._record is not None else []:
+        sources = [(type(optimizer).__name__, optimizer.state.get) for optimizer in self._with_state()]
+        if self._engine is not None:
+            sources.append(("the engine", self._engine.states))
+        if self._given_states:
+            given = {id(p): self._given_states.get(name) for name, p in self._parameters}
+            sources.append(("the program", lambda p: given[id(p)]))
+        for kind, read in sources if self._record is not None else []:
             for name, p in self._parameters:
-                known, unknown = states_of(optimizer, name, p)
+                states = read(p)
+                known, unknown = states_of(kind, name, p, states or {})
                 for state, value in known.items():
                     self._keep(state, value, whole_of(value) or (whole_of(p) if value.shape == p.shape else None), step)
                 for key in unknown:
-                    self._left_out(f"states of {type(optimizer).__name__}", f"{name}.{key}")
+                    self._left_out(f"states of {kind}", f"{name}.{key}")
+                if states is None and kind == "the engine":
+                    self._left_out(f"states of {kind}", name)
+
+    def _take_gradients(self, given: typing.Iterable[tuple[str, torch.Tensor | None]]) -> None:
+        """Writes gradients that are no parameter's own .grad."""
+        if self._record is None or self._pass is None or self._listener is None:
+            return
+        self._listener.flush()
+        self._given_gradients = True
+        for name, grad in given:
+            if grad is not None:
+                self._keep(f"{name}:grad", grad, whole_of(grad))
 
     def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:
         """Writes the gradients as they are now, of all parameters or of these; each once in a step. unseen: the program
@@ -730,7 +809,7 @@ class Capture:
         if self._record is None or self._pass is None or self._listener is None:
             return
         self._listener.flush()
-        for name, p in self._parameters:
+        for name, p in self._parameters if not self._given_gradients else []:
             if name in self._has_gradients or (of is not None and id(p) not in of):
                 continue
             left, version = self._grads.get(name, (p.grad, 0))
@@ -742,13 +821,15 @@ class Capture:
                 self._warn(f"step {self._step}: {name}.grad was set to zero before its end was seen, and is not "
                            "written: call gradients() when it is complete")
                 continue
+            if unseen and not self._optimizers:
+                self._record.unread.add(self._at(f"{name}:grad", self._step))
             self._keep(f"{name}:grad", grad, whole_of(grad))
 
     # --- updates that nothing shows -----------------------------------------------------------------------------------
 
     def _heads_now(self) -> list[torch.Tensor]:
         """A corner of each parameter, by which an update is noticed that no optimizer makes; none where one does."""
-        if self._record is None or self._optimizers or not torch.is_grad_enabled():
+        if self._record is None or self._optimizers or self._engine is not None or not torch.is_grad_enabled():
             return []
         return [local_of(p)[(slice(2),) * p.dim()].clone() for _, p in self._parameters]
 

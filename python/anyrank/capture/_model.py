@@ -203,11 +203,13 @@ def formats_of(model: nn.Module, wrapper: typing.Any) -> dict[str, typing.Any]:
 
 
 class Groups(typing.NamedTuple):
-    """mesh; the dimensions that share out samples; those over which gradients and losses are averaged."""
+    """mesh; the dimensions that share out samples; those over which gradients and losses are averaged; whether nothing
+    but the number of ranks is known."""
 
     mesh: Mesh
     data: list[str]
     mean: list[str]
+    assumed: bool = False
 
 
 def shares_samples(name: str | None) -> bool:
@@ -246,8 +248,8 @@ def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, give
               mean: list[str] | None, stage: typing.Any = None) -> Groups:
     """The mesh and what its dimensions are for: found from the model, or the one that is told. stage: of a pipeline."""
     averaged = _data_groups(model, wrapper) if world > 1 else []
+    lines = [Line("pp", ranks_of_group(stage.group))] if stage is not None else []
     if given is None:
-        lines = [Line("pp", ranks_of_group(stage.group))] if stage is not None else []
         meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
         roots = {id(root): root for root in map(root_of, meshes.values())}
         for device_mesh in sorted([*roots.values(), *meshes.values()], key=lambda m: -m.mesh.numel()):
@@ -259,4 +261,5 @@ def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, give
     covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
     data = [name for name in mesh.sizes if shares_samples(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
-    return Groups(mesh, data, mesh.ordered(covered if mean is None else mean))
+    assumed = given is None and world > 1 and not [line for line in [*lines, *averaged] if len(line.ranks) > 1]
+    return Groups(mesh, data, mesh.ordered(covered if mean is None else mean), assumed)

@@ -26,6 +26,7 @@ from anyrank.capture._spec import EXTRAS, Spec
 
 
 STEPS = "steps:count"
+UNREAD = "ranks have other gradients of it and update it alike: hand in those that the update reads, to gradients()"
 MOST_SAMPLES = 16384  # of a micro-batch, and of all steps together, whose digests are written
 
 
@@ -83,6 +84,7 @@ class Record:
         self.notes: list[str] = []  # what is to be warned of once the files are complete
         self.not_written: dict[str, list[str]] = {}  # names of what is left out, by the reason
         self.magnitudes: dict[str, tuple[float, float]] | None = None  # largest value and step of what is written
+        self.unread: set[str] = set()  # gradients of a program whose update is not seen to read them
         self.inputs = 0  # a digest of what the model was given
         self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
 
@@ -126,8 +128,8 @@ class Record:
         if value.samples is not None:
             whole_rows = batch and not ROUTED.search(base)
             value.units.append(max(1, tensor.shape[value.samples] // batch) if whole_rows else 1)
-        if (self.groups.mesh.world > 1 and base.endswith((":fwd", ":bwd", ":buffer")) and value.part is None and
-                not value.said and tensor.dim() > 0):
+        judged = base.endswith((":fwd", ":bwd", ":buffer")) or (self.unread and base.endswith((":grad", ":new")))
+        if self.groups.mesh.world > 1 and judged and value.part is None and not value.said and tensor.dim() > 0:
             value.digests.append(0 if tensor.shape[0] > 1 and rows_are_alike(tensor) else digest_of(tensor))
         self._write(name, value, tensor, part)
 
@@ -320,6 +322,9 @@ class Record:
         mesh, data = self.groups.mesh, self.groups.data
         ranks = mesh.along(data)[0]
         by_rank = [other["digests"].get(name) for other in of_all]
+        if value.base.endswith((":grad", ":new")):
+            after = {other["digests"].get(name.replace(":grad", ":new")) for other in of_all} if name in self.unread else set()
+            return UNREAD if len(after) == 1 and None not in after and len({*by_rank}) > 1 else ""
         digests = {by_rank[rank] for rank in ranks}
         inputs = {of_all[rank]["inputs"] for rank in ranks}
         small = name.startswith("input.") or value.base.endswith(":buffer")
@@ -362,6 +367,9 @@ class Record:
                 raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
                                    f"{SPEC_HINT}")
         if mesh.rank == 0:
+            if self.groups.assumed and len({other["inputs"] for other in of_all}) == mesh.world:
+                self.notes.append("nothing says what the ranks are for, and each is given other inputs: with data "
+                                  f'parallelism say spec={{"mesh": {{"dp": {mesh.world}}}, "mean_over": "dp"}}')
             for key, where in (("unmatched", self.spec.where), ("unused", "only")):
                 if key == "unused" or mesh.world > 1:
                     self._note(where, set.intersection(*(set(other[key]) for other in of_all)))

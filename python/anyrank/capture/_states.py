@@ -8,7 +8,7 @@ import typing
 import torch
 
 # Moments of the gradient: `NAME:m` and `NAME:v`.
-MOMENTS = {"exp_avg": "m", "momentum_buffer": "m", "grad_avg": "m", "exp_avg_sq": "v", "square_avg": "v"}
+MOMENTS = {"m": "m", "v": "v", "exp_avg": "m", "momentum_buffer": "m", "grad_avg": "m", "exp_avg_sq": "v", "square_avg": "v"}
 # Further states, `NAME.KEY:state`: of Adam and Adamax, Adagrad, Adafactor (torch's and transformers'), Rprop, ASGD.
 FURTHER = frozenset(("max_exp_avg_sq", "exp_inf", "sum", "row_var", "col_var", "variance", "exp_avg_sq_row",
                      "exp_avg_sq_col", "ax"))
@@ -18,12 +18,14 @@ LEFT = frozenset(("step", "eta", "mu", "RMS", "mu_product", "prev", "step_size")
 OF_UPDATES = {"RMSprop": ("momentum_buffer",), "Adafactor": ("exp_avg",), "Adadelta": ("acc_delta",)}
 
 
-def states_of(optimizer: typing.Any, name: str, p: torch.Tensor) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The states of a parameter by the names under which they are written; and the keys of those that are not."""
+def states_of(kind: str, name: str, p: torch.Tensor, states: typing.Mapping[str, typing.Any]
+              ) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The states that a kind of optimizer has of a parameter, by the names under which they are written; and the keys of
+    those that are not."""
     known: dict[str, torch.Tensor] = {}
     unknown: list[str] = []
-    left = {*LEFT, *OF_UPDATES.get(type(optimizer).__name__, ())}
-    for key, value in optimizer.state.get(p, {}).items():
+    left = {*LEFT, *OF_UPDATES.get(kind, ())}
+    for key, value in states.items():
         if not isinstance(value, torch.Tensor) or key in left:
             continue
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) or hasattr(value, "device_mesh")

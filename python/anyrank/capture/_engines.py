@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that keep weights, gradients and moments elsewhere than the model's parameters and a torch optimizer do: what
+a parameter's are is read by the engine's own functions. All ranks have to ask for the same parameters in one order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import typing
+
+import torch
+from torch import nn
+
+
+class Engine(typing.Protocol):
+    """weight(), gradient() and states() give full tensors; gradient(): None where a parameter has none."""
+
+    def hear_steps(self, before: typing.Callable[[], None], after: typing.Callable[[], None]
+                   ) -> typing.Callable[[], None]:
+        """Calls these around each update, when gradients are complete and not yet clipped. What undoes it."""
+
+    def weight(self, p: torch.Tensor) -> torch.Tensor: ...
+
+    def gradient(self, p: torch.Tensor) -> torch.Tensor | None: ...
+
+    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        """By the optimizer's names; {}: it is a torch optimizer's own parameter; None: they are not found."""
+
+    def loss_scale(self) -> float:
+        """That losses and gradients are multiplied by."""
+
+    def norm(self) -> float | None:
+        """That the last step clipped by."""
+
+
+def is_divided(p: torch.Tensor) -> bool:
+    """Whether ranks have parts of the parameter (DeepSpeed's ZeRO-3), or of its master (ZeRO-1, -2, bf16)."""
+    return hasattr(p, "ds_id") or hasattr(p, "_hp_mapping")
+
+
+def _part(flat: torch.Tensor, before: int, p: torch.Tensor) -> torch.Tensor:
+    return flat.detach().reshape(-1)[before:before + p.numel()].view(p.shape)
+
+
+class DeepSpeed:
+    """A DeepSpeedEngine of any ZeRO stage. Weights of 16 bits are their fp32 masters, which it updates."""
+
+    def __init__(self, engine: typing.Any) -> None:
+        self.engine = engine
+        self.read: typing.Any = sys.modules["deepspeed"].utils
+
+    def hear_steps(self, before: typing.Callable[[], None], after: typing.Callable[[], None]
+                   ) -> typing.Callable[[], None]:
+        function = self.engine._take_model_step
+
+        @functools.wraps(function)
+        def heard(*args: typing.Any, **kwargs: typing.Any) -> None:
+            before()
+            function(*args, **kwargs)
+            after()
+
+        self.engine._take_model_step = heard
+        return functools.partial(delattr, self.engine, "_take_model_step")
+
+    def _masters(self) -> dict[int, tuple[torch.Tensor, int]]:
+        """Without ZeRO: of each parameter of 16 bits the fp32 tensor that holds its master, and where in it."""
+        optimizer, found = self.engine.optimizer, dict[int, tuple[torch.Tensor, int]]()
+        flat = getattr(optimizer, "fp32_groups_flat", None)
+        for i, group in enumerate(getattr(optimizer, "fp16_groups", ())):
+            before = 0
+            for j, p in enumerate(group):
+                found[id(p)] = (flat[i], before) if flat else (optimizer.fp32_groups[i][j], 0)
+                before += p.numel()
+        return found
+
+    def weight(self, p: torch.Tensor) -> torch.Tensor:
+        if hasattr(p, "ds_id"):
+            master = self.read.safe_get_full_fp32_param(p) if p.requires_grad else None
+            if master is not None:
+                return typing.cast(torch.Tensor, master)
+            with sys.modules["deepspeed"].zero.GatheredParameters([p]):
+                return p.detach().clone()
+        if p.element_size() < 4 and p.requires_grad:
+            flat, before = self._masters().get(id(p), (p, 0))
+            master = self.read.safe_get_full_fp32_param(p) if is_divided(p) else _part(flat, before, p)
+            return p if master is None else typing.cast(torch.Tensor, master)
+        return p
+
+    def gradient(self, p: torch.Tensor) -> torch.Tensor | None:
+        grad = p.grad
+        if not is_divided(p) or not p.requires_grad:
+            return None if grad is None else grad / self.loss_scale()
+        p.grad = None  # the rank's own, which is taken for the sum's
+        try:
+            full = self.read.safe_get_full_grad(p)
+        finally:
+            p.grad = grad
+        return None if full is None else full / self.loss_scale()
+
+    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        inner = getattr(self.engine.optimizer, "optimizer", None)
+        if not p.requires_grad or inner is None:
+            return {}
+        of_flat = getattr(inner, "state", {})
+        keys = {key: None for state in of_flat.values() for key, value in state.items()
+                if isinstance(value, torch.Tensor) and value.dim() > 0}
+        if is_divided(p):
+            return {key: self.read.safe_get_full_optimizer_state(p, key) for key in keys}
+        flat, before = self._masters().get(id(p), (p, 0))
+        return {key: _part(of_flat[flat][key], before, p) for key in keys} if flat in of_flat else None
+
+    def loss_scale(self) -> float:
+        return float(getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0)
+
+    def norm(self) -> float | None:
+        norm = self.engine.get_global_grad_norm() if self.engine.gradient_clipping() > 0 else None
+        return None if norm is None else float(norm)
+
+
+def engine_of(wrapper: nn.Module | None) -> Engine | None:
+    """What a wrapper of the model says of its parameters; None: what they have themselves is right."""
+    kinds = [kind.__name__ for kind in type(wrapper).__mro__]
+    return DeepSpeed(wrapper) if "DeepSpeedEngine" in kinds else None
