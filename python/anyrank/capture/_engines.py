@@ -48,21 +48,31 @@ class DeepSpeed:
     """A DeepSpeedEngine of any ZeRO stage. Weights of 16 bits are their fp32 masters, which it updates."""
 
     def __init__(self, engine: typing.Any) -> None:
-        self.engine = engine
+        self.engine, self.clipped = engine, None
         self.read: typing.Any = sys.modules["deepspeed"].utils
 
     def hear_steps(self, before: typing.Callable[[], None], after: typing.Callable[[], None]
                    ) -> typing.Callable[[], None]:
         function = self.engine._take_model_step
+        home: typing.Any = sys.modules["deepspeed.runtime.engine"]
 
         @functools.wraps(function)
         def heard(*args: typing.Any, **kwargs: typing.Any) -> None:
             before()
-            function(*args, **kwargs)
+            clip = home.clip_grad_norm_  # without ZeRO and in fp32 the engine keeps no norm
+            home.clip_grad_norm_ = functools.partial(self._clip, clip)
+            try:
+                function(*args, **kwargs)
+            finally:
+                home.clip_grad_norm_ = clip
             after()
 
         self.engine._take_model_step = heard
         return functools.partial(delattr, self.engine, "_take_model_step")
+
+    def _clip(self, clip: typing.Callable[..., typing.Any], *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        self.clipped = clip(*args, **kwargs)
+        return self.clipped
 
     def _masters(self) -> dict[int, tuple[torch.Tensor, int]]:
         """Without ZeRO: of each parameter of 16 bits the fp32 tensor that holds its master, and where in it."""
@@ -116,6 +126,7 @@ class DeepSpeed:
 
     def norm(self) -> float | None:
         norm = self.engine.get_global_grad_norm() if self.engine.gradient_clipping() > 0 else None
+        norm = self.clipped if norm is None else norm
         return None if norm is None else float(norm)
 
 

@@ -12,7 +12,6 @@ import math
 import re
 import sys
 import typing
-import weakref
 
 import torch
 from torch import nn
@@ -316,7 +315,8 @@ class Pass:
         self.open, self.reached = True, False  # no backward pass has begun on a loss of it; one is over
         self.output: typing.Any = None  # the model's, while it is not known which of its scalars is the loss
         self.scalars: list[tuple[str, torch.Tensor]] = []  # of modules, while the same is not known
-        self.outputs: dict[str, tuple[typing.Any, int]] = {}  # of modules that are called as what the model gives out
+        # Of modules that are called as what the model gives out, until it has given that out.
+        self.outputs: dict[str, tuple[torch.Tensor, int]] = {}
         self.inputs = inputs_of(args, kwargs)
         given = [x for x in self.inputs.values() if x.dim() > 0]
         self.batch = given[0].shape[0] if given else None
@@ -334,13 +334,12 @@ class Pass:
     def of_module(self, path: str, t: torch.Tensor) -> str:
         """The name of what a module gives out."""
         if path.split(".")[0] in ("loss", "output"):
-            self.outputs[path] = weakref.ref(t), version_of(t)
+            self.outputs[path] = t.detach(), version_of(t)
         return self.name(path, "fwd")
 
     def own(self, path: str, t: torch.Tensor) -> str:
         """The name of what the model itself gives out; "" where a module of that name has given out the same."""
-        reference, version = self.outputs.get(path, (lambda: None, 0))
-        of_module = reference()
+        of_module, version = self.outputs.pop(path, (None, 0))
         same = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
         return "" if same else self.name(path, "fwd")
 
