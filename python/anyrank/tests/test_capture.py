@@ -298,6 +298,32 @@ class Written(CaptureCase):
             self.assertEqual(set(self.files(f"{first}")), {f"pair{position}:fwd", f"output{position}:fwd"})
             self.assertTrue(torch.equal(self.value(f"pair{position}:fwd", f"{first}"), given[0]))
 
+    def test_what_is_handed_in_has_to_be_a_parameter_s(self) -> None:
+        model = nn.Linear(3, 2)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "'w' is no parameter .* first of them is 'weight'"):
+            with anyrank.capture(model, self.path / "dump") as c:
+                model(torch.ones(2, 3)).sum().backward()
+                c.gradients({"w": torch.ones(2, 3)})
+        with self.assertRaisesRegex(anyrank.AnyrankError, r"weight: .* the shape \[3\], the parameter \[2, 3\]"):
+            with anyrank.capture(model, self.path / "dump") as c:
+                model(torch.ones(2, 3)).sum().backward()
+                c.gradients({"weight": torch.ones(3)})
+
+    def test_emptied_parameters_are_refused(self) -> None:
+        model = nn.Linear(3, 2)
+        full = {name: p.data for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.data = torch.empty(0)
+
+        def gather(module: typing.Any, _args: typing.Any) -> None:
+            for name, p in module.named_parameters():
+                p.data = full[name]
+
+        model.register_forward_pre_hook(gather)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "2 of 2 parameters are empty .* weight"):
+            with anyrank.capture(model, self.path / "dump"):
+                model(torch.ones(2, 3))
+
     def test_the_loss_is_what_backward_is_called_on(self) -> None:
         class Net(Module):  # type: ignore[misc]
             def __init__(self) -> None:

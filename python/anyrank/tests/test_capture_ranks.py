@@ -600,6 +600,62 @@ class Placed(FolderCase):
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-5)
         self.assertRegex(report.first.tensor if report.first else "", r"2.(weight|bias):grad")
 
+    def test_gradients_that_an_engine_reduces_in_a_buffer_of_its_own(self) -> None:
+        """`p.grad` stays the rank's own: it is not compared, or the engine hands in what its update reads."""
+        spec = {"mesh": {"dp": 2}, "mean_over": "dp"}
+
+        def run(rank: int, folder: pathlib.Path, how: str) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+            x, y = torch.randn(8, 4), torch.randn(8, 2)
+            ps = dict(model.named_parameters())
+            if rank >= 0:
+                x, y = x.chunk(2)[rank], y.chunk(2)[rank]
+            momenta = {name: torch.zeros_like(p) for name, p in ps.items()}
+            with anyrank.capture(model, folder, spec=spec if rank >= 0 else None) as c:
+                for _ in range(2):
+                    nn.functional.mse_loss(model(x), y).backward()
+                    flat = torch.cat([p.grad.flatten() for p in ps.values()])
+                    if rank >= 0 and how != "not reduced":
+                        dist.all_reduce(flat)
+                        flat = flat / 2
+                    parts = flat.split([p.numel() for p in ps.values()])
+                    grads = {name: g.view_as(p) for (name, p), g in zip(ps.items(), parts)}
+                    if how == "handed in":
+                        c.gradients({f"module.{name}": g for name, g in grads.items()})
+                    with torch.no_grad():
+                        for name, p in ps.items():
+                            momenta[name].mul_(0.9).add_(grads[name])
+                            p.sub_(0.1 * momenta[name])
+                            p.grad = None
+                    if how == "handed in":
+                        c.state({name: {"m": m} for name, m in momenta.items()})
+                        c.step()
+
+        for how, tensors, note in (("handed in", 45, ""), ("unread", 29, "hand in those that the update reads")):
+            run(-1, self.path / "one", how)
+            ranks.spawn(2, run, self.path / "many", how)
+            report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+            self.assertTrue(report.ok, str(report))
+            self.assertIn(f": {tensors} tensors, ", str(report))
+            self.assertIn(note, str(report))
+        ranks.spawn(2, run, self.path / "many", "not reduced")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertRegex(report.first.tensor if report.first else "", r"2.(weight|bias):grad$")
+
+    def test_ranks_with_other_inputs_of_which_nothing_is_known(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Linear(4, 4)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                with anyrank.capture(model, folder):
+                    model(torch.randn(2, 2, 4)[rank]).sum().backward()
+            said = [str(one.message) for one in warned if '{"mesh": {"dp": 2}, "mean_over": "dp"}' in str(one.message)]
+            assert len(said) == (rank == 0), said
+
+        ranks.spawn(2, run, self.path / "many")
+
     def test_a_tied_table_of_the_last_stage_is_a_copy_of_the_first_one_s(self) -> None:
         def run(rank: int, folder: pathlib.Path, stages: int, summed: bool) -> None:
             torch.manual_seed(0)
