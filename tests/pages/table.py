@@ -96,7 +96,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
     ("tests/sim/message_test.c", "simulated-cluster.md", ["rank 2"]),
     ("tests/verify/pytorch_page_test.py", "pytorch.md", [
         "import anyrank", "anyrank verify one", "with anyrank", "c = anyrank", "spec =", "activations =", "model =",
-        "$ anyrank grads", "python3 tests/golden/dcp.py"]),
+        "$ anyrank grads", "python3 tests/golden/dcp.py", "reduced ="]),
     ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
     ("tests/pytorch/wild.py", "found.md", ["python tests/pytorch/wild.py"]),

@@ -29,9 +29,10 @@ except ImportError as missing:
 sys.path.insert(0, str(ROOT / "python"))
 
 # How the blocks of the page begin.
-FIRST, VERIFY, TRAINER, OBJECT, SPEC, ACTIVATIONS, LIBRARY, SESSION = (
+FIRST, VERIFY, TRAINER, OBJECT, SPEC, ACTIVATIONS, LIBRARY, SESSION, ENGINE = (
     "import anyrank\n", "anyrank verify one dump", "with anyrank.capture(trainer.model", "c = anyrank.capture", "spec = {",
-    "activations = ", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden")
+    "activations = ", "model = AutoModelForCausalLM", "$ anyrank grads tests/golden",
+    "reduced = engine")
 
 
 def rounded(output):
@@ -219,6 +220,32 @@ class PytorchPage(PageTest):
         half = found["model.norm.weight:init"] - 0.5 * found["model.norm.weight:grad"]
         self.assertTrue(torch.equal(found["model.norm.weight:new"], half))
         self.assertIn("grad_norm:clip@2", found)
+
+    def test_an_engine_hands_in_what_its_update_reads(self):
+        import anyrank
+        os.chdir(self.folder)
+        model = Projections(0, 1)
+
+        class Engine:
+            def reduce(self):
+                self.gradients = {name: 2 * p.grad for name, p in model.named_parameters()}
+                return self.gradients
+
+            def update(self):
+                with torch.no_grad():
+                    for name, p in model.named_parameters():
+                        p.sub_(self.gradients[name])
+                return {name: (0.1 * g, 0.01 * g.square()) for name, g in self.gradients.items()}
+
+        with anyrank.capture(model, "dump") as c:
+            model(torch.ones(2, 3, 8)).sum().backward()
+            exec(block("pytorch.md", ENGINE), {"engine": Engine(), "c": c})
+        found = safetensors.torch.load_file(self.folder / "dump" / "rank-00000.safetensors")
+        for name, p in model.named_parameters():
+            self.assertTrue(torch.equal(found[f"{name}:grad"], 2 * p.grad))
+            self.assertTrue(torch.equal(found[f"{name}:new"], found[f"{name}:init"] - 2 * p.grad))
+            self.assertTrue(torch.equal(found[f"{name}:m"], 0.2 * p.grad))
+            self.assertTrue(torch.equal(found[f"{name}:v"], 0.01 * (2 * p.grad).square()))
 
     def test_pytorch_on_one_rank_and_anyrank_on_two(self):
         os.chdir(self.folder)
