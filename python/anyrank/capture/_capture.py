@@ -62,6 +62,12 @@ def _tensors_of(optimizer: typing.Any) -> list[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _share_of(optimizer: typing.Any) -> typing.Any:
+    """The optimizer within one that divides its parameters over the ranks: of ZeroRedundancyOptimizer, fairscale's OSS."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if hasattr(inner, "state") and hasattr(inner, "param_groups") else None
+
+
 class Capture:
     """Writes what `model` computes on this rank into `folder`, from start() to stop(), or in a with-block.
 
@@ -562,7 +568,13 @@ class Capture:
 
     def _with_state(self) -> list[typing.Any]:
         """The optimizers, and those within them that have a rank's own share of the state."""
-        return [*self._optimizers, *(o.optim for o in self._optimizers if hasattr(getattr(o, "optim", None), "state"))]
+        return [*self._optimizers, *filter(None, map(_share_of, self._optimizers))]
+
+    def _of_other_ranks(self) -> set[int]:
+        """The ids of parameters that other ranks update: this rank's .grad of them is read by nothing."""
+        divided = [(o, share) for o, share in zip(self._optimizers, map(_share_of, self._optimizers)) if share is not None]
+        return ({id(p) for o, _ in divided for p in _tensors_of(o)} -
+                {id(p) for _, share in divided for p in _tensors_of(share)})
 
     def _next_step(self) -> None:
         if self._listener is not None:
@@ -809,8 +821,9 @@ class Capture:
         if self._record is None or self._pass is None or self._listener is None:
             return
         self._listener.flush()
+        elsewhere = self._of_other_ranks()
         for name, p in self._parameters if not self._given_gradients else []:
-            if name in self._has_gradients or (of is not None and id(p) not in of):
+            if name in self._has_gradients or id(p) in elsewhere or (of is not None and id(p) not in of):
                 continue
             left, version = self._grads.get(name, (p.grad, 0))
             grad = left if p.grad is None else p.grad

@@ -32,6 +32,8 @@ __all__ = ["DTensor", "FSDPModule", "Groups", "Replicate", "Shard", "divided", "
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples
 OTHERS = ("tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipe", "expert", "sequence", "model")
+# Attributes of wrappers: of DDP and fairscale, DeepSpeed (ranks of sequence parallelism too), Megatron.
+GROUPS = ("process_group", "seq_data_parallel_group", "data_parallel_group", "dp_cp_group", "dp_group")
 
 
 def is_wrapper(m: typing.Any) -> bool:
@@ -67,8 +69,8 @@ def group_of(m: nn.Module) -> typing.Any:
         return state._ddp.process_group if hasattr(state, "_ddp") else given or dist.group.WORLD
     if not isinstance(getattr(m, "module", None), nn.Module):
         return None
-    groups = [getattr(m, name, None) for name in ("process_group", "seq_data_parallel_group", "data_parallel_group")]
-    return next((g for g in groups if g is not None and not isinstance(g, (str, nn.Module))), None)
+    own = {name.lstrip("_"): value for name, value in vars(m).items() if isinstance(value, dist.ProcessGroup)}
+    return next((own[name] for name in GROUPS if name in own), None)
 
 
 def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
