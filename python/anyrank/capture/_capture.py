@@ -384,8 +384,8 @@ class Capture:
     def on_call(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> bool:
         """A module is about to be called: of a model that is not called itself, whether it is one of its parts. A pass
         is then all calls of parts until one goes backward."""
-        if not self._trained and module not in self._roots and wrapped_in(module) in self._roots:
-            self._around = module
+        if not self._trained and any(inner in self._roots for inner in wrapped_in(module)):
+            self._around = self._around if module in wrapped_in(self._around) else module
         if (self._whole or self._in_part or id(module) not in self._parts or not self._running or in_backward() or
                 self._again or self._replay is not None or module in self._roots or in_transform()):
             return False

@@ -115,13 +115,14 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
     return model, wrapper
 
 
-def wrapped_in(module: nn.Module) -> nn.Module:
-    """The innermost of modules that each hold the next as theirs."""
-    while True:
+def wrapped_in(module: nn.Module | None) -> list[nn.Module]:
+    """The modules that each hold the next as theirs, below this one."""
+    found: list[nn.Module] = []
+    while module is not None:
         inner = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
+        module = inner if isinstance(inner, nn.Module) and inner not in found else None
+        found += [module] if module is not None else []
+    return found
 
 
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -577,6 +577,24 @@ class Placed(FolderCase):
             ranks.spawn(2, run, self.path / "many", getattr(pipelining, f"Schedule{name}"), stages, scaled)
             self.verify(adam=False, tensors=50)
 
+    def test_the_outermost_of_several_wrappers_counts(self) -> None:
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
+            x = torch.randn(8, 4)
+            called: typing.Any = model
+            if rank >= 0:
+                called = nn.parallel.DistributedDataParallel(torch.compile(model, backend="eager"))
+                x = x.chunk(2)[rank]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch.compile, about hooks
+                with anyrank.capture(model, folder):
+                    called(x).square().mean().backward()
+
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many")
+        self.verify(adam=False, tensors=17)
+
     def test_what_replicate_is_called_on_is_data_parallel(self) -> None:
         from torch.distributed._composable.replicate import replicate
 
