@@ -42,6 +42,9 @@ _SUFFIXES = {":m": "m", ":v": "v", ".m": "m", ".v": "v", **{f".{kind}": role for
 _NO_STATE = re.compile(r"config|tokenizer|vocab|merges|special_tokens|added_tokens|index\.json|training_args|map\.json")
 _VARIES = re.compile(r"time|runtime|path|_dir|host|flos|log_history|best_model|version|args\b|save_steps|logging", re.I)
 _OF_THE_MODEL = ("args", "ds_config", "module", "model", *(f"model{i}" for i in range(64)))
+# Of DeepSpeed, how the ranks hold the model: its tensors are read by anyrank.convert.
+_OF_THE_LAYOUT = ("param_shapes", "frozen_param_shapes", "frozen_param_fragments", "buffer_names", "shared_params",
+                  "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions", "universal_checkpoint_info")
 # Beside a checkpoint of DeepSpeed or FSDP in a folder of transformers' Trainer or of accelerate.
 _TRAINERS = re.compile(r"trainer_state\.json|(rng_state|random_states)(_\d+)?\.|scheduler(_\d+)?\.|.*\.safetensors")
 _WEIGHTS = re.compile(r"model|module|state_dict|weights|params|app")
@@ -172,6 +175,44 @@ def _dcp_pieces(folder: str, placeholders: typing.Collection[str]) -> typing.Ite
                             item.origin)
 
 
+def _add_optimizer(state: State, folder: str, names: typing.Collection[str],
+                   placeholders: typing.Collection[str]) -> None:
+    """Learning rates and loss scale under ZeRO, which each rank's file has, and one of a universal checkpoint."""
+    whole = os.path.join("zero", "optimizer_state.pt")
+    name = whole if whole in names else min((one for one in names if one.endswith("_optim_states.pt")), default=None)
+    if name is not None:
+        value = _pickles.load(os.path.join(folder, name), placeholders)
+        value = value if name == whole else _pickles.nested(value, "optimizer_state_dict")
+        groups = next((found for found in (_pickles.nested(value, *keys, "param_groups") for keys in (
+            (), ("base_optimizer_state",), ("optimizer_state_dict",))) if isinstance(found, list)), None)
+        if groups is None:
+            state.notes.append(f"{name}: no param_groups: the optimizer's learning rates are not compared")
+        scaler = _pickles.attribute(value, "loss_scaler")
+        held = vars(scaler) if _pickles.class_of(scaler) else {}
+        _flatten(state, "optimizer", {
+            "param_groups": [{key: entry for key, entry in group.items() if key != "params"} for group in groups or []],
+            "loss_scaler": {key: entry for key, entry in held.items() if not key.startswith("_")}})
+
+
+def _add_ranks(state: State, folder: str, names: typing.Sequence[str], placeholders: typing.Collection[str]) -> None:
+    """Files of DeepSpeed's ranks: what a rank has as the first one has it is read once, whatever their number."""
+    first = State(folder)
+    for i, name in enumerate(names):
+        own, prefix = State(folder), name.rsplit(".", 1)[0] if i else "model_states"
+        _add_file(own, folder, name, placeholders, _OF_THE_MODEL + _OF_THE_LAYOUT, "")
+        first = first if i else own
+        for key, tensor in own.tensors.items():
+            if not (i and _same_tensor(first.tensors.get(key), tensor)):
+                state.add(dataclasses.replace(tensor, name=f"{prefix}.{tensor.name}"))
+        state.values.update({f"{prefix}.{key}": value for key, value in own.values.items()
+                             if not (i and key in first.values and _same_value(first.values[key], value))})
+        state.notes += own.notes
+
+
+def _same_tensor(a: Tensor | None, b: Tensor) -> bool:
+    return a is not None and (a.dtype, a.shape, bytes(a.read())) == (b.dtype, b.shape, bytes(b.read()))
+
+
 def _add_dcp_values(state: State, folder: str, placeholders: typing.Collection[str]) -> None:
     metadata = dcp.read_metadata(folder, placeholders)
     files = dcp._Files(folder, placeholders)
@@ -208,8 +249,11 @@ def _add_foreign(state: State, kind: str, folder: str, placeholders: typing.Coll
     if kind in ("dcp", "megatron_dist"):
         _add_dcp_values(state, folder, placeholders)
     names = [os.path.relpath(os.path.join(root, name), folder) for root, _, files in os.walk(folder) for name in files]
+    if kind == "deepspeed":
+        _add_optimizer(state, folder, names, placeholders)
+        _add_ranks(state, folder, sorted(name for name in names if name.endswith("model_states.pt")), placeholders)
     for name in sorted(names):
-        if name.endswith("model_states.pt") or os.path.basename(name) == "model_optim_rng.pt":
+        if os.path.basename(name) == "model_optim_rng.pt":
             _add_file(state, folder, name, placeholders, _OF_THE_MODEL)
         elif name == "common.pt":
             _add_file(state, folder, name, placeholders, ("args",))

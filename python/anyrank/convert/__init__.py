@@ -4,9 +4,10 @@
     anyrank.convert("checkpoint/step-100", "converted")     # or python -m anyrank.convert checkpoint/step-100 converted
     anyrank verify other converted
 
-Reads torch.distributed.checkpoint's folders (.distcp), DeepSpeed's (ZeRO stages 0 to 3), Megatron's (torch_dist, and
-mp_rank_XX/model_optim_rng.pt) and the dumps of SGLang's dumper. Their files are pickles: they are read without running
-any of it, and without torch. Bits are copied, never computed, and of each file no more than a tensor is in memory.
+Reads torch.distributed.checkpoint's folders (.distcp), DeepSpeed's (ZeRO stages 0 to 3, universal
+ones), Megatron's (torch_dist, and mp_rank_XX/model_optim_rng.pt) and the dumps of SGLang's dumper. Most files are
+pickles: they are read without running any of it, and without torch. Bits are copied, never computed, and of each file
+no more than a tensor is in memory.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def several(folder: str, inner: typing.Sequence[str]) -> AnyrankError:
 def _find_all(folder: str) -> list[tuple[str, str]]:
     """The same of all checkpoints that a folder holds."""
     names = sorted(os.listdir(folder))
-    latest = next((name for name in ("latest_checkpointed_iteration.txt", "latest") if name in names), None)
+    latest = next((name for name in ("latest_checkpointed_iteration.txt", "latest", "latest_universal")
+                   if name in names), None)
     if latest:
         with open(os.path.join(folder, latest), encoding="utf-8", errors="replace") as file:
             named = file.read(200).strip().replace("\0", "?")

@@ -35,11 +35,22 @@ class Cuts:
     gated: bool = False  # fc1 is gate and up, of each of which a rank has a piece
     patterns: tuple[tuple[str, int | None], ...] = ()  # regular expressions that the checkpoint has itself
     rest: int | None = None  # with patterns: the dimension of what none of them matches
+    unknown: tuple[str, ...] = ()  # the checkpoint's patterns of what is cut in another way than along a dimension
+
+    def knows(self, name: str, dims: int) -> bool:
+        try:
+            self.dimension(name, dims)
+        except AnyrankError:
+            return False
+        return True
 
     def dimension(self, name: str, dims: int) -> int | None:
         for glob, dim in self.shard.items():
             if fnmatch.fnmatchcase(name, glob):
                 return dim
+        if any(re.match(pattern, name) for pattern in self.unknown):
+            raise AnyrankError(f"{name!r} is cut over tensor-parallel ranks in a way that is not supported: not evenly "
+                               f"along one dimension")
         if self.patterns:
             return next((dim for pattern, dim in self.patterns if re.match(pattern, name)), self.rest)
         for pattern, dim in _CUTS:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import tempfile
 import typing
 
@@ -18,6 +19,7 @@ from anyrank.convert._tensors import View, row_major
 
 BLOCK = 1 << 24  # bytes of a full tensor that are put together at a time
 STATE = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
+NUMBERS = {int: ("I64", "<q"), float: ("F64", "<d")}  # a number of Python's has these bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,22 @@ class Piece:
 def whole(rank: int, name: str, role: str, view: View, origin: str) -> Piece:
     """A tensor that is all in one file."""
     return Piece(rank, name, role, view.dtype, view.shape, (0,) * len(view.shape), view.shape, lambda: view, origin)
+
+
+def state_name(name: str, kind: str) -> tuple[str, str]:
+    """The name and the role of a parameter's state: exp_avg, step, .., or fp32, its master copy."""
+    role = "master" if kind == "fp32" else STATE.get(kind, "")
+    return name if role else f"{name}.{kind}", role
+
+
+def scalar(value: typing.Any) -> View | None:
+    """A step or the like: a tensor of one element, or a number; None for anything else."""
+    if isinstance(value, View):
+        return View(value.dtype, (), (), value.storage, value.offset) if value.count == 1 else None
+    if type(value) not in NUMBERS:
+        return None
+    dtype, code = NUMBERS[type(value)]
+    return View(dtype, (), (), memoryview(struct.pack(code, value)))
 
 
 @dataclasses.dataclass

@@ -13,7 +13,7 @@ import typing
 from anyrank._errors import AnyrankError
 from anyrank._safetensors import SIZES
 from anyrank.convert._pickles import Placeholder, attribute, class_of, map_file, read_pickle, read_torch
-from anyrank.convert._pieces import STATE, Checkpoint, Piece
+from anyrank.convert._pieces import Checkpoint, Piece, state_name
 from anyrank.convert._tensors import View
 
 METADATA = "torch.distributed.checkpoint.metadata."
@@ -143,23 +143,19 @@ def nested_path(paths: typing.Any, key: str) -> tuple[typing.Any, ...]:
     return found if isinstance(found, tuple) else (key,)
 
 
-def _named(path: tuple[typing.Any, ...]) -> tuple[str, str, str]:
+def name_entry(path: tuple[typing.Any, ...]) -> tuple[str, str, str]:
     """(what the dictionary with it is called, the parameter, the role) of an entry of the dictionary that was saved."""
     parts = [str(part) for part in path]
     if "state" in parts[:-2] and parts[-1] not in ("", None):
         at = parts.index("state")
         if at + 3 == len(parts) and not isinstance(path[at + 1], int):
-            return _state(parts[at + 1], parts[-1])
+            return "", *state_name(parts[at + 1], parts[-1])
     found = OPTIMIZER_STATE.fullmatch(parts[-1])
     if found and len(parts) <= 2 and (parts[-1].startswith("state.") or parts[0].startswith("optim")):
-        return _state(found.group(1), found.group(2))
+        return "", *state_name(found.group(1), found.group(2))
     if len(parts) == 1 or "state" in parts:
         return "", ".".join(parts), "weight" if len(parts) == 1 else ""
     return parts[0], ".".join(parts[1:]), "weight"
-
-
-def _state(name: str, kind: str) -> tuple[str, str, str]:
-    return ("", name, STATE[kind]) if kind in STATE else ("", f"{name}.{kind}", "")
 
 
 def read(folder: str, placeholders: typing.Collection[str] = ()) -> Checkpoint:
@@ -168,7 +164,7 @@ def read(folder: str, placeholders: typing.Collection[str] = ()) -> Checkpoint:
     items, others = read_items(folder, metadata, placeholders)
     if not items:
         raise AnyrankError(f"{folder}: its .metadata lists no tensor")
-    names = {item.key: _named(item.path) for item in items}
+    names = {item.key: name_entry(item.path) for item in items}
     # "model" or "state_dict" around the parameters is left out, unless two dictionaries have the same names.
     count = collections.Counter(name for _, name, role in names.values() if role == "weight")
     checkpoint = Checkpoint("torch.distributed.checkpoint")

@@ -3,7 +3,8 @@
 
 The layout is that of deepspeed/utils/zero_to_fp32.py (versions 0.9 to 0.19). Stages 1 and 2 (and bf16 with fp32 sums)
 flatten each parameter group and give every rank an equal stretch of it; stage 3 gives every rank an equal share of each
-parameter, ceil(n / ranks) elements, one after the other in its flat groups.
+parameter, ceil(n / ranks) elements, one after the other in its flat groups. universal.py has what ds_to_universal.py
+makes of them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,24 @@ import re
 import typing
 
 from anyrank._errors import AnyrankError
+from anyrank.convert import universal
 from anyrank.convert._parallel import Cuts
 from anyrank.convert._pickles import Placeholder, attribute, load, nested
-from anyrank.convert._pieces import STATE, Checkpoint, Piece
+from anyrank.convert._pieces import Checkpoint, Piece, scalar, state_name, whole
 from anyrank.convert._tensors import View, flat_boxes
 
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+STAGES = ("pipeline stages of DeepSpeed are read only from a universal checkpoint: convert the folder with "
+          "ds_to_universal.py first")
+EXPERTS = ("experts of DeepSpeed are read only from a universal checkpoint: convert the folder with ds_to_universal.py "
+           "first, which takes AutoEP's, and others where each rank has all experts (ep_size 1)")
 Shapes = typing.Dict[str, typing.Tuple[int, ...]]
 
 
 class _Rank:
-    """What one (dp, mp) pair's optimizer file holds: flat tensors of each group by role."""
+    """What one (dp, mp) pair's optimizer file holds, by kind ("fp32", "exp_avg", ..): flat tensors of each group, and
+    numbers, as a step; None where a group has none."""
 
     def __init__(self, path: str, placeholders: typing.Collection[str]) -> None:
         self.path = path
@@ -44,19 +51,28 @@ class _Rank:
         counts = count if isinstance(count, (list, tuple)) else [count]
         self.count = max((n for n in counts if isinstance(n, int)), default=0)
         if len(set(counts)) > 1:
-            raise AnyrankError(f"{path}: groups of {counts} ranks, as for experts: mixtures of experts of DeepSpeed "
-                               f"are not supported; ds_to_universal.py converts them")
+            raise AnyrankError(f"{path}: groups of {counts} ranks, as for experts: {EXPERTS}")
         key = "fp32_flat_groups" if self.stage == 3 else "single_partition_of_fp32_groups"
-        self.flat: dict[str, list[View]] = {"master": self._views(state.get(key), key)}
+        self.masters = self._views(state.get(key), key)
+        self.flat: dict[str, list[View | None]] = {"fp32": [*self.masters]}
+        self.numbers: dict[str, list[View | None]] = {}
+        self.left_out: list[str] = []
         self.slices = state.get("param_slice_mappings")
         self.paddings = state.get("param_alignment_paddings")
         base = nested(state, "optimizer_state_dict" if self.stage == 3 else "base_optimizer_state")
         groups = base if isinstance(base, list) else [
-            nested(base, "state", i) for i in range(len(self.flat["master"]))]
-        for name, role in STATE.items():
-            found = [nested(group, name) for group in groups]
-            if found and all(isinstance(one, View) for one in found):
-                self.flat[role] = self._views(found, name)
+            nested(base, "state", i) for i in range(len(self.masters))]
+        for kind in dict.fromkeys(str(kind) for group in groups if isinstance(group, dict) for kind in group):
+            found = [nested(group, kind) for group in groups]
+            held = [one for one in found if one is not None]
+            flat = all(one is None or isinstance(one, View) and one.shape == master.shape
+                       for one, master in zip(found, self.masters))
+            if not flat and all(scalar(one) for one in held):
+                self.numbers[kind] = [scalar(one) for one in found]
+            elif flat or all(isinstance(one, View) and len(one.shape) == 1 for one in held):
+                self.flat[kind] = found
+            else:
+                self.left_out.append(kind)
 
     def _views(self, found: typing.Any, key: str) -> list[View]:
         if not isinstance(found, (list, tuple)) or not all(
@@ -79,25 +95,37 @@ class _Reader:
                  placeholders: typing.Collection[str], shard: typing.Mapping[str, int | None]) -> None:
         self.folder, self.placeholders = folder, placeholders
         names = sorted(os.listdir(folder))
-        for name in names:
+        self.universal = universal.is_universal(folder)
+        for name in names if not self.universal else ():
             if re.search(r"expert_\d+_mp_rank|expp_rank_", name) or re.match(r"layer_\d+-model_", name):
-                what = "experts" if "exp" in name else "pipeline stages"
-                raise AnyrankError(
-                    f"{folder}: {name}: {what} of DeepSpeed are not supported; ds_to_universal.py converts them")
+                what = EXPERTS if "exp" in name else STAGES
+                raise AnyrankError(f"{folder}: {name}: {what}")
         self.models = self._listed(MODEL, names)
         self.optims = self._listed(OPTIM, names)
+        if self.universal and self.optims:
+            raise AnyrankError(f"{folder}: holds files of ranks (*_optim_states.pt) and a universal checkpoint "
+                               f"(zero/), which may differ: move one of them to another folder")
         self.tp = len({mp for _, mp in self.models})
         if not self.models or sorted({mp for _, mp in self.models}) != list(range(self.tp)):
             raise AnyrankError(f"MissingShard: {folder}: *mp_rank_XX_model_states.pt of ranks "
                                f"{sorted({mp for _, mp in self.models})}; they count from 0 without gaps")
         self.states = {key: load(path, placeholders) for key, path in self.models.items()}
         self.lead = [self.states[min(key for key in self.states if key[1] == mp)] for mp in range(self.tp)]
-        if not all(isinstance(nested(state, "module"), dict) for state in self.lead):
+        self.staged = self.universal and all(nested(state, "module") is None for state in self.lead)
+        if not self.staged and not all(isinstance(nested(state, "module"), dict) for state in self.lead):
             raise AnyrankError(
                 f"{folder}: model_states.pt without 'module': no checkpoint of DeepSpeed, or of a pipeline")
         self.cuts = self._read_cuts(shard)
-        self.checkpoint = Checkpoint("DeepSpeed")
+        self.checkpoint = Checkpoint("DeepSpeed universal" if self.universal else "DeepSpeed")
         self.shapes = [self._shapes(mp) for mp in range(self.tp)]
+
+    def _groups(self, state: typing.Any) -> list[Shapes]:
+        """The optimizer's parameters."""
+        groups = _dicts(state.get("param_shapes"))
+        if not groups:
+            raise AnyrankError(f"{self.folder}: model_states.pt without param_shapes, which say where parameters are "
+                               f"in the optimizer's tensors")
+        return groups
 
     def _listed(self, pattern: re.Pattern[str], names: list[str]) -> dict[tuple[int, int], str]:
         found = {}
@@ -110,37 +138,44 @@ class _Reader:
     def _read_cuts(self, shard: typing.Mapping[str, int | None]) -> Cuts:
         """DeepSpeed's own patterns, where the checkpoint has them (universal_checkpoint_info), say how ranks cut."""
         info = self.lead[0].get("universal_checkpoint_info")
-        if not isinstance(info, dict):
+        if not isinstance(info, dict) or self.tp == 1:
             return Cuts(shard)
-        refused = [str(one) for one in info.get("autotp_unsupported_parameter_patterns") or []]
-        refused += [key for key in info if key.startswith("parameter_with_2_sub") or key == "parameter_with_sub_params"
-                    if info[key]]
-        if refused:
-            raise AnyrankError(
-                f"{self.folder}: parameters cut in a way that is not supported: {', '.join(refused[:4])}")
+        unknown = [*(info.get("autotp_unsupported_parameter_patterns") or ()),
+                   *(info.get("parameter_with_2_sub_params_cat_dim_0") or ()),
+                   *(pattern for one in info.get("parameter_with_sub_params") or ()
+                     for pattern in attribute(one, "patterns") or ())]
         patterns: list[tuple[str, int | None]] = []
         for key, dim in (("tp_replicated_parameter_patterns", None), ("parameter_to_average_patterns", None),
                          ("parameter_with_row_parallelism_patterns", 1), ("vocabulary_parameter_patterns", 0)):
             patterns += [(str(pattern), dim) for pattern in info.get(key) or []]
-        return Cuts(shard, patterns=tuple(patterns), rest=0)
+        return Cuts(shard, patterns=tuple(patterns), rest=0, unknown=tuple(map(str, unknown)))
 
     def _shapes(self, mp: int) -> Shapes:
         """Of all tensors of a tensor-parallel rank, as the rank has them."""
         state = self.lead[mp]
-        shapes = {str(name): view.shape for name, view in state["module"].items() if isinstance(view, View)}
+        shapes = {str(name): view.shape for name, view in (state["module"] or {}).items() if isinstance(view, View)}
         for group in [*_dicts(state.get("param_shapes")), *_dicts(state.get("frozen_param_shapes") or {})]:
             shapes.update(group)
+        shapes.update({other: shapes[name] for other, name in (state.get("shared_params") or {}).items()
+                       if name in shapes})
         return shapes
 
-    def add(self, dp: int, mp: int, name: str, role: str, view: View, start: int, origin: str) -> None:
-        """A stretch of a parameter's elements, from `start` on, of one rank: its boxes become pieces."""
+    def numbers(self, dp: int, mp: int, rank: _Rank, groups: list[Shapes]) -> None:
+        """What the optimizer has once for a group, each of its parameters has."""
+        for kind, found in rank.numbers.items():
+            for group, view in zip(groups, found):
+                self.checkpoint.pieces += [whole(dp * self.tp + mp, *state_name(name, kind), view, rank.path)
+                                           for name in group if view is not None]
+
+    def add(self, dp: int, mp: int, name: str, kind: str, view: View, start: int, origin: str) -> None:
+        """Elements of a parameter or of its state, from `start` on, of one rank: their boxes become pieces."""
         shape, at = self.shapes[mp][name], 0
         for box in flat_boxes(shape, start, view.count):
             part = view.flat(at, box[1])
             at += part.count
-            self._add_box(dp, mp, name, role, part, box, origin)
+            self._add_box(dp, mp, name, kind, part, box, origin)
 
-    def _add_box(self, dp: int, mp: int, name: str, role: str, part: View, box: typing.Any, origin: str) -> None:
+    def _add_box(self, dp: int, mp: int, name: str, kind: str, part: View, box: typing.Any, origin: str) -> None:
         shapes = [other.get(name) for other in self.shapes]
         if None in shapes:
             raise AnyrankError(f"{self.folder}: {name!r} is not on every tensor-parallel rank")
@@ -150,16 +185,17 @@ class _Reader:
             for dim, (first, count) in enumerate(zip(inside, extent)):
                 view = view.narrow(dim, first, count)
             read = functools.partial(_same, view)
-            self.checkpoint.pieces.append(Piece(dp * self.tp + mp, name, role, part.dtype, full, offset, extent, read,
+            own, role = state_name(name, kind) if kind else (name, "weight")
+            self.checkpoint.pieces.append(Piece(dp * self.tp + mp, own, role, part.dtype, full, offset, extent, read,
                                                 origin))
 
-    def module(self, mp: int) -> None:
+    def module(self, mp: int, without: typing.Collection[str] = ()) -> None:
         """What the model computes with; under stage 3 the file has none of it, only buffers."""
         dp = min(key[0] for key in self.models if key[1] == mp)
         for name, view in self.lead[mp]["module"].items():
-            if isinstance(view, View) and view.shape == self.shapes[mp][name]:
+            if isinstance(view, View) and view.shape == self.shapes[mp][name] and name not in without:
                 box = (0,) * len(view.shape), view.shape
-                self._add_box(dp, mp, name, "weight", view, box, self.models[dp, mp])
+                self._add_box(dp, mp, name, "", view, box, self.models[dp, mp])
 
     def frozen(self, mp: int, ranks: int) -> None:
         """Parameters without gradients: whole, or under stage 3 a share on each rank."""
@@ -174,11 +210,10 @@ class _Reader:
                 if name in held or not isinstance(view, View):
                     continue
                 if view.count == count and ranks == 1 or len(view.shape) != 1:
-                    self._add_box(dp, mp, name, "weight", view,
-                                  ((0,) * len(view.shape), view.shape), self.models[dp, at])
+                    self._add_box(dp, mp, name, "", view, ((0,) * len(view.shape), view.shape), self.models[dp, at])
                 else:
                     kept = max(0, min(share, count - dp * share))
-                    self.add(dp, mp, name, "weight", view.narrow(0, 0, kept), dp * share, self.models[dp, at])
+                    self.add(dp, mp, name, "", view.narrow(0, 0, kept), dp * share, self.models[dp, at])
 
     def optimizer(self, mp: int) -> None:
         """The optimizer's copies and moments of one tensor-parallel rank."""
@@ -191,13 +226,18 @@ class _Reader:
             raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {first.count} "
                                f"wrote it; none of zero_pp_rank_{', '.join(map(str, lost)) or '?'} with "
                                f"mp_rank_{mp:02d}")
-        groups = _dicts(self.lead[mp].get("param_shapes"))
-        if not groups:
-            raise AnyrankError(f"{self.folder}: model_states.pt without param_shapes, which say where parameters are "
-                               f"in the optimizer's flat tensors")
-        for role in first.flat:
-            if any(role not in rank.flat or len(rank.flat[role]) != len(first.flat[role]) for rank in ranks):
-                raise AnyrankError(f"{self.folder}: ranks whose optimizers hold different tensors: {role}")
+        groups = self._groups(self.lead[mp])
+        for kind, flat in first.flat.items():
+            if any(kind not in rank.flat or len(rank.flat[kind]) != len(flat) for rank in ranks):
+                raise AnyrankError(f"{self.folder}: ranks whose optimizers hold different tensors: {kind}")
+            if first.stage == 3 and None in flat:
+                raise AnyrankError(f"{first.path}: {kind} is a state of only some of the optimizer's groups, which is "
+                                   f"not supported under ZeRO 3")
+        if first.left_out:
+            self.checkpoint.notes.append(f"left out of the optimizer's state, as neither a number nor as flat as the "
+                                         f"weights: {', '.join(first.left_out)}")
+        for dp, rank in enumerate(ranks):
+            self.numbers(dp, mp, rank, groups)
         if first.stage == 3:
             self._shares(mp, ranks, groups)
         else:
@@ -205,9 +245,9 @@ class _Reader:
 
     def _stretches(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
         for g, group in enumerate(groups):
-            if g >= len(ranks[0].flat["master"]):
+            if g >= len(ranks[0].masters):
                 raise AnyrankError(f"{self.folder}: {len(groups)} parameter groups, the optimizer has "
-                                   f"{len(ranks[0].flat['master'])}")
+                                   f"{len(ranks[0].masters)}")
             paddings = nested(ranks[0].paddings, g) or [0] * len(group)
             at, places = 0, []
             for (name, shape), padding in zip(group.items(), paddings):
@@ -215,14 +255,16 @@ class _Reader:
                 at += math.prod(shape) + padding
             begin = 0
             for dp, rank in enumerate(ranks):
-                count = rank.flat["master"][g].count
+                count = rank.masters[g].count
                 for name, start, n in places:
                     first, end = max(start, begin), min(start + n, begin + count)
                     if first < end:
                         self._check_slice(rank, g, name, first - begin, end - first)
-                        for role, flat in rank.flat.items():
-                            part = self._stretch(rank, flat[g], first - begin, end - first, name)
-                            self.add(dp, mp, name, role, part, first - start, rank.path)
+                        for kind, flats in rank.flat.items():
+                            flat = flats[g]
+                            if flat is not None:
+                                part = self._stretch(rank, flat, first - begin, end - first, name)
+                                self.add(dp, mp, name, kind, part, first - start, rank.path)
                 begin += count
 
     def _stretch(self, rank: _Rank, flat: View, first: int, count: int, name: str) -> View:
@@ -242,8 +284,8 @@ class _Reader:
     def _shares(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
         params = {name: shape for group in groups for name, shape in group.items()}
         for dp, rank in enumerate(ranks):
-            for role, flat in rank.flat.items():
-                parts = collections.deque(flat)
+            for kind, flats in rank.flat.items():
+                parts = collections.deque(flat for flat in flats if flat is not None)
                 at = 0
                 for name, shape in params.items():
                     count = math.prod(shape)
@@ -259,7 +301,7 @@ class _Reader:
                         n = min(share - done, parts[0].count - at)
                         if done < kept:
                             part = parts[0].narrow(0, at, min(n, kept - done))
-                            self.add(dp, mp, name, role, part, dp * share + done, rank.path)
+                            self.add(dp, mp, name, kind, part, dp * share + done, rank.path)
                         done, at = done + n, at + n
                 if sum(one.count for one in parts) - at > 0:
                     raise AnyrankError(f"{rank.path}: its flat tensors have {sum(one.count for one in parts) - at} "
@@ -273,20 +315,57 @@ class _Reader:
                 self.checkpoint.pieces += [dataclasses.replace(piece, name=other) for piece in self.checkpoint.pieces
                                            if piece.name == name and piece.role in ("weight", "master")]
 
+    def whole(self) -> None:
+        """What a universal checkpoint has of the optimizer, and the model's tensors next to it."""
+        groups: list[Shapes] = []
+        for state in self.lead:
+            for g, group in enumerate(self._groups(state)):
+                groups[g:g + 1] = [{**groups[g], **group}] if g < len(groups) else [group]
+        dimensions = nested(self.lead[0], "checkpoint_parallel_dimensions", "pp_degree")
+        width = self.tp // (dimensions or 1) if self.staged else self.tp
+        parts = [{name: shape for mp in range(t, self.tp, width) for name, shape in self.shapes[mp].items()}
+                 for t in range(width)]
+        model = {str(name): view for state in self.lead[::-1] for name, view in (state["module"] or {}).items()
+                 if isinstance(view, View)}
+        found = universal.Universal(self.folder, self.placeholders, parts, groups, model,
+                                    self.lead[0].get("universal_checkpoint_info"))
+        self.checkpoint.pieces += found.pieces()
+        self.checkpoint.notes += found.notes
+
     def read(self) -> Checkpoint:
         ranks = 1 + max((dp for dp, _ in (self.optims or self.models)), default=0)
-        if self.tp > 1 or ranks > 1:
+        if not self.staged and (self.tp > 1 or ranks > 1):
             self.checkpoint.mesh = [("dp", ranks), ("tp", self.tp)]
-        for mp in range(self.tp):
-            self.module(mp)
+        for mp in range(self.tp if not self.staged else 0):
+            self.module(mp, self.unplaced())
             self.frozen(mp, ranks)
             if any(at == mp for _, at in self.optims):
                 self.optimizer(mp)
+        if self.universal:
+            self.whole()
+            if self.unplaced():
+                self.checkpoint.notes.append(f"how ranks cut {len(self.unplaced())} parameters, the first "
+                                             f"{self.unplaced()[0]}, is not known: of these the fp32 copies in zero/ "
+                                             f"are read, and the parts in model_states.pt are left out")
         self.aliases()
-        if not self.optims:
-            self.checkpoint.notes.append(
-                "no ZeRO: the optimizer's state is by number, not by parameter, and is left out")
+        if not self.optims and not self.universal:
+            self.without_optimizer()
         return self.checkpoint
+
+    def unplaced(self) -> list[str]:
+        """Parameters that are whole in zero/, and whose parts in model_states.pt cannot be put together."""
+        if not self.universal or self.staged or self.tp == 1:
+            return []
+        return [name for group in self._groups(self.lead[0]) for name, shape in group.items()
+                if not self.cuts.knows(name, len(shape))]
+
+    def without_optimizer(self) -> None:
+        """ZeRO writes param_shapes, and its optimizer's state into files of its own."""
+        if any(state.get("param_shapes") and state.get("optimizer") is None for state in self.lead):
+            raise AnyrankError(f"MissingShard: {self.folder}: model_states.pt are of ZeRO (param_shapes), and its "
+                               f"optimizer's files are missing: *_optim_states.pt, or of a universal checkpoint zero/")
+        self.checkpoint.notes.append(
+            "no ZeRO: the optimizer's state is by number, not by parameter, and is left out")
 
 
 def _same(view: View) -> View:
@@ -294,5 +373,5 @@ def _same(view: View) -> View:
 
 
 def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mapping[str, int | None]) -> Checkpoint:
-    """A checkpoint of DeepSpeed, stages 0 to 3."""
+    """A checkpoint of DeepSpeed, stages 0 to 3, or a universal one."""
     return _Reader(folder, placeholders, shard).read()
