@@ -30,7 +30,7 @@ import zipfile
 from anyrank._errors import AnyrankError
 from anyrank._safetensors import SIZES
 from anyrank._safetensors import read as read_safetensors
-from anyrank.convert import _find_all, _pickles, _pieces, _read, dcp, several
+from anyrank.convert import _find_all, _pickles, _pieces, _read, dcp, several, shards
 from anyrank.convert._tensors import View
 
 Path = typing.Union[str, "os.PathLike[str]"]
@@ -175,6 +175,13 @@ def _dcp_pieces(folder: str, placeholders: typing.Collection[str]) -> typing.Ite
                             item.origin)
 
 
+def _named_parts(folder: str) -> typing.Iterator[_pieces.Piece]:
+    """Of sharded safetensors files, by the keys that were saved."""
+    for part in shards.read_parts(folder):
+        name, role = _named(part.name)
+        yield dataclasses.replace(part, name=name, role=role)
+
+
 def _add_optimizer(state: State, folder: str, names: typing.Collection[str],
                    placeholders: typing.Collection[str]) -> None:
     """Learning rates and loss scale under ZeRO, which each rank's file has, and one of a universal checkpoint."""
@@ -293,7 +300,10 @@ def _add_folder(state: State, path: str, placeholders: typing.Collection[str]) -
     if len(found) > 1 and not trainers:
         raise several(path, [os.path.basename(folder) for _, folder in found])
     if not found or (trainers and all(folder != path for _, folder in found)):
-        taken = {os.path.basename(folder) for _, folder in found}
+        parts = shards.list_files(path)
+        if parts:
+            _add_pieces(state, _named_parts(path))
+        taken = {*parts, *(os.path.basename(folder) for _, folder in found)}
         _add_plain(state, path, [name for name in names if name not in taken], placeholders)
     for kind, folder in found:
         _add_foreign(state, kind, folder, placeholders)

@@ -4,7 +4,7 @@
     anyrank.convert("checkpoint/step-100", "converted")     # or python -m anyrank.convert checkpoint/step-100 converted
     anyrank verify other converted
 
-Reads torch.distributed.checkpoint's folders (.distcp), DeepSpeed's (ZeRO stages 0 to 3, universal
+Reads torch.distributed.checkpoint's folders (.distcp, sharded safetensors), DeepSpeed's (ZeRO stages 0 to 3, universal
 ones), Megatron's (torch_dist, and mp_rank_XX/model_optim_rng.pt) and the dumps of SGLang's dumper. Most files are
 pickles: they are read without running any of it, and without torch. Bits are copied, never computed, and of each file
 no more than a tensor is in memory.
@@ -24,7 +24,7 @@ import types
 import typing
 
 from anyrank._errors import AnyrankError, path_name
-from anyrank.convert import _pieces
+from anyrank.convert import _pieces, shards
 
 Path = typing.Union[str, "os.PathLike[str]"]
 
@@ -49,6 +49,8 @@ def _find(folder: str) -> tuple[str, str] | None:
     found = _find_all(folder)
     if len(found) > 1:
         raise several(folder, [os.path.basename(path) for _, path in found])
+    if not found and shards.list_files(folder):
+        return "shards", folder
     return found[0] if found else None
 
 
@@ -120,8 +122,8 @@ def convert(source: Path, out: Path, *, full: bool = False, weights: str = "mast
     found = _find(source)
     if found is None:
         raise AnyrankError(f"{source}: is no checkpoint of torch.distributed.checkpoint, DeepSpeed or Megatron, and "
-                           f"no dump of SGLang: there is no .metadata, *_model_states.pt, mp_rank_XX or "
-                           f"*___rank=*.pt in it")
+                           f"no dump of SGLang: there is no .metadata, *_model_states.pt, mp_rank_XX, "
+                           f"shard-*-model-*.safetensors or *___rank=*.pt in it")
     kind, folder = found
     try:
         checkpoint = _read(kind, folder, shard or {}, placeholders)

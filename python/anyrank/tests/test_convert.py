@@ -350,6 +350,80 @@ class Dcp(FolderCase):
             self.assertEqual(os.listdir(self.path), ["source"])
 
 
+def save_sharded(_rank: int, folder: str) -> None:
+    """Rows of four ranks, the last of which has none, columns of two, copies and moments, as safetensors files."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dcp.save({"model": {"rows": distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0), Shard(0)]),
+                        "columns": distribute_tensor(torch.arange(8).reshape(2, 4), mesh, [Replicate(), Shard(1)]),
+                        "copies": distribute_tensor(torch.ones(3).bfloat16(), mesh, [Replicate(), Replicate()])},
+              "optim": {"state": {"rows": {"exp_avg": distribute_tensor(torch.arange(6.0).reshape(3, 2) + 9, mesh,
+                                                                        [Shard(0), Replicate()])}}}},
+             storage_writer=dcp.HuggingFaceStorageWriter(path=folder, save_distributed=True))
+
+
+@needs("torch", "safetensors")
+class Sharded(FolderCase):
+    """What torch.distributed.checkpoint.HuggingFaceStorageWriter(save_distributed=True) writes."""
+
+    def test_parts_become_full_tensors(self) -> None:
+        ranks.spawn(4, save_sharded, str(self.path / "source"))
+        self.assertTrue((self.path / "source" / "shard-00001-model-00001-of-00001.safetensors").is_file())
+        done = convert.convert(self.path / "source", self.path / "out.safetensors", full=True)
+        self.assertEqual((done.kind, done.tensors), ("sharded safetensors", 4))
+        self.assertIn("do not say full shapes", done.notes[0])
+        found = {name: (entry.dtype, entry.shape, entry.data.tobytes())
+                 for name, entry in _safetensors.read(self.path / "out.safetensors")[0].items()}
+        self.assertEqual(found, {
+            "model.rows": ("F32", (3, 2), struct.pack("<6f", 0, 1, 2, 3, 4, 5)),
+            "rows:m": ("F32", (3, 2), struct.pack("<6f", 9, 10, 11, 12, 13, 14)),
+            "model.columns": ("I64", (2, 4), struct.pack("<8q", 0, 1, 2, 3, 4, 5, 6, 7)),
+            "model.copies": ("BF16", (3,), b"\x80\x3f" * 3)})
+        convert.convert(self.path / "source", self.path / "out")
+        both = anyrank_json("verify", str(self.path / "source"), str(self.path / "out"), "--common")
+        self.assertEqual((both["result"], both["tensors"]), ("same", 3))  # the moment has another name there
+        self.assertTrue(anyrank.resume.compare(self.path / "source", self.path / "source").same)
+
+
+class Shards(FolderCase):
+    def put(self, rank: int, sharding: object, *rows: float) -> pathlib.Path:
+        """A file with rows of a tensor w [.., 2]."""
+        path = self.path / "source" / f"shard-{rank:05d}-model-00001-of-00001.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        data = memoryview(struct.pack(f"<{len(rows)}f", *rows))
+        metadata = {} if sharding is None else {"DCP_SHARDING_INFO": json.dumps(sharding)}
+        _safetensors.write(path, {"w": _safetensors.Entry("F32", (len(rows) // 2, 2), data)}, metadata)
+        return path
+
+    def at(self, *offset: object) -> object:
+        return {"w": {"saved_offsets": offset}}
+
+    def test_other_layouts_hold_the_same_and_lost_rows_are_seen(self) -> None:
+        self.put(1, self.at(0, 0), 1, 2, 3, 4, 5, 6)
+        (self.path / "source").rename(self.path / "one")
+        self.put(1, self.at(0, 0), 1, 2)
+        self.put(2, self.at(1, 0), 3, 4, 5, 6)
+        self.assertTrue(anyrank.resume.compare(self.path / "one", self.path / "source").same)
+        self.put(2, self.at(1, 0), 3, 4, 5, 7)
+        report = anyrank.resume.compare(self.path / "one", self.path / "source")
+        self.assertEqual([finding.names for finding in report.findings], [("w",)])
+        self.put(2, self.at(2, 0), 5, 6)
+        for full in (False, True):
+            with self.assertRaisesRegex(anyrank.AnyrankError, "MissingShard: tensor 'w': the files hold 4 of its 6"):
+                convert.convert(self.path / "source", self.path / "out", full=full)
+
+    def test_places_that_make_no_sense_are_refused(self) -> None:
+        for sharding, words in ((None, "has no DCP_SHARDING_INFO"), ([], "expected .*2 numbers"),
+                                ({}, "tensor 'w' of 2 dimensions"), (self.at(0), "expected .*2 numbers"),
+                                (self.at(0, -1), "expected"), (self.at(0, "0"), "expected")):
+            path = self.put(1, sharding, 1, 2)
+            with self.assertRaisesRegex(anyrank.AnyrankError, f"{path.name}.*{words}"):
+                convert.convert(self.path / "source", self.path / "out")
+            self.assertFalse((self.path / "out").exists())
+
+
 @needs("torch")
 class SGLang(FolderCase):
     """Files as sglang/srt/debug_utils/dumper.py (00d35548) writes them."""
