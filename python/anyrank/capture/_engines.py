@@ -116,6 +116,12 @@ class DeepSpeed:
         of_flat = getattr(inner, "state", {})
         keys = {key: None for state in of_flat.values() for key, value in state.items()
                 if isinstance(value, torch.Tensor) and value.dim() > 0}
+        mapping = getattr(p, "_hp_mapping", None)
+        if mapping is not None and not mapping.optim_fragment:
+            # DeepSpeed 0.19 links states after the first group's step, when further groups have none yet.
+            memory = mapping.hp_fragment.untyped_storage().data_ptr()
+            for flat in [flat for flat in of_flat if flat.untyped_storage().data_ptr() == memory]:
+                mapping.set_optim_state_fragment(flat, of_flat[flat])
         if is_divided(p):
             return {key: self.read.safe_get_full_optimizer_state(p, key) for key in keys}
         flat, before = self._masters().get(id(p), (p, 0))

@@ -149,7 +149,8 @@ def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
 def is_loss_scale(loss: torch.Tensor, scalar: torch.Tensor) -> bool:
     """Whether a loss is the model's own times a power of two from 256 on, which the program takes out of gradients
     again: no number of ranks or micro-batches is such a factor."""
-    factor = float(loss) / float(scalar) if float(scalar) else 1.0
+    value = float(scalar.detach())
+    factor = float(loss.detach()) / value if value else 1.0
     return factor >= 256.0 and math.frexp(factor)[0] == 0.5
 
 
