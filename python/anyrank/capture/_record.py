@@ -281,13 +281,21 @@ class Record:
             pieces = []
             for i, rank in enumerate(ranks):
                 before = 0
-                for m, part in enumerate(of_all[rank].get(step, [])):
+                for m, part in enumerate(self._samples_of(rank, of_all, step)):
                     for k, digest in enumerate(part):
                         key = (before + k, i, 0) if dealt else (i, m, k) if by_rank else (m, i, k)
                         pieces.append((key, digest))
                     before += len(part)
             found[step] = [digest for _, digest in sorted(pieces)]
         return found
+
+    def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:
+        """What a rank is given in a step; a pipeline's later stage, what the first one with its samples is."""
+        names, where = list(self.groups.mesh.sizes), self.groups.mesh.at(rank)
+        same = [name not in self.groups.data for name in names]
+        ranks = [other for other in range(len(of_all))
+                 if all(free or a == b for free, a, b in zip(same, self.groups.mesh.at(other), where))]
+        return next((of_all[other][step] for other in [rank, *ranks] if of_all[other].get(step)), [])
 
     # --- values that have no place ------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ import torch._dynamo  # noqa: E402
 import torch._inductor.compile_fx  # noqa: E402
 import torch.distributed.nn.functional  # noqa: E402, F401
 
-import framework_programs  # noqa: E402, F401  registers its programs, as the next two do
+import engine_programs  # noqa: E402, F401  registers its programs, as the others do
+import framework_programs  # noqa: E402, F401
 import programs  # noqa: E402
 import sharded_programs  # noqa: E402, F401
 import torch_programs  # noqa: E402, F401
