@@ -63,7 +63,7 @@ def _tensors_of(optimizer: typing.Any) -> list[torch.Tensor]:
 
 
 def _share_of(optimizer: typing.Any) -> typing.Any:
-    """The optimizer within one that divides its parameters over the ranks: of ZeroRedundancyOptimizer, fairscale's OSS."""
+    """The optimizer within one that divides its parameters over ranks: ZeroRedundancyOptimizer, fairscale's OSS."""
     inner = getattr(optimizer, "optim", None)
     return inner if hasattr(inner, "state") and hasattr(inner, "param_groups") else None
 
@@ -348,7 +348,8 @@ class Capture:
         engine = self._engine
         if engine is not None and self._passes:
             self._over = True
-            self._take_gradients((name, engine.gradient(p)) for name, p in self._parameters if self._wanted(f"{name}:grad"))
+            wanted = [(name, p) for name, p in self._parameters if self._wanted(f"{name}:grad")]
+            self._take_gradients((name, engine.gradient(p)) for name, p in wanted)
 
     def _after_engine(self) -> None:
         norm = self._engine.norm() if self._engine is not None else None
@@ -572,9 +573,9 @@ class Capture:
 
     def _of_other_ranks(self) -> set[int]:
         """The ids of parameters that other ranks update: this rank's .grad of them is read by nothing."""
-        divided = [(o, share) for o, share in zip(self._optimizers, map(_share_of, self._optimizers)) if share is not None]
-        return ({id(p) for o, _ in divided for p in _tensors_of(o)} -
-                {id(p) for _, share in divided for p in _tensors_of(share)})
+        divided = [o for o in self._optimizers if _share_of(o) is not None]
+        return ({id(p) for o in divided for p in _tensors_of(o)} -
+                {id(p) for o in divided for p in _tensors_of(_share_of(o))})
 
     def _next_step(self) -> None:
         if self._listener is not None:

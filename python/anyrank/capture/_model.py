@@ -88,7 +88,7 @@ def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
-    """The module that a user wrote, or those of a pipeline's stages; and the DDP or engine around it, if there is one."""
+    """The module that a user wrote, or those of a pipeline's stages; and the DDP or engine around it, or None."""
     parts = [getattr(stage, "submod", stage) for stage in stages_of(model)]
     if len(parts) > 1:
         for part in parts:

@@ -331,8 +331,9 @@ class Record:
         ranks = mesh.along(data)[0]
         by_rank = [other["digests"].get(name) for other in of_all]
         if value.base.endswith((":grad", ":new")):
-            after = {other["digests"].get(name.replace(":grad", ":new")) for other in of_all} if name in self.unread else set()
-            return UNREAD if len(after) == 1 and None not in after and len({*by_rank}) > 1 else ""
+            after = {other["digests"].get(name.replace(":grad", ":new")) for other in of_all}
+            alike = name in self.unread and len(after) == 1 and None not in after
+            return UNREAD if alike and len({*by_rank}) > 1 else ""
         digests = {by_rank[rank] for rank in ranks}
         inputs = {of_all[rank]["inputs"] for rank in ranks}
         small = name.startswith("input.") or value.base.endswith(":buffer")

@@ -8,7 +8,8 @@ import typing
 import torch
 
 # Moments of the gradient: `NAME:m` and `NAME:v`.
-MOMENTS = {"m": "m", "v": "v", "exp_avg": "m", "momentum_buffer": "m", "grad_avg": "m", "exp_avg_sq": "v", "square_avg": "v"}
+MOMENTS = {"m": "m", "exp_avg": "m", "momentum_buffer": "m", "grad_avg": "m",
+           "v": "v", "exp_avg_sq": "v", "square_avg": "v"}
 # Further states, `NAME.KEY:state`: of Adam and Adamax, Adagrad, Adafactor (torch's and transformers'), Rprop, ASGD.
 FURTHER = frozenset(("max_exp_avg_sq", "exp_inf", "sum", "row_var", "col_var", "variance", "exp_avg_sq_row",
                      "exp_avg_sq_col", "ax"))
@@ -20,8 +21,8 @@ OF_UPDATES = {"RMSprop": ("momentum_buffer",), "Adafactor": ("exp_avg",), "Adade
 
 def states_of(kind: str, name: str, p: torch.Tensor, states: typing.Mapping[str, typing.Any]
               ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The states that a kind of optimizer has of a parameter, by the names under which they are written; and the keys of
-    those that are not."""
+    """The states that a kind of optimizer has of a parameter, by the names under which they are written; and the keys
+    of those that are not."""
     known: dict[str, torch.Tensor] = {}
     unknown: list[str] = []
     left = {*LEFT, *OF_UPDATES.get(kind, ())}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs with engines that keep gradients and weights in buffers of their own, with pipelines and with replicate()."""
+"""Programs with engines that keep gradients and weights in buffers of their own, with pipelines, with replicate()."""
 
 import contextlib
 import os
@@ -122,7 +122,8 @@ def with_trainer(rank, world, folder, stage, bug=None):
     rows = [{"input_ids": row, "labels": row} for row in tokens(0, n=24)]
     arguments = transformers.TrainingArguments(
         "trained", per_device_train_batch_size=8 // world, max_steps=3, use_cpu=True, report_to=[], optim="adamw_torch",
-        save_strategy="no", disable_tqdm=True, weight_decay=0.1, learning_rate=2e-4 if bug and world > 1 else 1e-4, **options)
+        save_strategy="no", disable_tqdm=True, weight_decay=0.1,
+        learning_rate=2e-4 if bug and world > 1 else 1e-4, **options)
     trainer = transformers.Trainer(llama(), arguments, train_dataset=rows)
     with capture(trainer.model, folder):
         trainer.train()
@@ -130,14 +131,16 @@ def with_trainer(rank, world, folder, stage, bug=None):
     return full_weights(trainer.model) if engine is None else gathered_weights(engine)
 
 
-@program("ds_trainer_zero1", about="transformers.Trainer under ZeRO-1", needs=("deepspeed", "transformers", "accelerate"),
-         rounding=False, bugs={"lr": "another learning rate"})
+TRAINER = ("deepspeed", "transformers", "accelerate")
+
+
+@program("ds_trainer_zero1", about="transformers.Trainer under ZeRO-1", needs=TRAINER, rounding=False,
+         bugs={"lr": "another learning rate"})
 def ds_trainer_zero1(rank, world, folder, bug=None):
     return with_trainer(rank, world, folder, 1, bug)
 
 
-@program("ds_trainer_zero3", about="transformers.Trainer under ZeRO-3", needs=("deepspeed", "transformers", "accelerate"),
-         rounding=False)
+@program("ds_trainer_zero3", about="transformers.Trainer under ZeRO-3", needs=TRAINER, rounding=False)
 def ds_trainer_zero3(rank, world, folder):
     return with_trainer(rank, world, folder, 3)
 
@@ -194,8 +197,8 @@ def sum_loss(logits, ids):
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
 
-def with_pipeline(rank, world, folder, schedule, stages, loss=lm_loss, scaled=True, given="schedule", sharded=False, bug=None,
-                  micro_batches=4):
+def with_pipeline(rank, world, folder, schedule, stages, loss=lm_loss, scaled=True, given="schedule", sharded=False,
+                  bug=None, micro_batches=4):
     """stages: those of each rank. sharded: each stage is FSDP2's on two ranks. (DDP's reducer fails under torch 2.15's
     schedules, with or without anyrank.)"""
     model = gpt(layers=4)
@@ -269,7 +272,7 @@ pipeline_program("pp_dual_v", "DualPipeV", BACK)
 pipeline_program("pp2_fsdp2", "1F1B", [[0], [1]], ranks=4, sharded=True, micro_batches=2)
 
 
-@program("pp_traced", about="torch.distributed.pipelining.pipeline(): the model is cut at a named layer", rounding=False)
+@program("pp_traced", about="torch.distributed.pipelining.pipeline(): cut at a named layer", rounding=False)
 def pp_traced(rank, world, folder):
     model = mlp()
     if world == 1:
@@ -296,7 +299,7 @@ def pp_traced(rank, world, folder):
     return weights_of_stages([stage.submod])
 
 
-# --- replicate(), fairscale, an engine by hand --------------------------------------------------------------------------
+# --- replicate(), fairscale, an engine by hand ------------------------------------------------------------------------
 
 @program("replicate_accum", about="replicate() of torch, two micro-batches",
          bugs={"part": "replicate() is called on a part of the model"})
