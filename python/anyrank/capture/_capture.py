@@ -27,6 +27,7 @@ from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
                                      is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
                                      scalars_of, tensors_of, untraced, version_of, whole_of)
+from anyrank.capture._megatron import spec_of
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, plain,
                                     roots_of, router_biases_of, unwrapped, wrapped_in)
 from anyrank.capture._pipelines import Chunk, chunk_now
@@ -311,6 +312,8 @@ class Capture:
         self._model, wrapper = unwrapped(self._given)
         wrapper = wrapper or (unwrapped(self._around)[1] if self._around is not None else None)
         rank, world = self._ranks()
+        if self._spec.of_megatron:
+            self._spec = Spec(spec_of(self._model, rank, world), read=True)
         self._hear_engine(engine_of(wrapper))
         self._check_optimizers()
         own = parameters_of(self._model)
@@ -361,7 +364,10 @@ class Capture:
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         self._record = Record(self._folder, self._groups, self._spec, self._only, entries)
-        if self._rounding_wanted and self._groups.mesh.world == 1:
+        if self._rounding_wanted and self._groups.mesh.world == 1 and self._engine is not None:
+            self._warn(f"{self._folder}: rounding=True: what rounding does is not measured under an engine, which has "
+                       "its gradients elsewhere")
+        elif self._rounding_wanted and self._groups.mesh.world == 1:
             self._rounding, self._record.magnitudes = Rounding(self._parameters, self._model), {}
         self._micro_batches, self._targets = 1, 0
         if self._step in self._chosen:

@@ -13,6 +13,8 @@ import typing
 import torch
 from torch import nn
 
+from anyrank.capture._megatron import Megatron, is_megatron
+
 
 class Engine(typing.Protocol):
     """weight(), gradient() and states() give full tensors; gradient(): None where a parameter has none."""
@@ -138,5 +140,6 @@ class DeepSpeed:
 
 def engine_of(wrapper: nn.Module | None) -> Engine | None:
     """What a wrapper of the model says of its parameters; None: what they have themselves is right."""
-    kinds = [kind.__name__ for kind in type(wrapper).__mro__]
-    return DeepSpeed(wrapper) if "DeepSpeedEngine" in kinds else None
+    if any(kind.__name__ == "DeepSpeedEngine" for kind in type(wrapper).__mro__):
+        return DeepSpeed(wrapper)
+    return Megatron() if is_megatron(wrapper) else None

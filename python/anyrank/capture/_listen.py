@@ -433,8 +433,8 @@ class Listener:
             tensors = tensors_of(output)
             for i, t in enumerate(parts_of(output)):
                 name = f"{path}.{i}" if i else path
-                if not isinstance(t, torch.Tensor) or not t.is_floating_point():
-                    continue
+                if not isinstance(t, torch.Tensor) or not t.is_floating_point() or isinstance(t, nn.Parameter):
+                    continue  # a bias beside an output is no activation
                 if t is tensors[0]:
                     self._mark(module, args, t, whole.get("of"))
                 elif (divided(module, self.gathered) and not self.sink.in_spec(f"{name}:fwd") and

@@ -37,8 +37,10 @@ GROUPS = ("process_group", "seq_data_parallel_group", "data_parallel_group", "dp
 
 
 def is_wrapper(m: typing.Any) -> bool:
-    """Whether a module is another's data parallelism: DDP, an engine."""
-    return isinstance(m, nn.Module) and isinstance(getattr(m, "module", None), nn.Module) and group_of(m) is not None
+    """Whether a module is another's data parallelism, as DDP and engines are, or Megatron's change of its format."""
+    if not isinstance(m, nn.Module) or not isinstance(getattr(m, "module", None), nn.Module):
+        return False
+    return type(m).__name__ == "Float16Module" or group_of(m) is not None
 
 
 def plain(name: str) -> str:
@@ -59,8 +61,10 @@ def roots_of(model: nn.Module) -> list[nn.Module]:
     return [unwrapped(part)[0] for part in model.parts] if isinstance(model, Stages) else [model]
 
 
-def group_of(m: nn.Module) -> typing.Any:
+def group_of(m: nn.Module | None) -> typing.Any:
     """The ranks over which a wrapper, or what replicate() was called on, averages gradients; None: it is neither."""
+    if m is None:
+        return None
     replicate = sys.modules.get("torch.distributed._composable.replicate")
     state = replicate.replicate.state(m) if replicate is not None else None
     if state is not None:
@@ -102,7 +106,8 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
                                "fully_shard (FSDP2), or capture a copy of the model made in summon_full_params")
     while True:
         if is_wrapper(model):
-            wrapper, model = model, model.module
+            wrapper = wrapper if group_of(wrapper) is not None else model
+            model = model.module
         elif isinstance(model, nn.DataParallel):
             raise AnyrankError("torch.nn.DataParallel runs copies of the model in threads, which cannot be captured: "
                                "wrap it with DistributedDataParallel")

@@ -463,10 +463,12 @@ def _apart(shape: Shape, why: str) -> Placed:
 
 def sample_digests(inputs: dict[str, torch.Tensor], batch: int) -> list[int]:
     """A number for each sample by what the model is given of it. Of padded tokens it is that of the tokens alone, which
-    does not depend on how far they are padded."""
-    parts = {key: local_of(t) for key, t in inputs.items()}
+    does not depend on how far they are padded. Inputs of other lengths may be for all samples, as a mask [1, 1, s, s],
+    and count one of a batch of one only by chance."""
+    parts = {key: local_of(t) for key, t in inputs.items() if t.dim() > 0}
+    lengths = next((t.shape[:2] for t in parts.values()), ())
     rows = {key: t.reshape(batch, -1).cpu() for key, t in parts.items()
-            if t.dim() > 0 and t.shape[0] == batch and t.numel()}
+            if t.shape[0] == batch and t.shape[:2] == lengths and t.numel()}
     mask = rows.get("attention_mask")
     tokens = {key: t for key, t in rows.items() if mask is not None and t.shape == mask.shape and key == "input_ids"}
     digests = []

@@ -51,8 +51,11 @@ def _names(value: typing.Any, where: str) -> list[str]:
 class Spec:
     """mesh: None where it is to be found. mean_over: None likewise; [] is none."""
 
-    def __init__(self, given: typing.Any) -> None:
-        self.where = "spec"
+    def __init__(self, given: typing.Any, read: bool = False) -> None:
+        """read: from a model, as one that is read again may be."""
+        self.where, self.read = "spec", read
+        self.of_megatron = given == "megatron"  # to be read from the model, once it is there
+        given = None if self.of_megatron else given
         if isinstance(given, (str, os.PathLike)):
             self.where = os.fspath(given)
             try:
@@ -152,6 +155,8 @@ class Spec:
 
     def unmatched(self, names: typing.Collection[str]) -> list[str]:
         """The globs that match none of these names, of kinds that are among them; and what is tied and not there."""
+        if self.read:
+            return []
         kinds = {name.rsplit(":", 1)[-1] for name in names}
         globs = dict.fromkeys(glob for glob, _ in [*self.shard, *self.partial])
         untied = sorted(set(self.tied) - self.parameters)

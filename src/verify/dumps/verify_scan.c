@@ -453,14 +453,22 @@ static bool is_of_later_pass(const ari_pair *pair)
            pair->format[0].parts == 1;
 }
 
-/* Adds to what is `shown` of tensors of the step what this one is off by, in parts of its largest value, and its weights
- * explain; measured with that again if it is outside its tolerance. */
-static ar_status doubt_output(pass *p, ari_pair *pair, double *shown)
+/* What tensors of a step are off by that weights explain: in parts of their largest value; and what the last output of
+ * weights was, which modules without any hand on, as heads that are cut out of it are. */
+typedef struct {
+    double part, handed_on;
+} shown_doubt;
+
+/* Adds to what is shown what this tensor is off by and its weights explain; measured with that again if it is outside
+ * its tolerance. */
+static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown)
 {
     ari_verifying *v = p->v;
     const ar_verify_row *r = pair->row;
-    ari_doubt d = {.all = *shown * pair->tally.max_reference};
-    AR_TRY(ari_doubt_output(&d, pair->side[0], weight_of(v, r, "weight"), weight_of(v, r, "bias"), &v->arena));
+    const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
+    const bool alone = r->pass == 'f' && !weight && !bias;
+    ari_doubt d = {.all = fmax(shown->part * pair->tally.max_reference, alone ? shown->handed_on : 0.0)};
+    AR_TRY(ari_doubt_output(&d, pair->side[0], weight, bias, &v->arena));
     double most = fmin(d.most, pair->tally.max_abs);
     if (pair->tally.different > 0) {
         AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
@@ -470,7 +478,9 @@ static ar_status doubt_output(pass *p, ari_pair *pair, double *shown)
         AR_TRY(measure(p, pair->blocks, 0.95, 0.0));
         most = pair->tally.max_abs;
     }
-    *shown = pair->tally.max_reference > 0.0 ? fmax(*shown, most / pair->tally.max_reference) : *shown;
+    if (pair->tally.max_reference > 0.0)
+        shown->part = fmax(shown->part, most / pair->tally.max_reference);
+    shown->handed_on = alone ? shown->handed_on : most;
     return AR_OK;
 }
 
@@ -478,14 +488,15 @@ static ar_status doubt_output(pass *p, ari_pair *pair, double *shown)
  * optimizers moved by rounding make of them, and of what is computed from them. */
 static ar_status doubt_outputs(pass *p)
 {
-    double shown = 0.0;
+    shown_doubt shown = {0.0, 0.0};
     size_t outside = 0;
     for (size_t i = 0; i < p->v->pairs; i++)
         outside += is_of_later_pass(&p->v->pair[i]) && p->v->pair[i].tally.different > 0;
     for (size_t i = 0; i < p->v->pairs && outside > 0; i++) {
         ari_pair *pair = &p->v->pair[i];
         const bool output = is_of_later_pass(pair), apart = pair->row->state == AR_VERIFY_REPLICAS;
-        shown = i > 0 && pair->row->step == pair[-1].row->step ? shown : 0.0;
+        if (i > 0 && pair->row->step != pair[-1].row->step)
+            shown = (shown_doubt){0.0, 0.0};
         outside -= output && pair->tally.different > 0;
         if (output && pair->sums && !apart)
             AR_TRY(doubt_output(p, pair, &shown));

@@ -17,6 +17,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -28,7 +29,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT / "python")]
+sys.path[:0] = [str(HERE), str(ROOT / "python")]
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TOKENIZERS_PARALLELISM="false",
     TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
@@ -41,10 +42,15 @@ import torch.distributed.nn.functional  # noqa: E402, F401
 
 import engine_programs  # noqa: E402, F401  registers its programs, as the others do
 import framework_programs  # noqa: E402, F401
+import megatron_programs  # noqa: E402, F401
 import programs  # noqa: E402
 import sharded_programs  # noqa: E402, F401
 import torch_programs  # noqa: E402, F401
+
+sys.path.append(str(HERE.parent))
 from forks import fork_ranks  # noqa: E402
+
+sys.path.remove(str(HERE.parent))  # it has a megatron.py, which is not the package of that name
 
 COMMAND = os.path.abspath(os.environ.get("ANYRANK", ROOT / "build/anyrank"))
 COLUMNS = ["program", "ranks", "spec", "kind", "rule", "result", "first", "cause", "seconds"]
@@ -55,9 +61,15 @@ EAGER = {"transformers": ["LlamaForCausalLM", "BertModel", "Trainer"],
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """One below those that the system gives to connections, which might take it before it is listened on."""
+    for port in random.sample(range(20000, 30000), 100):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
+    raise OSError("no port is free")
 
 
 def train(program, folder, dumps):
@@ -147,7 +159,13 @@ def look(program, folder, options):
 
 
 def missing_package(program):
-    return next((name for name in program.needs if importlib.util.find_spec(name) is None), None)
+    for name in program.needs:
+        try:
+            if importlib.util.find_spec(name) is None:
+                return name
+        except ModuleNotFoundError:  # of what it is within
+            return name
+    return None
 
 
 def import_packages(chosen):
@@ -158,7 +176,7 @@ def import_packages(chosen):
 
 
 def spec_lines(spec):
-    return sum(len(value) if isinstance(value, dict) else 1 for value in spec.values())
+    return 1 if isinstance(spec, str) else sum(len(value) if isinstance(value, dict) else 1 for value in spec.values())
 
 
 def print_row(row):

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""spec="megatron": where tensors of Megatron-core's models are, from its process groups, the marks of its parameters and
+the kinds of its modules. Experts and latent attention are not among them.
+
+Activations are [s, b, h] and have their samples in dimension 1; under sequence parallelism ranks have other tokens
+(dimension 0) of those between the divided layers.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import typing
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from anyrank._errors import AnyrankError
+from anyrank.capture._mesh import Line, mesh_of_lines, ranks_of_group
+from anyrank.capture._model import modules_of, parameters_of
+
+Dims = typing.Dict[str, typing.Any]
+HOME = "megatron.core.parallel_state"
+
+
+def is_megatron(wrapper: typing.Any) -> bool:
+    """Whether it is Megatron's data parallelism."""
+    home = type(wrapper).__module__
+    return home.startswith("megatron.core.distributed") and hasattr(wrapper, "module")
+
+
+def _kinds(m: typing.Any) -> set[str]:
+    return {kind.__name__ for kind in type(m).__mro__}
+
+
+def _lines() -> list[Line]:
+    state: typing.Any = sys.modules.get(HOME)
+    if state is None or not state.model_parallel_is_initialized():
+        raise AnyrankError('spec="megatron": megatron.core.parallel_state is not initialised: is this a Megatron model?')
+    groups = {"tp": state.get_tensor_model_parallel_group(), "cp": state.get_context_parallel_group(),
+              "dp": state.get_data_parallel_group(), "pp": state.get_pipeline_model_parallel_group()}
+    return [Line(name, ranks_of_group(group)) for name, group in groups.items()]
+
+
+def _blocks(m: typing.Any, path: str) -> Dims:
+    """What is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group of heads lie
+    together, and are cut as one."""
+    gated = "linear_fc1" in path.split(".") and getattr(getattr(m, "config", None), "gated_linear_unit", False)
+    return {"blocks": [1, 1] if gated else None}
+
+
+def _parameter(m: nn.Module, path: str, p: typing.Any) -> Dims:
+    """Of a parameter that Megatron marks as divided."""
+    if not getattr(p, "tensor_model_parallel", False) or getattr(p, "partition_dim", -1) < 0:
+        return {}
+    return {"tp": p.partition_dim, **_blocks(m, path)}
+
+
+def _activations(path: str, m: typing.Any, within: set[str], sequence: bool) -> tuple[Dims, Dims]:
+    """Of what a module gives out, and of its input's gradient. within: the kinds of the module that has it."""
+    rows: Dims = {"dp": 1, **({"tp": 0} if sequence else {})}
+    kinds, name = _kinds(m), path.rsplit(".", 1)[-1]
+    own = {**rows} if getattr(m, "sequence_parallel", sequence) else {"dp": 1}
+    if "ColumnParallelLinear" in kinds:
+        return {"dp": 1} if m.gather_output else {"dp": 1, "tp": -1, **_blocks(m, path)}, own
+    if "RowParallelLinear" in kinds:
+        return own, {"dp": 1, "tp": -1} if m.input_is_parallel else {"dp": 1}
+    if "VocabParallelEmbedding" in kinds:
+        return (rows if m.reduce_scatter_embeddings else {"dp": 0}), {"dp": 0}
+    if "Embedding" in kinds:
+        return {"dp": 0}, {"dp": 0}
+    if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in within:
+        return {"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}  # [b, heads, s, s]
+    if "DotProductAttention" in kinds:
+        return {"dp": 1, "tp": -1}, {"dp": 1, "tp": 2}  # of queries [s, b, heads, d]
+    if name in ("q_layernorm", "k_layernorm"):
+        return {"dp": 1, "tp": 2}, {"dp": 1, "tp": 2}
+    if "RotaryEmbedding" in kinds:
+        return {"dp": None}, {"dp": None}
+    return rows, rows
+
+
+def spec_of(model: nn.Module, rank: int, world: int) -> dict[str, typing.Any]:
+    """The spec of a model on this rank, as a user would write it."""
+    lines = _lines()
+    modules = dict(modules_of(model))
+    configs: list[typing.Any] = [getattr(m, "config") for m in modules.values() if hasattr(m, "config")]
+    sequence = any(getattr(c, "sequence_parallel", False) and c.tensor_model_parallel_size > 1 for c in configs)
+    shard: dict[str, Dims] = {}
+    for path, p in parameters_of(model):
+        owner = modules.get(path.rpartition(".")[0])
+        dims = _parameter(owner, path, p) if owner is not None else {}
+        if dims:
+            shard[f"{path}:*"] = dims
+    for path, m in modules.items():
+        if path:
+            given, back = _activations(path, m, _kinds(modules.get(path.rpartition(".")[0])), sequence)
+            shard.update({f"{path}:fwd": given, f"{path}:bwd": back})
+    shard["output:fwd"] = {"dp": 0, "tp": 2}  # logits [b, s, v]; losses of tokens [b, s] are whole
+    spec: dict[str, typing.Any] = {"shard": shard}
+    if world > 1:
+        spec["mesh"] = mesh_of_lines(lines, rank, world).sizes
+    return spec
+
+
+class Megatron:
+    """Gradients in Megatron's buffers, and what its optimizers update."""
+
+    def __init__(self) -> None:
+        self.optimizers: list[typing.Any] = []
+        self.clipped: typing.Any = None
+
+    def hear_steps(self, before: typing.Callable[[], None], after: typing.Callable[[], None]
+                   ) -> typing.Callable[[], None]:
+        home: typing.Any = sys.modules["megatron.core.optimizer.optimizer"]
+        kinds = [kind for kind in _all_kinds(home.MegatronOptimizer) if "step" in vars(kind)]
+        undo: list[typing.Callable[[], None]] = []
+        now: list[None] = []
+
+        def hearing(function: typing.Any) -> typing.Any:
+            @functools.wraps(function)
+            def heard(optimizer: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+                if now:
+                    return function(optimizer, *args, **kwargs)
+                self.optimizers = list(getattr(optimizer, "chained_optimizers", [optimizer]))
+                before()
+                now.append(None)
+                try:
+                    result = function(optimizer, *args, **kwargs)
+                finally:
+                    now.pop()
+                clips = any(one.config.clip_grad > 0.0 for one in self.optimizers)
+                self.clipped = result[1] if clips and isinstance(result, tuple) else None
+                after()
+                return result
+            return heard
+
+        for kind in kinds:
+            function = kind.step
+            kind.step = hearing(function)
+            undo.append(functools.partial(setattr, kind, "step", function))
+
+        def restore() -> None:
+            for one in undo:
+                one()
+        return restore
+
+    def _share(self, p: torch.Tensor) -> tuple[typing.Any, slice | None]:
+        """The optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no part of it."""
+        for optimizer in self.optimizers:
+            if hasattr(optimizer, "model_param_gbuf_map"):
+                if p in optimizer.model_param_gbuf_map:
+                    own = optimizer._get_model_param_range_map(p)["param"]
+                    return optimizer, slice(own.start, own.end)
+                if any(p is one for bucket in optimizer.buffers for one in bucket.params):
+                    return optimizer, None
+        return None, None
+
+    def _whole(self, p: torch.Tensor, optimizer: typing.Any, own: slice | None, part: torch.Tensor | None
+               ) -> torch.Tensor:
+        """A tensor of the parameter's shape from the parts that data-parallel ranks have."""
+        full = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
+        if own is not None and part is not None:
+            full[own] = part.detach().float().flatten()
+        dist.all_reduce(full, group=optimizer.data_parallel_group)
+        return full.view(p.shape)
+
+    def weight(self, p: torch.Tensor) -> torch.Tensor:
+        main = getattr(p, "main_param", None)
+        if p.element_size() >= 4:
+            return p
+        optimizer, own = self._share(p)
+        if optimizer is not None:
+            return self._whole(p, optimizer, own, main)
+        return p if main is None or main.shape != p.shape else typing.cast(torch.Tensor, main)
+
+    def gradient(self, p: torch.Tensor) -> torch.Tensor | None:
+        grad = getattr(p, "main_grad", None)
+        grad = p.grad if grad is None else grad
+        optimizer, own = self._share(p)
+        if grad is not None and optimizer is not None:
+            grad = self._whole(p, optimizer, own, grad.flatten()[own] if own is not None else None)
+        return None if grad is None else grad / self.loss_scale()
+
+    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        optimizer, own = self._share(p)
+        if optimizer is not None:
+            found = optimizer._get_main_param_and_optimizer_states(p) if own is not None else {}
+            keys: list[list[str] | None] = [None] * dist.get_world_size(optimizer.data_parallel_group)
+            dist.all_gather_object(keys, sorted(key for key, value in found.items() if key != "param" and value.dim()),
+                                   group=optimizer.data_parallel_group)
+            names = dict.fromkeys(key for one in keys for key in one or [])
+            return {key: self._whole(p, optimizer, own, found.get(key)) for key in names}
+        main = getattr(p, "main_param", p)
+        inner = [one.optimizer.state for one in self.optimizers if getattr(one, "optimizer", None) is not None]
+        return next((dict(state[main]) for state in inner if main in state), {} if not p.requires_grad else None)
+
+    def loss_scale(self) -> float:
+        scales = [float(one.get_loss_scale()) for one in self.optimizers]
+        return scales[0] if scales else 1.0
+
+    def norm(self) -> float | None:
+        return None if self.clipped is None else float(self.clipped)
+
+
+def _all_kinds(kind: typing.Any) -> list[typing.Any]:
+    return [kind, *(deeper for sub in kind.__subclasses__() for deeper in _all_kinds(sub))]
