@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Right programs of tests/pytorch/frameworks are the same on one rank and on several, and broken ones are seen.
 
-ANYRANK_TEST_EXTENDED runs all of them (10 minutes), otherwise a share that has each framework, parallelism and kind of
+ANYRANK_TEST_EXTENDED runs all of them (15 minutes), otherwise a share that has each framework, parallelism and kind of
 model once. Programs whose framework is not installed are skipped, and counted.
 """
 
@@ -20,7 +20,10 @@ SHARE = """
     ddp_ragged!mean_of_means opt_muon!half_lost ddp_experts fsdp2_layers fsdp2_layers!clip_local hsdp_2x2
     tp_gpt!rowwise_partial sp_gpt tp2_fsdp2 hand_tp!bias_twice lightning_accum_clip fabric_accum!never_synced
     accelerate_plain!loader accelerate_accum_clip trainer_eval_4 trainer_bert_classifier peft_trainer trl_sft_packing
-    trl_dpo trl_reward trl_grpo_1 st_mnrl_gathered""".split()
+    trl_dpo trl_reward trl_grpo_1 st_mnrl_gathered ds_zero0_bf16 ds_zero1 ds_zero1!unreduced ds_zero2!one_lr
+    ds_zero3_llama_4 ds_zero3_offload ds_trainer_zero1 ds_accelerate_zero2 pp_1f1b pp_1f1b!divided_twice
+    pp_zero_bubble pp_zbv pp2_fsdp2 pp_traced replicate_accum!part replicate_fsdp_4 fairscale_sharded handmade_flat
+    handmade_flat!unreduced mcore_tp2_gated mcore_sp2!norms mcore_dp2 mcore_sp2_dp2_divided""".split()
 ROUNDED = ["ddp_autocast_bf16"]
 ALL_ROUNDED = """
     ddp_autocast_bf16 ddp_fp16_scaler* fsdp2_bf16 accelerate_bf16 trainer_bf16 ddp_adamw* ddp_no_sync* ddp_lstm
