@@ -76,12 +76,13 @@ class Capture:
             train(model, optimizer)
 
     model      a torch.nn.Module, wrapped or not in DDP, FSDP2 (fully_shard), torch.compile, tensor parallelism; what
-               wraps it inside of the block is seen too
+               wraps it inside of the block is seen too. Or a DeepSpeed engine; or a schedule of
+               torch.distributed.pipelining, or a list of the modules of this rank's stages
     folder     gets rank-00000.safetensors and so on, complete when the block is left; after an error, nothing
     optimizer  its optimizer, or several; default: those that update the model's parameters
     rank       where there is no process group: this process's rank in spec's mesh
     spec       what the model does not say of itself: {"mesh": .., "shard": .., "partial": .., "mean_over": ..}, or the
-               name of a JSON file with it
+               name of a JSON file with it; "megatron": it is read from a model of Megatron-core
     steps      which training steps, from 1: {1, 100}, range(1, 4), a function; default: all
     first_step the number of the first step: 4 in a run that resumes after three, whose weights are NAME:new@3
     rounding   True: measures on one rank what rounding changes in each tensor, for `anyrank verify --rounding`, by
@@ -93,10 +94,10 @@ class Capture:
     timeout    seconds to wait at the end for ranks that are still running
 
     A step is its forward passes, until the next one after an optimizer's step. Programs whose steps cannot be seen so
-    call gradients(), gradient_norm() and step() themselves. Raises AnyrankError for what cannot be captured.
+    call gradients(), gradient_norm(), state() and step() themselves. Raises AnyrankError for what cannot be captured.
     """
 
-    def __init__(self, model: nn.Module, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
+    def __init__(self, model: typing.Any, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
                  rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
                  rounding: bool = False, ema: typing.Any = None, only: str | typing.Sequence[str] | None = None,
                  values: typing.Sequence[str] = VALUES, timeout: float = 600) -> None:
@@ -674,8 +675,9 @@ class Capture:
             whole = None  # was worked out from a DTensor that it was made of, and the spec knows better
         divided = spec.get("dp", 0) is not None
         if name.endswith(":bwd"):
-            over = self._record.groups.mesh.size(self._record.groups.mean if divided else [])
-            local = local / (over * of.divisor) if over * of.divisor > 1 else local
+            over = of.divisor * self._record.groups.mesh.size(self._record.groups.mean if divided else [])
+            scale = self._engine.loss_scale() if self._engine is not None else 1.0
+            local = local / (over * scale) if over * scale != 1.0 else local
         self._record.add(name, self._at(name, self._step), local, whole, samples, of.number, of.batch)
 
     def on_scaled(self, outputs: typing.Any, scale: float) -> None:
