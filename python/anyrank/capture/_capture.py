@@ -30,7 +30,7 @@ from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward,
 from anyrank.capture._megatron import spec_of
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, plain,
                                     roots_of, router_biases_of, unwrapped, wrapped_in)
-from anyrank.capture._pipelines import Chunk, chunk_now
+from anyrank.capture._pipelines import Chunk, chunk_now, group_of_stages
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._rounding import Replay, Rounding
@@ -329,9 +329,8 @@ class Capture:
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
             raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
-        chunk = chunk_now()
         self._groups = groups_of(self._model, wrapper, rank, world, self._spec.mesh, self._spec.mean_over,
-                                 chunk.stage if chunk is not None else None)
+                                 group_of_stages(wrapper))
         self._spec.check(self._groups.mesh.sizes)
         self._formats = formats_of(self._model, wrapper) if world > 1 else {}
         several = world > 1 and dist.is_initialized()

@@ -253,10 +253,11 @@ def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
 
 
 def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, given: dict[str, int] | None,
-              mean: list[str] | None, stage: typing.Any = None) -> Groups:
-    """The mesh and what its dimensions are for: found from the model, or the one that is told. stage: of a pipeline."""
+              mean: list[str] | None, stages: typing.Any = None) -> Groups:
+    """The mesh and what its dimensions are for: found from the model, or the one that is told. stages: the group of a
+    pipeline's."""
     averaged = _data_groups(model, wrapper) if world > 1 else []
-    lines = [Line("pp", ranks_of_group(stage.group))] if stage is not None else []
+    lines = [Line("pp", ranks_of_group(stages))] if stages is not None else []
     if given is None:
         meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
         roots = {id(root): root for root in map(root_of, meshes.values())}

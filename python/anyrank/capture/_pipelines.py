@@ -45,6 +45,15 @@ def chunk_now() -> Chunk | None:
     return Chunk(stage, number, 1, probe) if stage is not None else None
 
 
+def group_of_stages(wrapper: typing.Any) -> typing.Any:
+    """The ranks of a pipeline: of the stage that is called now, or of DeepSpeed's engine; None: there is none."""
+    chunk = chunk_now()
+    if chunk is not None:
+        return chunk.stage.group
+    grid: typing.Any = getattr(wrapper, "grid", None)
+    return grid.get_pipe_parallel_group() if hasattr(grid, "get_pipe_parallel_group") else None
+
+
 def stages_of(schedule: typing.Any) -> list[typing.Any]:
     """The stages of this rank, of a schedule, a stage or a list; [] for anything else."""
     if isinstance(schedule, (list, tuple)):

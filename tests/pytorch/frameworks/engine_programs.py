@@ -166,6 +166,48 @@ def ds_accelerate_zero2(rank, world, folder):
     return gathered_weights(net) if world > 1 else full_weights(model)
 
 
+def deepspeed_pipeline(rank, world, folder, clip, bug=None):
+    model = mlp()
+    batches = [[part for part in zip(*(t.chunk(4) for t in samples(step)))] for step in range(3)]
+    if world == 1:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with capture(model, folder):
+            for batch in batches:
+                for x, y in batch:
+                    (F.mse_loss(model(x), y) / 4).backward()
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        return full_weights(model)
+    import deepspeed
+    from deepspeed.pipe import PipelineModule
+    deepspeed.init_distributed("gloo")
+    net = PipelineModule(layers=list(model), num_stages=2, loss_fn=F.mse_loss, partition_method="uniform")
+    if bug and rank == 1:
+        torch.manual_seed(9)
+        next(m for m in net.modules() if isinstance(m, nn.Linear)).reset_parameters()
+    config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "gradient_clipping": clip,
+              "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=config)
+    with capture(engine, folder):
+        for batch in batches:
+            engine.train_batch(data_iter=iter(batch))
+    return weights_of_stages([net])
+
+
+@program("ds_pipeline2", about="DeepSpeed's PipelineModule on 2 stages", needs=("deepspeed",), rounding=False,
+         bugs={"other_seed": "the second stage has weights of another seed"})
+def ds_pipeline2(rank, world, folder, bug=None):
+    return deepspeed_pipeline(rank, world, folder, 0.0, bug)
+
+
+@program("ds_pipeline2_clipped", about="the same with clipping, which DeepSpeed does by the first stage's norm",
+         needs=("deepspeed",), rounding=False, expected="different")
+def ds_pipeline2_clipped(rank, world, folder):
+    return deepspeed_pipeline(rank, world, folder, 0.2)
+
+
 # --- pipelines --------------------------------------------------------------------------------------------------------
 
 class Part(nn.Module):
