@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""spec="megatron": where tensors of Megatron-core's models are, from its process groups, the marks of its parameters and
-the kinds of its modules. Experts and latent attention are not among them.
+"""spec="megatron": where tensors of Megatron-core's models are, from its process groups, the marks of its parameters
+and the kinds of its modules. Experts and latent attention are not among them.
 
 Activations are [s, b, h] and have their samples in dimension 1; under sequence parallelism ranks have other tokens
 (dimension 0) of those between the divided layers.
@@ -37,15 +37,15 @@ def _kinds(m: typing.Any) -> set[str]:
 def _lines() -> list[Line]:
     state: typing.Any = sys.modules.get(HOME)
     if state is None or not state.model_parallel_is_initialized():
-        raise AnyrankError('spec="megatron": megatron.core.parallel_state is not initialised: is this a Megatron model?')
+        raise AnyrankError('spec="megatron": megatron.core.parallel_state is not initialised, as it is for its models')
     groups = {"tp": state.get_tensor_model_parallel_group(), "cp": state.get_context_parallel_group(),
               "dp": state.get_data_parallel_group(), "pp": state.get_pipeline_model_parallel_group()}
     return [Line(name, ranks_of_group(group)) for name, group in groups.items()]
 
 
 def _blocks(m: typing.Any, path: str) -> Dims:
-    """What is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group of heads lie
-    together, and are cut as one."""
+    """What is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group of heads
+    lie together, and are cut as one."""
     gated = "linear_fc1" in path.split(".") and getattr(getattr(m, "config", None), "gated_linear_unit", False)
     return {"blocks": [1, 1] if gated else None}
 
@@ -147,7 +147,7 @@ class Megatron:
         return restore
 
     def _share(self, p: torch.Tensor) -> tuple[typing.Any, slice | None]:
-        """The optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no part of it."""
+        """The optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no part."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "model_param_gbuf_map"):
                 if p in optimizer.model_param_gbuf_map:
