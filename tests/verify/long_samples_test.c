@@ -89,3 +89,27 @@ Test(long_samples, are_shared_out_by_who_has_most)
         }
     }
 }
+
+/* Each rank asked for each part, as the moves are defined. */
+Test(long_samples, move_what_the_ranks_with_most_lack)
+{
+    for (int k = 0; k < 6 * 4 * 2; k++) {
+        const ar_parallel p = {.cp = (int[]){1, 2, 3, 4, 6, 12}[k / 8], .cp_inner = 1 + k / 2 % 4, .zigzag = k % 2};
+        if (p.cp % p.cp_inner != 0)
+            continue;
+        for (size_t seq = 24; seq <= 24 * 512; seq *= 2) {
+            const size_t all = ar_gradient_parts(seq), each = seq / all;
+            size_t parts = 0, moved = 0;
+            for (size_t part = 0; part < all; part++) {
+                size_t most = 0;
+                for (int rank = 0; rank < p.cp; rank++) {
+                    const size_t rows = ar_gradient_part_rows(&p, seq, part, rank);
+                    most = rows > most ? rows : most;
+                }
+                moved += each - most;
+            }
+            cr_expect_eq(ar_gradient_moves(&p, seq, &parts), moved, "cp %d inner %d zigzag %d seq %zu", p.cp,
+                         p.cp_inner, p.zigzag, seq);
+        }
+    }
+}

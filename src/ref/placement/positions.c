@@ -96,13 +96,37 @@ int ar_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size
     return ari_at_least_one(p->cp) - 1;
 }
 
+/* The rank that has a position, of those of ar_parallel_positions, and where its run of them ends. */
+static int holder(size_t *end, const ar_parallel *p, size_t seq, size_t position)
+{
+    const size_t inner = (size_t)ari_at_least_one(p->cp_inner), places = (size_t)ari_at_least_one(p->cp) / inner;
+    const size_t twice = p->zigzag && places > 1 ? 2 : 1, chunk = seq / (twice * places);
+    const size_t each = twice * chunk / inner, at = position / chunk;
+    const bool second = at >= places;
+    const size_t before = position % chunk + (second ? chunk : 0);
+    const size_t of_chunk = (at + 1) * chunk, of_rank = position + each - before % each;
+    *end = of_chunk < of_rank ? of_chunk : of_rank;
+    return (int)((second ? 2 * places - 1 - at : at) * inner + before / each);
+}
+
+/* The most rows of a part that a rank has. */
+static size_t most_of_part(const ar_parallel *p, size_t seq, size_t part, size_t each)
+{
+    size_t most = 0;
+    for (size_t at = part * each, end; at < (part + 1) * each; at = end) {
+        const size_t rows = ar_gradient_part_rows(p, seq, part, holder(&end, p, seq, at));
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
 size_t ar_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
 {
     const size_t all = ar_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
-    size_t moved = 0, ranks = 0;
+    size_t moved = 0;
     if (cp > 1 && all % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
         for (size_t part = 0; part < all; part++)
-            moved += seq / all - most_rows(p, seq, part, &ranks);
+            moved += seq / all - most_of_part(p, seq, part, seq / all);
     *parts = moved > 0 ? all : all / cp;
     return moved;
 }
