@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bias of routers of sigmoids: moved after each step by counts of tokens, equal under every layout, kept in
 checkpoints, and refused where there is none."""
+import json
+import struct
 import sys
 import unittest
 
@@ -31,6 +33,23 @@ class RouterBiasTest(Case):
         self.assertEqual((resumed["note"], resumed["weights_hash"]), (None, moved["weights_hash"]))
         other = self.result("train", "--resume", self.folder / "run", "--router-bias-update", "0")
         self.assertIn("another router-bias-update: from step 2 on", other["note"])
+
+    def test_a_bias_of_minus_zero_becomes_zero_where_it_does_not_move(self):
+        """As by PyTorch's `bias += u * sign(error)`, in the baseline too."""
+        self.trained("--stop-after", "1", "--save", self.folder / "run")
+        folder = self.folder / "run" / "step-00000001"
+        file = folder / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        biases = [t for name, t in json.loads(data[8:start]).items() if name.endswith("e_score_correction_bias")]
+        self.assertTrue(biases)
+        for bias in biases:
+            first, end = (start + offset for offset in bias["data_offsets"])
+            data[first:end] = struct.pack("<f", -0.0) * ((end - first) // 4)
+        file.write_bytes(data)
+        # Few tokens: some experts have as many as the mean.
+        model = self.result("check", folder, "--batch", "2", "--seq", "8", *UPDATE, "--dp", "2")["models"][0]
+        self.assertEqual(model["runs"][0]["result"], "same")
 
     def test_what_makes_no_sense_is_refused(self):
         self.refused("check", "mixtral-demo", *UPDATE, says="no bias by which they choose")

@@ -323,8 +323,7 @@ static void update_bias(const ari_bl_run *run, const ari_bl_trained *p)
         sum += p->tokens[i];
     for (size_t i = 0; i < p->rows; i++) {
         const int64_t more = (int64_t)p->rows * p->tokens[i];
-        if (more != sum)
-            p->at[i] = ari_bl_fl(run, p->at[i] + (more < sum ? u : -u));
+        p->at[i] = ari_bl_fl(run, p->at[i] + (more < sum ? u : more > sum ? -u : 0.0)); /* of -0, 0 makes 0 */
     }
 }
 
