@@ -151,7 +151,7 @@ ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, dou
     float total = 0.0f;
     AR_TRY(ari_loss_total(&loss->sum, ctx, &total));
     *value = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
-    *value = more > 0.0 ? (float)((double)*value + more) : *value;
+    *value = more != 0.0 ? (float)((double)*value + more) : *value; /* NaN too */
     return ari_tap_number(ctx, "loss", 'f', *value);
 }
 
