@@ -199,7 +199,7 @@ def measure(precision, o):
     sides = [Side(block, variant, precision, o) for block in SIZES[o.size] for variant in o.variants]
     ours = Anyrank(o.beside, precision, o) if o.beside else None
     for turn in range(o.turns):
-        for name, step in [("anyrank", ours.measure)] * bool(ours) + [
+        for name, step in ([("anyrank", ours.measure)] if ours else []) + [
                 (f"{side.name}, {side.variant}", lambda side=side: side.measure(o.repetitions)) for side in sides]:
             print(f"\r\033[Kturn {turn + 1} of {o.turns}: {name}", end="", file=sys.stderr, flush=True)
             step()

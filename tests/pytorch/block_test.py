@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""bench/torch_block.py measures every variant of both blocks, in two turns beside anyrank, of the same parameters.
+"""bench/torch_block.py measures every variant of both blocks, in two turns beside anyrank, of the same parameters; and
+one variant alone.
 
 ANYRANK names another command than build/anyrank. Exit status 77 (skipped) where there is no torch."""
 
@@ -20,11 +21,13 @@ def main():
     if not importlib.util.find_spec("torch"):
         print("no torch here (scripts/install_deps.sh --pytorch)")
         sys.exit(77)
-    done = subprocess.run([sys.executable, "bench/torch_block.py", "--beside", COMMAND, "--threads", "1", "--batch", "1",
-                           "--seq", "32", "--repetitions", "1", "--turns", "2", "--json", "-"],
-                          cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"exit status {done.returncode}: {done.stdout}{done.stderr}")
+    small = [sys.executable, "bench/torch_block.py", "--threads", "1", "--batch", "1", "--seq", "32", "--repetitions",
+             "1", "--json", "-"]
+    alone = [*small, "--turns", "1", "--variants", "eager"]
+    for command in (alone, [*small, "--turns", "2", "--beside", COMMAND]):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            sys.exit(f"exit status {done.returncode}: {done.stdout}{done.stderr}")
     measured = {(row["block"], row["side"]) for row in json.loads(done.stdout)["rows"] if row["seconds"]}
     missing = {(block, side) for block in ("gpt2", "llama") for side in SIDES} - measured
     if missing:
