@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import unittest
+import unittest.mock
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import COMMAND, EXTENDED, GOLDEN, LIMIT_S, ROOT, Case  # noqa: E402
@@ -646,6 +647,15 @@ class Others(CommandTest):
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "info"))
         for key in ("cpu", "blas", "cuda"):
             self.assertIn(key, result)
+
+    def test_info_says_that_kernels_are_of_an_older_processor(self):
+        """As a version of OpenBLAS chooses them on a processor that came after it."""
+        with unittest.mock.patch.dict(os.environ, OPENBLAS_CORETYPE="Prescott"):
+            result = self.result("info")
+        if result["blas"]["name"] != "OpenBLAS" or "avx2" not in result["cpu"]["features"]:
+            self.skipTest("no OpenBLAS with AVX2 here")
+        self.assertEqual(result["blas"]["kernels"], "Prescott")
+        self.assertRegex(result["blas"]["reason"], "this processor has more: OPENBLAS_CORETYPE=(SkylakeX|Haswell)$")
 
     def test_json_to_a_file_leaves_that_file_alone_behind(self):
         path = self.folder / "result.json"
