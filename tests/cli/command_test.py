@@ -252,6 +252,12 @@ class Check(CommandTest):
         self.assertIsNone(run["predicted_bytes_per_rank"])
         self.assertGreater(run["peak_bytes_per_rank"]["weights"], 0)
 
+    def test_memory_that_depends_on_routes_is_predicted_where_these_are_known(self):
+        for numerics, known in (("exact", True), ("native", False)):
+            run = self.result("check", "mixtral-demo", "--dp", "2", "--ep", "2", "--batch", "2", "--seq", "8",
+                              "--numerics", numerics, "--strict-predictions")["models"][0]["runs"][0]
+            self.assertEqual(run["predicted_bytes_per_rank"], run["peak_bytes_per_rank"] if known else None)
+
     def test_the_dropout_of_a_config_is_noted_and_left_out(self):
         folder = self.config(attention_dropout=0.1)
         self.assertIn("note: the config's dropout of 0.1 is ignored", self.passes("check", folder, "--tp", "2", *SMALL).out)

@@ -57,7 +57,7 @@ static bool is_predicted(const ari_cluster_options *o)
 
 /* like: whose operands and blocks the ranks have; NULL: the CPU device's. Activations of experts that ranks share out
  * depend on the routes, and so do a GPU's operands, whose parts are copies where an expert's rows begin inside a tile:
- * they are compared where the routes are the baseline's. */
+ * they are compared where the routes are the baseline's, and elsewhere not predicted. */
 static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                              const ar_rank_memory *counted, const ar_device *like)
 {
@@ -87,6 +87,8 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
         else
             AR_TRY(compare_states(run, o, r, &counted[r]));
     }
+    if (routed && !known)
+        run->has_memory_predicted = false;
     return AR_OK;
 }
 
