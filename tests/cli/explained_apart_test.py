@@ -66,9 +66,10 @@ class ExplainedApart(Case):
             self.assertIn("layers.0.mlp:fwd", page.read_text())
 
     def test_the_verdict_is_printed_first_and_an_interrupt_ends_the_explanation_alone(self):
+        """Tests that a shell runs in the background ignore interrupts; the command here does not."""
         with subprocess.Popen([*self.words], cwd=self.folder, env={**os.environ, **self.limits, "BREAKS": "hang"},
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              start_new_session=True) as child:
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as child:
             self.assertEqual(child.stdout.readline(),
                              "different: 1 of 2 tensors; first in execution order: layers.0.mlp:fwd\n")
             self.assertEqual(child.stderr.readline(), "a measure breaks\n")
