@@ -338,3 +338,31 @@ Test(exact_arith, operands_that_do_not_fit_are_refused_in_both_numerics)
         cr_assert_eq(rank_run(&one, other_type, NULL), AR_ERR_DTYPE, "%s", ar_error_message());
     }
 }
+
+static ar_status add_odd_samples(ar_ctx *ctx, void *user)
+{
+    enum { TOKENS = 3 };
+    const size_t *samples = user;
+    const size_t x_shape[2] = {TOKENS, IN}, dy_shape[2] = {TOKENS, OUT};
+    const float zeros[TOKENS * (IN > OUT ? IN : OUT)] = {0};
+    ar_param w = {0};
+    ar_tensor x, dy;
+    ar_status st = make_param(&w, ctx, "w", 2, OUT, IN, false);
+    AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, x_shape, zeros));
+    AR_TRY_TO(done, st, rank_upload(ctx, &dy, 2, dy_shape, zeros));
+    st = ar_ctx_arith(ctx)->grad_contract(ctx, &(ar_grad_terms){&w, dy}, 1, &x, *samples, NULL);
+done:
+    ar_param_fini(&w);
+    return st;
+}
+
+Test(exact_arith, samples_that_do_not_divide_the_tokens_are_refused)
+{
+    static const ar_run one = {.parallel.tp = 1};
+    size_t samples = 3;
+    cr_assert_ok(rank_run(&one, add_odd_samples, &samples));
+    samples = 2;
+    cr_assert_refused(rank_run(&one, add_odd_samples, &samples), AR_ERR_SHAPE, "3 tokens in 2 samples");
+    samples = 0;
+    cr_assert_refused(rank_run(&one, add_odd_samples, &samples), AR_ERR_SHAPE, "3 tokens in 0 samples");
+}
