@@ -57,8 +57,15 @@ def _parameter(m: nn.Module, path: str, p: typing.Any) -> Dims:
     return {"tp": p.partition_dim, **_blocks(m, path)}
 
 
-def _activations(path: str, m: typing.Any, within: set[str], sequence: bool) -> tuple[Dims, Dims]:
-    """Of what a module gives out, and of its input's gradient. within: the kinds of the module that has it."""
+def _copies(m: typing.Any) -> int:
+    """How many ranks have the keys of a group of heads: more than one where there are fewer groups than ranks."""
+    config = getattr(m, "config", None)
+    groups, ranks = getattr(config, "num_query_groups", None), getattr(config, "tensor_model_parallel_size", 1)
+    return max(1, ranks // groups) if groups else 1
+
+
+def _activations(path: str, m: typing.Any, within: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
+    """Of what a module gives out, and of its input's gradient. within: the module that has it."""
     rows: Dims = {"dp": 1, **({"tp": 0} if sequence else {})}
     kinds, name = _kinds(m), path.rsplit(".", 1)[-1]
     own = {**rows} if getattr(m, "sequence_parallel", sequence) else {"dp": 1}
@@ -70,12 +77,13 @@ def _activations(path: str, m: typing.Any, within: set[str], sequence: bool) -> 
         return (rows if m.reduce_scatter_embeddings else {"dp": 0}), {"dp": 0}
     if "Embedding" in kinds:
         return {"dp": 0}, {"dp": 0}
-    if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in within:
+    if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in _kinds(within):
         return {"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}  # [b, heads, s, s]
     if "DotProductAttention" in kinds:
         return {"dp": 1, "tp": -1}, {"dp": 1, "tp": 2}  # of queries [s, b, heads, d]
     if name in ("q_layernorm", "k_layernorm"):
-        return {"dp": 1, "tp": 2}, {"dp": 1, "tp": 2}
+        copies = _copies(within) if name == "k_layernorm" else 1
+        return {"dp": 1, "tp": 2, "copies": copies}, {"dp": 1, "tp": 2, "copies": copies}
     if "RotaryEmbedding" in kinds:
         return {"dp": None}, {"dp": None}
     return rows, rows
@@ -95,12 +103,22 @@ def spec_of(model: nn.Module, rank: int, world: int) -> dict[str, typing.Any]:
             shard[f"{path}:*"] = dims
     for path, m in modules.items():
         if path:
-            given, back = _activations(path, m, _kinds(modules.get(path.rpartition(".")[0])), sequence)
+            given, back = _activations(path, m, modules.get(path.rpartition(".")[0]), sequence)
             shard.update({f"{path}:fwd": given, f"{path}:bwd": back})
     shard["output:fwd"] = {"dp": 0, "tp": 2}  # logits [b, s, v]; losses of tokens [b, s] are whole
     spec: dict[str, typing.Any] = {"shard": shard}
-    if world > 1:
-        spec["mesh"] = mesh_of_lines(lines, rank, world).sizes
+    if world == 1:
+        return spec
+    spec["mesh"] = mesh_of_lines(lines, rank, world).sizes
+    if any(getattr(c, "calculate_per_token_loss", False) for c in configs):  # sums, which are divided at the end
+        spec.update(mean_over=[], partial={"loss:fwd": [name for name in ("dp", "cp") if name in spec["mesh"]]})
+    if any(dims.get("copies", 1) > 1 for dims in shard.values()):  # each rank has its own heads' share of the gradient
+        spec.setdefault("partial", {})["*.k_layernorm:bwd"] = "tp"
+    root: typing.Any = model
+    tied = "output_layer.weight", "embedding.word_embeddings.weight"
+    if getattr(root, "share_embeddings_and_output_weights", False) and not getattr(root, "pre_process", True):
+        spec["tied"] = dict([tied] if tied[0] in dict(parameters_of(model)) else [])
+        shard.update({f"{tied[1]}:*": shard[f"{tied[0]}:*"]} if f"{tied[0]}:*" in shard else {})
     return spec
 
 

@@ -78,14 +78,19 @@ def group_of(m: nn.Module | None) -> typing.Any:
 
 
 def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
-    """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name."""
+    """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name. Layers
+    that know their number in the whole model, as Megatron's do in a pipeline's stage, are named by it."""
     if isinstance(model, Stages):
         for part in model.parts:
             yield from _named_modules(part)
         return
     wrapped = {path for path, m in model.named_modules() if is_wrapper(m)}
+    numbers = {path: str(m.layer_number - 1) for path, m in model.named_modules()
+               if isinstance(getattr(m, "layer_number", None), int) and path.rpartition(".")[2].isdigit()}
     for path, m in model.named_modules():
         parts = path.split(".")
+        ends = [".".join(parts[:i + 1]) for i in range(len(parts))]
+        parts = [numbers.get(end, part) for end, part in zip(ends, parts)]
         kept = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
         if path not in wrapped:
             yield plain(".".join(kept)), m

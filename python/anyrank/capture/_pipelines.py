@@ -11,6 +11,8 @@ import sys
 import types
 import typing
 
+import torch.distributed as dist
+
 HOME = "torch.distributed.pipelining.stage"
 
 
@@ -49,7 +51,7 @@ def group_of_stages(wrapper: typing.Any) -> typing.Any:
     """The ranks of a pipeline: of the stage that is called now, or of DeepSpeed's engine; None: there is none."""
     chunk = chunk_now()
     if chunk is not None:
-        return chunk.stage.group
+        return chunk.stage.group or dist.group.WORLD
     grid: typing.Any = getattr(wrapper, "grid", None)
     return grid.get_pipe_parallel_group() if hasattr(grid, "get_pipe_parallel_group") else None
 

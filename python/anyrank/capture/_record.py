@@ -306,7 +306,9 @@ class Record:
         for name, value in self.values.items():
             shapes = [other["shapes"].get(name) for other in of_all]
             units = {tuple(other["units"][name]) for other in of_all if name in other["units"]}
-            if 0 < min(steps) < _step_of(name):
+            if value.ndim and self._is_of_stages(name, of_all):
+                why[name] = "several stages of the pipeline call the module, each with its own layers in it"
+            elif 0 < min(steps) < _step_of(name):
                 why[name] = f"a step that not all ranks made ({min(steps)} to {max(steps)})"
             elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
                   self._has_lengths(value, shapes)):
@@ -315,6 +317,13 @@ class Record:
                 text = self._judge_digests(name, value, of_all)
                 why.update({name: text} if text else {})
         return why
+
+    def _is_of_stages(self, name: str, of_all: list[dict[str, typing.Any]]) -> bool:
+        """Whether a module is called by several stages, as what holds layers of each is."""
+        if "pp" not in self.groups.mesh.sizes or not name.split("@")[0].endswith((":fwd", ":bwd")):
+            return False
+        output = name.replace(":bwd", ":fwd")
+        return sum(output in of_all[rank]["shapes"] for rank in self.groups.mesh.along(["pp"])[0]) > 1
 
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
         """Whether ranks that have other samples of an activation have other extents, beyond how many samples."""

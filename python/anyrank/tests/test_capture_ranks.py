@@ -577,6 +577,51 @@ class Placed(FolderCase):
             ranks.spawn(2, run, self.path / "many", getattr(pipelining, f"Schedule{name}"), stages, scaled)
             self.verify(adam=False, tensors=50)
 
+    def test_layers_that_know_their_number_and_what_holds_layers_of_each_stage(self) -> None:
+        """As Megatron's stages: each counts its layers from 0, and calls a module that holds them."""
+        from torch.distributed import pipelining
+
+        class Layer(nn.Linear):  # type: ignore[misc]
+            def __init__(self, number: int) -> None:
+                super().__init__(4, 4)
+                self.layer_number = number
+
+        class Body(nn.Module):  # type: ignore[misc]
+            def __init__(self, layers: list[typing.Any]) -> None:
+                super().__init__()
+                self.layers = nn.ModuleList(layers)
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                for layer in self.layers:
+                    x = layer(x).tanh()
+                return x
+
+        def run(rank: int, folder: pathlib.Path) -> None:
+            torch.manual_seed(0)
+            layers = [Layer(1), Layer(2)]
+            model: typing.Any = nn.Sequential()
+            model.add_module("body", Body(layers if rank < 0 else layers[rank:rank + 1]))
+            x, y = torch.randn(8, 4), torch.randn(8, 4)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            if rank < 0:
+                with anyrank.capture(model, folder, optimizer):
+                    nn.functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+                return
+            stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+            schedule = pipelining.ScheduleGPipe(stage, 2, nn.functional.mse_loss)
+            with anyrank.capture(schedule, folder, optimizer):
+                schedule.step(*[x][rank:], **({"target": y} if rank else {}))
+                optimizer.step()
+
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
+        self.assertTrue(report.ok, str(report))
+        self.assertIn("each with its own layers in it", str(report))
+        names = {name for path in sorted((self.path / "many").iterdir()) for name in read(path)[0]}
+        self.assertIn("body.layers.1.weight:grad", names)
+
     def test_the_outermost_of_several_wrappers_counts(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
             torch.manual_seed(0)
