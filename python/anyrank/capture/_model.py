@@ -78,8 +78,8 @@ def group_of(m: nn.Module | None) -> typing.Any:
 
 
 def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
-    """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name. Layers
-    that know their number in the whole model, as Megatron's do in a pipeline's stage, are named by it."""
+    """Modules by plain name, outermost first; instead of a DDP within the model what it wraps, by the DDP's name.
+    Layers that know their number in the whole model, as Megatron's do in a pipeline's stage, are named by it."""
     if isinstance(model, Stages):
         for part in model.parts:
             yield from _named_modules(part)
