@@ -84,6 +84,14 @@ def with_deepspeed(rank, world, folder, model, stage, micro_batches=1, clip=0.0,
     return gathered_weights(engine)
 
 
+def frozen_gpt():
+    model = gpt()
+    model.table = nn.Parameter(torch.ones(32), requires_grad=False)
+    forward = model.embed.forward
+    model.embed.forward = lambda ids: forward(ids) * model.table
+    return model
+
+
 def deepspeed_program(name, about, stage, bugs=None, ranks=2, make=gpt, **options):
     tolerances = dict(tolerance=BF16, weights_tolerance=1.0) if options.get("bf16") else {}
 
@@ -101,6 +109,7 @@ deepspeed_program("ds_zero2", "ZeRO-2", 2, micro_batches=2, clip=0.3,
                   bugs={key: BUGS[key] for key in ("unreduced", "one_lr")})
 deepspeed_program("ds_zero3", "ZeRO-3", 3, micro_batches=2, clip=0.3,
                   bugs={key: BUGS[key] for key in ("last_dropped", "one_lr")})
+deepspeed_program("ds_zero3_frozen", "ZeRO-3, a frozen table that the model itself uses", 3, make=frozen_gpt)
 deepspeed_program("ds_zero1_bf16", "ZeRO-1 in bf16", 1, bf16=True, plain=False)
 deepspeed_program("ds_zero2_bf16", "ZeRO-2 in bf16, micro-batches", 2, bf16=True, plain=False, micro_batches=2)
 deepspeed_program("ds_zero3_bf16", "ZeRO-3 in bf16", 3, bf16=True, plain=False)
