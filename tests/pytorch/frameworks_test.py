@@ -22,8 +22,8 @@ SHARE = """
     accelerate_plain!loader accelerate_accum_clip trainer_eval_4 trainer_bert_classifier peft_trainer trl_sft_packing
     trl_dpo trl_reward trl_grpo_1 st_mnrl_gathered ds_zero0_bf16 ds_zero1 ds_zero1!unreduced ds_zero2!one_lr
     ds_zero3_llama_4 ds_zero3_offload ds_trainer_zero1 ds_accelerate_zero2 pp_1f1b pp_1f1b!divided_twice
-    pp_zero_bubble pp_zbv pp2_fsdp2 pp_traced replicate_accum!part replicate_fsdp_4 fairscale_sharded handmade_flat ds_zero3_frozen
-    handmade_flat!unreduced mcore_tp2_gated mcore_sp2!norms mcore_dp2 mcore_sp2_dp2_divided""".split()
+    pp_zero_bubble pp_zbv pp2_fsdp2 pp_traced replicate_accum!part replicate_fsdp_4 fairscale_sharded handmade_flat
+    ds_zero3_frozen handmade_flat!unreduced mcore_tp2_gated mcore_sp2!norms mcore_dp2 mcore_sp2_dp2_divided""".split()
 ROUNDED = ["ddp_autocast_bf16"]
 ALL_ROUNDED = """
     ddp_autocast_bf16 ddp_fp16_scaler* fsdp2_bf16 accelerate_bf16 trainer_bf16 ddp_adamw* ddp_no_sync* ddp_lstm
