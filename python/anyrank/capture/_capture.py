@@ -549,6 +549,10 @@ class Capture:
             if of.output is not None:
                 self._take_output(of, of.output, loss_of(of.output))
         self._keep_gradients(unseen=True)
+        last = any(of.chunk.stage.is_last if of.chunk is not None else self._record.groups.mesh.is_last("pp")
+                   for of in self._of_step)
+        if last and (self._has_gradients or self._given_gradients) and not any(of.loss for of in self._of_step):
+            self._record.left_out("losses, as no backward pass of a scalar was seen", "loss")
         if self._is_over():
             self._keep_parameters("new", self._step)
             self._keep_states(self._step)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import typing
 
 import torch
@@ -80,6 +81,30 @@ def _install() -> None:
     scaler.scale = _scaling(scaler.scale)
     _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
     torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)
+    _hear_megatron()
+
+
+def _hear_megatron() -> None:
+    """Megatron's schedules call the autograd engine themselves where they free what stages give out. A loss, of which
+    nothing would be saved, stays until it has gone backward."""
+    schedules: typing.Any = sys.modules.get("megatron.core.pipeline_parallel.schedules")
+    backward = getattr(schedules, "custom_backward", None)
+    free = getattr(schedules, "deallocate_output_tensor", None)
+    if backward is None or free is None:
+        return
+
+    @functools.wraps(backward)
+    def heard(output: torch.Tensor, grad_output: torch.Tensor | None) -> typing.Any:
+        losses = [output] if grad_output is None else []  # a stage before the last is given its output's gradient
+        return _go_backward(losses, functools.partial(backward, output, grad_output))
+
+    @functools.wraps(free)
+    def freed(output: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        return None if isinstance(output, torch.Tensor) and output.dim() == 0 else free(output, *args, **kwargs)
+
+    schedules.custom_backward, schedules.deallocate_output_tensor = heard, freed
+    _undo.append(functools.partial(setattr, schedules, "custom_backward", backward))
+    _undo.append(functools.partial(setattr, schedules, "deallocate_output_tensor", free))
 
 
 def _go_backward(losses: list[torch.Tensor], function: typing.Callable[[], typing.Any]) -> typing.Any:

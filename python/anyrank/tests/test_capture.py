@@ -7,6 +7,8 @@ import dataclasses
 import functools
 import os
 import struct
+import sys
+import types
 import typing
 import unittest.mock
 import warnings
@@ -308,6 +310,33 @@ class Written(CaptureCase):
             with anyrank.capture(model, self.path / "dump") as c:
                 model(torch.ones(2, 3)).sum().backward()
                 c.gradients({"weight": torch.ones(3)})
+
+    def test_a_loss_that_megatron_frees_and_sends_backward_by_the_engine_itself(self) -> None:
+        home = "megatron.core.pipeline_parallel.schedules"
+        schedules: typing.Any = types.ModuleType(home)
+
+        def free(output: typing.Any, freed: bool = False) -> None:
+            output.data = torch.full((1,), 7.0)
+
+        def backward(output: typing.Any, grad: typing.Any) -> None:
+            engine: typing.Any = torch.autograd.Variable._execution_engine
+            given = torch.ones_like(output) if grad is None else grad
+            engine.run_backward((output,), (given,), False, False, (), True, True)
+
+        schedules.deallocate_output_tensor, schedules.custom_backward = free, backward
+        model = nn.Linear(3, 2)
+        with unittest.mock.patch.dict(sys.modules, {home: schedules}):
+            with anyrank.capture(model, self.path / "dump"):
+                loss = model(torch.ones(2, 3)).square().sum()
+                value = loss.detach().clone()
+                schedules.deallocate_output_tensor(loss, True)
+                schedules.custom_backward(loss, None)
+            self.assertTrue(torch.equal(self.value("loss:fwd"), value))
+            self.assertEqual((schedules.deallocate_output_tensor, schedules.custom_backward), (free, backward))
+            with anyrank.capture(model, self.path / "unheard"):
+                backward(model(torch.ones(2, 3)).square().sum(), None)
+        report = anyrank.verify(self.path / "unheard", self.path / "unheard")
+        self.assertIn("losses, as no backward pass of a scalar was seen", str(report))
 
     def test_emptied_parameters_are_refused(self) -> None:
         model = nn.Linear(3, 2)
