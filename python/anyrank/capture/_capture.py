@@ -300,7 +300,9 @@ class Capture:
         return rank, world
 
     def _check_optimizers(self) -> None:
-        own = {id(p) for _, p in parameters_of(self._model) if not is_divided(p)}
+        parameters = [p for _, p in parameters_of(self._model)]
+        # An engine gives an optimizer parts of its own in place of the parameters, but for those that are frozen.
+        own = {id(p) for p in parameters} if not any(map(is_divided, parameters)) else set()
         for optimizer in self._optimizers:
             if own and not any(id(p) in own for p in _tensors_of(optimizer)):
                 raise AnyrankError(f"the optimizer {type(optimizer).__name__} updates none of the model's parameters: "

@@ -338,6 +338,16 @@ class Written(CaptureCase):
         report = anyrank.verify(self.path / "unheard", self.path / "unheard")
         self.assertIn("losses, as no backward pass of a scalar was seen", str(report))
 
+    def test_an_optimizer_that_an_engine_has_given_parts_of_its_own(self) -> None:
+        """As DeepSpeed does; frozen parameters, which it leaves alone, do not make it another model's."""
+        model: typing.Any = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2).requires_grad_(False))
+        optimizer = torch.optim.SGD([torch.zeros(8, requires_grad=True)], lr=0.1)
+        with self.assertRaisesRegex(anyrank.AnyrankError, "updates none"):
+            anyrank.capture(model, self.path / "dump", optimizer)
+        for p in model[0].parameters():
+            p._hp_mapping = None
+        anyrank.capture(model, self.path / "dump", optimizer)
+
     def test_emptied_parameters_are_refused(self) -> None:
         model = nn.Linear(3, 2)
         full = {name: p.data for name, p in model.named_parameters()}
