@@ -489,7 +489,7 @@ typedef struct ar_cpu_info {
     char blas[32];          /* the library that multiplies: "BLIS", "OpenBLAS", "MKL", ... */
     char blas_version[32];  /* "0.9.0" */
     char blas_kernels[32];  /* as the library calls them: "skx", "SkylakeX", ... */
-    char blas_reason[96];   /* why these */
+    char blas_reason[112];  /* why these */
     char exact_path[32];    /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
     char exact_reason[192]; /* why this one: what was measured, or what refused it */
     int cores;

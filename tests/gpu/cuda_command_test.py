@@ -30,7 +30,8 @@ def run(*command, **environment):
 def must(*command, **environment):
     done = run(*command, **environment)
     if done.returncode != 0:
-        raise AssertionError(f"{shlex.join(map(str, command))}: exit status {done.returncode}\n{done.stdout}")
+        said = "\n".join(line for line in done.stdout.splitlines() if not line.startswith(("ptxas info", "    0 bytes")))
+        raise AssertionError(f"{shlex.join(map(str, command))}: exit status {done.returncode}\n{said}")
     return done.stdout
 
 

@@ -113,9 +113,10 @@ void ari_blas_describe(ar_cpu_info *out)
     (void)snprintf(out->blas_version, sizeof out->blas_version, "%.12s (%s)", version,
                    parallel >= NO_THREADS && parallel <= OPENMP ? threads[parallel] : "unknown threads");
     (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", openblas_get_corename());
-    const char *newer = newer_core(openblas_get_corename()), *has = "; this processor has more: OPENBLAS_CORETYPE=";
     char own[48] = "OpenBLAS's own choice";
     if (set && *set)
         (void)snprintf(own, sizeof own, "OPENBLAS_CORETYPE=%.16s is set", set);
-    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "%s%s%s", own, newer ? has : "", newer ? newer : "");
+    const char *newer = newer_core(openblas_get_corename());
+    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "%s%s%.9s", own,
+                   newer ? "; this processor has more: OPENBLAS_CORETYPE=" : "", newer ? newer : "");
 }
