@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "docs/pictures"
 ANYRANK = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve())
 PRINTED = {"bf16.svg": ["curves_picture.py", "docs/evidence/2026-11/bf16-losses.tsv"],
-           "losses.svg": ["losses_picture.py"],
+           "losses.svg": ["losses_picture.py", "docs/evidence/2026-11/losses.tsv"],
            "overlap.svg": ["overlap_picture.py", ANYRANK],
            "pipeline.svg": ["pipeline_picture.py", ANYRANK],
            "context-parallel.svg": ["ring_picture.py", ANYRANK]}
@@ -36,6 +36,18 @@ class Pictures(unittest.TestCase):
         for name, (script, *given) in PRINTED.items():
             with self.subTest(name):
                 self.same(name, run(sys.executable, f"scripts/{script}", *given), script)
+
+    def test_the_exact_losses_of_the_table_are_those_of_today(self):
+        table = [line.split("\t") for line in (ROOT / "docs/evidence/2026-11/losses.tsv").read_text().splitlines()]
+        drawn = [line.split("\t") for line in run(sys.executable, "scripts/losses_picture.py", "--rows", ANYRANK,
+                                                  "--tp 2", "--dp 2 --zero 3").splitlines()]
+        names = table[0]
+        self.assertEqual(drawn[0], names)
+        for row in drawn[1:]:
+            expected = next(line for line in table if line[0] == row[0])
+            for name in ("exact bf16", "exact fp32"):
+                self.assertEqual(row[names.index(name)], expected[names.index(name)], f"{row[0]}, {name}")
+        self.assertEqual([len({line[names.index(name)] for line in table[1:]}) for name in names[1:]], [15, 5, 1, 1])
 
     def test_what_scripts_write(self):
         with tempfile.TemporaryDirectory() as folder:
