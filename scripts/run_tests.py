@@ -478,6 +478,7 @@ def source_checks(build, extended):
     python = package_checks.interpreter()
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
+        ("check/numbers", lambda name: simple_check(name, [python, "scripts/check_numbers.py", "."])),
         ("check/format", check_format),
         ("check/scripts_parse", check_scripts_parse),
         ("check/types", check_types),
