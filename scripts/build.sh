@@ -4,7 +4,7 @@
 #
 #   scripts/build.sh PRESET [-DNAME=VALUE ...]
 #
-# PRESET: release (in build/), cuda, blis, mkl, aarch64, posix, debug, asan or tsan (in build/PRESET/).
+# PRESET: release (in build/), cuda, aarch64, posix, debug, asan or tsan (in build/PRESET/).
 #
 # On a terminal one line moves; elsewhere one line is printed at the end. Everything the tools say goes to
 # BUILD_DIR/build.log, whose errors are printed if they fail. ANYRANK_JOBS sets how many compilers run at once (default:

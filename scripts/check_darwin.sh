@@ -25,7 +25,7 @@ folders=$(sed -n '/^set(ANYRANK_FOLDERS/,/)/p' CMakeLists.txt | sed 's/set(ANYRA
 for folder in $folders src/ref/cpu/blas src/mpi src/cli src/cli/* bench; do
     case $folder in
         src/mpi) echo src/mpi/absent.c ;;
-        src/ref/cpu/blas) printf 'src/ref/cpu/blas/%s.c\n' native cblas other ;;
+        src/ref/cpu/blas) printf 'src/ref/cpu/blas/%s.c\n' native cblas cblas_info ;;
         *.[ch]) ;;
         *) find "$folder" -maxdepth 1 -name "*.c" ;;
     esac
@@ -38,7 +38,7 @@ xargs -P "$(getconf _NPROCESSORS_ONLN)" -I{} sh -c '
         -Werror -Wno-unknown-pragmas -Wno-format-zero-length -Wno-missing-field-initializers -Wno-string-concatenation -DANYRANK_VERSION=\"\" -DANYRANK_BUILD_TYPE=\"\" \
         -DANYRANK_SOURCE_DATA=\"\" -DANYRANK_BUILD_TREE=\"\" -DANYRANK_INSTALLED_DATA=\"\" \
         -DANYRANK_DATA_FROM_COMMAND=\"\" -DANYRANK_WHY_NO_CUDA=\"\" -DANYRANK_WHY_NO_MPI=\"\" \
-        -DANYRANK_WHY_BLAS=\"\" -DANYRANK_DATA_FROM_BUILD=\"\" -DARI_BLAS_NAME=\"accelerate\" {}' < "$scratch/files" ||
+        -DANYRANK_DATA_FROM_BUILD=\"\" {}' < "$scratch/files" ||
     status=1
 [ $status -eq 0 ] || exit 1
 "$zig" cc -target aarch64-macos.13.0 -shared -Wl,-undefined,dynamic_lookup -o "$scratch/anyrank.dylib" "$scratch"/objects/*.o

@@ -11,15 +11,13 @@
 #                                      and ./test NAME run what is written in Python: 6 GB. pip decides from where:
 #                                      PIP_INDEX_URL can name an index of builds without CUDA, a tenth as large
 #   scripts/install_deps.sh --check    installs nothing; tells what is missing
-#   scripts/install_deps.sh --blas B   blis, openblas or mkl, for -DANYRANK_BLAS=B; without it OpenBLAS, or BLIS where
-#                                      that is there
 #
 # Each need is looked for by use (a compiler that links a program, a header that compiles), so a machine that has it
 # from elsewhere than apt is left alone. Debian and Ubuntu: what is missing comes from apt-get, through sudo if not
 # root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
-tests=no lint=no aarch64=no pytorch=no check_only=no blas=auto
+tests=no lint=no aarch64=no pytorch=no check_only=no
 while [ $# -gt 0 ]; do
     case $1 in
         --tests) tests=yes ;;
@@ -27,15 +25,8 @@ while [ $# -gt 0 ]; do
         --aarch64) aarch64=yes ;;
         --pytorch) pytorch=yes ;;
         --check) check_only=yes ;;
-        --blas)
-            blas=${2:-}
-            case $blas in
-                blis | openblas | mkl) shift ;;
-                *) echo "install_deps.sh: --blas '$blas', expected blis, openblas or mkl" >&2; exit 2 ;;
-            esac
-            ;;
-        -h | --help) sed -n '3,19s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --pytorch, --check, --blas" >&2; exit 2 ;;
+        -h | --help) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --pytorch, --check" >&2; exit 2 ;;
     esac
     shift
 done
@@ -88,16 +79,6 @@ has_blis() {
 int main(void) { return bli_info_get_version_str() == 0; }' \
         -I/usr/include/blis -I/usr/local/include/blis -lblis -lm -pthread
 }
-has_openblas() {
-    scripts=$(dirname "$0") && cc_command=$(compiler) &&
-        "$cc_command" -D_OPENMP -I"$scripts/../src" -o "$scratch/try" "$scripts/../src/ref/cpu/blas/openblas_fits.c" -lopenblas \
-            >/dev/null 2>&1 && "$scratch/try" >/dev/null 2>&1
-}
-has_either() { has_openblas || has_blis; }
-has_mkl() {
-    links 'int MKL_Get_Max_Threads(void); int main(void) { return MKL_Get_Max_Threads() < 1; }' \
-        -Wl,--no-as-needed -lmkl_intel_lp64 -lmkl_sequential -lmkl_core -lm -ldl
-}
 # Unquoted on purpose: a list of flags.
 # shellcheck disable=SC2046
 has_jansson() {
@@ -148,14 +129,9 @@ needs() {
 compiler|a C17 compiler for a 64-bit machine, with the C library's headers|gcc libc6-dev
 cmake|CMake 3.25 or newer|cmake
 make|make or ninja|make
+blis|BLIS, with its headers|libblis-openmp-dev
+jansson|jansson 2.13 or newer, with its headers|libjansson-dev
 TABLE
-    case $blas in
-        auto) echo "either|OpenBLAS 0.3.21 or newer with threads, or BLIS|libopenblas-dev" ;;
-        blis) echo "blis|BLIS, with its headers|libblis-openmp-dev" ;;
-        openblas) echo "openblas|OpenBLAS|libopenblas-dev" ;;
-        mkl) echo "mkl|MKL|libmkl-dev" ;;
-    esac
-    echo "jansson|jansson 2.13 or newer, with its headers|libjansson-dev"
     if [ $tests = yes ]; then
         echo "python|Python 3.8 or newer, for the test runner and the checks|python3"
         echo "pkg_config|pkg-config, for the test of what is installed for it|pkg-config"

@@ -158,7 +158,7 @@ class Ended:
 
 # With which the command would start itself again (src/cli/main.c), as half of all processes did; cli/edges_test holds
 # that it does. Threads that spin while they wait keep others from running where programs share the cores.
-STARTED = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "4000", "OPENBLAS_NUM_THREADS": "1", "OMP_STACKSIZE": "8M"}
+STARTED = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "4000", "OMP_STACKSIZE": "8M"}
 
 
 def run(command, limit, environment=None):

@@ -58,7 +58,6 @@ static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a)
         {"CPU", cpu->cpu},
         {"features", cpu->features},
         {"BLAS", blas},
-        {"why it", ANYRANK_WHY_BLAS},
         {"BLAS kernels", cpu->blas_kernels},
         {"why these", cpu->blas_reason},
         {"exact path", cpu->exact_path},
@@ -113,11 +112,11 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
 {
     json_t *result = ari_json_begin("info");
     json_t *rest =
-        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:o}",      //
+        json_pack("{s:s, s:s, s:{s:s, s:i, s:o}, s:{s:s, s:s, s:s, s:s}, s:s, s:s, s:o, s:o, s:o, s:o}",           //
                   "result", "same", "build_type", ari_build_type(),                                                //
                   "cpu", "name", cpu->cpu, "cores", cpu->cores, "features", words(cpu->features),                  //
                   "blas", "name", cpu->blas, "version", cpu->blas_version, "kernels", cpu->blas_kernels,           //
-                  "reason", cpu->blas_reason, "choice", ANYRANK_WHY_BLAS,                                          //
+                  "reason", cpu->blas_reason,                                                                      //
                   "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
                   "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
                   "data_dir", ari_json_text(ar_data_dir()));

@@ -119,17 +119,15 @@ static int run_command(int argc, char **argv)
 
 /* OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
  * check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
- * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenBLAS starts a
- * thread a core when it is loaded, which would only sleep. OpenMP's stacks would be as small as `ulimit -s`. All three
- * are read before main begins, so the command starts itself again with its choice, once; a choice of the user's stands.
- * Where that fails it goes on as it is. */
+ * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's
+ * stacks would be as small as `ulimit -s`. Both are read before main begins, so the command starts itself again with its
+ * choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
 static void let_threads_sleep(char **argv)
 {
     const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
     char program[PATH_MAX];
     if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && setenv("GOMP_SPINCOUNT", "4000", 0) == 0 &&
-        setenv("OPENBLAS_NUM_THREADS", "1", 0) == 0 && setenv("OMP_STACKSIZE", "8M", 0) == 0 &&
-        ari_program_again(program, sizeof program))
+        setenv("OMP_STACKSIZE", "8M", 0) == 0 && ari_program_again(program, sizeof program))
         execv(program, argv);
     errno = 0;
 }

@@ -654,15 +654,6 @@ class Others(CommandTest):
         for key in ("cpu", "blas", "cuda"):
             self.assertIn(key, result)
 
-    def test_info_says_that_kernels_are_of_an_older_processor(self):
-        """As a version of OpenBLAS chooses them on a processor that came after it."""
-        with unittest.mock.patch.dict(os.environ, OPENBLAS_CORETYPE="Prescott"):
-            result = self.result("info")
-        if result["blas"]["name"] != "OpenBLAS" or "avx2" not in result["cpu"]["features"]:
-            self.skipTest("no OpenBLAS with AVX2 here")
-        self.assertEqual(result["blas"]["kernels"], "Prescott")
-        self.assertRegex(result["blas"]["reason"], "this processor has more: OPENBLAS_CORETYPE=(SkylakeX|Haswell)$")
-
     def test_json_to_a_file_leaves_that_file_alone_behind(self):
         path = self.folder / "result.json"
         path.write_text("old", encoding="utf-8")

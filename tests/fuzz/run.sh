@@ -32,7 +32,7 @@ cmake --build "$build" --target anyrank -j "${JOBS:-2}" >>"$build/build.log"
 
 flags=(-O1 -g -w -std=gnu17 -D_GNU_SOURCE "-I$root/src" "-I$root" "-I$root/include" "-fsanitize=fuzzer,address,undefined"
        -fno-sanitize-recover=all)
-mapfile -t blas < <(sed -n 's/^\(OPENBLAS\|BLIS\)_LIBRARY:FILEPATH=\(.*so\)$/\2/p' "$build/CMakeCache.txt")
+mapfile -t blas < <(sed -n 's/^BLIS_LIBRARY:FILEPATH=\(.*so\)$/\1/p' "$build/CMakeCache.txt")
 libraries=("$build/libanyrank.a" -ljansson "${blas[@]}" -lpthread -lm)
 
 # Where the header's length stands, and how many bytes it takes: .npy of version 1.

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every other -DANYRANK_BLAS: by CBLAS with 32-bit integers. */
+/* -DANYRANK_BLAS=cblas: by CBLAS with 32-bit integers. */
 #include <limits.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/cpu/blas/vendor.h"
+#include "ref/cpu/blas/blas.h"
 
 /* Declared here and not by cblas.h, which on Debian is an alternative that may be another library's. */
 enum { ROW_MAJOR = 101, COL_MAJOR = 102, AS_IS = 111, TRANSPOSED = 112 };
@@ -63,11 +63,9 @@ typedef void (*call)(const matrix *c, const matrix *a, const matrix *b, bool add
     static void name(const matrix *c, const matrix *a, const matrix *b, bool add)                                 \
     {                                                                                                             \
         const stored sc = stored_of(c), sa = stored_of(a), sb = stored_of(b);                                     \
-        const int threads = ari_blas_alone();                                                                     \
         cblas_gemm(sc.order, how(sa, sc), how(sb, sc), (int)c->v.rows, (int)c->v.cols, (int)a->v.cols, 1,         \
                    (const type *)(const void *)a->at, sa.ld, (const type *)(const void *)b->at, sb.ld, (type)add, \
                    (type *)(void *)c->at, sc.ld);                                                                 \
-        ari_blas_together(threads);                                                                               \
     }
 CALL(call_sgemm, float, cblas_sgemm)
 CALL(call_dgemm, double, cblas_dgemm)
