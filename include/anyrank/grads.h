@@ -16,9 +16,11 @@ typedef struct ar_grads_options {
     const char *block; /* folder with case.json and inputs.safetensors of a single block; NULL with a model */
     const char *input; /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
     const char *out;   /* folder, made if it is not there */
-    bool per_rank;     /* out/ranks: what each rank holds, as a dump of ranks */
-    bool activations;  /* out/activations.safetensors: every tensor of models.md; the ranks' files have them too */
-    bool sensitivity;  /* out/allowed.safetensors: what rounding alone may change in each tensor */
+    bool stacked;     /* grads.safetensors has the names and shapes of transformers 5 in memory: of each layer's experts
+                          gate_up_proj [E, 2F, h] and down_proj [E, h, F], where checkpoints have a tensor of each expert */
+    bool per_rank;    /* out/ranks: what each rank holds, as a dump of ranks */
+    bool activations; /* out/activations.safetensors: every tensor of models.md; the ranks' files have them too */
+    bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
     ar_sensitivity sensitivity_of;                                   /* in which arithmetic */
     void (*progress)(void *user, double fraction, const char *what); /* of the sensitivity; NULL: nobody listens */
     void *progress_user;

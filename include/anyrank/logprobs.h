@@ -13,7 +13,7 @@ AR_BEGIN_DECLS
  * with lse as in the cross-entropy (numerics.md, section 4), and the entropy of place t is that of softmax(z_(t-1)),
  * natural logarithms. Each sequence is computed at its own length, so that neither the batch that it stands in, nor
  * padding, packing or the layout changes a bit in exact numerics, and none in binary64, which rounds to fp32
- * nowhere: within 1e-6 of other programs' binary64. */
+ * nowhere. */
 
 enum { AR_LOGPROBS_TRAINER, AR_LOGPROBS_ROLLOUT, AR_LOGPROBS_SIDES };
 extern const char *const ar_logprobs_side_name[AR_LOGPROBS_SIDES]; /* "trainer", "rollout" */

@@ -56,6 +56,11 @@ static const ari_option options[] = {
                     "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
                     .more = "That includes the weights and the gradients, under the names that 'anyrank check "
                             "--list-tensors' prints, in the same bytes for every layout in exact numerics."),
+    ARI_OPTION_FLAG("stacked", o.stacked,
+                    "gradients of experts as transformers 5 has them in memory: one tensor of all of a layer's",
+                    .more =
+                        "These are mlp.experts.gate_up_proj and down_proj, and of Mixtral and MiniMax the router under "
+                        "mlp too. By default names are those of checkpoints, a tensor of each expert."),
     ARI_OPTION_FLAG("sensitivity", o.sensitivity,
                     "write allowed.safetensors too: what rounding alone may change in each tensor",
                     .more = "For every tensor it has one number, the largest difference that rounding alone may make "

@@ -53,6 +53,17 @@ class Reports(Case):
             _, model = self.check("--plan", "p.json", "--steps", 1)
             self.assertEqual([(run["result"], run["memory_difference"]) for run in model["runs"]], [("same", None)])
 
+    def test_a_shared_expert_may_be_whole_beside_cut_ones(self):
+        """transformers' plan of qwen2_moe has no rule for it."""
+        self.model = GOLDEN / "experts/qwen2moe-tiny"
+        rules = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+        rules |= {"layers.*.self_attn.o_proj": "rowwise", "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+                  "layers.*.mlp.experts.down_proj": "rowwise", "layers.*.mlp.experts": "moe_tp_experts"}
+        self.put("p.json", rules)
+        for layout in ((), ("--sp",), ("--dp", 2, "--ep", 2, "--sp", "--etp", 1), ("--recompute", "full")):
+            _, model = self.check("--plan", "p.json", "--steps", 1, *layout)
+            self.assertEqual([(run["result"], run["memory_difference"]) for run in model["runs"]], [("same", None)])
+
     def test_default_plans_say_the_order_of_their_mlps(self):
         text, model = self.check()
         self.assertEqual(model["plan"], {"file": None, "mlp_order": "column-row", "sha256": None, "rules": None})

@@ -11,13 +11,15 @@ down (query_pre_attn_scalar 1), has more error than that: what is summed is 25 b
 
     python3 tests/golden/compare_random.py [--anyrank BINARY] [--first SEED] [--models N]
 
-Prints each model that disagrees, and the worst difference of all. Exit status 1 if one does.
+Prints each model that disagrees, the worst difference of all, and how far anyrank is from binary64 over how far PyTorch's
+fp32 is. Exit status 1 if a model disagrees.
 """
 import argparse
 import json
 import os
 import pathlib
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,12 @@ CLASSES = {"llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
            "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM),
            "phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
-           "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel)}
+           "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+           "mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+           "qwen2_moe": (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+           "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+           "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM)}
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
 NORMED = ("qwen3", "olmo2", "gemma", "gemma2", "gemma3")  # the classes whose norms and factors are not Llama's
 # Of a tensor's largest element. Where nothing is left of a gradient but the rounding of larger terms (below NOISE), there
 # is nothing to compare.
@@ -85,6 +92,20 @@ def draw_phi3(r, keys, seq):
                                    sliding_window=r.choice([None, r.randint(1, seq + 2)]))
 
 
+def draw_experts(r, family, keys):
+    experts = r.choice([2, 4, 8])
+    keys.update(intermediate_size=4 * r.randint(1, 5), num_experts_per_tok=r.choice([1, 2, experts // 2]), hidden_act="silu",
+                rope_parameters={"rope_type": "default", "rope_theta": r.choice([100.0, 10000.0])})
+    keys["num_experts" if family.startswith("qwen") else "num_local_experts"] = experts
+    if family.startswith("qwen"):
+        keys.update(moe_intermediate_size=4 * r.randint(1, 5), norm_topk_prob=r.random() < 0.5)
+    if family == "qwen2_moe":
+        keys["shared_expert_intermediate_size"] = 4 * r.randint(1, 5)
+    if family == "gpt_oss":
+        keys.setdefault("head_dim", 8)
+    return CLASSES[family][0](**keys)
+
+
 def draw_config(r, family, seq):
     layers, kv_heads = r.randint(1, 4), r.choice([1, 2, 3])
     heads = kv_heads * r.choice([1, 2, 4])
@@ -104,6 +125,8 @@ def draw_config(r, family, seq):
         return draw_phi3(r, keys, seq)
     if r.random() < 0.6:
         keys["head_dim"] = 2 * r.randint(1, 8)
+    if family in EXPERTS:
+        return draw_experts(r, family, keys)
     own = {"qwen3": 128, "gemma": 256, "gemma2": 256, "gemma3": 256}.get(family, hidden // heads)
     keys["rope_parameters"] = draw_rope(r, keys.get("head_dim", own))
     if keys["rope_parameters"]["rope_type"] == "dynamic" and family != "gemma3":  # mostly longer sequences than the model has positions
@@ -170,7 +193,7 @@ def spell_as_before(folder):
 def draw_tp(r, config, family):
     heads = config.num_attention_heads
     kv_heads = heads if family == "gpt2" else config.num_key_value_heads
-    ffn = (config.n_inner or 4 * config.n_embd) if family == "gpt2" else config.intermediate_size
+    ffn = 4 if family in EXPERTS else (config.n_inner or 4 * config.n_embd) if family == "gpt2" else config.intermediate_size
     return r.choice([n for n in range(1, heads + 1)
                      if heads % n == 0 and ffn % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
                      and (family != "phi3" or kv_heads % n == 0)])
@@ -196,7 +219,7 @@ def compare(binary, seed, folder):
     torch.manual_seed(seed)
     family, seq = r.choice(list(CLASSES)), r.randint(4, 40)
     config = draw_config(r, family, seq)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = CLASSES[family][1](config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -207,13 +230,13 @@ def compare(binary, seed, folder):
     batch = draw_batch(r, config, seq)
     model.save_pretrained(folder)
     local = getattr(config, "rope_parameters", None) or {}
-    if family != "gpt2" and r.random() < 0.5 and \
+    if family not in ("gpt2", *EXPERTS) and r.random() < 0.5 and \
             local.get("sliding_attention", {"rope_type": "default"}).get("rope_type", "default") == "default":
         spell_as_before(folder)
     safetensors.torch.save_file(batch, folder / "batch.safetensors")
     tp = draw_tp(r, config, family)
     done = subprocess.run([binary, "grads", folder, "--input", folder / "batch.safetensors", "--out", folder / "out",
-                           "--tp", str(tp)], capture_output=True, text=True, check=False)
+                           "--stacked", "--tp", str(tp)], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", f"seed {seed}: {done.stderr}"
     ours = safetensors.numpy.load_file(folder / "out/grads.safetensors")
     outputs = safetensors.numpy.load_file(folder / "out/outputs.safetensors")
@@ -235,16 +258,18 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    worst, bad = (0.0, 0.0), 0
+    worst, bad, ratios = (0.0, 0.0), 0, []
     for seed in range(o.first, o.first + o.models):
         with tempfile.TemporaryDirectory(prefix="anyrank-random-") as folder:
             ours, theirs, what = compare(o.anyrank, seed, pathlib.Path(folder))
         worst = max(worst[0], ours), max(worst[1], theirs)
+        ratios.append(ours / theirs)
         if ours > max(ALLOWED, ALLOWED_FACTOR * theirs):
             bad += 1
             print(f"{what}: off by {ours:.2e}, PyTorch's fp32 by {theirs:.2e}")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}: {o.models} models, {bad} disagree; worst "
-          f"difference from binary64, of a tensor's largest element: {worst[0]:.2e}, PyTorch's fp32 {worst[1]:.2e}")
+          f"difference from binary64, of a tensor's largest element: {worst[0]:.2e}, PyTorch's fp32 {worst[1]:.2e}; farther than it in "
+          f"{sum(ratio > 1 for ratio in ratios)}, median {statistics.median(ratios):.2f} and worst {max(ratios):.1f} of it")
     return 1 if bad else 0
 
 

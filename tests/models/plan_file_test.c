@@ -346,6 +346,7 @@ CLAIM(experts_are_cut_by_either_of_their_names)
         {AR_ARCH_QWEN2_MOE,
          "{" TOGETHER(", 'layers.*.mlp.shared_expert.[gu]*_proj':'colwise', '*.shared_expert.down_proj':'rowwise'") "}",
          true},
+        {AR_ARCH_QWEN2_MOE, "{" TOGETHER("") "}", true},
         {AR_ARCH_QWEN2_MOE, "{'lm_head':'colwise_rep'}", false}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         SCOPED(ar_plan_fini) ar_plan p;
@@ -355,6 +356,7 @@ CLAIM(experts_are_cut_by_either_of_their_names)
         cr_assert_eq(ar_plan_check_declared(&p, &c, false), AR_OK, "%s: %s", all[i].text, ar_error_message());
         cr_assert_ok(ar_plan_block(&p, &c, 1, false, &block));
         cr_expect_eq(block.mlp.first.style, all[i].cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
+        cr_expect_eq(block.mlp.shared_whole, all[i].cut && !strstr(all[i].text, "shared_expert"), "%s", all[i].text);
         cr_expect_eq(block.mlp.second.style, all[i].cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
     }
 }
@@ -365,8 +367,10 @@ CLAIM(experts_that_cannot_be_cut_so_are_refused)
         ar_arch arch;
         const char *text, *says;
     } all[] = {
-        {AR_ARCH_QWEN2_MOE, "{" TOGETHER("") "}",
-         "shared_expert.gate_proj is replicate; with the experts' gates colwise"},
+        {AR_ARCH_QWEN2_MOE, "{" TOGETHER(", '*.shared_expert.gate_proj':'colwise'") "}",
+         "shared_expert.up_proj is replicate; with the shared expert's gate colwise"},
+        {AR_ARCH_QWEN2_MOE, "{" TOGETHER(", '*.shared_expert.down_proj':'rowwise'") "}",
+         "shared_expert.down_proj is rowwise; with the shared expert's gate replicate"},
         {AR_ARCH_QWEN3_MOE, "{'*.experts.*.gate_proj':'colwise'}", "experts.*.up_proj is replicate; with the experts'"},
         {AR_ARCH_QWEN3_MOE, "{'*.experts.gate_up_proj':'colwise'}",
          "experts.*.down_proj is replicate; behind a colwise"},

@@ -242,7 +242,7 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/* All experts and the one that all tokens go to are cut, or none: their tokens are summed over the ranks together. */
+/* All experts are cut or none, and the one that all tokens go to as they are, or it is whole. */
 static ar_status check_expert(const view *v, ari_role role, ar_style wanted, const char *fits)
 {
     if (!ari_part_in_layer(v->c, role, v->layer))
@@ -271,20 +271,27 @@ static ar_status check_sum(const view *v, bool cut)
                : ari_ruled_wrong(&m, "the output that there is", out->from, "%s would fit", cut ? "P(sum)" : "R");
 }
 
-static ar_status check_experts(const view *v, bool cut)
+/* Gate, up and down of the experts, or of the one that all tokens go to: cut or all replicated. */
+static ar_status check_cut(const view *v, const ari_role part[3], bool cut, const char *first, const char *whole)
 {
-    static const ari_role first[] = {ARI_EXPERT_GATE, ARI_EXPERT_UP, ARI_SHARED_GATE, ARI_SHARED_UP},
-                          second[] = {ARI_EXPERT_DOWN, ARI_SHARED_DOWN},
+    for (size_t i = 0; i < 3; i++) {
+        const ar_style style = !cut ? AR_STYLE_REPLICATE : i < 2 ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE;
+        const char *fits = !cut ? whole : i < 2 ? first : "behind a colwise gate and up it is rowwise";
+        AR_TRY(check_expert(v, part[i], style, fits));
+    }
+    return AR_OK;
+}
+
+static ar_status check_experts(const view *v, bool cut, bool shared_cut)
+{
+    static const ari_role expert[] = {ARI_EXPERT_GATE, ARI_EXPERT_UP, ARI_EXPERT_DOWN},
+                          shared[] = {ARI_SHARED_GATE, ARI_SHARED_UP, ARI_SHARED_DOWN},
                           whole[] = {ARI_ROUTER, ARI_ROUTER_BIAS, ARI_SHARED_SHARE};
-    static const char apart[] = "with the experts' gates replicate all of them are, the shared expert too";
-    const ar_style styles[2] = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE,
-                                cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE};
-    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
-        AR_TRY(check_expert(v, first[i], styles[0],
-                            cut ? "with the experts' gates colwise all gates and ups are, the shared expert's too"
-                                : apart));
-    for (size_t i = 0; i < sizeof second / sizeof *second; i++)
-        AR_TRY(check_expert(v, second[i], styles[1], cut ? "behind a colwise gate and up it is rowwise" : apart));
+    AR_TRY(check_cut(v, expert, cut, "with the experts' gates colwise all gates and ups are",
+                     "with the experts' gates replicate all of them are"));
+    AR_TRY(check_cut(v, shared, shared_cut, "with the shared expert's gate colwise its up is too",
+                     cut ? "with the shared expert's gate replicate all of it is"
+                         : "with the experts' gates replicate all of them are, the shared expert too"));
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         AR_TRY(check_expert(v, whole[i], AR_STYLE_REPLICATE,
                             "every rank routes all its tokens: a router and the shared expert's gate are replicate"));
@@ -297,8 +304,10 @@ static ar_status split_experts(const view *v, ar_placement arrives, ar_branch_sp
     const bool cut = gate.style == AR_STYLE_COLWISE;
     if (module.rule)
         return ari_ruled_misfit(&module, "a layer's experts take and make what lies between the branches");
-    AR_TRY(check_experts(v, cut));
+    const bool shared_cut = cut && ruled_part(v, ARI_SHARED_GATE).style != AR_STYLE_REPLICATE;
+    AR_TRY(check_experts(v, cut, shared_cut));
     *s = ar_experts_split(cut, v->stream);
+    s->shared_whole = cut && !shared_cut;
     s->enter.from = arrives;
     return AR_OK;
 }

@@ -251,21 +251,29 @@ static experts_ops experts_of(const ari_op_builder *w)
     const ar_placement at = tokens_at(w), wide = cut ? ari_by_features : ari_whole;
     const ar_linear_split none = {AR_STYLE_REPLICATE, at, at};
     const ar_linear_split first = {s->first.style, at, wide}, second = {s->second.style, wide, at};
-    experts_ops e = {
-        .enter = {ari_op_builder_placed(s->enter.from), at},
-        .leave = {at, ari_op_builder_placed(s->leave.to)},
-        .wide = wide,
-        .router = {.part = {ARI_ROUTER}, .n = 1, .split = none, .module = ARI_ROUTER},
-        .first = {.part = {ARI_EXPERT_GATE, ARI_EXPERT_UP},
-                  .n = 2,
-                  .split = first,
-                  .module = ARI_EXPERTS,
-                  .remake = w->ep > 1 ? NULL : experts_input_again}, /* what has been sent is kept */
-        .second =
-            {.part = {ARI_EXPERT_DOWN}, .n = 1, .split = second, .module = ARI_EXPERT_DOWN, .remake = activation_again},
-        .shared_first = {.part = {ARI_SHARED_GATE, ARI_SHARED_UP}, .n = 2, .split = first, .module = ARI_SHARED_EXPERT},
-        .shared_second = {.part = {ARI_SHARED_DOWN}, .n = 1, .split = second, .module = ARI_SHARED_DOWN},
-        .share = {.part = {ARI_SHARED_SHARE}, .n = 1, .split = none, .module = ARI_SHARED_SHARE}};
+    experts_ops e = {.enter = {ari_op_builder_placed(s->enter.from), at},
+                     .leave = {at, ari_op_builder_placed(s->leave.to)},
+                     .wide = s->shared_whole ? at : wide,
+                     .router = {.part = {ARI_ROUTER}, .n = 1, .split = none, .module = ARI_ROUTER},
+                     .first = {.part = {ARI_EXPERT_GATE, ARI_EXPERT_UP},
+                               .n = 2,
+                               .split = first,
+                               .module = ARI_EXPERTS,
+                               .remake = w->ep > 1 ? NULL : experts_input_again}, /* what has been sent is kept */
+                     .second = {.part = {ARI_EXPERT_DOWN},
+                                .n = 1,
+                                .split = second,
+                                .module = ARI_EXPERT_DOWN,
+                                .remake = activation_again},
+                     .shared_first = {.part = {ARI_SHARED_GATE, ARI_SHARED_UP},
+                                      .n = 2,
+                                      .split = s->shared_whole ? none : first,
+                                      .module = ARI_SHARED_EXPERT},
+                     .shared_second = {.part = {ARI_SHARED_DOWN},
+                                       .n = 1,
+                                       .split = s->shared_whole ? none : second,
+                                       .module = ARI_SHARED_DOWN},
+                     .share = {.part = {ARI_SHARED_SHARE}, .n = 1, .split = none, .module = ARI_SHARED_SHARE}};
     e.first.local = e.second.local = w->whole;
     if (w->whole)
         e.first.split = e.second.split = none;

@@ -32,13 +32,15 @@ static const ar_linear_split *linear_of(const ari_op_builder *w, ari_role role)
     case ARI_UP:
     case ARI_EXPERT_GATE:
     case ARI_EXPERT_UP:
+        return &w->block.mlp.first;
     case ARI_SHARED_GATE:
     case ARI_SHARED_UP:
-        return &w->block.mlp.first;
+        return w->block.mlp.shared_whole ? NULL : &w->block.mlp.first;
     case ARI_DOWN:
     case ARI_EXPERT_DOWN:
-    case ARI_SHARED_DOWN:
         return &w->block.mlp.second;
+    case ARI_SHARED_DOWN:
+        return w->block.mlp.shared_whole ? NULL : &w->block.mlp.second;
     default:
         return NULL;
     }

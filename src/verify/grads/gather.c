@@ -10,6 +10,7 @@
 #include "ref/io/hash.h"
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
+#include "ref/models/placement.h"
 #include "verify/diagnose/roles.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
@@ -199,6 +200,60 @@ static ar_status as_tensors(const ari_gatherer *g, int first, int end, ari_arena
     return AR_OK;
 }
 
+/* Puts a parameter of fp32 into the tensor of its other name, the first of whose parts makes it. */
+static ar_status put_stacked(ar_st_tensor *list, size_t *n, const ar_st_tensor *t, const ari_stacked *place,
+                             ari_arena *arena)
+{
+    ar_st_tensor *whole = list;
+    const size_t size = place->shape[1] * (place->ndim > 2 ? place->shape[2] : 1);
+    const size_t columns = t->ndim > 1 ? t->shape[1] : 1, elements = t->shape[0] * columns;
+    const float *from = t->data;
+    float *to = NULL;
+    char *name = NULL;
+    while (whole < list + *n && strcmp(whole->name, place->name) != 0)
+        whole++;
+    if (whole == list + *n) {
+        ar_st_tensor made = {.dtype = t->dtype, .ndim = place->ndim};
+        memcpy(made.shape, place->shape, (size_t)place->ndim * sizeof *place->shape);
+        AR_TRY(ARI_TAKE(&to, arena, place->shape[0] * size, "stacked gradients"));
+        AR_TRY(ari_arena_text(arena, &name, place->name, "a gradient's name"));
+        made.name = name;
+        made.data = to;
+        *whole = made;
+        ++*n;
+    }
+    to = (float *)(uintptr_t)whole->data + place->expert * size;
+    if (!place->step[0]) {
+        memcpy(to + place->row * columns, from, elements * sizeof *from);
+        return AR_OK;
+    }
+    for (size_t i = 0; i < elements; i++)
+        to[place->row + i / columns * place->step[0] + i % columns * place->step[1]] = from[i];
+    return AR_OK;
+}
+
+static ar_status stack_parameters(ar_st_tensor *list, size_t *n, const ar_config *c, ari_arena *arena)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < *n; i++) {
+        const ar_st_tensor t = list[i];
+        ari_stacked place;
+        if (ari_stacked_of(&place, c, t.name, t.ndim, t.shape) && place.ndim > t.ndim) {
+            AR_TRY(put_stacked(list, &kept, &t, &place, arena));
+            continue;
+        }
+        list[kept] = t;
+        if (place.name[0]) {
+            char *name = NULL;
+            AR_TRY(ari_arena_text(arena, &name, place.name, "a gradient's name"));
+            list[kept].name = name;
+        }
+        kept++;
+    }
+    *n = kept;
+    return AR_OK;
+}
+
 ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, const char *const *path,
                            const char *const *placement)
 {
@@ -212,6 +267,8 @@ ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, con
         ar_st_tensor *list = NULL;
         size_t n = 0;
         AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &arena, &list, &n));
+        if (g->stacked && i == GRADS_FILE)
+            AR_TRY_TO(done, st, stack_parameters(list, &n, g->stacked, &arena));
         AR_TRY_TO(done, st, ari_entries_as_stored(&arena, list, n));
         AR_TRY_TO(done, st, ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 3 : 2));
     }

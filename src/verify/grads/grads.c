@@ -15,8 +15,6 @@
 
 ARI_OWNER(ari_weights, ari_weights_destroy)
 
-enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
-
 #define RANKS_NAME "ranks"
 
 static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
@@ -213,6 +211,7 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     result->fresh = weights == NULL;
     AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, c, result->fresh, input.batch.documents));
     AR_TRY(want_all(&g, c, &input.batch));
+    g.stacked = o->stacked ? c : NULL;
     cluster.weights = weights ? ari_weights_find : NULL;
     cluster.weights_user = weights;
     return run_and_write(result, o, &cluster, &g);
@@ -238,6 +237,8 @@ static ar_status grads_of_block(ar_grads_result *result, const ar_grads_options 
     ari_cluster_options cluster = {
         .run = o->run, .config = &block.config, .batch = &block.batch, .body = ari_block_case_run, .body_user = &block};
     AR_TRY(check_block(&o->run));
+    if (o->stacked)
+        return ar_error_set(AR_ERR_ARG, "a block has no experts whose gradients could be stacked");
     AR_TRY(ari_block_case_load(&block, o->block));
     AR_TRY(check_case(&block.config, &block.batch, o, &block.plan));
     AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &block.config, false, false));

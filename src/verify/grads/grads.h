@@ -9,6 +9,9 @@
 #include "verify/reference/sensitivity.h"
 #include "verify/writer/dump_ranks.h"
 
+/* Places of the result's files. */
+enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
+
 /* --- what is gathered (gather.c) ---------------------------------------------------------------------------------- */
 
 /* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
@@ -22,6 +25,8 @@ typedef struct ari_gathered {
 typedef struct ari_gatherer {
     ari_gathered *list;
     size_t count, capacity;
+    const ar_config
+        *stacked; /* whose parameters have transformers' names in memory in files; NULL: checkpoints' names */
 } ari_gatherer;
 
 /** Wants a tensor; values are zero until a rank taps it. */

@@ -7,12 +7,16 @@
 
 enum { SAVED_SHARED, SAVED_LOGIT };
 
-/* The expert that all tokens go to, cut as the others are if those are, and its gate. */
 ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const ar_experts_options *o,
                           const ar_branch_split *cut, ar_placement at)
 {
-    const ar_branch_split alike = {{at, at}, cut->first, cut->second, {at, at}};
-    const ar_branch_split split = ari_placed_whole(at) ? alike : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, at);
+    const ar_linear_split whole = {AR_STYLE_REPLICATE, at, at};
+    const bool alike = cut->shared_whole || ari_placed_whole(at);
+    const ar_branch_split as_others = {.enter = {at, at},
+                                       .first = cut->shared_whole ? whole : cut->first,
+                                       .second = cut->shared_whole ? whole : cut->second,
+                                       .leave = {at, at}};
+    const ar_branch_split split = alike ? as_others : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, at);
     const ar_mlp_options of = {.hidden = o->hidden,
                                .ffn = o->shared,
                                .activation = o->activation,
