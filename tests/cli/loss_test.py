@@ -25,6 +25,14 @@ class LossTest(Case):
         data.write_bytes(bytes(i * 7 % 32 for i in range(500)))
         return self.result("train", MODEL, *SMALL, "--data", data, *options)
 
+    def test_rows_of_padding_add_nan_to_a_model_that_has_some(self):
+        """A position's gradient is 0 on one rank, whose rows all dropped the element, and NaN with more rows."""
+        folder = self.checkpoint_with("gpt2-demo", "mlp.c_fc.weight", 1e38)
+        done = self.done("check", folder, "--dp", 2, "--batch", 2, "--seq", 8, "--steps", 1, "--padding", 1, "--dropout", 0.5,
+                         "--clip", 0, "--json", "-", code=1)
+        one = json.loads(done.stdout)["models"][0]["runs"][0]
+        self.assertEqual((one["result"], one["first_difference"]["tensor"]), ("vacuous", "transformer.wpe.weight:grad"))
+
     def test_every_layout_has_the_bits_of_one_rank(self):
         losses = set()
         for options, world in ((["--label-smoothing", "0.1"], 2), (["--z-loss", "0.01"], 2), (BOTH, 3)):

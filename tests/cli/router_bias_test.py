@@ -2,7 +2,6 @@
 """The bias of routers of sigmoids: moved after each step by counts of tokens, equal under every layout, kept in
 checkpoints, and refused where there is none."""
 import json
-import struct
 import sys
 import unittest
 
@@ -34,28 +33,14 @@ class RouterBiasTest(Case):
         other = self.result("train", "--resume", self.folder / "run", "--router-bias-update", "0")
         self.assertIn("another router-bias-update: from step 2 on", other["note"])
 
-    def saved(self, model, tensor, value):
-        """The folder of a checkpoint of the model whose tensors of this name hold the value."""
-        self.result("train", model, *SMALL, "--stop-after", "1", "--save", self.folder / "run")
-        folder = self.folder / "run" / "step-00000001"
-        file = folder / "model.safetensors"
-        data = bytearray(file.read_bytes())
-        start = 8 + struct.unpack("<Q", data[:8])[0]
-        found = [t["data_offsets"] for name, t in json.loads(data[8:start]).items() if name.endswith(tensor)]
-        self.assertTrue(found)
-        for first, end in found:
-            data[start + first:start + end] = struct.pack("<f", value) * ((end - first) // 4)
-        file.write_bytes(data)
-        return folder
-
     def test_a_bias_of_minus_zero_becomes_zero_where_it_does_not_move(self):
         """As by PyTorch's `bias += u * sign(error)`, in the baseline too. Of few tokens some experts have the mean."""
-        folder = self.saved(MODEL, "e_score_correction_bias", -0.0)
+        folder = self.checkpoint_with(MODEL, "e_score_correction_bias", -0.0)
         model = self.result("check", folder, "--batch", "2", "--seq", "8", *UPDATE, "--dp", "2")["models"][0]
         self.assertEqual(model["runs"][0]["result"], "same")
 
     def test_a_loss_of_routers_that_is_not_finite_is_the_run_s(self):
-        folder = self.saved("mixtral-demo", "gate.weight", 1e25)
+        folder = self.checkpoint_with("mixtral-demo", "gate.weight", 1e25)
         options = ("--batch", "2", "--seq", "8", "--steps", "1", "--clip", "0", "--router-z-loss", "0.1", "--dp", "2")
         model = json.loads(self.done("check", folder, *options, "--json", "-", code=1).stdout)["models"][0]
         self.assertEqual((model["runs"][0]["result"], model["runs"][0]["loss"]), ("vacuous", ["NaN"]))

@@ -8,6 +8,7 @@ ANYRANK) is another build; default build/anyrank.
 import json
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,20 @@ class Case(unittest.TestCase):
 
     def result(self, *arguments, **options):
         return json.loads(self.passes(*arguments, "--json", "-", **options))
+
+    def checkpoint_with(self, model, tensor, value):
+        """The folder of a checkpoint of the model whose tensors of this name hold the value."""
+        self.result("train", model, "--batch", 2, "--seq", 8, "--steps", 2, "--stop-after", 1, "--save", self.folder / "run")
+        folder = self.folder / "run" / "step-00000001"
+        file = folder / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        start = 8 + struct.unpack("<Q", data[:8])[0]
+        found = [t["data_offsets"] for name, t in json.loads(data[8:start]).items() if name.endswith(tensor)]
+        self.assertTrue(found)
+        for first, end in found:
+            data[start + first:start + end] = struct.pack("<f", value) * ((end - first) // 4)
+        file.write_bytes(data)
+        return folder
 
     def refused(self, *arguments, says, code=2, **options):
         """One line beside notes on stderr that says it, nothing on stdout, no file more or less. Returns that line."""

@@ -464,7 +464,7 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     else if (t.different)
         fprintf(to, "check: DIFFERENT in %zu of %zu run%s\n", t.different, t.runs, plural);
     else if (t.vacuous)
-        fprintf(to, "check: VACUOUS in %zu of %zu run%s: the same bits, but not numbers from %s on\n", t.vacuous,
+        fprintf(to, "check: VACUOUS in %zu of %zu run%s: no numbers from %s on\n", t.vacuous,
                 t.runs, plural, t.vacuous_from);
     else if (t.mispredicted)
         fprintf(to, "check: %s; prediction wrong in %zu of %zu run%s\n", equality_of(checked[0].report), t.mispredicted,

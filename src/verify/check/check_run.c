@@ -2,6 +2,7 @@
 /* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
 #include "verify/check/check_run.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -504,7 +505,9 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);
     const bool predicted = unpredicted || (run->bytes_counted == run->bytes_predicted &&
                                            run->memory_difference[0] == '\0' && run->shape_difference[0] == '\0');
-    if (run->result == AR_CHECK_SAME && run->tensors_different > 0)
+    /* Rows of padding add NaN to sums that have none without them, once activations are NaN: 0 * NaN. */
+    const bool padded = ref->padding > 0 && ref->vacuous.tensor[0] && run->has_difference && isnan(run->first.actual);
+    if (run->result == AR_CHECK_SAME && run->tensors_different > 0 && !padded)
         run->result = AR_CHECK_DIFFERENT;
     else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
         run->result = AR_CHECK_VACUOUS;
