@@ -259,7 +259,7 @@ static void draw_unusual(layout_draw *d, uint64_t *s)
         c->arch = coin(&apart) ? AR_ARCH_QWEN3 : AR_ARCH_OLMO2;
     match_draw_norms(c, pick(&apart, (size_t)1 << 30));
     d->given = coin(s);
-    d->huge = d->given && pick(s, 8) == 0;
+    d->weights = d->given && pick(s, 8) == 0 ? MATCH_HUGE : MATCH_USUAL;
     d->labels = coin(s);
     d->ignored = d->labels ? (layout_draw_ignored)pick(s, 3) : DRAW_IGNORED_TOKENS;
     d->padding = coin(s);
@@ -303,7 +303,7 @@ static void draw_training(layout_draw *d, uint64_t *s)
     static const double rates[] = {0.1, 0.25, 0.5, 0.9}, norms[] = {1e-3, 0.05, 1.0, 100.0};
     d->run.steps = pick(s, LAYOUT_DRAW_STEPS + 1);
     d->run.dropout = coin(s) ? PICK(s, rates) : 0.0;
-    d->run.clip = d->run.steps > 0 && !d->huge && coin(s) ? PICK(s, norms) : 0.0;
+    d->run.clip = d->run.steps > 0 && d->weights != MATCH_HUGE && coin(s) ? PICK(s, norms) : 0.0;
     d->run.optimizer = ar_optimizer_defaults((ar_optimizer_kind)pick(s, 3));
     d->run.optimizer.lr = coin(s) ? 0.01 : 0.3;
     if (d->run.optimizer.kind == AR_OPTIMIZER_SGD) {
@@ -390,6 +390,22 @@ static void draw_router(layout_draw *d)
     r->z_loss = coin(&own) ? PICK(&own, weights) : 0.0;
 }
 
+/* Every second draw has given weights, of any kind. A norm that is not finite cannot be clipped. */
+static void draw_weights(layout_draw *d)
+{
+    uint64_t own = (d->seed + 7) * SEEDS_APART;
+    pick(&own, 2);
+    if (coin(&own))
+        return;
+    d->given = true;
+    d->weights = (match_draw)pick(&own, MATCH_DRAWS);
+    const bool refused = d->config.experts.n > 0; /* tokens whose router's logits are not numbers */
+    if (refused && (d->weights == MATCH_HUGE || d->weights == MATCH_LARGEST || d->weights == MATCH_MIXED))
+        d->weights = MATCH_TIES;
+    if (d->weights == MATCH_HUGE || d->weights == MATCH_LARGEST || d->weights == MATCH_MIXED)
+        d->run.clip = 0.0;
+}
+
 static bool is_legal(layout_draw *d)
 {
     const int ranks = ar_parallel_world(&d->run.parallel),
@@ -462,6 +478,7 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
     } while (!is_legal(d));
     d->run.precision = bf16 ? AR_PRECISION_BF16 : AR_PRECISION_F32;
     draw_qk_clip(d);
+    draw_weights(d);
     ar_error_clear();
 }
 
@@ -500,14 +517,16 @@ static void model_text(char *out, size_t cap, const ar_config *c)
 void layout_draw_text(char *out, size_t cap, const layout_draw *d)
 {
     const ar_optimizer_options *o = &d->run.optimizer;
+    static const char *const weights[MATCH_DRAWS] = {"",       " huge",      " largest", " ties",
+                                                     " zeros", " subnormal", " mixed"};
     char layout[160], model[500];
     ar_parallel_text(layout, sizeof layout, &d->run.parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s%s, threads %d, %s", layout,
                               d->by_check ? "check" : "steps", model, (int)d->run.plan.mlp_order, d->run.batch,
                               d->run.seq, (unsigned long long)d->run.seed, d->given ? " given" : "",
-                              d->huge ? " huge" : "", d->run.precision == AR_PRECISION_BF16 ? " bf16" : "",
-                              d->run.threads, d->run.sim.algorithm == AR_SIM_RING ? "ring" : "direct");
+                              weights[d->weights], d->run.precision == AR_PRECISION_BF16 ? " bf16" : "", d->run.threads,
+                              d->run.sim.algorithm == AR_SIM_RING ? "ring" : "direct");
     if (used < 0 || (size_t)used >= cap)
         return;
     snprintf(

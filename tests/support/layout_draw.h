@@ -38,8 +38,8 @@ typedef struct layout_draw {
     ar_run run;     /* of a model named "draw", in exact numerics; its seed is that of the weights */
     /* Through ar_check, with a config file and text; else training steps on batches with labels and masks. */
     bool by_check;
-    bool given; /* training steps: weights that no fresh parameter would hold */
-    bool huge;  /* so large that sums overflow */
+    bool given;         /* weights that no fresh parameter would hold, of a check in a file */
+    match_draw weights; /* given ones */
     bool labels, padding, additive, mask_per_sample, mask_per_head;
     bool packed, positions; /* rows of several documents; positions of the batch's own */
     layout_draw_ignored ignored;

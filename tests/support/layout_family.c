@@ -256,7 +256,8 @@ void layout_family_draw(layout_draw *d, uint64_t *seed)
     const char *family = d->kind == DRAW_EXPERTS ? with_experts[d->seed % LAYOUT_DRAW_EXPERTS]
                                                  : families[d->seed % LAYOUT_DRAW_FAMILIES];
     d->by_check = true;
-    d->given = d->huge = d->packed = false;
+    d->given = d->packed = false;
+    d->weights = MATCH_USUAL;
     draw_ranks(d, seed);
     if (d->kind == DRAW_EXPERTS)
         draw_expert_ranks(d, seed);

@@ -23,6 +23,26 @@ const float *match_weights_find(void *user, const char *name, size_t count)
     return NULL;
 }
 
+void match_fill(float *values, size_t count, unsigned seed, const char *name, match_draw draw, double scale)
+{
+    static const double scales[MATCH_DRAWS] = {
+        [MATCH_USUAL] = 0.5, [MATCH_HUGE] = 1e25,       [MATCH_LARGEST] = 1e37, [MATCH_TIES] = 3.0,
+        [MATCH_ZEROS] = 8.0, [MATCH_SUBNORMAL] = 1e-39, [MATCH_MIXED] = 1.0};
+    for (const char *p = name; *p; p++)
+        seed = seed * 31u + (unsigned char)*p;
+    fill_values(values, count, seed, draw == MATCH_USUAL && scale > 0.0 ? scale : scales[draw]);
+    for (size_t i = 0; i < count; i++) {
+        if (draw == MATCH_TIES)
+            values[i] = truncf(values[i]) / 4.0f;
+        else if (draw == MATCH_ZEROS)
+            values[i] = fabsf(values[i]) > 1.0f ? copysignf(0.0f, values[i]) : values[i];
+        else if (draw == MATCH_MIXED) /* the mantissa's low bits are as good as drawn again */
+            values[i] = ldexpf(values[i], (int)(fmodf(fabsf(values[i]) * 0x1p20f, 1.0f) * 180.0f) - 140);
+    }
+    for (size_t i = 5; i < count; i += 13)
+        values[i] = -0.0f; /* a bit pattern that a sum with zeros would lose */
+}
+
 const float *match_weights_make(void *user, const char *name, size_t count)
 {
     match_weights *w = user;
@@ -32,12 +52,7 @@ const float *match_weights_make(void *user, const char *name, size_t count)
     float *values = malloc(count * sizeof *values);
     if (!values)
         return NULL;
-    unsigned seed = w->seed;
-    for (const char *p = name; *p; p++)
-        seed = seed * 31u + (unsigned char)*p;
-    fill_values(values, count, seed, w->scale > 0.0 ? w->scale : 0.5);
-    for (size_t i = 5; i < count; i += 13)
-        values[i] = -0.0f; /* a bit pattern that a sum with zeros would lose */
+    match_fill(values, count, w->seed, name, w->draw, w->scale);
     snprintf(w->at[w->count].name, sizeof w->at[0].name, "%s", name);
     w->at[w->count].n = count;
     w->at[w->count++].values = values;

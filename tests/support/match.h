@@ -16,10 +16,26 @@ typedef struct match_case {
     double scale;        /* their largest magnitude; 0: 0.5 */
 } match_case;
 
+/* What weights are: up to a scale, as large as products overflow or nearly as the format has them, of few values so that
+ * scores tie, zeros of both signs beside few others, subnormal, or of magnitudes from the smallest to large ones. */
+typedef enum match_draw {
+    MATCH_USUAL,
+    MATCH_HUGE,
+    MATCH_LARGEST,
+    MATCH_TIES,
+    MATCH_ZEROS,
+    MATCH_SUBNORMAL,
+    MATCH_MIXED,
+    MATCH_DRAWS
+} match_draw;
+/** Fills a tensor of that name. scale: of MATCH_USUAL; 0: 0.5. */
+void match_fill(float *values, size_t count, unsigned seed, const char *name, match_draw draw, double scale);
+
 /* Weights by name, made by the baseline's run and looked up by the ranks. None is what a fresh parameter would hold. */
 typedef struct match_weights {
     unsigned seed;
     double scale;
+    match_draw draw;
     size_t count;
     struct {
         char name[128];

@@ -369,7 +369,8 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
         if (t->of[i].tokens != NULL) {
-            update_bias(run, &t->of[i]);
+            if (run->o->loss.router.bias_update > 0.0)
+                update_bias(run, &t->of[i]);
         } else if (!t->of[i].frozen) {
             AR_TRY(update_weight(run, &t->of[i]));
             clip_heads(run, &t->of[i]);
