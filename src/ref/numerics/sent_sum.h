@@ -85,8 +85,8 @@ ARI_FN void ari_sent_sum_group(int64_t *s, size_t group, const uint8_t *sent, si
     }
 }
 
-/** A state of the accumulator whose value is v, rounded to bf16 where such are: +0 for -0, and an infinity, which a sum
- *  overflowed to, for itself. */
+/** A state of the accumulator whose value is v, rounded to bf16 where such are: an infinity, to which a sum overflowed,
+ *  and of bf16 -0, to which a negative sum rounded, for themselves; else +0 for -0. */
 ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow)
 {
     const float v = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x)) : x;
@@ -95,7 +95,7 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
     const int64_t beyond = (int64_t)1 << (278 - highest * ari_acc_bits(narrow)); /* 2^129 */
     *t = (uint8_t)(infinite ? highest : ari_acc_top(v, narrow));
     *h = infinite ? (bits >> 31 ? -beyond : beyond) : ari_acc_slice(v, *t, narrow);
-    *l = ari_acc_slice(v, *t - 1, narrow);
+    *l = narrow && bits == 0x80000000u ? -1 : ari_acc_slice(v, *t - 1, narrow); /* -1: -2^-162 */
 }
 
 #define ARI_SENT_WORD 8u       /* the most bytes of a state that is one word */
