@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/comm/call.h"
+#include "ref/comm/rendezvous_impl.h"
 #include "tests/sim/plain.h"
 #include "tests/support/test.h"
 
@@ -101,4 +103,22 @@ Test(groups, worlds_inside_a_rank_are_worlds_of_their_own)
 {
     int inner = 1;
     cr_assert_ok(ar_sim_run(2, NULL, run_in_a_run, &inner, NULL));
+}
+
+/* Its work may be a queue's, which goes on without it: who waits for a third member waits for that one. */
+Test(groups, a_rank_that_has_entered_its_last_call_may_return_before_the_others_come)
+{
+    enum { RANKS = 3, WAIT_NS = 20000000 };
+    ari_world *w = NULL;
+    const ari_call call = {.kind = ARI_BARRIER, .tag = "last"};
+    ari_member waiter;
+    cr_assert_ok(ari_world_create(&w, RANKS, WAIT_NS, NULL));
+    ari_group *g = ari_world_group(w);
+    ari_member_init(&waiter, g, 1);
+    atomic_store(&g->slot[0].entered, 1);
+    atomic_fetch_add(&g->gate, 1);
+    ari_world_returned(w, 0, AR_OK, "");
+    cr_expect_eq(ari_member_enter(&waiter, NULL, &call, NULL), AR_ERR_TIMEOUT);
+    cr_expect(strstr(ari_world_error(w), "for rank 2"), "%s", ari_world_error(w));
+    ari_world_destroy(w);
 }
