@@ -189,8 +189,8 @@ static ar_status write_config(const char *path, const layout_draw *d)
 typedef struct written {
     const layout_draw *d;
     size_t n;
-    ar_st_tensor tensor[512];
-    char name[512][128];
+    ar_st_tensor tensor[2048];
+    char name[2048][128];
 } written;
 
 static ar_status fill_tensor(void *user, const char *name, int ndim, const size_t *shape)
