@@ -620,8 +620,6 @@ class Others(CommandTest):
         self.assertEqual(sorted(set(FAULTS) - set(rows)), [])
         readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
         self.assertIn(f"one of {len(FAULTS)} known faults", readme)
-        unseen = fault_table.below(fault_table.figures(), "losses_10", fault_table.UNSEEN)
-        self.assertIn(f"{unseen} of them change none of the first ten losses by more than {fault_table.UNSEEN:g} %", readme)
 
     # Most of a minute for what tests/verify/fault_test.c holds in more cases: among the long tests.
     @unittest.skipUnless(EXTENDED, "a long test")

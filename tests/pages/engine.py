@@ -9,6 +9,7 @@ A block is
     python         run in the page's order; a block of kind text that follows has what it prints. <!-- needs NAME .. -->
                    before it names modules without which it is skipped, <!-- numbers differ --> before the text says so
     a file         its first line is "# NAME"; a file of the repository contains it, another is written
+    diff           applied to the file that its first line names
     json           parsed, and written where table.WRITTEN names a file
     c              part of a program in examples/, or compiled with the declarations of table.DECLARED
 Any other is in table.ELSEWHERE. A command of table.REASONS is left out, for the reason that stands there.
@@ -171,7 +172,7 @@ class Page:
             self.commands(found)
         elif head:
             self.file(block, head[1], block.text[head.end():])
-        elif block.kind in ("python", "text", "json", "c"):
+        elif block.kind in ("python", "text", "json", "c", "diff"):
             getattr(self, block.kind)(block)
         else:
             self.problem(block.line, f"a block that nothing runs, and tests/pages/table.py does not say why: "
@@ -218,6 +219,16 @@ class Page:
             lost = missing(block.text, self.printed, self.path.name, rough=bool(block.remark))
             if lost is not None:
                 self.problem(block.line, f"prints\n{self.printed}\nwithout\n{lost}")
+
+    def diff(self, block):
+        """"--- FILE", then the lines of the file that go and those that come in their place."""
+        name, lines = block.text.split("\n", 1)
+        old, new = ("".join(line[1:] for line in lines.splitlines(True) if line[0] == sign) for sign in "-+")
+        path = pathlib.Path(name.removeprefix("--- "))
+        text = path.read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            self.problem(block.line, f"{path} does not have these lines once")
+        path.write_text(text.replace(old, new), encoding="utf-8")
 
     def json(self, block):
         try:

@@ -24,7 +24,7 @@ LONG = {"README.md", "by-looking.md", "check.md", "clusters.md", "find-a-bug.md"
 DIFFERS = {
     "": [(r"\d+\.\d+ m?s(?=;|,|$|  same bits|  DIFFERENT)", "#"), (r"\b(in|waited) \d+\.\d+ m?s", r"\1 #"),
          (r"(?<![\w.])/\S*/", "")],
-    "README.md": [(r"varies by \S+ of its size", "varies by # of its size")],
+    "README.md": [(r"varies by \S+ of its size", "varies by # of its size"), (r"in \d+\.\d+s", "in #s")],
     "find-a-bug.md": [(r"in \d+\.\d+s", "in #s"), (r"in \S+ of test_block\S*", "in NAME of test_block"),
                       # A processor without AVX-512 has other last bits in PyTorch.
                       (r"-?\d+\.\d+(e[+-]\d+)?|\d+e[+-]\d+", "#"), (r"the same +\d+ of", "the same # of")],
@@ -46,7 +46,7 @@ GIVEN = {
 
 # The command whose output a block is.
 PRINTED_BY = {
-    ("README.md", "  ..\n  layout "): f"anyrank check --text {GPL}",
+    ("README.md", "..\ncheck: "): f"anyrank check --text {GPL}",
     ("README.md", "E "): "pytest -q test_mlp.py | awk '/^E / && n++ < 4'",
     ("parallelism.md", "0F0,"): "anyrank plan llama-demo --pipeline --pp 2 --micro-batches 3 --csv s.csv > /dev/null && "
                              "sed -E 's/,?[01](SEND|RECV)_[^,]*//g' s.csv",
