@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 import typing
+import warnings
 
 PR_SET_PDEATHSIG = 1
 LINES = 200  # of a traceback
@@ -41,13 +42,15 @@ class Job(typing.NamedTuple):
 
 class Report(typing.NamedTuple):
     """A rank's last word. what: "returned" (data: the pickled result) or "raised" (data: the pickled exception, or
-    nothing where it cannot be pickled); `title` is the traceback's last line."""
+    nothing where it cannot be pickled); `title` is the traceback's last line. warned: message, the category's name, file
+    and line of each warning, for the parent, which gives them once."""
 
     what: str
     data: bytes
     title: str = ""
     text: str = ""
     imported: tuple[str, ...] = ()
+    warned: tuple[tuple[str, str, str, int], ...] = ()
 
 
 def path_of(folder: str, rank: int, kind: str) -> pathlib.Path:
@@ -167,7 +170,10 @@ def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.A
     _own_process_group(job.parent)
     stack = _redirect(job.folder, rank)
     os.environ.update(environment(rank, job))
-    pipe.send(_run(rank, job))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        report = _run(rank, job)
+    pipe.send(report._replace(warned=tuple((str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)))
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -97,7 +98,7 @@ def spawn(world: int, function: typing.Callable[..., typing.Any], *args: typing.
 
     Every rank has a gloo group over all of them, the same random numbers (`seed`, of random, numpy and torch),
     `threads` threads, and what torchrun sets (RANK, WORLD_SIZE, ..) besides `env`. What ranks print is printed at the
-    end, a rank at a time. Results come back by pickle.
+    end, a rank at a time; what they warn of is warned of once. Results come back by pickle.
 
     method   "fork" (the default on Linux): a rank begins as a copy of this process, so that function may be a lambda, a
              closure or local to a test, and args need not be picklable. "spawn" (the default elsewhere, and where CUDA
@@ -148,6 +149,7 @@ def run(world: int, function: typing.Callable[..., typing.Any], args: tuple[typi
     finally:
         _end(ranks)
         _print(folder, world)
+        _warn(ranks)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -275,6 +277,17 @@ def _print(folder: str, world: int) -> None:
         if text.strip():
             cut = f".. the last {PRINTED} of {len(text)} characters ..\n" if len(text) > PRINTED else ""
             print(f"--- rank {number} printed ---\n{cut}{text[-PRINTED:].rstrip()}")
+
+
+_warned: set[tuple[str, str, str, int]] = set()  # what ranks have warned of, given once
+
+
+def _warn(ranks: list[_Rank]) -> None:
+    for said in (said for rank in ranks if rank.report for said in rank.report.warned if said not in _warned):
+        _warned.add(said)
+        text, name, path, line = said
+        category = getattr(builtins, name, UserWarning)
+        warnings.warn_explicit(text, category if issubclass(category, Warning) else UserWarning, path, line)
 
 
 # --- what went wrong --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import time
 import typing
 import unittest
 import unittest.mock
+import warnings
 
 from anyrank import _stacks, ranks
 from anyrank._stacks import Frame
@@ -75,6 +76,19 @@ class Ranks(FolderCase):
             return base + rank, reduce_of(rank, 1.0).tolist(), os.environ["RANK"] + os.environ["WORLD_SIZE"]
         self.assertEqual(spawn(3, function, 10), [(10 + r, [6.0], f"{r}3") for r in range(3)])
         self.assertEqual(spawn(1, lambda rank: rank), [0])
+
+    def test_warnings_of_ranks_are_given_once(self) -> None:
+        def warn(rank: int) -> None:
+            warnings.warn("the same on every rank")
+            warnings.warn(f"of rank {rank}", FutureWarning)
+
+        for expected in ["the same on every rank", "of rank 0", "of rank 1"], []:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                spawn(2, warn)
+            self.assertEqual(sorted(str(w.message) for w in caught), sorted(expected))
+            self.assertEqual({w.filename for w in caught}, {__file__} if expected else set())
+            self.assertEqual(sum(w.category is FutureWarning for w in caught), 2 if expected else 0)
 
     def test_seeds_threads_and_environment(self) -> None:
         def function(rank: int) -> tuple[typing.Any, ...]:
