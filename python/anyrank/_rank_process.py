@@ -42,8 +42,8 @@ class Job(typing.NamedTuple):
 
 class Report(typing.NamedTuple):
     """A rank's last word. what: "returned" (data: the pickled result) or "raised" (data: the pickled exception, or
-    nothing where it cannot be pickled); `title` is the traceback's last line. warned: message, the category's name, file
-    and line of each warning, for the parent, which gives them once."""
+    nothing where it cannot be pickled); `title` is the traceback's last line. warned: message, name of the category,
+    file and line of each warning, which the parent gives once."""
 
     what: str
     data: bytes
@@ -173,7 +173,8 @@ def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.A
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         report = _run(rank, job)
-    pipe.send(report._replace(warned=tuple((str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)))
+    warned = tuple((str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)
+    pipe.send(report._replace(warned=warned))
     sys.stdout.flush()
     sys.stderr.flush()
     try:
