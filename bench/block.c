@@ -7,7 +7,7 @@
 #include "bench/harness.h"
 #include "gpu/profile/profile.h"
 #include "ref/core/size.h"
-#include "run/run.h"
+#include "verify/run/run.h"
 
 #define GPT                                                                                                      \
     .layers = 1, .max_positions = 4096, .activation = AR_ACT_GELU_TANH, .norm = AR_NORM_LAYER, .norm_eps = 1e-5, \

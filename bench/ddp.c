@@ -5,13 +5,13 @@
 #include "anyrank/train.h"
 #include "bench/bench.h"
 #include "bench/harness.h"
-#include "planner/estimate.h"
 #include "ref/context/context.h"
 #include "ref/core/lane.h"
 #include "ref/layers/parts.h"
-#include "run/cluster_run.h"
-#include "run/run.h"
 #include "verify/check/check_run.h"
+#include "verify/plan/estimate.h"
+#include "verify/run/cluster_run.h"
+#include "verify/run/run.h"
 
 ARI_OWNER(ar_ddp, ar_ddp_destroy)
 

@@ -119,7 +119,7 @@ device=cuda
 [ $host = no ] || device=emulated
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
 export root build logs host device arch deps prebuilt jobs limit
-export ANYRANK_DATA="$root/src/data" # a binary from elsewhere looks there
+export ANYRANK_DATA="$root/ref/data" # a binary from elsewhere looks there
 
 # --- the steps --------------------------------------------------------------------------------------------------------
 

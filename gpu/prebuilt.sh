@@ -62,7 +62,7 @@ cmake --build "$build" -j "$jobs" --target $program >&2
 mkdir -p "$out"
 rm -rf "$out/data" "$out/manifest.txt" "$out.tgz"
 mkdir "$out/data"
-cp -R src/data "$out/data/anyrank"
+cp -R ref/data "$out/data/anyrank"
 strip -o "$out/$program" "$build/tests/$program"
 for name in $names; do ln -sf $program "$out/$name"; done
 cd "$out"

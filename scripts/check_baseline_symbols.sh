@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The baseline is what everything else is compared with, so it must not call what it judges. This lists every symbol
-# that the objects of src/ref/baseline need and do not define among themselves, and fails unless each is allowed.
+# that the objects of ref/baseline need and do not define among themselves, and fails unless each is allowed.
 # Usage: scripts/check_baseline_symbols.sh BUILD_DIR
 set -eu
 
@@ -22,7 +22,7 @@ if [ $# -ne 1 ] || [ ! -d "$1" ]; then
 fi
 objects=$(find "$1/CMakeFiles" -path '*ref/baseline/*.o' | sort)
 if [ -z "$objects" ]; then
-    echo "check_baseline_symbols: no object of src/ref/baseline under $1: build first" >&2
+    echo "check_baseline_symbols: no object of ref/baseline under $1: build first" >&2
     exit 2
 fi
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ("src", "gpu", "bench", "python")
+FOLDERS = ("ref", "sim", "gpu", "verify", "cli", "bench", "python")
 OPTIONS = ["-fsyntax-only", "-Wno-everything", "-Werror=implicit-function-declaration", "-Werror=int-conversion"]
 
 

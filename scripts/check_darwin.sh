@@ -22,10 +22,10 @@ done
 folders=$(sed -n '/^set(ANYRANK_FOLDERS/,/)/p' CMakeLists.txt | sed 's/set(ANYRANK_FOLDERS//; s/)//')
 # Unquoted on purpose: a list of folders.
 # shellcheck disable=SC2086
-for folder in $folders src/ref/cpu/blas src/mpi src/cli src/cli/* bench; do
+for folder in $folders ref/cpu/blas gpu/cluster/mpi cli cli/* bench; do
     case $folder in
-        src/mpi) echo src/mpi/absent.c ;;
-        src/ref/cpu/blas) printf 'src/ref/cpu/blas/%s.c\n' native cblas cblas_info ;;
+        gpu/cluster/mpi) echo gpu/cluster/mpi/absent.c ;;
+        ref/cpu/blas) printf 'ref/cpu/blas/%s.c\n' native cblas cblas_info ;;
         *.[ch]) ;;
         *) find "$folder" -maxdepth 1 -name "*.c" ;;
     esac

@@ -4,17 +4,18 @@
 
     scripts/check_includes.py [--write] ROOT
 
-Dependencies point one way: core <- numerics <- cpu|gpu <- arith <- layers <- models <- train <- run <- verify <- cli;
-bench, a subcommand, stands on cli/options. io stands on core, under models and verify; pipeline, the schedules of one, on core
-and io; dump, which reads other people's tensors and per-rank files, on io and models; abi, what other languages load,
-on core, io and dump; plan, which says what a plan does, on models and sim/plan; comm, what moves data between ranks,
-on core; context, what a rank holds, on both, under placement and arith; process, how processes connect and agree, on
-core, comm and io; dry, a rank on nothing, on core, comm and cpu; the communicators (sim, mpi, gpu/nccl) on core and
-comm, mpi and gpu/nccl also on process, gpu/nccl also on what gpu tells of a device; process/transport, which chooses among these, on them; the baseline on the scalar
-definitions and the parsed config and nothing else. What predicts or checks collectives (sim/plan, the baseline,
-tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A type,
-function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder a
-folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60. Every folder of
+Dependencies point one way: ref <- sim | gpu <- verify <- cli, where sim and gpu never include each other, and inside ref
+core <- numerics <- cpu <- arith <- layers <- models <- train. bench, a subcommand, stands on cli/options. Inside ref, io
+stands on core, under models; pipeline, the schedules of one, on core and io; comm, what moves data between ranks, on
+core; context, what a rank holds, on both, under placement and arith; dry, a rank on nothing, on core, comm and cpu; the
+baseline on the scalar definitions and the parsed config and nothing else. verify/run stands on ref and sim; verify/dump,
+which reads other people's tensors and per-rank files, on ref's io and models; verify/lint, which says what a plan does,
+on models and sim/plan; python/abi, what other languages load, on core, io and verify/dump. In gpu/cluster, process, how
+processes connect and agree, stands on core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a
+device; process/transport, which chooses among these, on them. What predicts or checks collectives (sim/plan, the
+baseline, tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A
+type, function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder
+a folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60. Every folder of
 sources has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
@@ -31,11 +32,11 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 PUBLIC = "include/anyrank"
 
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-          "ref/baseline", "sim/plan", "planner", "run", "dump"]
+          "ref/baseline", "sim/plan", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "logprobs", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-           "sim/plan", "plan", "planner", "run", "dump", "verify", *ROOMS]
+           "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
 
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
@@ -58,36 +59,36 @@ ALLOWED = {
     "ref/baseline": [],
     "sim": ["ref/core", "ref/comm"],
     "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
-    "process": ["ref/core", "ref/comm", "ref/io"],
-    "process/transport": ["ref/core", "process", "mpi", "gpu/nccl"],
-    "mpi": ["ref/core", "ref/comm", "process"],
+    "gpu/cluster/process": ["ref/core", "ref/comm", "ref/io"],
+    "gpu/cluster/process/transport": ["ref/core", "gpu/cluster/process", "gpu/cluster/mpi", "gpu/cluster/nccl"],
+    "gpu/cluster/mpi": ["ref/core", "ref/comm", "gpu/cluster/process"],
     "gpu": ["ref/core", "ref/numerics"],
-    "gpu/nccl": ["ref/core", "ref/comm", "process", "gpu"],
-    "run": ["ref/core", "ref/context", "ref/comm", "process", "ref/numerics", "ref/dry", "ref/placement", "ref/layers", "ref/io",
+    "gpu/cluster/nccl": ["ref/core", "ref/comm", "gpu/cluster/process", "gpu"],
+    "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "ref/numerics", "ref/dry", "ref/placement", "ref/layers", "ref/io",
             "ref/models", "ref/train", "sim/plan"],
-    "plan": ["ref/core", "ref/io", "ref/models", "sim/plan"],
-    "planner": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "run"],
-    "dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
+    "verify/lint": ["ref/core", "ref/io", "ref/models", "sim/plan"],
+    "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "verify/run"],
+    "verify/dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,
     "verify/reference": VERIFY,
     "verify/writer": VERIFY + ["verify/reference"],
     "verify/diagnose": VERIFY,
     "verify/gradcheck": VERIFY + ["verify/reference"],
-    "verify/check": VERIFY + ["ref/comm", "ref/placement", "plan", "verify/reference", "verify/writer", "verify/diagnose",
+    "verify/check": VERIFY + ["ref/comm", "ref/placement", "verify/lint", "verify/reference", "verify/writer", "verify/diagnose",
                               "verify/gradcheck"],
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/logprobs": VERIFY + ["verify/reference", "verify/diagnose", "verify/grads"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
-    "python/abi": ["ref/core", "ref/io", "dump"],
+    "python/abi": ["ref/core", "ref/io", "verify/dump"],
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
     "cli": COMMAND + ["cli/shared", "cli/options", "bench", *SUBCOMMANDS],
     "bench": ["cli/shared", "cli/options", "ref/core", "ref/context", "ref/numerics", "gpu", "ref/cpu", "ref/arith", "ref/layers", "ref/io",
-              "ref/models", "ref/train", "sim/plan", "planner", "run", "dump", "verify"] + ROOMS,
-    "bench/nccl": ["bench", "gpu", "gpu/nccl"],
+              "ref/models", "ref/train", "sim/plan", "verify/plan", "verify/run", "verify/dump", "verify"] + ROOMS,
+    "bench/nccl": ["bench", "gpu", "gpu/cluster/nccl"],
     "examples": [],
     "tests/sim": [],  # of the tests, PLAIN alone
 }
@@ -103,18 +104,18 @@ CALLS = {
     "ref/baseline": ["ref/core", "ref/numerics"],  # those of BASELINE_HEADERS
     "sim/plan": ["ref/placement", "ref/pipeline", "ref/models"],
     "gpu": ["ref/cpu"],
-    "run": ["ref/arith", "sim", "gpu"],
-    "plan": ["ref/placement", "run"],
-    "planner": ["ref/placement"],
-    "dump": ["ref/placement"],
+    "verify/run": ["ref/arith", "sim", "gpu"],
+    "verify/lint": ["ref/placement", "verify/run"],
+    "verify/plan": ["ref/placement"],
+    "verify/dump": ["ref/placement"],
     "verify/diagnose": ["ref/placement"],
-    "verify/check": ["ref/placement", "process", "gpu"],
+    "verify/check": ["ref/placement", "gpu/cluster/process", "gpu"],
     "verify/grads": ["ref/comm"],
     "verify/faults": ["ref/comm"],
-    **{room: ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "process", "process/transport"]
+    **{room: ["ref/comm", "ref/cpu", "ref/pipeline", "ref/placement", "sim", "gpu", "gpu/cluster/process", "gpu/cluster/process/transport"]
        for room in ("cli", "cli/shared", "cli/options", *SUBCOMMANDS)},
-    "bench": ["ref/comm", "sim", "process", "process/transport"],
-    "bench/nccl": ["ref/core", "ref/comm", "process", "process/transport"],
+    "bench": ["ref/comm", "sim", "gpu/cluster/process", "gpu/cluster/process/transport"],
+    "bench/nccl": ["ref/core", "ref/comm", "gpu/cluster/process", "gpu/cluster/process/transport"],
 }
 # Whose files are users of the library: they call all that is public.
 CALLS_ALL = {PUBLIC, "examples", "tests/sim"}
@@ -139,7 +140,7 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "plan", "planner", "run", "verify", "cli", "bench", "examples",
+    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify", "cli", "bench", "examples",
                               "tests/sim", "cli/shared", "cli/options"} | set(ROOMS + SUBCOMMANDS),
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS + SUBCOMMANDS),
 }
@@ -163,12 +164,12 @@ FORBIDDEN_SYSTEM = {
     "ref/dry": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "gpu/cluster/process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
-    "plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "gpu/cluster/mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
+    "verify/lint": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "verify/run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "verify/dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "python/abi": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
@@ -178,12 +179,12 @@ for room in ROOMS:
     FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["verify"]
 for room in ("cli/shared", "cli/options", *SUBCOMMANDS):
     FORBIDDEN_SYSTEM[room] = FORBIDDEN_SYSTEM["cli"]
-FORBIDDEN_SYSTEM["process/transport"] = FORBIDDEN_SYSTEM["process"]
+FORBIDDEN_SYSTEM["gpu/cluster/process/transport"] = FORBIDDEN_SYSTEM["gpu/cluster/process"]
 for folder in ("ref/numerics", "ref/arith", "ref/layers", "ref/pipeline", "ref/models", "ref/train", "ref/io"):
     FORBIDDEN_SYSTEM[folder] = re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$")
 
 # Where names of other files are defined a second time: the build, or a table of functions, chooses one of the two.
-ALTERNATIVES = ("gpu/absent.c", "mpi/absent.c", "ref/arith/native.", "ref/cpu/blas/", "gpu/emulated/kernel.h")
+ALTERNATIVES = ("gpu/absent.c", "gpu/cluster/mpi/absent.c", "ref/arith/native.", "ref/cpu/blas/", "gpu/emulated/kernel.h")
 # Macros that each file sets for a header that it includes.
 PARAMETERS = {"ARI_VALUES", "ARI_CAUSE_ROWS"}
 
@@ -209,12 +210,9 @@ DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 ENUMERATOR = re.compile(r"\b(\w+)\s*(?:=[^,]*)?(?:,|\Z)")
 
 
-SRC = "src/"  # below which the folders are, as includes name them; but for those of users, tests and the GPU
-
-
 def name_of(root, path):
     """A file's name as an include has it."""
-    return path.relative_to(root).as_posix().removeprefix(SRC)
+    return path.relative_to(root).as_posix()
 
 
 def top_folders(root):
@@ -222,7 +220,7 @@ def top_folders(root):
     listed = ""
     if (root / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=False).stdout
-    names = listed.split("\0") if listed else [SRC, *(folder + "/" for folder in ALLOWED)]
+    names = listed.split("\0") if listed else [folder + "/" for folder in ALLOWED]
     return sorted({name.split("/")[0] for name in names if "/" in name}), bool(listed)
 
 
@@ -293,7 +291,7 @@ class Tree:
 
     def resolve(self, path, name):
         """The project's file that an include names, as the compiler finds it; None for another's header."""
-        for base in (path.parent, self.root / "include", self.root / SRC, self.root):
+        for base in (path.parent, self.root / "include", self.root):
             candidate = base / name
             if candidate.is_file():
                 return name_of(self.root, candidate.resolve())
@@ -461,7 +459,7 @@ def violations(root):
             continue
         for check in (check_direct, check_reached, check_calls, check_sizes):
             found += [(name, line, message) for line, message in check(tree, name, folder)]
-    return [f"{SRC if (root / SRC / name).exists() else ''}{name}:{line}: {message}"
+    return [f"{name}:{line}: {message}"
             for name, line, message in sorted(set(found))], len(tree.includes)
 
 

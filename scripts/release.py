@@ -24,9 +24,9 @@ NUMBER = r"\d+\.\d+\.\d+"
 SCREEN = 45  # lines of an entry
 # Files that state the version, and by which words: the group is the number.
 STATED = [("CMakeLists.txt", rf"project\(anyrank VERSION ({NUMBER})"), ("CITATION.cff", rf"^version: ({NUMBER})"),
-          ("src/cli/shared/command.c", rf'ANYRANK_VERSION "({NUMBER})"'), ("src/cli/shared/command.h", rf'"({NUMBER})"'),
+          ("cli/shared/command.c", rf'ANYRANK_VERSION "({NUMBER})"'), ("cli/shared/command.h", rf'"({NUMBER})"'),
           ("include/anyrank/abi.h", rf'"({NUMBER})"'), ("examples/ci/*.yml", rf"ANYRANK_VERSION: v({NUMBER})"),
-          ("src/cli/man/*.in", rf'^\.TH .*"anyrank ({NUMBER})"'), ("CHANGELOG.md", rf"^## ({NUMBER}),")]
+          ("cli/man/*.in", rf'^\.TH .*"anyrank ({NUMBER})"'), ("CHANGELOG.md", rf"^## ({NUMBER}),")]
 
 
 class Refused(Exception):

@@ -156,7 +156,7 @@ class Ended:
         self.seconds, self.cpu_seconds = seconds, cpu_seconds
 
 
-# With which the command would start itself again (src/cli/main.c), as half of all processes did; cli/edges_test holds
+# With which the command would start itself again (cli/main.c), as half of all processes did; cli/edges_test holds
 # that it does. Threads that spin while they wait keep others from running where programs share the cores.
 STARTED = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "4000", "OMP_STACKSIZE": "8M"}
 

@@ -49,7 +49,7 @@ def sizes_of(texts):
     """{folder: Size}; files at the top are "."."""
     found = collections.defaultdict(lambda: Size(0, 0, 0))
     for name, text in texts.items():
-        room = name.removeprefix(rules.SRC).split("/")[0] if "/" in name else "."
+        room = name.split("/")[0] if "/" in name else "."
         found[room] = Size(*map(sum, zip(found[room], size_of(name, text))))
     return found
 

@@ -40,7 +40,7 @@ GOOD = {
     "tests/sim/plain_number.h": "#include <math.h>\n",
     "tests/sim/ring_test.c": '#include "ref/comm/moves.h"\n',
     "gpu/gemm.cu": '#include "ref/numerics/scalar.h"\n#include <cuda_runtime.h>\n',
-    "gpu/nccl/comm.c": '#include "ref/core/wait.h"\n#include <nccl.h>\n',
+    "gpu/cluster/nccl/comm.c": '#include "ref/core/wait.h"\n#include <nccl.h>\n',
     "verify/check/check.c": '#include "ref/train/adam.h"\n#include "anyrank/sim.h"\n#include "anyrank/baseline.h"\n',
     "cli/main.c": '#include "verify/check.h"\n',
     "verify/check.h": "",
@@ -88,7 +88,7 @@ class CheckIncludes(unittest.TestCase):
                 self.assertIn(target, output[0])
 
     def test_communicators_stand_on_core_and_comm_alone(self):
-        for name in ("ref/comm/a.c", "sim/a.c", "process/a.c", "mpi/a.c", "gpu/nccl/a.c", "sim/plan/a.c"):
+        for name in ("ref/comm/a.c", "sim/a.c", "gpu/cluster/process/a.c", "gpu/cluster/mpi/a.c", "gpu/cluster/nccl/a.c", "sim/plan/a.c"):
             with self.subTest(name=name):
                 self.rejects(name, '#include "ref/numerics/rows.h"\n', 1, "ref/numerics/rows.h")
 
@@ -147,7 +147,7 @@ class CheckIncludes(unittest.TestCase):
         self.assertIn("new/a.c:1: this folder has no rule in scripts/check_includes.py", output)
         empty = sorted(folder for folder in check_includes.ALLOWED
                        if not any(name.startswith(folder + "/") for name in GOOD))
-        self.assertIn("planner", empty)
+        self.assertIn("verify/plan", empty)
         self.assertEqual(sorted(line.split()[4].rstrip(",") for line in output if "has no sources" in line), empty)
         everything = {folder + "/a.h": "" for folder in check_includes.ALLOWED if folder != "tests/sim"}
         self.assertEqual(self.run_on(everything, git=True), (0, []))

@@ -70,7 +70,7 @@ class Command(unittest.TestCase):
     def test_info_tells_the_machine_as_text_and_as_json(self):
         done = run("info")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
-        for word in ("CPU", "why it", "BLAS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
+        for word in ("CPU", "BLAS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
             self.assertIn(word, done.stdout)
         result = json.loads(run("info", "--json", "-").stdout)
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "info"))

@@ -12,8 +12,8 @@
 
 #include "anyrank/process.h"
 #include "bench/harness.h"
+#include "gpu/cluster/nccl/nccl.h"
 #include "gpu/native.h"
-#include "gpu/nccl/nccl.h"
 
 #define BLOCK_SECONDS 0.01
 #define MOST_BYTES ((size_t)1 << 28)

@@ -1,6 +1,6 @@
 # Finds the library that multiplies: BLIS, or with the component cblas those in CBLAS_LIBRARY. Defines
 # ANYRANK_BLAS_LIBRARIES and the target AnyrankBLAS::AnyrankBLAS. Of a library with CBLAS no header is read
-# (src/ref/cpu/blas/cblas.c), and none is looked for: on Debian cblas.h, libblas and libcblas are alternatives, each of
+# (ref/cpu/blas/cblas.c), and none is looked for: on Debian cblas.h, libblas and libcblas are alternatives, each of
 # which may be another library's than the next one.
 set(blas_headers)
 if(AnyrankBLAS_FIND_COMPONENTS STREQUAL "blis")

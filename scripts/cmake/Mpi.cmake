@@ -1,19 +1,19 @@
-# The MPI communicator, where MPI is found; src/mpi/absent.c stands for it elsewhere. No other folder sees mpi.h.
+# The MPI communicator, where MPI is found; gpu/cluster/mpi/absent.c stands for it elsewhere. No other folder sees mpi.h.
 include(LinkByPath)
 set(ANYRANK_HAVE_MPI 0)
-file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/src/mpi/*.c)
+file(GLOB mpi_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/gpu/cluster/mpi/*.c)
 if(ANYRANK_MPI)
   find_package(MPI QUIET COMPONENTS C)
 endif()
 if(MPI_C_FOUND)
   set(ANYRANK_HAVE_MPI 1)
-  list(FILTER mpi_sources EXCLUDE REGEX "/src/mpi/absent\\.c$")
+  list(FILTER mpi_sources EXCLUDE REGEX "/gpu/cluster/mpi/absent\\.c$")
   set_source_files_properties(${mpi_sources} PROPERTIES INCLUDE_DIRECTORIES "${MPI_C_INCLUDE_DIRS}")
   # MPICH's MPI_STATUSES_IGNORE is address 1, which GCC takes for an array without elements.
   set_property(SOURCE ${mpi_sources} APPEND PROPERTY COMPILE_OPTIONS $<$<C_COMPILER_ID:GNU>:-Wno-stringop-overflow>)
   link_by_path(anyrank ${MPI_C_LIBRARIES})
 else()
-  set(mpi_sources ${CMAKE_CURRENT_SOURCE_DIR}/src/mpi/absent.c)
+  set(mpi_sources ${CMAKE_CURRENT_SOURCE_DIR}/gpu/cluster/mpi/absent.c)
 endif()
 target_sources(anyrank PRIVATE ${mpi_sources})
 message(STATUS "MPI communicator: ${ANYRANK_HAVE_MPI}")

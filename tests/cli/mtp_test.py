@@ -17,7 +17,7 @@ SMALL = ("--batch", 2, "--seq", 8)
 class MtpTest(Case):
     def model(self, **keys):
         to = self.folder / "config.json"
-        config = json.loads((ROOT / "src/data/deepseek-demo/config.json").read_text())
+        config = json.loads((ROOT / "ref/data/deepseek-demo/config.json").read_text())
         to.write_text(json.dumps({**config, **keys}))
         return to
 

@@ -18,7 +18,7 @@ MODEL = str(ROOT / "tests/golden/llama-gqa-tiny")
 SEARCH = ("--gpus", 8, "--batch", 16, "--seq", 8)
 DEPTH = ("--tp", 2, "--pp", 2, "--sp", "--batch", 4, "--seq", 8)
 SVG = "{http://www.w3.org/2000/svg}"
-KINDS = (ROOT / "src/cli/pages/plan_kinds.css").read_text(encoding="utf-8")
+KINDS = (ROOT / "cli/pages/plan_kinds.css").read_text(encoding="utf-8")
 
 
 def kinds_of(plan):

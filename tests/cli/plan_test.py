@@ -192,7 +192,7 @@ class Plan(Case):
     def test_layers_that_differ_and_each_layer_by_itself_have_their_own_rows(self):
         few = self.flow("llama-demo", "--tp", 2)["flow"]
         each = self.flow("llama-demo", "--tp", 2, "--each-layer")["flow"]
-        layers = json.loads((ROOT / "src/data/llama-demo/config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
+        layers = json.loads((ROOT / "ref/data/llama-demo/config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
         inside = [row for row in few if row["layers"]]
         self.assertTrue(all(row["layers"] == [0, layers - 1] for row in inside))
         self.assertEqual(sum(row["layers"] is not None for row in each), layers * len(inside))

@@ -376,7 +376,7 @@ class BadInput(TrainTest):
         short.write_bytes(b"seven..")
         ids.write_bytes(struct.pack("<64H", *[1] * 40, 256, *[1] * 23))
         for model, data, says in ((self.model, empty, "empty"), (self.model, short, "has 7 tokens"),
-                                  (narrow, ROOT / "src/data/text.txt", "vocabulary"), (self.model, ids, "256"),
+                                  (narrow, ROOT / "ref/data/text.txt", "vocabulary"), (self.model, ids, "256"),
                                   (self.model, self.folder / "none", "none"), (self.model, self.folder, str(self.folder))):
             with self.subTest(data=data):
                 self.refused(model, "--data", data, *SIZE, says=says)

@@ -4,13 +4,13 @@ ANYRANK_TEST_EMULATED=1 no test uses the processor's own instructions where they
 every machine."""
 
 TESTS = "cpu/contract_integers_test cpu/contract_test cpu/gemm_acc_test cpu/contract_sharded_test"
-PORTABLE = "src/ref/cpu/exact/portable.c"
-IFMA = "src/ref/cpu/exact/ifma.c"
-K16 = "src/ref/cpu/exact/k16.h"
-TRANSPOSE = "src/ref/cpu/exact/transpose8.h"
-DIGITS, PANELS = "src/ref/cpu/exact/digits.c", "src/ref/cpu/exact/panels.c"
-ARM, AMX = "src/ref/cpu/exact/arm.c", "src/ref/cpu/exact/amx.c"
-SUMS, GEMM = "src/ref/cpu/exact/sums.c", "src/ref/cpu/gemm_exact.c"
+PORTABLE = "ref/cpu/exact/portable.c"
+IFMA = "ref/cpu/exact/ifma.c"
+K16 = "ref/cpu/exact/k16.h"
+TRANSPOSE = "ref/cpu/exact/transpose8.h"
+DIGITS, PANELS = "ref/cpu/exact/digits.c", "ref/cpu/exact/panels.c"
+ARM, AMX = "ref/cpu/exact/arm.c", "ref/cpu/exact/amx.c"
+SUMS, GEMM = "ref/cpu/exact/sums.c", "ref/cpu/gemm_exact.c"
 
 MUTANTS = [
     # --- portable: binary64
@@ -157,7 +157,7 @@ MUTANTS = [
     ("a narrow integer is rounded down to its upper digit", DIGITS, "(u + 128) >> 8", "u >> 8"),
     ("one of the narrow mixed products is missing", DIGITS, "p[tile + j] + p[2 * tile + j];", "p[tile + j];"),
     ("narrow slices are not added up", DIGITS, "(add ? sums[j] : 0) + p[j]", "(add && j > 0 ? sums[j] : 0) + p[j]"),
-    ("the lowest digit is one too high in the middle of its range", "src/ref/numerics/digits.h", "OFFSET 34611264u", "OFFSET 34611263u"),
+    ("the lowest digit is one too high in the middle of its range", "ref/numerics/digits.h", "OFFSET 34611264u", "OFFSET 34611263u"),
     ("slices are longer than int32 holds", PANELS, "ari_round_up(ari_ceil_div(k, slices), step)", "ari_round_up(k, step)"),
     ("terms of an unfinished step are not multiplied", PANELS, "r.terms = ari_round_up(n, kernel->step);",
      "r.terms = n / kernel->step * kernel->step;"),
@@ -188,7 +188,7 @@ MUTANTS = [
     # --- and neon: what has panels
     ("the right panels begin inside of the left ones", PANELS, "(w.sums + sums + left);", "(w.sums + sums + left / 2);"),
     ("a sum of no terms is what the workspace held", PANELS, "if (from == to)", "if (from > to)"),
-    ("blocks are longer than int64 holds", "src/ref/cpu/exact/sums.h", ".terms = ARI_CONTRACT_BLOCK,",
+    ("blocks are longer than int64 holds", "ref/cpu/exact/sums.h", ".terms = ARI_CONTRACT_BLOCK,",
      ".terms = 8 * ARI_CONTRACT_BLOCK,"),
     # --- smmla
     ("smmla: the upper row has the lower one's sums", ARM, "vget_low_s32(acc[i][j])", "vget_high_s32(acc[i][j])"),
@@ -279,8 +279,8 @@ MUTANTS = [
     ("amx: the last slice is as long as the others", AMX, "to - k < t->plan->slice ? to - k : t->plan->slice,",
      "t->plan->slice,"),
     ("amx: a sum of no terms is what the workspace held", AMX, "if (from == to)", "if (from > to)"),
-    ("amx: the matrices of a batch share the first one's panels", "src/ref/cpu/gemm.h", "t->at * t->plan->panels + number",
+    ("amx: the matrices of a batch share the first one's panels", "ref/cpu/gemm.h", "t->at * t->plan->panels + number",
      "number"),
-    ("amx: the last right panel is not packed", "src/ref/cpu/gemm_exact.c", "p.panels = ari_ceil_div(b->rows, path->col_step);",
+    ("amx: the last right panel is not packed", "ref/cpu/gemm_exact.c", "p.panels = ari_ceil_div(b->rows, path->col_step);",
      "p.panels = b->rows / path->col_step + (b->rows < path->col_step);"),
 ]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/map.h"
 #include "tests/support/test.h"
+#include "verify/dump/map.h"
 
 #define RULE(rule) "{\"version\":1,\"mesh\":[[\"dp\",2],[\"tp\",4]],\"files\":\"r{rank}\",\"tensors\":[" rule "]}"
 

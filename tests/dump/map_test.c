@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/map.h"
 #include "tests/support/test.h"
+#include "verify/dump/map.h"
 
 OWNER(ari_map, ari_map_free)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/dump.h"
 #include "io/st_bytes.h"
 #include "tests/support/test.h"
+#include "verify/dump/dump.h"
 
 OWNER(ari_npy, ari_npy_close)
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "dump/placement.h"
 #include "ref/core/clock.h"
 #include "ref/core/scheduler.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/dump/placement.h"
 
 #define MAX_BOXES 64
 

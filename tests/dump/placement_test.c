@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
-#include "dump/placement.h"
+#include "verify/dump/placement.h"
 
 typedef struct malformed {
     const char *dcp, *own, *says;

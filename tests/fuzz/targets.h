@@ -12,13 +12,13 @@
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
-#include "dump/dump.h"
-#include "dump/map.h"
-#include "dump/placement.h"
-#include "process/handshake.h"
+#include "gpu/cluster/process/handshake.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 #include "tests/support/temporary.h"
+#include "verify/dump/dump.h"
+#include "verify/dump/map.h"
+#include "verify/dump/placement.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
 

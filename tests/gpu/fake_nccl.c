@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for NCCL where there is no GPU: a shared library with NCCL's functions (those of gpu/nccl/nccl.h),
+/* What stands for NCCL where there is no GPU: a shared library with NCCL's functions (those of gpu/cluster/nccl/nccl.h),
  * between processes of one machine, on memory of the emulated device, which it reaches by the device's copies alone.
  * Data move through pipes in memory that all processes map. A communicator that is not to block gets on with its call
  * whenever the thread that called asks for its state; one that is, until it is done. What NCCL leaves undefined hangs
@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "gpu/nccl/nccl.h"
+#include "gpu/cluster/nccl/nccl.h"
 #include "ref/core/reduce.h"
 #include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/support/scoped.h"

@@ -127,7 +127,7 @@ MUTANTS = [
     ("row_exponents: the shift with the wrong sign", "gpu/exponents.cu",
      "ari_contract_shift(c[at * x.shape[3] + k], sign)",
      "ari_contract_shift(c[at * x.shape[3] + k], -sign)"),
-    ("pack: the top digit cut to five bits", "src/ref/numerics/digits.h", "(int32_t)bits - 16", "(int32_t)(bits & 31u) - 16"),
+    ("pack: the top digit cut to five bits", "ref/numerics/digits.h", "(int32_t)bits - 16", "(int32_t)(bits & 31u) - 16"),
     ("pack: columns of the first matrix for all", "gpu/pack.cu", "c[at * cols + term]", "c[term]"),
     ("pack: a part writes what another has written before it", "gpu/pack.cu",
      "if (first == 0 && end == static_cast<int>(GROUP))", "if (first <= end)"),

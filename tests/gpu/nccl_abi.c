@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled where there is an nccl.h, and never run: that gpu/nccl/nccl.h says what NCCL's own header says. */
+/* Compiled where there is an nccl.h, and never run: that gpu/cluster/nccl/nccl.h says what NCCL's own header says. */
 #include <nccl.h>
 #include <stddef.h>
 
-#include "gpu/nccl/nccl.h"
+#include "gpu/cluster/nccl/nccl.h"
 
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #theirs)
 SAME(ARI_NCCL_ID_BYTES, NCCL_UNIQUE_ID_BYTES);

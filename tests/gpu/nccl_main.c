@@ -3,8 +3,8 @@
  * (fake_nccl.c): every collective against its definition, and what happens when something is wrong. */
 #include <pthread.h>
 
-#include "gpu/nccl/comm.h"
-#include "process/process.h"
+#include "gpu/cluster/nccl/comm.h"
+#include "gpu/cluster/process/process.h"
 #include "ref/core/clock.h"
 #include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/process/forked.h"

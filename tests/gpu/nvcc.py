@@ -49,7 +49,7 @@ def run_nvcc(sources, architecture, code, *options):
         joined = pathlib.Path(folder, "joined.cu")
         joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
         command = [NVCC, f"-gencode=arch={architecture},code={code}", *own, "-std=c++17", "-O3", "-D_GNU_SOURCE",
-                   '-DANYRANK_BUILT_WITH_CUBLAS=""', *build_options(), "-I", ROOT / "src", "-I", ROOT, "-I", ROOT / "include", *options, joined]
+                   '-DANYRANK_BUILT_WITH_CUBLAS=""', *build_options(), "-I", ROOT, "-I", ROOT / "include", *options, joined]
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               check=False)
     if done.returncode != 0:

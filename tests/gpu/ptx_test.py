@@ -13,7 +13,7 @@ import unittest
 from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_as_one, need_nvcc
 
 ARCHITECTURE = "compute_90"
-# The kernels that call functions of src/ref/numerics/elementary.h, which spells its fused multiply-adds.
+# The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
 SPELL_FMA = {"attention.cu", "elementwise.cu", "experts.cu", "gemm_exact.cu", "loss.cu"}
 
 # Kernels that still divide integers: those of products, once a tile or block, and the means of integers.

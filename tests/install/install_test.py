@@ -121,20 +121,20 @@ class Install(unittest.TestCase):
 
     def test_the_build_tree_keeps_to_its_sources(self):
         info = json.loads(must([BUILD / "anyrank", "info", "--json", "-"], cwd="/"))
-        self.assertEqual(info["data_dir"], str(ROOT / "src/data"))
+        self.assertEqual(info["data_dir"], str(ROOT / "ref/data"))
 
     def test_a_moved_build_tree_finds_what_came_with_it(self):
         place = scratch / "tree"
         (place / "build").mkdir(parents=True)
-        (place / "src/data").mkdir(parents=True)
+        (place / "ref/data").mkdir(parents=True)
         shutil.copy(BUILD / "anyrank", place / "build")
         alone = run([place / "build/anyrank", "check", "llama-demo"], cwd="/")
         self.assertEqual(alone.returncode, 2)
-        for tried in (place / "build/../share/anyrank", place / "build/../src/data", "/usr/local/share/anyrank"):
+        for tried in (place / "build/../share/anyrank", place / "build/../ref/data", "/usr/local/share/anyrank"):
             self.assertIn(f"'{tried}'", alone.stderr)
-        shutil.copy(ROOT / "src/data/text.txt", place / "src/data")
+        shutil.copy(ROOT / "ref/data/text.txt", place / "ref/data")
         info = json.loads(must([place / "build/anyrank", "info", "--json", "-"], cwd="/"))
-        self.assertEqual(info["data_dir"], str(place / "src/data"))
+        self.assertEqual(info["data_dir"], str(place / "ref/data"))
 
     @unittest.skipUnless(shutil.which("readelf"), "no readelf here")
     def test_nothing_needs_the_cxx_library(self):

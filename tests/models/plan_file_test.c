@@ -43,7 +43,7 @@ CLAIM(the_shipped_default_plans_are_the_default_plans)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         char path[512];
         SCOPED(ar_plan_fini) ar_plan p, d;
-        snprintf(path, sizeof path, "%s/src/data/plans/%s.json", TEST_SOURCE_DIR, all[i].file);
+        snprintf(path, sizeof path, "%s/ref/data/plans/%s.json", TEST_SOURCE_DIR, all[i].file);
         cr_assert_ok(ar_plan_load(&p, path));
         cr_assert_ok(ar_plan_default(&d, all[i].arch));
         cr_assert_eq(p.rules, d.rules, "%s", path);

@@ -85,7 +85,7 @@ DECLARED = {
 # Blocks that another test runs, which names the page; and those that are neither commands nor what one prints.
 PICTURE = "a picture"
 ELSEWHERE = {(page, start): where for where, page, starts in [
-    (PICTURE, "CONTRIBUTING.md", ["core <-"]),
+    (PICTURE, "CONTRIBUTING.md", ["ref: core"]),
     (PICTURE, "architecture.md", ["include/"]),
     (PICTURE, "train.md", ["FOLDER/"]),
     ("tests/examples/ci_test.py", "pytest.md", ["ci/anyrank.sh", "layout gradients"]),

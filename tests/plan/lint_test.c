@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Lint: right layouts have nothing to find, and every list from which a collective or an operation is taken, or to which
  * one is added, has. */
-#include "plan/lint.h"
 #include "ref/core/size.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "support/row.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/lint/lint.h"
 
 #include <criterion/parameterized.h>
 

@@ -2,8 +2,8 @@
 /* Floating-point operations of a training step, counted in the list of operations: what the formulas are held to. */
 #pragma once
 
-#include "planner/planner.h"
 #include "ref/core/size.h"
+#include "verify/plan/planner.h"
 
 /* Multiply-adds. One layer may be walked for all. */
 typedef struct counted {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
-#include "planner/search.h"
-#include "planner/time_impl.h"
 #include "ref/core/lane.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/search.h"
+#include "verify/plan/time_impl.h"
 
 /* tp 2, pp 8, dp 8 of Mixtral 8x22B: NVIDIA's layout on 128 GPUs, with ep of the 8. */
 static ari_planned planned_of(const ar_config *c, ari_choice choice, size_t batch)

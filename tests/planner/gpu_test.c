@@ -2,9 +2,9 @@
 /* Seconds of operations by their shapes, where a cluster names its GPU. */
 #include "ref/core/gpu.h"
 
-#include "planner/time_impl.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/time_impl.h"
 
 static ari_time_options on(const char *cluster, ari_cost_model model)
 {

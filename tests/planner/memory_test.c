@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank's memory by a dry run of it beside what the ranks of a run count, and beside what it was. */
-#include "planner/planner.h"
 #include "ref/core/size.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
@@ -8,6 +7,7 @@
 #include "support/small.h"
 #include "support/together.h"
 #include "verify/check/check_run.h"
+#include "verify/plan/planner.h"
 
 TestSuite(memory, .timeout = 300);
 

@@ -2,8 +2,8 @@
 /* The planner's queue beside the main one against closed forms by hand: K chunks of t_a and t_g take
  * t_a + (K-1) max(t_a, t_g) + t_g where they are gathered, and the same with the two exchanged where they are
  * scattered. */
-#include "planner/time_impl.h"
 #include "support/together.h"
+#include "verify/plan/time_impl.h"
 
 /* Two ranks, links of a byte a second without latency: a collective of 2n elements of t bytes takes n*t seconds. */
 static const ari_time_options slow = {.cluster = {.inside = {0.0, 1.0}, .flops = 1.0}};

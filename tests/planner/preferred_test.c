@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the fastest layouts is advised. */
-#include "planner/search.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/search.h"
 
 static ari_search search_of(const ar_config *c, const char *cluster, size_t batch, size_t seq)
 {

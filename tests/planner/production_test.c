@@ -2,10 +2,10 @@
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
 #include <limits.h>
 
-#include "planner/time.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/time.h"
 
 /* Table 2 of Korthikanti et al. 2022 (arXiv:2205.05198), bytes of a layer: s, b, h, a, t as there. */
 static double korthikanti(const ari_planned *p)

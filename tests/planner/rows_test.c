@@ -3,11 +3,11 @@
  * not fit stays in the table, as unexplained. docs/evidence/planner.tsv has the same rows. */
 #include <stdarg.h>
 
-#include "planner/time_impl.h"
 #include "ref/io/file.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/time_impl.h"
 
 /* A bundled name; or a form and its sizes. */
 typedef struct shape {

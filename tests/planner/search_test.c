@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
-#include "planner/search.h"
-#include "planner/time_impl.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/search.h"
+#include "verify/plan/time_impl.h"
 
 static ari_planned planned_of(const ar_config *c, size_t batch, size_t seq)
 {

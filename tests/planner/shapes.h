@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "planner/planner.h"
 #include "support/row.h"
 #include "tests/support/test.h"
+#include "verify/plan/planner.h"
 
 /* A bundled model's config. */
 static inline ar_config shape_bundled(const char *name)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Production systems: the layouts that a search looks at for one, its flags, and its account of memory. */
-#include "planner/search.h"
+#include "verify/plan/search.h"
 
 #include "support/together.h"
 #include "tests/planner/shapes.h"

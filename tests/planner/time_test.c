@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The planner's seconds against the simulator's virtual time, and against closed forms by hand. */
 
-#include "planner/time_impl.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
-#include "run/cluster_run.h"
 #include "support/layout_draw.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/plan/time_impl.h"
+#include "verify/run/cluster_run.h"
 
 /* --- against runs ------------------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "process/agree.h"
+#include "gpu/cluster/process/agree.h"
 #include "tests/support/test.h"
 
 enum { RANKS = 3 };

@@ -2,7 +2,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "process/handshake.h"
+#include "gpu/cluster/process/handshake.h"
 #include "tests/support/test.h"
 
 static const ari_key none = {.is_set = false}, key = {true, "key"}, other_key = {true, "keY"};

@@ -4,8 +4,8 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 
-#include "process/handshake.h"
-#include "process/process.h"
+#include "gpu/cluster/process/handshake.h"
+#include "gpu/cluster/process/process.h"
 #include "tests/process/forked.h"
 
 enum { RANKS = 3 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <unistd.h>
 
-#include "process/net.h"
+#include "gpu/cluster/process/net.h"
 #include "ref/core/clock.h"
 #include "tests/support/test.h"
 

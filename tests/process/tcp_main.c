@@ -2,7 +2,7 @@
 /* Processes that find each other by sockets: four of this machine, started as torchrun would. */
 #include <stdatomic.h>
 
-#include "process/process.h"
+#include "gpu/cluster/process/process.h"
 #include "tests/process/forked.h"
 #include "tests/support/scoped.h"
 

@@ -6,10 +6,10 @@
 #include <inttypes.h>
 #include <jansson.h>
 
-#include "run/checkpoint.h"
 #include "run/small_run.h"
 #include "support/fuzz.h"
 #include "support/small.h"
+#include "verify/run/checkpoint.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/checkpoint.h"
 #include "support/row.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"
+#include "verify/run/checkpoint.h"
 
 static const char hash[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 static const char other_hash[] = "fedcba9876543210fedcba9876543210fedcba9876543210fedcba9876543210";

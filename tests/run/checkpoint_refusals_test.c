@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of something else, damaged ones, and what a killed process left. */
-#include "run/checkpoint.h"
 #include "tests/run/checkpoint_frame.h"
+#include "verify/run/checkpoint.h"
 
 TestSuite(checkpoint_refusals, .init = begin, .fini = end);
 

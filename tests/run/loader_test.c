@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "run/run.h"
 #include "run/token_files.h"
+#include "verify/run/run.h"
 
 enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
 

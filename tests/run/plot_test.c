@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/io/file.h"
-#include "run/plot.h"
 #include "support/row.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"
+#include "verify/run/plot.h"
 
 enum { FILE_SIZE = 1 << 20 };
 

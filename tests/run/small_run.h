@@ -5,12 +5,12 @@
 #include <dirent.h>
 
 #include "ref/context/context.h"
-#include "run/cluster_run.h"
-#include "run/full_set.h"
 #include "support/rank_run.h"
 #include "support/row.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
+#include "verify/run/cluster_run.h"
+#include "verify/run/full_set.h"
 
 enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
 

@@ -3,13 +3,13 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/models/family.h"
-#include "run/run.h"
 #include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "tests/support/temporary.h"
 #include "verify/check/check_run.h"
+#include "verify/run/run.h"
 
 enum { MOST_MASK = LAYOUT_DRAW_BATCH * LAYOUT_DRAW_HEADS * LAYOUT_DRAW_SEQ * LAYOUT_DRAW_SEQ };
 

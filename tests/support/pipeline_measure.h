@@ -3,8 +3,8 @@
  * beside transfers, and the model has blocks alone, so that no stage has an embedding or a head. */
 #pragma once
 
-#include "run/cluster_run.h"
 #include "tests/support/test.h"
+#include "verify/run/cluster_run.h"
 
 enum { PIPELINE_RANKS = 4, PIPELINE_MOST_MICRO = 16, PIPELINE_LAYERS = 16 };
 enum { PIPELINE_SEQ = 4, PIPELINE_HIDDEN = 32, PIPELINE_FFN = 512, PIPELINE_KINDS = 4, PIPELINE_CASES = 24 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
 
-#include "run/cluster_run.h"
 #include "support/scoped.h"
+#include "verify/run/cluster_run.h"
 
 typedef struct job {
     rank_fn fn;

@@ -3,10 +3,10 @@
  * ranks end with one report, soon, and leave nothing behind (a plain main, for what the sanitizers see of it). */
 #include <stdio.h>
 
-#include "run/cluster_run.h"
 #include "support/match.h"
 #include "support/small.h"
 #include "tests/support/scoped.h"
+#include "verify/run/cluster_run.h"
 
 enum { B = 4, S = 4, RANKS = 4 };
 #define SECOND UINT64_C(1000000000)

@@ -5,8 +5,8 @@
 
 #include <string.h>
 
-#include "run/cluster_run.h"
 #include "support/match.h"
+#include "verify/run/cluster_run.h"
 
 enum { NATIVE_RANKS = 4, NATIVE_STEPS = 12, NATIVE_WEIGHTS = 2048, NATIVE_B = 4, NATIVE_S = 8 };
 

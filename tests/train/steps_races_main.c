@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "run/cluster_run.h"
 #include "support/match.h"
+#include "verify/run/cluster_run.h"
 
 enum { SEQ = 8, BATCH = 6, STEPS = 2, MOST = 8 };
 

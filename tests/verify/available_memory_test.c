@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How much memory a process may take, in made-up systems: folders with the files that Linux has. */
-#include "planner/estimate.h"
 #include "ref/io/file.h"
 #include "tests/support/folder.h"
+#include "verify/plan/estimate.h"
 
 TestSuite(available, .init = folder_begin, .fini = folder_end);
 

@@ -3,9 +3,9 @@
  * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, one that
  * ends in an error, and what the simulated cluster does beside. */
 #include "ref/io/file.h"
-#include "run/cluster_run.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
+#include "verify/run/cluster_run.h"
 
 static const char *const models[] = {LLAMA(61, 32, 48, 2, 16, 8, 4, false), GPT2(61, 32, 48, 2, 8)};
 enum { MODELS = 2 };

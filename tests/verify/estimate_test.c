@@ -9,10 +9,10 @@
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <sys/resource.h>
 
-#include "planner/estimate.h"
 #include "support/row.h"
 #include "tests/verify/support.h"
 #include "verify/check/compare.h"
+#include "verify/plan/estimate.h"
 #include "verify/reference/sensitivity.h"
 
 #define GPT2_124M                                                                                                 \

@@ -2,7 +2,7 @@
 /* The rows of a flow table: layers that do the same are one, and what it is about has a name. */
 #include "tests/verify/support.h"
 
-#include "plan/flow.h"
+#include "verify/lint/flow.h"
 
 static ari_flow flow_of(const ari_step_case *c, ari_flow_options o)
 {

@@ -3,8 +3,8 @@
  * no sine, shards of different sizes. */
 #include "tests/verify/support.h"
 
-#include "run/run.h"
 #include "verify/check/check_run.h"
+#include "verify/run/run.h"
 
 static const int64_t ids[] = {3, 1, 256, 128, 5, 9, 129, 6, 64, 3};
 

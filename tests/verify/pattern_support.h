@@ -4,10 +4,10 @@
 /* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
 
 #include "anyrank/parallel.h"
-#include "dump/dump.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"
 #include "verify/diagnose/case.h"
+#include "verify/dump/dump.h"
 
 enum { MAX_RANKS = 64, MAX_COUNT = 8192, MAX_TEXTS = 4 };
 

@@ -153,10 +153,10 @@ Test(plans, those_of_files_have_the_baselines_bits)
         {"tests/plans/deepseek-v2", DEEPSEEK(61, 16, 20, 2, 4, 8, 4, 2)},
         {"tests/plans/gpt2", small_gpt2},
         {"tests/plans/gpt2-sequence", small_gpt2},
-        {"src/data/plans/llama", small_llama},
-        {"src/data/plans/gpt2", small_gpt2},
-        {"src/data/plans/llama-sequence", small_llama},
-        {"src/data/plans/llama-sequence-loss", small_llama}};
+        {"ref/data/plans/llama", small_llama},
+        {"ref/data/plans/gpt2", small_gpt2},
+        {"ref/data/plans/llama-sequence", small_llama},
+        {"ref/data/plans/llama-sequence-loss", small_llama}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         const ar_parallel shared[] = {{.tp = 2, .cp = 2, .zigzag = true}, {.tp = 2, .cp = 2, .cp_inner = 2}};
         expect_plan_same(all[i].file, all[i].json, (ar_parallel){.tp = 2}, i % 2 == 0);

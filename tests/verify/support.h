@@ -7,11 +7,11 @@
 
 #include "anyrank/baseline.h"
 #include "ref/io/file.h"
-#include "run/cluster_run.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
 #include "tests/verify/tiny.h"
 #include "verify/reference/reference.h"
+#include "verify/run/cluster_run.h"
 
 /* A new folder below the system's for temporary files; remove_folder takes it away again. */
 static inline void make_folder(char path[64])

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/options/transport.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ref/core/names.h"
+#include "ref/core/os/os.h"
+#include "ref/core/size.h"
+#include "verify/run/process_run.h"
+
+/* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */
+static int errors_fd = -1, kept_fd = -1;
+/* True if the others know its failure, or it has printed it itself. */
+static bool joined;
+static bool failed_to_join;
+
+#define ARI_VALUES ari_transport_values
+const ari_option ari_transport_options[] = {
+    ARI_OPTION_SECTION("cluster"),
+    ARI_OPTION_ENUM("transport", transport, ari_transport_names,
+                    "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
+                    "starts is a rank (default sim)",
+                    .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
+                            "the GPU of its number on its machine, and NCCL moves what is there. Layouts have as "
+                            "many ranks as there are processes; process 0 alone prints and writes."),
+    ARI_OPTION_FLAG("share-gpus", share_gpus,
+                    "with --transport nccl: several processes may use one GPU (slow; for tests)"),
+    ARI_OPTION_FLAG("open-store", open_store,
+                    "with --transport nccl: let processes of other machines join without a job key",
+                    .more = "Whoever reaches process 0's port can then join the job. ANYRANK_JOB_KEY, or a file of its "
+                            "owner's alone that ANYRANK_JOB_KEY_FILE names, lets in only who has the key."),
+    {0},
+};
+#undef ARI_VALUES
+
+/* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
+static bool is_another(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *rank = getenv(names[i]);
+        if (rank && *rank)
+            return strtol(rank, NULL, 10) > 0;
+    }
+    return false;
+}
+
+/* --- watching over the launcher ----------------------------------------------------------------------------------- */
+
+/* A library that keeps the timeout itself says more; and none begins in no time. */
+static const double least_seconds = 10, more_seconds = 2;
+
+/* Ends a process whose peers never come: the descriptor for the message (negative: none), and the exit status. */
+static int late_fd, late_exit_code;
+static char late_words[192];
+
+static void end_late(int number)
+{
+    (void)number;
+    if (late_fd >= 0 && write(late_fd, late_words, strlen(late_words)) < 0)
+        _exit(ARI_EXIT_MACHINE);
+    _exit(late_exit_code);
+}
+
+/* A launcher's processes find each other inside the launcher's library, which may wait without end for one that never
+ * comes: one that ended before, or is another program. So an alarm ends the program some seconds after timeout_s, with
+ * a message to `errors` and this exit status, unless alarm(0) comes first. */
+static void set_alarm(double timeout_s, int errors, int exit_code)
+{
+    const double seconds = (timeout_s > least_seconds ? timeout_s : least_seconds) + more_seconds;
+    late_fd = errors;
+    late_exit_code = exit_code;
+    snprintf(late_words, sizeof late_words,
+             "anyrank: waited %.0f s for the launcher's other processes to join: do all of them run the same command, "
+             "with the same --transport?\n",
+             seconds);
+    signal(SIGALRM, end_late);
+    alarm((unsigned)seconds);
+}
+
+/* --- joining ------------------------------------------------------------------------------------------------------ */
+
+/* The first line in which two texts of options differ; both have one for each option, if the subcommand is the same. */
+static ar_status compare_options(int rank, const char *options, const char *first)
+{
+    size_t a = 0, b = 0;
+    while ((a = strcspn(options, "\n")) == (b = strcspn(first, "\n")) && strncmp(options, first, a) == 0) {
+        if (options[a] == '\0')
+            return AR_OK;
+        options += a + 1;
+        first += b + 1;
+    }
+    char own[256], others[256];
+    snprintf(own, sizeof own, "%.*s", (int)a, options);
+    snprintf(others, sizeof others, "%.*s", (int)b, first);
+    return ar_error_set(AR_ERR_ARG, "process %d was started with '%s', process 0 with '%s': all take the same options",
+                        rank, ARI_SHOW(own), ARI_SHOW(others));
+}
+
+static ar_status compare_process(void *user, int rank, ari_bytes *b)
+{
+    ARI_OWNED char *options = malloc(b->count + 1);
+    if (!options)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for the options of process %d", rank);
+    const size_t n = b->count;
+    options[n] = '\0';
+    AR_TRY(ari_bytes_take(b, options, n));
+    return compare_options(rank, options, user);
+}
+
+static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, const void *values)
+{
+    ARI_OWNED char *options = NULL;
+    ar_status st = ari_args_tell(&options, spec, values);
+    const ari_bytes own = {.at = (unsigned char *)options, .count = options ? strlen(options) : 0};
+    st = ari_process_agree(p, st);
+    if (st == AR_OK)
+        st = ari_process_collect(p, &own, compare_process, options);
+    return st;
+}
+
+ar_status ari_transport_check(const ari_transport_values *v, const char *option)
+{
+    if (v->transport == AR_TRANSPORT_SIM || !option)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "--%s needs ranks that are threads of one process: leave --transport %s out",
+                        option, ar_transport_name((ar_transport)v->transport));
+}
+
+static ar_status join_process(ar_process **gives, const ar_process_options *o, double timeout_s)
+{
+    set_alarm(timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
+    const ar_status st = ar_process_create(gives, o);
+    alarm(0);
+    failed_to_join = st != AR_OK;
+    /* An error in the build or the options occurs in every process. */
+    joined = st != AR_ERR_UNSUPPORTED && st != AR_ERR_ARG;
+    if (!joined)
+        return st;
+    /* Nobody else knows; but what process 0 found, it says itself. */
+    if (st != AR_OK && errors_fd >= 0 && strncmp(ar_error_message(), "process 0:", strlen("process 0:")) != 0)
+        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
+    return st;
+}
+
+/* As the launcher says; 1: nothing. */
+static long processes_started(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
+    long n = 1;
+    for (size_t i = 0; n <= 1 && i < sizeof sizes / sizeof *sizes; i++) {
+        const char *size = getenv(sizes[i]);
+        n = size ? strtol(size, NULL, 10) : 1;
+    }
+    return n;
+}
+
+/* Who starts several processes means ranks, most of the time. */
+static void tell_of_alone(const ari_common *common)
+{
+    if (!common->quiet && !is_another() && processes_started() > 1)
+        fprintf(stderr,
+                "anyrank: %ld processes were started, and each does all of this by itself; --transport mpi or "
+                "nccl makes each a rank\n",
+                processes_started());
+}
+
+ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
+                              const void *values, double timeout_s, bool check_calls)
+{
+    const ar_process_options o = {.transport = (ar_transport)v->transport,
+                                  .timeout_ns = (uint64_t)(timeout_s * 1e9),
+                                  .share_gpus = v->share_gpus,
+                                  .open_store = v->open_store,
+                                  .check_calls = check_calls};
+    *gives = NULL;
+    if (v->share_gpus && o.transport != AR_TRANSPORT_NCCL)
+        return ar_error_set(AR_ERR_ARG, "--share-gpus is for processes that NCCL connects: give --transport nccl");
+    if (v->open_store && o.transport != AR_TRANSPORT_NCCL)
+        return ar_error_set(AR_ERR_ARG, "--open-store is for processes that NCCL connects: give --transport nccl");
+    if (o.transport == AR_TRANSPORT_SIM) {
+        tell_of_alone(values);
+        return AR_OK;
+    }
+    AR_TRY(join_process(gives, &o, timeout_s));
+    return agree_on_options(*gives, spec, values);
+}
+
+void ari_transport_end(ar_process *p, ar_status st)
+{
+    fflush(stdout);
+    /* Process 0 reports what ends all, but not its own death. */
+    if (p && st == AR_ERR_ABORTED && errors_fd >= 0 && ar_process_rank(p) == 1 &&
+        strstr(ar_error_message(), "rank 0 is gone"))
+        dprintf(errors_fd, "anyrank: %s\n", ar_error_message());
+    if (p && st != AR_OK && st != AR_ERR_ABORTED) {
+        char why[512];
+        snprintf(why, sizeof why, "%s", ar_error_message());
+        ar_process_abort(p, st, why);
+    }
+    ar_process_destroy(p);
+}
+
+/* --- reporting ---------------------------------------------------------------------------------------------------- */
+
+bool ari_transport_reports(const ar_process *p)
+{
+    return !p || ar_process_rank(p) == 0;
+}
+
+void ari_ranks_print(FILE *to, const ar_run *run, int world)
+{
+    const ar_process *p = run->process;
+    ar_gpu_info gpu = {0};
+    if (run->device.kind == AR_DEVICE_EMULATED)
+        fprintf(to, "device: on the emulated device, the kernels of cuda on the host\n");
+    if (run->device.kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, run->device.index) == AR_OK) {
+        if (p)
+            fprintf(to, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
+        else if (world == 1)
+            fprintf(to, "device: on GPU %d (%s)\n", run->device.index, gpu.name);
+        else if (world == 0)
+            fprintf(to, "device: all ranks share GPU %d (%s)\n", run->device.index, gpu.name);
+        else
+            fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, run->device.index, gpu.name);
+    }
+    if (p)
+        fprintf(to, "ranks: %d process%s, connected by %s\n", ar_process_size(p), ar_process_size(p) == 1 ? "" : "es",
+                ar_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
+}
+
+void ari_transport_json(json_t *o, const ar_process *p)
+{
+    json_object_set_new(o, "transport", json_string(ar_transport_name(ar_process_transport(p))));
+}
+
+/* --- silence ------------------------------------------------------------------------------------------------------ */
+
+/* The transport of processes that the arguments name, whether or not there is one of that name; NULL: none. */
+static const char *named_transport(int argc, char *const *argv)
+{
+    static const char name[] = "--transport";
+    for (int i = 1; i < argc; i++) {
+        const char *value = strncmp(argv[i], name, sizeof name - 1) == 0 ? argv[i] + sizeof name - 1 : NULL;
+        if (value && *value == '=')
+            value++;
+        else if (value && *value == '\0')
+            value = i + 1 < argc ? argv[i + 1] : NULL;
+        else
+            value = NULL;
+        if (value && strcmp(value, ari_transport_names[AR_TRANSPORT_SIM]) != 0)
+            return value;
+    }
+    return NULL;
+}
+
+void ari_transport_prepare(int argc, char *const *argv)
+{
+    if (!named_transport(argc, argv))
+        return;
+    /* Otherwise a kernel is loaded at its first launch, which may wait for the GPU, where NCCL's kernels wait for other
+     * ranks: and those, for this one. */
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    if (!is_another())
+        return;
+    errors_fd = dup(STDERR_FILENO);
+    kept_fd = ari_scratch_open();
+    /* Without /dev/null the message appears more than once, which does no harm. */
+    if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr))
+        return;
+    if (kept_fd >= 0)
+        (void)dup2(kept_fd, STDERR_FILENO);
+}
+
+bool ari_transport_is_silent(void)
+{
+    return errors_fd >= 0;
+}
+
+/* --- failing before the others are joined ------------------------------------------------------------------------- */
+
+enum { SPEAK_AFTER_SECONDS = 2, TELL_SECONDS = 10 };
+
+/* Joins them for nothing but to tell them. The first has said it already; of others it says what the lowest tells. */
+static bool tell_others(const char *transport, bool open_store, int exit_code)
+{
+    ar_process *p = NULL;
+    ar_process_options o = {.timeout_ns = TELL_SECONDS * UINT64_C(1000000000), .open_store = open_store};
+    char why[1024];
+    snprintf(why, sizeof why, "%s", ar_error_message());
+    if (failed_to_join || !why[0] || ar_transport_parse(&o.transport, transport) != AR_OK)
+        return false;
+    set_alarm(TELL_SECONDS, -1, exit_code);
+    ar_status st = ar_process_create(&p, &o);
+    alarm(0);
+    if (st == AR_OK)
+        st = ari_process_agree(p, ar_error_set(exit_code == ARI_EXIT_USAGE ? AR_ERR_ARG : AR_ERR_INTERNAL, "%s", why));
+    const bool told = p != NULL;
+    ar_process_destroy(p);
+    return told;
+}
+
+/* Prints the error kept so far, after a delay in which the launcher ends the process if the first one has printed the
+ * same. */
+static void speak(void)
+{
+    char words[4096];
+    fflush(stderr);
+    if (sleep(SPEAK_AFTER_SECONDS) > 0)
+        return; /* a signal: the launcher's, which is ending all */
+    const ssize_t n = lseek(kept_fd, 0, SEEK_SET) == 0 ? read(kept_fd, words, sizeof words) : 0;
+    if (n > 0)
+        dprintf(errors_fd, "%.*s", (int)n, words);
+}
+
+void ari_transport_finish(int argc, char *const *argv, int exit_code)
+{
+    const char *transport = named_transport(argc, argv);
+    if (exit_code == ARI_EXIT_SAME || joined || !transport)
+        return;
+    bool open_store = false;
+    for (int i = 1; i < argc; i++)
+        open_store = open_store || strcmp(argv[i], "--open-store") == 0;
+    const bool told = processes_started() > 1 && tell_others(transport, open_store, exit_code);
+    if (!told && errors_fd >= 0 && kept_fd >= 0)
+        speak();
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <jansson.h>
+#include <stdio.h>
+
+#include "cli/options/run.h"
+#include "cli/shared/table.h"
+#include "sim/plan/ops.h"
+#include "verify/plan/search.h"
+
+/* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values
+ * called `r`. */
+#define ARI_ZERO_HELP "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"
+#define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                     \
+    ARI_OPTION_SECTION("layout"),                                                                                     \
+        ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 65536, "N", "tensor-parallel ranks (default 1)"),                  \
+        ARI_OPTION_GROUP(ari_plan_options, r),                                                                        \
+        ARI_OPTION_ENUM("mlp-order", r.run.plan.mlp_order, ari_mlp_order_names,                                       \
+                        "how the MLP's two layers are split (default column-row)"),                                   \
+        ARI_OPTION_GROUP(ari_step_layout_options, r), ARI_OPTION_SECTION("memory"),                                   \
+        ARI_OPTION_INT("zero", r.run.parallel.zero, 0, most_zero, "STAGE", zero_help), ARI_OPTION_SECTION("buckets"), \
+        ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES",                                       \
+                         "capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default 25MiB)"),        \
+        ARI_OPTION_GROUP(ari_bucket_options, r),                                                                      \
+        ARI_BATCH_OPTIONS("8; with --gpus at least one for each GPU",                                                 \
+                          "tokens of each sequence (default: the model's longest, at most 4096)"),                    \
+        ARI_CLIP_OPTIONS, ARI_OPTION_GROUP(ari_loss_options, r)
+
+/** Sets the extents that a search varies to those of a single layout, where none are given. */
+void ari_planned_one(ar_parallel *p);
+/** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
+ *  In every case ari_planned_end. Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
+                                         const ari_common *common);
+void ari_planned_end(ari_step_case *c);
+/** The same, checked. Errors: also those of ari_layout_check and ar_run_check. */
+AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
+                                        const ari_common *common);
+/** First fields of such a command's JSON: the model, its layout, plan and batch, and notes on its config. Gives; NULL
+ *  without memory. */
+json_t *ari_planned_json(const char *command, const ari_step_case *c);
+
+/* --- what layouts would take ------------------------------------------------------------------------------------- */
+
+typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
+extern const char *const ari_plan_table_names[];
+
+/* Values of r.run.parallel's recompute.what and schedule that make a search try each. */
+#define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
+#define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
+/* Options of `plan`; -1 of table, top, system and r.run.parallel.zero: not given. */
+typedef struct ari_plan_values {
+    ari_common common;
+    ari_run_values r;
+    bool pipeline, flow, backward, each_layer, markdown; /* of --flow */
+    int rank;
+    int gpus, table, top, system;
+    bool no_flash, hierarchical, shared_links, all;
+    const char *cluster, *why, *csv, *html, *svg;
+} ari_plan_values;
+
+/* A request: a model with its batch on a cluster. */
+typedef struct ari_plan_request {
+    const ari_plan_values *v;
+    ar_config config;
+    ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
+    char cluster[200];   /* in words */
+    const char *machine; /* the GPU whose operations are timed by their shapes; NULL: none */
+    size_t parameters;
+} ari_plan_request;
+
+/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case.
+ *  */
+AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
+/** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
+AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
+/** `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
+AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
+/** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
+AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d);
+/** The extents of --why, "tp=8 pp=16", of so many GPUs; 0: not given. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
+/** Why the first layout is first, a line each, and beside it what --why gives. Errors: AR_ERR_ARG (--why), as above. */
+AR_NODISCARD ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
+/** The same as members `why` and `asked`. Errors: as above. */
+AR_NODISCARD ar_status ari_why_json(json_t *to, const ari_plan_request *a, const ari_ranking *r);
+/** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
+AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_plan_request *a);
+/** Gives; NULL without memory. p: the same layout. */
+json_t *ari_depth_json(const ari_depth *d);
+json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
+json_t *ari_plan_request_json(const ari_plan_request *a);
+/** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
+/** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO,
+ *  AR_ERR_MEMORY; of the picture also AR_ERR_ARG (no layout has parts). */
+AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
+AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
+/** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells in
+ *  a row. Errors: as of ari_throughput_of. */
+enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };
+size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config);
+AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);
+/** The number of layouts that a ranking shows. */
+size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
+/** The line that says what is planned: model, batch, cluster, account. up_to: on any number of ranks up to that. */
+void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool up_to);

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cluster/mpi/mpi_impl.h"
+#include "ref/comm/moves.h"
+#include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+
+/* The communicator over processes. A send and its recv are a rendezvous of two, as in the simulator: what
+ * rank a sends to rank b is a channel, with a group of its own for reports. */
+
+#define NO_PARENT UINT64_MAX /* instead of a group: of communicators of the process */
+
+struct ari_mpi_channel {
+    ari_mpi_channel *next;
+    int from, to; /* of the communicator */
+    ari_mpi_rendezvous two;
+};
+
+static const ari_comm_ops mpi_comm_ops;
+
+static ari_mpi_comm *comm_of(ar_comm *c)
+{
+    return (ari_mpi_comm *)c;
+}
+
+static ar_status mpi_error(const ar_comm *c, const char **message)
+{
+    bool own;
+    return ari_store_failure(((const ari_mpi_comm *)c)->p->base.store, &own, message);
+}
+
+static void mpi_abort(ar_comm *c, ar_status st, const char *why)
+{
+    ari_mpi *p = comm_of(c)->p;
+    char line[768];
+    snprintf(line, sizeof line, "rank %d aborted: %s", p->base.rank, why);
+    ari_mpi_fail(p, NULL, st, line);
+}
+
+/* --- channels ----------------------------------------------------------------------------------------------------- */
+
+static int tag_of(int context, ari_mpi_use use)
+{
+    return context * ARI_MPI_USES + (int)use;
+}
+
+static ar_status make_channel(ari_mpi_channel **gives, ari_mpi_comm *c, int from, int to)
+{
+    const int *rank = c->all.group->rank, pair[2] = {rank[from], rank[to]};
+    const int tag = tag_of(c->context, from < to ? ARI_MPI_UP : ARI_MPI_DOWN);
+    const uint64_t id = ari_flight_id(c->all.group->id, (uint64_t)from + 1, ~(uint64_t)to);
+    ARI_OWNED ari_mpi_channel *h = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&h, 1, "a channel between two ranks"));
+    AR_TRY(ari_mpi_rendezvous_init(&h->two, c->p, id, pair, 2, from == c->base.rank ? 0 : 1, tag));
+    h->from = from;
+    h->to = to;
+    h->next = c->channels;
+    c->channels = h;
+    *gives = h;
+    h = NULL;
+    return AR_OK;
+}
+
+static ar_status channel_of(ari_mpi_channel **gives, ari_mpi_comm *c, const ari_call *call)
+{
+    const bool sends = call->kind == ARI_SEND;
+    const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&c->lock);
+    ari_mpi_channel *h = c->channels;
+    while (h && !(h->from == from && h->to == to))
+        h = h->next;
+    if (!h)
+        st = make_channel(&h, c, from, to);
+    pthread_mutex_unlock(&c->lock);
+    *gives = h;
+    return st;
+}
+
+static ar_status run_message(ari_mpi_comm *c, const ari_call *call)
+{
+    ari_mpi_channel *h = NULL;
+    AR_TRY(channel_of(&h, c, call));
+    AR_TRY(ari_mpi_meet(&h->two, call));
+    return ari_mpi_part(&h->two, ari_mpi_direct(&h->two, call, &c->base.moved));
+}
+
+/* --- collectives -------------------------------------------------------------------------------------------------- */
+
+static ar_status run_on_host(ar_comm *base, const ari_call *call)
+{
+    ari_mpi_comm *c = comm_of(base);
+    if (call->kind == ARI_SEND || call->kind == ARI_RECV)
+        return run_message(c, call);
+    const bool in_parts = ari_kind_of(call->kind)->combines || call->kind == ARI_BROADCAST;
+    AR_TRY(ari_scratch_reserve(&c->scratch, &c->scratch_bytes, ari_mpi_parts_scratch(c, call),
+                               "that arrive from other ranks"));
+    AR_TRY(ari_mpi_meet(&c->all, call));
+    ar_status st = AR_OK;
+    if (in_parts)
+        st = ari_mpi_parts(c, call);
+    else if (call->kind != ARI_BARRIER)
+        st = ari_mpi_direct(&c->all, call, &c->base.moved);
+    return ari_mpi_part(&c->all, st);
+}
+
+static ar_status mpi_run(ar_comm *c, const ari_call *call)
+{
+    const ari_stream *stream = ari_queue_stream(call->on);
+    const bool reached = !stream || stream->device->ops->host_reaches;
+    return reached ? run_on_host(c, call) : ari_staged_run(c, call, false, run_on_host);
+}
+
+/* --- making and splitting ----------------------------------------------------------------------------------------- */
+
+static void mpi_comm_destroy(ar_comm *base)
+{
+    ari_mpi_comm *c = comm_of(base);
+    for (ari_mpi_channel *h = c->channels, *next; h; h = next) {
+        next = h->next;
+        ari_mpi_rendezvous_fini(&h->two);
+        free(h);
+    }
+    ari_mpi_rendezvous_fini(&c->all);
+    pthread_mutex_destroy(&c->lock);
+    free(c->scratch);
+    free(c->op);
+    free(c);
+}
+
+/* A number that no other communicator has: the members meet at the store as `seq` of `group`, and it counts. */
+static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_t seq, int index, int n)
+{
+    ari_gather_result all;
+    AR_TRY(ari_store_exchange(p->base.store, group, seq, index, n, NULL, 0, &all));
+    free(all.memory);
+    if (all.number > (uint64_t)p->last_context)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "this MPI has tags for %d communicators", p->last_context);
+    *context = (int)all.number;
+    return AR_OK;
+}
+
+/* The groups of one split have one context, for no two of them share a rank, but each an id. */
+static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, int index, int context, int color)
+{
+    const uint64_t id = ari_flight_id((uint64_t)context, (uint64_t)color, 0);
+    ari_mpi_comm *c = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
+    pthread_mutex_init(&c->lock, NULL); /* which on Linux needs nothing that could be missing */
+    ari_comm_init(&c->base, &mpi_comm_ops, index, n);
+    c->p = p;
+    c->context = context;
+    ar_status st = ARI_ALLOC(&c->op, 2 * (size_t)n, "messages of an exchange");
+    if (st == AR_OK)
+        st = ari_mpi_rendezvous_init(&c->all, p, id, rank, n, index, tag_of(context, ARI_MPI_ALL));
+    if (st == AR_OK)
+        *gives = &c->base;
+    else
+        mpi_comm_destroy(&c->base);
+    return st;
+}
+
+ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d)
+{
+    (void)d; /* of whichever device: the queue knows where a call's data are */
+    ari_mpi *p = (ari_mpi *)process;
+    const int n = process->size;
+    ARI_OWNED int *rank = NULL;
+    int context = 0;
+    AR_TRY(ARI_ALLOC(&rank, (size_t)n, "ranks"));
+    for (int i = 0; i < n; i++)
+        rank[i] = i;
+    AR_TRY(agree_context(&context, p, NO_PARENT, ++p->comms, process->rank, n));
+    return make_comm(gives, p, rank, n, process->rank, context, 0);
+}
+
+static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
+{
+    const ari_mpi_rendezvous *m = &c->all;
+    ARI_OWNED int *members = NULL;
+    int index = 0, context = 0;
+    AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->index, m->group->n));
+    if (color < 0)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&members, (size_t)m->group->n, "the ranks of a split"));
+    const int n = ari_group_members_of(&m->calls.group, color, members);
+    for (int i = 0; i < n; i++) {
+        index = members[i] == m->index ? i : index;
+        members[i] = m->group->rank[members[i]];
+    }
+    return make_comm(gives, c->p, members, n, index, context, color);
+}
+
+static ar_status mpi_split(ar_comm **gives, ar_comm *base, int color, int key)
+{
+    ari_mpi_comm *c = comm_of(base);
+    const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
+    AR_TRY(ari_mpi_meet(&c->all, &call));
+    return ari_mpi_part(&c->all, make_split(gives, c, color));
+}
+
+static const ari_comm_ops mpi_comm_ops = {
+    .run = mpi_run, .split = mpi_split, .error = mpi_error, .abort = mpi_abort, .destroy = mpi_comm_destroy};

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/cluster/mpi/process.h"
+#include "gpu/cluster/process/agree.h"
+#include "gpu/cluster/process/flight.h"
+
+/* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
+ * (calls of MPI, and waiting), rendezvous.c (what the ranks of a group call), comm.c, parts.c and direct.c (what moves).
+ * How a failure ends all processes is the store's business (process/store.h).
+ *
+ * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
+ *   wait, and communicators do not wait for each other.
+ * - All data go through one MPI communicator. An ar_comm is a context: a number that the store gives out once, and with
+ *   it some tags. So making and destroying one needs nothing collective of MPI, which might not return. */
+
+typedef struct ari_mpi {
+    ar_process base; /* first */
+    MPI_Comm data;
+    bool owns_mpi;        /* MPI was initialised here, and ends here */
+    bool one_at_a_time;   /* the library takes calls of one thread at a time */
+    pthread_mutex_t turn; /* whose turn it is then */
+    int last_context;     /* the largest that this MPI has tags for */
+    uint64_t comms;       /* made by ar_process_comm */
+    pthread_mutex_t lock; /* of what this process is in, for reports */
+    ari_flight flight;
+    atomic_bool abandoned; /* requests that no peer will answer are left behind */
+    /* Held for each call of MPI; for writing to close: what was left behind reads and writes memory that is about to be
+     * freed, in whichever call a peer's late answer comes. So there are no more calls. */
+    pthread_rwlock_t calls;
+    bool closed;
+} ari_mpi;
+
+/* Uses of a context's tags. Messages of a pair keep their order within each. */
+typedef enum ari_mpi_use {
+    ARI_MPI_ALL,  /* collectives */
+    ARI_MPI_UP,   /* what a rank sends to a higher one, with what both call */
+    ARI_MPI_DOWN, /* to a lower one, or to itself */
+    ARI_MPI_USES
+} ari_mpi_use;
+
+/** AR_OK, or what ended the world, as this rank gets it. */
+ar_status ari_mpi_status(ari_mpi *p);
+/** Ends the world: the ranks of `with` get `st`; NULL: this one; the others AR_ERR_ABORTED. */
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line);
+
+/* --- rendezvous.c ------------------------------------------------------------------------------------------------- */
+
+/* Requests of one call under way. Grows. */
+typedef struct ari_mpi_requests {
+    MPI_Request *request;
+    int *member; /* of the group, whom request i needs */
+    int *index;  /* room for MPI */
+    size_t n, room[3];
+} ari_mpi_requests;
+
+/* The members of a group that call the same, one collective after the other: those of a communicator, or the two of a
+ * message's way, the sender first. */
+typedef struct ari_mpi_rendezvous {
+    ari_mpi *p;
+    ari_flight_group *group;
+    int index, tag; /* index: of this process */
+    atomic_int in;  /* 1 in a call: detects use by two threads */
+    ari_flight_call open;
+    const ari_call *call; /* it is in; with `where`, "in" or "in the middle of", for reports */
+    const char *where;
+    ari_calls calls;                  /* of all members */
+    char *first;                      /* the members' first messages, and */
+    char *whole;                      /* of the last call that had any, those that are longer */
+    size_t *first_bytes, *long_bytes; /* [n] */
+    ari_mpi_requests requests;
+} ari_mpi_rendezvous;
+
+/** id: all members' alike. rank [n], of the world. */
+AR_NODISCARD ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id, const int *rank, int n,
+                                               int index, int tag);
+/** Accepts zeros. */
+void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m);
+/** Returns when all members have come with the same call. Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED;
+ *  then this member is out. */
+AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call);
+/** This member is out of the call, which has moved its data or not. Returns st, or what ended the world. */
+ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st);
+
+/* --- wire.c ------------------------------------------------------------------------------------------------------- */
+
+/** Longest message: counts of MPI are int, and each one that arrives shows that something moves. */
+enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
+/** Most of the first message with which a member sends its call, which is short everywhere. */
+enum { ARI_MPI_FIRST_BYTES = 512 };
+
+/* All give AR_ERR_IO, with MPI's words, where MPI fails. `bytes` fits an int. */
+AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives);
+AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives);
+/** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. Where it
+ *  does not, MPI is called no more. */
+void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
+/** After a failure: short messages that no one asks for any more are received, so that MPI ends in order. A long one
+ *  waits in its sender's memory, and stays there. */
+void ari_mpi_take_away(ari_mpi *p);
+ar_status ari_mpi_error(int rc, const char *what);
+
+/** Ends the world with the error that has just been set, in the middle of a call. */
+void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
+/** Waits for all requests of m. An error: the world has ended, and the requests are dropped. */
+AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
+
+/* --- comm.c ------------------------------------------------------------------------------------------------------- */
+
+typedef struct ari_mpi_channel ari_mpi_channel;
+
+typedef struct ari_mpi_comm {
+    ar_comm base; /* first */
+    ari_mpi *p;
+    int context;
+    ari_mpi_rendezvous all;
+    void *scratch; /* grows */
+    size_t scratch_bytes;
+    ar_p2p *op; /* [ops], room for 2 of each pair of ranks: messages of an exchange */
+    size_t ops;
+    pthread_mutex_t lock; /* of the channels: several queues of a rank may ask at once */
+    ari_mpi_channel *channels;
+} ari_mpi_comm;
+
+/** Slot comm of the process. */
+AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *p, ar_device *d);
+
+/* --- what moves, once the call is agreed upon --------------------------------------------------------------------- */
+
+/** Bytes of scratch memory that it needs. */
+size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call);
+/** all_reduce, reduce_scatter and broadcast. */
+AR_NODISCARD ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call);
+/** Moves the data of `call`, which need not be the one that m is in, directly from source to target. moved: counts, or
+ *  NULL. An error: the world has ended. */
+AR_NODISCARD ar_status ari_mpi_direct(ari_mpi_rendezvous *m, const ari_call *call, ari_moved *moved);

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cluster/mpi/mpi_impl.h"
+#include "ref/comm/moves.h"
+#include "ref/core/reduce.h"
+
+/* Collectives whose buffer is cut into parts, one of each rank: those of its counts, else slices. In each exchange every
+ * rank has a message for every other one, so that all links are busy at once.
+ *
+ *   reduce_scatter  each rank gets its part of every input, and combines them in the order r+1, ..., r
+ *   all_reduce      the same, then an all_gather of the parts
+ *   broadcast       each rank gets its part and the root's from the root, then the others' from those whose they are */
+
+enum { PIECE_BYTES = 1 << 18 }; /* of a part that is combined: what has come of it waits in scratch memory */
+
+/* Elements before a rank's part, and its own. */
+static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, size_t *start)
+{
+    size_t size = 0;
+    if (call->counts) {
+        *start = ari_counts_before(call->counts, rank);
+        return call->counts[rank];
+    }
+    ar_comm_slice(call->count, c->base.size, rank, start, &size);
+    return size;
+}
+
+/* Adds a message of up to `most` elements of a rank's part, from its element `at` on. */
+static void add_message(ari_mpi_comm *c, const ari_call *call, int peer, bool send, char *whole, int part, size_t at,
+                        size_t most)
+{
+    size_t start = 0;
+    const size_t size = part_of(c, call, part, &start), rest = size > at ? size - at : 0;
+    if (peer != c->base.rank)
+        c->op[c->ops++] = (ar_p2p){.peer = peer,
+                                   .send = send,
+                                   .buf = {whole + (start + at) * ar_dtype_bytes(call->dtype)},
+                                   .count = rest < most ? rest : most};
+}
+
+static ar_status exchange(ari_mpi_comm *c, const ari_call *call)
+{
+    const ari_call of = {.kind = ARI_EXCHANGE, .dtype = call->dtype, .count = c->ops, .p2p = c->op};
+    c->ops = 0;
+    return ari_mpi_direct(&c->all, &of, &c->base.moved);
+}
+
+static size_t piece_count(const ari_call *call)
+{
+    return PIECE_BYTES / ar_dtype_bytes(call->dtype);
+}
+
+size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call)
+{
+    return ari_kind_of(call->kind)->combines ? (size_t)c->base.size * PIECE_BYTES : 0;
+}
+
+/* What has come of the own part from each rank, combined with the own input: into out. */
+static void combine(ari_mpi_comm *c, const ari_call *call, const char *own, char *out, size_t count)
+{
+    const int n = c->base.size, r = c->base.rank;
+    const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
+    char *scratch = c->scratch, *sum = scratch + (size_t)((r + 1) % n) * PIECE_BYTES;
+    for (int k = 2; k < n; k++)
+        kernel.two(sum, sum, scratch + (size_t)((r + k) % n) * PIECE_BYTES, count);
+    kernel.two(out, sum, own, count);
+}
+
+/* Piece by piece of all parts. out: the own part's place. */
+static ar_status reduce_parts(ari_mpi_comm *c, const ari_call *call, char *out)
+{
+    const size_t piece = piece_count(call), element = ar_dtype_bytes(call->dtype);
+    char *in = (char *)(uintptr_t)call->in.ptr;
+    size_t own_start = 0, start = 0, largest = 0;
+    const size_t own = part_of(c, call, c->base.rank, &own_start);
+    for (int p = 0; p < c->base.size; p++) {
+        const size_t size = part_of(c, call, p, &start);
+        largest = size > largest ? size : largest;
+    }
+    for (size_t at = 0; at < largest; at += piece) {
+        const size_t count = own <= at ? 0 : own - at < piece ? own - at : piece;
+        for (int p = 0; p < c->base.size; p++) {
+            add_message(c, call, p, true, in, p, at, piece);
+            if (p != c->base.rank)
+                c->op[c->ops++] =
+                    (ar_p2p){.peer = p, .buf = {(char *)c->scratch + (size_t)p * PIECE_BYTES}, .count = count};
+        }
+        AR_TRY(exchange(c, call));
+        if (count > 0)
+            combine(c, call, in + (own_start + at) * element, out + at * element, count);
+    }
+    return AR_OK;
+}
+
+static ar_status all_reduce(ari_mpi_comm *c, const ari_call *call)
+{
+    const int r = c->base.rank;
+    size_t start = 0;
+    (void)part_of(c, call, r, &start);
+    AR_TRY(reduce_parts(c, call, (char *)call->out.ptr + start * ar_dtype_bytes(call->dtype)));
+    for (int p = 0; p < c->base.size; p++) {
+        add_message(c, call, p, true, call->out.ptr, r, 0, SIZE_MAX);
+        add_message(c, call, p, false, call->out.ptr, p, 0, SIZE_MAX);
+    }
+    return exchange(c, call);
+}
+
+static ar_status broadcast(ari_mpi_comm *c, const ari_call *call)
+{
+    const int r = c->base.rank, root = call->root;
+    char *whole = call->out.ptr;
+    for (int p = 0; p < c->base.size; p++) {
+        if (r != root && p != root)
+            continue;
+        add_message(c, call, p, r == root, whole, r == root ? p : r, 0, SIZE_MAX);
+        add_message(c, call, p, r == root, whole, root, 0, SIZE_MAX);
+    }
+    AR_TRY(exchange(c, call));
+    for (int p = 0; p < c->base.size && r != root; p++) {
+        if (p == root)
+            continue;
+        add_message(c, call, p, true, whole, r, 0, SIZE_MAX);
+        add_message(c, call, p, false, whole, p, 0, SIZE_MAX);
+    }
+    return exchange(c, call);
+}
+
+ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call)
+{
+    if (c->base.size == 1)
+        return ari_mpi_direct(&c->all, call, NULL);
+    switch (call->kind) {
+    case ARI_ALL_REDUCE:
+        return all_reduce(c, call);
+    case ARI_REDUCE_SCATTER:
+        return reduce_parts(c, call, call->out.ptr);
+    default:
+        return broadcast(c, call);
+    }
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/cluster/mpi/mpi_impl.h"
+#include "gpu/cluster/process/net.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+/* The process among those that the launcher started, and the store by which all of them end together. */
+
+static ari_mpi *mpi_of(ar_process *p)
+{
+    return (ari_mpi *)p;
+}
+
+/* --- the launcher ------------------------------------------------------------------------------------------------- */
+
+#if defined(OPEN_MPI)
+static const char library[] = "Open MPI", other_library[] = "MPICH";
+static const char *const own_size[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK"};
+static const char other_size[] = "PMI_SIZE";
+#else
+static const char library[] = "MPICH", other_library[] = "Open MPI";
+static const char *const own_size[] = {"PMI_SIZE", "PMI_RANK", "PMIX_RANK"};
+static const char other_size[] = "OMPI_COMM_WORLD_SIZE";
+#endif
+
+bool ari_process_mpi_launched(void)
+{
+    for (size_t i = 0; i < sizeof own_size / sizeof *own_size; i++) {
+        if (getenv(own_size[i]))
+            return true;
+    }
+    return false;
+}
+
+/* The launcher of another MPI starts processes that do not find each other: each is alone. */
+static ar_status check_launcher(int size)
+{
+    const char *other = getenv(other_size);
+    if (size > 1 || !other || atoi(other) <= 1)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG,
+                        "%s processes were started by the launcher of %s (%s=%.20s), but this build has %s: they do "
+                        "not find each other; use the mpirun of %s",
+                        other, other_library, other_size, other, library, library);
+}
+
+/* --- how all end -------------------------------------------------------------------------------------------------- */
+
+/* After a failure: what a process waits for the others to be done with MPI too. */
+#define GOODBYE_NS UINT64_C(2000000000)
+
+static void mpi_abort(ar_process *base, ar_status st, const char *why)
+{
+    char line[768];
+    snprintf(line, sizeof line, "rank %d failed with %s: %s", base->rank, ar_status_name(st), why);
+    ari_mpi_fail(mpi_of(base), NULL, st, line);
+}
+
+static char *view(void *user)
+{
+    ari_mpi *p = user;
+    pthread_mutex_lock(&p->lock);
+    char *text = ari_flight_text(&p->flight, ari_now_ns());
+    pthread_mutex_unlock(&p->lock);
+    return text;
+}
+
+static void free_process(ari_mpi *p)
+{
+    ari_store_destroy(p->base.store);
+    while (p->flight.groups)
+        ari_flight_remove(&p->flight, p->flight.groups);
+    pthread_rwlock_destroy(&p->calls);
+    pthread_mutex_destroy(&p->turn);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+/* After a failure, with processes that do not answer or messages that never arrive, MPI_Finalize might not return. */
+static void mpi_destroy(ar_process *base)
+{
+    ari_mpi *p = mpi_of(base);
+    const bool all = ari_store_leave(base->store, GOODBYE_NS), failed = ari_mpi_status(p) != AR_OK;
+    if (failed)
+        ari_mpi_take_away(p);
+    const bool in_order = (all || !failed) && !atomic_load(&p->abandoned);
+    if (in_order)
+        MPI_Comm_free(&p->data);
+    if (p->owns_mpi) {
+        if (!in_order)
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        MPI_Finalize();
+    }
+    free_process(p);
+}
+
+/* --- beginning ---------------------------------------------------------------------------------------------------- */
+
+static const ari_process_ops mpi_ops = {.abort = mpi_abort, .destroy = mpi_destroy};
+
+static ar_status start_mpi(ari_mpi *p)
+{
+    int begun = 0, ended = 0, level = MPI_THREAD_SINGLE;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    if (ended)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "MPI has ended in this program, and begins only once");
+    int rc = begun ? MPI_Query_thread(&level) : MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &level);
+    AR_TRY(ari_mpi_error(rc, begun ? "MPI_Query_thread" : "MPI_Init_thread"));
+    p->owns_mpi = !begun;
+    p->one_at_a_time = level < MPI_THREAD_MULTIPLE;
+    return AR_OK;
+}
+
+static ar_status find_place(ari_mpi *p, bool *one_machine)
+{
+    MPI_Comm machine;
+    int *most = NULL, known = 0, here = 0;
+    AR_TRY(ari_mpi_error(MPI_Comm_rank(MPI_COMM_WORLD, &p->base.rank), "MPI_Comm_rank"));
+    AR_TRY(ari_mpi_error(MPI_Comm_size(MPI_COMM_WORLD, &p->base.size), "MPI_Comm_size"));
+    AR_TRY(check_launcher(p->base.size));
+    AR_TRY(ari_mpi_error(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
+                         "MPI_Comm_split_type"));
+    AR_TRY(ari_mpi_error(MPI_Comm_rank(machine, &p->base.local_rank), "MPI_Comm_rank"));
+    AR_TRY(ari_mpi_error(MPI_Comm_size(machine, &here), "MPI_Comm_size"));
+    AR_TRY(ari_mpi_error(MPI_Comm_free(&machine), "MPI_Comm_free"));
+    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, &p->data), "MPI_Comm_dup"));
+    AR_TRY(ari_mpi_error(MPI_Comm_set_errhandler(p->data, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
+    AR_TRY(ari_mpi_error(MPI_Comm_get_attr(p->data, MPI_TAG_UB, (void *)&most, &known), "MPI_Comm_get_attr"));
+    p->last_context = (known ? *most : 32767) / ARI_MPI_USES - 1;
+    *one_machine = here == p->base.size;
+    return AR_OK;
+}
+
+/* Process 0's invitation to the others, sent by MPI, whose connections are not ours to guard: whoever has them has the
+ * key. */
+typedef struct invitation {
+    int32_t port; /* 0: it cannot listen */
+    uint64_t job;
+    ari_key key;     /* of this store alone */
+    char hosts[512]; /* of process 0; or why it cannot */
+} invitation;
+
+/* Those of other machines have no way to where all are on one. */
+static ar_status invite(invitation *i, int *listener, bool one_machine)
+{
+    int port = 0;
+    i->job = ari_now_ns() ^ (uint64_t)getpid() << 32;
+    snprintf(i->hosts, sizeof i->hosts, "127.0.0.1");
+    if (!one_machine)
+        ari_net_own_hosts(i->hosts, sizeof i->hosts);
+    ar_status st = ari_key_make(&i->key);
+    if (st == AR_OK)
+        st = ari_net_listen(listener, &port, one_machine ? i->hosts : NULL, 0);
+    i->port = port;
+    if (st != AR_OK)
+        snprintf(i->hosts, sizeof i->hosts, "%s", ar_error_message());
+    return st;
+}
+
+/* MPI has brought the processes together, so that only a network could keep them waiting: for that as long as usual,
+ * however short the user's timeout. */
+#define JOIN_NS UINT64_C(60000000000)
+
+static ar_status join(ari_mpi *p, bool one_machine)
+{
+    const uint64_t timeout_ns = p->base.options.timeout_ns;
+    invitation to = {.port = 0};
+    ari_store_options o = {.rank = p->base.rank,
+                           .size = p->base.size,
+                           .timeout_ns = timeout_ns > JOIN_NS ? timeout_ns : JOIN_NS,
+                           .listener = -1};
+    if (o.size > 1) {
+        const ar_status st = o.rank == 0 ? invite(&to, &o.listener, one_machine) : AR_OK;
+        AR_TRY(ari_mpi_error(MPI_Bcast(&to, sizeof to, MPI_BYTE, 0, p->data), "MPI_Bcast"));
+        AR_TRY(st);
+        if (to.port == 0)
+            return ar_error_set(AR_ERR_IO, "%s", to.hosts);
+    }
+    o.job = to.job;
+    o.key = to.key;
+    o.port = to.port;
+    o.host = to.hosts;
+    AR_TRY(ari_store_create(&p->base.store, &o));
+    ari_store_watch(p->base.store, &(ari_watcher){.view = view, .user = p});
+    return AR_OK;
+}
+
+ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
+{
+    ari_mpi *p = NULL;
+    bool one_machine = false;
+    AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
+    pthread_mutex_init(&p->turn, NULL); /* locks of Linux need nothing that could be missing */
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_rwlock_init(&p->calls, NULL);
+    ari_flight_init(&p->flight);
+    p->base = (ar_process){.ops = &mpi_ops, .options = *o, .comm = ari_mpi_comm_create};
+    ar_status st = start_mpi(p);
+    if (st == AR_OK)
+        st = find_place(p, &one_machine);
+    if (st == AR_OK)
+        st = join(p, one_machine);
+    if (st == AR_OK) {
+        *gives = &p->base;
+        return AR_OK;
+    }
+    if (p->owns_mpi)
+        MPI_Finalize();
+    free_process(p);
+    return st;
+}
+
+/* --- the library -------------------------------------------------------------------------------------------------- */
+
+/* "Open MPI v4.1.4, package: ..", "MPICH Version:\t4.0.2\n..": up to the first comma or end of line. MPI need not be
+ * initialised for that. */
+bool ari_mpi_describe(char *text, size_t size)
+{
+    char all[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    if (MPI_Get_library_version(all, &length) != MPI_SUCCESS) {
+        snprintf(text, size, "it does not tell its version");
+        return false;
+    }
+    all[strcspn(all, ",\n")] = '\0';
+    for (char *tab = strchr(all, '\t'); tab; tab = strchr(tab, '\t'))
+        *tab = ' ';
+    snprintf(text, size, "%s", all);
+    return true;
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "gpu/cluster/mpi/mpi_impl.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+
+ar_status ari_mpi_status(ari_mpi *p)
+{
+    bool own;
+    const char *text;
+    const ar_status st = ari_store_failure(p->base.store, &own, &text);
+    if (st == AR_OK)
+        return AR_OK;
+    return ar_error_set(own ? st : AR_ERR_ABORTED, "%s%.*s",
+                        own ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
+}
+
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line)
+{
+    char first[768]; /* of a world that failed inside another one, whose table it brings */
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(line, "\n"), line);
+    ari_store_report(p->base.store, st, with ? with->rank : &p->base.rank, with ? with->n : 1, first);
+}
+
+/* --- calls of MPI ------------------------------------------------------------------------------------------------- */
+
+static void leave(ari_mpi *p)
+{
+    pthread_rwlock_unlock(&p->calls);
+    if (p->one_at_a_time)
+        pthread_mutex_unlock(&p->turn);
+}
+
+/* Before a call of MPI; false: there are to be no more. Where true: leave() after it. */
+static bool enter(ari_mpi *p)
+{
+    if (p->one_at_a_time)
+        pthread_mutex_lock(&p->turn);
+    pthread_rwlock_rdlock(&p->calls);
+    const bool open = !p->closed;
+    if (!open)
+        leave(p);
+    return open;
+}
+
+static ar_status closed(void)
+{
+    return ar_error_set(AR_ERR_ABORTED, "MPI is called no more after a failure that left messages behind");
+}
+
+ar_status ari_mpi_error(int rc, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    if (rc == MPI_SUCCESS)
+        return AR_OK;
+    if (MPI_Error_string(rc, text, &length) != MPI_SUCCESS)
+        snprintf(text, sizeof text, "error %d", rc);
+    return ar_error_set(AR_ERR_IO, "%s: %s", what, text);
+}
+
+ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives)
+{
+    if (!enter(p))
+        return closed();
+    const int rc = MPI_Isend(from, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
+    leave(p);
+    return ari_mpi_error(rc, "MPI_Isend");
+}
+
+ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives)
+{
+    if (!enter(p))
+        return closed();
+    const int rc = MPI_Irecv(to, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
+    leave(p);
+    return ari_mpi_error(rc, "MPI_Irecv");
+}
+
+/* *ended: how many of the requests have ended by now, which are MPI_REQUEST_NULL from then on; MPI_UNDEFINED: all had
+ * before. index [n]: which. */
+static ar_status test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
+{
+    if (!enter(p))
+        return closed();
+    const int rc = MPI_Testsome(n, requests, ended, index, MPI_STATUSES_IGNORE);
+    leave(p);
+    return ari_mpi_error(rc, "MPI_Testsome");
+}
+
+#define DROP_NS UINT64_C(100000000)
+
+static void close_calls(ari_mpi *p)
+{
+    atomic_store(&p->abandoned, true);
+    pthread_rwlock_wrlock(&p->calls);
+    p->closed = true;
+    pthread_rwlock_unlock(&p->calls);
+}
+
+static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
+{
+    int done = 0;
+    if (!enter(p))
+        return true;
+    /* A sent message needs no cancelling: a peer that failed asks for it no more. */
+    for (int i = 0; cancel && i < n; i++) {
+        if (requests[i] != MPI_REQUEST_NULL)
+            (void)MPI_Cancel(&requests[i]);
+    }
+    const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
+    leave(p);
+    return rc == MPI_SUCCESS && done;
+}
+
+void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
+{
+    const uint64_t deadline = ari_now_ns() + DROP_NS;
+    bool ended = all_ended(p, requests, n, true);
+    while (!ended && ari_now_ns() < deadline) {
+        sched_yield();
+        ended = all_ended(p, requests, n, false);
+    }
+    if (!ended)
+        close_calls(p);
+}
+
+void ari_mpi_take_away(ari_mpi *p)
+{
+    char bytes[ARI_MPI_FIRST_BYTES];
+    for (int here = 1, size = 0, done = 0; here;) {
+        MPI_Message m;
+        MPI_Status status;
+        if (!enter(p))
+            return;
+        int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
+        if (rc == MPI_SUCCESS && here)
+            rc = MPI_Get_count(&status, MPI_BYTE, &size);
+        here = here && rc == MPI_SUCCESS && size >= 0 && size <= ARI_MPI_FIRST_BYTES;
+        if (here)
+            rc = MPI_Improbe(status.MPI_SOURCE, status.MPI_TAG, p->data, &done, &m, &status);
+        if (here && rc == MPI_SUCCESS && done)
+            rc = MPI_Mrecv(bytes, ARI_MPI_FIRST_BYTES, MPI_BYTE, &m, &status);
+        here = here && rc == MPI_SUCCESS && done;
+        leave(p);
+    }
+}
+
+/* --- waiting ------------------------------------------------------------------------------------------------------ */
+
+/* A wait that is short is spent polling; then others get the core between two polls; a long one sleeps, since whom it
+ * waits for may compute on this very core. */
+enum { POLLS = 64, YIELDS = 2048, LOOK_TURNS = 32, NAP_NS = 50000 };
+
+typedef struct waiting {
+    unsigned turns;
+    uint64_t start_ns; /* since nothing has moved; 0: not looked yet */
+    uint64_t waited_ns;
+} waiting;
+typedef enum turn_end { GO_ON, LATE, FAILED } turn_end;
+
+/* One turn of a wait in which nothing moved: looks for failures, and gives the core away more and more. */
+static turn_end take_turn(ari_mpi *p, waiting *w)
+{
+    const unsigned turn = w->turns++;
+    if (turn >= YIELDS)
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    else if (turn >= POLLS)
+        sched_yield();
+    if (turn < YIELDS && turn % LOOK_TURNS != LOOK_TURNS - 1)
+        return GO_ON;
+    if (ari_mpi_status(p) != AR_OK)
+        return FAILED;
+    const uint64_t now = ari_now_ns();
+    w->start_ns = w->start_ns ? w->start_ns : now;
+    w->waited_ns = now - w->start_ns;
+    return w->waited_ns >= p->base.options.timeout_ns ? LATE : GO_ON;
+}
+
+/* "all_reduce(F32, count 8, sum) 'x', collective #3 of ranks 0-3" */
+static void describe(const ari_mpi_rendezvous *m, char *text, size_t size)
+{
+    const bool message = m->call->kind == ARI_SEND || m->call->kind == ARI_RECV;
+    char what[192];
+    ari_call_describe(m->call, m->group->n, what, sizeof what);
+    snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective",
+             (unsigned long long)m->open.seq, ARI_PLURAL(m->group->n), m->group->ranks);
+}
+
+void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
+{
+    char what[384], why[768];
+    describe(m, what, sizeof what);
+    snprintf(why, sizeof why, "rank %d in %s: %.300s", m->p->base.rank, what, ar_error_message());
+    ari_mpi_fail(m->p, m->group, st, why);
+}
+
+/* Ends the world: this member waits too long for those that unfinished requests need, each named once. */
+static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
+{
+    const ari_mpi_requests *r = &m->requests;
+    ARI_OWNED int *missing = calloc((size_t)m->group->n, sizeof *missing);
+    char what[384], ranks[128], why[768];
+    int found = 0;
+    for (int k = 0; missing && k < m->group->n; k++) {
+        for (size_t i = 0; i < r->n; i++) {
+            if (r->request[i] != MPI_REQUEST_NULL && r->member[i] == k) {
+                missing[found++] = m->group->rank[k];
+                break;
+            }
+        }
+    }
+    describe(m, what, sizeof what);
+    ari_ranks_describe(missing, found, ranks, sizeof ranks);
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
+             m->where, what, ARI_PLURAL(found), ranks);
+    ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
+}
+
+/* Longest delay of calls that a rank made before it returned. */
+#define WAY_OUT_NS UINT64_C(200000000)
+
+/* Ends the world if a member that is waited for has returned: it never comes. */
+static void look_for_returned(const ari_mpi_rendezvous *m)
+{
+    const ari_mpi_requests *r = &m->requests;
+    for (size_t i = 0; i < r->n; i++) {
+        const int rank = m->group->rank[r->member[i]];
+        const uint64_t since = r->request[i] == MPI_REQUEST_NULL ? 0 : ari_store_left_ns(m->p->base.store, rank);
+        if (since == 0 || ari_now_ns() - since < WAY_OUT_NS)
+            continue;
+        char what[384], why[768];
+        describe(m, what, sizeof what);
+        snprintf(why, sizeof why, "rank %d returned while rank %d waits for it in %s", rank, m->p->base.rank, what);
+        ari_mpi_fail(m->p, m->group, AR_ERR_MISMATCH, why);
+        return;
+    }
+}
+
+ar_status ari_mpi_await(ari_mpi_rendezvous *m)
+{
+    const ari_mpi_requests *r = &m->requests;
+    waiting w = {0};
+    ar_status st = AR_OK;
+    int ended = 0;
+    while (st == AR_OK) {
+        st = test(m->p, r->request, (int)r->n, &ended, r->index);
+        if (st != AR_OK) {
+            ari_mpi_broken(m, st);
+            break;
+        }
+        if (ended == MPI_UNDEFINED)
+            return AR_OK;
+        if (ended > 0) {
+            w = (waiting){0};
+            continue;
+        }
+        const turn_end end = take_turn(m->p, &w);
+        if (end == LATE)
+            be_late(m, w.waited_ns);
+        else if (end == GO_ON && w.start_ns)
+            look_for_returned(m);
+        if (end != GO_ON)
+            st = AR_ERR_ABORTED;
+    }
+    ari_mpi_drop(m->p, r->request, (int)r->n);
+    return AR_ERR_ABORTED;
+}

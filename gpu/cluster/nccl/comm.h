@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/cluster/nccl/nccl.h"
+#include "gpu/cluster/nccl/process.h"
+#include "gpu/cluster/process/flight.h"
+#include "gpu/cluster/process/store.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/core/queue_impl.h"
+
+/* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators
+ * come about, comm.c calls, move.c what NCCL is asked for. */
+
+typedef struct ari_nccl_comm ari_nccl_comm;
+
+/* A call whose data are, or may be, still moving. */
+typedef struct ari_pending {
+    ari_flight_call is; /* first: in the list of those that the flight recorder has open */
+    ari_nccl_comm *comm;
+    ari_mark *mark; /* where its stream is done with it; means nothing before `enqueued` */
+    bool enqueued;
+} ari_pending;
+
+/* All communicators of a process that come from one: they fail together. */
+typedef struct ari_nccl_world {
+    atomic_int refs;
+    int rank, size;
+    uint64_t timeout_ns;
+    bool checks_calls;
+    ari_nccl nccl;
+    ar_device *device;
+    ari_store *store;
+    ari_failure *failure;
+    uint64_t errors_asked_ns; /* by the watcher alone */
+    pthread_mutex_t lock;     /* taken after no lock of the store's but the watcher's */
+    /* guarded by `lock` */
+    ari_nccl_comm *comms;
+    ari_flight flight;
+    ari_pending *spare;
+} ari_nccl_world;
+
+struct ari_nccl_comm {
+    ar_comm base;
+    ari_nccl_world *world;
+    struct ari_nccl_comm *next; /* of the world; guarded by its lock */
+    pthread_mutex_t use;  /* held in every call of NCCL that is given `comm`; the world's lock is taken before it */
+    _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
+    void *made;           /* what a split gives, before it is `comm` */
+    bool let_go;          /* by the watcher; guarded by the world's lock */
+    uint64_t id;
+    uint64_t splits;
+    ari_flight_group *group;
+    ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
+    ar_buf word;                /* int32_t [size]; the first: what a barrier adds up */
+    bool looked_at;             /* of the watcher: the oldest call of this one is not done */
+};
+
+/* --- world.c ------------------------------------------------------------------------------------------------------ */
+
+AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d);
+void ari_nccl_world_release(ari_nccl_world *w);
+/** AR_OK, or the failure, as this rank gets it. */
+ar_status ari_nccl_world_status(ari_nccl_world *w);
+/** Ends the world: this rank gets `st`, from its next call on, and the others `why`. */
+void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);
+/** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
+ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
+/** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c,
+                                            ari_flight_group *g, const ari_call *call);
+/** All of it is enqueued on s, or done where s is NULL. Errors: the stream's. */
+AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s);
+/** It ended with an error. */
+void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
+/** Forgets the calls of a communicator. */
+void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c);
+/** Until the calls of a communicator that are enqueued are done. Errors: the failure, the stream's. */
+AR_NODISCARD ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c);
+
+/* --- comm.c ------------------------------------------------------------------------------------------------------- */
+
+/** ari_comm_ops.run. */
+AR_NODISCARD ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
+/** `use` held. Errors: the failure, after which NCCL's communicator was aborted, and there is none. */
+AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
+/** Hands the call to NCCL, on the stream of call->on; returns when all of it is enqueued. Errors: NCCL's, the
+ *  failure. */
+AR_NODISCARD ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call);
+/** Until NCCL has done on the host what was last asked of the communicator. It is not held meanwhile: where the world
+ *  fails, the watcher aborts it, which ends this. limit_ns 0: no limit. Errors: NCCL's, the failure, AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns);
+/** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
+ *  the abort. */
+ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
+
+/* --- move.c ------------------------------------------------------------------------------------------------------- */
+
+/** Enqueues what the call moves. `stream` is NCCL's, of call->on. */
+AR_NODISCARD ar_status ari_nccl_move(ari_nccl_comm *c, void *comm, const ari_call *call, void *stream);
+/** Bytes that a ring would read from other ranks' memory for the call. */
+size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *call);

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "gpu/cluster/nccl/comm.h"
+#include "ref/core/clock.h"
+#include "ref/core/size.h"
+
+/* Interval at which NCCL is asked for errors of its own threads. */
+#define ERRORS_NS UINT64_C(100000000)
+/* Longest wait for a thread that is inside of NCCL, whose calls return at once but where a GPU takes no more work. */
+#define INSIDE_NS UINT64_C(10000000000)
+enum { REAP_ABOVE = 16 };
+
+/* --- the failure -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_nccl_world_status(ari_nccl_world *w)
+{
+    const char *message = NULL;
+    const ar_status st = ari_failure_get(w->failure, &message);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", message);
+}
+
+/* Takes over the failure of the store. What waits on a stream gets it once the stream continues. */
+static void take_failure(ari_nccl_world *w)
+{
+    const ar_status st = ari_store_status(w->store);
+    if (st == AR_OK)
+        return;
+    const size_t size = strlen(ar_error_message()) + 64;
+    char *text = malloc(size);
+    if (text)
+        snprintf(text, size, "%s%s", st == AR_ERR_ABORTED ? "another rank failed: " : "", ar_error_message());
+    ari_failure_set(w->failure, st, text ? text : ar_status_text(st));
+    free(text);
+}
+
+/* A communicator that no thread uses, whose `use` is held from then on. With `by_force`, one that a thread does, and
+ * nothing is held. *more: others remain. */
+static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_force, bool *more)
+{
+    ari_nccl_comm *c;
+    *more = false;
+    pthread_mutex_lock(&w->lock);
+    for (c = w->comms; c; c = c->next) {
+        if (!c->let_go && (by_force || pthread_mutex_trylock(&c->use) == 0))
+            break;
+        *more = *more || !c->let_go;
+    }
+    if (c) {
+        c->let_go = true;
+        *comm = atomic_exchange(&c->comm, NULL);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return c;
+}
+
+/* Lets go whatever waits in NCCL, on the host or on the GPU: then nothing of NCCL is used any more. ncclCommAbort frees
+ * the communicator, so no thread may be inside of NCCL with it; one that comes later finds none. Only a thread that
+ * does not come out again is not waited for: it waits for the abort. */
+static void abort_all(ari_nccl_world *w)
+{
+    const uint64_t patience = ari_deadline_ns(ari_now_ns(), INSIDE_NS);
+    for (bool more = true; more;) {
+        const bool by_force = ari_now_ns() > patience;
+        void *comm = NULL;
+        ari_nccl_comm *c = next_to_abort(w, &comm, by_force, &more);
+        if (!c && more)
+            usleep(100);
+        if (!c)
+            continue;
+        if (comm)
+            (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
+        if (!by_force)
+            pthread_mutex_unlock(&c->use);
+        more = true;
+    }
+}
+
+static void world_failed(void *user)
+{
+    take_failure(user);
+    abort_all(user);
+}
+
+void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why)
+{
+    ari_store_fail(w->store, st, why);
+    take_failure(w); /* the store's thread does so too, perhaps not yet */
+}
+
+ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st)
+{
+    char why[1024];
+    snprintf(why, sizeof why, "rank %d: %s", w->rank, ar_error_message());
+    ari_nccl_world_end(w, st, why);
+    return ari_nccl_world_status(w);
+}
+
+/* --- calls under way ---------------------------------------------------------------------------------------------- */
+
+/* NULL: NULL. */
+static ari_pending *pending_at(ari_flight_call *c)
+{
+    return (ari_pending *)c;
+}
+
+/* `lock` held. */
+static void leave(ari_nccl_world *w, ari_pending *p, bool done, uint64_t now)
+{
+    ari_flight_leave(&w->flight, &p->is, done, now);
+    p->is.next = w->spare ? &w->spare->is : NULL;
+    w->spare = p;
+}
+
+/* `lock` held. Whether the call is done; where it is, the next one of its communicator waits for nothing else from now
+ * on. Errors: the stream's. */
+static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now, bool *done)
+{
+    ari_flight_call *next = p->is.next;
+    *done = false;
+    AR_TRY(p->enqueued ? p->mark->ops->poll(p->mark, done) : AR_OK);
+    if (!*done)
+        return AR_OK;
+    leave(w, p, true, now);
+    while (next && pending_at(next)->comm != p->comm)
+        next = next->next;
+    if (next)
+        next->since_ns = now;
+    return AR_OK;
+}
+
+/* `lock` held. Between two looks of the watcher thousands of short calls may come and go: each that comes takes up to
+ * two that are done out of the list. What is wrong is left to the watcher. */
+static void reap(ari_nccl_world *w, uint64_t now)
+{
+    bool done = true;
+    for (int i = 0; i < 2 && done && w->flight.n_open > REAP_ABOVE; i++) {
+        if (end_call(w, pending_at(w->flight.open), now, &done) != AR_OK)
+            return;
+    }
+}
+
+ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c, ari_flight_group *g,
+                               const ari_call *call)
+{
+    const uint64_t now = ari_now_ns();
+    pthread_mutex_lock(&w->lock);
+    ari_pending *p = w->spare;
+    if (p)
+        w->spare = pending_at(p->is.next);
+    else
+        p = calloc(1, sizeof *p);
+    if (p) {
+        p->comm = c;
+        p->enqueued = false;
+        ari_flight_enter(&w->flight, &p->is, g, call, now);
+        reap(w, now);
+    }
+    pthread_mutex_unlock(&w->lock);
+    *gives = p;
+    return p ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a collective");
+}
+
+ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s)
+{
+    ar_status st = AR_OK;
+    pthread_mutex_lock(&w->lock);
+    if (!s) {
+        leave(w, p, true, ari_now_ns());
+    } else {
+        if (p->mark && p->mark->ops != s->ops) {
+            ari_mark_destroy(p->mark);
+            p->mark = NULL;
+        }
+        st = s->ops->mark(s, &p->mark);
+        p->enqueued = st == AR_OK;
+    }
+    pthread_mutex_unlock(&w->lock);
+    return st;
+}
+
+void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p)
+{
+    pthread_mutex_lock(&w->lock);
+    leave(w, p, false, 0);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* `lock` held. The oldest call of c that is under way after `from`; NULL: there is none. */
+static ari_pending *call_of(const ari_nccl_comm *c, ari_flight_call *from)
+{
+    while (from && pending_at(from)->comm != c)
+        from = from->next;
+    return pending_at(from);
+}
+
+void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c)
+{
+    pthread_mutex_lock(&w->lock);
+    for (ari_pending *p; (p = call_of(c, w->flight.open));)
+        leave(w, p, true, ari_now_ns());
+    pthread_mutex_unlock(&w->lock);
+}
+
+ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
+{
+    for (;; usleep(100)) {
+        ari_pending *p;
+        ar_status st = ari_nccl_world_status(w);
+        bool done = true;
+        pthread_mutex_lock(&w->lock);
+        while (st == AR_OK && done && (p = call_of(c, w->flight.open)) && p->enqueued)
+            st = end_call(w, p, ari_now_ns(), &done);
+        pthread_mutex_unlock(&w->lock);
+        if (st != AR_OK || done)
+            return st;
+    }
+}
+
+/* --- the watcher -------------------------------------------------------------------------------------------------- */
+
+typedef enum look { ALL_WELL, TOO_LATE, BROKEN } look;
+
+/* `lock` held. The calls of one communicator end in their order, so only its oldest is asked about. */
+static look look_at_calls(ari_nccl_world *w, uint64_t now)
+{
+    for (ari_nccl_comm *c = w->comms; c; c = c->next)
+        c->looked_at = false;
+    for (ari_flight_call *at = w->flight.open, *next; at; at = next) {
+        ari_pending *p = pending_at(at);
+        bool done;
+        next = at->next;
+        if (p->comm->looked_at)
+            continue;
+        if (end_call(w, p, now, &done) != AR_OK)
+            return BROKEN;
+        p->comm->looked_at = !done;
+        /* `now` may be older than the call. */
+        if (!done && now > at->since_ns && now - at->since_ns > w->timeout_ns)
+            return TOO_LATE;
+    }
+    return ALL_WELL;
+}
+
+/* `lock` held. */
+static look look_for_errors(ari_nccl_world *w, uint64_t now)
+{
+    if (now - w->errors_asked_ns < ERRORS_NS)
+        return ALL_WELL;
+    w->errors_asked_ns = now;
+    for (ari_nccl_comm *c = w->comms; c; c = c->next) {
+        int error = ARI_NCCL_SUCCESS;
+        ar_status st = AR_OK;
+        if (pthread_mutex_trylock(&c->use) != 0) /* then the thread that uses it finds the error */
+            continue;
+        if (c->comm) {
+            const int asked = w->nccl.CommGetAsyncError(c->comm, &error);
+            st = ari_nccl_check(&w->nccl, asked != ARI_NCCL_SUCCESS ? asked : error, c->comm, "NCCL");
+        }
+        pthread_mutex_unlock(&c->use);
+        if (st != AR_OK)
+            return BROKEN;
+    }
+    return ALL_WELL;
+}
+
+static void world_tick(void *user)
+{
+    ari_nccl_world *w = user;
+    const uint64_t now = ari_now_ns();
+    if (ari_nccl_world_status(w) != AR_OK)
+        return;
+    pthread_mutex_lock(&w->lock);
+    look seen = look_at_calls(w, now);
+    if (seen == ALL_WELL)
+        seen = look_for_errors(w, now);
+    pthread_mutex_unlock(&w->lock);
+    if (seen == TOO_LATE) /* again and again until there is an answer: the server takes only the first */
+        ari_store_late(w->store);
+    if (seen == BROKEN)
+        (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
+}
+
+static char *world_view(void *user)
+{
+    ari_nccl_world *w = user;
+    pthread_mutex_lock(&w->lock);
+    char *view = ari_flight_text(&w->flight, ari_now_ns());
+    pthread_mutex_unlock(&w->lock);
+    return view;
+}
+
+/* --- the device --------------------------------------------------------------------------------------------------- */
+
+static ar_status check_device(const ari_nccl_world *w)
+{
+    const char *name = w->device->ops->name, *right = w->nccl.emulated_gpu ? "emulated" : "cuda";
+    return strcmp(name, right) == 0
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "the device %s cannot be served by %s: the device %s expected", name,
+                              w->nccl.emulated_gpu ? "what stands for NCCL" : "NCCL, which moves what lies on GPUs",
+                              right);
+}
+
+/* --- beginning and end -------------------------------------------------------------------------------------------- */
+
+/* Creates the resources of this process. */
+static ar_status prepare(ari_nccl_world *w)
+{
+    AR_TRY(ari_failure_create(&w->failure));
+    AR_TRY(ari_nccl_load(&w->nccl));
+    return check_device(w);
+}
+
+ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d)
+{
+    ari_nccl_world *w = NULL;
+    AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a communicator"));
+    atomic_init(&w->refs, 1);
+    pthread_mutex_init(&w->lock, NULL);
+    w->rank = p->rank;
+    w->size = p->size;
+    w->timeout_ns = p->options.timeout_ns;
+    w->checks_calls = p->options.check_calls;
+    w->device = d;
+    ari_flight_init(&w->flight);
+    w->store = p->store;
+    const ar_status st = prepare(w);
+    if (st != AR_OK) {
+        ari_nccl_world_release(w);
+        return st;
+    }
+    const ari_watcher watcher = {.tick = world_tick, .view = world_view, .failed = world_failed, .user = w};
+    if (w->size > 1)
+        ari_store_watch(w->store, &watcher);
+    *gives = w;
+    return AR_OK;
+}
+
+static void free_pending(ari_pending *p)
+{
+    while (p) {
+        ari_pending *next = pending_at(p->is.next);
+        ari_mark_destroy(p->mark);
+        free(p);
+        p = next;
+    }
+}
+
+void ari_nccl_world_release(ari_nccl_world *w)
+{
+    if (!w || atomic_fetch_sub(&w->refs, 1) != 1)
+        return;
+    ari_store_watch(w->store, NULL);
+    free_pending(pending_at(w->flight.open));
+    free_pending(w->spare);
+    while (w->flight.groups)
+        ari_flight_remove(&w->flight, w->flight.groups);
+    ari_failure_release(w->failure);
+    pthread_mutex_destroy(&w->lock);
+    free(w);
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/cluster/process/process.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ref/comm/comm_impl.h"
+#include "ref/core/clock.h"
+#include "ref/core/names.h"
+#include "ref/core/text.h"
+
+/* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
+#define PATIENCE_NS UINT64_C(250000000)
+
+ar_status ar_transport_parse(ar_transport *t, const char *text)
+{
+    const size_t found = ari_word_of(text, ari_transport_names, AR_TRANSPORTS);
+    if (found == AR_TRANSPORTS)
+        return ar_error_set(AR_ERR_ARG, "transport '%.40s': sim, mpi or nccl", text);
+    *t = (ar_transport)found;
+    return AR_OK;
+}
+
+void ar_process_destroy(ar_process *p)
+{
+    if (p)
+        p->ops->destroy(p);
+}
+
+ar_transport ar_process_transport(const ar_process *p)
+{
+    return p ? p->options.transport : AR_TRANSPORT_SIM;
+}
+
+int ar_process_rank(const ar_process *p)
+{
+    return p->rank;
+}
+
+int ar_process_size(const ar_process *p)
+{
+    return p->size;
+}
+
+int ar_process_local_rank(const ar_process *p)
+{
+    return p->local_rank;
+}
+
+ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d)
+{
+    *gives = NULL;
+    return p->comm(gives, p, d);
+}
+
+void ar_process_abort(ar_process *p, ar_status st, const char *why)
+{
+    p->ops->abort(p, st, why);
+}
+
+/* --- what is moved for the host: values of the store -------------------------------------------------------------- */
+
+static ar_status get(ar_process *p, const ari_store_value *v, ari_gather_result *gives)
+{
+    char who[128];
+    const uint64_t ns = ari_deadline_ns(p->options.timeout_ns, p->rank == 0 ? 0 : PATIENCE_NS);
+    snprintf(who, sizeof who, "rank %d waited %.3f s in a %s of the processes", p->rank, (double)ns * 1e-9,
+             v->n == 1 ? "broadcast" : "gather");
+    return ari_store_get(p->store, v, ns, who, gives);
+}
+
+ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
+{
+    const ari_store_value v = {.seq = ++p->calls, .n = 1, .readers = p->size - 1};
+    ari_gather_result all;
+    if (p->size == 1)
+        return AR_OK;
+    if (p->rank == 0)
+        return ari_store_set(p->store, &v, bytes, n);
+    AR_TRY(get(p, &v, &all));
+    const size_t comes = all.start[1];
+    if (comes == n)
+        ari_copy_bytes(bytes, all.at, n);
+    free(all.memory);
+    if (comes == n)
+        return AR_OK;
+    char why[160];
+    snprintf(why, sizeof why, "processes disagree: rank 0 broadcasts %zu bytes, rank %d expects %zu", comes, p->rank,
+             n);
+    ari_store_fail(p->store, AR_ERR_MISMATCH, why);
+    AR_TRY(ari_store_status(p->store));
+    return ar_error_set(AR_ERR_MISMATCH, "%s", why);
+}
+
+ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n)
+{
+    const ari_store_value v = {.seq = ++p->calls, .index = p->rank, .n = p->size, .readers = 1};
+    ari_gather_result all;
+    *gives = NULL;
+    AR_TRY(ari_store_set(p->store, &v, bytes, n));
+    if (p->rank != 0)
+        return AR_OK;
+    AR_TRY(get(p, &v, &all));
+    const size_t total = all.start[p->size];
+    char *copy = malloc(total > 0 ? total : 1);
+    if (copy)
+        ari_copy_bytes(copy, all.at, total);
+    for (int r = 0; sizes && r < p->size; r++)
+        sizes[r] = all.start[r + 1] - all.start[r];
+    free(all.memory);
+    *gives = copy;
+    return copy ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes from all processes", total);
+}

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "gpu/cluster/process/store.h"
+
+/* Ways for processes to find each other: by MPI, or by a launcher's variables. Then all of them have a store. */
+typedef struct ari_process_ops {
+    void (*abort)(ar_process *p, ar_status st, const char *why);
+    void (*destroy)(ar_process *p);
+} ari_process_ops;
+
+/* Every process begins with this. */
+struct ar_process {
+    const ari_process_ops *ops;
+    int rank, size, local_rank;
+    ar_process_options options; /* timeout_ns filled */
+    ari_store *store;
+    uint64_t calls; /* broadcasts and gathers: their values' names */
+    /* The communicator of its transport. */
+    ar_status (*comm)(ar_comm **gives, ar_process *p, ar_device *d);
+};
+
+/** Processes that are connected by sockets. */
+AR_NODISCARD ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o);

@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One layout against the reference: what the ranks report is compared where it arises, and summed up afterwards. */
+#include "verify/check/check_run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/text.h"
+#include "verify/diagnose/diagnose.h"
+#include "verify/dump/dump.h"
+#include "verify/run/process_run.h"
+#include "verify/writer/dump_ranks.h"
+
+typedef struct comparison {
+    const ari_reference *ref;
+    int ranks;
+    ari_comparator *rank;   /* [ranks] */
+    ari_tap_pair *tap;      /* [ranks]: the comparator and who listens besides */
+    void **user;            /* [ranks]: the same, as taps see them */
+    float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
+    ar_rank_memory *memory; /* [ranks] */
+    ari_arena arena;        /* of these */
+    const ar_first_difference *earlier; /* of a run alike; NULL: none */
+} comparison;
+
+static void comparison_fini(comparison *c)
+{
+    for (int r = 0; c->rank && r < c->ranks; r++)
+        ari_comparator_fini(&c->rank[r]);
+    ari_arena_end(&c->arena, NULL);
+}
+
+static ar_status comparison_init(comparison *c, const ari_reference *ref, int ranks, const ari_cluster_options *o)
+{
+    *c = (comparison){.ref = ref, .ranks = ranks};
+    AR_TRY(ARI_TAKE(&c->rank, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->tap, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->user, &c->arena, (size_t)ranks, "comparators"));
+    AR_TRY(ARI_TAKE(&c->gathered, &c->arena, ref->count, "gathered tensors"));
+    AR_TRY(ARI_TAKE(&c->memory, &c->arena, (size_t)ranks, "memory of the ranks"));
+    for (size_t i = 0; i < ref->count; i++) {
+        if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
+            AR_TRY(ARI_TAKE(&c->gathered[i], &c->arena, ref->tensor[i].count, "a gathered tensor"));
+    }
+    for (int r = 0; r < ranks; r++) {
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
+        c->tap[r] = (ari_tap_pair){.tap = {ari_comparator_tap, o->tap},
+                                   .user = {&c->rank[r], o->tap_user ? o->tap_user[r] : NULL}};
+        c->user[r] = &c->tap[r];
+    }
+    return AR_OK;
+}
+
+/* "model.layers.3.mlp" -> 3: the first number between dots. */
+static int layer_of(const char *name)
+{
+    for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
+        char *end = NULL;
+        const long n = strtol(p + 1, &end, 10);
+        if (end != p + 1 && (*end == '.' || *end == '\0'))
+            return (int)n;
+    }
+    return -1;
+}
+
+/* Whether a tensor's block is recomputed in the backward pass; of one's own module it may be any. */
+static bool is_recomputed(const ari_cluster_options *o, const char *name)
+{
+    const ar_recomputation *r = &o->run.parallel.recompute;
+    const int layer = layer_of(name);
+    return r->what != AR_RECOMPUTE_NONE && (!o->config || (layer >= 0 && layer % ari_at_least_one(r->every) == 0));
+}
+
+/* The layout of a rank that reported nothing: no part of the tensor. */
+static ar_layout nothing_of(const comparison *c, size_t tensor)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *f = &c->rank[r].finding[tensor];
+        if (!f->seen)
+            continue;
+        ar_layout none = f->layout;
+        none.nbox = 0;
+        return none;
+    }
+    return (ar_layout){0};
+}
+
+/* Context of a tensor that differs: the reference's tensors as a dump would hold them and, for a wrong norm, the
+ * gradients that it is the norm of. */
+typedef struct context {
+    char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
+    ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
+    const float *was;                 /* the values of the step before */
+    ari_gradient *gradient;
+    double *held; /* [gradients, tp] */
+    size_t gradients;
+    ari_arena arena; /* of these, but for the dumps */
+} context;
+
+static void context_fini(context *b)
+{
+    ar_dump_close(b->dump);
+    ar_dump_close(b->here);
+    ari_arena_end(&b->arena, NULL);
+}
+
+static ar_status list_tensors(context *b, const ari_reference *ref, float *const *gathered)
+{
+    ar_dump_tensor *tensor = NULL;
+    size_t gradients = 0;
+    AR_TRY(ARI_TAKE(&b->name, &b->arena, ref->count, "names of tensors"));
+    AR_TRY(ARI_TAKE(&tensor, &b->arena, ref->count, "tensors of the reference"));
+    for (size_t i = 0; i < ref->count; i++) {
+        const ari_ref_tensor *t = &ref->tensor[i];
+        if (!ari_dump_name(b->name[i], t->name, t->pass, (uint32_t)t->step))
+            return ar_error_set(AR_ERR_INTERNAL, "the name %s is too long for a dump", t->name);
+        tensor[i] = (ar_dump_tensor){
+            .name = b->name[i], .dtype = AR_F32, .ndim = t->ndim, .count = t->count, .whole = t->values};
+        memcpy(tensor[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    }
+    AR_TRY(ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count));
+    for (size_t i = 0; i < ref->count; i++) {
+        if (!ari_reference_is_gradient(ref, i))
+            continue;
+        tensor[gradients] = tensor[i];
+        tensor[gradients++].whole = gathered[i];
+    }
+    return ari_dump_of_tensors(&b->here, "the run", tensor, gradients);
+}
+
+static double squares_of(const float *values, size_t n)
+{
+    double sum = 0.0;
+    for (size_t i = 0; values && i < n; i++)
+        sum += (double)values[i] * (double)values[i];
+    return sum;
+}
+
+/* Of the first stage that has the parameter. */
+static ar_status add_gradient(context *b, const comparison *c, size_t tensor, int tp, int stage)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    double *held = &b->held[b->gradients * (size_t)tp];
+    bool has = false;
+    for (int r = 0; r < c->ranks && (r % stage != 0 || !has); r++) {
+        float *local = NULL;
+        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, &b->arena));
+        held[r % tp] += squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
+        has = has || held[r % tp] > 0.0;
+    }
+    b->gradient[b->gradients++] =
+        (ari_gradient){.name = t->name, .ndim = t->ndim, .square = squares_of(t->values, t->count), .held = held};
+    return AR_OK;
+}
+
+/* Call context_fini, also after a failure. */
+static ar_status context_init(context *b, const comparison *c, const ari_ref_tensor *of, const ar_parallel *p)
+{
+    const int tp = ari_at_least_one(p->tp), stage = c->ranks / ari_at_least_one(p->pp);
+    size_t n = 0;
+    AR_TRY(list_tensors(b, c->ref, c->gathered));
+    const ar_dump_tensor *before = ari_tensor_before(b->dump, of->name, of->pass, of->step);
+    b->was = before ? before->whole : NULL;
+    if (of->pass != 'c')
+        return AR_OK;
+    for (size_t i = 0; i < c->ref->count; i++)
+        n += c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step;
+    AR_TRY(ARI_TAKE(&b->gradient, &b->arena, n, "gradients"));
+    AR_TRY(ARI_TAKE(&b->held, &b->arena, n * (size_t)tp, "gradients"));
+    for (size_t i = 0; i < c->ref->count; i++) {
+        if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
+            AR_TRY(add_gradient(b, c, i, tp, stage));
+    }
+    return AR_OK;
+}
+
+static bool adam(const ari_cluster_options *o)
+{
+    return o->run.optimizer.kind != AR_OPTIMIZER_SGD;
+}
+
+/* True if two equal runs have the same first difference. */
+static bool same_difference(const ar_first_difference *a, const ar_first_difference *b)
+{
+    return a->step == b->step && strcmp(a->tensor, b->tensor) == 0 && a->rank == b->rank &&
+           memcmp(a->index, b->index, sizeof a->index) == 0 && memcmp(&a->actual, &b->actual, sizeof a->actual) == 0 &&
+           a->elements_different == b->elements_different;
+}
+
+/* Every rank's part of a tensor, in the arena. */
+static ar_status copy_parts(ari_rank_copy *copy, ari_arena *arena, const comparison *c, size_t tensor,
+                            const ar_layout *nothing)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        const ari_finding *found = &c->rank[r].finding[tensor];
+        float *local = NULL;
+        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, arena));
+        copy[r] = (ari_rank_copy){.local = local, .ndim = found->ndim, .layout = &found->layout};
+        if (!found->seen)
+            copy[r] = (ari_rank_copy){.ndim = nothing->ndim, .layout = nothing};
+        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
+    }
+    return AR_OK;
+}
+
+/* The pattern and what it looks like, from all ranks' copies of one tensor. */
+static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    const ar_layout nothing = nothing_of(c, tensor);
+    ari_rank_copy *copy = NULL;
+    ARI_ENDED(context_fini) context b = {.name = NULL};
+    AR_TRY(context_init(&b, c, t, &o->run.parallel));
+    AR_TRY(ARI_TAKE(&copy, &b.arena, (size_t)c->ranks, "copies of a tensor"));
+    AR_TRY(copy_parts(copy, &b.arena, c, tensor, &nothing));
+    const ari_difference d = {.name = t->name,
+                              .pass = t->pass,
+                              .step = t->step,
+                              .ndim = t->ndim,
+                              .shape = t->shape,
+                              .reference = t->values,
+                              .ranks = c->ranks,
+                              .copy = copy,
+                              .allowed = t->allowed,
+                              .beside = t->allowed_each,
+                              .mesh = ari_ranks_of(&o->run.parallel),
+                              .micro_batches = o->run.parallel.micro_batches,
+                              .forward_first = o->run.parallel.forward_first,
+                              .recomputed = is_recomputed(o, t->name),
+                              .sp = o->run.parallel.sp && o->run.parallel.tp > 1,
+                              .batch = o->batch->batch - c->ref->padding,
+                              .seq = o->batch->seq,
+                              .ids = o->batch[t->step - 1].input_ids,
+                              .documents = o->batch[t->step - 1].documents,
+                              .head_dim = o->config ? o->config->head_dim : 0,
+                              .before = t->pass == 'n' ? b.was : NULL,
+                              .last = t->pass == 'g' ? b.was : NULL,
+                              .gradient = b.gradient,
+                              .gradients = b.gradients,
+                              .dump = b.dump,
+                              .dump_tensor = ar_dump_find(b.dump, b.name[tensor]),
+                              .gradients_here = b.here,
+                              .beta1 = adam(o) ? o->run.optimizer.beta1 : 0.0,
+                              .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
+                              .zero = o->run.parallel.zero > 0,
+                              .gathers = o->run.parallel.zero > 2,
+                              .exact = o->run.numerics == AR_NUMERICS_EXACT,
+                              .unsteady = c->earlier && !same_difference(c->earlier, f)};
+    ari_diagnosis p = {.hint = ""};
+    const ar_status st = ari_diagnose(&p, &d);
+    /* Ranks of a module may report parts of another tensor than one rank's: that is the difference. */
+    const bool unfit = st == AR_ERR_ARG && o->module;
+    AR_TRY(unfit ? AR_OK : st);
+    snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
+    snprintf(f->hint, sizeof f->hint, "%s", unfit ? ar_error_message() : p.hint);
+    f->evidence = p.evidence;
+    return AR_OK;
+}
+
+/* --- reports that do not make a whole ----------------------------------------------------------------------------- */
+
+/* True if two ranks hold the very same boxes of the same copy. */
+static bool same_part(const ari_finding *a, const ari_finding *b)
+{
+    if (!a->seen || !b->seen || a->layout.nbox == 0 || a->layout.nbox != b->layout.nbox ||
+        a->layout.replica != b->layout.replica)
+        return false;
+    for (size_t k = 0; k < a->layout.nbox; k++) {
+        const ar_box *x = &a->layout.box[k], *y = &b->layout.box[k];
+        for (int d = 0; d < a->layout.ndim; d++) {
+            if (x->global[d] != y->global[d] || x->extent[d] != y->extent[d])
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool explain_same_part(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    for (int a = 0; a < n; a++) {
+        for (int b = a + 1; b < n; b++) {
+            if (!same_part(&ranks[a].finding[tensor], &ranks[b].finding[tensor]))
+                continue;
+            snprintf(f->pattern, sizeof f->pattern, "ranks %d and %d hold the same part of it, and others hold none", a,
+                     b);
+            snprintf(
+                f->hint, sizeof f->hint,
+                "two ranks have the same place in their groups: the tensor- and data-parallel groups do not form a "
+                "mesh (wrong stride or order of the ranks, or the two swapped)");
+            f->evidence.cause = "wrong_group";
+            return true;
+        }
+    }
+    return false;
+}
+
+/* States both shapes if ranks have another shape. */
+static bool explain_shape(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    const ari_ref_tensor *t = &ranks[0].reference->tensor[tensor];
+    const ar_layout *other = NULL;
+    int misshapen = 0;
+    for (int r = n - 1; r >= 0; r--) {
+        if (!ranks[r].finding[tensor].misshapen)
+            continue;
+        other = &ranks[r].finding[tensor].layout;
+        misshapen++;
+    }
+    if (!other)
+        return false;
+    snprintf(f->pattern, sizeof f->pattern, "on %d of %d ranks its shape is %s, on one rank %s", misshapen, n,
+             ARI_SHOW_SHAPE(other->ndim, other->shape), ARI_SHOW_SHAPE(t->ndim, t->shape));
+    snprintf(f->hint, sizeof f->hint,
+             "a size that depends on the number of ranks, or a rank's part that was reported as the whole");
+    return true;
+}
+
+void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
+{
+    size_t covered = 0, count = ranks[0].reference->tensor[tensor].count;
+    int broken = -1, replicas = 1, silent = 0;
+    for (int r = n - 1; r >= 0; r--) {
+        const ari_finding *found = &ranks[r].finding[tensor];
+        covered += found->covered;
+        broken = found->broken ? r : broken;
+        replicas = found->seen ? found->layout.replicas : replicas;
+        silent += !found->seen;
+    }
+    if (explain_shape(f, ranks, n, tensor))
+        return;
+    if (silent == n) {
+        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report this tensor");
+        snprintf(f->hint, sizeof f->hint, "a part of the step that the baseline has was not run");
+    } else if (broken >= 0) {
+        snprintf(f->pattern, sizeof f->pattern, "rank %d reported it more than once, in parts that do not join",
+                 broken);
+        snprintf(f->hint, sizeof f->hint,
+                 "a micro-batch went through it twice, or not at all, or stands in the wrong place of the batch");
+    } else if (!explain_same_part(f, ranks, n, tensor)) {
+        snprintf(f->pattern, sizeof f->pattern, "the ranks did not report all of it: %zu of %zu elements, in %d cop%s",
+                 covered, count * (size_t)replicas, replicas, replicas == 1 ? "y" : "ies");
+        snprintf(f->hint, sizeof f->hint, "%s",
+                 silent > 0 ? "some ranks did not run this part of the step"
+                            : "a micro-batch, or a part of the tensor, belongs to no rank or to two");
+    }
+}
+
+/* --- the first difference ----------------------------------------------------------------------------------------- */
+
+static ar_status describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v,
+                                const ari_cluster_options *o)
+{
+    const ari_ref_tensor *t = &c->ref->tensor[tensor];
+    ar_first_difference *f = &run->first;
+    run->has_difference = true;
+    *f = (ar_first_difference){.step = t->step, .layer = layer_of(t->name), .rank = v->rank, .elements = t->count};
+    snprintf(f->pass, sizeof f->pass, "%s", ari_pass_name(t->pass));
+    snprintf(f->tensor, sizeof f->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+    if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early had no time to report all of it */
+        ari_explain_coverage(f, c->rank, c->ranks, tensor);
+    if (v->rank < 0)
+        return AR_OK;
+    f->ndim = t->ndim;
+    ari_coordinates(f->index, v->first, t->ndim, t->shape);
+    const ari_finding *owner = &c->rank[v->rank].finding[tensor];
+    f->local_ndim = owner->ndim;
+    ari_coordinates(f->local_index, v->first_local, owner->ndim, owner->shape);
+    f->reference = t->values[v->first];
+    f->actual = v->actual;
+    f->ulp = ari_ulp_distance(f->reference, f->actual);
+    f->elements_different = v->different;
+    return v->complete ? explain(f, c, tensor, o) : AR_OK;
+}
+
+static ar_status expect_no_more(ar_check_run *run, const comparison *c)
+{
+    const size_t cap = sizeof c->rank->unexpected + 32;
+    for (int r = 0; r < c->ranks; r++) {
+        if (!c->rank[r].unexpected[0])
+            continue;
+        run->result = AR_CHECK_ERROR;
+        AR_TRY(ARI_ALLOC_ZERO(&run->error, cap, "a message"));
+        snprintf(run->error, cap, "rank %d reported %s", r, c->rank[r].unexpected);
+        break;
+    }
+    return AR_OK;
+}
+
+static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    const size_t outputs = o->run.numerics == AR_NUMERICS_NATIVE ? c->ref->count : ari_reference_outputs(c->ref);
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_ref_tensor *t = &c->ref->tensor[i];
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        run->tensors++;
+        run->elements += t->count;
+        run->elements_different += v.different;
+        run->max_ulp = v.max_ulp > run->max_ulp ? v.max_ulp : run->max_ulp;
+        /* A tensor with a bound instead of a measure may come near it in any right run, which says nothing. */
+        if (v.max_ratio > run->max_ratio && (!t->allowed_each || v.max_ratio > 1.0)) {
+            run->max_ratio = v.max_ratio;
+            snprintf(run->ratio_tensor, sizeof run->ratio_tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
+        }
+        if (v.complete && v.different == 0) {
+            if (i == outputs) /* the baseline's bits, if the same ones are asked for */
+                AR_TRY(ari_reference_outputs_hash(run->outputs_hash, c->ref));
+            continue;
+        }
+        if (run->tensors_different++ == 0)
+            AR_TRY(describe_first(run, c, i, &v, o));
+    }
+    return expect_no_more(run, c);
+}
+
+/* A mistake often ends the run: a NaN that it made is refused as a gradient norm. What the ranks had reported until
+ * then still shows where it began. */
+static ar_status describe_before_error(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+{
+    for (size_t i = 0; i < c->ref->count; i++) {
+        const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
+        if (v.different > 0)
+            return describe_first(run, c, i, &v, o);
+    }
+    return AR_OK;
+}
+
+ar_status ari_check_run_failed(ar_check_run *run)
+{
+    const char *message = ar_error_message();
+    run->result = AR_CHECK_ERROR;
+    AR_TRY(ARI_ALLOC(&run->error, strlen(message) + 1, "a message"));
+    memcpy(run->error, message, strlen(message) + 1);
+    return AR_OK;
+}
+
+static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
+{
+    run->reports = result->reports;
+    return ari_check_run_failed(run);
+}
+
+static void keep_counts(ar_check_run *run, const ari_cluster_result *result, const ari_cluster_options *o)
+{
+    const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ar_activations_of(o->run.precision)) : 0;
+    run->bytes_counted = result->bytes;
+    if (o->run.numerics == AR_NUMERICS_NATIVE) /* as this run has routed them */
+        run->bytes_predicted += result->routed.rows * row;
+    run->bytes_per_rank_max = result->bytes_per_rank_max;
+    memcpy(run->calls, result->calls, sizeof run->calls);
+    run->has_predicted = result->has_predicted;
+    run->predicted = result->predicted;
+    run->loss = result->loss;
+}
+
+/* Every process goes on alike. */
+static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
+{
+    AR_TRY(ari_process_agree(p, st));
+    return ar_process_broadcast(p, &run->result, sizeof run->result);
+}
+
+ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                              const ar_first_difference *earlier)
+{
+    comparison c;
+    ari_cluster_result result = {0};
+    ari_cluster_options options = *o;
+    const int world = ar_parallel_world(&o->run.parallel);
+    run->parallel = o->run.parallel;
+    ar_status st = AR_OK, ended = AR_OK;
+    AR_TRY_TO(done, st, comparison_init(&c, ref, world, o));
+    c.earlier = earlier;
+    options.tap = ari_tap_both;
+    options.tap_user = c.user;
+    options.memory = c.memory;
+    ended = ari_cluster_run(&result, &options);
+    if (ended == AR_ERR_MEMORY ||
+        ended == AR_ERR_DEVICE) { /* the machine's failure: it says nothing about the layout */
+        const char *message = ar_error_message();
+        free(result.reports);
+        char layout[96];
+        ar_parallel_text(layout, sizeof layout, &o->run.parallel);
+        st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
+        goto done;
+    }
+    run->seconds = result.seconds;
+    if (ended != AR_OK) {
+        AR_TRY_TO(done, st, keep_error(run, &result));
+        st = describe_before_error(run, &c, o);
+        goto done;
+    }
+    keep_counts(run, &result, o);
+    if (o->run.process)
+        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered));
+    if (o->run.process && ar_process_rank(o->run.process) > 0)
+        goto done; /* the report is process 0's */
+    AR_TRY_TO(done, st, sum_up(run, &c, o));
+    AR_TRY_TO(done, st, ari_check_memory(run, ref, &options, c.memory));
+    if (ref->padding == 0) /* what is compared has fewer rows than what the layout's modules have */
+        AR_TRY_TO(done, st, ari_check_shapes(run, c.rank, o));
+    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
+    /* Where a module's tokens go to experts decides what moves. */
+    const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);
+    const bool predicted = unpredicted || (run->bytes_counted == run->bytes_predicted &&
+                                           run->memory_difference[0] == '\0' && run->shape_difference[0] == '\0');
+    /* Rows of padding add NaN to sums that have none without them, once activations are NaN: 0 * NaN. */
+    const bool padded = ref->padding > 0 && ref->vacuous.tensor[0] && run->has_difference && isnan(run->first.actual);
+    if (run->result == AR_CHECK_SAME && run->tensors_different > 0 && !padded)
+        run->result = AR_CHECK_DIFFERENT;
+    else if (run->result == AR_CHECK_SAME && ref->vacuous.tensor[0])
+        run->result = AR_CHECK_VACUOUS;
+    else if (run->result == AR_CHECK_SAME && !predicted)
+        run->result = AR_CHECK_MISPREDICTED;
+done:
+    comparison_fini(&c);
+    /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
+    return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
+}
+
+ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
+{
+    return ari_check_run_after(run, ref, o, NULL);
+}
+
+ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)
+{
+    r->tensors = ref->count;
+    r->elements = ari_reference_elements(ref);
+    r->kinks = ref->kinks;
+    r->vacuous = ref->vacuous;
+    AR_TRY(ari_reference_outputs_hash(r->outputs_hash, ref));
+    return ari_reference_hashes(r->weights_hash, r->gradients_hash, ref, NULL);
+}
+
+void ari_check_run_fini(ar_check_run *run)
+{
+    free(run->error);
+    free(run->reports);
+    free(run->loss);
+    *run = (ar_check_run){0};
+}
+
+void ari_check_runs_destroy(ar_check_run *run, size_t runs)
+{
+    for (size_t i = 0; i < runs; i++)
+        ari_check_run_fini(&run[i]);
+    free(run);
+}

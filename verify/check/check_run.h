@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of a check: its input, what the baseline makes of it, and one layout against that. */
+#pragma once
+
+#include "anyrank/check_module.h"
+#include "anyrank/trace.h"
+#include "ref/placement/ledger.h"
+#include "sim/plan/ops.h"
+#include "verify/check/compare.h"
+#include "verify/lint/lint.h"
+#include "verify/plan/estimate.h"
+#include "verify/run/cluster_run.h"
+#include "verify/run/run.h"
+
+ARI_OWNER(ar_check_report, ar_check_report_destroy)
+ARI_OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
+
+/** Estimates a whole check by its largest layout. Errors: those of ar_parallel_check, of ari_estimate_check. */
+AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
+
+/* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
+
+/** input_ids [batch, seq] cut from a text, one byte one token (modulo the vocabulary), row after row from a place that
+ * the seed decides (0: the start), around the end. Gives; free(). Errors: those of reading the text,
+ * AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text,
+                                    uint64_t seed);
+
+/** Consecutive pieces of it, one global batch a step. Gives both; free(), also after a failure. */
+AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
+                                        const char *text);
+
+/** Gives every row of these batches, all of one size, 1 to `most` documents of random lengths: a function of the seed,
+ *  the step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens),
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most,
+                                            uint64_t seed);
+
+/* Reference of a check: the model, its input, and the baseline's tensors. One serves any number of layouts, faults and
+ * reduction algorithms. */
+typedef struct ari_check_base {
+    ar_config config;
+    ari_weights *weights; /* NULL: fresh */
+    int64_t *ids;
+    int32_t *documents;   /* NULL: each sequence is one */
+    char *documents_text; /* ari_documents_text of all steps */
+    ar_batch *batch;      /* [steps, at least 1], global */
+    ar_batch *padded;     /* the same with the ranks' padding; NULL: they have none */
+    int64_t *padded_ids;  /* all of them, then all labels */
+    int32_t *padded_documents;
+    ari_reference ref;
+    float *loss;             /* [steps, at least 1] */
+    double max_error_vs_f64; /* as in ar_check_report */
+    double seconds;          /* of the baseline */
+} ari_check_base;
+
+/** Reads weights and text and runs the baseline; layouts and faults are not looked at, options not checked. `folder`:
+ *  where the config came from. Gives; ari_check_base_fini, also after a failure. Errors: those of reading, of the
+ *  baseline, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c,
+                                           const char *folder);
+void ari_check_base_fini(ari_check_base *b);
+/** The part of ari_check_base_init after reading: runs the exact baseline into b->ref and b->loss, both there; unless
+ *  o->skip_f64, the binary64 one for max_error_vs_f64: the worst |exact - binary64| of a gradient of step 1 over its
+ *  tensor's largest |binary64|, NaN where it is not known, infinity where only one of the two is finite; in the native
+ *  numerics, the binary64 one with rounding errors for every tensor's `allowed`. Errors: those of ar_baseline_run,
+ *  AR_ERR_INTERNAL (they emit other tensors). */
+AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o);
+
+/* --- a layout (check_layout.c, check_run.c) ---------------------------------------------------------------------- */
+
+/** Runs one layout as o says, under as many schedules as it asks for, and compares it. o: as ari_check_base_init had
+ *  it, but for what is said above. Gives *run; ari_check_run_fini, also after a failure. Errors: those of
+ *  ari_check_run. */
+AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
+                                          const ar_parallel *p);
+/** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
+ * everything of `run` but bytes_predicted, which it reads. A run that ends in an error of its ranks is a result
+ * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
+ * AR_ERR_MEMORY, of a rank or of the comparing itself. */
+AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
+/** The same of a run that an earlier one was alike: what differs is compared with what differed then (NULL: there was
+ *  none), so that values which change from run to run are told. */
+AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                                           const ar_first_difference *earlier);
+/** Makes each kind of memory the larger of the two. */
+void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m);
+/** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
+AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                                        const ar_rank_memory *counted);
+/** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
+ *  Errors: those of ari_operations, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o);
+/** The run ended, or did not begin, with what ar_error_message says. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
+/** Frees what it holds. */
+void ari_check_run_fini(ar_check_run *run);
+/** The same for an array of them, and the array; accepts NULL where there are none. */
+void ari_check_runs_destroy(ar_check_run *run, size_t runs);
+/** Describes the reference's tensors in the report. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref);
+/** Fills `pattern` and `hint` for a tensor that the ranks' reports do not cover once: who holds the same part, or what
+ *  is missing, and what kind of mistake does that. */
+void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor);
+
+/* --- routes (check_routes.c) -------------------------------------------------------------------------------------- */
+
+/** What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
+ *  they and the token are. */
+AR_NODISCARD ar_status ari_check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c);
+
+/* A rank of a dry run, whose experts are those that the baseline has chosen. */
+typedef struct ari_routed_rank {
+    const ari_reference *ref;
+    const ari_step_case *c;
+    int rank;
+} ari_routed_rank;
+/** The read of ari_known_routes; user: an ari_routed_rank. Errors: AR_ERR_INTERNAL (the baseline has no such router,
+ *  the layout no such tokens). */
+AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, const size_t shape[3],
+                                             const char *router, int sharer);
+
+/* --- modules (check_module.c) ------------------------------------------------------------------------------------- */
+
+/** An ar_tap_fn that keeps every tensor of a run on one rank; user: an ari_reference, zeroed before the first. Errors:
+ *  AR_ERR_ARG (a tensor that is not all there as fp32), those of ari_reference_emit. */
+AR_NODISCARD ar_status ari_reference_tap(void *user, const ar_tap_event *event);
+
+/** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
+AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
+
+/** Checks the case and the options, but for the layouts. Errors: those of ar_check_module. */
+AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
+/** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
+const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
+/** The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
+ *  known. */
+bool ari_lint_noted(ari_lint_verdict *v, const ari_ledger_record *r);
+
+/** AR_OK: on every rank and queue the collectives of the run are those of the list, in its order, each with kind,
+ *  ranks, elements, dtype and tag; and, where the trace has virtual time, the flops of all products are 2 a
+ *  multiply-add. The run is of max(steps, 1) steps. Errors: AR_ERR_DATA with the first that differs in the message,
+ *  *cause is then one of ari_call_causes, or NULL where the products differ; AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_step_case *c, const ar_trace *t);
+
+/* Causes of a difference in calls alone: identifiers of causes.md for runs whose values all agree. */
+typedef enum ari_call_cause { ARI_CALL_REPEATED, ARI_CALL_ADDED, ARI_CALL_LEFT_OUT, ARI_CALL_CAUSES } ari_call_cause;
+extern const char *const ari_call_causes[ARI_CALL_CAUSES];

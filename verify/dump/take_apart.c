@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape. Nothing is
+ * copied: the boxes of their parts are cut. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/text.h"
+#include "verify/dump/dump.h"
+
+/* --- boxes -------------------------------------------------------------------------------------------------------- */
+
+/* Leaves the first dimensions out, of which there is one element each. */
+static void drop_dims(ar_dump_box *b, int ndim, int drop)
+{
+    for (int d = 0; d + drop < ndim; d++) {
+        b->global[d] = b->global[d + drop];
+        b->extent[d] = b->extent[d + drop];
+        b->stride[d] = b->stride[d + drop];
+    }
+}
+
+/* Makes two dimensions of the first, the second of `fold` elements. False: the box has parts of such rows. */
+static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
+{
+    if (b->global[0] % fold != 0 || b->extent[0] % fold != 0)
+        return false;
+    for (int d = ndim; d > 0; d--) {
+        b->global[d] = b->global[d - 1];
+        b->extent[d] = b->extent[d - 1];
+        b->stride[d] = b->stride[d - 1];
+    }
+    b->global[0] /= fold;
+    b->extent[0] /= fold;
+    b->stride[0] *= fold;
+    b->global[1] = 0;
+    b->extent[1] = fold;
+    return true;
+}
+
+/* Of the last dimension of what is cut the elements 0, every, 2*every, ..; false: there is none. */
+static bool thin_box(ar_dump_box *b, int d, size_t every)
+{
+    const size_t first = (every - b->global[d] % every) % every;
+    if (first >= b->extent[d])
+        return false;
+    b->at += first * b->stride[d];
+    b->global[d] = (b->global[d] + first) / every;
+    b->extent[d] = (b->extent[d] - first + every - 1) / every;
+    b->stride[d] *= every;
+    return true;
+}
+
+static void exchange(size_t x[2])
+{
+    const size_t first = x[0];
+    x[0] = x[1];
+    x[1] = first;
+}
+
+/* *there: whether the box has anything of the cut. False: it cannot be cut so. */
+static bool cut_box(ar_dump_box *to, bool *there, const ar_dump_box *from, int ndim, const ari_tensor_cut *c)
+{
+    *there = ari_dump_box_cut(to, from, ndim, c->start, c->extent);
+    for (int d = 0; d < ndim && *there; d++)
+        to->global[d] -= c->start[d];
+    if (*there && c->every > 0)
+        *there = thin_box(to, ndim - 1, c->every);
+    drop_dims(to, ndim, c->drop);
+    if (c->turned) {
+        exchange(to->global);
+        exchange(to->extent);
+        exchange(to->stride);
+    }
+    return !*there || c->fold == 0 || unfold_box(to, ndim - c->drop, c->fold);
+}
+
+static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_tensor_cut *c)
+{
+    t->ndim = from->ndim - c->drop + (c->fold > 0);
+    for (int d = 0; d < t->ndim; d++) {
+        const int of = c->fold > 0 && d > 0 ? d - 1 : d;
+        t->shape[d] = c->extent[of + c->drop];
+    }
+    if (c->fold > 0) {
+        t->shape[0] /= c->fold;
+        t->shape[1] = c->fold;
+    }
+    if (c->every > 0)
+        t->shape[t->ndim - 1] = (t->shape[t->ndim - 1] + c->every - 1) / c->every;
+    if (c->turned)
+        exchange(t->shape);
+    t->count = ari_volume(t->shape, t->ndim);
+    t->whole = c->drop == 0 && t->count == from->count ? from->whole : NULL;
+}
+
+/* *fits false: a box cannot be cut. Parts that have nothing of it are left out. */
+static ar_status take(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_dump_tensor *from,
+                      const ari_tensor_cut *c)
+{
+    size_t boxes = 0;
+    char *name = NULL;
+    ar_dump_part *part = NULL;
+    ar_dump_box *box = NULL;
+    for (size_t i = 0; i < from->parts; i++)
+        boxes += from->part[i].boxes;
+    AR_TRY(ARI_TAKE(&part, arena, from->parts, "parts of a tensor"));
+    AR_TRY(ARI_TAKE(&box, arena, boxes, "parts of a tensor"));
+    AR_TRY(ari_arena_text(arena, &name, c->name, "a tensor's name"));
+    *t = (ar_dump_tensor){.name = name, .dtype = from->dtype, .order = from->order, .part = part};
+    set_shape(t, from, c);
+    for (size_t i = 0; i < from->parts; i++) {
+        ar_dump_part *p = &part[t->parts];
+        *p = from->part[i];
+        p->box = box;
+        p->boxes = 0;
+        for (size_t k = 0; k < from->part[i].boxes; k++) {
+            bool there = false;
+            *fits = *fits && cut_box(&box[p->boxes], &there, &from->part[i].box[k], from->ndim, c);
+            p->boxes += there;
+        }
+        box += p->boxes;
+        t->parts += p->boxes > 0;
+    }
+    return AR_OK;
+}
+
+ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name, const char *rest)
+{
+    AR_TRY(ARI_GROW_IN(cuts->arena, &cuts->cut, &cuts->capacity, cuts->n, "the list of tensors"));
+    ari_tensor_cut *c = &cuts->cut[cuts->n];
+    *c = (ari_tensor_cut){.drop = 0};
+    memcpy(c->extent, t->shape, sizeof c->extent);
+    if (snprintf(c->name, sizeof c->name, "%s%s", name, rest) >= (int)sizeof c->name)
+        return ar_error_set(AR_ERR_OVERFLOW, "tensor '%s': the name of a part of it has more than %zu bytes",
+                            ARI_SHOW(t->name), sizeof c->name - 1);
+    cuts->n++;
+    return AR_OK;
+}
+
+void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every)
+{
+    const int d = every > 0 ? ndim - 1 : 1;
+    c->drop = 1;
+    c->start[0] = expert;
+    c->extent[0] = 1;
+    c->start[d] = row;
+    c->extent[d] = every > 0 ? c->extent[d] - row : rows;
+    c->every = every;
+    c->turned = every > 0 && ndim == 3;
+}
+
+/* --- a dump ------------------------------------------------------------------------------------------------------- */
+
+typedef struct taking {
+    ar_dump_tensor *tensor; /* the dump's next ones */
+    size_t tensors, cap_tensors;
+    ari_arena *arena; /* the dump's, for what they hold */
+    bool any;         /* some tensor was cut */
+} taking;
+
+static ar_status keep_tensor(taking *k, const ar_dump_tensor *t)
+{
+    AR_TRY(ARI_GROW_IN(k->arena, &k->tensor, &k->cap_tensors, k->tensors, "the list of tensors"));
+    k->tensor[k->tensors++] = *t;
+    return AR_OK;
+}
+
+/* All cuts of a tensor, or none. */
+static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_cuts *cuts)
+{
+    const size_t tensors = k->tensors;
+    bool fits = cuts->n > 0;
+    for (size_t i = 0; i < cuts->n && fits; i++) {
+        ar_dump_tensor one;
+        AR_TRY(take(&one, k->arena, &fits, t, &cuts->cut[i]));
+        AR_TRY(keep_tensor(k, &one));
+    }
+    k->any = k->any || fits;
+    if (fits)
+        return AR_OK;
+    k->tensors = tensors; /* what was taken ends with the dump */
+    return keep_tensor(k, t);
+}
+
+ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
+{
+    taking k = {.arena = &d->arena};
+    ari_tensor_cuts cuts = {.arena = &d->arena};
+    for (size_t i = 0; i < d->tensors; i++) {
+        cuts.n = 0;
+        AR_TRY(cuts_of(user, &d->tensor[i], &cuts));
+        AR_TRY(take_all(&k, &d->tensor[i], &cuts));
+    }
+    if (!k.any)
+        return AR_OK;
+    ARI_SORT(k.tensor, k.tensors, ari_by_name);
+    d->tensor = k.tensor;
+    d->tensors = k.tensors;
+    return AR_OK;
+}

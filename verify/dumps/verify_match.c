@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fnmatch.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "verify/dump/dump.h"
+#include "verify/dumps/verify_impl.h"
+
+/* Which tensors are compared, in which order, by what. */
+
+/* A name of either dump. */
+typedef struct found {
+    const char *name;
+    ari_sides sides;
+    bool lost;    /* a gradient that one dump lacks, though it has the parameter */
+    size_t given; /* place in execution order by the dump itself; SIZE_MAX */
+    ari_order_key key;
+} found;
+
+/* --- globs -------------------------------------------------------------------------------------------------------- */
+
+static bool any_matches(const char *const *globs, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (fnmatch(globs[i], name, 0) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool any_names(const char *const *globs, size_t n, const found *f)
+{
+    for (int s = 0; s < 2; s++) {
+        if (f->sides.of[s] && any_matches(globs, n, f->sides.of[s]->name))
+            return true;
+    }
+    return false;
+}
+
+static bool is_selected(const ar_verify_options *o, const found *f)
+{
+    return (o->only_count == 0 || any_names(o->only, o->only_count, f)) && !any_names(o->leave, o->leave_count, f);
+}
+
+/* A glob that matches nothing is a slip of the pen, and what it was to say would go unsaid. */
+static ar_status check_globs(const char *const *globs, size_t n, const char *what, const found *all, size_t count)
+{
+    for (size_t g = 0; g < n; g++) {
+        size_t i = 0;
+        while (i < count && !any_names(&globs[g], 1, &all[i]))
+            i++;
+        if (i < count)
+            continue;
+        const char **names = NULL;
+        AR_TRY(ARI_ALLOC(&names, count, "names"));
+        for (size_t k = 0; k < count; k++)
+            names[k] = all[k].name;
+        const char *near = ari_nearest(globs[g], names, count);
+        if (!near && count > 0)
+            near = names[0];
+        free(names);
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensor%s; there is, for example, %s",
+                            what, ARI_SHOW(globs[g]), count, ARI_PLURAL(count), near ? ARI_SHOW(near) : "nothing");
+    }
+    return AR_OK;
+}
+
+/* --- names of both ------------------------------------------------------------------------------------------------ */
+
+static void add_found(found *all, size_t *n, const ari_verifying *v, const ar_dump_tensor *a, const ar_dump_tensor *b)
+{
+    const ar_dump_tensor *t = a ? a : b;
+    all[(*n)++] = (found){.name = t->name,
+                          .sides = {.of = {a, b}},
+                          .given = SIZE_MAX,
+                          .key = ari_order_of(t->name, ar_dump_path(v->dump[a ? 0 : 1]))};
+}
+
+/* Names of only one dump: where none was expected, a mapping or a prefix is wrong. */
+static ar_status check_all_matched(const found *all, size_t n)
+{
+    const char *first[2] = {NULL, NULL};
+    size_t alone[2] = {0, 0};
+    for (size_t i = 0; i < n; i++) {
+        const int side = all[i].sides.of[0] ? 0 : 1;
+        if (all[i].sides.of[1 - side])
+            continue;
+        first[side] = alone[side]++ == 0 ? all[i].name : first[side];
+    }
+    if (alone[0] + alone[1] == 0)
+        return AR_OK;
+    const int side = alone[0] > 0 ? 0 : 1;
+    return ar_error_set(
+        AR_ERR_NOT_FOUND,
+        "not all matched: %zu tensors are only in the reference and %zu only in the other; the %s alone "
+        "has %s",
+        alone[0], alone[1], side == 0 ? "reference" : "other", ARI_SHOW(first[side]));
+}
+
+/* Both lists are sorted by name. */
+static size_t join_names(found *all, const ari_verifying *v)
+{
+    const size_t na = ar_dump_count(v->dump[0]), nb = ar_dump_count(v->dump[1]);
+    size_t i = 0, k = 0, n = 0;
+    while (i < na || k < nb) {
+        const ar_dump_tensor *a = i < na ? ar_dump_at(v->dump[0], i) : NULL;
+        const ar_dump_tensor *b = k < nb ? ar_dump_at(v->dump[1], k) : NULL;
+        const int order = !a ? 1 : !b ? -1 : strcmp(a->name, b->name);
+        add_found(all, &n, v, order <= 0 ? a : NULL, order >= 0 ? b : NULL);
+        i += order <= 0;
+        k += order >= 0;
+    }
+    return n;
+}
+
+/* Passes, steps and stems; then the name itself, which tells equal ones apart. */
+static int by_meaning(const void *a, const void *b)
+{
+    const ari_order_key *x = &((const found *)a)->key, *y = &((const found *)b)->key;
+    ARI_ASCENDING(x->pass, y->pass);
+    ARI_ASCENDING(x->step, y->step);
+    const int order = memcmp(x->name, y->name, x->stem < y->stem ? x->stem : y->stem);
+    if (order)
+        return order;
+    return x->stem != y->stem ? (x->stem < y->stem ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+static bool same_meaning(const found *a, const found *b)
+{
+    return a->key.pass == b->key.pass && a->key.pass != '?' && a->key.step == b->key.step &&
+           a->key.stem == b->key.stem && memcmp(a->key.name, b->key.name, a->key.stem) == 0;
+}
+
+/* A tensor that each side has under a name of its own, "x.weight" in a file of gradients and "x.weight:grad" in a dump
+ * of ranks, is one, where no third makes it a guess. It keeps the reference's name. Returns how many there are then. */
+static size_t join_by_meaning(found *all, size_t n)
+{
+    size_t kept = 0;
+    qsort(all, n, sizeof *all, by_meaning);
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && same_meaning(&all[i], &all[end]);)
+            end++;
+        found *a = &all[i], *b = &all[i + 1];
+        if (end - i == 2 && !a->sides.of[1] != !b->sides.of[1] && !a->sides.of[0] != !b->sides.of[0]) {
+            found one = a->sides.of[0] ? *a : *b;
+            one.sides.of[1] = a->sides.of[0] ? b->sides.of[1] : a->sides.of[1];
+            all[kept++] = one;
+            continue;
+        }
+        for (size_t k = i; k < end; k++)
+            all[kept++] = all[k];
+    }
+    return kept;
+}
+
+static bool is_in_both(const found *f)
+{
+    return f->sides.of[0] && f->sides.of[1];
+}
+
+static bool same_parameter(const ari_order_key *a, const ari_order_key *b)
+{
+    return a->stem == b->stem && memcmp(a->name, b->name, a->stem) == 0;
+}
+
+/* A parameter that both dumps have, before or after a step or by another step's gradient, and of which only one has a
+ * gradient in a step of which both have some. One that is zero is as good as none: an expert without tokens. */
+static ar_status find_lost_gradients(found *all, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        found *f = &all[i];
+        bool others = false, known = false, zero = true;
+        if (f->key.pass != 'g' || is_in_both(f))
+            continue;
+        for (size_t k = 0; k < n && !(others && known); k++) {
+            const ari_order_key *key = &all[k].key;
+            if (!is_in_both(&all[k]) || !key->pass || !strchr("ginw", key->pass))
+                continue;
+            others = others || (key->pass == 'g' && key->step == f->key.step);
+            known = known || same_parameter(key, &f->key);
+        }
+        if (others && known)
+            AR_TRY(ari_is_zero(&zero, f->sides.of[0] ? f->sides.of[0] : f->sides.of[1]));
+        f->lost = !zero;
+    }
+    return AR_OK;
+}
+
+/* A rank of a pipeline tells the order of its own stages alone: how they follow one another, the names say. */
+static bool of_stages(const ar_dump *d)
+{
+    const ar_mesh *m = ar_dump_mesh(d);
+    for (int i = 0; i < m->ndim; i++) {
+        if (strcmp(m->dim[i].name, ari_layout_axes[ARI_LAYOUT_PP].name) == 0 && m->dim[i].size > 1)
+            return true;
+    }
+    return false;
+}
+
+/* The first of the two dumps that tells an order. */
+static void take_given_order(const ari_verifying *v, found *all, size_t n)
+{
+    for (int s = 0; s < 2; s++) {
+        bool tells = false;
+        for (size_t i = 0; i < ar_dump_count(v->dump[s]) && !of_stages(v->dump[s]); i++)
+            tells = tells || ar_dump_at(v->dump[s], i)->order != SIZE_MAX;
+        for (size_t i = 0; tells && i < n; i++)
+            all[i].given = all[i].key.pass == 'k' ? 0 : all[i].sides.of[s] ? all[i].sides.of[s]->order : SIZE_MAX;
+        if (tells)
+            return;
+    }
+}
+
+static int by_execution(const void *a, const void *b)
+{
+    const found *x = a, *y = b;
+    ARI_ASCENDING(x->given, y->given);
+    return ari_order_compare(&x->key, &y->key);
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+/* A shape as the row tells it: complex numbers are pairs of F32, along a last dimension of 2. */
+static int shape_of(size_t *shape, const ar_dump_tensor *t)
+{
+    memcpy(shape, t->shape, sizeof t->shape);
+    if (t->dtype != AR_C64)
+        return t->ndim;
+    if (t->ndim < AR_ST_MAX_DIMS) {
+        shape[t->ndim] = 2;
+        return t->ndim + 1;
+    }
+    shape[t->ndim - 1] *= 2;
+    return t->ndim;
+}
+
+static void describe_row(ar_verify_row *r, const ari_sides *s)
+{
+    const ar_dump_tensor *a = s->of[0] ? s->of[0] : s->of[1], *b = s->of[1] ? s->of[1] : s->of[0];
+    r->dtype = a->dtype;
+    r->other_dtype = b->dtype;
+    r->ndim = shape_of(r->shape, a);
+    r->other_ndim = shape_of(r->other_shape, b);
+    r->elements = a->count * (a->dtype == AR_C64 ? 2 : 1);
+    r->map.matrix_cols = r->ndim > 0 ? r->shape[r->ndim - 1] : 1;
+    r->map.matrix_rows = r->map.matrix_cols > 0 ? r->elements / r->map.matrix_cols : 0;
+    r->ranks[0] = r->ranks[1] = -1;
+    r->cosine = (double)NAN;
+    r->state = !s->of[0] ? AR_VERIFY_UNEXPECTED : !s->of[1] ? AR_VERIFY_MISSING : AR_VERIFY_SAME;
+}
+
+static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule rule)
+{
+    const ar_dump_tensor *a = s->of[0], *b = s->of[1];
+    const bool by_bits = rule == AR_VERIFY_BITS || rule == AR_VERIFY_ULP;
+    if (r->state != AR_VERIFY_SAME)
+        return;
+    if (!ari_same_shape(a, b))
+        r->state = AR_VERIFY_SHAPE;
+    else if (a->dtype != b->dtype && (by_bits || a->dtype == AR_C64 || b->dtype == AR_C64))
+        r->state = AR_VERIFY_DTYPE; /* a complex number has no value to compare with a real one's */
+}
+
+/* --- the rule of one tensor --------------------------------------------------------------------------------------- */
+
+static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double *allowed)
+{
+    const char *name = s->of[0]->name;
+    const ar_dump_tensor *t = ar_dump_find(v->allowed, name);
+    if (!t)
+        t = ar_dump_find(v->allowed, s->of[1]->name);
+    if (!t)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "%s: says nothing of %s; 'anyrank grads' with sensitivity writes an allowance for every "
+                            "tensor it dumps (ignore leaves one out of the comparison)",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name));
+    if (t->count != 1)
+        return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), t->count);
+    AR_TRY(ar_dump_read_f64(t, 0, 1, allowed));
+    if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
+        return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
+                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), *allowed);
+    return AR_OK;
+}
+
+static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
+{
+    const ar_verify_options *o = v->o;
+    ari_pair *p = &v->pair[v->pairs++];
+    s->pair = p;
+    *p = (ari_pair){.row = row, .rule = {o->rule, o->ulp, o->rtol, o->atol, o->nan_differs}};
+    for (int k = 0; k < 2; k++) {
+        p->side[k] = s->of[k];
+        p->format[k] = ari_format_of(s->of[k]->dtype);
+    }
+    if (o->rule == AR_VERIFY_SENSITIVITY) {
+        p->rule.rtol = 0.0;
+        AR_TRY(allowance_of(v, s, &p->rule.atol));
+    }
+    p->numbers = row->elements;
+    p->blocks = (p->numbers + ARI_SCAN_BLOCK - 1) / ARI_SCAN_BLOCK;
+    ari_deviation_init(&p->tally);
+    atomic_init(&p->unequal, row->dtype != row->other_dtype || o->nan_differs);
+    return AR_OK;
+}
+
+/* A forward value that is the same for all samples may stand there once on one side: positions, a rotary table. */
+static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
+{
+    int which = -1;
+    if (pass != 'f' || !s->of[0] || !s->of[1] || ari_same_shape(s->of[0], s->of[1]))
+        return AR_OK;
+    AR_TRY(ari_verify_repeats(&which, s->of[0], s->of[1]));
+    if (which < 0)
+        return AR_OK;
+    ari_sample *repeated = NULL; /* the side that is the other's along a dimension of one index */
+    AR_TRY(ARI_TAKE(&repeated, &v->arena, 1, "pairs of tensors"));
+    AR_TRY(ari_repeated_init(repeated, s->of[which], s->of[1 - which]->shape, &v->arena));
+    s->of[which] = &repeated->tensor;
+    return AR_OK;
+}
+
+static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
+{
+    ar_verify_report *r = v->report;
+    AR_TRY(ARI_ALLOC_ZERO(&r->row, n, "rows"));
+    AR_TRY(ARI_TAKE(&v->sides, &v->arena, n, "rows"));
+    AR_TRY(ARI_TAKE(&v->pair, &v->arena, n, "pairs of tensors"));
+    for (size_t i = 0; i < n; i++) {
+        ar_verify_row *row = &r->row[r->rows++];
+        v->sides[i] = all[i].sides;
+        row->name = strdup(all[i].name); /* the report outlives the dumps */
+        if (!row->name)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for names of tensors");
+        row->pass = all[i].key.pass;
+        row->step = all[i].key.step;
+        row->order = i;
+        row->lost_gradient = all[i].lost;
+        r->lost_gradients += all[i].lost;
+        AR_TRY(repeat_side(v, &v->sides[i], row->pass));
+        AR_TRY(ari_verify_reorder(v, &v->sides[i], row->pass, row->step));
+        describe_row(row, &v->sides[i]);
+        decide_state(row, &v->sides[i], v->o->rule);
+        if (row->state == AR_VERIFY_SAME)
+            AR_TRY(make_pair(v, row, &v->sides[i]));
+    }
+    return AR_OK;
+}
+
+/* What a model is given, its buffers and the number of steps are compared where both dumps have them: a layout may need
+ * more of them, and not every program writes them. */
+static bool is_optional(const found *f)
+{
+    return f->key.pass == 'u' || f->key.pass == 'k' || (f->key.pass == 'f' && strncmp(f->name, "input.", 6) == 0);
+}
+
+/* The first of them is reported. */
+static bool is_ragged(const ari_verifying *v, const char *name)
+{
+    ar_verify_report *r = v->report;
+    char text[160];
+    if (!ar_dump_is_ragged(v->dump[0], name, text) && !ar_dump_is_ragged(v->dump[1], name, text))
+        return false;
+    if (r->ragged++ == 0)
+        snprintf(r->ragged_first, sizeof r->ragged_first, "%.100s, %s", name, text);
+    return true;
+}
+
+/* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into
+ * one row: an activation of that step then has another shape, and no element of it a counterpart. */
+static bool is_repacked(const found *all, size_t n, const found *f, const ari_sides **given)
+{
+    const ari_sides *s = &f->sides;
+    if (!s->of[0] || !s->of[1] || !strchr("fb", f->key.pass) || ari_same_shape(s->of[0], s->of[1]))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        *given = &all[i].sides;
+        if (all[i].key.step == f->key.step && strncmp(all[i].name, "input.", 6) == 0 && (*given)->of[0] &&
+            (*given)->of[1] && (*given)->of[0]->count == (*given)->of[1]->count &&
+            !ari_same_shape((*given)->of[0], (*given)->of[1]))
+            return true;
+    }
+    return false;
+}
+
+/* Takes such activations out of the list, and reports the first. */
+static size_t drop_repacked(ar_verify_report *r, found *all, size_t n, ari_arena *arena, ar_status *st)
+{
+    bool *drop = NULL;
+    size_t kept = 0;
+    *st = ARI_TAKE(&drop, arena, n, "names of tensors");
+    for (size_t i = 0; i < n && *st == AR_OK; i++) {
+        const ari_sides *given = NULL;
+        drop[i] = is_repacked(all, n, &all[i], &given);
+        if (drop[i] && r->ragged++ == 0)
+            snprintf(r->ragged_first, sizeof r->ragged_first,
+                     "%.100s, as many tokens are given in another shape: %s, %s", all[i].name,
+                     ARI_SHOW_SHAPE(given->of[0]->ndim, given->of[0]->shape),
+                     ARI_SHOW_SHAPE(given->of[1]->ndim, given->of[1]->shape));
+    }
+    for (size_t i = 0; i < n && *st == AR_OK; i++) {
+        if (!drop[i])
+            all[kept++] = all[i];
+    }
+    return kept;
+}
+
+/* Names that are ragged in both dumps are no tensor of either. */
+static void count_ragged(const ari_verifying *v)
+{
+    const ar_verify_options *o = v->o;
+    const ar_dump *d = v->dump[0];
+    char text[160];
+    for (size_t i = 0; i < d->raggeds; i++) {
+        const char *name = d->ragged[i].name;
+        if (ar_dump_is_ragged(v->dump[1], name, text) && !any_matches(o->leave, o->leave_count, name) &&
+            (o->only_count == 0 || any_matches(o->only, o->only_count, name)))
+            (void)is_ragged(v, name);
+    }
+}
+
+/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of
+ * its own samples, and which they are among the reference's rows, neither dump tells. What the experts give back has a
+ * row for each token, and is compared. */
+static bool is_routed(const found *f)
+{
+    const ar_dump_tensor *a = f->sides.of[0], *b = f->sides.of[1];
+    const char *at = strstr(f->name, "experts.");
+    const bool within = at && (at == f->name || at[-1] == '.') && (f->key.pass == 'f' || f->key.pass == 'b');
+    if (!within || !a || !b || a->ndim < 2 || a->ndim != b->ndim || a->shape[0] <= b->shape[0] || b->parts < 2)
+        return false;
+    for (size_t i = 0; i < b->parts; i++) {
+        if (b->part[i].boxes != 1 || memcmp(b->part[i].box->extent, b->shape, (size_t)b->ndim * sizeof *b->shape) != 0)
+            return false;
+    }
+    return memcmp(a->shape + 1, b->shape + 1, (size_t)(a->ndim - 1) * sizeof *a->shape) == 0;
+}
+
+static ar_status select_rows(ari_verifying *v, found *all)
+{
+    const ar_verify_options *o = v->o;
+    const size_t n = join_by_meaning(all, join_names(all, v));
+    size_t kept = 0;
+    long layers = LONG_MAX;
+    AR_TRY(check_globs(o->only, o->only_count, "only", all, n));
+    AR_TRY(check_globs(o->leave, o->leave_count, "ignore", all, n));
+    AR_TRY(find_lost_gradients(all, n));
+    take_given_order(v, all, n);
+    count_ragged(v);
+    for (size_t i = 0; i < n; i++)
+        layers = ari_order_layers(&all[i].key, layers);
+    for (size_t i = 0; i < n; i++)
+        ari_order_further(&all[i].key, layers);
+    for (size_t i = 0; i < n; i++) {
+        if (!is_selected(o, &all[i]))
+            continue;
+        if (is_ragged(v, all[i].name))
+            continue;
+        if (is_routed(&all[i])) {
+            v->report->routed++;
+            continue;
+        }
+        if (is_in_both(&all[i]) || all[i].lost || !(o->common || is_optional(&all[i])))
+            all[kept++] = all[i];
+        else
+            v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;
+    }
+    ar_status st;
+    kept = drop_repacked(v->report, all, kept, &v->arena, &st);
+    AR_TRY(st);
+    if (o->all_matched)
+        AR_TRY(check_all_matched(all, kept));
+    const size_t *left_out = v->report->left_out;
+    if (kept == 0 && left_out[0] + left_out[1] > 0)
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "no tensor stands in both dumps: %zu only in the reference, %zu only in the other; "
+                            "give a map that says which is which",
+                            left_out[0], left_out[1]);
+    if (kept == 0)
+        return ar_error_set(AR_ERR_NOT_FOUND, "only and ignore leave none of the %zu tensors to compare", n);
+    qsort(all, kept, sizeof *all, by_execution);
+    return make_rows(v, all, kept);
+}
+
+ar_status ari_verify_match(ari_verifying *v)
+{
+    found *all = NULL;
+    size_t most = 0;
+    for (int s = 0; s < 2; s++) {
+        if (ar_dump_count(v->dump[s]) == 0)
+            return ar_error_set(AR_ERR_NOT_FOUND, "%s: holds no tensors: there is nothing to compare",
+                                ARI_SHOW(ar_dump_path(v->dump[s])));
+    }
+    AR_TRY(ari_add_size(&most, ar_dump_count(v->dump[0]), ar_dump_count(v->dump[1])));
+    AR_TRY(ARI_TAKE(&all, &v->arena, most, "names of tensors"));
+    return select_rows(v, all);
+}
+
+/* The first gradient of a parameter that one dump alone has is first unless something of the same step precedes it. Its
+ * place in execution order is known only if the dump that tells the order has it. */
+void ari_verify_begin_with_lost(ar_verify_report *r)
+{
+    const ar_verify_row *first = &r->row[r->first];
+    for (size_t i = 0; i < r->rows; i++) {
+        const ar_verify_row *row = &r->row[i];
+        const bool follows = ari_is_one_sided(first) || i < r->first || row->step < first->step ||
+                             (row->step == first->step && first->pass && strchr("cnmv", first->pass));
+        if (row->lost_gradient && follows) {
+            r->first = i;
+            return;
+        }
+    }
+}

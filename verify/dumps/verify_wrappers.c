@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "verify/dump/dump.h"
+#include "verify/dumps/verify_impl.h"
+
+/* Names that wrappers add in one dump: "module." of DDP, "model." of a model with a head, before a whole name;
+ * "_orig_mod.", "_checkpoint_wrapped_module." and other private attributes, anywhere. A tensor of the other dump whose
+ * name is otherwise a reference's gets that name. */
+
+enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no more are tried */
+
+/* A tensor's name without ":fwd" and "@2". */
+typedef struct stem {
+    char *plain;      /* without wrappers; first: the key */
+    const char *text; /* borrowed */
+    size_t length;
+} stem;
+
+typedef struct side {
+    ari_arena *arena;
+    stem *stem; /* [n] by `plain`, all different */
+    size_t n;
+    char removed[sizeof((ar_verify_report *)0)->wrappers[0]]; /* the wrappers, for the report */
+} side;
+
+static void note_wrapper(side *s, const char *text, size_t length)
+{
+    char name[64];
+    const size_t used = strlen(s->removed);
+    snprintf(name, sizeof name, "%.*s", (int)(length < sizeof name ? length : sizeof name - 1), text);
+    if (!strstr(s->removed, name))
+        snprintf(s->removed + used, sizeof s->removed - used, "%s%s", used ? ", " : "", name);
+}
+
+/* True if the component that ends before `c` holds what PEFT keeps by the adapter's name. */
+static bool holds_adapters(const char *start, const char *c)
+{
+    static const char *const holders[] = {"lora_A.",           "lora_B.",          "lora_embedding_A.",
+                                          "lora_embedding_B.", "modules_to_save.", "lora_magnitude_vector."};
+    for (size_t i = 0; i < sizeof holders / sizeof *holders; i++) {
+        const size_t n = strlen(holders[i]);
+        if ((size_t)(c - start) >= n && memcmp(c - n, holders[i], n) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Drops private components but the last one, which is the value itself, and the names of adapters, which are the
+ * program's choice. */
+static void drop_private(side *s, stem *one)
+{
+    char *to = one->plain;
+    for (const char *c = one->text, *end = c + one->length; c < end;) {
+        const char *dot = memchr(c, '.', (size_t)(end - c));
+        const size_t n = dot ? (size_t)(dot - c) + 1 : (size_t)(end - c);
+        if ((dot && *c == '_') || holds_adapters(one->text, c)) {
+            note_wrapper(s, c, n);
+        } else {
+            memcpy(to, c, n);
+            to += n;
+        }
+        c += n;
+    }
+    *to = '\0';
+}
+
+static int by_text(const void *a, const void *b)
+{
+    const stem *x = a, *y = b;
+    const int order = memcmp(x->text, y->text, x->length < y->length ? x->length : y->length);
+    return order ? order : (x->length > y->length) - (x->length < y->length);
+}
+
+static ar_status list_stems(side *s, const ar_dump *d)
+{
+    const size_t n = ar_dump_count(d);
+    size_t kept = 0;
+    AR_TRY(ARI_TAKE(&s->stem, s->arena, n, "names of tensors"));
+    for (size_t i = 0; i < n; i++) {
+        const char *name = ar_dump_at(d, i)->name;
+        s->stem[i] = (stem){.text = name, .length = ari_order_of(name, NULL).stem};
+    }
+    qsort(s->stem, n, sizeof *s->stem, by_text);
+    for (size_t i = 0; i < n; i++)
+        if (kept == 0 || by_text(&s->stem[kept - 1], &s->stem[i]) != 0)
+            s->stem[kept++] = s->stem[i];
+    for (s->n = 0; s->n < kept; s->n++) {
+        stem *one = &s->stem[s->n];
+        AR_TRY(ARI_TAKE(&one->plain, s->arena, one->length + 1, "names of tensors"));
+        drop_private(s, one);
+    }
+    qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
+    return AR_OK;
+}
+
+static const stem *find_stem(const side *s, const char *plain)
+{
+    return s->n > 0 ? bsearch(&plain, s->stem, s->n, sizeof *s->stem, ari_by_name) : NULL;
+}
+
+/* True if two names became one, which is then ambiguous. */
+static bool repeats(const side *s)
+{
+    for (size_t i = 1; i < s->n; i++)
+        if (strcmp(s->stem[i - 1].plain, s->stem[i].plain) == 0)
+            return true;
+    return false;
+}
+
+/* --- the prefix --------------------------------------------------------------------------------------------------- */
+
+typedef struct prefix {
+    const char *text; /* borrowed */
+    size_t length;    /* with its dot; 0: none */
+} prefix;
+
+static int compare_prefixes(const void *a, const void *b)
+{
+    const prefix *x = a, *y = b;
+    ARI_ASCENDING(x->length, y->length);
+    return memcmp(x->text, y->text, x->length);
+}
+
+static size_t count_unmatched(const side *of, const side *in)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < of->n; i++)
+        n += !find_stem(in, of->stem[i].plain);
+    return n;
+}
+
+/* True if one of the two is a prefix of the other. */
+static bool are_nested(const prefix *a, const prefix *b)
+{
+    return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
+}
+
+/* The prefix of `of` without which most of its names that `in` lacks are names of `in`, and how many that are: 0 where
+ * another one would do that too, as "encoder." and "decoder.". Of two that explain as many the shorter one. */
+static ar_status find_prefix(prefix *best, size_t *most, const side *of, const side *in)
+{
+    prefix *found = NULL;
+    size_t n = 0, size = 0;
+    AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
+    AR_TRY(ARI_TAKE(&found, of->arena, size, "names of tensors"));
+    for (size_t i = 0; i < of->n; i++) {
+        const char *name = of->stem[i].plain, *dot = find_stem(in, name) ? NULL : strchr(name, '.');
+        for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
+            if (find_stem(in, dot + 1) && !find_stem(of, dot + 1))
+                found[n++] = (prefix){name, (size_t)(dot - name) + 1};
+    }
+    ARI_SORT(found, n, compare_prefixes);
+    *most = 0;
+    for (size_t i = 0, same = 0; i < n; i += same) {
+        for (same = 1; i + same < n && compare_prefixes(&found[i], &found[i + same]) == 0;)
+            same++;
+        if (same > *most) {
+            *most = same;
+            *best = found[i];
+        }
+    }
+    for (size_t i = 0; i < n; i++)
+        *most = are_nested(&found[i], best) ? *most : 0;
+    return AR_OK;
+}
+
+/* True if a name with the prefix is in both dumps as it is: then it is a module, not a wrapper. */
+static bool is_shared(const prefix *p, const side *of, const side *in)
+{
+    for (size_t i = 0; i < of->n; i++)
+        if (strncmp(of->stem[i].plain, p->text, p->length) == 0 && find_stem(in, of->stem[i].plain))
+            return true;
+    return false;
+}
+
+static ar_status take_off(side *s, const prefix *p)
+{
+    char *text = NULL;
+    AR_TRY(ARI_TAKE(&text, s->arena, p->length + 1, "names of tensors"));
+    memcpy(text, p->text, p->length);
+    note_wrapper(s, text, p->length);
+    for (size_t i = 0; i < s->n; i++) {
+        char *plain = s->stem[i].plain;
+        if (strncmp(plain, text, p->length) == 0)
+            memmove(plain, plain + p->length, strlen(plain + p->length) + 1);
+    }
+    qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
+    return AR_OK;
+}
+
+/* At least half of the names that one of the two dumps is alone with match then: fewer are a coincidence. */
+static ar_status drop_prefix(side *s)
+{
+    prefix best[2] = {{NULL, 0}, {NULL, 0}};
+    size_t most[2] = {0, 0}, alone[2];
+    for (int k = 0; k < 2; k++) {
+        AR_TRY(find_prefix(&best[k], &most[k], &s[k], &s[1 - k]));
+        alone[k] = count_unmatched(&s[k], &s[1 - k]);
+    }
+    const int k = most[1] >= most[0];
+    const bool enough = most[k] > 0 && 2 * most[k] >= (alone[0] < alone[1] ? alone[0] : alone[1]);
+    return enough && !is_shared(&best[k], &s[k], &s[1 - k]) ? take_off(&s[k], &best[k]) : AR_OK;
+}
+
+/* --- names -------------------------------------------------------------------------------------------------------- */
+
+/* The reference's name of a tensor of the other, whose stems are by text; its own where the reference has none. */
+static ar_status name_as_reference(char **gives, bool *renamed, const side *s, const char *name)
+{
+    const stem own = {.text = name, .length = ari_order_of(name, NULL).stem};
+    const stem *listed = bsearch(&own, s[1].stem, s[1].n, sizeof own, by_text);
+    const stem *twin = listed ? find_stem(&s[0], listed->plain) : NULL;
+    *renamed = twin && by_text(twin, &own) != 0;
+    if (!*renamed)
+        return ari_arena_text(s->arena, gives, name, "names of tensors");
+    const size_t rest = strlen(name + own.length) + 1;
+    AR_TRY(ARI_TAKE(gives, s->arena, twin->length + rest, "names of tensors"));
+    memcpy(*gives, twin->text, twin->length);
+    memcpy(*gives + twin->length, name + own.length, rest);
+    return AR_OK;
+}
+
+static ar_status rename_other(ari_verifying *v, const side *s)
+{
+    const size_t n = ar_dump_count(v->dump[1]);
+    char **name = NULL;
+    const char **sorted = NULL;
+    size_t renamed = 0;
+    AR_TRY(ARI_TAKE(&name, s->arena, n, "names of tensors"));
+    AR_TRY(ARI_TAKE(&sorted, s->arena, n, "names of tensors"));
+    qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
+    for (size_t i = 0; i < n; i++) {
+        bool other = false;
+        AR_TRY(name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name));
+        sorted[i] = name[i];
+        renamed += other;
+    }
+    if (renamed == 0 || ari_repeated_name(sorted, n))
+        return AR_OK;
+    v->report->renamed = renamed;
+    for (int k = 0; k < 2; k++)
+        memcpy(v->report->wrappers[k], s[k].removed, sizeof s[k].removed);
+    return ari_dump_rename(v->dump[1], (const char *const *)name);
+}
+
+static ar_status unwrap(ari_verifying *v, side *s)
+{
+    for (int k = 0; k < 2; k++)
+        AR_TRY(list_stems(&s[k], v->dump[k]));
+    if (repeats(&s[0]) || repeats(&s[1]))
+        return AR_OK;
+    AR_TRY(drop_prefix(s));
+    return repeats(&s[0]) || repeats(&s[1]) ? AR_OK : rename_other(v, s);
+}
+
+ar_status ari_verify_unwrap(ari_verifying *v)
+{
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    side s[2] = {{.arena = &arena}, {.arena = &arena}};
+    if (ar_dump_count(v->dump[0]) == 0 || ar_dump_count(v->dump[1]) == 0)
+        return AR_OK; /* ari_verify_match refuses it */
+    return unwrap(v, s);
+}

@@ -1,0 +1,552 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/faults/fault_case.h"
+
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+#include "verify/run/run.h"
+
+/* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
+ * micro-batches 2 and 1: means over unlike numbers of tokens differ. */
+enum { BATCH = 4, SEQ = 24 };
+/* Some ten buckets of these models. */
+#define BUCKET_BYTES ((size_t)1 << 20)
+#define ONE_EACH SIZE_MAX
+
+/* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one is
+ * reported. */
+#define OF(what) "is a mistake of " what ", which this model has not"
+#define NEEDS_TABLE(X)                                                                                                \
+    X(UPDATE, r->steps > 0,                                                                                           \
+      "acts after the backward pass, in clipping or in the update: give a check steps of at least 1")                 \
+    X(STEPS, r->steps > 1, "acts from the second step on: give a check steps of at least 2")                          \
+    X(DROPOUT, r->dropout > 0.0, "is a mistake of dropout: give a check dropout")                                     \
+    X(MODULE, false, "shows in a module, not in a model: a check runs one")                                           \
+    X(FRESH, fresh, "is a mistake of fresh weights, and these are read: give a MODEL without weights")                \
+    X(TIED, c->tied, OF("tied embeddings"))                                                                           \
+    X(POSITIONS, c->learned_positions, OF("learned positions"))                                                       \
+    X(ANY_POSITIONS, c->learned_positions || c->rope.kind != AR_ROPE_NONE, OF("positions"))                           \
+    X(PACKED, ari_part_path(ari_family_of(c->arch), ARI_QKV) && !ari_family_of(c->arch)->by_head,                     \
+      OF("a fused q|k|v, block after block"))                                                                         \
+    X(BIAS, row_bias || c->qkv_bias, OF("biases"))                                                                    \
+    X(ROW_BIAS, row_bias, OF("the biases of row-parallel layers"))                                                    \
+    X(DRAWN_COPIES,                                                                                                   \
+      c->learned_positions || row_bias || c->experts.n > 0 || c->latent.kv_rank > 0 || (size_t)p->tp > c->kv_heads,   \
+      "acts where ranks draw copies of a parameter, of which this run has none: give tp above the model's KV heads")  \
+    X(PADDED, (c->hidden & (c->hidden - 1)) != 0,                                                                     \
+      "acts where a norm's rows are padded: give a model whose width is no power of two")                             \
+    X(LATENT, c->latent.kv_rank > 0, OF("latent attention"))                                                          \
+    X(SINKS, c->sinks, OF("attention's sinks"))                                                                       \
+    X(INTERLEAVED, c->experts.n > 0 && ari_family_of(c->arch)->interleaved,                                           \
+      OF("experts whose gate and up are interleaved"))                                                                \
+    X(EXPERT_BIAS, c->experts.n > 0 && c->experts.bias, OF("experts with biases"))                                    \
+    X(MTP, c->mtp > 0, OF("multi-token prediction"))                                                                  \
+    X(EXPERTS, c->experts.n > 0, OF("experts"))                                                                       \
+    X(NORMALISED, c->experts.n > 0 && c->experts.normalised, OF("experts' weights that are normalised"))              \
+    X(NOT_NORMALISED, c->experts.n > 0 && !c->experts.normalised, OF("experts' weights that are not normalised"))     \
+    X(SOFTMAX, c->experts.n > 0 && c->experts.scores.groups == 0,                                                     \
+      "is a mistake of routers of a softmax, and this model's scores are sigmoids, or it has no router")              \
+    X(SCORES, c->experts.scores.groups > 0, OF("routers of sigmoids with a bias of the choice"))                      \
+    X(SCALE, c->experts.scores.groups > 0 && c->experts.scores.scale != 1.0,                                          \
+      "is a mistake of the factor of experts' weights (routed_scaling_factor), which this model has not, or is 1")    \
+    X(GROUPS, c->experts.scores.groups > 1 && c->experts.scores.kept < c->experts.scores.groups,                      \
+      OF("groups of experts of which some stay (n_group, topk_group)"))                                               \
+    X(BIAS_UPDATE, c->experts.scores.groups > 0 && r->loss.router.bias_update > 0.0,                                  \
+      "is a mistake of the update of a router's bias: give a model of sigmoids and router-bias-update")               \
+    X(BALANCE, ar_config_balance(c, &r->loss) != AR_BALANCE_NONE,                                                     \
+      "is a mistake of experts that are balanced: give balance")                                                      \
+    X(BALANCE_ALL, ar_config_balance(c, &r->loss) != AR_BALANCE_SEQUENCE,                                             \
+      "is a mistake of a balance of the batch: give balance batch")                                                   \
+    X(OTHERS, c->experts.per_token < c->experts.n,                                                                    \
+      "acts where a token leaves experts out, and this model's go to all")                                            \
+    X(CHOICES, c->experts.per_token > 1, "acts where a token has several experts, which this model has not")          \
+    X(PARTS, dp || cp || micro || (sp && ari_experts_whole(p)),                                                       \
+      "acts where a batch has several parts: give dp, cp or micro-batches of at least 2")                             \
+    X(BALANCE_EACH, ar_config_balance(c, &r->loss) == AR_BALANCE_SEQUENCE,                                            \
+      "is a mistake of a balance of each sequence: give balance sequence")                                            \
+    X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                      \
+      "is a mistake of a router's z-loss: give router-z-loss")                                                        \
+    X(SHARED, c->experts.shared > 0, OF("a shared expert"))                                                           \
+    X(SHARED_GATE, c->experts.shared > 0 && !c->experts.ungated, OF("a shared expert's gate"))                        \
+    X(OWN_TOKENS, sp &&ari_experts_whole(p),                                                                          \
+      "acts where tensor-parallel ranks route tokens of their own: give tp of at least 2, sp and etp 1")              \
+    X(CUT_EXPERTS, tp && !ari_experts_whole(p),                                                                       \
+      "acts where tensor-parallel ranks share an expert's width: give tp of at least 2, and not etp 1")               \
+    X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                     \
+    X(EDP, p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p)),                                                    \
+      "acts between copies of experts: give ep of at least 2, and dp of more than ep")                                \
+    X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                                 \
+    X(WHOLE_GRADIENTS, p->zero < 2, "acts where every rank has whole gradients: give zero of at most 1")              \
+    X(DOCUMENTS, documents, "is a mistake of packed documents: give an input with cu_seqlens")                        \
+    X(TP, tp, "acts between tensor-parallel ranks: give tp of at least 2")                                            \
+    X(DP, dp || cp, "acts between data-parallel ranks: give dp of at least 2")                                        \
+    X(SHARDS, tp || p->pp > 1 || p->zero > 0 || p->ep > 1,                                                            \
+      "acts between ranks that hold shards of parameters: give tp, pp or ep of at least 2")                           \
+    X(OTHER_PARAMETERS, tp || p->pp > 1 || (p->ep > 1 && p->ep < ari_extent(p, ari_expert_axes(p))),                  \
+      "acts where other ranks have other parameters: give tp or pp of at least 2")                                    \
+    X(SEVERAL_IN_BUCKET, r->ddp.bucket_bytes > 0,                                                                     \
+      "acts where a bucket has several gradients: give larger buckets (bucket-bytes)")                                \
+    X(WIDER_WORLD, dp || cp || p->pp > 1,                                                                             \
+      "acts where the world is wider than a tensor-parallel group: give dp, cp or pp of at least 2")                  \
+    X(HOLDERS, tp || dp || cp, "acts between ranks that hold copies of a parameter: give tp, cp or dp of at least 2") \
+    X(NO_SAMPLE, batch < samples, "acts where a rank has no sample: give a batch below dp")                           \
+    X(NO_LAST_SAMPLE, batch < (p->forward_first ? samples : pieces),                                                  \
+      "acts where a rank's last micro-batch has no sample: give a batch below dp times micro-batches")                \
+    X(TARGETS, ari_part_path(ari_family_of(c->arch), ARI_HEAD),                                                       \
+      "is a mistake of a mean over targets, which this model's loss is not")                                          \
+    X(UNLIKE_RANKS, cp || documents || batch % samples > 0,                                                           \
+      "acts where ranks have unlike numbers of targets: give a batch that dp does not divide, or documents")          \
+    X(UNLIKE_MICRO, documents || batch % pieces > 0,                                                                  \
+      "acts where micro-batches have unlike numbers of targets: give a batch that dp times micro-batches do not "     \
+      "divide, or documents")                                                                                         \
+    X(UNEVEN_VOCABULARY, tp && c->vocab % (size_t)p->tp != 0,                                                         \
+      "acts where tp does not divide the vocabulary: give a tp of at least 2 that does not")                          \
+    X(CUT_MATRICES, tp || ari_part_path(ari_family_of(c->arch), ARI_QKV),                                             \
+      "acts where a matrix is in parts: give tp of at least 2")                                                       \
+    X(NO_SP, !sp, "acts where every tensor-parallel rank has all tokens: give no sp")                                 \
+    X(SP, sp, "is a mistake of sequence parallelism: give tp of at least 2 and sp")                                   \
+    X(KV_COPIES, (size_t)ari_at_least_one(p->tp) > c->kv_heads,                                                       \
+      "is about copies of KV heads, of which this run has none: give tp above the model's KV heads")                  \
+    X(CP, cp, "acts between context-parallel ranks: give cp of at least 2")                                           \
+    X(TAIL, seq % turns > 0, "acts where 2 cp does not divide the positions: give another seq")                       \
+    X(RING, ring, "acts in a ring of context-parallel ranks: give cp above cp-inner")                                 \
+    X(ZIGZAG, ring && p->zigzag, "is a mistake of a zigzag: give cp above cp-inner, and zigzag")                      \
+    X(GATHERS, ring || sp,                                                                                            \
+      "acts where tokens of several ranks are put together: give cp above cp-inner, or tp and sp")                    \
+    X(CHUNKS, sp && p->overlap > 1,                                                                                   \
+      "acts between chunks of gathered tokens: give tp of at least 2, sp and overlap of at least 2")                  \
+    X(NO_PP, p->pp <= 1, "acts where a rank has the whole model: give no pp")                                         \
+    X(PP, p->pp > 1, "acts in a pipeline: give pp of at least 2")                                                     \
+    X(TURNS, p->pp > 1 && p->virtual_stages > 1,                                                                      \
+      "acts where a rank has several stages: give pp of at least 2 and virtual-stages")                               \
+    X(ZERO_BUBBLE, p->pp > 1 && p->schedule == AR_PP_ZERO_BUBBLE,                                                     \
+      "is a mistake of zero bubble: give pp of at least 2 and schedule-pp zero-bubble")                               \
+    X(ADAM, kind == AR_OPTIMIZER_ADAM || kind == AR_OPTIMIZER_ADAMW,                                                  \
+      "is a mistake of Adam: give optimizer adam or adamw")                                                           \
+    X(MUON, kind == AR_OPTIMIZER_MUON, "is a mistake of Muon: give optimizer muon")                                   \
+    X(MUON_SHARDS, r->optimizer.shards, "acts where Muon leaves matrices cut: give muon-shards")                      \
+    X(QK_CLIP, r->optimizer.qk_clip > 0.0, "is a mistake of QK-Clip: give qk-clip")                                   \
+    X(DECAY, r->optimizer.weight_decay > 0.0, "is a mistake of weight decay: give weight-decay")                      \
+    X(SAMPLES, r->batch == 0 || batch > pieces,                                                                       \
+      "acts where a micro-batch has several samples on a rank: give a larger batch")                                  \
+    X(ZERO, (dp || cp) && p->zero > 0,                                                                                \
+      "acts where the optimizer's states are shared out: give dp of at least 2 and zero")                             \
+    X(ZERO_2, (dp || cp) && p->zero > 1, "acts where gradients are shared out: give dp of at least 2 and zero 2")     \
+    X(ZERO_3, (dp || cp) && p->zero > 2, "acts where weights are shared out: give dp of at least 2 and zero 3")       \
+    X(WHOLE_WEIGHTS, (dp || cp) && (p->zero == 1 || p->zero == 2),                                                    \
+      "acts where updated shares are gathered: give dp of at least 2 and zero 1 or 2")                                \
+    X(COPIES, p->zero > 0 && p->dp_replicate > 1,                                                                     \
+      "acts between copies of shards: give replicas (dp-replicate) and zero")                                         \
+    X(MICRO, micro, "acts between micro-batches: give at least 2 micro-batches")                                      \
+    X(FORWARD_FIRST, micro && p->forward_first,                                                                       \
+      "needs one micro-batch's forward pass before another's backward pass: give at least 2 micro-batches and "       \
+      "forward-first")                                                                                                \
+    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
+      "is a mistake of recomputation: give recompute selective or full")                                              \
+    X(RECOMPUTE_ALL, p->recompute.what == AR_RECOMPUTE_FULL,                                                          \
+      "is a mistake of recomputation of whole blocks: give recompute full")                                           \
+    X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
+      "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                            \
+    X(BUCKETS, dp || cp || sp || (p->pp > 1 && c->tied),                                                              \
+      "acts where ranks sum gradients in buckets: give dp of at least 2, or tp of at least 2 and sp")
+enum {
+    NEEDS_NOTHING,
+#define NUMBER(name, holds, text) NEEDS_##name,
+    NEEDS_TABLE(NUMBER)
+#undef NUMBER
+        NEEDS_COUNT
+};
+
+#define LLAMA .run.model = "llama-demo"
+#define GPT2 .run.model = "gpt2-demo" /* biases, learned positions, a tied head, a width that is no power of two */
+#define MIXTRAL .run.model = "mixtral-demo", .routed = true /* normalised */
+/* Not normalised, a shared expert, experts that no token chooses. */
+#define QWEN_MOE .run.model = "qwen2-moe-demo", .routed = true
+/* A router of sigmoids: a bias, groups, a factor. */
+#define GLM_MOE .run.model = "glm4-moe-demo", .routed = true
+#define DEEPSEEK .run.model = "deepseek-demo", .routed = true /* latent attention */
+#define GPT_OSS .run.model = "gpt-oss-demo", .routed = true
+#define FURTHER .run.model = "mtp-demo"
+#define MOVED .run.loss.router.bias_update = 0.001
+#define MODULE .run.model = "module", .module = true
+#define NO_CLIP .run.clip = -1
+#define TP(n) .run.parallel.tp = (n)
+#define SP(n) .run.parallel = {.tp = (n), .sp = true}
+#define CHUNKS(n, k) .run.parallel = {.tp = (n), .sp = true, .overlap = (k)}
+#define MUON .run.optimizer.kind = AR_OPTIMIZER_MUON
+#define MUON_SHARDS .run.optimizer = {.kind = AR_OPTIMIZER_MUON, .shards = true}
+#define CLIPPED .run.optimizer = {.kind = AR_OPTIMIZER_MUON, .qk_clip = 0.5}
+#define DP(n) .run.parallel.dp = (n)
+#define DP_TP(d, t) .run.parallel = {.dp = (d), .tp = (t)}
+#define CP(n) .run.parallel.cp = (n)
+#define ZIGZAG(n) .run.parallel = {.cp = (n), .zigzag = true}
+#define RECOMPUTED .run.parallel = {.tp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}
+#define PP(n, micro) .run.parallel = {.pp = (n), .micro_batches = (micro)}
+#define TURNS(n, each, micro) \
+    .run.parallel = {.pp = (n), .virtual_stages = (each), .schedule = AR_PP_INTERLEAVED, .micro_batches = (micro)}
+#define ZERO_BUBBLE(d, micro) \
+    .run.parallel = {.pp = 2, .dp = (d), .schedule = AR_PP_ZERO_BUBBLE, .micro_batches = (micro)}
+#define SHARED_OUT(d, stage, micro) .run.parallel = {.dp = (d), .zero = (stage), .micro_batches = (micro)}
+#define BALANCED(form) .run.loss.router = {AR_BALANCE_##form, 0.5, 0.0}
+#define EP(d, n) .run.parallel = {.dp = (d), .ep = (n)}
+#define MICRO(n) .run.parallel = {.tp = 1, .micro_batches = (n)}
+
+/* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
+static const ari_fault_case cases[] = {
+    {AR_FAULT_column_dx_not_reduced, LLAMA, .needs = {NEEDS_TP}},
+    {AR_FAULT_row_bias_every_rank, GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
+    {AR_FAULT_row_input_grad_not_gathered, GPT2, .order = AR_MLP_ROW_COLUMN,
+     .needs = {NEEDS_TP, NEEDS_ROW_COLUMN, NEEDS_NO_SP}},
+    {AR_FAULT_heads_divided_twice, LLAMA, .needs = {NEEDS_TP}},
+    {AR_FAULT_allreduce_aliases_input, LLAMA, .needs = {NEEDS_TP}},
+    {AR_FAULT_init_local_fan, LLAMA, .needs = {NEEDS_TP, NEEDS_FRESH}},
+    {AR_FAULT_init_per_shard_seed, LLAMA, .needs = {NEEDS_TP, NEEDS_FRESH}},
+    {AR_FAULT_vocab_target_off_by_shard, LLAMA, TP(8),
+     .needs = {NEEDS_TP, NEEDS_TARGETS}}, /* a shard begins with the space */
+    {AR_FAULT_loss_parallel_no_max, LLAMA, .needs = {NEEDS_TP, NEEDS_TARGETS}},
+    {AR_FAULT_embedding_edge_twice, LLAMA, TP(8), .needs = {NEEDS_TP}},
+    {AR_FAULT_weight_grad_leading_dims, LLAMA, .needs = {NEEDS_SAMPLES}},
+    {AR_FAULT_bias_grad_wrong_axis, GPT2, .needs = {NEEDS_BIAS}},
+    {AR_FAULT_norm_backward_missing, GPT2},
+    {AR_FAULT_sp_norm_grad_local, LLAMA, SP(2), .needs = {NEEDS_SP}},
+    {AR_FAULT_sp_row_bias_grad_local, GPT2, SP(2), .needs = {NEEDS_SP, NEEDS_ROW_BIAS}},
+    {AR_FAULT_sp_position_grad_local, GPT2, SP(2), .needs = {NEEDS_SP, NEEDS_POSITIONS}},
+    {AR_FAULT_kv_replica_grad_local, LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}}, /* two KV heads */
+    {AR_FAULT_kv_replica_wrong_head, LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}},
+    {AR_FAULT_dropout_same_mask_in_shard, LLAMA, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_TP}},
+    {AR_FAULT_dropout_different_mask_in_replica, GPT2, .run.dropout = 0.1,
+     .needs = {NEEDS_DROPOUT, NEEDS_TP, NEEDS_NO_SP}},
+    {AR_FAULT_dp_mean_of_means, LLAMA, DP(3), .needs = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
+    {AR_FAULT_dp_sum_of_local_means, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_TARGETS}},
+    {AR_FAULT_dp_group_missing, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_dp_broadcast_over_world, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_OTHER_PARAMETERS}},
+    {AR_FAULT_accum_mean_of_means, LLAMA, MICRO(2), .run.batch = 3,
+     .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
+    {AR_FAULT_saved_input_overwritten, LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
+     .needs = {NEEDS_FORWARD_FIRST}},
+    {AR_FAULT_embedding_tied_once, GPT2, .needs = {NEEDS_TIED, NEEDS_NO_PP}},
+    {AR_FAULT_tied_weight_untied, GPT2, .needs = {NEEDS_TIED}},
+    {AR_FAULT_gradnorm_counts_replicas, GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
+    {AR_FAULT_gradnorm_local_clip, GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
+    {AR_FAULT_group_wrong_stride, LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
+    {AR_FAULT_world_rank_in_group, LLAMA, DP_TP(2, 2), .needs = {NEEDS_WIDER_WORLD}},
+    {AR_FAULT_positions_local, GPT2, SP(2), .needs = {NEEDS_GATHERS, NEEDS_POSITIONS}},
+    {AR_FAULT_silent_truncation, GPT2, TP(3), NO_CLIP,
+     .needs = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is no number */
+    {AR_FAULT_gate_up_interleaved_wrong, GPT2, .needs = {NEEDS_TP, NEEDS_PACKED}},
+    {AR_FAULT_norm_padded_lanes, GPT2, .needs = {NEEDS_PADDED}},
+    {AR_FAULT_bias_added_twice, GPT2, .needs = {NEEDS_BIAS}},
+    {AR_FAULT_row_bias_partial_grad, GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
+    {AR_FAULT_init_replica_differs, GPT2, .needs = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
+    {AR_FAULT_gather_batch_order, LLAMA, SP(2), .needs = {NEEDS_SP, NEEDS_SAMPLES}},
+    {AR_FAULT_collective_order_swapped, GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
+     .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}}, /* the last two parameters are alike */
+    {AR_FAULT_collective_size_mismatch, LLAMA, .needs = {NEEDS_TP, NEEDS_TARGETS}},
+    {AR_FAULT_collective_dtype_mismatch, LLAMA, DP(2), .needs = {NEEDS_DP}},
+    {AR_FAULT_bucket_first_ready, LLAMA, DP(2),
+     .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS, NEEDS_SEVERAL_IN_BUCKET}},
+    {AR_FAULT_bucket_reduced_twice, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
+    {AR_FAULT_bucket_not_packed, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
+    {AR_FAULT_bucket_stale_done, LLAMA, DP(2), .run.steps = 2,
+     .needs = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_step_before_copy_back, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_comm_before_producer, LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_stale_activation_reuse, LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
+    {AR_FAULT_unused_skips_collective, LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_SAMPLE}},
+    {AR_FAULT_unused_set_empty, MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = {NEEDS_MODULE}},
+    {AR_FAULT_unused_in_last_micro_batch, LLAMA, DP(3), .run.batch = 2,
+     .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_tied_reduced_at_first_use, GPT2, DP(2),
+     .needs = {NEEDS_DP, NEEDS_TIED, NEEDS_NO_PP, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_mean_divides_by_world, MODULE, DP_TP(2, 2), .run.ddp = {.find_unused = true, .mean = true},
+     .needs = {NEEDS_MODULE}},
+    {AR_FAULT_dp_init_differs, LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_FRESH}},
+    {AR_FAULT_zero_gather_missing, LLAMA, .run.parallel = {.dp = 2, .zero = 1},
+     .needs = {NEEDS_UPDATE, NEEDS_WHOLE_WEIGHTS}},
+    {AR_FAULT_zero_shards_misaligned, LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
+    {AR_FAULT_accum_last_only, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
+    {AR_FAULT_accum_sum_of_means, LLAMA, MICRO(2), .run.batch = 3, .needs = {NEEDS_MICRO, NEEDS_TARGETS}},
+    {AR_FAULT_zero_grad_not_recursive, LLAMA, .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_WHOLE_GRADIENTS}},
+    {AR_FAULT_gradnorm_first_rank_only, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
+    {AR_FAULT_gradnorm_copy_as_shard, GPT2, TP(4), .needs = {NEEDS_UPDATE, NEEDS_TP}},
+    {AR_FAULT_gradnorm_mean_of_ranks, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
+    {AR_FAULT_adam_step_not_synced, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_ADAM, NEEDS_HOLDERS}},
+    {AR_FAULT_optimizer_counter_ahead, LLAMA, .needs = {NEEDS_UPDATE, NEEDS_ADAM}},
+    {AR_FAULT_weight_decay_on_shard_only, LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
+    {AR_FAULT_muon_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
+    {AR_FAULT_muon_norm_of_shards, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON, NEEDS_CUT_MATRICES}},
+    {AR_FAULT_muon_packed_as_one, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_MUON}},
+    {AR_FAULT_muon_stale_heads, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_PACKED, NEEDS_TP, NEEDS_MUON}},
+    {AR_FAULT_muon_shards_misplaced, LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
+    {AR_FAULT_muon_shards_gram_local, LLAMA, MUON_SHARDS,
+     .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_MUON_SHARDS}},
+    {AR_FAULT_muon_of_biases, GPT2, MUON, .needs = {NEEDS_UPDATE, NEEDS_BIAS, NEEDS_MUON}},
+    {AR_FAULT_muon_of_tied_copy, GPT2, PP(2, 2), MUON, .needs = {NEEDS_UPDATE, NEEDS_TIED, NEEDS_PP, NEEDS_MUON}},
+    {AR_FAULT_muon_padding_rows, .run.model = "stack-demo", MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON}},
+    {AR_FAULT_qk_clip_local, MIXTRAL, CLIPPED, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DP, NEEDS_MUON, NEEDS_QK_CLIP}},
+    {AR_FAULT_norm_fp16_store, LLAMA, .in_f32 = true},
+    {AR_FAULT_ring_backward_first_kv, LLAMA, CP(2), .needs = {NEEDS_RING}},
+    {AR_FAULT_ring_kv_grad_local, LLAMA, CP(2), .needs = {NEEDS_RING}},
+    {AR_FAULT_cp_tail_dropped, LLAMA, CP(8), .needs = {NEEDS_CP, NEEDS_TAIL}}, /* 24 positions are no multiple of 16 */
+    {AR_FAULT_cp_targets_own, LLAMA, CP(2), .needs = {NEEDS_CP, NEEDS_TARGETS}},
+    {AR_FAULT_cp_targets_whole, LLAMA, CP(2), .needs = {NEEDS_CP, NEEDS_TARGETS}},
+    {AR_FAULT_labels_after_cut, LLAMA, CP(2), .needs = {NEEDS_CP, NEEDS_TARGETS}},
+    {AR_FAULT_zigzag_positions, LLAMA, ZIGZAG(2), .needs = {NEEDS_ZIGZAG}},
+    {AR_FAULT_allgather_token_order, LLAMA, ZIGZAG(2), .needs = {NEEDS_GATHERS}},
+    {AR_FAULT_chunk_not_awaited, LLAMA, CHUNKS(2, 3), .needs = {NEEDS_CHUNKS}},
+    {AR_FAULT_attention_over_documents, LLAMA, CP(2), .documents = 4, .needs = {NEEDS_DOCUMENTS}},
+    {AR_FAULT_document_boundaries_local, LLAMA, CP(2), .documents = 4, .needs = {NEEDS_DOCUMENTS, NEEDS_RING}},
+    {AR_FAULT_positions_over_documents, LLAMA, CP(2), .documents = 4, .needs = {NEEDS_DOCUMENTS, NEEDS_ANY_POSITIONS}},
+    {AR_FAULT_recompute_new_dropout_mask, LLAMA, RECOMPUTED, .run.dropout = 0.1,
+     .needs = {NEEDS_DROPOUT, NEEDS_RECOMPUTE}},
+    {AR_FAULT_recompute_stale_input, LLAMA, RECOMPUTED, .needs = {NEEDS_RECOMPUTE}},
+    {AR_FAULT_qkv_gathered_three_times, LLAMA, SP(2), .needs = {NEEDS_SP}},
+    {AR_FAULT_collective_not_differentiable, LLAMA, SP(2), .needs = {NEEDS_SP}},
+    {AR_FAULT_unordered_param_grad, LLAMA},
+    {AR_FAULT_dp_averaged_again, LLAMA, DP(2), .needs = {NEEDS_DP}},
+    {AR_FAULT_accum_divided_each_time, LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
+    {AR_FAULT_pp_sum_loss, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_TARGETS}},
+    {AR_FAULT_pp_stage_divides, LLAMA, PP(4, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
+    {AR_FAULT_pp_layers_local, LLAMA, PP(2, 2), .needs = {NEEDS_PP}},
+    {AR_FAULT_pp_dropout_layer_local, LLAMA, PP(2, 2), .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_PP}},
+    {AR_FAULT_pp_chunks_contiguous, LLAMA, TURNS(2, 2, 2), .needs = {NEEDS_TURNS}},
+    {AR_FAULT_pp_gradnorm_own_stage, LLAMA, PP(2, 2), .needs = {NEEDS_UPDATE, NEEDS_PP}},
+    {AR_FAULT_pp_loss_last_micro_batch, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
+    {AR_FAULT_pp_tied_not_summed, GPT2, PP(2, 2), .needs = {NEEDS_TIED, NEEDS_PP}},
+    {AR_FAULT_pp_stale_activation, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
+    {AR_FAULT_pp_stale_gradient, LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
+    {AR_FAULT_zb_weight_pass_missing, LLAMA, ZERO_BUBBLE(1, 2), .needs = {NEEDS_ZERO_BUBBLE}},
+    {AR_FAULT_zb_tied_counted_twice, GPT2, ZERO_BUBBLE(1, 2), .needs = {NEEDS_TIED, NEEDS_ZERO_BUBBLE}},
+    {AR_FAULT_zb_hooks_skipped, LLAMA, ZERO_BUBBLE(2, 2), .needs = {NEEDS_ZERO_BUBBLE, NEEDS_DP}},
+    {AR_FAULT_zero_last_micro_batch, LLAMA, SHARED_OUT(2, 2, 2), .needs = {NEEDS_ZERO_2, NEEDS_MICRO}},
+    {AR_FAULT_zero_stale_weights, LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_ZERO_3}},
+    {AR_FAULT_zero_backward_not_gathered, LLAMA, SHARED_OUT(2, 3, 1), .needs = {NEEDS_ZERO_3}},
+    {AR_FAULT_zero_gather_order, LLAMA, SHARED_OUT(2, 3, 1), .needs = {NEEDS_ZERO_3}},
+    {AR_FAULT_zero_share_off_by_one, LLAMA, SHARED_OUT(2, 2, 1), .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
+    {AR_FAULT_hsdp_copies_not_summed, LLAMA, .run.parallel = {.dp = 4, .dp_replicate = 2, .zero = 2},
+     .needs = {NEEDS_COPIES}},
+    {AR_FAULT_router_weights_not_normalised, MIXTRAL, .needs = {NEEDS_NORMALISED}},
+    {AR_FAULT_router_weights_normalised, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED, NEEDS_OTHERS}},
+    {AR_FAULT_router_softmax_twice, MIXTRAL, .needs = {NEEDS_SOFTMAX}},
+    {AR_FAULT_router_ties_higher_index, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_OTHERS}},
+    {AR_FAULT_router_logits_bf16, MIXTRAL, .in_f32 = true, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_expert_input_weighted, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_router_weights_detached, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_router_grad_chosen_alone, QWEN_MOE, .needs = {NEEDS_SOFTMAX, NEEDS_NOT_NORMALISED}},
+    {AR_FAULT_router_sum_detached, MIXTRAL, .needs = {NEEDS_NORMALISED}},
+    {AR_FAULT_router_bias_in_weights, GLM_MOE, .needs = {NEEDS_SCORES}},
+    {AR_FAULT_router_bias_own_counts, GLM_MOE, MOVED, DP(2),
+     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS, NEEDS_OTHERS}},
+    {AR_FAULT_router_bias_each_micro_batch, GLM_MOE, MOVED, MICRO(2),
+     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_MICRO, NEEDS_NO_PP, NEEDS_OTHERS}},
+    {AR_FAULT_router_bias_counts_bf16, GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
+     .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
+    {AR_FAULT_router_bias_counts_plain, GLM_MOE, MOVED, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
+    {AR_FAULT_router_scale_left_out, GLM_MOE, .needs = {NEEDS_SCALE}},
+    {AR_FAULT_router_scale_twice, GLM_MOE, .needs = {NEEDS_SCALE}},
+    {AR_FAULT_router_scale_not_in_gradient, GLM_MOE, .needs = {NEEDS_SCALE}},
+    {AR_FAULT_router_groups_by_max, GLM_MOE, .needs = {NEEDS_GROUPS}},
+    {AR_FAULT_router_groups_not_masked, GLM_MOE, .needs = {NEEDS_GROUPS}},
+    {AR_FAULT_balance_of_micro_batch, MIXTRAL, BALANCED(BATCH), MICRO(2),
+     .needs = {NEEDS_BALANCE, NEEDS_BALANCE_ALL, NEEDS_OTHERS, NEEDS_PARTS}},
+    {AR_FAULT_balance_without_k, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE, NEEDS_CHOICES, NEEDS_OTHERS}},
+    {AR_FAULT_balance_detached, MIXTRAL, BALANCED(BATCH), .needs = {NEEDS_BALANCE, NEEDS_OTHERS}},
+    {AR_FAULT_balance_divided_by_dp, MIXTRAL, BALANCED(BATCH), DP(2), .needs = {NEEDS_BALANCE, NEEDS_DP, NEEDS_OTHERS}},
+    {AR_FAULT_balance_divided_by_samples, MIXTRAL, BALANCED(SEQUENCE), .needs = {NEEDS_BALANCE_EACH, NEEDS_OTHERS}},
+    {AR_FAULT_router_z_loss_of_micro_batch, MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
+     .needs = {NEEDS_ROUTER_Z}},
+    {AR_FAULT_router_grad_local, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_sp_router_grad_summed, MIXTRAL, SP(2), .needs = {NEEDS_EXPERTS, NEEDS_SP}},
+    {AR_FAULT_sp_router_grad_local, MIXTRAL, .run.parallel = {.tp = 2, .sp = true, .etp = 1},
+     .needs = {NEEDS_EXPERTS, NEEDS_OWN_TOKENS}},
+    {AR_FAULT_latent_key_grad_local, DEEPSEEK, .needs = {NEEDS_LATENT, NEEDS_TP}},
+    {AR_FAULT_sp_latent_key_grad_summed, DEEPSEEK, SP(2), .needs = {NEEDS_LATENT, NEEDS_SP}},
+    {AR_FAULT_latent_grads_summed_again, DEEPSEEK, .needs = {NEEDS_LATENT, NEEDS_TP}},
+    {AR_FAULT_gradnorm_latents_as_shards, DEEPSEEK, TP(4), .needs = {NEEDS_UPDATE, NEEDS_LATENT, NEEDS_TP}},
+    {AR_FAULT_latent_norm_before_split, DEEPSEEK, .needs = {NEEDS_LATENT}},
+    {AR_FAULT_sinks_left_out, GPT_OSS, .needs = {NEEDS_SINKS}},
+    {AR_FAULT_sinks_of_first_heads, GPT_OSS, .needs = {NEEDS_SINKS, NEEDS_TP}},
+    {AR_FAULT_sinks_head_off_by_one, GPT_OSS, .needs = {NEEDS_SINKS}},
+    {AR_FAULT_cp_sinks_grad_twice, GPT_OSS, CP(2), .needs = {NEEDS_SINKS, NEEDS_CP}},
+    {AR_FAULT_mtp_rolled_after_cut, FURTHER, CP(2), .needs = {NEEDS_MTP, NEEDS_CP}},
+    {AR_FAULT_mtp_rolled_over_documents, FURTHER, CP(2), .documents = 4, .needs = {NEEDS_MTP, NEEDS_DOCUMENTS}},
+    {AR_FAULT_mtp_mean_over_all, FURTHER, DP(2), .needs = {NEEDS_MTP}},
+    {AR_FAULT_mtp_mean_of_own, FURTHER, CP(2), .needs = {NEEDS_MTP, NEEDS_CP}},
+    {AR_FAULT_mtp_not_divided, FURTHER, .needs = {NEEDS_MTP}},
+    {AR_FAULT_mtp_head_grad_lost, FURTHER, .needs = {NEEDS_MTP}},
+    {AR_FAULT_mtp_embedding_grad_lost, FURTHER, PP(2, 2), .needs = {NEEDS_MTP}},
+    {AR_FAULT_mtp_embedding_grad_twice, FURTHER, PP(2, 2), .needs = {NEEDS_MTP}},
+    {AR_FAULT_experts_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_experts_dx_not_reduced, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_experts_combined_first, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {AR_FAULT_experts_gate_up_in_halves, GPT_OSS, .needs = {NEEDS_INTERLEAVED}},
+    {AR_FAULT_expert_bias_not_weighted, GPT_OSS, .needs = {NEEDS_EXPERT_BIAS}},
+    {AR_FAULT_expert_rows_off_by_one, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_expert_capacity_drops, MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_OTHERS}},
+    {AR_FAULT_last_expert_left_out, MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {AR_FAULT_shared_expert_left_out, QWEN_MOE, .needs = {NEEDS_SHARED}},
+    {AR_FAULT_shared_gate_left_out, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
+    {AR_FAULT_shared_gate_detached, QWEN_MOE, .needs = {NEEDS_SHARED_GATE}},
+    {AR_FAULT_recompute_routes_differ, MIXTRAL, RECOMPUTED,
+     .needs = {NEEDS_EXPERTS, NEEDS_RECOMPUTE, NEEDS_RECOMPUTE_ALL}},
+    {AR_FAULT_empty_expert_not_updated, QWEN_MOE, .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS, NEEDS_OTHERS}},
+    {AR_FAULT_gradnorm_without_experts, MIXTRAL, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
+    {AR_FAULT_ep_experts_drawn_alike, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_ep_splits_swapped, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_ep_rows_not_put_back, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_ep_outputs_not_returned, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_ep_weights_detached, MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_ep_grads_times_ep, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP}},
+    {AR_FAULT_edp_group_missing, MIXTRAL, EP(4, 2), .needs = {NEEDS_EDP}},
+    {AR_FAULT_experts_summed_over_dp, MIXTRAL, EP(4, 2), .needs = {NEEDS_EP, NEEDS_DP, NEEDS_NO_ZERO}},
+    {AR_FAULT_empty_expert_grad_unwritten, QWEN_MOE, EP(2, 2), .needs = {NEEDS_EXPERTS, NEEDS_OTHERS}},
+    {AR_FAULT_gradnorm_own_experts, MIXTRAL, EP(2, 2), .needs = {NEEDS_UPDATE, NEEDS_EP}},
+};
+
+ari_fault_case ari_fault_case_of(ar_fault fault)
+{
+    size_t i = 0;
+    while (i + 1 < sizeof cases / sizeof *cases && cases[i].fault != fault)
+        i++;
+    ari_fault_case c = cases[i];
+    const bool split = c.run.parallel.tp || c.run.parallel.dp || c.run.parallel.cp || c.run.parallel.pp;
+    c.run.parallel.tp = split ? c.run.parallel.tp : 2;
+    c.run.batch = c.run.batch ? c.run.batch : BATCH;
+    c.run.seq = SEQ;
+    const ar_optimizer_options given = c.run.optimizer;
+    c.run.optimizer = ar_optimizer_defaults(given.kind == AR_OPTIMIZER_MUON ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
+    c.run.optimizer.qk_clip = given.qk_clip;
+    c.run.optimizer.shards = given.shards;
+    c.run.steps = c.run.steps ? c.run.steps : 1;
+    c.run.clip = c.run.clip < 0.0 ? 0.0 : 1.0;
+    c.run.ddp.bucket_bytes = c.run.ddp.bucket_bytes == ONE_EACH ? 0 : BUCKET_BYTES;
+    return c;
+}
+
+static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
+{
+    const ar_router_losses *p = &a->run.loss.router, *q = &b->run.loss.router;
+    return strcmp(a->run.model, b->run.model) == 0 && a->run.batch == b->run.batch && a->run.seq == b->run.seq &&
+           a->documents == b->documents && a->run.steps == b->run.steps && a->run.clip == b->run.clip &&
+           a->run.optimizer.kind == b->run.optimizer.kind && a->run.optimizer.qk_clip == b->run.optimizer.qk_clip &&
+           a->run.dropout == b->run.dropout && a->in_f32 == b->in_f32 && p->balance == q->balance &&
+           p->balance_weight == q->balance_weight && p->z_loss == q->z_loss && p->bias_update == q->bias_update;
+}
+
+bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
+{
+    char layout[2][160];
+    const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
+    ar_parallel_text(layout[0], sizeof layout[0], &a->run.parallel);
+    ar_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
+    return same_base(a, b) && a->order == b->order && a->run.optimizer.shards == b->run.optimizer.shards &&
+           strcmp(layout[0], layout[1]) == 0 && d->bucket_bytes == e->bucket_bytes && d->mode == e->mode &&
+           d->find_unused == e->find_unused && d->mean == e->mean;
+}
+
+ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f)
+{
+    char folder[512];
+    AR_TRY(ari_run_config(c, folder, sizeof folder, &f->run));
+    *plan = (ar_plan){0};
+    return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
+}
+
+/* --- what a fault needs ------------------------------------------------------------------------------------------- */
+
+/* A batch of 0 and a length of 0 are not known yet: they are what the fault needs. */
+ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh, bool documents)
+{
+    const ar_parallel *p = &r->parallel;
+    const bool cp = p->cp > 1, ring = cp && p->cp > ari_at_least_one(p->cp_inner), micro = p->micro_batches > 1;
+    const bool tp = p->tp > 1, dp = p->dp > 1, sp = tp && p->sp, row_bias = c->out_bias || c->mlp_bias;
+    const size_t batch = r->batch ? r->batch : 1, seq = r->seq ? r->seq : 1,
+                 turns = 2 * (size_t)ari_at_least_one(p->cp);
+    const size_t samples = (size_t)ari_extent(p, ARI_CUTS_SAMPLES),
+                 pieces = samples * (size_t)(micro ? p->micro_batches : 1);
+    const ar_optimizer_kind kind = r->optimizer.kind;
+    const struct {
+        bool holds;
+        const char *text;
+    } need[] = {{true, NULL},
+#define NEED(name, holds, text) {holds, text},
+                NEEDS_TABLE(NEED)};
+#undef NEED
+    if (r->fault == AR_FAULT_NONE)
+        return AR_OK;
+    const ari_fault_case of = ari_fault_case_of(r->fault);
+    size_t i = 0;
+    while (i < NEEDS_COUNT && (need[i].holds || !memchr(of.needs, (int)i, sizeof of.needs)))
+        i++;
+    return i < NEEDS_COUNT ? ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), need[i].text) : AR_OK;
+}
+
+/* --- runs --------------------------------------------------------------------------------------------------------- */
+
+bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision)
+{
+    return f->module || (f->routed && precision != AR_PRECISION_F32);
+}
+
+static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
+{
+    ar_check_options o = {
+        .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
+    const bool exact = bases->numerics == AR_NUMERICS_EXACT;
+    if (exact ? !f->module && !f->in_f32 : !ari_fault_case_is_exact(f, bases->precision)) {
+        o.run.numerics = bases->numerics;
+        o.run.precision = bases->precision;
+    }
+    return o;
+}
+
+/* The one of the case; else that which was not used for longest makes place for it. */
+static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
+{
+    ari_fault_base *b = bases->base;
+    size_t i = 0;
+    while (i < ARI_FAULT_BASES && !(b[i].used > 0 && same_base(&b[i].of, f)))
+        i++;
+    if (i == ARI_FAULT_BASES) {
+        char folder[512];
+        ar_config c;
+        const ar_check_options o = options_of(bases, f, AR_FAULT_NONE);
+        i = 0;
+        for (size_t k = 1; k < ARI_FAULT_BASES; k++)
+            i = b[k].used < b[i].used ? k : i;
+        ari_check_base_fini(&b[i].base);
+        b[i] = (ari_fault_base){.of = *f};
+        AR_TRY(ari_run_config(&c, folder, sizeof folder, &f->run));
+        AR_TRY(ari_check_base_init(&b[i].base, &o, &c, folder));
+    }
+    b[i].used = ++bases->uses;
+    *gives = &b[i].base;
+    return AR_OK;
+}
+
+ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
+{
+    const ari_check_base *base = NULL;
+    ar_check_options o = options_of(bases, f, fault);
+    *run = (ar_check_run){.parallel = f->run.parallel};
+    if (f->module) {
+        ar_check_report *r = NULL;
+        AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
+        *run = r->run[0];
+        r->run[0] = (ar_check_run){.error = NULL};
+        ar_check_report_destroy(r);
+        return AR_OK;
+    }
+    AR_TRY(base_of(&base, bases, f));
+    if (f->order != AR_MLP_COLUMN_ROW)
+        AR_TRY(ar_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));
+    return ari_check_base_run(run, base, &o, &f->run.parallel);
+}
+
+void ari_fault_bases_fini(ari_fault_bases *bases)
+{
+    for (size_t i = 0; i < ARI_FAULT_BASES; i++)
+        ari_check_base_fini(&bases->base[i].base);
+    *bases = (ari_fault_bases){.uses = 0};
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The parts of ar_grads: what is read, what is gathered, and the files of it. */
+#pragma once
+
+#include "anyrank/grads.h"
+#include "ref/core/size.h"
+#include "verify/reference/sensitivity.h"
+#include "verify/run/cluster_run.h"
+#include "verify/run/full_set.h"
+#include "verify/writer/dump_ranks.h"
+
+/* Places of the result's files. */
+enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
+
+/* --- what is gathered (gather.c) ---------------------------------------------------------------------------------- */
+
+/* Full tensors put together from what the ranks tap. Ranks share one gatherer; each writes its own boxes only. */
+typedef struct ari_gathered {
+    char tap[160]; /* name of the tap */
+    char pass;
+    ari_full_tensor full; /* with its name in the file */
+    int file;             /* which file it goes to */
+} ari_gathered;
+
+typedef struct ari_gatherer {
+    ari_gathered *list;
+    size_t count, capacity;
+    const ar_config
+        *stacked; /* whose parameters have transformers' names in memory in files; NULL: checkpoints' names */
+} ari_gatherer;
+
+/** Wants a tensor; values are zero until a rank taps it. */
+AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim,
+                                       const size_t *shape, int file);
+/** The tap of the logits of which the loss is, of a model that has a head. */
+void ari_logits_name(char *name, size_t cap, const ar_config *c);
+/** Wants the logits [b, s, V] by that tap. */
+AR_NODISCARD ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file);
+/** An ar_tap_fn; user: the ari_gatherer, the same for all ranks. */
+AR_NODISCARD ar_status ari_gather_tap(void *user, const ar_tap_event *event);
+void ari_gatherer_fini(ari_gatherer *g);
+/** Checks that every element of every wanted tensor was reported once: AR_ERR_INTERNAL names the first tensor that was
+ *  not. */
+AR_NODISCARD ar_status ari_gather_check(const ari_gatherer *g);
+enum { ARI_GATHER_FILES = 3 };
+/** Writes all files, file i to path[i]: each whole before the first gets its name, so that a failure leaves what was
+ *  there. targets: of the batch. files: at most ARI_GATHER_FILES. placement[i]: the text of ANYRANK_PLACEMENT of file
+ *  i, or NULL. */
+AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, const char *const *path,
+                                        const char *const *placement);
+/** SHA-256 over all tensors of the first `files` files, by name. */
+AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65]);
+
+/* Who listens to the ranks of a run: the gatherer of outputs and gradients, and where they are asked for, a listener
+ * for each rank. */
+typedef struct ari_grads_taps {
+    ari_gatherer *outputs;
+    ari_dump_ranks ranks; /* none: not asked for */
+    ari_tap_pair *tap;    /* [world] */
+    void **user;          /* [world]: the same, for ari_tap_both */
+} ari_grads_taps;
+
+AR_NODISCARD ar_status ari_grads_taps_create(ari_grads_taps *t, ari_gatherer *outputs, const ar_grads_options *o);
+void ari_grads_taps_fini(ari_grads_taps *t);
+/** Puts together what the ranks kept, as full tensors of the gatherer's file `file` under the names of the ranks'
+ *  dumps. keep: the ranks still have their parts then. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a name too long). */
+AR_NODISCARD ar_status ari_grads_merge(ari_grads_taps *t, int file, bool keep);
+/** The text of ANYRANK_PLACEMENT of such a file, in execution order. Gives; free(). */
+AR_NODISCARD ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file);
+/** Writes allowances of all tensors of a reference, those that are wanted under their names in their files too. */
+AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,
+                                                ar_sensitivity of, const char *hash);
+
+/* --- a batch (input_batch.c) -------------------------------------------------------------------------------------- */
+
+/* A batch read from a file, with the arrays it owns. */
+typedef struct ari_input_batch {
+    ar_batch batch;
+    ari_arena arena;   /* of what the batch points to */
+    char note[4][320]; /* what somebody may not expect of it; "" */
+} ari_input_batch;
+
+/** input_ids [b, s]; optionally labels [b, s], position_ids [b|1, s], attention_mask: [b, s] of 0 and 1, or
+ * additive [b|1, heads|1, s, s], and cu_seqlens, the bounds of packed documents: [n + 1] from 0 to b*s, every row's end
+ * among them, or [b, n + 1], each from 0 to s. cu_seq_lens_q and _k of transformers are the same. Errors: those of the
+ * file; AR_ERR_NOT_FOUND, AR_ERR_SHAPE, AR_ERR_DTYPE, AR_ERR_DATA by tensor and index; AR_ERR_UNSUPPORTED (any other
+ * tensor, which would go unread; positions of a model without). */
+AR_NODISCARD ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const char *path);
+void ari_input_batch_fini(ari_input_batch *b);
+
+/* --- a block (block_case.c) --------------------------------------------------------------------------------------- */
+
+/* A single transformer block with given inputs: a folder with case.json (batch, seq, hidden, heads, kv_heads, ffn,
+ * causal, eps, activation) and inputs.safetensors (x, dy [b, s, h]; ln1_weight, ln1_bias, wq, wk, wv, wo, ln2_weight,
+ * ln2_bias, w1, b1, w2, b2; weights [out, in]). It is layer 0 of a stack. */
+typedef struct ari_block_case {
+    ar_config config;
+    ar_batch batch; /* sizes only */
+    ar_plan plan;
+    float *values[16]; /* x, dy, then the parameters, in a fixed order */
+} ari_block_case;
+
+AR_NODISCARD ar_status ari_block_case_load(ari_block_case *b, const char *folder);
+void ari_block_case_fini(ari_block_case *b);
+/** Wants y, dx and d<parameter> in file 0. */
+AR_NODISCARD ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g);
+/** The baseline's run of it as `o` says; its weights are the case's. Errors: those of ar_baseline_block. */
+AR_NODISCARD ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o);
+/** Forward and backward on one rank; user: the case. Collective. */
+AR_NODISCARD ar_status ari_block_case_run(void *user, ar_ctx *ctx);

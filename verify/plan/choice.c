@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A layout as it is chosen: of what is planned, in words, and put into it; whether it is legal, before its cost; and
+ * what it costs in depth. */
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+#include "verify/plan/search.h"
+
+const int ari_planned_axes[] = {ARI_LAYOUT_TP, ARI_LAYOUT_CP, ARI_LAYOUT_PP, ARI_LAYOUT_DP};
+
+ari_choice ari_choice_of(const ar_parallel *p)
+{
+    ari_choice c = {.cp_inner = p->cp_inner,
+                    .ep = p->ep,
+                    .etp = p->etp,
+                    .zigzag = p->zigzag,
+                    .zero = p->zero,
+                    .dp_replicate = p->dp_replicate,
+                    .micro_batches = p->micro_batches,
+                    .virtual_stages = p->virtual_stages,
+                    .schedule = p->schedule,
+                    .sp = p->sp,
+                    .recompute = p->recompute.what};
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        c.extent[i] = ari_layout_as_given(p, ari_planned_axes[i]);
+    return c;
+}
+
+char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *between)
+{
+    ari_text t = ari_text_in(out, ARI_CHOICE_TEXT);
+    for (int i = 0; i < n; i++)
+        ari_say(&t, "%s%s=%d", i == 0 ? "" : between, ari_layout_axes[ari_planned_axes[i]].name, c->extent[i]);
+    return out;
+}
+
+ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
+{
+    ari_planned p = *base;
+    ar_parallel *layout = &p.step.run.parallel;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++)
+        ari_layout_set(layout, ari_planned_axes[i], c->extent[i]);
+    layout->sp = c->sp && c->tp > 1;
+    layout->zero = c->zero;
+    layout->dp_replicate = c->dp_replicate;
+    layout->micro_batches = c->micro_batches;
+    layout->cp_inner = c->cp_inner;
+    layout->ep = c->ep;
+    layout->etp = c->etp;
+    layout->dispatch = c->ep > 1 ? layout->dispatch : AR_DISPATCH_ALL_TO_ALL;
+    layout->zigzag = c->zigzag && c->cp > ari_at_least_one(c->cp_inner);
+    layout->overlap = c->overlap > 0 ? c->overlap : layout->overlap;
+    layout->virtual_stages = c->virtual_stages;
+    layout->schedule = c->schedule;
+    layout->recompute.what = c->recompute;
+    return p;
+}
+
+/* --- legal -------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_planned_world(int *ranks, const ari_planned *p)
+{
+    const ari_choice c = ari_choice_of(&p->step.run.parallel);
+    size_t world = 1;
+    for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
+        char text[ARI_CHOICE_TEXT];
+        if (c.extent[i] < 0)
+            return ar_error_set(AR_ERR_ARG, "an extent of %d ranks: extents are at least 1", c.extent[i]);
+        world *= (size_t)ari_at_least_one(c.extent[i]);
+        if (world > ARI_MOST_GPUS)
+            return ar_error_set(AR_ERR_ARG, "%s are more than %d ranks",
+                                ari_choice_text(text, &c, ARI_LAYOUT_AXES, ", "), ARI_MOST_GPUS);
+    }
+    *ranks = (int)world;
+    return AR_OK;
+}
+
+ar_status ari_planned_check(const ari_planned *p)
+{
+    const ar_run *run = &p->step.run;
+    const ar_parallel layout = run->parallel;
+    int world = 0;
+    if (layout.zero < 0 || layout.zero > 3)
+        return ar_error_set(AR_ERR_ARG, "zero=%d: a stage from 0 to 3", layout.zero);
+    AR_TRY(ari_planned_world(&world, p));
+    AR_TRY(ar_parallel_check(&layout, p->step.config, &run->plan, run->batch, run->seq));
+    if (run->parallel.zero > 0 && ari_extent(&layout, ARI_CUTS_DATA) == 1)
+        return ar_error_set(AR_ERR_ARG, "zero=%d shares out to the ranks of %s and %s: there is one",
+                            run->parallel.zero, ari_layout_axes[ARI_LAYOUT_DP].name,
+                            ari_layout_axes[ARI_LAYOUT_CP].name);
+    const size_t items = (size_t)ar_parallel_stages(&layout) * (size_t)ari_at_least_one(layout.micro_batches);
+    if (ari_extent(&layout, ARI_CUTS_LAYERS) > 1 && items > AR_MAX_STAGE_MICRO_BATCHES)
+        return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: a schedule has at most %d passes forward",
+                            ar_parallel_stages(&layout), ari_at_least_one(layout.micro_batches),
+                            AR_MAX_STAGE_MICRO_BATCHES);
+    const size_t dp = (size_t)ari_at_least_one(layout.dp);
+    if (run->batch < dp)
+        return ar_error_set(AR_ERR_ARG,
+                            "a batch of %zu has no sample for each of dp=%zu ranks; use a batch of at least "
+                            "%zu, or a smaller dp",
+                            run->batch, dp, dp);
+    return AR_OK;
+}
+
+/* --- in depth ----------------------------------------------------------------------------------------------------- */
+
+/* Adds anyrank's own costs, if it can run the layout. */
+static ar_status add_own(ari_depth *d, const ari_time_options *time)
+{
+    ari_time_options o = *time;
+    ari_planned own = d->planned;
+    o.cost_model = ARI_COST_OWN;
+    d->has_own = ari_planned_counted(&d->planned) && ari_planned_quick(&d->planned);
+    if (!d->has_own)
+        return AR_OK;
+    own.flash = false;
+    if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
+        own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
+    AR_TRY(ari_time_of(&d->own_time, &own, &o));
+    return ari_memory_own_most(&d->own_memory, &own);
+}
+
+ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, const ari_candidate *faster)
+{
+    const double room = s->time.cluster.memory_bytes;
+    *d = (ari_depth){.planned = ari_choice_planned(&s->base, c), .found = {.choice = *c, .reason = ""}};
+    const char *lacks = ari_system_lacks(s, c);
+    if (lacks)
+        return ar_error_set(AR_ERR_ARG, "%s lacks %s", ari_system_names[s->system - 1], lacks);
+    AR_TRY(ari_planned_check(&d->planned));
+    ari_system_flags(d->flags, sizeof d->flags, s, &d->planned);
+    AR_TRY(ari_time_of(&d->time, &d->planned, &s->time));
+    AR_TRY(ari_memory_production(&d->memory, &d->planned));
+    d->found.seconds = ari_time_step(&d->time);
+    d->found.bound = ari_bound_of(&d->time);
+    AR_TRY(ari_throughput_of(&d->throughput, &d->planned, &s->time, d->found.seconds));
+    d->found.bytes = ari_memory_sum(&d->memory);
+    d->found.fits = room <= 0.0 || d->found.bytes <= room;
+    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
+    return s->first ? AR_OK : add_own(d, &s->time);
+}

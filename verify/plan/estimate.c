@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes alive at each of the moments where memory can peak; the peak is the largest of them. Elements are counted in
+ * binary64, where no product of sizes wraps and nothing here needs the last digit. tests/verify/estimate_test.c holds
+ * the figures to measured ones. */
+#include "verify/plan/estimate.h"
+
+#include <math.h>
+#include <stdint.h>
+
+#include "anyrank/check.h"
+#include "anyrank/model.h"
+#include "ref/core/axis.h"
+#include "ref/core/os/threads.h"
+#include "ref/core/size.h"
+#include "ref/core/wait.h"
+#include "ref/models/family.h"
+#include "verify/plan/planner.h"
+#include "verify/run/run.h"
+
+/* Bytes of one element. */
+static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
+/* Bytes per element of a weight on one rank in exact numerics: fp32, an accumulator, and integers for GEMMs both ways.
+ * */
+static const double WEIGHT = 4.0 + 17.0 + 8.0;
+/* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
+static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
+/* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
+ * one lie where temporaries of the next would. */
+static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
+/* Share of the ranks' memory that the allocator still holds after they have ended: measured with glibc 2.36 in November
+ * 2026, on the rows with dumps of tests/verify/estimate_test.c. */
+static const double NOT_RETURNED = 0.4;
+/* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
+ * allocator keeps for its thread. */
+static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 3e6;
+/* A rank's thread and that of its collectives, with a stack of which little is ever touched. */
+static const double RANK_THREADS = 2.0;
+/* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
+static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0;
+/* Tensors that the baseline emits in a step: at most this many in a block of both passes and its parameters, and around
+ * them. */
+static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
+/* The same of the parameters of an expert, of which each has at most four values besides itself. */
+static const double EXPERT_TENSORS = 15.0;
+
+/* Numbers of elements, of the whole model unless "block" says one block. */
+typedef struct elements {
+    double parameters, largest; /* largest: of one weight matrix */
+    double block_matrices;      /* weight matrices of a block */
+    double replicated;          /* over tp, at most: norms, the biases of row-parallel layers, positions */
+    double table, widest;       /* the embedding; the widest row of a block's weight */
+    double head;                /* of the LM head's weight; 0 without one */
+    double tokens, hidden, q, kv, logits, probs;
+    double middle;          /* of a token, in a block's MLP or its experts: what the baseline keeps */
+    double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
+    double experts;         /* in blocks, on average */
+    double layers;
+    double block_reference; /* what the baseline emits in one pass of a block */
+    double outer_reference; /* and around the blocks */
+    double tensors;         /* of all steps */
+    double steps, states;   /* states: numbers of an optimizer for each weight */
+    double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
+                      whether its gradient rounds */
+    double noisy; /* runs with errors at once; 0: none */
+    bool trains;
+} elements;
+
+/* Of experts the baseline keeps the rows that they get and make, and emits values of all of them and sums. */
+static void count_middle(elements *n, const ar_config *c)
+{
+    const ar_experts *e = &c->experts;
+    const double s = ari_experts_share(c), each = c->gated ? 3.0 : 2.0, k = (double)e->per_token, h = n->hidden;
+    const double mlp = (1.0 - s) * each * (double)c->ffn, shared = s * each * (double)e->shared;
+    n->experts = s * (double)e->n;
+    n->routed = 2.0 * n->experts + 4.0 * s * h;
+    n->middle = mlp + shared + s * k * (each * (double)e->ffn + 4.0 * h) + n->routed;
+    n->emitted = mlp + shared + n->routed;
+}
+
+/* Of the MLPs, or an expert. */
+static double widest_of(const ar_config *c)
+{
+    const ar_experts *e = &c->experts;
+    const double experts = fmax((double)e->ffn, (double)e->shared), s = ari_experts_share(c);
+    return s == 1.0 ? experts : s > 0.0 ? fmax(experts, (double)c->ffn) : (double)c->ffn;
+}
+
+static ar_status count_elements(elements *n, const ari_estimate_case *run)
+{
+    const ar_config *c = run->config;
+    const bool has_head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
+    size_t parameters = 0;
+    AR_TRY(ar_config_parameters(c, &parameters));
+    const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
+    *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)ar_config_blocks(c)};
+    n->trains = run->run.steps > 0;
+    n->steps = (double)ari_run_steps(&run->run);
+    n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
+    n->extra = run->run.numerics == AR_NUMERICS_NATIVE && !run->alone && n->states > 1.0 ? FLOAT + 1.0 : 0.0;
+    if (n->extra > 0.0 && run->run.precision != AR_PRECISION_F32)
+        n->extra += FLOAT;
+    if (run->noise_runs > 0)
+        n->noisy = fmin(ari_threads(run->run.threads), run->noise_runs);
+    n->tokens = (double)run->run.batch * (double)run->run.seq;
+    n->q = heads * d;
+    n->kv = (double)c->kv_heads * d;
+    count_middle(n, c);
+    n->replicated =
+        h * ((6.0 + n->experts) * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
+    n->probs = n->tokens * (double)run->run.seq * heads;
+    n->logits = has_head ? n->tokens * (double)c->vocab * (1.0 + (double)c->mtp) : 0.0;
+    n->table = (double)c->vocab * h;
+    n->head = has_head ? n->table : 0.0;
+    n->widest = fmax(h, fmax(widest_of(c), n->q));
+    n->block_matrices = ari_attention_matrices(c) + ari_mlp_matrices(c, true) / n->layers;
+    n->largest = h * fmax(fmax(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
+    const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
+    n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->emitted) + n->probs;
+    if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
+        n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;
+    n->outer_reference = n->logits + 3.0 * n->tokens * h;
+    n->tensors = n->steps * (n->layers * (BLOCK_TENSORS + n->experts * EXPERT_TENSORS) + OUTER_TENSORS);
+    return AR_OK;
+}
+
+/* The reference's forward and backward tensors of one step. */
+static double activation_bytes(const elements *n)
+{
+    return FLOAT * 2.0 * (n->layers * n->block_reference + n->outer_reference);
+}
+
+/* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
+static double reference_bytes(const elements *n)
+{
+    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 + n->states : 1.0) + n->extra) * n->parameters;
+    return n->steps * each + FLOAT * n->parameters;
+}
+
+/* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
+ * turns round at the last block all of the forward pass is alive; at its end every gradient is in the reference. Where
+ * it trains, it keeps gradients and the optimizer's state too. */
+static double baseline_bytes(const elements *n, const ari_estimate_case *run)
+{
+    const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
+    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->probs);
+    const double around = DOUBLE * (3.0 * h + n->logits);
+    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * n->middle;
+    const double back = DOUBLE * (4.0 * h + fmax(attention, mlp));
+    /* A gradient, the same transposed, and one operand as integers; a band's sums. */
+    const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
+    const double common = around + back + gradient + DOUBLE * n->parameters;
+    const double trained = n->trains ? DOUBLE * (1.0 + n->states) * n->parameters : 0.0;
+    /* At the last step's turn, its backward tensors and what follows them are not there yet. */
+    const double forward = reference_bytes(n) - activation_bytes(n) / 2.0 - FLOAT * n->parameters;
+    const double turn = common + trained + forward + n->layers * block, end = common + reference_bytes(n) + block;
+    const double exact = fmax(turn, end + trained);
+    /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
+     * Then several run at once. */
+    const double wide = end + (n->layers - 1.0) * block;
+    const double own = common + trained + n->layers * block, noisy = 2.0 * reference_bytes(n) + n->noisy * own;
+    return fmax(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
+}
+
+/* True if under the plan every rank makes the middle of some block's MLP. */
+static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_estimate_case *run)
+{
+    const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
+    *whole = false;
+    for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*whole; layer++) {
+        ar_block_split block;
+        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
+        *whole = block.mlp.first.to.kind != AR_SHARD;
+    }
+    return AR_OK;
+}
+
+/* Bytes that the ranks keep for a dump. A replicated value counts once for each rank that has it. */
+static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
+{
+    const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
+    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;               /* copies beside the first */
+    const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
+    const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * n->emitted;
+    bool whole_middle = false;
+    AR_TRY(has_whole_middle(&whole_middle, p, run));
+    const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : n->tokens * n->routed);
+    const double block = n->block_reference + others * in_block;
+    const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
+    const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
+    const bool at_both_ends = (run->config->tied || run->config->mtp > 0) && ari_extent(p, ARI_CUTS_LAYERS) > 1 &&
+                              run->dump != ARI_DUMPS_FIRST;
+    const double weights = n->parameters + (at_both_ends ? n->table : 0.0) +
+                           others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
+    const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
+                        groups * (p->zero > 0 ? 1.0 / holders : 1.0) * (1.0 + n->states) * weights +
+                        (n->trains ? groups * weights : 0.0);
+    *bytes = run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
+    return AR_OK;
+}
+
+/* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
+static double merged_bytes(const elements *n)
+{
+    const double activations = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double outputs = n->logits + (n->layers + 1.0) * n->tokens * n->hidden;
+    return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
+}
+
+/* Bytes of the ranks; for sizes whose dry run would take long, about twice the account of 16 bits. */
+static ar_status ranks_bytes(double *bytes, const ari_planned *p)
+{
+    ari_memory most;
+    if (ari_planned_quick(p))
+        return ari_memory_own_all(bytes, p);
+    AR_TRY(ari_memory_production(&most, p));
+    *bytes = 2.0 * ar_parallel_world(&p->step.run.parallel) * ari_memory_sum(&most);
+    return AR_OK;
+}
+
+/* One layout: what the ranks hold, a checkpoint's weights beside them, and what the run gathers. */
+static ar_status layout_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
+{
+    ari_planned planned = {.step = {.run = run->run, .config = run->config, .tapped = true}};
+    planned.step.run.parallel = *p;
+    AR_TRY(ranks_bytes(bytes, &planned));
+    *bytes += FLOAT * n->parameters;
+    /* Full weights for their hash, state too for a checkpoint, and whose each element is. */
+    if (run->alone && n->trains)
+        *bytes += (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
+    else if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
+        *bytes += (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
+    else /* beside the reference's, final weights and gradients are gathered from the ranks */
+        *bytes += reference_bytes(n) + 2.0 * FLOAT * n->parameters +
+                  n->tensors *
+                      ((double)run->bytes_per_tensor + (double)ar_parallel_world(p) * (double)run->bytes_per_finding);
+    return AR_OK;
+}
+
+/* --- time --------------------------------------------------------------------------------------------------------- */
+
+/* Measured in November 2026 on two x86-64 cores with AVX-512; the models were not written down. */
+static const double EXACT_RATE = 1.9e9, BINARY64_RATE = 3.4e9; /* of the baseline, multiply-adds a second on one core */
+static const double NOISY_RATE = 2.3e9;                        /* with an error drawn for every rounding */
+static const double LAYOUT_RATE = 8e9;                         /* of a layout, all ranks together */
+static const double GRADCHECK_RATE = 5e9;                      /* of central differences, on two threads */
+/* A weight of one run: 50 ns to draw it, the rest for its gradient, its memory's first touch and its hash. */
+static const double PARAMETER_SECONDS = 90e-9;
+static const double VALUE_SECONDS = 20e-9; /* an activation: functions of one value, comparison */
+
+/* Central differences: each of two elements of a parameter, eight sizes of a step, up and down, on 2 x 16 tokens, where
+ * about half of the forward pass runs again. */
+static double gradcheck_seconds(const elements *n)
+{
+    const double parameters = n->layers * (12.0 + 3.0 * n->experts) + 4.0;
+    return parameters * 2.0 * AR_GRADCHECK_STEPS * 2.0 * 32.0 * n->parameters / 2.0 / GRADCHECK_RATE;
+}
+
+/* macs: of one step. */
+static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
+{
+    const double values = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
+    double seconds = 0.0;
+    for (size_t i = 0; i < run->layouts; i++)
+        seconds += n->steps * (macs / LAYOUT_RATE + tensors + ari_extent(&run->parallel[i], ARI_CUTS_DATA) * weights);
+    if (run->alone)
+        return seconds;
+    seconds += n->steps * (macs / EXACT_RATE + tensors + weights);
+    if (n->noisy > 0.0)
+        seconds += n->steps * (macs / BINARY64_RATE + tensors + weights +
+                               run->noise_runs / n->noisy * (macs / NOISY_RATE + tensors + weights));
+    else if (run->f64)
+        seconds += macs / BINARY64_RATE + tensors + weights;
+    return seconds + (run->gradcheck ? gradcheck_seconds(n) : 0.0);
+}
+
+/* --- address space ------------------------------------------------------------------------------------------------ */
+
+/* Bytes that threads reserve besides the memory in use. */
+static double reserved_bytes(double ranks)
+{
+    const double threads = RANK_THREADS * ranks;
+    return threads * ARI_STACK_BYTES + fmin(threads, PROCESSOR_ARENAS * ari_cores()) * ARENA_BYTES;
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------------------- */
+
+static ar_status as_bytes(size_t *bytes, double count)
+{
+    if (!(count < 0x1p62))
+        return ar_error_set(AR_ERR_OVERFLOW, "this would take about %.3g GB of memory", count * 1e-9);
+    *bytes = (size_t)count;
+    return AR_OK;
+}
+
+/* Going through so many layers, or features of a head, takes no time that anybody would notice. */
+enum { FEW = 1 << 14 };
+
+ar_status ari_estimate_layers(const ar_config *c)
+{
+    ari_estimate e = {.available = ari_available_memory(""), .available_space = SIZE_MAX};
+    const double q = (double)c->heads * (double)c->head_dim;
+    const double matrices = 2.0 * (double)c->hidden * ((double)c->ffn + q) * (double)c->layers;
+    if (c->layers <= FEW && c->head_dim <= FEW)
+        return AR_OK;
+    AR_TRY(as_bytes(&e.bytes, matrices * WEIGHT));
+    return ari_estimate_fits(&e);
+}
+
+ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
+{
+    elements n;
+    ari_estimate r = {.available = ari_available_memory(""), .available_space = ari_available_space("")};
+    AR_TRY(count_elements(&n, run));
+    double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    double written = run->alone ? 0.0 : reference_bytes(&n);
+    for (size_t i = 0; i < run->layouts; i++) {
+        const ar_parallel *p = &run->parallel[i];
+        double layout = 0.0, kept = 0.0;
+        AR_TRY(layout_bytes(&layout, &n, p, run));
+        AR_TRY(dump_bytes(&kept, &n, p, run));
+        written += kept;
+        const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
+        most = fmax(most, kept + fmax(layout, merged));
+        ranks = fmax(ranks, ar_parallel_world(p));
+    }
+    AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
+    AR_TRY(as_bytes(&r.space, (double)r.bytes + reserved_bytes(run->run.process ? 1.0 : ranks)));
+    AR_TRY(as_bytes(&r.written, run->dump == ARI_DUMPS_NOTHING ? 0.0 : written));
+    const double pairs = n.tokens * (double)run->run.seq * n.q;
+    const double macs = 3.0 * n.tokens * (n.layers * n.block_matrices + n.head) + 6.0 * n.layers * pairs;
+    r.macs = n.steps * macs;
+    r.seconds = seconds_of(&n, macs, run);
+    *e = r;
+    return AR_OK;
+}
+
+static ar_status expect_room(size_t bytes, size_t available, const char *what, const char *advice)
+{
+    static const double giga = 1e9, mega = 1e6;
+    const bool few = (double)available < giga;
+    const double unit = few ? mega : giga;
+    if (bytes <= available)
+        return AR_OK;
+    return ar_error_set(AR_ERR_ARG, "this would take about %.1f %s of %s and %.1f %s are free; take %s",
+                        (double)bytes / unit, few ? "MB" : "GB", what, (double)available / unit, few ? "MB" : "GB",
+                        advice);
+}
+
+ar_status ari_estimate_fits(const ari_estimate *e)
+{
+    AR_TRY(expect_room(e->bytes, e->available, "memory",
+                       "a smaller model, batch or sequence, fewer steps or fewer ranks, or shrink the model (scale "
+                       "1/N)"));
+    return expect_room(e->space, e->available_space, "address space, most of it reserved for the ranks' threads,",
+                       "fewer ranks, or raise the limit (ulimit -v)");
+}

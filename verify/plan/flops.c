@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Floating-point operations of a training step: by the formulas that published figures use. */
+#include "anyrank/model.h"
+#include "ref/core/size.h"
+#include "ref/models/family.h"
+#include "verify/plan/planner.h"
+
+const char *ari_flops_formula(ari_flops_convention k)
+{
+    static const char *const formulas[] = {
+#define ARI_FLOPS_FORMULA(name, text) [ARI_FLOPS_##name] = text,
+        ARI_FLOPS_TABLE(ARI_FLOPS_FORMULA)
+#undef ARI_FLOPS_FORMULA
+    };
+    return formulas[k];
+}
+
+/* A product of a matrix with a vector is two operations an element, and three of its kind are in a step: forward, and
+ * the gradients of input and weight. */
+static const double STEP = 6.0;
+
+/* Numbers of parameters. */
+typedef struct counts {
+    double matrices; /* of all blocks; of experts those that a token meets */
+    double vectors;  /* of all blocks and the final norm: norms, biases */
+    double table;    /* V h of an embedding that a head of V h follows; 0 without a head */
+} counts;
+
+static ar_status counts_of(counts *n, const ar_config *c)
+{
+    const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
+    const double h = (double)c->hidden, table = (double)c->vocab * h;
+    size_t all = 0;
+    AR_TRY(ar_config_parameters(c, &all));
+    const double joined = 2.0 * h * h * (double)c->mtp; /* of blocks for further tokens */
+    const double attention = (double)ar_config_blocks(c) * ari_attention_matrices(c) + joined;
+    n->matrices = attention + ari_mlp_matrices(c, true);
+    n->table = head ? table : 0.0;
+    const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
+    n->vectors =
+        (double)all - attention - ari_mlp_matrices(c, false) - table * (head && !c->tied ? 2.0 : 1.0) - positions;
+    return AR_OK;
+}
+
+/* Keys of a query, summed over layers. Half of all are masked, which the formula has in its factor; a window w leaves
+ * w s - w^2/2 of a sequence's s^2/2. */
+static double keys_of(const ar_config *c, size_t seq, bool causal)
+{
+    const double s = (double)seq;
+    double sum = 0.0;
+    if (!causal || c->window == 0)
+        return (double)ar_config_blocks(c) * s;
+    for (size_t i = 0; i < ar_config_blocks(c); i++) {
+        const size_t window = ar_config_window(c, i);
+        const double w = window > 0 && window < seq ? (double)window : s;
+        sum += 2.0 * w - w * w / s;
+    }
+    return sum;
+}
+
+ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k, ar_recompute recompute)
+{
+    counts n;
+    AR_TRY(counts_of(&n, c));
+    const bool causal = k == ARI_FLOPS_CAUSAL;
+    const double each = (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* of a product over keys, over values */
+    const double pairs = keys_of(c, seq, causal) * (double)c->heads * each;
+    const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
+    const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
+    const double again = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0
+                         : recompute == AR_RECOMPUTE_SELECTIVE ? attention
+                                                               : 0.0;
+    *flops = blocks + STEP * n.table * ((k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + (double)c->mtp) + again;
+    return AR_OK;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include "ref/core/size.h"
+#include "verify/plan/planner.h"
+
+static const char *const names[] = {
+#define ARI_MEMORY_NAME(name, text) [ARI_MEMORY_##name] = text,
+    ARI_MEMORY_TABLE(ARI_MEMORY_NAME)
+#undef ARI_MEMORY_NAME
+};
+
+const char *ari_memory_name(ari_memory_kind k)
+{
+    return names[k];
+}
+
+double ari_memory_sum(const ari_memory *m)
+{
+    double sum = 0.0;
+    for (int k = 0; k < ARI_MEMORY_KINDS; k++)
+        sum += m->of[k];
+    return sum;
+}
+
+double ari_memory_activations(const ari_memory *m)
+{
+    double sum = 0.0;
+    for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++)
+        sum += m->of[k];
+    return sum;
+}
+
+double ari_optimizer_states(const ar_optimizer_options *o)
+{
+    if (o->kind != AR_OPTIMIZER_SGD)
+        return 2.0;
+    return o->momentum != 0.0 ? 1.0 : 0.0;
+}
+
+int ari_planned_overlap(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    return layout->sp && layout->tp > 1 ? ari_at_least_one(layout->overlap) : 1;
+}
+
+ari_step_case ari_planned_whole(const ari_planned *p)
+{
+    ari_step_case c = p->step;
+    ar_parallel *layout = &c.run.parallel;
+    layout->pp = layout->virtual_stages = 1;
+    layout->stages.n = 0;
+    layout->own_schedule = NULL;
+    layout->schedule = AR_PP_1F1B;
+    return c;
+}
+
+bool ari_planned_counted(const ari_planned *p)
+{
+    return p->step.run.parallel.zero <= 1 && ari_at_least_one(p->step.run.parallel.dp_replicate) == 1;
+}
+
+bool ari_planned_quick(const ari_planned *p)
+{
+    enum { MOST_TOKENS = 1 << 24, MOST_LAYERS = 1 << 11 };
+    const ar_run *r = &p->step.run;
+    size_t start = 0, samples = 0;
+    ar_parallel_rows(&r->parallel, r->batch, 0, 0, &start, &samples);
+    return (double)samples * (double)r->seq <= MOST_TOKENS && p->step.config->layers <= MOST_LAYERS;
+}
+
+double ari_planned_shares(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    return (double)ari_at_least_one(layout->cp) * ari_at_least_one(layout->dp) / ari_at_least_one(layout->dp_replicate);
+}
+
+double ari_planned_expert_shares(const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const double copies = (double)ari_extent(layout, ari_expert_axes(layout)) / ari_at_least_one(layout->ep);
+    return ari_experts_apart(layout) ? copies / ari_at_least_one(layout->dp_replicate) : ari_planned_shares(p);
+}
+
+ari_walked ari_walked_of(const ari_step_case *c, bool each_kind)
+{
+    const ar_recomputation *r = &c->run.parallel.recompute;
+    const double experts = ari_experts_share(c->config);
+    const bool windows = !each_kind && c->config->window > 0; /* some layers have none: other keys are seen */
+    const bool alike =
+        !windows && c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
+    ari_walked b = {.config = *c->config, .n = c->config->layers};
+    if (alike && (experts == 0.0 || experts == 1.0)) {
+        b.n = 1;
+    } else if (alike && each_kind) {
+        b.n = 2;
+        b.by_experts = true;
+        b.config.dense[0] = 1;
+    }
+    b.config.layers = b.n;
+    return b;
+}
+
+size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer)
+{
+    return b->n == 1 ? 0 : b->by_experts ? ar_config_has_experts(c, layer) : layer;
+}
+
+ari_stage ari_stage_of_layers(const ari_walked *b, const ar_config *c, size_t first, size_t count)
+{
+    ari_stage s = {.share = {[ARI_PART_BLOCKS] = (double)count / (double)c->layers},
+                   .layers = (double)count,
+                   .first = b->n > 1 && !b->by_experts ? first : 0};
+    for (size_t l = first; l < first + count && b->by_experts; l++)
+        s.experts += ar_config_has_experts(c, l);
+    return s;
+}
+
+ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t n = (size_t)ar_parallel_stages(layout);
+    size_t first = 0, count = 0;
+    ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
+    ari_stage s = ari_stage_of_layers(b, p->step.config, first, count);
+    s.share[ARI_PART_BEFORE] = i == 0;
+    s.share[ARI_PART_AFTER] = i == n - 1;
+    return s;
+}
+
+ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t rank)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    ari_stage all = ari_stage_of(b, p, rank);
+    for (size_t i = rank + pp; i < stages; i += pp) {
+        const ari_stage s = ari_stage_of(b, p, i);
+        all.layers += s.layers;
+        all.experts += s.experts;
+        for (int part = 0; part < ARI_MODEL_PARTS; part++)
+            all.share[part] += s.share[part];
+    }
+    return all;
+}
+
+/* Stages with a layer more are in the middle. */
+size_t ari_stage_unlike(const ari_walked *b, const ari_planned *p, size_t i)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    const size_t longer = p->step.config->layers % stages, from = (stages - longer) / 2, to = from + longer;
+    const size_t at[] = {1, from % pp, to % pp, pp - 1, pp, from, to, stages - 1};
+    size_t next = stages;
+    for (size_t k = 0; k < sizeof at / sizeof *at; k++)
+        next = at[k] > i && at[k] < next ? at[k] : next;
+    return b->n > 1 || layout->stages.n > 0 ? i + 1 : next;
+}
+
+double ari_stage_times(const ari_walked *b, const ari_stage *s, size_t section)
+{
+    if (section >= b->n)
+        return s->share[section == b->n ? ARI_PART_BEFORE : ARI_PART_AFTER];
+    if (b->by_experts)
+        return section == 1 ? s->experts : s->layers - s->experts;
+    return b->n == 1 ? s->layers : section >= s->first && section < s->first + (size_t)s->layers;
+}
+
+double ari_experts_share(const ar_config *c)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < c->layers && c->experts.n > 0; i++)
+        n += ar_config_has_experts(c, i);
+    return n > 0 ? (double)n / (double)c->layers : 0.0;
+}
+
+double ari_attention_matrices(const ar_config *c)
+{
+    const ar_latent *l = &c->latent;
+    const double h = (double)c->hidden, heads = (double)c->heads, kv_heads = (double)c->kv_heads;
+    const double key = (double)c->head_dim, value = (double)ar_config_value_dim(c), rank = (double)l->q_rank;
+    if (l->kv_rank == 0)
+        return h * (heads * (key + value) + kv_heads * (key + value));
+    const double queries = rank > 0.0 ? rank * (h + heads * key) : h * heads * key;
+    const double low = (double)l->kv_rank, shared = (double)l->rope_dim;
+    return queries + h * (low + shared) + low * heads * (key - shared + value) + h * heads * value;
+}
+
+double ari_mlp_matrices(const ar_config *c, bool active)
+{
+    const ar_experts *e = &c->experts;
+    const double n = (double)(active ? e->per_token : e->n), each = c->gated ? 3.0 : 2.0;
+    const double share = ari_experts_share(c), more = (double)c->mtp * ar_config_has_experts(c, c->layers);
+    const double with = (double)c->layers * share + more, without = (double)ar_config_blocks(c) - with;
+    const double widths =
+        each * (n * (double)e->ffn + (double)e->shared) + (double)e->n + (e->shared > 0 && !e->ungated);
+    return (double)c->hidden * (with * widths + without * each * (double)c->ffn);
+}
+
+double ari_recomputed_share(const ari_step_case *c)
+{
+    const size_t every = (size_t)ari_at_least_one(c->run.parallel.recompute.every), layers = c->config->layers;
+    if (c->run.parallel.recompute.what == AR_RECOMPUTE_NONE || layers == 0)
+        return 0.0;
+    return (double)(layers / every + (layers % every != 0)) / (double)layers;
+}

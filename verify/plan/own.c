@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/dry), with all tokens zero. */
+
+#include "anyrank/schedule.h"
+#include "ref/core/size.h"
+#include "verify/plan/planner.h"
+#include "verify/run/cluster_run.h"
+
+/* --- what is run -------------------------------------------------------------------------------------------------- */
+
+/* Leaves out micro-batches of the rank that are alike and take nothing more. */
+static void shorten(ar_run *r, int rank)
+{
+    ar_parallel *p = &r->parallel;
+    const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
+    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
+    const int enough = ari_memory_micro_batches(p);
+    size_t start = 0, first = 0, last = 0;
+    ar_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
+    ar_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
+    if (enough >= pieces || first != last || p->forward_first || p->own_schedule || p->zero > 1)
+        return;
+    p->micro_batches = enough;
+    r->batch = first * (size_t)enough * (size_t)dp;
+}
+
+/* Ids of the rows up to the rank's last. Gives; free(). */
+static ar_status make_ids(int64_t **gives, const ar_run *r, int rank)
+{
+    const ar_parallel *p = &r->parallel;
+    size_t start = 0, count = 0, n = 0;
+    ar_parallel_rows(p, r->batch, ar_parallel_rank_of(p, rank).dp, ari_at_least_one(p->micro_batches) - 1, &start,
+                     &count);
+    AR_TRY(ari_mul_size(&n, start + count, r->seq));
+    return ARI_ALLOC_ZERO(gives, n, "the tokens of a dry run");
+}
+
+static ar_status nobody(void *user, const ar_tap_event *event)
+{
+    (void)user, (void)event;
+    return AR_OK;
+}
+
+/* Positions beyond the model's are no matter here. */
+static ar_status run_dry(ari_dry_memory *dry, const ari_step_case *c, int rank)
+{
+    ari_cluster_options o = {.run = c->run, .forward_only = c->forward_only, .tap = c->tapped ? nobody : NULL};
+    ar_config config = *c->config;
+    ARI_OWNED int64_t *ids = NULL;
+    shorten(&o.run, rank);
+    AR_TRY(make_ids(&ids, &o.run, rank));
+    const ar_batch batch = {.batch = o.run.batch, .seq = o.run.seq, .input_ids = ids};
+    if (!config.learned_positions && config.max_positions < batch.seq)
+        config.max_positions = batch.seq;
+    o.config = &config;
+    o.batch = &batch;
+    return ari_cluster_dry(dry, &o, rank, NULL);
+}
+
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
+
+static const ari_memory_kind kind_of[ARI_USES] = {[ARI_USE_OUTER] = ARI_MEMORY_OUTER,
+                                                  [ARI_USE_ATTENTION] = ARI_MEMORY_ATTENTION,
+                                                  [ARI_USE_MLP] = ARI_MEMORY_MLP,
+                                                  [ARI_USE_BETWEEN] = ARI_MEMORY_BETWEEN,
+                                                  [ARI_USE_LOGITS] = ARI_MEMORY_LOGITS};
+
+ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
+{
+    ari_dry_memory dry;
+    if (p->flash)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "memory of a run of this version: it has no flash attention");
+    AR_TRY(ari_memory_states(m, &p->step, rank));
+    AR_TRY(run_dry(&dry, &p->step, rank));
+    const double master = m->of[ARI_MEMORY_MASTER];
+    double kept = 0.0;
+    *m = (ari_memory){{0}};
+    m->of[ARI_MEMORY_WEIGHTS] = (double)dry.rank.weights;
+    m->of[ARI_MEMORY_OPERANDS] = (double)dry.rank.operands;
+    m->of[ARI_MEMORY_GRADIENTS] = (double)dry.rank.gradients;
+    m->of[ARI_MEMORY_MASTER] = master;
+    m->of[ARI_MEMORY_OPTIMIZER] = (double)dry.rank.optimizer - master;
+    m->of[ARI_MEMORY_BUCKETS] = (double)dry.rank.buckets;
+    for (int use = 0; use < ARI_USES; use++) {
+        m->of[kind_of[use]] = (double)dry.stored[use];
+        kept += (double)dry.stored[use];
+    }
+    m->of[ARI_MEMORY_UNITS] = (double)dry.rank.stored - kept;
+    m->of[ARI_MEMORY_WORKSPACE] = (double)(dry.rank.peak - dry.rank.stored);
+    return AR_OK;
+}
+
+/* --- several ------------------------------------------------------------------------------------------------------ */
+
+/* Of ranks that do the same the earlier ones hold more micro-batches. */
+ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const ari_walked b = ari_walked_of(&p->step, true);
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), each = (size_t)ar_parallel_world(layout) / pp;
+    *m = (ari_memory){{0.0}};
+    for (size_t i = 0; i < pp; i = layout->own_schedule ? i + 1 : ari_stage_unlike(&b, p, i)) {
+        ari_memory here;
+        AR_TRY(ari_memory_own(&here, p, (int)(i * each)));
+        if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
+            *m = here;
+    }
+    return AR_OK;
+}
+
+ar_status ari_memory_own_all(double *bytes, const ari_planned *p)
+{
+    const ar_parallel *layout = &p->step.run.parallel;
+    const int dp = ari_at_least_one(layout->dp), pp = ari_at_least_one(layout->pp);
+    const int each = ar_parallel_world(layout) / dp / pp;
+    const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks of one sample more: the first */
+    *bytes = 0.0;
+    for (int i = 0; i < pp; i++) {
+        for (int r = 0; r < dp; r = r < longer ? longer : dp) {
+            ari_memory m;
+            AR_TRY(ari_memory_own(&m, p, (i * dp + r) * each));
+            *bytes += (double)each * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
+        }
+    }
+    return AR_OK;
+}

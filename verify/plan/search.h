@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layouts of a number of ranks: which are legal, which fit, and which take least time. */
+#pragma once
+
+#include "ref/core/axis.h"
+#include "verify/plan/time.h"
+
+enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
+
+/** The product of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
+AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
+/** Checks that a model can be split so (ar_parallel_check), with a sample for each data-parallel rank. Errors:
+ *  AR_ERR_ARG, AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and a divisor of
+ *  it. */
+AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);
+/** True if an error is a verdict on a layout, rather than a failure of the machine. */
+bool ari_is_verdict(ar_status st);
+
+/* The extents of a layout in the order in which layouts are looked for and listed: numbers of ari_layout_axes. */
+extern const int ari_planned_axes[ARI_LAYOUT_AXES];
+
+/* A layout, compactly. */
+typedef struct ari_choice {
+    union {
+        int extent[ARI_LAYOUT_AXES]; /* in that order */
+        struct {
+            int tp, cp, pp, dp;
+        };
+    };
+    int cp_inner; /* of cp, neighbours that exchange heads for positions */
+    int ep;       /* of dp * cp, or with etp 1 of dp * cp * tp, neighbours that share out the experts */
+    int etp;      /* as in ar_parallel */
+    int zero, dp_replicate, micro_batches;
+    int overlap;             /* chunks of tp's collectives beside products; 0: the base's */
+    int virtual_stages;      /* of each pipeline rank */
+    ar_pp_schedule schedule; /* of a pipeline */
+    bool sp, zigzag;
+    ar_recompute recompute;
+} ari_choice;
+/** The choice of a layout whose extents are at least 1. */
+ari_choice ari_choice_of(const ar_parallel *p);
+#define ARI_CHOICE_TEXT (24 * ARI_LAYOUT_AXES)
+/** "tp=8 cp=1 pp=4 dp=2" of its first n extents, with what is between two of them. Returns `out`. */
+char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *between);
+/** base with this layout. */
+ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
+
+/* A request for layouts; 0 as an extent: all, -1: the rest. */
+typedef struct ari_search {
+    ari_planned base; /* model, batch, sequence, flash, and all that is no part of the layout */
+    int ranks;
+    ari_choice fixed;
+    int sp, zero, recompute,
+        schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
+    int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
+    ari_time_options time;
+    bool first;  /* meshes that are slower than the first of the list needs are left out of it */
+    bool chunks; /* so many chunks of tp's collectives as are best for the first of the list */
+    bool every;  /* all layouts, also those that cannot be; else the best of each mesh */
+    void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
+    void *user;
+} ari_search;
+
+typedef struct ari_candidate {
+    ari_choice choice;
+    ar_status legal;    /* AR_OK, or why not */
+    const char *reason; /* then in words, the ranking's; else "" */
+    double seconds;     /* of a step */
+    const char *bound;  /* ari_bound_of; static storage */
+    double bytes;       /* a rank's memory in the production account */
+    bool fits, weighed; /* weighed: bytes and fits are known */
+    bool settled;       /* seconds and bound are; else seconds are those that it takes at least */
+    double alone;       /* seconds of its schedule without transfers; 0: not known */
+} ari_candidate;
+
+typedef struct ari_ranking {
+    ari_candidate *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
+    size_t n, room;
+    size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
+    size_t timed;                  /* legal ones whose time was computed; bounds rule out the others */
+    size_t fitting;                /* in the list */
+    size_t
+        equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell which is
+                     faster; 0: by seconds alone */
+    ari_candidate fastest; /* of all legal ones, whether it fits or not */
+    bool has_fastest;
+    char **why; /* [whys]: reasons */
+    size_t whys, why_room;
+    char refused[ARI_REASON]; /* why the first one that is not legal is not */
+    double memory_bytes;      /* of a rank; 0: no limit */
+} ari_ranking;
+/** Errors: AR_ERR_ARG (ranks), AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the plan). ari_ranking_fini in every
+ *  case. */
+AR_NODISCARD ar_status ari_search_run(ari_ranking *r, const ari_search *s);
+void ari_ranking_fini(ari_ranking *r);
+
+/* Share of the fastest by which others may be slower and count as equal. */
+#define ARI_EQUAL 0.05
+/* What few would choose without a reason. */
+typedef enum ari_unusual {
+    ARI_UNUSUAL_CP = 1,
+    ARI_UNUSUAL_TP = 2,
+    ARI_UNUSUAL_NODES = 4,
+    ARI_UNUSUAL_TOKENS = 8,
+    ARI_UNUSUAL_ZERO = 16
+} ari_unusual;
+/** Bits of what is unusual: cp in sequences of at most 8,192; tp below 8 of a model of 70 billion parameters on GPUs of
+ *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank; ZeRO-3 in a pipeline, which gathers
+ *  its weights for every micro-batch. */
+unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
+/** Puts the simplest of those first that are equal within what is known, where the GPU is; r: ranked by seconds. Errors:
+ *  those of ari_time_of. */
+AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
+enum { ARI_WHY_LINES = 7, ARI_WHY_TEXT = 320 };
+/** Why the first of a ranking is first: where its time goes, what the next one loses, and of what is unusual what it
+ *  gains; "": no more. Errors: as of ari_time_of. */
+AR_NODISCARD ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s,
+                                       const ari_ranking *r);
+
+/* Throughput of a step that takes this many seconds. */
+typedef struct ari_throughput {
+    double tokens; /* a second, all ranks together */
+    double mfu, hfu;
+    ari_flops_convention convention;
+} ari_throughput;
+/** Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_time_options *o,
+                                         double seconds);
+
+/** One sentence or two: what bounds the step, and what would move it. t, m: of the layout in the production account;
+ *  faster: the fastest legal layout if that does not fit, else NULL. Truncates to size. */
+void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
+                const ari_candidate *faster, double memory_bytes);
+/** The largest part of a step besides products: "computation", "tp", "bubble", ... */
+const char *ari_bound_of(const ari_time *t);
+
+/* A layout in depth. */
+typedef struct ari_depth {
+    ari_planned planned;
+    ari_candidate found;
+    ari_time time, own_time; /* own: of what this version runs */
+    ari_memory memory, own_memory;
+    ari_throughput throughput;
+    bool has_own;
+    char advice[400], flags[800]; /* flags: of the search's system */
+} ari_depth;
+/** Details of a layout, for the model, batch and cluster of a search, of one for the first alone without its own;
+ *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the
+ *  plan). */
+AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
+                                    const ari_candidate *faster);
+
+/* --- systems (system.c) ------------------------------------------------------------------------------------------- */
+
+/* Production systems: what of a layout each can do, and how it is asked for. */
+
+extern const char *const ari_system_names[]; /* "megatron", ..; ends with NULL */
+
+/** What a search is told by its system and its cluster: -1 or a place in ari_system_names; gradients in fp32 where the
+ *  system sums them so, a reserve of a named GPU's memory, and tp's collectives in chunks beside products. */
+void ari_search_account(ari_search *s, int system);
+/** What of a layout a search's system lacks, as "that stage of ZeRO", or NULL. Static storage. */
+const char *ari_system_lacks(const ari_search *s, const ari_choice *c);
+/** What to paste into its command, its name in front; "" without a system. Truncates to size. */
+void ari_system_flags(char *text, size_t size, const ari_search *s, const ari_planned *p);

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "verify/run/process_run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cluster/process/process.h"
+#include "ref/comm/comm_impl.h"
+#include "ref/core/queue_impl.h"
+#include "ref/core/size.h"
+#include "ref/core/text.h"
+
+/* --- a rank ------------------------------------------------------------------------------------------------------- */
+
+/* The GPU of a process: that of its local number. Where several share one on purpose, they take turns at what there
+ * is. */
+static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
+{
+    const int gpus = ar_gpu_count();
+    c->index = p->local_rank;
+    if (p->options.share_gpus && gpus > 0)
+        c->index %= gpus;
+    if (gpus > 0 && c->index >= gpus)
+        return ar_error_set(
+            AR_ERR_ARG,
+            "process %d is number %d on its machine, which has %d GPU%s: start one process for each, or "
+            "say that they are to share them",
+            p->rank, p->local_rank, gpus, ARI_PLURAL(gpus));
+    return AR_OK;
+}
+
+static ar_status check_device(const ar_process *p, const ar_device_choice *which)
+{
+    const ar_transport t = p->options.transport;
+    /* The emulated device is for a library that stands for NCCL, which the communicator tells from NCCL. */
+    const bool nccl = which->kind == AR_DEVICE_CUDA || which->kind == AR_DEVICE_EMULATED;
+    if (t == AR_TRANSPORT_NCCL ? nccl : which->kind != AR_DEVICE_CUDA)
+        return AR_OK;
+    return ar_error_set(AR_ERR_UNSUPPORTED, "transport %s between ranks on the device %s: %s", ar_transport_name(t),
+                        ar_device_kind_name(which->kind),
+                        t == AR_TRANSPORT_NCCL ? "NCCL moves what lies on GPUs, which is the device cuda"
+                                               : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
+}
+
+ar_status ari_process_fail(ar_comm *world, ar_status own)
+{
+    const ari_outcome kept = ari_outcome_of(own);
+    const char *message = "";
+    if (own != AR_ERR_ABORTED)
+        ar_comm_abort(world, own, kept.message);
+    const ar_status first = world->ops->error(world, &message);
+    return first == AR_OK ? ari_outcome_status(&kept) : ar_error_set(first, "%s", message);
+}
+
+ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
+                          ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg)
+{
+    ar_device_choice choice = *which;
+    ar_device *d = NULL;
+    ar_comm *world = NULL;
+    /* A process that cannot take part, as where its machine has too few GPUs, must not leave the others waiting. */
+    ar_status st = check_device(p, which);
+    if (st == AR_OK && choice.kind == AR_DEVICE_CUDA)
+        st = choose_gpu(&choice, p);
+    if (st == AR_OK)
+        st = ar_device_create(&d, &choice, threads);
+    st = ari_process_agree(p, st);
+    if (st == AR_OK)
+        st = ar_process_comm(&world, p, d);
+    if (st == AR_OK)
+        st = fn(world, d, arg);
+    if (st != AR_OK && world)
+        st = ari_process_fail(world, st);
+    ar_comm_destroy(world);
+    ar_device_destroy(d);
+    return st;
+}
+
+/* --- agreement ---------------------------------------------------------------------------------------------------- */
+
+/* The lowest that has something to say. */
+static void first_of(ari_outcome *v, const ari_outcome *all, int n)
+{
+    *v = (ari_outcome){.status = AR_OK};
+    for (int r = n - 1; r >= 0; r--) {
+        if (all[r].status != AR_OK)
+            *v = all[r];
+    }
+}
+
+static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, int n)
+{
+    int r = 0;
+    while (r < n && sizes[r] == sizeof *v)
+        r++;
+    if (r == n) {
+        first_of(v, all, n);
+        return;
+    }
+    *v = (ari_outcome){.status = AR_ERR_INTERNAL};
+    snprintf(v->message, sizeof v->message,
+             "process %d is elsewhere than process 0: all processes run the same program with the same options", r);
+}
+
+ar_status ari_process_give_up(ar_process *p, ar_status st)
+{
+    const ari_outcome kept = ari_outcome_of(st);
+    ar_process_abort(p, st, kept.message);
+    return ari_outcome_status(&kept);
+}
+
+ar_status ari_process_agree(ar_process *p, ar_status own)
+{
+    ari_outcome v = ari_outcome_of(own);
+    ARI_OWNED void *all = NULL;
+    ARI_OWNED size_t *sizes = NULL;
+    ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "what the processes say");
+    if (st != AR_OK)
+        return ari_process_give_up(p, st);
+    st = ar_process_gather(p, &all, sizes, &v, sizeof v);
+    if (st == AR_OK && all)
+        take_verdicts(&v, all, sizes, p->size);
+    if (st == AR_OK)
+        st = ar_process_broadcast(p, &v, sizeof v);
+    AR_TRY(st);
+    return ari_outcome_status(&v);
+}
+
+/* --- bytes -------------------------------------------------------------------------------------------------------- */
+
+ar_status ari_bytes_put(ari_bytes *b, const void *from, size_t n)
+{
+    size_t needed = 0;
+    AR_TRY(ari_add_size(&needed, b->count, n));
+    if (needed > b->capacity) {
+        const size_t capacity = needed > SIZE_MAX / 2 ? needed : 2 * needed;
+        void *larger = realloc(b->at, capacity);
+        if (!larger)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of a rank's results", capacity);
+        b->at = larger;
+        b->capacity = capacity;
+    }
+    if (n > 0)
+        memcpy(b->at + b->count, from, n);
+    b->count = needed;
+    return AR_OK;
+}
+
+void ari_bytes_fini(ari_bytes *b)
+{
+    free(b->at);
+    *b = (ari_bytes){.count = 0};
+}
+
+ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n)
+{
+    if (n > b->count)
+        return ar_error_set(AR_ERR_INTERNAL,
+                            "a process sent %zu bytes where %zu were expected: do all processes run the "
+                            "same program with the same options?",
+                            b->count, n);
+    if (n > 0)
+        memcpy(to, b->at, n);
+    b->at += n;
+    b->count -= n;
+    return AR_OK;
+}
+
+static ar_status take_each(int ranks, unsigned char *all, const size_t *sizes,
+                           ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+{
+    for (int r = 0; r < ranks; r++) {
+        ari_bytes of = {.at = all, .count = sizes[r]};
+        AR_TRY(take(user, r, &of));
+        all += sizes[r];
+    }
+    return AR_OK;
+}
+
+ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
+                              ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+{
+    ARI_OWNED void *all = NULL;
+    ARI_OWNED size_t *sizes = NULL;
+    ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
+    if (st == AR_OK)
+        st = ar_process_gather(p, &all, sizes, own->at, own->count);
+    if (st == AR_ERR_MEMORY) /* of this process alone */
+        st = ari_process_give_up(p, st);
+    if (st == AR_OK) {
+        if (p->rank == 0)
+            st = take_each(p->size, all, sizes, take, user);
+        st = ari_process_agree(p, st);
+    }
+    return st;
+}
