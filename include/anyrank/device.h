@@ -469,7 +469,7 @@ uint64_t ar_gpu_refused_products(char *text, size_t size);
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
- *  ANYRANK_EXACT_PATH ("portable", "avx2", "ifma", ...) names: the same bits either way.
+ *  ANYRANK_EXACT_PATH ("portable", "avx2", ...) names: the same bits either way.
  *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
  *  lacks; an OpenBLAS that cannot be used, dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
  *  AR_ERR_MEMORY. */
@@ -490,8 +490,8 @@ typedef struct ar_cpu_info {
     char blas_version[32];  /* "0.9.0" */
     char blas_kernels[32];  /* as the library calls them: "skx", "SkylakeX", ... */
     char blas_reason[112];  /* why these */
-    char exact_path[32];    /* "portable", "ifma", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
-    char exact_reason[192]; /* why this one: what was measured, or what refused it */
+    char exact_path[32];    /* "portable", "avx2", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
+    char exact_reason[192]; /* why this one, or what refused it */
     int cores;
 } ar_cpu_info;
 void ar_cpu_info_get(ar_cpu_info *out);

@@ -59,7 +59,7 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     ari_exact_choice exact;
     AR_TRY(check_subnormals());
     AR_TRY(ari_blas_check());
-    AR_TRY(ari_exact_forced(&exact));
+    AR_TRY(ari_exact_choose(&exact));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ari_cpu_device), "the cpu device"));
     ari_cpu_device *d = memory;
     ari_pool_init(&d->pool);

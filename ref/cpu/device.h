@@ -42,7 +42,7 @@ typedef struct ari_exact_choice {
 typedef struct ari_cpu_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ari_pool pool;
-    ari_exact_choice exact; /* how it makes the integer sums of an exact contraction; path NULL: ari_exact_likely */
+    ari_exact_choice exact; /* how it makes the integer sums of an exact contraction */
 } ari_cpu_device;
 
 /** The part common to every CPU device, with no memory and no path: for queries of sizes. Static storage. */
@@ -51,22 +51,15 @@ const ar_device *ari_cpu_form(void);
 /* --- the processor ------------------------------------------------------------------------------------------------ */
 
 /** True if it has all of these, space-separated, as /proc/cpuinfo of Linux spells them: "avx2 fma avx_vnni avx512f
- *  avx512dq avx512bw avx512vl avx512ifma avx512_vnni avx512vbmi amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
+ *  avx512dq avx512bw avx512vl avx512_vnni avx512vbmi amx_int8" are known on x86, "asimd asimddp i8mm bf16 sve sve2" on
  *  ARM. The operating system saves the registers of AVX and AVX-512 that are reported; a program asks it for those of
  *  AMX. */
 bool ari_cpu_has(const char *names);
 
 #define ARI_EXACT_VARIABLE "ANYRANK_EXACT_PATH"
-/** The paths of this build, the one that is likely to be the fastest first; NULL from the end of the list on. */
+/** The paths of this build, the fastest first; NULL from the end of the list on. */
 const ari_exact_path *ari_exact_path_at(size_t i);
-/** The path that the environment variable ANYRANK_EXACT_PATH names, for a device that is created now; it names none:
- *  NULL. Errors: AR_ERR_ARG (a name that is not in the list), AR_ERR_UNSUPPORTED (this processor lacks what the path
- *  needs). */
-AR_NODISCARD ar_status ari_exact_forced(ari_exact_choice *choice);
-/** The same, or the fastest path of those that the processor has. If theory does not decide, each makes products of about
- *  3 ms, once a process. */
+/** The path that the environment variable ANYRANK_EXACT_PATH names, for a device that is created now, or the first that
+ *  the processor has. Every path gives the same integers. Errors: AR_ERR_ARG (a name that is not in the list),
+ *  AR_ERR_UNSUPPORTED (this processor lacks what the path needs). */
 AR_NODISCARD ar_status ari_exact_choose(ari_exact_choice *choice);
-/** The paths for one more product, of so many multiplications, where none is forced: the fastest, once the process has
- *  multiplied so much that finding it is worth the time, until then the one that is likely to be. Any thread may call.
- *  Every path gives the same integers. */
-ari_exact_choice ari_exact_likely(uint64_t multiplications);

@@ -42,7 +42,6 @@ static size_t list_features(feature out[FEATURES])
         {"avx512dq", __builtin_cpu_supports("avx512dq")},
         {"avx512bw", __builtin_cpu_supports("avx512bw")},
         {"avx512vl", __builtin_cpu_supports("avx512vl")},
-        {"avx512ifma", __builtin_cpu_supports("avx512ifma")},
         {"avx512_vnni", __builtin_cpu_supports("avx512vnni")},
         {"avx512vbmi", __builtin_cpu_supports("avx512vbmi")},
         {"amx_int8", leaf7(0, 3, 25)},

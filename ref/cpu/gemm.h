@@ -123,7 +123,7 @@ static inline const void *ari_tile_panel(const ari_tile *t, size_t number)
 
 extern const ari_exact_path ari_exact_portable;
 /* Defined where ARI_HAVE_X86_PATHS is 1, and ARI_HAVE_ARM_PATHS. */
-extern const ari_exact_path ari_exact_amx, ari_exact_ifma, ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2;
+extern const ari_exact_path ari_exact_amx, ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2;
 extern const ari_exact_path ari_exact_smmla, ari_exact_sdot, ari_exact_neon;
 #if !defined(ARI_HAVE_X86_PATHS) /* tests that emulate the instructions set them for any processor */
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -118,12 +118,10 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
 }
 
 /* The path of a product whose longest sum has so many terms: to be asked for once. */
-static const ari_exact_path *path_of(const ar_device *d, const ar_packed *a, const ar_packed *b, size_t terms)
+static const ari_exact_path *path_of(const ar_device *d, size_t terms)
 {
-    ari_exact_choice exact = ((const ari_cpu_device *)d)->exact;
-    if (!exact.path)
-        exact = ari_exact_likely((uint64_t)a->batch * a->rows * b->rows * a->k);
-    return terms < exact.path->least_terms ? exact.brief : exact.path;
+    const ari_exact_choice *exact = &((const ari_cpu_device *)d)->exact;
+    return terms < exact->path->least_terms ? exact->brief : exact->path;
 }
 
 /* Runs job(path, context, tile) for every tile, spread over the threads. */
@@ -199,7 +197,7 @@ ar_status ari_cpu_gemm_i64(ar_device *d, ARI_AT_ONCE, ar_buf s, const ar_packed 
                             ARI_CONTRACT_BLOCK);
     const int_output o = {.s = s.ptr, .limbs = limbs, .add = add};
     const tile_request r = {.matrices = a->batch, .products = a->batch, .k = a->k, .terms = ARI_CONTRACT_BLOCK};
-    return for_each_tile(d, path_of(d, a, b, a->k), a, b, &r, int_tile, &o);
+    return for_each_tile(d, path_of(d, a->k), a, b, &r, int_tile, &o);
 }
 
 /* --- rounded values out ------------------------------------------------------------------------------------------- */
@@ -302,7 +300,7 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
         return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", ym.batch,
                             ym.rows, ym.cols, a->batch, a->rows, b->rows);
     const round_output o = {.d = d, .y = y, .z = z, .e = e.ptr, .f = f.ptr, .bias = bias.ptr, .act = act};
-    const ari_exact_path *path = path_of(d, a, b, a->k);
+    const ari_exact_path *path = path_of(d, a->k);
     const tile_request r = {.matrices = a->batch,
                             .products = a->batch,
                             .k = a->k,
@@ -375,7 +373,7 @@ ar_status ari_cpu_gemm_acc(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, size_
         r.k = terms > r.k ? terms : r.k;
         r.values += terms > 0 ? 1 : 0;
     }
-    const ari_exact_path *path = path_of(d, a, b, r.k);
+    const ari_exact_path *path = path_of(d, r.k);
     r.terms = path->terms;
     r.direct = r.k > 0 && r.k <= path->terms;
     const acc_output o = {t.ptr, sums, sums + low, e.ptr, f.ptr, &r, fresh, narrow};

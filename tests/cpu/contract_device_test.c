@@ -142,18 +142,6 @@ Test(contract_device, says_which_exact_path_a_new_device_takes)
     expect_path("Portable", "refused");
 }
 
-Test(contract_device, measures_paths_only_where_much_is_multiplied)
-{
-    ari_exact_choice measured;
-    const ari_exact_choice first = ari_exact_likely(UINT64_C(1) << 31);
-    cr_expect(first.path->supported() && first.path->least_terms == 0 && first.brief == first.path);
-    cr_expect_str_eq(ari_exact_likely(UINT64_C(1) << 31).why, "likely");
-    const ari_exact_choice then = ari_exact_likely(1);
-    cr_assert_ok(ari_exact_choose(&measured));
-    cr_expect_str_eq(then.why, measured.why);
-    cr_expect(then.path == measured.path && then.brief == measured.brief);
-}
-
 Test(contract_device, refuses_an_exact_path_that_is_none)
 {
     ar_device *d = NULL;

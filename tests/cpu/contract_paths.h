@@ -17,7 +17,6 @@
 #define EXACT_PATHS(X, ...)    \
     X(portable, __VA_ARGS__)   \
     X(amx, __VA_ARGS__)        \
-    X(ifma, __VA_ARGS__)       \
     X(avx512vnni, __VA_ARGS__) \
     X(avxvnni, __VA_ARGS__) X(avx2, __VA_ARGS__) X(smmla, __VA_ARGS__) X(sdot, __VA_ARGS__) X(neon, __VA_ARGS__)
 

@@ -16,45 +16,6 @@ static void expect_lanes(const char *what, __m256i got, const uint32_t *want)
         cr_expect_eq(lane[i], want[i], "%s, lane %zu: got %u, expected %u", what, i, lane[i], want[i]);
 }
 
-Test(emulated_avx, multiply_add_takes_52_bits_of_operands_and_product)
-{
-    const struct {
-        uint64_t a, b, c, want;
-    } cases[] = {
-        {5, 3, 4, 17},
-        {UINT64_MAX, 1, 1, 0},                                                    /* the sum has 64 bits */
-        {0, (uint64_t)1 << 26, (uint64_t)1 << 26, 0},                             /* 2^52 is cut off */
-        {7, ((uint64_t)1 << 26) + 1, (uint64_t)1 << 26, 7 + ((uint64_t)1 << 26)}, /* 2^52 + 2^26 */
-        {0, ((uint64_t)1 << 52) + 3, 2, 6},                                       /* the left factor has 52 bits */
-        {0, 2, ((uint64_t)1 << 63) + 3, 6},                                       /* and so has the right one */
-        {0, ((uint64_t)1 << 52) - 1, ((uint64_t)1 << 52) - 1, 1},                 /* (2^52 - 1)^2 modulo 2^52 */
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        __m512i a = _mm512_setzero_si512(), b = a, c = a;
-        a[i] = (long long)cases[i].a;
-        b[i] = (long long)cases[i].b;
-        c[i] = (long long)cases[i].c;
-        const emulated_u64x8 got = (emulated_u64x8)_mm512_madd52lo_epu64(a, b, c);
-        for (size_t lane = 0; lane < 8; lane++) {
-            const uint64_t want = lane == i ? cases[i].want : 0;
-            cr_expect_eq(got[lane], want, "case %zu, lane %zu: got %llx, expected %llx", i, lane,
-                         (unsigned long long)got[lane], (unsigned long long)want);
-        }
-    }
-}
-
-Test(emulated_avx, lanes_are_widened_without_a_sign_and_shifted_by_themselves)
-{
-    const emulated_u64x8 wide = (emulated_u64x8)_mm512_cvtepu32_epi64(_mm256_set1_epi32(-1));
-    const emulated_u64x8 moved = (emulated_u64x8)_mm512_slli_epi64((__m512i)wide, 40);
-    const emulated_u64x8 gone = (emulated_u64x8)_mm512_slli_epi64((__m512i)wide, 64);
-    for (size_t i = 0; i < 8; i++) {
-        cr_expect_eq(wide[i], 0xffffffffu);
-        cr_expect_eq(moved[i], 0xffffff0000000000u);
-        cr_expect_eq(gone[i], 0u);
-    }
-}
-
 Test(emulated_avx, unpacking_stays_within_halves)
 {
     const __m256i a = counting(0), b = counting(10);

@@ -5,7 +5,6 @@ every machine."""
 
 TESTS = "cpu/contract_integers_test cpu/contract_test cpu/gemm_acc_test cpu/contract_sharded_test"
 PORTABLE = "ref/cpu/exact/portable.c"
-IFMA = "ref/cpu/exact/ifma.c"
 K16 = "ref/cpu/exact/k16.h"
 TRANSPOSE = "ref/cpu/exact/transpose8.h"
 DIGITS, PANELS = "ref/cpu/exact/digits.c", "ref/cpu/exact/panels.c"
@@ -47,35 +46,11 @@ MUTANTS = [
      "ari_halves_to_int64(s, half_row(t, i), half_row(t, t->rows + (i + 1) % t->rows)"),
     ("limbs of a further block replace those before but in the first row", PORTABLE, "half_row(t, t->rows + i), add, t->cols);\n}\n\nstatic bool",
      "half_row(t, t->rows + i), add && i == 0, t->cols);\n}\n\nstatic bool"),
-    # --- ifma: AVX-512 IFMA
-    ("the sums of a panel lack a term of every eight", IFMA, "part = _mm256_add_epi32(part, out[t]);",
-     "part = t > 0 ? _mm256_add_epi32(part, out[t]) : part;"),
-    ("terms past the last one are those of the next row", IFMA, "terms - k < 8 ? terms - k : 8);", "8);"),
-    ("n*2^50 is counted for the terms without those of the last step", IFMA, "(uint64_t)ari_round_up8(terms) << (2 * OFFSET_BITS)",
-     "(uint64_t)terms << (2 * OFFSET_BITS)"),
-    ("integers are offset by half of what the corrections say", IFMA, "_mm256_set1_epi32(1 << OFFSET_BITS)",
-     "_mm256_set1_epi32(1 << (OFFSET_BITS - 1))"),
+    # --- what paths by panels share
     ("the mask of a short slice lacks its last term", TRANSPOSE, "(n < 8 ? 8 - n : 0)", "(n < 8 ? 9 - n : 0)"),
     ("lanes of a transposition change places", TRANSPOSE, "v[i + 2] = _mm256_unpacklo_epi64(u[i + 1], u[i + 3]);",
      "v[i + 2] = _mm256_unpacklo_epi64(u[i + 3], u[i + 1]);"),
     ("the upper four terms are the lower four", TRANSPOSE, "(v[i], v[i + 4], 0x31)", "(v[i], v[i + 4], 0x20)"),
-    ("the correction has the wrong sign", IFMA, "_mm512_sub_epi64(_mm512_set1_epi64((long long)base)",
-     "_mm512_add_epi64(_mm512_set1_epi64((long long)base)"),
-    ("the sums of offset integers are shifted by one bit too few", IFMA, "_mm512_slli_epi64(sum, OFFSET_BITS)",
-     "_mm512_slli_epi64(sum, OFFSET_BITS - 1)"),
-    ("n*2^50 is counted once too often", IFMA, "store_fix(fix, sum, 0);",
-     "store_fix(fix, sum, (uint64_t)terms << (2 * OFFSET_BITS));"),
-    ("terms of a left panel overwrite those eight before", IFMA, "to + (k + t) * GROUP", "to + t * GROUP"),
-    ("vectors of a right panel lie as if it were the only one", IFMA, "(to + (k + t) * width + j)", "(to + (k + t) * GROUP + j)"),
-    ("terms of a right panel overwrite the corrections", IFMA, "*to = (uint32_t *)panel + HEAD * width;", "*to = (uint32_t *)panel;"),
-    ("vectors of a right panel have the first one's columns", IFMA, "strip_of(s, j)", "strip_of(s, 0)"),
-    ("rows past the last one are another tile's", IFMA, "i < GROUP && row + i < s->rows;", "i < GROUP;"),
-    ("the corrections of the second vector are the first one's", IFMA, "_mm512_loadu_si512(col_fix + v * GROUP)",
-     "_mm512_loadu_si512(col_fix + v / 2 * GROUP)"),
-    ("every row has the first row's correction", IFMA, "(long long)row_fix[i]", "(long long)row_fix[0]"),
-    ("rows of a register tile come in the other order", IFMA, "(long long)left[i]", "(long long)left[7 - i]"),
-    ("the third vector is the second one", IFMA, "(right + v * GROUP)", "(right + (v < 2 ? v : 1) * GROUP)"),
-    ("a narrow panel is multiplied as a wide one", IFMA, "if (r->cols == 3 * GROUP)", "if (r->cols >= GROUP)"),
     ("limbs of a further block replace those before but in the first row", SUMS, "ari_sums_to_limbs(s, sums_row(t, i), add, t->cols);",
      "ari_sums_to_limbs(s, sums_row(t, i), add && i == 0, t->cols);"),
     ("wide sums are rounded as if they had 51 bits", SUMS, "t->plan->narrow ? ari_round_small_sums", "true ? ari_round_small_sums"),

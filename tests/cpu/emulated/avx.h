@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The vector instructions of ref/cpu/exact/ifma.c, k16.h and amx.c in plain C, written from the pseudocode of Intel's
+/* The vector instructions of ref/cpu/exact/k16.h and amx.c in plain C, written from the pseudocode of Intel's
  * Intrinsics Guide and under its names: tests run those files by them on any processor. Lane 0 is the lowest. The types
  * are those of the compilers' own <immintrin.h>: vectors whose lanes a cast chooses. */
 #pragma GCC diagnostic ignored "-Wpsabi" /* how a vector is passed is of no interest: all of these are inlined */
@@ -41,37 +41,6 @@ EMULATED __m512i _mm512_loadu_si512(const void *from)
 EMULATED void _mm512_storeu_si512(void *to, __m512i a)
 {
     memcpy(to, &a, sizeof a);
-}
-
-EMULATED __m512i _mm512_add_epi64(__m512i a, __m512i b)
-{
-    return (__m512i)((emulated_u64x8)a + (emulated_u64x8)b);
-}
-
-EMULATED __m512i _mm512_sub_epi64(__m512i a, __m512i b)
-{
-    return (__m512i)((emulated_u64x8)a - (emulated_u64x8)b);
-}
-
-EMULATED __m512i _mm512_slli_epi64(__m512i a, unsigned int count)
-{
-    return count > 63 ? _mm512_setzero_si512() : (__m512i)((emulated_u64x8)a << count);
-}
-
-EMULATED __m512i _mm512_cvtepu32_epi64(__m256i a)
-{
-    emulated_u64x8 r;
-    for (size_t i = 0; i < 8; i++)
-        r[i] = ((emulated_u32x8)a)[i];
-    return (__m512i)r;
-}
-
-/* a + the low 52 bits of the product of the low 52 bits of b and c. The product's higher half is not needed for
- * them. */
-EMULATED __m512i _mm512_madd52lo_epu64(__m512i a, __m512i b, __m512i c)
-{
-    const uint64_t low52 = ((uint64_t)1 << 52) - 1;
-    return (__m512i)((emulated_u64x8)a + ((((emulated_u64x8)b & low52) * ((emulated_u64x8)c & low52)) & low52));
 }
 
 /* The products of two pairs of 16-bit integers with signs, and what was there, without saturation. */

@@ -30,18 +30,13 @@ __attribute__((target("avx2,avxvnni"))) static void avxvnni_steps(step_words out
     SAVE256(0, _mm256_dpwssd_avx_epi32(LOAD256(2), LOAD256(0), LOAD256(1)));
 }
 
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512ifma,avx512vnni"))) static void
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))) static void
 avx512_steps(step_words out[STEPS], const step_words in[3])
 {
     const __m512i a = _mm512_loadu_si512(in[0]), b = _mm512_loadu_si512(in[1]), c = _mm512_loadu_si512(in[2]);
-    _mm512_storeu_si512(out[0], _mm512_add_epi64(a, b));
-    _mm512_storeu_si512(out[1], _mm512_sub_epi64(a, b));
-    _mm512_storeu_si512(out[2], _mm512_slli_epi64(a, 25));
-    _mm512_storeu_si512(out[3], _mm512_cvtepu32_epi64(LOAD256(1)));
-    _mm512_storeu_si512(out[4], _mm512_madd52lo_epu64(a, b, c));
-    _mm512_storeu_si512(out[5], _mm512_dpwssd_epi32(a, b, c));
-    _mm512_storeu_si512(out[6], _mm512_set1_epi64((long long)in[0][1] << 20));
-    _mm512_storeu_si512(out[7], _mm512_setzero_si512());
+    _mm512_storeu_si512(out[0], _mm512_dpwssd_epi32(a, b, c));
+    _mm512_storeu_si512(out[1], _mm512_set1_epi64((long long)in[0][1] << 20));
+    _mm512_storeu_si512(out[2], _mm512_setzero_si512());
 }
 
 __attribute__((target("avx512f,avx512vbmi"))) static void avx512vbmi_steps(step_words out[STEPS],
@@ -57,6 +52,6 @@ __attribute__((target("avx512f,avx512vbmi"))) static void avx512vbmi_steps(step_
     {                                                                                                     \
         {"avx2", avx2_steps}, {"avx2 avx_vnni", avxvnni_steps}, {"avx512f avx512vbmi", avx512vbmi_steps}, \
         {                                                                                                 \
-            "avx512f avx512bw avx512dq avx512vl avx512ifma avx512_vnni", avx512_steps                     \
+            "avx512f avx512bw avx512dq avx512vl avx512_vnni", avx512_steps                                \
         }                                                                                                 \
     }

@@ -5,13 +5,13 @@
 
 #include "ref/cpu/device.h"
 
-extern const ari_exact_path emulated_exact_amx, emulated_exact_ifma;
+extern const ari_exact_path emulated_exact_amx;
 extern const ari_exact_path emulated_exact_avx512vnni, emulated_exact_avxvnni, emulated_exact_avx2;
 extern const ari_exact_path emulated_exact_smmla, emulated_exact_sdot, emulated_exact_neon;
 
 static const ari_exact_path *const emulated[] = {
-    &emulated_exact_amx,  &emulated_exact_ifma,  &emulated_exact_avx512vnni, &emulated_exact_avxvnni,
-    &emulated_exact_avx2, &emulated_exact_smmla, &emulated_exact_sdot,       &emulated_exact_neon};
+    &emulated_exact_amx,   &emulated_exact_avx512vnni, &emulated_exact_avxvnni, &emulated_exact_avx2,
+    &emulated_exact_smmla, &emulated_exact_sdot,       &emulated_exact_neon};
 
 const ari_exact_path *test_emulated_path_at(size_t i)
 {
