@@ -82,10 +82,9 @@ static ar_status choose_rows(size_t *rows)
 
 ar_status ari_imma_choose(ari_imma *imma)
 {
-    int which, kernel;
+    int which;
     AR_TRY(choose(&which, ARI_IMMA_VARIABLE, "imma16", "imma10"));
-    AR_TRY(choose(&kernel, ARI_IMMA_KERNEL_VARIABLE, "cublas", "own"));
-    *imma = (ari_imma){which < 0 ? ARI_IMMA_AUTO : which == 0 ? ARI_IMMA_16 : ARI_IMMA_10, 0, kernel == 1};
+    *imma = (ari_imma){which < 0 ? ARI_IMMA_AUTO : which == 0 ? ARI_IMMA_16 : ARI_IMMA_10, 0};
     return choose_rows(&imma->min_rows);
 }
 

@@ -27,7 +27,7 @@
 # FAIL. Exit status 1 if one failed.
 set -u
 
-steps="machine smoke conformance check1 check2 check4 golden training bench_gemm bench_block bits own_kernel bench_torch
+steps="machine smoke conformance check1 check2 check4 golden training bench_gemm bench_block bits bench_torch
 nccl2 check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
 
 # Seconds.
@@ -35,7 +35,7 @@ limit_of() {
     case $1 in
         build) echo 500 ;;
         machine | smoke) echo 30 ;;
-        conformance | own_kernel) echo 120 ;;
+        conformance) echo 120 ;;
         bench_torch) echo 300 ;;
         bench_* | nccl4 | *check) echo 90 ;;
         *) echo 60 ;;

@@ -4,7 +4,6 @@
 #include "gpu/blas.h"
 #include "gpu/epilogue.h"
 #include "gpu/packed.h"
-#include "gpu/sm90/gemm.h"
 #include "ref/core/size.h"
 
 namespace ARI_GPU
@@ -227,9 +226,8 @@ ar_status for_each_tile(ar_device *d, ar_queue *q, const packed &a, const packed
     const ari_tile_machine machine = blas_machine(d);
     if (a.batch == 0 || a.rows == 0 || b.rows == 0)
         return AR_OK;
-    const bool own = sm90_takes(d, a, b);
     for (ari_tile_part p = {}; ari_band_next(&p, &w, &machine, band);)
-        AR_TRY(own ? sm90_gemm(d, q, a, b, p, pass.out) : run_part(d, q, a, b, p, machine, pass));
+        AR_TRY(run_part(d, q, a, b, p, machine, pass));
     return AR_OK;
 }
 

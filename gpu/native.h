@@ -45,17 +45,14 @@ typedef enum ari_imma_path {
 
 #define ARI_IMMA_VARIABLE "ANYRANK_IMMA_PATH"
 #define ARI_IMMA_ROWS_VARIABLE "ANYRANK_IMMA_MIN_ROWS"
-#define ARI_IMMA_KERNEL_VARIABLE "ANYRANK_IMMA_KERNEL"
 
 typedef struct ari_imma {
     ari_imma_path path;
     size_t min_rows; /* int8 products of fewer rows or columns are not asked of the library */
-    bool own;        /* the kernel of gpu/sm90, which keeps its sums in registers, in place of the library's products */
 } ari_imma;
 
-/** The environment's choice for a new device: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO if unset),
- *  ANYRANK_IMMA_MIN_ROWS (0 if unset) and ANYRANK_IMMA_KERNEL ("cublas", the default; "own"). Errors: AR_ERR_ARG
- *  (another value). */
+/** The environment's choice for a new device: ANYRANK_IMMA_PATH ("imma16", "imma10"; ARI_IMMA_AUTO if unset) and
+ *  ANYRANK_IMMA_MIN_ROWS (0 if unset). Errors: AR_ERR_ARG (another value). */
 AR_NODISCARD ar_status ari_imma_choose(ari_imma *imma);
 
 /* Mode of cuBLAS's fp32 GEMMs: its default (CUBLAS_COMPUTE_32F; never TF32), or each operation as the formula has it

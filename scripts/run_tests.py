@@ -586,7 +586,7 @@ HELD = {
     "processes, launchers, MPI and NCCL's host side":
         "cli/process_test cli/cluster_test cli/device_test examples/launch_test examples/ci_test "
         "gpu/nccl_command_test mpi/mpi_test",
-    "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test gpu/conformance_own_main",
+    "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test",
     "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
     "pages that take long, and pictures": "pages/long_test pages/pictures_test",
     "readers of other people's files, fuzzed": "fuzz/run",

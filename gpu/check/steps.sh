@@ -263,24 +263,16 @@ step_bench_block() {
 bits_of() {
     way=$1
     shift
-    path=$way kernel=cublas
-    [ "$way" != own ] || path='' kernel=own
-    ANYRANK_IMMA_PATH=$path ANYRANK_IMMA_KERNEL=$kernel "$anyrank" bench "$@" --device "$device" --repetitions 1 -q \
+    ANYRANK_IMMA_PATH=$way "$anyrank" bench "$@" --device "$device" --repetitions 1 -q \
         --no-color --json - > "$logs/bits.txt" || return 1
     awk '/"numerics": "native"/ {native = 1} /"bits":/ {if (!native) print $2; native = 0}' "$logs/bits.txt"
 }
-has_own_kernel() {
-    ANYRANK_IMMA_KERNEL=own "$conformance" "$device" --slot zero --rounds 1 --passes first --small \
-        > "$logs/own_kernel.txt" 2>&1
-    [ $? -ne 77 ] || ! grep -q 'is for compute capability 9.0' "$logs/own_kernel.txt"
-}
 # Every way to compute the products has the same bits at every shape that is timed: cuBLAS with 16 and with 10 products
-# of digits, and the kernel of our own.
+# of digits.
 step_bits() {
     set -- "gemm" "block --size large --seq 1024 --batch 2"
     on_gpu || set -- "gemm --m 40 --n 24 --k 600" "block llama-demo --seq 4 --batch 1"
     ways="imma16 imma10"
-    ! has_own_kernel || ways="$ways own"
     count=0
     for what; do
         first=''
@@ -295,30 +287,6 @@ step_bits() {
         count=$((count + $(echo "$first" | wc -l)))
     done
     echo "$count results, each one hash by $ways"
-}
-
-# The kernel of our own in place of cuBLAS's int8 products (gpu/sm90): its bits with 16 and with 10 products of digits, a
-# model trained by it, then how fast it is.
-step_own_kernel() {
-    has_own_kernel || { echo "the kernel is for compute capability 9.0 alone: nothing to check"; return 0; }
-    ANYRANK_IMMA_KERNEL=own
-    export ANYRANK_IMMA_KERNEL
-    for slot in gemm_i64 gemm_round gemm_acc; do
-        set -- "$device" --slot $slot
-        if on_gpu; then set -- "$@" --rounds 2; else set -- "$@" --passes first --small; fi
-        "$conformance" "$@" > "$logs/own_kernel.txt" 2>&1
-        status=$?
-        cat "$logs/own_kernel.txt"
-        [ $status -eq 0 ] || return $status
-    done
-    on_gpu || { echo "3 slots, 0 differ"; return 0; }
-    train_and_compare llama-demo 20 16 "--tp 1" || return 1
-    "$anyrank" bench gemm --device cuda --no-color --json "$logs/own_gemm.json" > "$logs/own_gemm.txt" &&
-        "$anyrank" bench block --size large --seq 1024 --batch 2 --repetitions 5 --device cuda --profile --no-color \
-            --json "$logs/own_block.json" > "$logs/own_block.txt" || return 1
-    cat "$logs/own_gemm.txt" "$logs/own_block.txt"
-    { first_table "$logs/own_gemm.txt"; first_table "$logs/own_block.txt"; } > "$logs/own_kernel.figures"
-    echo "3 slots, 0 differ, the CPU's hash after 20 steps; $(gemm_words "$logs/own_gemm.txt")"
 }
 
 # The same blocks in PyTorch, in turns with these.

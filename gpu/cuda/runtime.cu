@@ -9,7 +9,6 @@
 #include "gpu/cuda/pool.h"
 #include "gpu/kernels.h"
 #include "gpu/report/sticky.h"
-#include "gpu/sm90/gemm.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -42,7 +41,6 @@ struct cuda_device {
     pool *memory;
     void *blas;
     ari_imma imma;
-    sm90_launcher *contractions; /* NULL: by cuBLAS */
     pthread_mutex_t lock;
     stream *streams; /* guarded by `lock`: the list and `taken` */
 };
@@ -255,11 +253,6 @@ ari_imma imma_of(const ar_device *d)
     return reinterpret_cast<const cuda_device *>(d)->imma;
 }
 
-const sm90_launcher *sm90_of(const ar_device *d)
-{
-    return reinterpret_cast<const cuda_device *>(d)->contractions;
-}
-
 void *blas_of(ar_device *d)
 {
     return own(d)->blas;
@@ -375,15 +368,12 @@ void destroy(ar_device *base)
     (void)cudaGetLastError();
     pool_close(d->memory);
     pthread_mutex_destroy(&d->lock);
-    ::free(d->contractions);
     ::free(d);
 }
 
 static ar_status fill(cuda_device *d)
 {
     AR_TRY(choose(d->gpu));
-    if (d->imma.own)
-        AR_TRY(sm90_create(&d->contractions, d->gpu));
     AR_TRY(pool_open(&d->memory, d->gpu));
     return blas_create(&d->blas);
 }

@@ -436,10 +436,9 @@ AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choic
 /** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
  *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
  *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
- *  of cuBLAS, but done by the kernel for what it refuses. ANYRANK_IMMA_KERNEL=own makes them by the kernel for compute
- *  capability 9.0 (clusters.md), "cublas" as where it is not set. The same bits either way, here and on the emulated
- *  device. Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver,
- *  no such GPU, one too old, or "own" and another GPU), AR_ERR_MEMORY. */
+ *  of cuBLAS, but done by the kernel for what it refuses. The same bits either way, here and on the emulated device.
+ *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
+ *  GPU, or one too old), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
 /** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
  *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is

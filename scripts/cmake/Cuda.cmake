@@ -52,7 +52,6 @@ else()
   set(CMAKE_CUDA_ARCHITECTURES ${architectures})
   add_subdirectory(gpu/cuda)
   add_one_object(anyrank anyrank_cuda)
-  add_one_object(anyrank anyrank_cuda_sm90)
   # By its path: whoever uses the installed library needs no package of CMake's for it. cuBLAS is loaded when it is needed.
   if(ANYRANK_STATIC)
     link_by_path(anyrank ${CUDA_cudart_static_LIBRARY})

@@ -143,7 +143,7 @@ static void destroy_packed(device_pair *p, product *o)
     }
 }
 
-/* Shapes around the tiles of tensor cores, lengths around those of digits' sums, of limbs and of gpu/sm90's stages. */
+/* Shapes around the tiles of tensor cores, lengths around those of digits' sums and of limbs. */
 static const size_t sizes[][3] = {{1, 1, 1},      {3, 5, 15},    {16, 16, 16},   {17, 33, 17},   {64, 40, 100},
                                   {5, 130, 31},   {130, 3, 33},  {2, 3, 8191},   {3, 2, 8192},   {4, 4, 10000},
                                   {33, 20, 257},  {1, 64, 128},  {2, 2, 16384},  {8, 8, 1},      {63, 129, 131},

@@ -30,7 +30,7 @@ ON_GPU = PROGRAM + """case $1 in
     check) case "$*" in *--inject*) exit 1 ;; esac ;;
     bench)
         while [ $# -gt 0 ]; do
-            case "$1 $2" in '--json -') echo "'bits': $OTHER_BITS$ANYRANK_IMMA_KERNEL" | tr "'" '"'; exit ;;
+            case "$1 $2" in '--json -') echo "'bits': same" | tr "'" '"'; exit ;;
                 '--json '*) echo '{"rows": []}' > "$2" ;; esac
             shift
         done
@@ -176,8 +176,7 @@ class DeviceCheck(Case):
         self.script(self.path / "compute-sanitizer", "#!/bin/sh\necho 'Error: Device not supported'\nexit 1\n")
         self.script(self.path / "python3", "#!/bin/sh\nexit 1\n")  # without PyTorch
         self.script(self.prebuilt / "anyrank", ON_GPU)
-        self.script(self.prebuilt / "conformance_main", PROGRAM + """case "$1 $ANYRANK_IMMA_KERNEL" in
-    --list*) echo pack; exit ;; "cuda own") echo 'own is for compute capability 9.0'; exit 77 ;; esac
+        self.script(self.prebuilt / "conformance_main", PROGRAM + """case $1 in --list) echo pack; exit ;; esac
 echo 'cpu and cuda: 50 slots'
 """)
         self.script(self.prebuilt / "bench_nccl", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE\"\n")
@@ -195,9 +194,9 @@ echo 'cpu and cuda: 50 slots'
         self.assertEqual(list(steps), listed)
 
     def test_bits_of_results_that_another_way_computes_are_compared(self):
-        self.script(self.prebuilt / "anyrank", ON_GPU)
+        self.script(self.prebuilt / "anyrank", ON_GPU.replace("same", "$ANYRANK_IMMA_PATH"))
         _, steps, _ = self.check("--host", "--only", "bits", status=1)
-        self.assertEqual(steps["bits"], ("FAIL", "bench gemm --m 40 --n 24 --k 600: own has other bits than imma16"))
+        self.assertEqual(steps["bits"], ("FAIL", "bench gemm --m 40 --n 24 --k 600: imma10 has other bits than imma16"))
 
     def test_an_error_that_ends_the_context_ends_one_process(self):
         error = "echo 'the GPU failed: fill: an illegal address (cudaErrorIllegalAddress)'\nexit 1\n"

@@ -11,8 +11,6 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 EXIT_SKIPPED = 77
-# The kernel with instructions of one architecture, compiled for it alone.
-OWN_KERNEL, OWN_ARCHITECTURE = ROOT / "gpu/cuda/gemm_sm90.cu", "compute_90a"
 
 
 def find_nvcc():
@@ -44,11 +42,10 @@ def build_options():
 def run_nvcc(sources, architecture, code, *options):
     """nvcc's two outputs, of files for an architecture as one: each alone costs most of a second for CUDA's own headers.
     RuntimeError with its complaints."""
-    own = ["-DANYRANK_SM90"] if architecture == OWN_ARCHITECTURE else []
     with tempfile.TemporaryDirectory(prefix="anyrank-nvcc-") as folder:
         joined = pathlib.Path(folder, "joined.cu")
         joined.write_text("".join(f'#include "{source}"\n' for source in sources), encoding="utf-8")
-        command = [NVCC, f"-gencode=arch={architecture},code={code}", *own, "-std=c++17", "-O3", "-D_GNU_SOURCE",
+        command = [NVCC, f"-gencode=arch={architecture},code={code}", "-std=c++17", "-O3", "-D_GNU_SOURCE",
                    '-DANYRANK_BUILT_WITH_CUBLAS=""', *build_options(), "-I", ROOT, "-I", ROOT / "include", *options, joined]
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               check=False)

@@ -10,7 +10,7 @@ import concurrent.futures
 import re
 import unittest
 
-from nvcc import OWN_ARCHITECTURE, OWN_KERNEL, ROOT, compile_as_one, need_nvcc
+from nvcc import ROOT, compile_as_one, need_nvcc
 
 ARCHITECTURE = "compute_90"
 # The kernels that call functions of ref/numerics/elementary.h, which spells its fused multiply-adds.
@@ -36,7 +36,7 @@ FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 
 
 def compile_to_ptx(sources):
-    return compile_as_one(sources, OWN_ARCHITECTURE if sources == [OWN_KERNEL] else ARCHITECTURE, "-ptx", "-o", "-")
+    return compile_as_one(sources, ARCHITECTURE, "-ptx", "-o", "-")
 
 
 def instructions(ptx):
@@ -79,8 +79,7 @@ def named(mangled, names):
 
 
 class Kernels(unittest.TestCase):
-    # Those that spell fused multiply-adds, and the others; the epilogues of OWN_KERNEL spell them too.
-    sources = {False: [], True: [], "own": [OWN_KERNEL]}
+    sources = {False: [], True: []}  # whether they spell fused multiply-adds
     ptx = {}
 
     @classmethod
@@ -105,8 +104,6 @@ class Kernels(unittest.TestCase):
         self.assertEqual({path.name for path in self.sources[True]}, SPELL_FMA)
         self.assertLessEqual({"norm.cu", "optimizer.cu", "pack.cu"}, {path.name for path in self.sources[False]})
         for spells_fma, text in self.ptx.items():
-            if spells_fma == "own":
-                continue
             entries = "\n".join(re.findall(r"\.entry (\w+)", text))
             for path in self.sources[spells_fma]:
                 defined = DEFINED.findall(path.read_text(encoding="utf-8"))
@@ -168,14 +165,8 @@ class Kernels(unittest.TestCase):
                 found |= {f"{mangled}: {'.'.join([name, *modifiers])}" for loop in loops(body)
                           for name, modifiers in instructions(loop) if is_wide_fence(name, modifiers)}
         self.assertEqual(sorted(found), [])
-        # The looking itself: there are loops, and the own kernel has such fences where its blocks begin and end.
+        # The looking itself: there are loops.
         self.assertTrue(all(any(loops(body) for _, body in kernels(text)) for text in self.ptx.values()))
-        self.assertTrue(any(is_wide_fence(*each) for each in instructions(self.ptx["own"])))
-
-    def test_own_kernel_keeps_its_numbers_in_registers(self):
-        self.assertTrue("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 " in self.ptx["own"])
-        self.assertEqual([modifiers for name, modifiers in instructions(self.ptx["own"])
-                          if name in ("ld", "st") and "local" in modifiers], [])
 
 
 if __name__ == "__main__":
