@@ -11,7 +11,7 @@ foreach(folder bash-completion/completions zsh/site-functions fish/vendor_comple
   list(APPEND folders ${CMAKE_INSTALL_DATADIR}/${folder})
 endforeach()
 foreach(tree IN ITEMS ref/data docs examples)
-  set(place_of_src/data ${CMAKE_INSTALL_DATADIR}/anyrank)
+  set(place_of_ref/data ${CMAKE_INSTALL_DATADIR}/anyrank)
   set(place_of_docs ${doc_dir}/docs)
   set(place_of_examples ${doc_dir}/examples)
   file(GLOB_RECURSE files RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/${tree} CONFIGURE_DEPENDS ${tree}/*)
