@@ -8,6 +8,7 @@ import fnmatch
 import hashlib
 import json
 import pathlib
+import re
 import typing
 import zlib
 
@@ -319,10 +320,10 @@ class Record:
         return why
 
     def _is_of_stages(self, name: str, of_all: list[dict[str, typing.Any]]) -> bool:
-        """Whether a module is called by several stages, as what holds layers of each is."""
+        """Whether a module is called by several stages, as what holds layers of each is: each counts its own calls."""
         if "pp" not in self.groups.mesh.sizes or not name.split("@")[0].endswith((":fwd", ":bwd")):
             return False
-        output = name.replace(":bwd", ":fwd")
+        output = re.sub(r"\.call\d+:", ":", name.replace(":bwd", ":fwd"))
         return sum(output in of_all[rank]["shapes"] for rank in self.groups.mesh.along(["pp"])[0]) > 1
 
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:

@@ -542,6 +542,46 @@ class Placed(FolderCase):
             ranks.spawn(2, run, self.path / "many", schedule)
             self.verify(adam=False, tensors=29)
 
+    def test_a_module_without_weights_that_stages_share(self) -> None:
+        """Each stage counts its calls from the first; one rank counts them all."""
+        from torch.distributed import pipelining
+
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.act = nn.GELU()
+                self.layers = nn.ModuleDict({str(i): nn.Linear(3, 3) for i in range(4)})
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                for layer in self.layers.values():
+                    x = self.act(layer(x))
+                return x
+
+        def run(rank: int, folder: pathlib.Path, stages: int, wrong: bool = False) -> None:
+            torch.manual_seed(0)
+            model: typing.Any = Net()
+            x, y = torch.randn(8, 3), torch.randn(8, 3)
+            for name in (("1", "2", "3"), ("0",))[rank] if stages > 1 else ():
+                del model.layers[name]
+            if wrong and rank:
+                model.layers["3"].bias.data += 0.1
+            with anyrank.capture(model, folder, spec={"mesh": {"pp": 2}} if stages > 1 else None):
+                if stages > 1:
+                    stage = pipelining.PipelineStage(model, rank, 2, torch.device("cpu"))
+                    pipelining.ScheduleGPipe(stage, 2, nn.functional.mse_loss).step(*[x][rank:],
+                                                                                  **({"target": y} if rank else {}))
+                else:
+                    nn.functional.mse_loss(model(x), y).backward()
+
+        ranks.spawn(1, run, self.path / "one", 1)
+        ranks.spawn(2, run, self.path / "many", 2)
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-7)
+        self.assertTrue(report.ok, str(report))
+        self.assertIn("several stages of the pipeline call the module", str(report))
+        ranks.spawn(2, run, self.path / "wrong", 2, True)
+        wrong = anyrank.verify(self.path / "one", self.path / "wrong", rtol=1e-5, atol=1e-7)
+        self.assertTrue(wrong.first and wrong.first.tensor == "layers.3.bias:init", str(wrong))
+
     def test_a_schedule_is_captured_with_all_stages_of_a_rank(self) -> None:
         """Of a mean loss a schedule divides the gradients once all micro-batches have gone backward."""
         from torch.distributed import pipelining
