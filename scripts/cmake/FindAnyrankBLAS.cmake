@@ -14,7 +14,7 @@ elseif(AnyrankBLAS_FIND_COMPONENTS STREQUAL "cblas")
   set(blas_variable CBLAS_LIBRARY)
   set(help "-DANYRANK_BLAS=cblas needs -DCBLAS_LIBRARY=FILE, docs/reference/dependencies.md")
 else()
-  message(FATAL_ERROR "ANYRANK_BLAS is '${AnyrankBLAS_FIND_COMPONENTS}', expected blis or cblas")
+  message(FATAL_ERROR "ANYRANK_BLAS is '${AnyrankBLAS_FIND_COMPONENTS}', expected blis or cblas; a build folder of an earlier version has another name in its CMakeCache.txt: remove the file")
 endif()
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(AnyrankBLAS REQUIRED_VARS ${blas_variable} ${blas_headers}
