@@ -476,7 +476,7 @@ AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
 void ar_device_destroy(ar_device *d);
 
 /** Chooses BLIS's kernels by CPUID before its first call (its own choice is slow or wrong on new processors), unless
- *  BLIS_ARCH_TYPE is set. Another library is held to one thread where it can be (OpenBLAS). Call it once, before any thread is started
+ *  BLIS_ARCH_TYPE is set; a build with another library leaves it the choice. Call it once, before any thread is started
  *  and before any product; a library user who does not call it gets BLIS's own choice. Modifies the environment of this
  *  process. */
 void ar_cpu_select_kernels(void);

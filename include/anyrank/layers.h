@@ -103,8 +103,8 @@ typedef struct ar_branch_split {
     ar_tp_redistribution enter;
     ar_linear_split first, second;
     ar_tp_redistribution leave;
-    bool
-        shared_whole; /* of experts: the one that all tokens go to is whole on every rank, where the others may be cut */
+    /* Of experts: the one that all tokens go to is whole on every rank, where the others may be cut. */
+    bool shared_whole;
 } ar_branch_split;
 /** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
  *  first makes one and the second takes it, else the whole. */

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import pathlib
 import pickle
@@ -163,6 +164,13 @@ def _run(rank: int, job: Job) -> Report:
         return _raised(error)
 
 
+def _hear_warning(warned: list[tuple[str, str, str, int]], message: Warning | str, category: type[Warning],
+                  filename: str, lineno: int, file: typing.Any = None, line: str | None = None) -> None:
+    """It is printed too, for a rank that fails, hangs or dies."""
+    warned.append((str(message), category.__name__, filename, lineno))
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
 def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.Any] = ()) -> None:
     """The process's only function. others: ends of pipes that a fork has copied, and that are not this rank's."""
     for end in others:
@@ -170,11 +178,12 @@ def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.A
     _own_process_group(job.parent)
     stack = _redirect(job.folder, rank)
     os.environ.update(environment(rank, job))
-    with warnings.catch_warnings(record=True) as caught:
+    warned: list[tuple[str, str, str, int]] = []
+    with warnings.catch_warnings():
         warnings.simplefilter("default")
+        warnings.showwarning = functools.partial(_hear_warning, warned)
         report = _run(rank, job)
-    warned = tuple((str(w.message), w.category.__name__, w.filename, w.lineno) for w in caught)
-    pipe.send(report._replace(warned=warned))
+    pipe.send(report._replace(warned=tuple(warned)))
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -145,12 +145,13 @@ def run(world: int, function: typing.Callable[..., typing.Any], args: tuple[typi
         _wait(ranks, timeout)
         if any(rank.report is None or rank.failed() for rank in ranks):
             raise _failure(ranks, folder, timeout)
-        return _results(ranks)
+        results = _results(ranks)
     finally:
         _end(ranks)
         _print(folder, world)
-        _warn(ranks)
         shutil.rmtree(folder, ignore_errors=True)
+    _warn(ranks)
+    return results
 
 
 def own_seed(rank: int, seed: int | None = None) -> int:

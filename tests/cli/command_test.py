@@ -442,6 +442,24 @@ class Check(CommandTest):
 
 
 class Grads(CommandTest):
+    def test_experts_are_stacked_where_asked_for(self):
+        folder = GOLDEN / "experts/qwen2moe-tiny"
+        command = ("grads", folder, "--input", folder / "batch.safetensors", "--out", self.folder / "out", "--tp", "2")
+        self.passes(*command)
+        apart = tensor_files.read(self.folder / "out/grads.safetensors")
+        self.passes(*command, "--stacked")
+        stacked = tensor_files.read(self.folder / "out/grads.safetensors")
+        mlp = "model.layers.1.mlp.experts."
+        parts = [[apart[f"{mlp}{e}.{name}.weight"] for name in ("gate_proj", "up_proj", "down_proj")]
+                 for e in range(sum(n.startswith(mlp) for n in apart) // 3)]
+        (width, hidden), n = parts[0][0][1], len(parts)
+        self.assertEqual(stacked[f"{mlp}gate_up_proj"],
+                         ["F32", [n, 2 * width, hidden], b"".join(gate[2] + up[2] for gate, up, _ in parts)])
+        self.assertEqual(stacked[f"{mlp}down_proj"], ["F32", [n, hidden, width], b"".join(down[2] for _, _, down in parts)])
+        others = {name for name in apart if ".experts." not in name}
+        self.assertEqual({name: stacked[name] for name in others}, {name: apart[name] for name in others})
+        self.refused(*command, "--stacked", "--sensitivity", says="allowances have the names of checkpoints")
+
     def test_files_and_json(self):
         out = self.folder / "out"
         result = self.result("grads", GOLDEN / "gpt2-tiny", "--input", GOLDEN / "gpt2-tiny/batch.safetensors", "--out",

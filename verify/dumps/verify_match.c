@@ -371,17 +371,20 @@ static bool is_ragged(const ari_verifying *v, const char *name)
     return true;
 }
 
-/* A further call of a module, in one dump alone, where the other has no first call that is one tensor: several stages of
- * a pipeline call the module, and each counts its own calls. */
+/* A further call of a module, in one dump alone, where the other, of a pipeline, has no first call that is one tensor:
+ * several stages call the module, and each counts its own calls. */
 static bool is_uncounted_call(const ari_verifying *v, const found *f)
 {
-    char first[200];
+    char first[200], why[160];
+    ari_ranks mesh = {0};
+    const ar_dump *other = v->dump[f->sides.of[0] ? 1 : 0];
     const char *call = strstr(f->name, ".call"), *number = call ? call + strlen(".call") : NULL;
     const size_t digits = number ? strspn(number, "0123456789") : 0;
     if (digits == 0 || number[digits] != ':' || is_in_both(f))
         return false;
     snprintf(first, sizeof first, "%.*s%s", (int)(call - f->name), f->name, number + digits);
-    return is_ragged(v, first);
+    ari_mesh_of(&mesh, other);
+    return ari_ranks_along(&mesh, ARI_CUTS_LAYERS) > 1 && ar_dump_is_ragged(other, first, why) && is_ragged(v, first);
 }
 
 /* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into

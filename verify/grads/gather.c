@@ -267,7 +267,7 @@ ar_status ari_gather_write(const ari_gatherer *g, size_t targets, int files, con
         ar_st_tensor *list = NULL;
         size_t n = 0;
         AR_TRY_TO(done, st, as_tensors(g, i, i + 1, &arena, &list, &n));
-        if (g->stacked && i == GRADS_FILE)
+        if (g->stacked && i == ARI_GRADS_FILE)
             AR_TRY_TO(done, st, stack_parameters(list, &n, g->stacked, &arena));
         AR_TRY_TO(done, st, ari_entries_as_stored(&arena, list, n));
         AR_TRY_TO(done, st, ari_st_write_uncommitted(&out[i], path[i], list, n, metadata, placement[i] ? 3 : 2));

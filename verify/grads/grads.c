@@ -19,7 +19,7 @@ ARI_OWNER(ari_weights, ari_weights_destroy)
 
 static ar_status want_gradient(void *user, const char *name, int ndim, const size_t *shape)
 {
-    return ari_is_buffer_name(name) ? AR_OK : ari_gather_want(user, name, 'g', name, ndim, shape, GRADS_FILE);
+    return ari_is_buffer_name(name) ? AR_OK : ari_gather_want(user, name, 'g', name, ndim, shape, ARI_GRADS_FILE);
 }
 
 /* Logits, loss, hidden states as Hugging Face returns them, and every gradient. */
@@ -29,8 +29,8 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
     const char *head = ari_part_path(f, ARI_HEAD);
     const size_t hidden[3] = {b->batch, b->seq, c->hidden}, one[1] = {1};
     if (head)
-        AR_TRY(ari_gather_want_logits(g, c, b, OUTPUTS_FILE));
-    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, OUTPUTS_FILE));
+        AR_TRY(ari_gather_want_logits(g, c, b, ARI_OUTPUTS_FILE));
+    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, ARI_OUTPUTS_FILE));
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
@@ -41,7 +41,7 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
         else
             AR_TRY(ar_config_block(c, i - 1, &unused, tap, sizeof tap));
         snprintf(name, sizeof name, "hidden_states.%zu", i);
-        AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, OUTPUTS_FILE));
+        AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, ARI_OUTPUTS_FILE));
     }
     return ari_param_list(c, want_gradient, g);
 }
@@ -122,7 +122,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     for (int i = 0; i < files; i++)
         AR_TRY(file_path(result, i, o, names[i]));
     if (o->activations) {
-        AR_TRY(file_path(result, ACTIVATIONS_FILE, o, "activations.safetensors"));
+        AR_TRY(file_path(result, ARI_ACTIVATIONS_FILE, o, "activations.safetensors"));
         AR_TRY(ari_grads_merge(taps, files, o->per_rank));
         AR_TRY(check_complete(g, o->run.fault));
         AR_TRY(ari_grads_order(&order, g, files));
@@ -140,12 +140,12 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
         AR_TRY(ari_dump_facts_of(&facts, cluster->config, &o->run, cluster->batch));
         AR_TRY(ari_documents_text(&documents, cluster->batch, 1));
         ari_dump_fact(&facts, "cu_seqlens", documents);
-        AR_TRY(file_path(result, RANKS_FOLDER, o, RANKS_NAME));
-        AR_TRY(ari_dump_ranks_write(&taps->ranks, result->file[RANKS_FOLDER], &facts));
+        AR_TRY(file_path(result, ARI_RANKS_FOLDER, o, RANKS_NAME));
+        AR_TRY(ari_dump_ranks_write(&taps->ranks, result->file[ARI_RANKS_FOLDER], &facts));
     }
     if (o->sensitivity) {
-        AR_TRY(file_path(result, ALLOWED_FILE, o, "allowed.safetensors"));
-        return ari_gather_write_allowed(g, sensitive, result->file[ALLOWED_FILE], o->sensitivity_of,
+        AR_TRY(file_path(result, ARI_ALLOWED_FILE, o, "allowed.safetensors"));
+        return ari_gather_write_allowed(g, sensitive, result->file[ARI_ALLOWED_FILE], o->sensitivity_of,
                                         result->outputs_hash);
     }
     return AR_OK;
@@ -183,7 +183,8 @@ static ar_status check_case(const ar_config *c, const ar_batch *b, const ar_grad
 static ar_status run_and_write(ar_grads_result *result, const ar_grads_options *o, ari_cluster_options *cluster,
                                ari_gatherer *g)
 {
-    static const char *const names[] = {[OUTPUTS_FILE] = "outputs.safetensors", [GRADS_FILE] = "grads.safetensors"};
+    static const char *const names[] = {
+        [ARI_OUTPUTS_FILE] = "outputs.safetensors", [ARI_GRADS_FILE] = "grads.safetensors"};
     static const char *const block_names[] = {"block.safetensors"};
     ARI_ENDED(ari_grads_taps_fini) ari_grads_taps taps = {.outputs = NULL};
     ARI_ENDED(ari_reference_fini) ari_reference sensitive = {0};
@@ -265,6 +266,9 @@ ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
     if (!o->out || (o->run.model != NULL) == (o->block != NULL) || (o->run.model != NULL) != (o->input != NULL))
         return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
     AR_TRY(check_given(&o->run));
+    if (o->stacked && o->sensitivity)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "allowances have the names of checkpoints: with sensitivity gradients "
+                                                "are not stacked");
     AR_TRY(ari_check_choice("arithmetic of the sensitivity", (int)o->sensitivity_of, AR_SENSITIVITY_COUNT));
     AR_TRY(ari_run_check_numerics(&o->run));
     AR_TRY(check_out(o));

@@ -10,7 +10,7 @@
 #include "verify/writer/dump_ranks.h"
 
 /* Places of the result's files. */
-enum { OUTPUTS_FILE, GRADS_FILE, ACTIVATIONS_FILE, RANKS_FOLDER, ALLOWED_FILE };
+enum { ARI_OUTPUTS_FILE, ARI_GRADS_FILE, ARI_ACTIVATIONS_FILE, ARI_RANKS_FOLDER, ARI_ALLOWED_FILE };
 
 /* --- what is gathered (gather.c) ---------------------------------------------------------------------------------- */
 
@@ -25,8 +25,8 @@ typedef struct ari_gathered {
 typedef struct ari_gatherer {
     ari_gathered *list;
     size_t count, capacity;
-    const ar_config
-        *stacked; /* whose parameters have transformers' names in memory in files; NULL: checkpoints' names */
+    /* Whose parameters have the names in files that transformers has in memory; NULL: the names of checkpoints. */
+    const ar_config *stacked;
 } ari_gatherer;
 
 /** Wants a tensor; values are zero until a rank taps it. */

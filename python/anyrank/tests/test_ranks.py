@@ -90,6 +90,15 @@ class Ranks(FolderCase):
             self.assertEqual({w.filename for w in caught}, {__file__} if expected else set())
             self.assertEqual(sum(w.category is FutureWarning for w in caught), 2 if expected else 0)
 
+    def test_a_warning_hides_no_failure(self) -> None:
+        def fail(rank: int) -> None:
+            warnings.warn("before the failure")
+            raise ValueError("the failure")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertIn("ValueError: the failure", str(self.failure(1, fail)))
+
     def test_seeds_threads_and_environment(self) -> None:
         def function(rank: int) -> tuple[typing.Any, ...]:
             import random

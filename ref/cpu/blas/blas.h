@@ -25,7 +25,8 @@ void ari_blas_dgemm(double *c, ari_blas_view cv, const double *a, ari_blas_view 
 
 /** ar_cpu_select_kernels of this library. */
 void ari_blas_start(void);
-/** Errors: AR_ERR_UNSUPPORTED (a library whose calls are not those that this build makes). */
+/** For a new device: whether ranks can share the library, which is held to one thread of each call where it can be.
+ *  Errors: AR_ERR_UNSUPPORTED (an OpenBLAS that they cannot share). */
 AR_NODISCARD ar_status ari_blas_check(void);
 /** Fills the four fields of the library. */
 void ari_blas_describe(ar_cpu_info *out);

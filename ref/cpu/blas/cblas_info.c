@@ -25,11 +25,8 @@ void openblas_set_num_threads(int n) __attribute__((weak));
 #endif
 enum { NO_THREADS, PTHREADS, OPENMP }; /* openblas_get_parallel */
 
-/* The rank's own threads call the library; with threads of its own it would use cores that other ranks compute on. */
 void ari_blas_start(void)
 {
-    if (IS_OPENBLAS)
-        openblas_set_num_threads(1);
 #if defined(__APPLE__)
     (void)setenv("VECLIB_MAXIMUM_THREADS", "1", 0); /* Accelerate's */
 #endif
@@ -47,7 +44,11 @@ ar_status ari_blas_check(void)
         problem = "neither threads nor locks, so that only one thread may call it: expected pthreads or USE_LOCKING";
     else if (openblas_get_parallel() == OPENMP)
         problem = "OpenMP, whose threads cannot be held to one: expected pthreads";
-    return problem ? ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: OpenBLAS was built with %s", problem) : AR_OK;
+    if (problem)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: OpenBLAS was built with %s", problem);
+    /* Ranks call it from their own threads: with threads of its own it would use cores that other ranks compute on. */
+    openblas_set_num_threads(1);
+    return AR_OK;
 }
 
 /* What OpenBLAS calls the kernels that this processor can run, where those of `core` are of one without AVX2: a

@@ -9,7 +9,7 @@ typedef struct ari_shared {
     size_t hidden;
 } ari_shared;
 
-/** Cut as the others are if those are and it is not whole (split, and at: the tokens that a rank has). Nothing where o has no shared
+/** Cut as the others are, or whole (cut, and at: the tokens that a rank has). Nothing where o has no shared
  *  expert. Errors: those of ar_mlp_create. */
 AR_NODISCARD ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const ar_experts_options *o,
                                        const ar_branch_split *cut, ar_placement at);
