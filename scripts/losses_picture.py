@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws losses.svg: the loss of one model, one set of weights and one text under 18 layouts, native and exact.
 
-    scripts/losses_picture.py --rows ANYRANK [LAYOUT ...] > docs/evidence/2026-11/losses.tsv    # trains each: minutes
+    scripts/losses_picture.py --rows ANYRANK > docs/evidence/2026-11/losses.tsv    # trains each: minutes
+    scripts/losses_picture.py --rows ANYRANK LAYOUT ...                            # of these, in exact arithmetic alone
     scripts/losses_picture.py docs/evidence/2026-11/losses.tsv > docs/pictures/losses.svg
 """
 
@@ -28,10 +29,11 @@ STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-weight:600}.
 
 
 def rows(anyrank, layouts):
-    print("layout", *RUNS, sep="\t")
-    for layout in layouts:
+    runs = {name: run for name, run in RUNS.items() if not layouts or name.startswith("exact")}
+    print("layout", *runs, sep="\t")
+    for layout in layouts or LAYOUTS:
         losses = []
-        for run in RUNS.values():
+        for run in runs.values():
             done = subprocess.run([anyrank, *TRAIN, *run, *layout.split(), "--json", "-"], check=True, stdout=subprocess.PIPE)
             losses.append(json.loads(done.stdout)["loss"][-1])
         print(layout or "one rank", *(f"{loss:.9g}" for loss in losses), sep="\t", flush=True)
@@ -63,6 +65,6 @@ def draw(file):
 
 
 if sys.argv[1:2] == ["--rows"]:
-    rows(sys.argv[2], sys.argv[3:] or LAYOUTS)
+    rows(sys.argv[2], sys.argv[3:])
 else:
     draw(sys.argv[1])
