@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/moves.h"
+#include "ref/core/queue_impl.h"
 #include "ref/core/scheduler.h"
 #include "ref/core/text.h"
 #include "sim/wire.h"
@@ -181,7 +183,9 @@ bool ari_wire_is_plain(const ari_sim_comm *mover)
     return mover->options->fault_count == 0 && !mover->options->verify_transfers;
 }
 
-ar_status ari_fault_watch_create(ari_sim_comm *c)
+/* The communicator's watch, where the options ask for faults or verification; of a communicator that knows its
+ * options. Errors: AR_ERR_MEMORY. */
+static ar_status fault_watch_create(ari_sim_comm *c)
 {
     if (ari_wire_is_plain(c))
         return AR_OK;
@@ -192,7 +196,8 @@ ar_status ari_fault_watch_create(ari_sim_comm *c)
     return AR_OK;
 }
 
-void ari_fault_watch_free(ari_fault_watch *w)
+/* Accepts NULL. */
+static void fault_watch_free(ari_fault_watch *w)
 {
     if (!w)
         return;
@@ -259,4 +264,37 @@ void ari_fault_before(ari_sim_comm *c, const ari_call *call)
         ari_fault_stall(c, call, "before");
     else if (ari_fault_next(c, AR_SIM_KILL, 0, NULL))
         ari_fault_kill(c, call, "before");
+}
+
+/* --- members ------------------------------------------------------------------------------------------------------ */
+
+/* One rank's place in a group, of which a communicator is one and each end of its channels is another. */
+
+void ari_sim_member_drop(ari_group *g, int index)
+{
+    ari_member dropped;
+    ari_member_init(&dropped, g, index);
+    ari_member_fini(&dropped);
+}
+
+ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *ops, ari_group *g, int index,
+                            const ar_sim_options *options)
+{
+    c->options = options;
+    AR_TRY(fault_watch_create(c));
+    ari_member_init(&c->member, g, index);
+    ari_comm_init(&c->base, ops, index, ari_group_size(g));
+    return AR_OK;
+}
+
+void ari_sim_comm_fini(ari_sim_comm *c)
+{
+    ari_member_fini(&c->member);
+    fault_watch_free(c->watch);
+    free(c->scratch);
+}
+
+ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes)
+{
+    return ari_scratch_reserve(&c->scratch, &c->scratch_bytes, bytes, "of partial sums");
 }

@@ -125,11 +125,6 @@ static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from,
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
-/** The communicator's watch, where the options ask for faults or verification; of a communicator that knows its
- * options. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_fault_watch_create(ari_sim_comm *c);
-/** Accepts NULL. */
-void ari_fault_watch_free(ari_fault_watch *w);
 /** Errors: AR_ERR_ARG, a fault that makes no sense. */
 AR_NODISCARD ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks);
 

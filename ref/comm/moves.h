@@ -54,7 +54,6 @@ ari_moves ari_moves_within(const ari_call *call, int rank);
 bool ari_next_move(ari_moves *s, ari_move *move);
 
 /** Elements of the input and of the output that the rank has: none where they are the root's alone. */
-size_t ari_input_count(const ari_call *call, int rank, int n);
 size_t ari_output_count(const ari_call *call, int rank, int n);
 /** Bytes of two places for the largest part, each a whole number of cache lines. */
 size_t ari_two_parts(const ari_call *call, int n);

@@ -8,7 +8,7 @@
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 
-/* Shared by world.c, rank_table.c, group.c, rendezvous.c, agreement.c; and by process/, which compares calls and
+/* Shared by world.c, group.c, rendezvous.c, agreement.c; and by process/, which compares calls and
  * reports the ranks' activities in the same words.
  *
  * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
@@ -115,9 +115,6 @@ AR_NODISCARD ar_status ari_calls_compare(const ari_group *g, char *why, size_t s
 /** "all_reduce(F32, count 8, sum)" for a group of n. */
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
 
-/** The member begins and ends a collective; kept for reports. */
-void ari_world_begin(ari_member *m, const ari_call *call);
-void ari_world_end(ari_member *m, bool finished);
 /** The member has finished a call of which ari_world_begin knows nothing. */
 void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now, once. The world's lock held. */

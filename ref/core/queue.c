@@ -165,6 +165,8 @@ no_work:
     return rc;
 }
 
+static void queue_release(ar_queue *q);
+
 static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
 {
     if (!gives)
@@ -190,7 +192,7 @@ static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *
     if (kind == AR_QUEUE_THREAD) {
         const ar_status st = create_queue(&q->chain, AR_QUEUE_INLINE, q->name, stream, false);
         if (st != AR_OK) {
-            ari_queue_release(q);
+            queue_release(q);
             return st;
         }
     }
@@ -198,13 +200,13 @@ static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *
     if (kind == AR_QUEUE_THREAD && self) {
         const ar_status st = ari_lane_create(&q->lane, self, self->with, self->rank, q->name);
         if (st != AR_OK) {
-            ari_queue_release(q);
+            queue_release(q);
             return st;
         }
     }
     rc = kind == AR_QUEUE_THREAD ? ari_thread_create(&q->thread, worker, q) : 0;
     if (rc != 0) {
-        ari_queue_release(q);
+        queue_release(q);
         return ar_error_set(AR_ERR_MEMORY, "ar_queue_create: no thread for queue '%s': %s", name ? name : "",
                             strerror(rc));
     }
@@ -239,13 +241,13 @@ void ari_queue_heed(ar_queue *q, ari_failure *f)
     pthread_mutex_unlock(&q->lock);
 }
 
-ar_queue *ari_queue_keep(ar_queue *q)
+static ar_queue *queue_keep(ar_queue *q)
 {
     atomic_fetch_add(&q->refs, 1);
     return q;
 }
 
-void ari_queue_release(ar_queue *q)
+static void queue_release(ar_queue *q)
 {
     if (!q || atomic_fetch_sub(&q->refs, 1) != 1)
         return;
@@ -253,7 +255,7 @@ void ari_queue_release(ar_queue *q)
     ari_sleepers_fini(&q->work);
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
-    ari_queue_release(q->chain);
+    queue_release(q->chain);
     ari_failure_release(q->failure);
     free(q->virtual_ends);
     free(q->error);
@@ -282,7 +284,7 @@ void ar_queue_destroy(ar_queue *q)
     }
     if (q->owns_stream) /* now, and not with the last event: the device may be gone by then */
         q->stream->ops->destroy(q->stream);
-    ari_queue_release(q);
+    queue_release(q);
 }
 
 bool ari_queue_is_inline(const ar_queue *q)
@@ -444,7 +446,8 @@ ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
     return st;
 }
 
-ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done)
+/* The same without waiting. */
+static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *done)
 {
     ari_wait_poll();
     pthread_mutex_lock(&q->lock);
@@ -459,4 +462,174 @@ ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns)
     if (!q)
         return ar_error_set(AR_ERR_ARG, "ar_queue_sync: the queue is missing");
     return ari_queue_await(q, ari_queue_ticket(q), timeout_ns);
+}
+
+/* --- events ------------------------------------------------------------------------------------------------------- */
+
+/* A mark that an event and the queues that wait for it hold together: recording again must not move it under them. */
+typedef struct shared_mark {
+    atomic_int refs;
+    ari_mark *mark;
+} shared_mark;
+
+/* A point in a queue. Recording again moves it; queues that wait keep the point they were given. */
+struct ar_event {
+    ar_queue *q; /* kept; NULL: never recorded */
+    uint64_t ticket;
+    shared_mark *end; /* q stands on a stream and is inline: its tasks have run, what they enqueued is done there */
+};
+
+static void release_mark(shared_mark *m)
+{
+    if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
+        return;
+    ari_mark_destroy(m->mark);
+    free(m);
+}
+
+static shared_mark *keep_mark(shared_mark *m)
+{
+    if (m)
+        atomic_fetch_add(&m->refs, 1);
+    return m;
+}
+
+ar_status ar_event_create(ar_event **gives)
+{
+    if (!gives)
+        return ar_error_set(AR_ERR_ARG, "ar_event_create: no place for the event");
+    *gives = calloc(1, sizeof **gives);
+    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "ar_event_create: no memory for an event");
+}
+
+void ar_event_destroy(ar_event *e)
+{
+    if (!e)
+        return;
+    release_mark(e->end);
+    queue_release(e->q);
+    free(e);
+}
+
+/* A mark that this event alone holds, on a stream of such a kind. */
+static ar_status own_mark(ar_event *e, const ari_stream *s)
+{
+    shared_mark *m = e->end;
+    if (m && atomic_load(&m->refs) == 1 && m->mark && m->mark->ops == s->ops)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&m, 1, "an event's mark"));
+    atomic_init(&m->refs, 1);
+    release_mark(e->end);
+    e->end = m;
+    return AR_OK;
+}
+
+static ar_status mark_stream(ar_event *e, ar_queue *q)
+{
+    ari_stream *s = ari_queue_is_inline(q) ? ari_queue_stream(q) : NULL;
+    if (!s) {
+        release_mark(e->end);
+        e->end = NULL;
+        return AR_OK;
+    }
+    AR_TRY(own_mark(e, s));
+    return ari_queue_note(q, s->ops->mark(s, &e->end->mark));
+}
+
+ar_status ar_event_record(ar_event *e, ar_queue *q)
+{
+    if (!e || !q)
+        return ar_error_set(AR_ERR_ARG, "ar_event_record: %s is missing", e ? "the queue" : "the event");
+    ari_wait_yield();
+    ar_queue *before = e->q;
+    e->q = queue_keep(q);
+    e->ticket = ari_queue_ticket(q);
+    queue_release(before);
+    return mark_stream(e, q);
+}
+
+/* Waits until q's tasks are done as far as the host sees; from a queue on a stream only its first error is left to
+ * get. */
+static ar_status await_tasks(const ar_event *e, uint64_t timeout_ns)
+{
+    bool done;
+    return e->end ? queue_poll(e->q, e->ticket, &done) : ari_queue_await(e->q, e->ticket, timeout_ns);
+}
+
+static ar_status await_stream(const ar_event *e, uint64_t timeout_ns)
+{
+    const ari_mark *m = e->end ? e->end->mark : NULL;
+    return m ? ari_queue_note(e->q, m->ops->await(m, timeout_ns)) : AR_OK;
+}
+
+ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns)
+{
+    if (!e)
+        return ar_error_set(AR_ERR_ARG, "ar_event_sync: the event is missing");
+    AR_TRY(await_stream(e, timeout_ns));
+    return e->q ? await_tasks(e, timeout_ns) : AR_OK;
+}
+
+ar_status ar_event_test(ar_event *e, bool *done)
+{
+    if (!e || !done)
+        return ar_error_set(AR_ERR_ARG, "ar_event_test: %s is missing", e ? "the answer's place" : "the event");
+    *done = true;
+    if (!e->q)
+        return AR_OK;
+    AR_TRY(queue_poll(e->q, e->ticket, done));
+    const ari_mark *m = e->end ? e->end->mark : NULL;
+    return *done && m ? ari_queue_note(e->q, m->ops->poll(m, done)) : AR_OK;
+}
+
+/* A wait of a queue for an event, as a task. */
+typedef struct waiting {
+    ar_event point;
+    ari_stream *on; /* the waiting queue's; NULL: it has none */
+} waiting;
+
+static void destroy_waiting(waiting *w)
+{
+    release_mark(w->point.end);
+    queue_release(w->point.q);
+    free(w);
+}
+
+/* A stream of the same kind waits by itself, any other queue by its host. */
+static ar_status wait_for_point(void *arg)
+{
+    waiting *w = arg;
+    const ari_mark *m = w->point.end ? w->point.end->mark : NULL;
+    ar_status st = AR_OK;
+    if (m && w->on && w->on->ops == m->ops)
+        st = w->on->ops->wait(w->on, m);
+    else
+        st = await_stream(&w->point, 0);
+    if (st == AR_OK)
+        st = await_tasks(&w->point, 0);
+    destroy_waiting(w);
+    return st;
+}
+
+static void drop_point(void *arg, ar_status st, const char *why)
+{
+    (void)st;
+    (void)why;
+    destroy_waiting(arg);
+}
+
+ar_status ar_queue_wait(ar_queue *q, ar_event *e)
+{
+    if (!q || !e)
+        return ar_error_set(AR_ERR_ARG, "ar_queue_wait: %s is missing", q ? "the event" : "the queue");
+    if (!e->q || e->q == q)
+        return AR_OK; /* a queue is in order: its own past is done anyway */
+    waiting *w = NULL;
+    AR_TRY(ARI_ALLOC(&w, 1, "a wait of a queue"));
+    *w = (waiting){{queue_keep(e->q), e->ticket, keep_mark(e->end)}, ari_queue_stream(q)};
+    bool ran;
+    const ar_status st = ari_queue_push(q, wait_for_point, drop_point, w, &ran);
+    if (st != AR_OK && !ran)
+        destroy_waiting(w);
+    return st;
 }

@@ -26,12 +26,8 @@ ar_queue *ari_queue_inner(ar_queue *q);
 /* For events. A ticket is the number of tasks enqueued so far; it is done when that many have ended. Queues are counted
  * references, so that an event or a waiting queue may outlive ar_queue_destroy. */
 uint64_t ari_queue_ticket(ar_queue *q);
-ar_queue *ari_queue_keep(ar_queue *q);
-void ari_queue_release(ar_queue *q);
 /** Waits for the ticket. Returns the queue's first error, AR_ERR_TIMEOUT, or AR_OK. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns);
-/** The same without waiting. */
-AR_NODISCARD ar_status ari_queue_poll(ar_queue *q, uint64_t ticket, bool *done);
 /** A failure of what q's tasks left to a stream poisons q; a wait that was too long does not. Returns st. */
 ar_status ari_queue_note(ar_queue *q, ar_status st);
 

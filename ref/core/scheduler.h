@@ -28,17 +28,6 @@ void ari_scheduler_choices(ari_scheduler *s, uint64_t *choices, uint64_t *hash);
 /** The scheduler's time; never 0. */
 uint64_t ari_scheduler_now_ns(ari_scheduler *s);
 
-/** A place for a lane that is about to start; runnable from now on. Made before the first lane runs, or by the lane
- *  whose turn it is. Gives; destroy after leave. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_turn_create(ari_turn **gives, ari_scheduler *s);
-/** Accepts NULL. */
-void ari_turn_destroy(ari_turn *t);
-/** Returns when it is this lane's turn for the first time. */
-void ari_turn_enter(ari_turn *t);
-/** The lane has ended: passes the turn on. */
-void ari_turn_leave(ari_turn *t);
-/** The lane could go on, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
-void ari_turn_yield(ari_turn *t, uint64_t takes_ns);
 
 /* Condition for which a lane waits: *word != seen, or *other != other_seen, or the scheduler's time reaches the
  * deadline. The words are only changed by lanes of the same scheduler. */
@@ -53,12 +42,6 @@ typedef enum ari_turn_end {
     ARI_TURN_STUCK,   /* no lane can go on, and none has a deadline: this one was chosen to give up */
     ARI_TURN_FREE     /* the world is over: the lane has to wait by itself */
 } ari_turn_end;
-ari_turn_end ari_turn_wait(ari_turn *t, const ari_turn_until *until);
-/** The lane is about to wait for the thread of another lane to end (pthread_join): the others run until that one has
- *  left. */
-void ari_turn_join(ari_turn *t, const ari_turn *ends);
-/** The scheduler's time. */
-uint64_t ari_turn_now_ns(const ari_turn *t);
 
 /** The next number of splitmix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators"): for
  *  choices that a seed repeats on every machine. Tensors are drawn by Philox. */

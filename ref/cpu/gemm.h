@@ -44,9 +44,6 @@ typedef struct ari_shifts {
     int32_t least, most; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
 } ari_shifts;
 
-/** c NULL: all 1. ari_shifts_fini. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t batch, size_t k);
-void ari_shifts_fini(ari_shifts *s);
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
@@ -152,10 +149,6 @@ static inline size_t ari_round_up8(size_t n)
 /* Row loops from exact integer sums to fp32 and to int64 limbs. A sum arrives as two binary64 halves that are integers,
  * S = hi*2^13 + lo (exact/portable.c), or as an int64. No loop's result depends on where a row is cut. */
 
-/** scale[j] = 2^f[j]: 0 for ARI_EXP_ZERO, NaN for ARI_EXP_NONFINITE. */
-void ari_round_factors(double *scale, const int32_t *f, size_t n);
-/** 2^(e-50), with the same two exceptions. */
-double ari_round_row_factor(int32_t e);
 
 /** y[j] = fl32(fl64(S_j)*row*scale[j]) for |hi|, |lo| <= 2^53. */
 void ari_round_halves(float *y, const double *hi, const double *lo, double row, const double *scale, size_t n);

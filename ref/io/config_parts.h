@@ -143,9 +143,6 @@ extern const ari_llama_form ari_config_ministral, ari_config_olmo3, ari_config_e
 /** Whose own keys of the rotation say what the form has. */
 AR_NODISCARD ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at);
 
-/** An array with an entry for each layer, of the two kinds, borrowed from the file; NULL where there is none. */
-AR_NODISCARD ar_status ari_config_layer_kinds(const ari_json_at *at, const char *key, size_t layers,
-                                              const char *const kinds[2], const json_t **out);
 
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
@@ -190,15 +187,8 @@ extern const ari_llama_form ari_config_mixtral, ari_config_qwen2_moe, ari_config
 AR_NODISCARD ar_status ari_config_minimax_m2(ar_config *c, const ari_json_at *at);
 
 /* --- keys that nobody asks for ------------------------------------------------------------------------------------ */
-/** Keys that other models of the family use to change the mathematics. Whatever is set and not neutral is refused, but
- *  for what the model reads. */
-AR_NODISCARD ar_status ari_config_refuse(const ari_json_at *at, const ari_model_reader *model);
 /** The refusal of one key. */
 ar_status ari_config_refuse_key(const ari_json_at *at, const char *key, const char *wanted);
-/** The largest probability of dropout: check says that it ignores them, so it must know whether there is one. */
-AR_NODISCARD ar_status ari_config_dropout(ar_config *c, const ari_json_at *at);
-/** c->quantized: by which method, where the weights beside the file are stored in few bits. */
-AR_NODISCARD ar_status ari_config_quantized(ar_config *c, const ari_json_at *at);
 /** Notes in c->unknown every key of the object that is set and neither known nor among keys[n]. group: the object's
  *  own key, where only keys[n] are known; "": the file itself. */
 /** Notes a key that the model is made without; group: of which object it is, or "". */

@@ -64,9 +64,6 @@ typedef enum ari_wanted {
  * n bytes, ARI_FORMAT_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
 AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted wanted);
 enum { ARI_FORMAT_CONVERSION = 1536 };
-/** "; this converts it: ..", with the path for each @ of the lines and the name for each #; "" without lines. */
-void ari_unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const char *lines, const char *path,
-                                       const char *name);
 /** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
 AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted wanted);
 

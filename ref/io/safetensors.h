@@ -38,8 +38,6 @@ AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, s
                                            const char *path);
 void ari_st_header_free(ari_st_header *h);
 
-/** The rules about offsets, sizes and the end of the file, once the JSON is read (safetensors_layout.c). */
-AR_NODISCARD ar_status ari_st_header_validate(ari_st_header *h, uint64_t data_bytes, const char *path);
 
 /** Elements of a shape, multiplied from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
  *  official library. False where it overflows. */

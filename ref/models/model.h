@@ -7,8 +7,6 @@
 
 /** ar_config_check_tp, of experts that are cut over so many of the ranks. Errors: the same. */
 AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan);
-/** Borrowed from the model. */
-const ar_config *ari_model_config(const ar_model *m);
 /** Its loss, on the last rank of a pipeline; NULL on the others. Borrowed. */
 ar_loss *ari_model_criterion(ar_model *m);
 

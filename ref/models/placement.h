@@ -38,8 +38,6 @@ typedef struct ari_param_place {
     size_t expert;               /* 0 where there are none */
     const char *rest, *kind;     /* of the name: below the layer; and "weight" or "bias" */
 } ari_param_place;
-/** False: no part of the family has this name. */
-bool ari_param_place_of(ari_param_place *p, const ar_config *c, const char *name);
 
 /* Other names of the parameters of a layer with experts: those that transformers from version 5 on has in memory, and in
  * files that were saved so (save_original_format=False). Its MLP is "mlp" in every family, and all experts of a layer

@@ -6,8 +6,6 @@
 /** The part of ar_parallel_check that is about the stages. */
 AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
 
-/** The same of so many layers. has_end: the last stage has something besides. */
-AR_NODISCARD ar_status ari_stages_check_layers(const ar_parallel *p, size_t layers, bool has_end);
 
 /** The stage that holds a layer. */
 int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer);

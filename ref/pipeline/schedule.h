@@ -83,14 +83,7 @@ static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micr
     return (size_t)stage * (size_t)s->micro_batches + (size_t)micro;
 }
 
-/** Replaces lists of computations by lists with their transfers. They need to be legal but for deadlocks. Errors:
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_schedule_add_transfers(ar_pipeline_schedule *s);
 
-/** Checks that each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_schedule_check_lists(const ar_pipeline_schedule *s, bool transfers);
-/** Checks that lists with their transfers, each legal, are legal together. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_schedule_check_together(const ar_pipeline_schedule *s);
 
 /* Times of stages and micro-batches: at[k * stages + stage] of those from first[k] on, up to first[k + 1]. */
 typedef struct ari_pp_timed {

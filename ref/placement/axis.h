@@ -15,14 +15,11 @@ typedef struct ari_axis {
 
 /** Dimension `dim` of a value of this shape. */
 ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts);
-/** counts[i] = elements of part i, for a collective; [parts]. */
-void ari_axis_counts(size_t *counts, const ari_axis *a);
 
 /* Copies on the context's main queue between memory that does not overlap, of a dtype of whole bytes. Errors: those of
  * the device. */
 /** packed = all parts of `whole`; unpack: the inverse. */
 AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf whole, const ari_axis *a, ar_dtype t);
-AR_NODISCARD ar_status ari_axis_unpack(ar_ctx *ctx, ar_buf whole, ar_cbuf packed, const ari_axis *a, ar_dtype t);
 /** block = part `part` of `whole`; put: the inverse, which leaves the other parts as they are. */
 AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t);
 AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);

@@ -1,13 +1,578 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/train/gradients.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/layers/parts.h"
+#include "ref/numerics/philox.h"
+
+/* --- judging ------------------------------------------------------------------------------------------------------ */
+
+/* Findings from the ranks' claims: the same everywhere, since all ranks judge the same table. */
+
+/* --- findings ----------------------------------------------------------------------------------------------------- */
+
+static ar_status add_finding(ar_finding **gives, ar_gradients *g, ar_finding_kind kind, const char *param)
+{
+    AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
+    ar_finding *f = &g->finding[g->findings++];
+    *f = (ar_finding){.kind = kind, .warning = kind == AR_FOUND_ZERO, .against = -1};
+    snprintf(f->param, sizeof f->param, "%s", param);
+    *gives = f;
+    return AR_OK;
+}
+
+static void add_rank(ar_finding *f, const ari_claims *t, size_t r)
+{
+    if (f->ranks < AR_FINDING_RANKS)
+        f->rank[f->ranks] = (int)ari_claims_header_of(t, r)->rank;
+    f->ranks++;
+}
+
+/* The ranks that hold elements of parameter i and say all of `these` flags and none of `not`; r: where to begin.
+ * t->ranks where there is none any more. */
+static size_t next_rank(const ari_claims *t, size_t i, size_t r, uint64_t these, uint64_t not )
+{
+    these |= ARI_CLAIM_HOLDS;
+    while (r < t->ranks && (ari_claim_of(t, r, i)->flags & (these | not )) != these)
+        r++;
+    return r;
+}
+
+static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these)
+{
+    size_t n = 0;
+    for (size_t r = next_rank(t, i, 0, these, 0); r < t->ranks; r = next_rank(t, i, r + 1, these, 0))
+        n++;
+    return n;
+}
+
+/* A finding that names those ranks, if there are any. */
+static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_claims *t, size_t i, ar_finding_kind kind,
+                            uint64_t these, uint64_t not )
+{
+    ar_finding *f = NULL;
+    for (size_t r = next_rank(t, i, 0, these, not ); r < t->ranks; r = next_rank(t, i, r + 1, these, not )) {
+        if (!f)
+            AR_TRY(add_finding(&f, g, kind, t->params[i]->name));
+        add_rank(f, t, r);
+    }
+    *gives = f;
+    return AR_OK;
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static ar_status judge_bad(ar_gradients *g, const ari_claims *t, size_t i)
+{
+    ar_finding *f = NULL;
+    for (size_t r = 0; r < t->ranks; r++) {
+        const ari_claim *s = ari_claim_of(t, r, i);
+        float first = 0.0f;
+        if (s->bad == 0)
+            continue;
+        memcpy(&first, &s->first_bad, sizeof first);
+        if (!f) {
+            AR_TRY(add_finding(&f, g, AR_FOUND_NOT_FINITE, t->params[i]->name));
+            f->value = (double)first;
+        }
+        f->elements += s->bad;
+        add_rank(f, t, r);
+    }
+    return AR_OK;
+}
+
+static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, bool allow_unused)
+{
+    const uint64_t trains = ARI_CLAIM_TRAINABLE, has = ARI_CLAIM_TRAINABLE | ARI_CLAIM_GRADIENT;
+    const size_t training = count_ranks(t, i, trains), with = count_ranks(t, i, has);
+    ar_finding *f = NULL;
+    if (training == 0)
+        return AR_OK;
+    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_FROZEN, 0, trains));
+    AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_MISSING, trains, ARI_CLAIM_GRADIENT));
+    if (f)
+        f->warning = with == 0 && allow_unused;
+    AR_TRY(judge_bad(g, t, i));
+    if (with > 0 && count_ranks(t, i, has | ARI_CLAIM_NONZERO) == 0)
+        AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, has, 0));
+    return AR_OK;
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+/* What each rank, copy[r], has of something that all with the same `place` should have alike; place 0: nothing. */
+
+/* The rank, of those from `first` on that hold copies of the same elements, whose copy the others should have. */
+static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first)
+{
+    const uint64_t place = copy[first].place;
+    size_t copies = 0;
+    for (size_t r = first; r < ranks; r++)
+        copies += copy[r].place == place;
+    for (size_t r = first; r < ranks && copies > 2; r++) {
+        size_t alike = 0;
+        for (size_t k = r; k < ranks && copy[r].place == place; k++)
+            alike += copy[k].place == place && copy[k].hash == copy[r].hash;
+        if (2 * alike > copies)
+            return r;
+    }
+    return first;
+}
+
+static bool has_copy_below(const ari_copy *copy, size_t r)
+{
+    for (size_t k = 0; k < r; k++) {
+        if (copy[k].place == copy[r].place)
+            return true;
+    }
+    return false;
+}
+
+/* Judges what rank `first` is the lowest to have; as: the finding's kind, parameter and state. */
+static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, const ari_copy *copy, size_t first,
+                                 const ar_finding *as)
+{
+    const size_t right = right_copy(copy, t->ranks, first);
+    ar_finding *f = NULL;
+    for (size_t r = first; r < t->ranks; r++) {
+        if (copy[r].place != copy[right].place || copy[r].hash == copy[right].hash)
+            continue;
+        if (!f) {
+            AR_TRY(add_finding(&f, g, as->kind, as->param));
+            f->against = (int)ari_claims_header_of(t, right)->rank;
+            f->value = as->kind == AR_FOUND_STEPS ? (double)copy[r].hash : 0.0;
+            memcpy(f->state, as->state, sizeof f->state);
+        }
+        add_rank(f, t, r);
+    }
+    return AR_OK;
+}
+
+static ar_status judge_copies(ar_gradients *g, const ari_claims *t, size_t i)
+{
+    static const ar_finding_kind kinds[] = {AR_FOUND_VALUE, AR_FOUND_GRADIENT};
+    ARI_OWNED ari_copy *copy = NULL;
+    AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
+    for (int which = 0; which < ARI_COPIES; which++) {
+        const bool state = which >= ARI_COPY_STATE;
+        ar_finding as = {.kind = state ? AR_FOUND_STATE : kinds[which]};
+        snprintf(as.param, sizeof as.param, "%s", t->params[i]->name);
+        snprintf(as.state, sizeof as.state, "%s", state ? ari_state_name[which - ARI_COPY_STATE] : "");
+        for (size_t r = 0; r < t->ranks; r++)
+            copy[r] = ari_claim_of(t, r, i)->copy[which];
+        for (size_t r = 0; r < t->ranks; r++) {
+            if (copy[r].place != 0 && !has_copy_below(copy, r))
+                AR_TRY(judge_copies_of(g, t, copy, r, &as));
+        }
+    }
+    return AR_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+/* Rows that speak of different parameters can be compared no further. */
+static ar_status check_lists(const ari_claims *t)
+{
+    for (size_t i = 0; i < t->n; i++) {
+        for (size_t r = 1; r < t->ranks; r++) {
+            if (ari_claim_of(t, r, i)->name != ari_claim_of(t, 0, i)->name)
+                return ar_error_set(AR_ERR_MISMATCH,
+                                    "parameter %zu of %zu is another one on rank %zu than on rank 0 ('%s' here)", i,
+                                    t->n, (size_t)ari_claims_header_of(t, r)->rank, t->params[i]->name);
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status judge_steps(ar_gradients *g, const ari_claims *t)
+{
+    const ar_finding as = {.kind = AR_FOUND_STEPS};
+    ARI_OWNED ari_copy *copy = NULL;
+    AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
+    for (size_t r = 0; r < t->ranks; r++)
+        copy[r] = (ari_copy){.place = 1, .hash = ari_claims_header_of(t, r)->steps};
+    return judge_copies_of(g, t, copy, 0, &as);
+}
+
+static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, const ar_gradients_verify_options *o)
+{
+    if (o->gradients)
+        AR_TRY(judge_gradient(g, t, i, o->allow_unused));
+    return judge_copies(g, t, i);
+}
+
+/* The first stage judges parameters that both ends of a pipeline have, and the steps of all ranks. */
+static ar_status gradients_judge(ar_gradients *g, const ari_all_claims *t, const ar_gradients_verify_options *o)
+{
+    const bool first = ar_comm_rank(g->ctx->pipeline) == 0;
+    size_t tied = 0;
+    g->findings = 0;
+    AR_TRY(check_lists(&t->own));
+    if (first)
+        AR_TRY(judge_steps(g, t->heads.words ? &t->heads : &t->own));
+    for (size_t i = 0; i < t->own.n; i++) {
+        if (tied == t->ends.n || t->own.params[i] != t->ends.params[tied])
+            AR_TRY(judge_table(g, &t->own, i, o));
+        else if (tied++, first)
+            AR_TRY(judge_table(g, &t->ends, tied - 1, o));
+    }
+    return AR_OK;
+}
+
+/* --- of all stages ------------------------------------------------------------------------------------------------ */
+
+enum { FINDING_WORDS = (sizeof(ar_finding) + sizeof(uint64_t) - 1) / sizeof(uint64_t) };
+
+/* found: [ranks][most] of FINDING_WORDS, of which rank r has count[r]. */
+static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uint64_t *count, size_t ranks, size_t most)
+{
+    g->findings = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        for (size_t i = 0; i < count[r]; i++) {
+            AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
+            memcpy(&g->finding[g->findings++], found + (r * most + i) * FINDING_WORDS, sizeof *g->finding);
+        }
+    }
+    return AR_OK;
+}
+
+/* Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
+static ar_status gradients_share_findings(ar_gradients *g)
+{
+    static const char tag[] = "gradients:verify";
+    ar_comm *over = g->ctx->pipeline;
+    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    ARI_OWNED uint64_t *count = NULL, *found = NULL;
+    size_t most = 0;
+    if (ranks == 1)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC_ZERO(&count, ranks, "numbers of findings"));
+    count[me] = g->findings;
+    AR_TRY(ari_gather_words(g->ctx, over, count, 1, tag));
+    for (size_t r = 0; r < ranks; r++)
+        most = count[r] > most ? (size_t)count[r] : most;
+    if (most == 0)
+        return AR_OK;
+    AR_TRY(ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
+    for (size_t i = 0; i < g->findings; i++)
+        memcpy(found + (me * most + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
+    AR_TRY(ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
+    return take_findings(g, found, count, ranks, most);
+}
+
+/* --- as text ------------------------------------------------------------------------------------------------------ */
+
+/* "rank 3", "ranks 0-1, 4", "ranks 0-63 and 12 more". */
+static void ranks_text(char *out, size_t cap, const ar_finding *f)
+{
+    char list[256], more[32] = "";
+    const size_t shown = f->ranks < AR_FINDING_RANKS ? f->ranks : AR_FINDING_RANKS;
+    ari_ranks_describe(f->rank, (int)shown, list, sizeof list);
+    if (f->ranks > shown)
+        snprintf(more, sizeof more, " and %zu more", f->ranks - shown);
+    snprintf(out, cap, "rank%s %s%s", ARI_PLURAL(f->ranks), list, more);
+}
+
+void ar_finding_text(char *out, size_t cap, const ar_finding *f)
+{
+    char ranks[320];
+    ranks_text(ranks, sizeof ranks, f);
+    switch (f->kind) {
+    case AR_FOUND_MISSING:
+        snprintf(out, cap, "%s: no gradient on %s", f->param, ranks);
+        return;
+    case AR_FOUND_FROZEN:
+        snprintf(out, cap, "%s: requires no gradient on %s, but elsewhere", f->param, ranks);
+        return;
+    case AR_FOUND_NOT_FINITE:
+        snprintf(out, cap, "%s: %zu element%s of the gradient not finite on %s, the first %g", f->param, f->elements,
+                 ARI_PLURAL(f->elements), ranks, f->value);
+        return;
+    case AR_FOUND_ZERO:
+        snprintf(out, cap, "%s: the gradient is zero everywhere", f->param);
+        return;
+    case AR_FOUND_VALUE:
+        snprintf(out, cap, "%s: the copy of %s differs from that of rank %d", f->param, ranks, f->against);
+        return;
+    case AR_FOUND_GRADIENT:
+        snprintf(out, cap, "%s: the gradient of %s differs from that of rank %d", f->param, ranks, f->against);
+        return;
+    case AR_FOUND_STATE:
+        snprintf(out, cap, "%s: %s of %s differs from that of rank %d", f->param, f->state, ranks, f->against);
+        return;
+    case AR_FOUND_STEPS:
+        snprintf(out, cap, "the optimizer of %s is at step %.0f, not where that of rank %d is", ranks, f->value,
+                 f->against);
+        return;
+    }
+}
+
+/* --- claims ------------------------------------------------------------------------------------------------------- */
+
+/* Each rank's claims about its parameters, gathered over the groups of ranks that hold copies of them. */
+
+const char *const ari_state_name[ARI_STATES] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "master"};
+
+static const char tag[] = "gradients:verify";
+
+_Static_assert(sizeof(ari_claim) % sizeof(uint64_t) == 0 && sizeof(ari_claims_header) % sizeof(uint64_t) == 0,
+               "claims travel as words");
+
+/* --- hashes, which travel in place of copies ---------------------------------------------------------------------- */
+
+/* FNV-1a in 64 bits, word by word. */
+static uint64_t hash_word(uint64_t hash, uint64_t word)
+{
+    return (hash ^ word) * ARI_FNV1A_PRIME;
+}
+
+/* Which elements of the full tensor a rank holds: copies of the same ones have the same number. */
+static uint64_t place_of(const ar_layout *o)
+{
+    uint64_t hash = ARI_FNV1A_BASIS;
+    for (size_t k = 0; k < o->nbox; k++) {
+        for (int d = 0; d < o->ndim; d++) {
+            hash = hash_word(hash, o->box[k].global[d]);
+            hash = hash_word(hash, o->box[k].extent[d]);
+        }
+    }
+    return hash;
+}
+
+/* Goes on with n values; every NaN counts as the quiet one. */
+static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
+{
+    static const uint32_t quiet_nan = 0x7fc00000u;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = quiet_nan;
+        if (!isnan(v[i]))
+            memcpy(&bits, &v[i], sizeof bits);
+        hash = hash_word(hash, bits);
+    }
+    return hash;
+}
+
+/* The values of a tensor of this rank, on the host. Gives; free(). */
+static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
+{
+    ARI_OWNED float *values = NULL;
+    AR_TRY(ARI_ALLOC(&values, ar_tensor_count(t), "copies to compare"));
+    AR_TRY(ar_ctx_download_floats(ctx, values, t));
+    *gives = values;
+    values = NULL;
+    return AR_OK;
+}
+
+/* Summary of the elements of a tensor in the boxes of `layout`: each at its position, boxes one after another. */
+typedef struct elements {
+    uint64_t hash;
+    size_t bad; /* not finite */
+    float first_bad;
+    bool nonzero;
+} elements;
+
+static void look_at_run(void *user, const ari_box_run *r)
+{
+    elements *e = user;
+    e->hash = hash_values(e->hash, r->local, r->count);
+    for (size_t i = 0; i < r->count; i++) {
+        e->nonzero = e->nonzero || r->local[i] != 0.0f;
+        if (!isfinite(r->local[i]) && e->bad++ == 0)
+            e->first_bad = r->local[i];
+    }
+}
+
+/* Nothing of a layout without boxes: its place stays 0. */
+static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor *local, const ar_layout *layout)
+{
+    ARI_OWNED float *values = NULL;
+    *e = (elements){.hash = ARI_FNV1A_BASIS};
+    if (layout->nbox == 0 || ar_tensor_count(local) == 0)
+        return AR_OK;
+    AR_TRY(values_of(&values, ctx, local));
+    ar_tensor host = *local; /* contiguous, or it could not have been copied */
+    host.dtype = AR_F32;
+    host.data.ptr = values;
+    ari_for_each_run(&host, layout, look_at_run, e);
+    *c = (ari_copy){place_of(layout), e->hash};
+    return AR_OK;
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+/* Summarises the elements whose gradient is complete here: all, or a share of them. */
+static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
+{
+    ar_layout own = p->layout;
+    ar_tensor t;
+    elements e;
+    if (p->own_count < ar_tensor_count(&p->value))
+        AR_TRY(ari_share_layout(&own, p, ctx, p->own_start, p->own_count));
+    AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
+    ar_status st = ar_param_grad_value(p, ctx, &t);
+    if (st == AR_OK)
+        st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
+    ar_ctx_release(ctx, &t);
+    AR_TRY(st);
+    s->flags |= e.nonzero ? ARI_CLAIM_NONZERO : 0;
+    s->bad = e.bad;
+    memcpy(&s->first_bad, &e.first_bad, sizeof e.first_bad);
+    return AR_OK;
+}
+
+static ar_status claim_value(ari_claim *s, ar_ctx *ctx, const ar_param *p)
+{
+    ar_tensor t;
+    ar_layout o;
+    elements e;
+    AR_TRY(ari_value_begin(&t, &o, ctx, p));
+    const ar_status st = look_at(&e, &s->copy[ARI_COPY_VALUE], ctx, &t, &o);
+    ari_value_end(&t, ctx, p);
+    return st;
+}
+
+/* --- optimizer state ---------------------------------------------------------------------------------------------- */
+
+typedef struct state_job {
+    const ar_gradients *g;
+    ari_claim *row; /* [n] */
+} state_job;
+
+static ar_status claim_state(void *user, const ar_param *p, const char *state, const ar_tensor *local,
+                             const ar_layout *layout)
+{
+    const state_job *j = user;
+    size_t i = 0;
+    int k = 0;
+    while (i < j->g->n && j->g->params[i] != p)
+        i++;
+    while (k < ARI_STATES && strcmp(ari_state_name[k], state) != 0)
+        k++;
+    if (k == ARI_STATES)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s: optimizer state '%s' cannot be compared", p->name, state);
+    if (i == j->g->n)
+        return AR_OK;
+    ari_copy one = {0, 0}, *c = &j->row[i].copy[ARI_COPY_STATE + k];
+    elements e;
+    AR_TRY(look_at(&e, &one, j->g->ctx, local, layout));
+    /* A share may come in several pieces. */
+    *c = c->place == 0 ? one : (ari_copy){hash_word(c->place, one.place), hash_word(c->hash, one.hash)};
+    return AR_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ */
+
+static ar_status claim_param(ari_claim *s, ar_ctx *ctx, const ar_param *p, const ar_gradients_verify_options *o)
+{
+    const bool holds = ar_tensor_count(&p->value) > 0;
+    s->name = p->expert ? ARI_FNV1A_BASIS : ari_fnv1a(p->name);
+    s->flags = (holds ? ARI_CLAIM_HOLDS : 0) | (p->requires_grad ? ARI_CLAIM_TRAINABLE : 0) |
+               (p->has_grad ? ARI_CLAIM_GRADIENT : 0);
+    if (o->values)
+        AR_TRY(claim_value(s, ctx, p));
+    return o->gradients && holds && p->requires_grad && p->has_grad ? claim_gradient(s, ctx, p) : AR_OK;
+}
+
+/* Ranks have other experts in one place of the list: those are no copies of each other. */
+static void place_experts(ari_claim *row, const ar_gradients *g)
+{
+    for (size_t i = 0; i < g->n; i++) {
+        for (size_t k = 0; g->params[i]->expert && k < sizeof row->copy / sizeof *row->copy; k++) {
+            ari_copy *c = &row[i].copy[k];
+            c->place = c->place == 0 ? 0 : hash_word(c->place, ari_fnv1a(g->params[i]->name));
+        }
+    }
+}
+
+static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_gradients_verify_options *o)
+{
+    const ar_ctx *ctx = g->ctx;
+    ari_claims_header *h = (ari_claims_header *)words;
+    ari_claim *row = (ari_claim *)(h + 1);
+    h->rank = (uint64_t)ari_ctx_place(ctx, ARI_ALL_AXES);
+    h->steps = o->optimizer ? ar_optimizer_steps(o->optimizer) : 0;
+    for (size_t i = 0; i < g->n; i++)
+        AR_TRY(claim_param(&row[i], g->ctx, g->params[i], o));
+    state_job job = {g, row};
+    if (o->optimizer)
+        AR_TRY(ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
+    place_experts(row, g);
+    return AR_OK;
+}
+
+/* Claims of the ranks that have the same stages: gathered over the tensor-parallel, then the data-parallel group. */
+static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, const ar_gradients_verify_options *o)
+{
+    const ar_ctx *ctx = g->ctx;
+    const size_t tp = (size_t)ar_comm_size(ctx->tp), dp = (size_t)ar_comm_size(ctx->dp);
+    const size_t words = (sizeof(ari_claims_header) + g->n * sizeof(ari_claim)) / sizeof(uint64_t);
+    *t = (ari_claims){.ranks = dp * tp, .n = g->n, .row_words = words, .params = g->params};
+    AR_TRY(ARI_ALLOC_ZERO(&t->words, dp * tp * words, "what the ranks say"));
+    uint64_t *const group = t->words + (size_t)ar_comm_rank(ctx->dp) * tp * words;
+    AR_TRY(claim_all(group + (size_t)ar_comm_rank(ctx->tp) * words, g, o));
+    AR_TRY(ari_gather_words(g->ctx, ctx->tp, group, words, tag));
+    return ari_gather_words(g->ctx, ctx->dp, t->words, tp * words, tag);
+}
+
+/* The header and some rows of each rank of `from`, of all ranks of a group, in whose order they stand. */
+static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *over, const ari_claims *from)
+{
+    const size_t groups = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    t->row_words = (sizeof(ari_claims_header) + t->n * sizeof(ari_claim)) / sizeof(uint64_t);
+    t->ranks = groups * from->ranks;
+    AR_TRY(ARI_ALLOC_ZERO(&t->words, t->ranks * t->row_words, "what the ranks say"));
+    for (size_t r = 0; r < from->ranks; r++) {
+        uint64_t *to = t->words + (me * from->ranks + r) * t->row_words;
+        ari_claim *row = (ari_claim *)((ari_claims_header *)to + 1);
+        memcpy(to, ari_claims_header_of(from, r), sizeof(ari_claims_header));
+        for (size_t i = 0, k = 0; i < from->n && k < t->n; i++) {
+            if (from->params[i] == t->params[k])
+                row[k++] = *ari_claim_of(from, r, i);
+        }
+    }
+    return ari_gather_words(ctx, over, t->words, from->ranks * t->row_words, tag);
+}
+
+static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const ari_claims *own)
+{
+    if (ar_comm_size(g->ctx->ends) == 1)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&t->params, g->n, "tied parameters"));
+    for (size_t i = 0; i < g->n; i++) {
+        if (g->params[i]->ends)
+            t->params[t->n++] = g->params[i];
+    }
+    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, own) : AR_OK;
+}
+
+/* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
+static ar_status gradients_exchange_claims(ari_all_claims *gives, const ar_gradients *g,
+                                           const ar_gradients_verify_options *o)
+{
+    AR_TRY(exchange_over_stages(&gives->own, g, o));
+    if (ar_comm_size(g->ctx->pipeline) == 1)
+        return AR_OK;
+    AR_TRY(exchange_over_ends(&gives->ends, g, &gives->own));
+    return gather_rows(&gives->heads, g->ctx, g->ctx->pipeline, &gives->own);
+}
+
+/* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
+static void all_claims_free(ari_all_claims *t)
+{
+    free(t->own.words);
+    free(t->ends.words);
+    free(t->ends.params);
+    free(t->heads.words);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
@@ -87,10 +652,10 @@ ar_verdict ar_gradients_last(const ar_gradients *g)
 
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
-    ARI_ENDED(ari_all_claims_free) ari_all_claims claims = {.own.words = NULL};
-    AR_TRY(ari_gradients_exchange_claims(&claims, g, o));
-    AR_TRY(ari_gradients_judge(g, &claims, o));
-    AR_TRY(ari_gradients_share_findings(g));
+    ARI_ENDED(all_claims_free) ari_all_claims claims = {.own.words = NULL};
+    AR_TRY(gradients_exchange_claims(&claims, g, o));
+    AR_TRY(gradients_judge(g, &claims, o));
+    AR_TRY(gradients_share_findings(g));
     *v = ar_gradients_last(g);
     return AR_OK;
 }

@@ -59,12 +59,3 @@ static inline const ari_claim *ari_claim_of(const ari_claims *t, size_t rank, si
     return (const ari_claim *)(ari_claims_header_of(t, rank) + 1) + i;
 }
 
-/** Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; ari_all_claims_free. */
-AR_NODISCARD ar_status ari_gradients_exchange_claims(ari_all_claims *gives, const ar_gradients *g,
-                                                     const ar_gradients_verify_options *o);
-void ari_all_claims_free(ari_all_claims *t);
-/** The findings about this rank's stages, into g. */
-AR_NODISCARD ar_status ari_gradients_judge(ar_gradients *g, const ari_all_claims *t,
-                                           const ar_gradients_verify_options *o);
-/** Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
-AR_NODISCARD ar_status ari_gradients_share_findings(ar_gradients *g);

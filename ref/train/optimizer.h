@@ -59,19 +59,14 @@ static inline bool ari_is_updated(const ar_param *p)
  *  are set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);
-void ari_state_destroy(ari_state *s, ar_device *d);
 /** A tensor of the value's shape, between the two: `state` itself, or (not whole) memory of the step, which a share of it
  *  goes into (filled), and which the share is taken from (taken). */
 AR_NODISCARD ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled);
 AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool taken);
 /** Where its elements lie in the Hugging Face shape. */
 AR_NODISCARD ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx);
-/** One call of emit for each kind of state, with its place in the Hugging Face shape. Errors: emit's. */
-AR_NODISCARD ar_status ari_state_save(const ari_state *s, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user);
 /** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
 AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx);
-/** Takes its elements out of full tensors. Errors: AR_ERR_NOT_FOUND. */
-AR_NODISCARD ar_status ari_state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find, void *user);
 
 /** QK-Clip of a state's weights, which have been updated. */
 AR_NODISCARD ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part *part);

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "anyrank/arith.h"
 #include "anyrank/gradients.h"
 #include "ref/core/record.h"
 #include "ref/layers/experts/balance.h"
@@ -15,6 +16,82 @@
 #include "ref/models/stages.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
+
+/* --- loss scaling ------------------------------------------------------------------------------------------------- */
+
+/* Its reciprocal is a normal fp32 number, as is that of 1, below which nothing falls. */
+#define LARGEST_SCALE 0x1p126
+
+ar_loss_scaling ar_loss_scaling_defaults(bool dynamic)
+{
+    return (ar_loss_scaling){.dynamic = dynamic, .growth = 2.0, .backoff = 0.5, .interval = 2000, .scale = 65536.0};
+}
+
+static ar_status refuse_scaling(const char *option, double value, const char *range)
+{
+    return ar_error_set(AR_ERR_ARG, "loss scaling: %s is %g, expected %s", option, value, range);
+}
+
+ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
+{
+    if (!(s->scale >= 1.0 && s->scale <= LARGEST_SCALE))
+        return refuse_scaling("scale", s->scale, "a number from 1 to 2^126");
+    if (!s->dynamic)
+        return AR_OK;
+    if (!(s->growth > 1.0 && isfinite(s->growth)))
+        return refuse_scaling("growth", s->growth, "a finite number above 1");
+    if (!(s->backoff > 0.0 && s->backoff < 1.0))
+        return refuse_scaling("backoff", s->backoff, "a number between 0 and 1");
+    return s->interval > 0 ? AR_OK : refuse_scaling("interval", 0.0, "at least 1 step");
+}
+
+/* Errors: AR_ERR_ARG (ar_loss_scaling_check; exact numerics). */
+static ar_status scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
+{
+    if (ctx->arith == ar_arith_exact(ctx->arith->precision))
+        return ar_error_set(AR_ERR_ARG,
+                            "loss scaling in exact numerics: its gradients are sums of integers that lose "
+                            "nothing however small they are, and its baseline scales none; give native numerics");
+    return ar_loss_scaling_check(s);
+}
+
+/* From here on ar_param_grad_value gives the gradients without the scale. */
+static void scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n)
+{
+    const float inverse = (float)(1.0 / s->scale);
+    for (size_t i = 0; i < n; i++)
+        params[i]->grad_scale *= inverse;
+}
+
+ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm)
+{
+    int32_t wrong = !isfinite(norm);
+    AR_TRY(ari_combine(ctx, ctx->tp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
+    AR_TRY(ari_combine(ctx, ctx->dp, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
+    AR_TRY(ari_combine(ctx, ctx->pipeline, &wrong, 1, AR_I32, AR_MAX, "loss scale"));
+    *finite = wrong == 0;
+    return AR_OK;
+}
+
+/* The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
+static ar_status scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite)
+{
+    if (!finite && (!s->dynamic || s->scale * s->backoff < 1.0))
+        return ar_error_set(
+            AR_ERR_DATA,
+            "the gradient norm is not finite at step %u, with a %s loss scale of %g%s; no weight was changed",
+            (unsigned)ctx->step, s->dynamic ? "dynamic" : "static", s->scale,
+            s->dynamic ? ", which does not fall below 1" : "");
+    if (!finite) {
+        s->scale *= s->backoff;
+        s->good = 0;
+        s->skipped++;
+    } else if (s->dynamic && ++s->good >= s->interval) {
+        s->scale = s->scale * s->growth <= LARGEST_SCALE ? s->scale * s->growth : s->scale;
+        s->good = 0;
+    }
+    return AR_OK;
+}
 
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
@@ -48,7 +125,7 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     AR_TRY(ari_own_schedule_check(&o->parallel));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
-    return o->scaling ? ari_scaling_check(o->scaling, ctx) : AR_OK;
+    return o->scaling ? scaling_check(o->scaling, ctx) : AR_OK;
 }
 
 /* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is
@@ -217,13 +294,13 @@ static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar
 {
     if (!o->ddp) {
         if (o->scaling)
-            ari_scaling_unscale(o->scaling, what->params, what->n);
+            scaling_unscale(o->scaling, what->params, what->n);
         ari_span_begin("reduce gradients");
         return ari_span_end(ar_params_reduce(what->params, what->n, ctx));
     }
     AR_TRY(ar_ddp_wait(o->ddp));
     if (o->scaling) /* now, since the wait sets the scale of a mean */
-        ari_scaling_unscale(o->scaling, what->params, what->n);
+        scaling_unscale(o->scaling, what->params, what->n);
     return ar_params_tap_grads(what->params, what->n, ctx);
 }
 
@@ -256,7 +333,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
         AR_TRY(ari_tap_number(ctx, "grad_norm", 'c', result->norm));
     if (o->scaling) {
         AR_TRY(ari_scaling_finite(&finite, ctx, result->norm));
-        AR_TRY(ari_scaling_next(o->scaling, ctx, finite));
+        AR_TRY(scaling_next(o->scaling, ctx, finite));
     }
     result->skipped = !finite;
     if (result->skipped)

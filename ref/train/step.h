@@ -21,12 +21,6 @@ AR_NODISCARD ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx,
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
 
-/** Errors: AR_ERR_ARG (ar_loss_scaling_check; exact numerics). */
-AR_NODISCARD ar_status ari_scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx);
-/** From here on ar_param_grad_value gives the gradients without the scale. */
-void ari_scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n);
 /** *finite: true if the norm of the gradients is finite on every rank of the context's groups; the same answer on each.
  *  Collective over the tensor-parallel, the data-parallel and the pipeline's group. */
 AR_NODISCARD ar_status ari_scaling_finite(bool *finite, ar_ctx *ctx, float norm);
-/** The scale of the next step. Errors: AR_ERR_DATA (gradients that are not finite, and a scale that may not fall). */
-AR_NODISCARD ar_status ari_scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite);

@@ -14,12 +14,6 @@ AR_NODISCARD ar_status ari_units_finish(ar_ddp *d);
 
 /** ZeRO-3: from here on the parameters have their shares. */
 AR_NODISCARD ar_status ari_weights_share(ar_ddp *d);
-/** Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
-AR_NODISCARD ar_status ari_weights_take(ari_unit *u, ar_pass pass);
-void ari_weights_release(ari_unit *u);
-AR_NODISCARD ar_status ari_weights_start(ar_ddp *d);
-AR_NODISCARD ar_status ari_weights_finish(ar_ddp *d);
-void ari_weights_free(ari_unit *u);
 
 /* Work of a step around its backward passes, for the units of one of its stages. d NULL, and below ZeRO-2: none. */
 
@@ -38,15 +32,7 @@ AR_NODISCARD ar_status ari_ddp_absent_backward(ar_ddp *d, int stage);
 /** Fills slots, bucketed, offsets and buckets from params and options, without storage. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_buckets_plan(ar_ddp *d);
-/** Checks that the data-parallel ranks wrap the same parameters with the same options. Collective over them. Errors:
- *  AR_ERR_MISMATCH, with the same message on all. */
-AR_NODISCARD ar_status ari_ddp_agree(ar_ddp *d);
 
-/** Checks that every parameter of a bucket got a gradient here, or none did. Errors: AR_ERR_DATA, naming those
- *  without. */
-AR_NODISCARD ar_status ari_ddp_check_all_used(const ar_ddp *d);
-/** Marks what got a gradient here, and with find_unused and peers enqueues the agreement. */
-AR_NODISCARD ar_status ari_ddp_agree_used(ar_ddp *d);
 /** Checks that a step in ctx that trains these parameters can leave their reductions to d alone; d NULL: to no object.
  *  Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);

@@ -83,8 +83,6 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
  *  none), so that values which change from run to run are told. */
 AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                            const ar_first_difference *earlier);
-/** Makes each kind of memory the larger of the two. */
-void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);
@@ -103,11 +101,7 @@ AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_referenc
  *  is missing, and what kind of mistake does that. */
 void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor);
 
-/* --- routes (check_routes.c) -------------------------------------------------------------------------------------- */
-
-/** What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
- *  they and the token are. */
-AR_NODISCARD ar_status ari_check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c);
+/* --- routes (check_layout.c) -------------------------------------------------------------------------------------- */
 
 /* A rank of a dry run, whose experts are those that the baseline has chosen. */
 typedef struct ari_routed_rank {
@@ -133,9 +127,6 @@ AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
-/** The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
- *  known. */
-bool ari_lint_noted(ari_lint_verdict *v, const ari_ledger_record *r);
 
 /** AR_OK: on every rank and queue the collectives of the run are those of the list, in its order, each with kind,
  *  ranks, elements, dtype and tag; and, where the trace has virtual time, the flops of all products are 2 a

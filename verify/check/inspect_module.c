@@ -4,8 +4,189 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/axis.h"
 #include "ref/core/text.h"
 #include "verify/check/check_run.h"
+#include "verify/plan/planner.h"
+
+/* --- judging ------------------------------------------------------------------------------------------------------ */
+
+/* The rules of types on the operations of a user's module. */
+
+enum { ACTIVATION_DIMS = 3 }; /* [b, s, features] */
+
+/* Dimensions of records count from the end. */
+static ar_placement from_start(ar_placement p)
+{
+    return p.kind == AR_SHARD && p.dim < 0 ? (ar_placement){AR_SHARD, p.dim + ACTIVATION_DIMS} : p;
+}
+
+static ar_placement from_end(ar_placement p)
+{
+    return p.kind == AR_SHARD ? (ar_placement){AR_SHARD, p.dim - ACTIVATION_DIMS} : p;
+}
+
+static bool broken(ari_lint_verdict *v, ar_lint_rule rule, ar_placement has, ar_placement needs)
+{
+    *v = (ari_lint_verdict){.broken = true, .rule = rule, .makes = needs, .has = has, .needs = needs};
+    return true;
+}
+
+/* Taken as `needs`, and is not. */
+static bool misplaced(ari_lint_verdict *v, ar_placement has, ar_placement needs)
+{
+    const bool sums = ari_lint_partial(needs);
+    if (ari_lint_same(has, needs))
+        return false;
+    if (sums && !ari_lint_partial(has))
+        return broken(v, ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction, has, needs);
+    *v = ari_lint_mismatch(has, needs);
+    return true;
+}
+
+static bool incomplete(ari_lint_verdict *v, ar_placement has, ar_placement needs)
+{
+    if (ari_lint_same(has, needs))
+        return false;
+    if (ari_lint_whole(has))
+        return broken(v, AR_LINT_redundant_reduction, has, needs);
+    return broken(v, AR_LINT_unsummed_gradient, has, needs);
+}
+
+/* The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
+ *  known. */
+static bool lint_noted(ari_lint_verdict *v, const ari_ledger_record *r)
+{
+    const ar_placement a = from_start(r->in[0].at), b = from_start(r->in[1].at), needs = from_start(r->needs);
+    const bool both = r->in[0].known && r->in[1].known;
+    bool found = false;
+    if (r->kind == ARI_LEDGER_ADDS || r->kind == ARI_LEDGER_MULTIPLIES) {
+        if (!both)
+            return false;
+        *v = ari_lint_add(a, b);
+        found = v->broken;
+        if (r->kind == ARI_LEDGER_MULTIPLIES)
+            found = ari_lint_partial(a) && ari_lint_partial(b) && broken(v, AR_LINT_product_of_partials, a, b);
+    } else if (!r->in[0].known) {
+        return false;
+    } else if (r->kind == ARI_LEDGER_TAKES) {
+        found = misplaced(v, a, needs);
+    } else if (r->kind == ARI_LEDGER_GRADIENT) {
+        found = incomplete(v, a, needs);
+    } else {
+        *v = r->kind == ARI_LEDGER_ALONG ? ari_lint_along(a, ACTIVATION_DIMS - 1, false)
+                                         : ari_lint_elementwise(a, false);
+        found = v->broken;
+    }
+    if (found) {
+        v->has = from_end(v->has);
+        v->needs = from_end(v->needs);
+    }
+    return found;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* Compares the memory of a run's ranks with a dry run of each, and the memory between steps with the list of parameters
+ * and buckets. */
+
+/* Makes each kind of memory the larger of the two. */
+static void memory_raise(ar_rank_memory *most, const ar_rank_memory *m)
+{
+#define RAISE(field, json, title) most->field = m->field > most->field ? m->field : most->field;
+    AR_RANK_MEMORY_TABLE(RAISE)
+#undef RAISE
+}
+
+static void compare_rank(ar_check_run *run, int rank, const ar_rank_memory *counted, const ar_rank_memory *predicted)
+{
+#define COMPARE(field, json, title)                                                                                    \
+    if (!run->memory_difference[0] && counted->field != predicted->field)                                              \
+        snprintf(run->memory_difference, sizeof run->memory_difference,                                                \
+                 "memory of rank %d, %s: %zu bytes are counted, the layout predicts %zu", rank, title, counted->field, \
+                 predicted->field);
+    AR_RANK_MEMORY_TABLE(COMPARE)
+#undef COMPARE
+}
+
+/* The same of what the list says. */
+static ar_status compare_states(ar_check_run *run, const ari_cluster_options *o, int rank,
+                                const ar_rank_memory *counted)
+{
+    ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
+    ar_rank_memory listed = *counted;
+    ari_memory m;
+    AR_TRY(ari_memory_states(&m, &c, rank));
+    listed.weights = (size_t)m.of[ARI_MEMORY_WEIGHTS];
+    listed.gradients = (size_t)m.of[ARI_MEMORY_GRADIENTS];
+    listed.optimizer = (size_t)(m.of[ARI_MEMORY_MASTER] + m.of[ARI_MEMORY_OPTIMIZER]);
+    listed.buckets = (size_t)m.of[ARI_MEMORY_BUCKETS];
+    compare_rank(run, rank, counted, &listed);
+    return AR_OK;
+}
+
+/* Nobody predicts what is no model, batches of several sizes, masks, positions and documents of a batch's own. */
+static bool is_predicted(const ari_cluster_options *o)
+{
+    bool plain = !o->body;
+    if (o->module) /* a dry run has the batches themselves */
+        return true;
+    for (size_t i = 0; plain && i < ari_run_steps(&o->run); i++) {
+        const ar_batch *b = &o->batch[i];
+        plain = b->batch == o->batch->batch && b->seq == o->batch->seq && !b->padding_mask && !b->additive_mask &&
+                !b->position_ids && !b->documents;
+    }
+    return plain;
+}
+
+/* like: whose operands and blocks the ranks have; NULL: the CPU device's. Activations of experts that ranks share out
+ * depend on the routes, and so do a GPU's operands, whose parts are copies where an expert's rows begin inside a tile:
+ * they are compared where the routes are the baseline's, and elsewhere not predicted. */
+static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                             const ar_rank_memory *counted, const ar_device *like)
+{
+    const ari_step_case c = {.run = o->run, .config = o->config};
+    ari_routed_rank at = {.ref = ref, .c = &c};
+    const ari_known_routes routes = {ari_check_read_routes, &at};
+    const bool shared = o->run.numerics == AR_NUMERICS_EXACT && ari_expert_sequence(&o->run.parallel) > 1;
+    const bool routed =
+        !o->module && o->config && o->config->experts.n > 0 && (ari_experts_routed(&o->run.parallel) || shared || like);
+    const bool known = routed && o->run.numerics == AR_NUMERICS_EXACT && run->tensors_different == 0;
+    ari_cluster_options own = *o;
+    own.routes = known ? &routes : NULL;
+    for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
+        ari_dry_memory dry;
+        memory_raise(&run->memory, &counted[r]);
+        if (!run->has_memory_predicted)
+            continue;
+        at.rank = r;
+        AR_TRY(ari_cluster_dry(&dry, &own, r, like));
+        memory_raise(&run->memory_predicted, &dry.rank);
+        if (!routed || known)
+            compare_rank(run, r, &counted[r], &dry.rank);
+        if (o->module && dry.routed.rows + dry.routed.gradients > 0)
+            run->has_memory_predicted = false;
+        else if (o->module)
+            run->bytes_predicted += dry.bytes;
+        else
+            AR_TRY(compare_states(run, o, r, &counted[r]));
+    }
+    if (routed && !known)
+        run->has_memory_predicted = false;
+    return AR_OK;
+}
+
+ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+                           const ar_rank_memory *counted)
+{
+    ARI_OWNED_BY(ar_device_destroy) ar_device *like = NULL;
+    run->has_memory_predicted = is_predicted(o);
+    if (run->has_memory_predicted && o->run.device.kind != AR_DEVICE_CPU)
+        AR_TRY(ar_device_create(&like, &o->run.device, 1));
+    return check_ranks(run, ref, o, counted, like);
+}
+
+/* --- inspect module ----------------------------------------------------------------------------------------------- */
 
 ARI_OWNER(ar_module_inspection, ar_module_inspection_destroy)
 
@@ -41,7 +222,7 @@ static ar_status judge(ar_lint_report *r, size_t *room, const ari_ledger_record 
     ar_lint_finding f = {.operation = op->operation, .pass = pass_of(op), .axis = ari_lint_axis_name(ARI_AXIS_TP)};
     r->operations++;
     r->values += op->out.known;
-    if (!ari_lint_noted(&v, op))
+    if (!lint_noted(&v, op))
         return AR_OK;
     f.rule = v.rule;
     snprintf(f.module, sizeof f.module, "%s", op->name);
@@ -117,7 +298,7 @@ static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options 
         unread.values = unread.records = 0;
         AR_TRY(ari_cluster_dry(&dry, &own, r, NULL));
         m->bytes += dry.bytes;
-        ari_memory_raise(&m->memory, &dry.rank);
+        memory_raise(&m->memory, &dry.rank);
     }
     return AR_OK;
 }

@@ -20,7 +20,7 @@
 #define ARI_MAP_ROWS 48
 #define ARI_MAP_COLS 96
 
-/* --- values (verify_values.c) ------------------------------------------------------------------------------------- */
+/* --- values (verify_stats.c) ------------------------------------------------------------------------------------- */
 
 /* Bit layout of a dtype's elements. Complex numbers are pairs of their parts. */
 typedef struct ari_format {
@@ -45,16 +45,10 @@ typedef struct ari_chunk {
 /** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read; AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
                                      size_t n);
-/** Fills chunk->value from chunk->raw. */
-AR_NODISCARD ar_status ari_chunk_values(ari_chunk *c, const ari_format *f, size_t n);
 /** Bytes of n numbers as chunk->raw holds them. */
 size_t ari_raw_bytes(const ari_format *f, size_t n);
 /** Counts what is no number and what is infinite. */
 void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, size_t *nan, size_t *inf);
-/** steps[i]: how many of the format's numbers lie between the two, one more for the other itself; 0 for equal bits. */
-void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b, size_t n);
-/** The same of values of any format, the second one rounded to this one; not of NaN. */
-uint64_t ari_steps_between(const ari_format *f, double a, double b);
 /** |b - a| of number i, without rounding the two first. */
 double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
                             size_t i);
@@ -167,16 +161,10 @@ void ari_verify_progress(const ari_verifying *v, double fraction, const char *wh
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
-/** Gives tensors of a model with experts the names and shapes that the other dump has for them: one for each expert's
- *  parameter, where a dump has those of a layer together, and samples apart. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_unstack(ari_verifying *v);
 /** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
-/** Finds the steps whose samples the other dump has in another order. Errors: AR_ERR_FORMAT (a dump says of its samples
- *  what is no JSON), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_samples(ari_verifying *v);
 /** Gives an activation of such a step its samples in the reference's order. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
@@ -190,27 +178,13 @@ AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
 double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
-/** The pair of a tensor of the reference; NULL: it is not compared. */
-const ari_pair *ari_pair_of(const ari_verifying *v, const ar_dump_tensor *reference);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
 typedef struct ari_step_size {
     double reach, gradient; /* ari_doubt_reach, ari_doubt_gradient */
 } ari_step_size;
-/** Sets pair->doubt of new weights by those of their gradients that are compared, and whose differences are rounding.
- *  sizes [ARI_DOUBT_STEPS]. Errors: those of reading; AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes);
-/** True if gradients excuse so many of the new weights that nothing of the update was compared. */
-bool ari_verify_excuses_too_many(const ari_verifying *v);
 /** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
  *  reading. */
 AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
-/** The round-off of the shortest format among the tensors compared, or of the arithmetic that the allowances are of: a
- *  run in mixed precision rounds by it. */
-double ari_verify_roundoff(const ari_verifying *v);
-/** Judges all elements of a pair together by their factor. */
-void ari_verify_judge_factor(const ari_verifying *v, const ari_pair *pair);
-/** Marks and counts the tensors whose allowances say nothing. */
-void ari_verify_find_unjudged(const ari_verifying *v);
 /** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
 double ari_roundoff_of(ar_dtype t);
 /** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
