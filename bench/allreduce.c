@@ -1,107 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* Time of an all-reduce (sum, not in place) between simulated ranks, threads of this process, next to a copy with the
+ * same traffic: each rank's thread copies its input to its output, so that, as in the all-reduce, every input is read
+ * once and every output written once. A repetition is a block of consecutive all-reduces and a block of each kind of
+ * copy, each long enough to be timed, from the start of its first rank to the end of its last. All use the same memory;
+ * the sums are compared with their expected values.
+ *
+ *   build/bench/allreduce [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
+ *
+ * bus_gbps   2(N-1)/N * bytes in that time: what each link of a ring that took as long would carry
+ * over_copy  ratio to the time of the fastest copy, which "copy" names */
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/bench.h"
+#include "anyrank/sim.h"
 #include "bench/harness.h"
 #include "ref/core/size.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
-typedef struct allreduce_row {
+/* Kinds of a repetition. Which copy is faster depends on the machine and on what stays in its caches. */
+enum { ALL_REDUCE, MEMCPY, STREAM, KINDS, LINE = 64 };
+static const char *const kind_names[KINDS] = {"all_reduce", "memcpy", "streaming stores"};
+static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", NULL}; /* as ar_sim_algorithm */
+
+/* What is measured. */
+typedef struct allreduce_case {
     int ranks;
-    size_t bytes; /* of one rank's input */
-    const char *dtype_name, *algorithm_name;
+    size_t bytes;   /* of one rank's input */
     ar_dtype dtype; /* AR_F32 or AR_I64 */
     ar_sim_algorithm algorithm;
-    double seconds;      /* median of one all-reduce */
-    double bus_gbps;     /* 2(N-1)/N * bytes in that time: what each link of a ring would carry */
-    double over_copy;    /* median of (time)/(time of the copy) */
-    double spread;       /* of that ratio */
-    double copy_seconds; /* median of the copy */
-    const char *copy;    /* the fastest of the simple copies */
-} allreduce_row;
+} allreduce_case;
 
-/* --- copies ------------------------------------------------------------------------------------------------------- */
-
-enum { LINE = 64 }; /* bytes that a streaming store fills at best */
-
-/* The simple ways of copying memory. Which is the fastest depends on the machine and on what stays in its caches, so a
- * benchmark that measures itself against a copy runs all of them and takes the fastest. */
-typedef enum copy_kind {
-    COPY_LIBRARY, /* memcpy */
-    COPY_STREAM,  /* the widest stores that leave the cache alone */
-    COPY_STRING,  /* the processor's own instruction for it (rep movsb) */
-    COPY_KINDS
-} copy_kind;
-
-static const char *copy_name(copy_kind k)
-{
-    static const char *const names[COPY_KINDS] = {"memcpy", "streaming stores", "rep movsb"};
-    return (unsigned)k < COPY_KINDS ? names[k] : "?";
-}
-
-#if defined(__x86_64__)
-
-__attribute__((target("avx512f"))) static void stream_lines_512(char *to, const char *from, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += LINE)
-        _mm512_stream_si512((void *)(to + at), _mm512_loadu_si512(from + at));
-}
-
-static void stream_lines(char *to, const char *from, size_t bytes)
-{
-    for (size_t at = 0; at < bytes; at += sizeof(__m128i))
-        _mm_stream_si128((void *)(to + at), _mm_loadu_si128((const void *)(from + at)));
-}
-
+/* Stores that leave the cache alone, where there are such; aligned to a line. */
 static void stream(char *to, const char *from, size_t bytes)
 {
-    const size_t lines = bytes / LINE * LINE;
-    if (__builtin_cpu_supports("avx512f"))
-        stream_lines_512(to, from, lines);
-    else
-        stream_lines(to, from, lines);
+    size_t done = 0;
+#if defined(__SSE2__)
+    for (; done + sizeof(__m128i) <= bytes; done += sizeof(__m128i))
+        _mm_stream_si128((void *)(to + done), _mm_load_si128((const void *)(from + done)));
     _mm_sfence(); /* part of what it costs: streaming stores are not ordered by a later release store */
-    memcpy(to + lines, from + lines, bytes - lines);
-}
-
-static void string(void *to, const void *from, size_t bytes)
-{
-    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
-}
-
-#else
-
-static void stream(char *to, const char *from, size_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-
-static void string(void *to, const void *from, size_t bytes)
-{
-    memcpy(to, from, bytes);
-}
-
 #endif
-
-/* to and from are aligned to 64 bytes and do not overlap. Kinds that this machine does not have are memcpy. */
-static void copy_bytes(copy_kind k, void *to, const void *from, size_t bytes)
-{
-    if (k == COPY_STREAM)
-        stream(to, from, bytes);
-    else if (k == COPY_STRING)
-        string(to, from, bytes);
-    else
-        memcpy(to, from, bytes);
+    memcpy(to + done, from + done, bytes - done);
 }
-
-/* --- ranks -------------------------------------------------------------------------------------------------------- */
-
-/* Kinds of a repetition: the all-reduce, then the copies. */
-enum { ALL_REDUCE, FIRST_COPY, KINDS = FIRST_COPY + COPY_KINDS };
 
 /* A block lasts at least this long, so that neither the clock nor the way out of the barrier before it shows. */
 #define BLOCK_SECONDS 0.004
@@ -114,7 +56,7 @@ typedef struct side {
 } side;
 
 typedef struct bench {
-    const allreduce_row *row;
+    const allreduce_case *of;
     side *rank;         /* [ranks] */
     ari_bench_series s; /* of KINDS sides */
 } bench;
@@ -140,25 +82,25 @@ static int64_t sum_of_values(int ranks, size_t i)
 
 static void fill(const bench *b, int rank)
 {
-    const size_t count = b->row->bytes / ar_dtype_bytes(b->row->dtype);
+    const size_t count = b->of->bytes / ar_dtype_bytes(b->of->dtype);
     for (size_t i = 0; i < count; i++) {
-        if (b->row->dtype == AR_F32)
+        if (b->of->dtype == AR_F32)
             ((float *)b->rank[rank].in)[i] = (float)value(rank, i);
         else
             ((int64_t *)b->rank[rank].in)[i] = value(rank, i);
     }
-    memset(b->rank[rank].out, 0, b->row->bytes);
+    memset(b->rank[rank].out, 0, b->of->bytes);
 }
 
 static ar_status check_sum(const bench *b, int rank)
 {
-    const size_t count = b->row->bytes / ar_dtype_bytes(b->row->dtype);
+    const size_t count = b->of->bytes / ar_dtype_bytes(b->of->dtype);
     for (size_t i = 0; i < count; i++) {
-        const int64_t expected = sum_of_values(b->row->ranks, i);
-        const bool same = b->row->dtype == AR_F32 ? ((const float *)b->rank[rank].out)[i] == (float)expected
-                                                  : ((const int64_t *)b->rank[rank].out)[i] == expected;
+        const int64_t expected = sum_of_values(b->of->ranks, i);
+        const bool same = b->of->dtype == AR_F32 ? ((const float *)b->rank[rank].out)[i] == (float)expected
+                                                 : ((const int64_t *)b->rank[rank].out)[i] == expected;
         if (!same)
-            return ar_error_set(AR_ERR_DATA, "bench allreduce: element %zu of rank %d is not the sum, %lld", i, rank,
+            return ar_error_set(AR_ERR_DATA, "element %zu of rank %d is not the sum, %lld", i, rank,
                                 (long long)expected);
     }
     return AR_OK;
@@ -166,14 +108,16 @@ static ar_status check_sum(const bench *b, int rank)
 
 static ar_status calls_of(const member *m, int kind, size_t calls)
 {
-    const allreduce_row *row = m->b->row;
-    const size_t count = row->bytes / ar_dtype_bytes(row->dtype);
+    const allreduce_case *of = m->b->of;
+    const size_t count = of->bytes / ar_dtype_bytes(of->dtype);
     for (size_t i = 0; i < calls; i++) {
         if (kind == ALL_REDUCE)
-            AR_TRY(ar_comm_all_reduce(m->comm, m->q, (ar_buf){m->own->out}, (ar_cbuf){m->own->in}, count, row->dtype,
+            AR_TRY(ar_comm_all_reduce(m->comm, m->q, (ar_buf){m->own->out}, (ar_cbuf){m->own->in}, count, of->dtype,
                                       AR_SUM, "bench"));
+        else if (kind == MEMCPY)
+            memcpy(m->own->out, m->own->in, of->bytes);
         else
-            copy_bytes((copy_kind)(kind - FIRST_COPY), m->own->out, m->own->in, row->bytes);
+            stream(m->own->out, m->own->in, of->bytes);
     }
     return AR_OK;
 }
@@ -188,7 +132,7 @@ static ar_status time_block(const member *m, int kind, size_t calls, double *sec
     AR_TRY(ar_comm_barrier(m->comm, m->q, "bench: end"));
     const side *rank = m->b->rank;
     double begin = rank[0].begin, end = rank[0].end;
-    for (int i = 1; i < m->b->row->ranks; i++) {
+    for (int i = 1; i < m->b->of->ranks; i++) {
         begin = rank[i].begin < begin ? rank[i].begin : begin;
         end = rank[i].end > end ? rank[i].end : end;
     }
@@ -245,44 +189,23 @@ static ar_status rank_main(ar_comm *comm, void *arg)
     return st;
 }
 
-/* Beside the copy that took least. */
-static void summarise(allreduce_row *row, const ari_bench_series *s)
-{
-    size_t best = FIRST_COPY;
-    for (size_t k = FIRST_COPY; k < KINDS; k++) {
-        const double median = ari_bench_times_of(s, k).median;
-        if (k == FIRST_COPY || median < row->copy_seconds) {
-            row->copy_seconds = median;
-            best = k;
-        }
-    }
-    const ari_bench_stat ratio = ari_bench_ratio_of(s, ALL_REDUCE, best);
-    const double ranks = row->ranks;
-    row->seconds = ari_bench_times_of(s, ALL_REDUCE).median;
-    row->bus_gbps = 1e-9 * 2.0 * (ranks - 1.0) / ranks * (double)row->bytes / row->seconds;
-    row->over_copy = ratio.median;
-    row->spread = ratio.spread;
-    row->copy = copy_name((copy_kind)(best - FIRST_COPY));
-}
-
 static ar_status create_memory(bench *b)
 {
     size_t bytes = 0;
-    AR_TRY(ari_add_size(&bytes, b->row->bytes, LINE - 1));
+    AR_TRY(ari_add_size(&bytes, b->of->bytes, LINE - 1));
     bytes = bytes / LINE * LINE;
-    for (int i = 0; i < b->row->ranks; i++) {
+    for (int i = 0; i < b->of->ranks; i++) {
         b->rank[i].in = aligned_alloc(LINE, bytes);
         b->rank[i].out = aligned_alloc(LINE, bytes);
         if (!b->rank[i].in || !b->rank[i].out)
-            return ar_error_set(AR_ERR_MEMORY, "bench allreduce: no memory for %d ranks of 2 x %zu bytes",
-                                b->row->ranks, bytes);
+            return ar_error_set(AR_ERR_MEMORY, "no memory for %d ranks of 2 x %zu bytes", b->of->ranks, bytes);
     }
     return AR_OK;
 }
 
 static void destroy_memory(bench *b)
 {
-    for (int i = 0; b->rank && i < b->row->ranks; i++) {
+    for (int i = 0; b->rank && i < b->of->ranks; i++) {
         free(b->rank[i].in);
         free(b->rank[i].out);
     }
@@ -290,73 +213,63 @@ static void destroy_memory(bench *b)
     ari_bench_series_destroy(&b->s);
 }
 
-static ar_status time_row(allreduce_row *row, const ari_bench_session *s)
+static ar_status time_case(ari_bench *out, const allreduce_case *of)
 {
-    ARI_ENDED(destroy_memory) bench b = {.row = row};
-    const ar_sim_options options = {.algorithm = row->algorithm, .timeout_ns = ari_layout_timeout_ns(&s->v->r)};
-    if (row->bytes % ar_dtype_bytes(row->dtype) != 0)
-        return ar_error_set(AR_ERR_ARG, "bench allreduce: %zu bytes are no whole number of elements of %zu bytes",
-                            row->bytes, ar_dtype_bytes(row->dtype));
-    AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)row->ranks, sizeof *b.rank, "the benchmark's ranks"));
-    AR_TRY(ari_bench_series_create(&b.s, KINDS, s->repetitions));
+    ARI_ENDED(destroy_memory) bench b = {.of = of};
+    const ar_sim_options options = {.algorithm = of->algorithm, .timeout_ns = 60000000000u};
+    if (of->bytes % ar_dtype_bytes(of->dtype) != 0)
+        return ar_error_set(AR_ERR_ARG, "%zu bytes are no whole number of elements of %zu bytes", of->bytes,
+                            ar_dtype_bytes(of->dtype));
+    AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)of->ranks, sizeof *b.rank, "the benchmark's ranks"));
+    AR_TRY(ari_bench_series_create(&b.s, KINDS, out->repetitions));
     AR_TRY(create_memory(&b));
-    AR_TRY(ar_sim_run(row->ranks, &options, rank_main, &b, NULL));
-    summarise(row, &b.s);
+    AR_TRY(ar_sim_run(of->ranks, &options, rank_main, &b, NULL));
+    const double copies[2] = {ari_bench_times_of(&b.s, MEMCPY).median, ari_bench_times_of(&b.s, STREAM).median};
+    const size_t best = copies[0] <= copies[1] ? MEMCPY : STREAM;
+    const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, ALL_REDUCE, best);
+    const double seconds = ari_bench_times_of(&b.s, ALL_REDUCE).median, ranks = of->ranks;
+    return ari_bench_add(out, "rows",
+                         json_pack("{s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "ranks", of->ranks, "bytes",
+                                   (json_int_t)of->bytes, "numerics", of->dtype == AR_F32 ? "f32" : "i64", "algorithm",
+                                   algorithm_names[of->algorithm], "seconds", seconds, "bus_gbps",
+                                   1e-9 * 2.0 * (ranks - 1.0) / ranks * (double)of->bytes / seconds, "over_copy",
+                                   ratio.median, "copy_seconds", copies[best - MEMCPY], "copy", kind_names[best],
+                                   "spread", ratio.spread));
+}
+
+/* Every number of ranks, both types, every size; 0: those in use. */
+static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const char *algorithm)
+{
+    static const size_t sizes[] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
+    static const ar_dtype dtypes[] = {AR_F32, AR_I64};
+    allreduce_case one = {.algorithm = AR_SIM_AUTO};
+    while (algorithm_names[one.algorithm] && strcmp(algorithm_names[one.algorithm], algorithm) != 0)
+        one.algorithm++;
+    if (!algorithm_names[one.algorithm] || ranks == 1 || ranks > 4096)
+        return ar_error_set(AR_ERR_ARG, "--algorithm is auto, direct, ring or last, --ranks from 2 to 4096");
+    for (size_t r = ranks ? ranks : 2; r <= (ranks ? ranks : 8); r *= 2) {
+        for (size_t t = 0; t < 2; t++) {
+            for (size_t i = 0; i < (bytes ? 1 : sizeof sizes / sizeof *sizes); i++) {
+                one.ranks = (int)r;
+                one.dtype = dtypes[t];
+                one.bytes = bytes ? bytes : sizes[i];
+                AR_TRY(time_case(out, &one));
+            }
+        }
+    }
     return AR_OK;
 }
 
-/* --- the benchmark ------------------------------------------------------------------------------------------------ */
-
-enum { SIZES = 7, MOST_ROWS = 3 * 2 * SIZES };
-
-/* The rows that the options ask for: every number of ranks, of every type, in every size. */
-static size_t rows_of(const ari_bench_options *v, allreduce_row *rows)
+int main(int argc, char **argv)
 {
-    static const size_t sizes[SIZES] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
-    static const int ranks[] = {2, 4, 8};
-    static const ar_dtype dtypes[] = {AR_F32, AR_I64};
-    size_t n = 0;
-    for (size_t r = 0; r < (v->ranks ? 1 : sizeof ranks / sizeof *ranks); r++)
-        for (size_t t = 0; t < 2; t++)
-            for (size_t i = 0; (v->dtype < 0 || (size_t)v->dtype == t) && i < (v->bytes ? 1 : SIZES); i++)
-                rows[n++] = (allreduce_row){.ranks = v->ranks ? v->ranks : ranks[r],
-                                            .bytes = v->bytes ? v->bytes : sizes[i],
-                                            .dtype_name = ari_bench_dtype_names[t],
-                                            .algorithm_name = ari_bench_algorithm_names[v->algorithm],
-                                            .dtype = dtypes[t],
-                                            .algorithm = (ar_sim_algorithm)v->algorithm};
-    return n;
-}
-
-#define ARI_ROW allreduce_row
-static const ari_field allreduce_fields[] = {
-    ARI_FIELD("ranks", "ranks", INT, ranks),
-    ARI_FIELD("bytes", "size", BYTES, bytes),
-    ARI_FIELD("numerics", "type", TEXT, dtype_name),
-    ARI_FIELD("algorithm", "how", TEXT, algorithm_name),
-    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
-    ARI_FIELD("bus_gbps", "bus GB/s", RATIO, bus_gbps),
-    ARI_FIELD("over_copy", NULL, RATIO, over_copy),
-    ARI_FIELD("copy_seconds", "copy", MILLISECONDS, copy_seconds),
-    ARI_FIELD("copy", NULL, TEXT, copy),
-    ARI_FIELD(NULL, "times a copy", RATIO, over_copy),
-    ARI_FIELD("spread", "spread", SHARE, spread),
-};
-#undef ARI_ROW
-
-ar_status ari_bench_allreduce(ari_bench_session *s)
-{
-    allreduce_row rows[MOST_ROWS];
-    const size_t n = rows_of(s->v, rows);
-    for (size_t i = 0; i < n; i++) {
-        ari_bench_progress(s, i, n);
-        AR_TRY(time_row(&rows[i], s));
-    }
-    return ari_bench_end(
-        s, ARI_ROWS(allreduce_fields, rows, n), 0,
-        "\nOne all-reduce (sum) between N ranks, which are threads of this process, each with an input and an "
-        "output of\nthis size; medians. 'bus': 2(N-1)/N x size over the time, the rate of each link of a ring that "
-        "took as long.\n'copy': the same threads each copy their input to their output, so the memory has the same "
-        "traffic; the\nfastest of memcpy, streaming stores and rep movsb. 'spread': of times a copy, (largest - "
-        "smallest)/median.\n");
+    size_t ranks = 0, bytes = 0;
+    const char *algorithm = "auto";
+    const ari_bench_option options[] = {
+        {"ranks", "simulated ranks (default: 2, 4 and 8)", .number = &ranks},
+        {"bytes", "of each rank's input (default: seven sizes, 1 KiB to 100 MiB)", .number = &bytes},
+        {"algorithm", "auto, direct, ring or last: how data moves (default auto)", .text = &algorithm}};
+    ari_bench b = {.what = "allreduce", .threads = 1, .repetitions = 15};
+    (void)argc;
+    ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
+    return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm));
 }

@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transformer blocks, native and exact, and what their slots take. */
+/* Time of a transformer block on one rank, forward and backward, native and exact. Weights count as changed before each
+ * pass: the exact arithmetic quantises them anew, as in a training step.
+ *
+ *   build/bench/block [--blocks WHICH] [--precision bf16] [--profile] [--device cuda] [--json FILE]
+ *
+ * gflops       rate of the operations of the block's matrix products in that time
+ * over_native  over the time of the native block in fp32
+ * bits         SHA-256 of output and gradients; exact: the same on every device
+ *
+ * --profile adds one more pass, of which each slot of the device's table is timed: on a GPU from the first of its kernels
+ * to the last. part: of a slot's calls; share: of the pass, which takes longer than without being timed so; bytes: of the
+ * tensors that the calls were given. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "anyrank/model.h"
-#include "bench/bench.h"
 #include "bench/harness.h"
-#include "gpu/profile/profile.h"
-#include "ref/core/size.h"
+#include "ref/core/names.h"
 #include "verify/run/run.h"
 
 #define GPT                                                                                                      \
@@ -23,25 +33,42 @@
 #define SMALL .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
 
-enum { BLOCKS = 4, SIDES = 4, LINES = BLOCKS * SIDES };
-/* The blocks that stand for the usual ones. Width 768, 12 heads: "gpt2" with LayerNorm, GELU and an MLP of 3072,
- * "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width 4096, 32 heads, 8 KV heads, an MLP of
- * 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters), "llama" with three (177 M).
- * bench/torch_block.py has the same. Small ones with experts: Mixtral-8x7B's at an eighth of its width, and
- * Qwen3-30B-A3B's at a quarter. NULL after the last. */
-static const ar_config *block_config(bool large, size_t i)
+enum { BLOCKS = 6, SIDES = 4 };
+/* The blocks that stand for the usual ones, of which bench/torch_block.py has the same. small: width 768, 12 heads, "gpt2"
+ * with LayerNorm, GELU and an MLP of 3072, "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width
+ * 4096, 32 heads, 8 KV heads, an MLP of 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters),
+ * "llama" with three (177 M). experts: Mixtral-8x7B's at an eighth of its width, Qwen3-30B-A3B's at a quarter. GPT-2's own
+ * form has as many KV heads as heads. */
+static const struct {
+    const char *which;
+    ar_config config;
+} blocks[BLOCKS] = {
+    {"small", {GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072}},
+    {"small", {LLAMA, SMALL, .ffn = 2048}},
+    {"large", {GPT, .arch = AR_ARCH_STACK, .name = "gpt", LARGE}},
+    {"large", {LLAMA, LARGE}},
+    {"experts",
+     {EXPERTS, .arch = AR_ARCH_MIXTRAL, .name = "mixtral", .kv_heads = 2, .ffn = 1792,
+      .experts = {.n = 8, .per_token = 2, .ffn = 1792, .normalised = true, .w123 = true}}},
+    {"experts",
+     {EXPERTS, .arch = AR_ARCH_QWEN3_MOE, .name = "qwen3-moe", .kv_heads = 1, .qk_norm = AR_QK_NORM_HEAD, .ffn = 192,
+      .experts = {.n = 128, .per_token = 8, .ffn = 192, .normalised = true}}},
+};
+
+/* Multiplications and additions of the matrix products, forward and backward: of each weight three products with all
+ * tokens, or those that come to an expert if all get as many, and six of [seq, seq, head_dim] for each head. */
+static double operations_of(const ar_config *c, const ar_batch *b)
 {
-    /* GPT-2's own form has as many KV heads as heads. */
-    static const ar_config configs[2][BLOCKS] = {
-        {{GPT, .arch = AR_ARCH_GPT2, .name = "gpt2", SMALL, .ffn = 3072},
-         {LLAMA, SMALL, .ffn = 2048},
-         {EXPERTS, .arch = AR_ARCH_MIXTRAL, .name = "mixtral", .kv_heads = 2, .ffn = 1792,
-          .experts = {.n = 8, .per_token = 2, .ffn = 1792, .normalised = true, .w123 = true}},
-         {EXPERTS, .arch = AR_ARCH_QWEN3_MOE, .name = "qwen3-moe", .kv_heads = 1, .qk_norm = AR_QK_NORM_HEAD,
-          .ffn = 192, .experts = {.n = 128, .per_token = 8, .ffn = 192, .normalised = true}}},
-        {{GPT, .arch = AR_ARCH_STACK, .name = "gpt", LARGE}, {LLAMA, LARGE}},
-    };
-    return i < BLOCKS && configs[large][i].layers > 0 ? &configs[large][i] : NULL;
+    const ar_experts *e = &c->experts;
+    const double h = (double)c->hidden, heads = (double)(c->heads * c->head_dim), seq = (double)b->seq;
+    const double tokens = (double)b->batch * seq, matrices = c->gated ? 3.0 : 2.0;
+    double mlp = tokens * matrices * h * (double)c->ffn;
+    if (ar_config_has_experts(c, 0)) {
+        const size_t rows = (b->batch * b->seq * e->per_token + e->n - 1) / e->n;
+        mlp = tokens * h * (double)e->n + (double)(e->n * rows) * matrices * h * (double)e->ffn;
+        mlp += e->shared > 0 ? tokens * h * (matrices * (double)e->shared + 1.0) : 0.0;
+    }
+    return 6.0 * (tokens * 2.0 * h * (heads + (double)(c->kv_heads * c->head_dim)) + mlp + 2.0 * tokens * seq * heads);
 }
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
@@ -66,9 +93,9 @@ static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t se
 }
 
 static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config *config, const ar_batch *batch,
-                             const ari_bench_session *session)
+                             const ari_bench *bench)
 {
-    AR_TRY(ar_device_create(&s->on.d, &session->device, session->threads));
+    AR_TRY(ar_device_create(&s->on.d, &bench->device, (int)bench->threads));
     ar_ctx_options options = *of;
     options.device = s->on.d;
     ar_block_options o;
@@ -135,224 +162,152 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
     return AR_OK;
 }
 
-static ar_status hash_pass(side *s, const ar_batch *batch, char hex[65])
-{
-    double seconds = 0.0;
-    ari_sha256 bits;
-    ari_sha256_init(&bits);
-    AR_TRY(pass(s, batch, &seconds, &bits));
-    ari_sha256_final(&bits, hex);
-    return AR_OK;
-}
-
-typedef struct bench {
-    ari_bench_device on; /* of the products */
+typedef struct block_bench {
+    const ar_config *config;
     ar_batch batch;
+    ar_ctx_options of[SIDES];
     side side[SIDES];
     size_t sides;
-    ari_gemm_list list;
-} bench;
+} block_bench;
 
-/* times: the first side, the products alone, the other sides. */
 static ar_status repetition(void *user, double *times)
 {
-    bench *b = user;
-    AR_TRY(pass(&b->side[0], &b->batch, &times[0], NULL));
-    AR_TRY(ari_gemm_list_run(&b->list, &times[1]));
-    for (size_t i = 1; i < b->sides; i++)
-        AR_TRY(pass(&b->side[i], &b->batch, &times[1 + i], NULL));
+    block_bench *b = user;
+    for (size_t i = 0; i < b->sides; i++)
+        AR_TRY(pass(&b->side[i], &b->batch, &times[i], NULL));
     return AR_OK;
 }
 
-/* --- the slots of a pass ------------------------------------------------------------------------------------------ */
-
-/* A slot of the device's table in one pass. */
-typedef struct slot_row {
-    const char *block, *numerics, *precision, *slot;
-    const char *part; /* of its calls; NULL: the slot */
-    size_t calls;
-    double seconds, share; /* of the pass, which takes longer than without being timed so */
-    size_t bytes;          /* of the tensors that the calls were given; 0: none, or buffers of unknown size */
-} slot_row;
-
-#define ARI_ROW slot_row
-static const ari_field slot_fields[] = {
-    ARI_FIELD("block", "block", TEXT, block),
-    ARI_FIELD("numerics", "numerics", TEXT, numerics),
-    ARI_FIELD("precision", "precision", TEXT, precision),
-    ARI_FIELD("slot", "slot", TEXT, slot),
-    ARI_FIELD("part", "of it", TEXT, part),
-    ARI_FIELD("calls", "calls", COUNT, calls),
-    ARI_FIELD("seconds", "time", MILLISECONDS, seconds),
-    ARI_FIELD("share", "share", SHARE, share),
-    ARI_FIELD("bytes", "MB of tensors", MEGABYTES, bytes),
-};
-#undef ARI_ROW
-
-enum { SLOTS = ARI_PROFILE_ROWS + 1 };
-/* Slots of all passes: longest first, then the time between slots. */
-typedef struct slot_list {
-    slot_row row[LINES * SLOTS];
-    size_t n;
-} slot_list;
-
-static ar_status read_profile(slot_list *l, const slot_row *head, ari_profile *profile, double whole)
+static ar_status add_slot(ari_bench *bench, const block_bench *b, size_t i, const ari_profile_row *row, double whole)
 {
-    ari_profile_row found[ARI_PROFILE_ROWS];
-    size_t n = 0;
-    double inside = 0.0;
-    AR_TRY(ari_profile_read(profile, found, &n));
-    for (size_t i = 0; i < n; i++) {
-        const ari_profile_row *f = &found[i];
-        l->row[l->n++] = (slot_row){head->block, head->numerics, head->precision,    f->name, f->part,
-                                    f->calls,    f->seconds,     f->seconds / whole, f->bytes};
-        inside += f->part ? 0.0 : f->seconds;
-    }
-    const double between = whole > inside ? whole - inside : 0.0;
-    l->row[l->n++] = (slot_row){head->block,        head->numerics,          head->precision, .slot = "between slots",
-                                .seconds = between, .share = between / whole};
-    return AR_OK;
+    return ari_bench_add(bench, "profile",
+                         json_pack("{s:s, s:s, s:s, s:s, s:s?, s:I, s:f, s:f, s:I}", "block", b->config->name,
+                                   "numerics", ari_numerics_names[b->of[i].numerics], "precision",
+                                   ar_precision_name(b->of[i].precision), "slot", row->name, "part", row->part, "calls",
+                                   (json_int_t)row->calls, "seconds", row->seconds, "share", row->seconds / whole,
+                                   "bytes", (json_int_t)row->bytes));
 }
 
-/* A pass, the gradients' zeroing included. */
-static ar_status profile_pass(slot_list *l, const slot_row *head, side *s, ari_profile *profile, const ar_batch *batch)
+/* The slots of a pass, the gradients' zeroing included: longest first, then the time between slots. */
+static ar_status profile_side(ari_bench *bench, block_bench *b, size_t i)
 {
-    double start = 0.0, end = 0.0, seconds = 0.0;
-    AR_TRY(ari_bench_clock(&s->on, &start));
-    AR_TRY(pass(s, batch, &seconds, NULL));
-    AR_TRY(ari_bench_clock(&s->on, &end));
-    return read_profile(l, head, profile, end - start);
-}
-
-/* One more pass, of which each slot is timed. */
-static ar_status profile_side(slot_list *l, const slot_row *head, side *s, const ar_batch *batch)
-{
-    enum { PASSES = 2 }; /* the first one makes the events of the second */
-    const size_t n = l->n;
     ARI_OWNED_BY(ari_profile_end) ari_profile *profile = NULL;
+    side *s = &b->side[i];
+    ari_profile_row found[ARI_PROFILE_ROWS], between = {.name = "between slots"};
+    size_t n = 0;
+    double start = 0.0, end = 0.0, seconds = 0.0;
     AR_TRY(ari_profile_begin(&profile, s->on.d));
-    for (int i = 0; i < PASSES; i++) {
-        l->n = n;
-        AR_TRY(profile_pass(l, head, s, profile, batch));
+    for (int k = 0; k < 2; k++) { /* the first makes the events of the second */
+        AR_TRY(ari_bench_clock(&s->on, &start));
+        AR_TRY(pass(s, &b->batch, &seconds, NULL));
+        AR_TRY(ari_bench_clock(&s->on, &end));
+        AR_TRY(ari_profile_read(profile, found, &n));
     }
-    return AR_OK;
+    between.seconds = end - start;
+    for (size_t k = 0; k < n; k++) {
+        AR_TRY(add_slot(bench, b, i, &found[k], end - start));
+        between.seconds -= found[k].part ? 0.0 : found[k].seconds;
+    }
+    between.seconds = between.seconds > 0.0 ? between.seconds : 0.0;
+    return add_slot(bench, b, i, &between, end - start);
 }
 
-/* --- the benchmark ------------------------------------------------------------------------------------------------ */
-
-/* A block in one of the numerics. */
-typedef struct block_row {
-    const char *block, *numerics, *precision;
-    size_t batch, seq, parameters;
-    ari_bench_side time;
-    char bits[65]; /* SHA-256 of output and gradients; exact: the same on every device */
-} block_row;
-
-#define ARI_ROW block_row
-static const ari_field block_fields[] = {
-    ARI_FIELD("block", "block", TEXT, block),
-    ARI_FIELD("parameters", "parameters", COUNT, parameters),
-    ARI_FIELD("numerics", "numerics", TEXT, numerics),
-    ARI_FIELD("precision", "precision", TEXT, precision),
-    ARI_FIELD("batch", "batch", COUNT, batch),
-    ARI_FIELD("seq", "seq", COUNT, seq),
-    ARI_FIELD("seconds", "time", SECONDS, time.seconds),
-    ARI_FIELD("gflops", "GF/s", RATE, time.gflops),
-    ARI_FIELD("gemm_fraction", "products", RATIO, time.gemm_fraction),
-    ARI_FIELD("over_native", "of native", RATIO, time.over_first),
-    ARI_FIELD("spread", "spread", SHARE, time.spread),
-    ARI_FIELD("bits", NULL, WORDS, bits),
-};
-#undef ARI_ROW
-
-static size_t parameters_of(const side *s)
+static ar_status add_side(ari_bench *bench, block_bench *b, size_t i, const ari_bench_series *s)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < s->n; i++)
-        n += ar_tensor_count(&s->params[i]->value);
-    return n;
+    const ari_bench_stat seconds = ari_bench_times_of(s, i), ratio = ari_bench_ratio_of(s, i, 0);
+    size_t parameters = 0;
+    char bits[65];
+    double unused = 0.0;
+    ari_sha256 hash;
+    ari_sha256_init(&hash);
+    AR_TRY(pass(&b->side[i], &b->batch, &unused, &hash));
+    ari_sha256_final(&hash, bits);
+    for (size_t k = 0; k < b->side[i].n; k++)
+        parameters += ar_tensor_count(&b->side[i].params[k]->value);
+    return ari_bench_add(bench, "rows",
+                         json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:s}", "block", b->config->name,
+                                   "parameters", (json_int_t)parameters, "numerics",
+                                   ari_numerics_names[b->of[i].numerics], "precision",
+                                   ar_precision_name(b->of[i].precision), "batch", (json_int_t)b->batch.batch, "seq",
+                                   (json_int_t)b->batch.seq, "seconds", seconds.median, "gflops",
+                                   1e-9 * operations_of(b->config, &b->batch) / seconds.median, "over_native",
+                                   ratio.median, "spread", i == 0 ? seconds.spread : ratio.spread, "bits", bits));
 }
 
 /* Native and exact in fp32, then both in the other precision, exact numerics where they have it. */
-static size_t list_sides(ar_ctx_options of[SIDES], ar_precision other)
+static ar_status create_sides(block_bench *b, ar_precision other, const ari_bench *bench)
 {
-    size_t n = 2;
-    of[0] = (ar_ctx_options){.numerics = AR_NUMERICS_NATIVE};
-    of[1] = (ar_ctx_options){.numerics = AR_NUMERICS_EXACT};
-    if (other == AR_PRECISION_F32)
-        return n;
-    of[n++] = (ar_ctx_options){.numerics = AR_NUMERICS_NATIVE, .precision = other};
-    if (ar_arith_exact(other))
-        of[n++] = (ar_ctx_options){.numerics = AR_NUMERICS_EXACT, .precision = other};
-    return n;
-}
-
-static void bench_destroy(bench *b)
-{
-    for (size_t i = 0; i < SIDES; i++)
-        side_destroy(&b->side[i]);
-    ari_bench_device_destroy(&b->on);
-}
-
-/* slots NULL: not asked for. Adds to rows. */
-static ar_status time_block(block_row *rows, size_t *n, slot_list *slots, const ar_config *config,
-                            const ari_bench_session *s)
-{
-    const ar_run *run = &s->v->r.run;
-    ARI_ENDED(bench_destroy)
-    bench b = {.batch = {.batch = run->batch ? run->batch : 2, .seq = run->seq ? run->seq : 512}};
-    ar_ctx_options of[SIDES];
-    ari_bench_side times[SIDES] = {0};
-    const size_t sides = list_sides(of, run->precision);
-    AR_TRY(ari_bench_device_create(&b.on, &s->device, s->threads));
-    for (; b.sides < sides; b.sides++)
-        AR_TRY(side_create(&b.side[b.sides], &of[b.sides], config, &b.batch, s));
-    AR_TRY(ari_gemm_list_create(&b.list, &b.on, config, b.batch.batch, b.batch.seq));
-    AR_TRY(ari_bench_sides(times, sides, ari_gemm_list_operations(&b.list), s->repetitions, 2, repetition, &b));
-    for (size_t i = 0; i < sides; i++) {
-        side *one = &b.side[i];
-        block_row *row = &rows[(*n)++];
-        const slot_row head = {.block = config->name,
-                               .numerics = ari_numerics_names[of[i].numerics],
-                               .precision = ar_precision_name(of[i].precision)};
-        *row = (block_row){head.block,  head.numerics,      head.precision, b.batch.batch,
-                           b.batch.seq, parameters_of(one), times[i],       ""};
-        AR_TRY(hash_pass(one, &b.batch, row->bits));
-        if (slots)
-            AR_TRY(profile_side(slots, &head, one, &b.batch));
+    const ar_ctx_options all[SIDES] = {{.numerics = AR_NUMERICS_NATIVE},
+                                       {.numerics = AR_NUMERICS_EXACT},
+                                       {.numerics = AR_NUMERICS_NATIVE, .precision = other},
+                                       {.numerics = AR_NUMERICS_EXACT, .precision = other}};
+    const size_t n = other == AR_PRECISION_F32 ? 2 : ar_arith_exact(other) ? 4 : 3;
+    for (; b->sides < n; b->sides++) {
+        b->of[b->sides] = all[b->sides];
+        AR_TRY(side_create(&b->side[b->sides], &all[b->sides], b->config, &b->batch, bench));
     }
     return AR_OK;
 }
 
-/* Number i of the blocks to time: the model's, where one is given; NULL after the last. */
-static const ar_config *block_at(const ari_bench_session *s, size_t i)
+static void destroy_sides(block_bench *b)
 {
-    return !s->v->model ? block_config(s->v->block_size == 1, i) : i == 0 ? &s->config : NULL;
+    for (size_t i = 0; i < SIDES; i++)
+        side_destroy(&b->side[i]);
 }
 
-ar_status ari_bench_block(ari_bench_session *s)
+typedef struct choice {
+    const char *blocks, *precision;
+    size_t batch, seq;
+    bool profile;
+} choice;
+
+static ar_status time_block(ari_bench *bench, const ar_config *config, const choice *c, ar_precision other)
 {
-    block_row rows[LINES];
-    slot_list slots = {.n = 0};
-    char folder[512];
-    const ar_config *config = NULL;
-    size_t n = 0;
-    if (s->v->model)
-        AR_TRY(ari_run_config(&s->config, folder, sizeof folder, &(ar_run){.model = s->v->model}));
-    for (size_t i = 0; (config = block_at(s, i)); i++) {
-        ari_bench_progress(s, i, BLOCKS);
-        AR_TRY(time_block(rows, &n, s->v->profile ? &slots : NULL, config, s));
+    ARI_ENDED(destroy_sides) block_bench b = {.config = config, .batch = {.batch = c->batch, .seq = c->seq}};
+    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
+    AR_TRY(create_sides(&b, other, bench));
+    AR_TRY(ari_bench_repeat(&s, b.sides, bench->repetitions, 2, repetition, &b));
+    for (size_t i = 0; i < b.sides; i++) {
+        AR_TRY(add_side(bench, &b, i, &s));
+        if (c->profile)
+            AR_TRY(profile_side(bench, &b, i));
     }
-    s->more = s->v->profile ? ARI_ROWS(slot_fields, slots.row, slots.n) : NULL;
-    s->more_key = "profile";
-    return ari_bench_end(
-        s, ARI_ROWS(block_fields, rows, n), s->threads,
-        "\nOne transformer block forward and backward, %d thread%s; medians. 'products': time of its matrix "
-        "products\nalone, by sgemm, over that of the block. 'of native': over the time of the native block in fp32. "
-        "'spread': of the\ntimes, (largest - smallest)/median.\n%s",
-        s->threads, ARI_PLURAL(s->threads),
-        s->v->profile
-            ? "\nThe slots of the device's table in one more pass: 'of it': a part of a slot's calls; 'share': "
-              "of the pass.\n\n"
-            : "");
+    return AR_OK;
+}
+
+static ar_status time_blocks(ari_bench *bench, const choice *c)
+{
+    ar_config config;
+    char folder[512];
+    int precision = 0;
+    bool found = false;
+    while (ari_precision_names[precision] && strcmp(ari_precision_names[precision], c->precision) != 0)
+        precision++;
+    if (!ari_precision_names[precision])
+        return ar_error_set(AR_ERR_ARG, "--precision %.32s is none of f32, tf32 and bf16", c->precision);
+    for (size_t i = 0; i < BLOCKS; i++) {
+        if (strcmp(blocks[i].which, c->blocks) == 0) {
+            AR_TRY(time_block(bench, &blocks[i].config, c, (ar_precision)precision));
+            found = true;
+        }
+    }
+    if (found)
+        return AR_OK;
+    AR_TRY(ari_run_config(&config, folder, sizeof folder, &(ar_run){.model = c->blocks}));
+    return time_block(bench, &config, c, (ar_precision)precision);
+}
+
+int main(int argc, char **argv)
+{
+    choice c = {.blocks = "small", .precision = "f32", .batch = 2, .seq = 512};
+    const ari_bench_option options[] = {
+        {"blocks", "small, large, experts, or a model, whose first one is timed (default small)", .text = &c.blocks},
+        {"batch", "sequences (default 2)", .number = &c.batch},
+        {"seq", "tokens of each (default 512)", .number = &c.seq},
+        {"precision", "tf32 or bf16: also in this one", .text = &c.precision},
+        {"profile", "also how long each slot of the device's table takes", .flag = &c.profile}};
+    ari_bench b = {.what = "block", .threads = 1, .repetitions = 15};
+    (void)argc;
+    ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
+    return ari_bench_end(&b, time_blocks(&b, &c));
 }

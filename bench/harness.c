@@ -1,11 +1,161 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/harness.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-#include "gpu/profile/profile.h"
 #include "ref/core/clock.h"
-#include "ref/core/size.h"
+#include "ref/core/os/os.h"
+#include "ref/io/json.h"
+
+/* --- a program ---------------------------------------------------------------------------------------------------- */
+
+static void refuse(const ari_bench *b, const char *what, const char *option)
+{
+    fprintf(stderr, "%s: %s%s (--help lists the options)\n", b->what, what, option);
+    exit(2);
+}
+
+static void print_help(const ari_bench *b, const ari_bench_option *options, size_t n)
+{
+    printf("usage: %s [options]\n", b->what);
+    for (size_t i = 0; i < n; i++)
+        printf("  --%-12s %s\n", options[i].name, options[i].help);
+    exit(0);
+}
+
+/* The value of an option is the next argument; gives the last one that was read. */
+static char **read_option(const ari_bench *b, const ari_bench_option *o, char **argument)
+{
+    char *end = NULL;
+    if (o->flag) {
+        *o->flag = true;
+        return argument;
+    }
+    const char *value = *++argument;
+    if (!value)
+        refuse(b, "no value for --", o->name);
+    else if (o->text)
+        *o->text = value;
+    else if (errno = 0, *o->number = strtoul(value, &end, 10), errno || *end || *value == '-' || *o->number == 0)
+        refuse(b, "a number from 1 on is needed for --", o->name);
+    return argument;
+}
+
+void ari_bench_begin(ari_bench *b, char **argv, const ari_bench_option *options, size_t n)
+{
+    enum { COMMON = 4, MOST = 16 };
+    const char *device = NULL;
+    const ari_bench_option common[COMMON] = {
+        {"device", "cpu, cuda, cuda:N or emulated (default cpu)", .text = &device},
+        {"threads", "of the processor", .number = &b->threads},
+        {"repetitions", "of which the medians are printed", .number = &b->repetitions},
+        {"json", "FILE, or - for stdout: JSON in place of tables", .text = &b->json}};
+    ari_bench_option all[MOST];
+    memcpy(all, options, n * sizeof *all);
+    memcpy(all + n, common, sizeof common);
+    ari_threads_sleep(argv);
+    for (char **a = argv + 1; *a; a++) {
+        size_t i = 0;
+        while (i < n + COMMON && (strncmp(*a, "--", 2) != 0 || strcmp(*a + 2, all[i].name) != 0))
+            i++;
+        if (strcmp(*a, "--help") == 0)
+            print_help(b, all, n + COMMON);
+        if (i == n + COMMON)
+            refuse(b, "unknown option ", *a);
+        else
+            a = read_option(b, &all[i], a);
+    }
+    if (device && ar_device_choice_parse(&b->device, device) != AR_OK)
+        refuse(b, ar_error_message(), "");
+    if (b->threads > 4096 || b->repetitions > 100000)
+        refuse(b, "more than 4096 threads or 100000 repetitions", "");
+    ar_cpu_select_kernels();
+    ar_cpu_info cpu;
+    ar_cpu_info_get(&cpu);
+    b->result = json_pack("{s:s, s:s, s:i, s:{s:s, s:s, s:s, s:s, s:s, s:s}}", "what", b->what, "device",
+                          ar_device_kind_name(b->device.kind), "threads", (int)b->threads, "machine", "cpu", cpu.cpu,
+                          "features", cpu.features, "blas", cpu.blas, "version", cpu.blas_version, "kernels",
+                          cpu.blas_kernels, "reason", cpu.blas_reason);
+}
+
+ar_status ari_bench_add(ari_bench *b, const char *table, json_t *row)
+{
+    if (!json_object_get(b->result, table))
+        json_object_set_new(b->result, table, json_array());
+    if (json_array_append_new(json_object_get(b->result, table), row) != 0)
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a row of its %s", b->what, table);
+    return AR_OK;
+}
+
+enum { CELL = 25, MOST_COLUMNS = 16 };
+
+static void format_cell(char text[CELL], const json_t *value)
+{
+    if (json_is_integer(value))
+        snprintf(text, CELL, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        snprintf(text, CELL, "%.4g", json_real_value(value));
+    else
+        snprintf(text, CELL, "%s", json_is_string(value) ? json_string_value(value) : "-");
+}
+
+/* The first pass measures the columns, the second prints them, the members' names above. */
+static void print_table(json_t *rows)
+{
+    int widths[MOST_COLUMNS] = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i <= json_array_size(rows); i++) {
+            const char *key;
+            json_t *value;
+            size_t column = 0;
+            json_object_foreach(json_array_get(rows, i > 0 ? i - 1 : 0), key, value)
+            {
+                char text[CELL];
+                format_cell(text, value);
+                const char *shown = i > 0 ? text : key;
+                int *width = &widths[column++ % MOST_COLUMNS];
+                if (pass == 1)
+                    printf("%*s  ", *width, shown);
+                else if (*width < (int)strlen(shown))
+                    *width = (int)strlen(shown);
+            }
+            if (pass == 1)
+                putchar('\n');
+        }
+    }
+    putchar('\n');
+}
+
+static ar_status write_result(const ari_bench *b)
+{
+    if (b->json)
+        AR_TRY(ari_json_save(b->result, b->json));
+    if (b->json && strcmp(b->json, "-") == 0)
+        return AR_OK;
+    const char *key;
+    json_t *value;
+    json_object_foreach(b->result, key, value)
+    {
+        if (json_is_array(value))
+            print_table(value);
+    }
+    json_object_foreach(json_object_get(b->result, "machine"), key, value)
+        printf("%s: %s\n", key, json_string_value(value));
+    return AR_OK;
+}
+
+int ari_bench_end(ari_bench *b, ar_status st)
+{
+    if (st == AR_OK)
+        st = write_result(b);
+    json_decref(b->result);
+    if (st != AR_OK)
+        fprintf(stderr, "%s: %s\n", b->what, ar_error_message());
+    return st == AR_OK ? 0 : 2;
+}
 
 double ari_bench_seconds(void)
 {
@@ -64,36 +214,7 @@ ar_status ari_bench_repeat(ari_bench_series *s, size_t sides, size_t n, size_t w
     return AR_OK;
 }
 
-ar_status ari_bench_sides(ari_bench_side *row, size_t sides, double operations, size_t n, size_t warm, ari_bench_fn fn,
-                          void *user)
-{
-    enum { FIRST, PRODUCTS };
-    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
-    AR_TRY(ari_bench_repeat(&s, sides + 1, n, warm, fn, user));
-    for (size_t i = 0; i < sides; i++) {
-        const size_t side = i == 0 ? FIRST : PRODUCTS + i;
-        const ari_bench_stat seconds = ari_bench_times_of(&s, side), ratio = ari_bench_ratio_of(&s, side, FIRST);
-        row[i] = (ari_bench_side){.seconds = seconds.median,
-                                  .gflops = 1e-9 * operations / seconds.median,
-                                  .gemm_fraction = ari_bench_ratio_of(&s, PRODUCTS, side).median,
-                                  .over_first = ratio.median,
-                                  .spread = i == 0 ? seconds.spread : ratio.spread};
-    }
-    return AR_OK;
-}
-
 /* --- a device ----------------------------------------------------------------------------------------------------- */
-
-ar_status ari_bench_device_create(ari_bench_device *b, const ar_device_choice *which, int threads)
-{
-    const ar_device_choice cpu = {AR_DEVICE_CPU, 0};
-    *b = (ari_bench_device){.d = NULL};
-    AR_TRY(ar_device_create(&b->d, which ? which : &cpu, threads));
-    const ar_status st = b->d->ops->queue_create(b->d, &b->q, AR_QUEUE_INLINE, "bench");
-    if (st != AR_OK)
-        ari_bench_device_destroy(b);
-    return st;
-}
 
 void ari_bench_free(ari_bench_device *b)
 {
@@ -102,14 +223,6 @@ void ari_bench_free(ari_bench_device *b)
     free(b->memory);
     b->memory = NULL;
     b->count = b->capacity = 0;
-}
-
-void ari_bench_device_destroy(ari_bench_device *b)
-{
-    ari_bench_free(b);
-    ar_queue_destroy(b->q);
-    ar_device_destroy(b->d);
-    *b = (ari_bench_device){.d = NULL};
 }
 
 ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes)
@@ -137,7 +250,7 @@ static void fill(float *x, size_t n, uint64_t seed)
     }
 }
 
-ar_status ari_bench_values(ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
+static ar_status take_values(ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
 {
     size_t bytes = 0;
     ARI_OWNED void *values = NULL;
@@ -159,7 +272,7 @@ ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, cons
     ar_buf memory = {NULL};
     for (int i = 0; i < ndim; i++)
         AR_TRY(ari_mul_size(&count, count, shape[i]));
-    AR_TRY(ari_bench_values(b, &memory, count, seed));
+    AR_TRY(take_values(b, &memory, count, seed));
     return ar_tensor_view(gives, AR_F32, ndim, shape, memory);
 }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of `anyrank bench block` in PyTorch: bench/torch_block.py [--size large] [--device cuda] [--json FILE]
+"""The blocks of build/bench/block in PyTorch: bench/torch_block.py [--size large] [--device cuda] [--json FILE]
 
 Times one forward and backward pass of each block: eager, with attention that stores its scores as anyrank's does;
-fused, with scaled_dot_product_attention; compiled, that by torch.compile. --beside BINARY runs `BINARY bench block` in
-turns with PyTorch in one run, checks that both blocks have as many parameters, and prints the ratios.
+fused, with scaled_dot_product_attention; compiled, that by torch.compile. --beside build/bench/block runs that in turns
+with PyTorch in one run, checks that both blocks have as many parameters, and prints the ratios.
 
 On a processor give PyTorch the same BLAS with the same kernels for a fair comparison: preload BLIS
 (LD_PRELOAD=libblis.so.4) where torch links another, and set BLIS_ARCH_TYPE to what `anyrank info` says,
@@ -18,7 +18,6 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 import torch
@@ -105,16 +104,9 @@ class Llama(Block):
         return r + self.down(F.silu(self.gate(n)) * self.up(n))
 
 
-# As `anyrank bench block --size` has them: name, class, width, heads, KV heads, width of the MLP.
+# As `build/bench/block --blocks SIZE` has them: name, class, width, heads, KV heads, width of the MLP.
 SIZES = {"small": (("gpt2", Gpt, 768, 12, 12, 3072), ("llama", Llama, 768, 12, 12, 2048)),
          "large": (("gpt", Gpt, 4096, 32, 8, 11008), ("llama", Llama, 4096, 32, 8, 11008))}
-
-
-# The small ones as models, of which anyrank times the block: by itself it would time blocks of experts too.
-CONFIGS = {"gpt2": {"model_type": "gpt2", "n_embd": 768, "n_layer": 1, "n_head": 12, "n_positions": 4096,
-                    "vocab_size": 256},
-           "llama": {"model_type": "llama", "hidden_size": 768, "num_hidden_layers": 1, "num_attention_heads": 12,
-                     "intermediate_size": 2048, "max_position_embeddings": 4096, "vocab_size": 256}}
 
 
 class Side:
@@ -164,28 +156,20 @@ class Side:
 
 
 class Anyrank:
-    """`bench block` of a binary: one turn has both blocks, native and exact."""
+    """anyrank's program: one turn has both blocks, native and exact."""
 
     def __init__(self, binary, precision, o):
-        self.models = CONFIGS if o.size == "small" else {}
-        self.command = [binary, "bench", "block", "--device", o.device, "--batch", str(o.batch),
-                        "--seq", str(o.seq), "--precision", precision, "--repetitions", str(o.repetitions), "-q"]
+        self.command = [binary, "--blocks", o.size, "--device", o.device, "--batch", str(o.batch), "--seq", str(o.seq),
+                        "--precision", precision, "--repetitions", str(o.repetitions), "--json", "-"]
         if o.device == "cpu":
             self.command += ["--threads", str(o.threads)]
         self.times, self.parameters = {}, {}
 
     def measure(self):
-        with tempfile.TemporaryDirectory(prefix="anyrank-block-") as folder:
-            path = pathlib.Path(folder) / "rows.json"
-            for name in self.models or [None]:
-                model = pathlib.Path(folder) / name if name else None
-                if model:
-                    model.mkdir()
-                    (model / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
-                subprocess.run([*self.command, *([str(model)] if model else ["--size", "large"]), "--json", str(path)], check=True, timeout=600)
-                for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-                    self.times.setdefault((row["block"], row["numerics"]), []).append(row["seconds"])
-                    self.parameters[row["block"]] = row["parameters"]
+        done = subprocess.run(self.command, check=True, timeout=600, stdout=subprocess.PIPE)
+        for row in json.loads(done.stdout)["rows"]:
+            self.times.setdefault((row["block"], row["numerics"]), []).append(row["seconds"])
+            self.parameters[row["block"]] = row["parameters"]
 
 
 def row_of(block, side, precision, times, parameters, o, failed=None):
@@ -239,7 +223,7 @@ def arguments():
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repetitions", type=int, default=5, help="in a turn (default 5)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--beside", metavar="BINARY", help="anyrank, in turns with PyTorch")
+    parser.add_argument("--beside", metavar="BINARY", help="build/bench/block, in turns with PyTorch")
     parser.add_argument("--turns", type=int, default=3, help="of each side (default 3)")
     parser.add_argument("--json", metavar="FILE", help="the rows; '-': standard output")
     o = parser.parse_args()

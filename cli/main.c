@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
-#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "anyrank/device.h"
 #include "cli/options/args.h"
@@ -28,7 +26,6 @@ static const ari_subcommand subcommands[] = {
     {"lint", "check a layout without running numbers", &ari_lint_spec, NULL},
     {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},
     {"causes", "list the causes that differences are explained by", &ari_causes_spec, NULL},
-    {"bench", "time exact arithmetic against native, all-reduces against copies", &ari_bench_spec, NULL},
     {"info", "what this machine has, and which paths are chosen", &ari_info_spec, NULL},
     {"describe", NULL, NULL, ari_command_describe},
     {0},
@@ -117,21 +114,6 @@ static int run_command(int argc, char **argv)
     return run_subcommand(argc - 1, argv + 1);
 }
 
-/* OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
- * check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
- * a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's
- * stacks would be as small as `ulimit -s`. Both are read before main begins, so the command starts itself again with its
- * choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
-static void let_threads_sleep(char **argv)
-{
-    const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
-    char program[PATH_MAX];
-    if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && setenv("GOMP_SPINCOUNT", "4000", 0) == 0 &&
-        setenv("OMP_STACKSIZE", "8M", 0) == 0 && ari_program_again(program, sizeof program))
-        execv(program, argv);
-    errno = 0;
-}
-
 typedef struct command_line {
     int argc;
     char **argv;
@@ -151,7 +133,7 @@ static void *whole_command(void *user)
 /* The command has a thread of its own, because the first one's stack is as small as `ulimit -s` makes it. */
 int main(int argc, char **argv)
 {
-    let_threads_sleep(argv);
+    ari_threads_sleep(argv);
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */

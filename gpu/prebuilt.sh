@@ -10,11 +10,11 @@
 #   --jobs N   compilers at once (default: the number of processors)
 #   --host     without the CUDA device, where there is no nvcc: the CPU and the emulated device
 #
-# DIR has one program and links to it by the names anyrank, conformance_main, gpu_smoke and bench_nccl, data/ (the bundled
-# models, which anyrank finds there), lib/ (for machines without libgcc_s) and manifest.txt, one fact a line: version,
-# commit, what it was built by and for, and the program's size and SHA-256. It may be copied anywhere. DIR.tgz is the same
-# as an archive, for gpu/device-check.sh --prebuilt. Building takes minutes, in build/static (with --host in
-# build/static-host).
+# DIR has one program and links to it by the names anyrank, conformance_main, gpu_smoke, bench_gemm, bench_block and
+# bench_nccl, data/ (the bundled models, which anyrank finds there), lib/ (for machines without libgcc_s) and
+# manifest.txt, one fact a line: version, commit, what it was built by and for, and the program's size and SHA-256. It may
+# be copied anywhere. DIR.tgz is the same as an archive, for gpu/device-check.sh --prebuilt. Building takes minutes, in
+# build/static (with --host in build/static-host).
 set -eu
 
 arch=90 out='' jobs='' cuda=ON
@@ -46,7 +46,7 @@ build=$root/build/static
 case ${jobs:-1} in *[!0-9]* | 0*) refuse "--jobs: '$jobs' is no number from 1 on" ;; esac
 case $arch in '' | *[!0-9a-z\;-]*) refuse "--arch: '$arch' is no list of CUDA architectures, as 90 or '80;90'" ;; esac
 jobs=${jobs:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)}
-program=gpu_programs names="anyrank conformance_main gpu_smoke bench_nccl"
+program=gpu_programs names="anyrank conformance_main gpu_smoke bench_gemm bench_block bench_nccl"
 
 # --- build ------------------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ xargs -P "$(getconf _NPROCESSORS_ONLN)" -I{} sh -c '
         -Werror -Wno-unknown-pragmas -Wno-format-zero-length -Wno-missing-field-initializers -Wno-string-concatenation -DANYRANK_VERSION=\"\" -DANYRANK_BUILD_TYPE=\"\" \
         -DANYRANK_SOURCE_DATA=\"\" -DANYRANK_BUILD_TREE=\"\" -DANYRANK_INSTALLED_DATA=\"\" \
         -DANYRANK_DATA_FROM_COMMAND=\"\" -DANYRANK_WHY_NO_CUDA=\"\" -DANYRANK_WHY_NO_MPI=\"\" \
-        -DANYRANK_DATA_FROM_BUILD=\"\" {}' < "$scratch/files" ||
+        -DANYRANK_DATA_FROM_BUILD=\"\" "-Dmain=main_$(echo {} | tr -c "[:alnum:]\n" _)" {}' < "$scratch/files" ||
     status=1
 [ $status -eq 0 ] || exit 1
 "$zig" cc -target aarch64-macos.13.0 -shared -Wl,-undefined,dynamic_lookup -o "$scratch/anyrank.dylib" "$scratch"/objects/*.o

@@ -78,7 +78,7 @@ LAYOUTS = {
 }
 
 HELP = [f"{name} --help" for name in ("", "check", "grads", "train", "verify", "reshard", "plan", "lint", "bugs",
-                                      "causes", "bench", "info")]
+                                      "causes", "info")]
 
 REFUSED = """
 frobnicate
@@ -129,8 +129,6 @@ lint tests/golden/llama-gqa-tiny --zero 2 --dp 2
 lint tests/golden/llama-gqa-tiny --pp 2 --micro-batches 1 --stages 1
 bugs --curves
 causes averaged_agian
-bench nonsense
-bench gemm --m 0
 info --frobnicate
 """
 

@@ -350,7 +350,7 @@ LONG = ["python/wheel_test", "fuzz/run", "pages/long_test", "darwin/compiled", "
         "verify/pytorch_page_test", "pytorch/trial_test", "pytorch/frameworks_test",
         "python/pytest_example_test", "python/test_pytest_plugin", "check/clang", "cli/logprobs_test", "python/test_capture_ranks",
         "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
-        "verify/check_test", "cli/bench_test", "verify/steps_test", "cli/cluster_test", "check/format",
+        "verify/check_test", "verify/steps_test", "cli/cluster_test", "check/format",
         "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
         "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
         "cli/train_test", "verify/gradcheck_test", "verify/golden_training_test", "mpi/mpi_test",
@@ -587,7 +587,7 @@ HELD = {
         "cli/process_test cli/cluster_test cli/device_test examples/launch_test examples/ci_test "
         "gpu/nccl_command_test mpi/mpi_test",
     "kernels of other processors": "cpu/contract_integers_test cpu/contract_sharded_test",
-    "long runs of single subjects": "cli/bench_test cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
+    "long runs of single subjects": "cli/scale_test run/checkpoint_kill_main sim/trace_main sim/swap_main",
     "pages that take long, and pictures": "pages/long_test pages/pictures_test",
     "readers of other people's files, fuzzed": "fuzz/run",
     "conversions, and runs with PyTorch": "python/convert_test pytorch/*",

@@ -144,7 +144,8 @@ bool ari_layout_given(const ari_run_values *v)
     return ari_split_given(v) || (what != AR_RECOMPUTE_NONE && (unsigned)what < AR_RECOMPUTES);
 }
 
-ar_device_choice ari_layout_device(const ari_run_values *v)
+/* An accepted name; the CPU if none was given. */
+static ar_device_choice device_of(const ari_run_values *v)
 {
     ar_device_choice c = {0};
     return v->device && ar_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
@@ -169,11 +170,11 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
         p->recompute.what = AR_RECOMPUTE_NONE;
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
-    run.device = ari_layout_device(v);
+    run.device = device_of(v);
     run.process = common->process;
     run.threads = common->threads;
     run.sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
-    run.sim.timeout_ns = ari_layout_timeout_ns(v);
+    run.sim.timeout_ns = (uint64_t)(v->timeout * 1e9);
     return run;
 }
 
@@ -256,11 +257,6 @@ void ari_device_json(json_t *o, const ar_device_choice *c)
     json_object_set_new(o, "device", json_string(ar_device_kind_name(c->kind)));
     if (c->kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, c->index) == AR_OK)
         json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
-}
-
-uint64_t ari_layout_timeout_ns(const ari_run_values *v)
-{
-    return (uint64_t)(v->timeout * 1e9);
 }
 
 static ar_status load_plan(const ari_run_values *v, ar_run *run)
@@ -366,22 +362,34 @@ static json_t *samples_json(const ar_parallel *p, size_t batch)
 }
 
 /* Members that are fields of the struct, besides its axes; an EXTENT of 0 counts as 1. */
-#define ARI_ROW ar_parallel
-static const ari_field fields[] = {
-    ARI_FIELD("cp_inner", NULL, EXTENT, cp_inner),
-    ARI_FIELD("zigzag", NULL, FLAG, zigzag),
-    ARI_FIELD("ep", NULL, EXTENT, ep),
-    ARI_FIELD("virtual_stages", NULL, EXTENT, virtual_stages),
-    ARI_FIELD("sp", NULL, FLAG, sp),
-    ARI_FIELD("zero", NULL, INT, zero),
-    ARI_FIELD("dp_replicate", NULL, EXTENT, dp_replicate),
-    ARI_FIELD("micro_batches", NULL, EXTENT, micro_batches),
-    ARI_FIELD("keep_gathered", NULL, FLAG, keep_gathered),
-    ARI_FIELD("forward_first", NULL, FLAG, forward_first),
-    ARI_FIELD("overlap", NULL, EXTENT, overlap),
-    ARI_FIELD("recompute_every", NULL, EXTENT, recompute.every),
+enum field_kind { FLAG, INT, EXTENT };
+static const struct field {
+    const char *name;
+    enum field_kind kind;
+    size_t offset;
+} fields[] = {
+    {"cp_inner", EXTENT, offsetof(ar_parallel, cp_inner)},
+    {"zigzag", FLAG, offsetof(ar_parallel, zigzag)},
+    {"ep", EXTENT, offsetof(ar_parallel, ep)},
+    {"virtual_stages", EXTENT, offsetof(ar_parallel, virtual_stages)},
+    {"sp", FLAG, offsetof(ar_parallel, sp)},
+    {"zero", INT, offsetof(ar_parallel, zero)},
+    {"dp_replicate", EXTENT, offsetof(ar_parallel, dp_replicate)},
+    {"micro_batches", EXTENT, offsetof(ar_parallel, micro_batches)},
+    {"keep_gathered", FLAG, offsetof(ar_parallel, keep_gathered)},
+    {"forward_first", FLAG, offsetof(ar_parallel, forward_first)},
+    {"overlap", EXTENT, offsetof(ar_parallel, overlap)},
+    {"recompute_every", EXTENT, offsetof(ar_parallel, recompute.every)},
 };
-#undef ARI_ROW
+
+static json_t *field_json(const struct field *f, const ar_parallel *p)
+{
+    const void *value = (const char *)p + f->offset;
+    if (f->kind == FLAG)
+        return json_boolean(*(const bool *)value);
+    const int n = *(const int *)value;
+    return json_integer(f->kind == EXTENT ? ari_at_least_one(n) : n);
+}
 
 static json_t *member(const char *name, const ar_parallel *p, size_t batch)
 {
@@ -389,8 +397,8 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
         if (strcmp(name, ari_layout_axes[i].name) == 0)
             return json_integer(ari_layout_extent(p, i));
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if (strcmp(name, fields[i].key) == 0)
-            return ari_field_json(&fields[i], p);
+        if (strcmp(name, fields[i].name) == 0)
+            return field_json(&fields[i], p);
     if (strcmp(name, "world") == 0)
         return json_integer(ar_parallel_world(p));
     if (strcmp(name, "etp") == 0)

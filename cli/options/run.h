@@ -92,11 +92,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
  *  another kind than the base's begins with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that
  *  mean nothing with the others, a list or a group malformed, ar_optimizer_check). */
 AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
-/** The device of --device, a name that ari_layout_check has accepted; the CPU if not given. */
-ar_device_choice ari_layout_device(const ari_run_values *v);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
-uint64_t ari_layout_timeout_ns(const ari_run_values *v);
 /** Loads the files that --plan and --schedule-pp name, if any, into a run that ari_run_of gave; turns sequence
  *  parallelism on where the plan asks for that. The run then owns both: ari_layout_unload, in every case. Errors:
  *  AR_ERR_ARG (with --mlp-order), those of ar_plan_load and ar_pipeline_schedule_read. */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/io/json.h"
 
 enum { COLUMN_GAP = 2 };
 
@@ -144,118 +143,6 @@ ar_status ari_table_end(ari_table *t, FILE *to, int indent)
 ar_status ari_table_markdown(ari_table *t, FILE *to)
 {
     return end(t, to, -1);
-}
-
-/* --- rows of structs -------------------------------------------------------------------------------------------- */
-
-_Static_assert(sizeof(size_t) == sizeof(uint64_t), "a ARI_AS_COUNT is either");
-
-/* "1 KiB", "25 MiB"; what is not a whole number of either, in bytes. */
-static void size_cell(ari_table *t, size_t bytes)
-{
-    if (bytes % 1048576 == 0)
-        ari_table_cell(t, "%zu MiB", bytes / 1048576);
-    else if (bytes % 1024 == 0)
-        ari_table_cell(t, "%zu KiB", bytes / 1024);
-    else
-        ari_table_cell(t, "%zu B", bytes);
-}
-
-static void number_cell(ari_table *t, ari_field_kind kind, double x)
-{
-    if (isnan(x))
-        ari_table_cell(t, "-");
-    else if (kind == ARI_AS_SECONDS)
-        ari_table_cell(t, "%s", ARI_SECONDS(x));
-    else if (kind == ARI_AS_MILLISECONDS)
-        ari_table_cell(t, x < 0.9995e-3 ? "%.2f us" : "%.2f ms", x * (x < 0.9995e-3 ? 1e6 : 1e3));
-    else if (kind == ARI_AS_SHARE)
-        ari_table_cell(t, "%.0f %%", 100.0 * x);
-    else
-        ari_table_cell(t, kind == ARI_AS_RATE ? "%.1f" : "%.2f", x);
-}
-
-static void field_cell(ari_table *t, const ari_field *f, const void *row)
-{
-    const void *value = (const char *)row + f->at;
-    const char *text = f->kind == ARI_AS_TEXT ? *(const char *const *)value : value;
-    const size_t count = f->kind < ARI_AS_RATE && f->kind >= ARI_AS_CAPACITY ? *(const size_t *)value : 0;
-    if (f->kind >= ARI_AS_RATE)
-        number_cell(t, f->kind, *(const double *)value);
-    else if (f->kind == ARI_AS_COUNT)
-        ari_table_cell(t, "%zu", *(const size_t *)value);
-    else if (f->kind == ARI_AS_INT || f->kind == ARI_AS_EXTENT)
-        ari_table_cell(t, "%d", *(const int *)value);
-    else if (f->kind == ARI_AS_TEXT || f->kind == ARI_AS_WORDS)
-        ari_table_cell(t, "%s", text ? text : "");
-    else if (f->kind == ARI_AS_MEGABYTES)
-        ari_table_cell(t, "%.1f", 1e-6 * (double)count);
-    else if (f->kind == ARI_AS_CAPACITY && (count == 0 || count == ARI_NO_CAPACITY))
-        ari_table_cell(t, "%s", count == 0 ? "a parameter" : "no DDP");
-    else
-        size_cell(t, count);
-}
-
-json_t *ari_field_json(const ari_field *f, const void *row)
-{
-    const void *value = (const char *)row + f->at;
-    switch (f->kind) {
-    case ARI_AS_INT:
-        return json_integer(*(const int *)value);
-    case ARI_AS_EXTENT:
-        return json_integer(ari_at_least_one(*(const int *)value));
-    case ARI_AS_FLAG:
-        return json_boolean(*(const bool *)value);
-    case ARI_AS_TEXT:
-        return *(const char *const *)value ? json_string(*(const char *const *)value) : json_null();
-    case ARI_AS_WORDS:
-        return json_string(value);
-    case ARI_AS_COUNT:
-    case ARI_AS_BYTES:
-    case ARI_AS_MEGABYTES:
-    case ARI_AS_CAPACITY:
-        if (f->kind == ARI_AS_CAPACITY && *(const size_t *)value == ARI_NO_CAPACITY)
-            return json_null();
-        return json_integer((json_int_t) * (const size_t *)value);
-    default:
-        return ari_json_number(*(const double *)value);
-    }
-}
-
-static const void *row_of(const ari_rows *r, size_t row)
-{
-    return (const char *)r->rows + row * r->size;
-}
-
-ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent)
-{
-    enum { MOST_FIELDS = 16 };
-    ari_column columns[MOST_FIELDS];
-    size_t n = 0;
-    for (size_t i = 0; i < r->n_fields && n < MOST_FIELDS; i++)
-        if (r->fields[i].title)
-            columns[n++] = (ari_column){
-                r->fields[i].title,
-                r->fields[i].kind == ARI_AS_TEXT || r->fields[i].kind == ARI_AS_WORDS ? ARI_LEFT : ARI_RIGHT};
-    ari_table t = {.columns = columns, .n = n};
-    for (size_t row = 0; row < r->n; row++)
-        for (size_t i = 0; i < r->n_fields; i++)
-            if (r->fields[i].title)
-                field_cell(&t, &r->fields[i], row_of(r, row));
-    return ari_table_end(&t, to, indent);
-}
-
-json_t *ari_rows_json(const ari_rows *r)
-{
-    json_t *rows = json_array();
-    for (size_t row = 0; row < r->n; row++) {
-        json_t *one = json_object();
-        for (size_t i = 0; i < r->n_fields; i++)
-            if (r->fields[i].key)
-                json_object_set_new(one, r->fields[i].key, ari_field_json(&r->fields[i], row_of(r, row)));
-        json_array_append_new(rows, one);
-    }
-    return rows;
 }
 
 /* --- numbers for people ------------------------------------------------------------------------------------------- */

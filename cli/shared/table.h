@@ -40,57 +40,6 @@ AR_NODISCARD ar_status ari_table_end(ari_table *t, FILE *to, int indent);
 /** The same as a table of Markdown. */
 AR_NODISCARD ar_status ari_table_markdown(ari_table *t, FILE *to);
 
-/* Rows of structs, of which a table and JSON come from one description of their fields. */
-typedef enum ari_field_kind {
-    ARI_AS_COUNT,       /* size_t or uint64_t */
-    ARI_AS_INT,         /* int */
-    ARI_AS_EXTENT,      /* int; 0 counts as 1 */
-    ARI_AS_FLAG,        /* bool; in the JSON alone */
-    ARI_AS_TEXT,        /* const char *; NULL: none */
-    ARI_AS_WORDS,       /* char[] */
-    ARI_AS_CAPACITY,    /* size_t: bytes of a bucket; 0: a parameter each, ARI_NO_CAPACITY: none */
-    ARI_AS_BYTES,       /* size_t: "25 MiB" */
-    ARI_AS_MEGABYTES,   /* uint64_t of bytes: "1.5" */
-    ARI_AS_RATE,        /* double, as all that follow: "1.5" */
-    ARI_AS_RATIO,       /* "1.50" */
-    ARI_AS_SHARE,       /* "50 %" */
-    ARI_AS_SECONDS,     /* "1.50 s" */
-    ARI_AS_MILLISECONDS /* seconds: "1.50 ms" or "1.50 us" */
-} ari_field_kind;
-#define ARI_NO_CAPACITY SIZE_MAX
-
-typedef struct ari_field {
-    const char *key;   /* of the JSON; NULL: in the table alone */
-    const char *title; /* of the column; NULL: in the JSON alone */
-    ari_field_kind kind;
-    size_t at; /* offset in the row */
-} ari_field;
-/* A member of ARI_ROW, the struct. */
-#define ARI_FIELD(name, column, as, member)                      \
-    {                                                            \
-        (name), (column), ARI_AS_##as, offsetof(ARI_ROW, member) \
-    }
-
-typedef struct ari_rows {
-    const ari_field *fields;
-    size_t n_fields; /* at most 16 */
-    const void *rows;
-    size_t n, size; /* size: bytes of a row */
-} ari_rows;
-/* An array of fields and one of rows, the first `count` of which are in use. */
-#define ARI_ROWS(fields, rows, count)                                                \
-    &(ari_rows)                                                                      \
-    {                                                                                \
-        (fields), sizeof(fields) / sizeof *(fields), (rows), (count), sizeof *(rows) \
-    }
-
-/** A field of a row. Gives; NULL without memory. */
-json_t *ari_field_json(const ari_field *f, const void *row);
-/** The table, with titles. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_rows_print(const ari_rows *r, FILE *to, int indent);
-/** An array of objects. Gives; NULL without memory. */
-json_t *ari_rows_json(const ari_rows *r);
-
 /* Numbers for people. Each writes into text[0 .. ARI_NUMBER) and gives it back. */
 enum { ARI_NUMBER = 32 };
 /** "1,234,567". */

@@ -10,13 +10,13 @@ set -- -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DANYRANK_TESTS=ON -DAN
 if have ninja; then set -- "$@" -GNinja; fi
 if [ "$host" = yes ]; then
     set -- "$@" -DANYRANK_CUDA=OFF
-    targets="anyrank_cli conformance_main gpu_smoke"
+    targets="anyrank_cli conformance_main gpu_smoke bench_gemm bench_block"
 else
     have nvcc || [ -n "${CUDACXX:-}" ] || { echo "no nvcc here, and no --prebuilt that starts"; exit 1; }
     CUDACXX=${CUDACXX:-$(command -v nvcc)}
     export CUDACXX
     set -- "$@" -DANYRANK_CUDA=ON "-DCMAKE_CUDA_ARCHITECTURES=$arch"
-    targets="anyrank_cli conformance_main gpu_smoke bench_nccl"
+    targets="anyrank_cli conformance_main gpu_smoke bench_gemm bench_block bench_nccl"
 fi
 cmake "$@" || { echo "cmake failed: --deps names .deb files of what is missing"; exit 1; }
 # shellcheck disable=SC2086

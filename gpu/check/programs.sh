@@ -2,10 +2,10 @@
 # shellcheck shell=sh disable=SC2154,SC2034 # device-check.sh reads this file
 # Of gpu/device-check.sh: the programs that its steps run, and what a build of them lacks.
 
-# Sets anyrank, conformance, smoke and bench_nccl: those of --prebuilt, else of the build. False: they must be built.
+# Sets anyrank, conformance, smoke and bench, which with gemm, block or nccl behind it is a program: those of --prebuilt, else of the build. False: they must be built.
 find_programs() {
     if [ -n "$prebuilt" ]; then
-        programs_at "$prebuilt" "$prebuilt"
+        programs_at "$prebuilt" "$prebuilt" "$prebuilt/bench_"
         lend_libgcc
         if why=$(programs_start) && why=$(driver_serves); then
             return 0
@@ -13,13 +13,13 @@ find_programs() {
         echo "--prebuilt $prebuilt: $why; building instead" | tee "$logs/prebuilt.log"
         prebuilt=
     fi
-    programs_at "$build" "$build/tests"
+    programs_at "$build" "$build/tests" "$build/bench/"
     return 1
 }
 
 programs_at() {
-    anyrank=$1/anyrank conformance=$2/conformance_main smoke=$2/gpu_smoke bench_nccl=$2/bench_nccl
-    export anyrank conformance smoke bench_nccl prebuilt
+    anyrank=$1/anyrank conformance=$2/conformance_main smoke=$2/gpu_smoke bench=$3
+    export anyrank conformance smoke bench prebuilt
 }
 
 # A thread of OpenMP that ends asks the C library for libgcc_s, which every machine with a compiler's library has. Where

@@ -9,7 +9,7 @@ set -u
 have() { command -v "$1" >/dev/null 2>&1; }
 skip() { echo "$1"; exit 77; }
 on_gpu() { [ "$host" = no ]; }
-# Lines of a table that anyrank prints, up to the empty one before its explanation.
+# Lines of the first table that a program prints, up to the empty one behind it.
 first_table() { sed '/^$/,$d' "$1"; }
 
 # --- the machine ------------------------------------------------------------------------------------------------------
@@ -210,17 +210,15 @@ step_ncclcalls() {
 }
 step_bench_nccl() {
     nccl_ready
-    [ -x "$bench_nccl" ] || skip "no program bench_nccl beside $conformance"
-    ANYRANK_BENCH_SHARE=1
-    export ANYRANK_BENCH_SHARE
-    launch 2 "$bench_nccl" 5 || return 1
-    head -n 12 "$logs/$name.rank0.txt" > "$logs/bench_nccl.figures"
-    tail -n 1 "$logs/$name.rank0.txt"
+    [ -x "${bench}nccl" ] || skip "no program ${bench}nccl"
+    launch 2 "${bench}nccl" --repetitions 5 --share || return 1
+    first_table "$logs/$name.rank0.txt" > "$logs/bench_nccl.figures"
+    tail -n 1 "$logs/bench_nccl.figures"
 }
 
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
-# The first row of a table of bench gemm.
+# The first row of gemm's table.
 gemm_words() {
     awk 'NR == 2 {printf "%s x %s x %s: exact at %.2f x the speed of sgemm, weights prepared %.2f x\n", $2, $3, $4,
                          1 / $6, 1 / $7}' "$1"
@@ -228,9 +226,9 @@ gemm_words() {
 
 # On the emulated device times say nothing: one small size shows that the measurement runs.
 step_bench_gemm() {
-    set -- bench gemm --device "$device" --no-color --json "$logs/bench_gemm.json"
+    set -- --device "$device" --json "$logs/bench_gemm.json"
     on_gpu || set -- "$@" --m 40 --n 24 --k 16 --repetitions 1
-    "$anyrank" "$@" > "$logs/bench_gemm.txt" || return 1
+    "${bench}gemm" "$@" > "$logs/bench_gemm.txt" || return 1
     cat "$logs/bench_gemm.txt"
     first_table "$logs/bench_gemm.txt" > "$logs/bench_gemm.figures"
     gemm_words "$logs/bench_gemm.txt"
@@ -239,10 +237,10 @@ step_bench_gemm() {
 # The blocks of width 4096 in each precision, and what the longest slots take.
 step_bench_block() {
     for precision in f32 tf32 bf16; do
-        set -- --size large --seq 1024 --repetitions 5 --batch 8
+        set -- --blocks large --seq 1024 --repetitions 5 --batch 8
         [ $precision != f32 ] || set -- "$@" --batch 2
-        on_gpu || set -- llama-demo --seq 4 --repetitions 1 --batch 1
-        "$anyrank" bench block "$@" --precision $precision --device "$device" --profile --no-color \
+        on_gpu || set -- --blocks llama-demo --seq 4 --repetitions 1 --batch 1
+        "${bench}block" "$@" --precision $precision --device "$device" --profile \
             --json "$logs/bench_block_$precision.json" > "$logs/bench_block_$precision.txt" || return 1
         cat "$logs/bench_block_$precision.txt"
         {
@@ -256,33 +254,32 @@ step_bench_block() {
         awk '$2 == "numerics" {on = 1; print; next} on && ++n[$1, $2] <= 8' "$logs/bench_block_f32.txt"
     } >> "$logs/bench_block.figures"
     echo "$(first_table "$logs/bench_block_f32.txt" |
-        awk 'NR > 1 {printf "%s%s %s %s %s", n++ ? ", " : "", $1, $3, $6, $7}'), batch and sequence below"
+        awk 'NR > 1 {printf "%s%s %s %s s", n++ ? ", " : "", $1, $3, $7}'), batch and sequence below"
 }
 
-# bits_of WAY COMMAND...: the hashes of exact results that anyrank bench computes in a way.
+# bits_of WAY PROGRAM...: the hashes of exact results that gemm or block computes in a way.
 bits_of() {
-    way=$1
-    shift
-    ANYRANK_IMMA_PATH=$way "$anyrank" bench "$@" --device "$device" --repetitions 1 -q \
-        --no-color --json - > "$logs/bits.txt" || return 1
+    way=$1 program=$bench$2
+    shift 2
+    ANYRANK_IMMA_PATH=$way "$program" "$@" --device "$device" --repetitions 1 --json - > "$logs/bits.txt" || return 1
     awk '/"numerics": "native"/ {native = 1} /"bits":/ {if (!native) print $2; native = 0}' "$logs/bits.txt"
 }
 # Every way to compute the products has the same bits at every shape that is timed: cuBLAS with 16 and with 10 products
 # of digits.
 step_bits() {
-    set -- "gemm" "block --size large --seq 1024 --batch 2"
-    on_gpu || set -- "gemm --m 40 --n 24 --k 600" "block llama-demo --seq 4 --batch 1"
+    set -- "gemm" "block --blocks large --seq 1024 --batch 2"
+    on_gpu || set -- "gemm --m 40 --n 24 --k 600" "block --blocks llama-demo --seq 4 --batch 1"
     ways="imma16 imma10"
     count=0
     for what; do
         first=''
         for way in $ways; do
             # shellcheck disable=SC2086
-            found=$(bits_of "$way" $what) || { echo "bench $what by $way failed"; return 1; }
+            found=$(bits_of "$way" $what) || { echo "$what by $way failed"; return 1; }
             echo "$what, $way:" $found
-            [ -n "$found" ] || { echo "bench $what gave no bits"; return 1; }
+            [ -n "$found" ] || { echo "$what gave no bits"; return 1; }
             first=${first:-$found}
-            [ "$found" = "$first" ] || { echo "bench $what: $way has other bits than imma16"; return 1; }
+            [ "$found" = "$first" ] || { echo "$what: $way has other bits than imma16"; return 1; }
         done
         count=$((count + $(echo "$first" | wc -l)))
     done
@@ -294,7 +291,7 @@ step_bench_torch() {
     on_gpu || skip "PyTorch beside anyrank needs a GPU"
     python3 -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null || skip "no PyTorch with CUDA"
     PYTHONUNBUFFERED=1 python3 "$root/bench/torch_block.py" --device cuda --size large --repetitions 5 \
-        --turns 1 --beside "$anyrank" --json "$logs/bench_torch.json" > "$logs/bench_torch.figures" 2> "$logs/bench_torch.err"
+        --turns 1 --beside "${bench}block" --json "$logs/bench_torch.json" > "$logs/bench_torch.figures" 2> "$logs/bench_torch.err"
     status=$?
     cat "$logs/bench_torch.err" "$logs/bench_torch.figures"
     [ $status -eq 0 ] || return $status

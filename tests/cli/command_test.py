@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of check, grads, bugs, info and bench from outside: exit codes, messages, JSON, and every kind of bad input.
+"""Tests of check, grads, bugs and info from outside: exit codes, messages, JSON, and every kind of bad input.
 """
 
 import hashlib

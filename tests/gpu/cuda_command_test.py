@@ -70,8 +70,8 @@ class Cuda(unittest.TestCase):
 class DeviceCheck(unittest.TestCase):
     def test_every_step_of_a_machine_without_a_gpu(self):
         with tempfile.TemporaryDirectory(prefix="anyrank-device-check-") as folder:
-            for name in ("anyrank", "tests/conformance_main", "tests/gpu_smoke"):
-                (pathlib.Path(folder) / pathlib.Path(name).name).symlink_to(BUILD / name)
+            for name in ("anyrank", "tests/conformance_main", "tests/gpu_smoke", "bench/gemm", "bench/block"):
+                (pathlib.Path(folder) / name.replace("bench/", "bench_").split("/")[-1]).symlink_to(BUILD / name)
             said = must("sh", ROOT / "gpu/device-check.sh", "--host", "--prebuilt", folder, "--budget", "100000",
                         "--build", f"{folder}/device", OUT=f"{folder}/out")
         steps = dict(re.findall(r"^(\w+) +(ok|skip) ", said, re.MULTILINE))

@@ -56,7 +56,7 @@ def slurm(rank, ranks, port):
             "MASTER_PORT": port}
 
 
-def start(arguments, ranks, launcher=torchrun, extra=None, only=None):
+def start(arguments, ranks, launcher=torchrun, extra=None, only=None, program=COMMAND):
     """Processes, one for each rank; extra(rank): more of its environment. First calls wait for what is under way."""
     port = free_port()
     started = []
@@ -65,7 +65,7 @@ def start(arguments, ranks, launcher=torchrun, extra=None, only=None):
         of_rank = {**launcher(rank, ranks, port), "FAKE_NCCL_LAZY": f"/proc/{os.getpid()}/fd/{lazy}",
                    **(extra(rank) if extra else {})}
         environment = {**clean_environment(), **{name: str(value) for name, value in of_rank.items()}}
-        started.append(subprocess.Popen([COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
+        started.append(subprocess.Popen([program, *map(str, arguments)], stdin=subprocess.DEVNULL, text=True,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment))
     return started
 
@@ -230,6 +230,16 @@ class NcclTest(unittest.TestCase):
         for key, option in (("", ("--open-store",)), ("0123456789abcdef", ())):
             ended = finish(start((*arguments, *option), 2, functools.partial(others, key)))
             self.assertEqual([status for status, _, _ in ended], [0, 0], ended[0][2])
+
+    def test_the_benchmark_of_a_call_beside_ncclallreduce(self):
+        program = pathlib.Path(COMMAND).resolve().parent / "bench/nccl"
+        ended = finish(start(("--repetitions", 1, "--share", "--json", "-"), 2, program=program))
+        self.assertEqual([(status, err) for status, _, err in ended], [(0, "")] * 2)
+        self.assertEqual(ended[1][1], "")
+        rows = json.loads(ended[0][1])["rows"]
+        self.assertEqual([(row["ranks"], row["bytes"]) for row in rows], [(2, 8 << i) for i in (0, 3, 6, 9, 12, 13)])
+        for row in rows:
+            self.assertAlmostEqual(row["over_nccl"] * row["nccl_seconds"] / row["seconds"], 1, places=6)
 
     def test_an_open_store_is_of_processes_that_nccl_connects(self):
         done = run("check", "gpt2-demo", "--open-store", env=clean_environment())

@@ -70,7 +70,7 @@ class Prebuilt(unittest.TestCase):
         facts = [line.split() for line in (self.out / "manifest.txt").read_text(encoding="utf-8").splitlines()]
         files = {fact[1]: fact[2:] for fact in facts if fact[0] == "file"}
         self.assertEqual(list(files), ["gpu_programs"])
-        for name in ("anyrank", "bench_nccl", "conformance_main", "gpu_smoke"):
+        for name in ("anyrank", "bench_block", "bench_gemm", "bench_nccl", "conformance_main", "gpu_smoke"):
             self.assertEqual(os.readlink(self.out / name), "gpu_programs")
         for name, (size, digest) in files.items():
             content = (self.out / name).read_bytes()

@@ -11,10 +11,9 @@ int main(int argc, char **argv)
     static const struct program {
         const char *name;
         int (*main)(int argc, char **argv);
-    } programs[] = {{"anyrank", anyrank_main},
-                    {"conformance_main", conformance_main_main},
-                    {"gpu_smoke", gpu_smoke_main},
-                    {"bench_nccl", bench_nccl_main}};
+    } programs[] = {{"anyrank", anyrank_main},         {"conformance_main", conformance_main_main},
+                    {"gpu_smoke", gpu_smoke_main},     {"bench_gemm", bench_gemm_main},
+                    {"bench_block", bench_block_main}, {"bench_nccl", bench_nccl_main}};
     const char *name = argc > 0 ? argv[0] : "";
     if (strrchr(name, '/'))
         name = strrchr(name, '/') + 1;
@@ -22,6 +21,6 @@ int main(int argc, char **argv)
         if (strcmp(name, programs[i].name) == 0)
             return programs[i].main(argc, argv);
     fprintf(stderr,
-            "this program is called anyrank, conformance_main, gpu_smoke or bench_nccl, by links of these names\n");
+            "this program is called anyrank, conformance_main, gpu_smoke or bench_gemm, _block or _nccl, by links\n");
     return 2;
 }

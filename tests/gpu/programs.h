@@ -6,4 +6,6 @@
 int anyrank_main(int argc, char **argv);
 int conformance_main_main(int argc, char **argv);
 int gpu_smoke_main(int argc, char **argv);
+int bench_gemm_main(int argc, char **argv);
+int bench_block_main(int argc, char **argv);
 int bench_nccl_main(int argc, char **argv);

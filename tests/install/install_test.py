@@ -286,11 +286,9 @@ class Completions(unittest.TestCase):
         self.same(completed("check", "--inject", ""), faults())
         self.same(completed("check", "--tp", ""), [])
         self.same(completed("check", "--sweep", ""), models())
-        self.same(completed("bench", "gemm", ""), models())
         self.same(completed("check", "--inject", "=", "loss"), [f for f in faults() if f.startswith("loss")])
         self.same(completed("check", ""), models())
         self.same(completed("grads", ""), models())
-        self.same(completed("bench", "g"), ["gemm"])
 
     def test_zsh(self):
         path = self.installed("zsh/site-functions/_anyrank")
@@ -345,7 +343,7 @@ class Completions(unittest.TestCase):
                 if "inject" in found[name]:
                     self.same(found[name]["inject"], faults())
                 models_of = re.search(rf'^complete -c anyrank -n \${name} -a "([^("]*) \(__fish', text, re.MULTILINE)
-                if name in ("check", "grads", "train", "bench"):
+                if name in ("check", "grads", "train"):
                     self.same(models_of[1].split(), models())
         if shutil.which("fish"):
             must(["fish", "-n", path])

@@ -3,7 +3,7 @@
 """bench/torch_block.py measures every variant of both blocks, in two turns beside anyrank, of the same parameters; and
 one variant alone.
 
-ANYRANK names another command than build/anyrank. Exit status 77 (skipped) where there is no torch."""
+ANYRANK names the command of another build than build/. Exit status 77 (skipped) where there is no torch."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
+BLOCK = str(pathlib.Path(os.environ.get("ANYRANK", ROOT / "build/anyrank")).resolve().parent / "bench/block")
 SIDES = {"torch eager", "torch fused", "torch compiled", "anyrank native", "anyrank exact"}
 
 
@@ -24,7 +24,7 @@ def main():
     small = [sys.executable, "bench/torch_block.py", "--threads", "1", "--batch", "1", "--seq", "32", "--repetitions",
              "1", "--json", "-"]
     alone = [*small, "--turns", "1", "--variants", "eager"]
-    for command in (alone, [*small, "--turns", "2", "--beside", COMMAND]):
+    for command in (alone, [*small, "--turns", "2", "--beside", BLOCK]):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             sys.exit(f"exit status {done.returncode}: {done.stdout}{done.stderr}")

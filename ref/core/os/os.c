@@ -202,7 +202,8 @@ bool ari_program_path(char *path, size_t cap)
 #endif
 }
 
-bool ari_program_again(char *path, size_t cap)
+/* A name by which the running program can be started again, on Linux also when another file has taken its name since. */
+static bool find_program(char *path, size_t cap)
 {
 #if ARI_OS_LINUX
     /* Without /proc its file is as the caller named it, which may have been replaced meanwhile. */
@@ -212,6 +213,16 @@ bool ari_program_again(char *path, size_t cap)
 #else
     return ari_program_path(path, cap);
 #endif
+}
+
+void ari_threads_sleep(char **argv)
+{
+    const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
+    char program[PATH_MAX];
+    if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && setenv("GOMP_SPINCOUNT", "4000", 0) == 0 &&
+        setenv("OMP_STACKSIZE", "8M", 0) == 0 && find_program(program, sizeof program))
+        execv(program, argv);
+    errno = 0;
 }
 
 void ari_end_with_parent(void)

@@ -26,9 +26,12 @@ extern "C" {
 
 /** The file of the running program, links resolved, ends with 0. False where that is not known. */
 bool ari_program_path(char *path, size_t cap);
-/** A name by which the running program can be started again, also by a child, and on Linux also when another file has
- *  taken its name since. False where there is none. */
-bool ari_program_again(char *path, size_t cap);
+/** OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
+ *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
+ *  a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
+ *  would be as small as `ulimit -s`. Both are read before main begins, so a program that calls this first starts itself
+ *  again with this choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
+void ari_threads_sleep(char **argv);
 
 /** In a child: it ends when the thread that forked it does. Where there is no such thing it goes on. */
 void ari_end_with_parent(void);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce through ar_comm over NCCL, beside ncclAllReduce called directly, as nccl-tests does: in the same
  * processes, on the same stream, with a communicator of its own; blocks of calls of both in turn, and the medians.
- * `cmake --build build/cuda -t bench_nccl`, then
  *
- *   torchrun --no-python --nproc-per-node 2 build/cuda/tests/bench_nccl [REPETITIONS]
+ *   torchrun --no-python --nproc-per-node 2 build/cuda/bench/nccl [--repetitions R] [--share]
  *
- * or by srun or mpirun. ANYRANK_BENCH_SHARE=1: several processes on one GPU (right for correctness, not for speed).
+ * or by srun or mpirun. --share: several processes on one GPU (right for correctness, not for speed).
  * What ar_comm does more: it notes the call and where its stream is done with it, for the report if it never is. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +34,7 @@ static void need(const bench *b, ar_status st)
 {
     if (st == AR_OK)
         return;
-    fprintf(stderr, "bench_nccl: %s\n", ar_error_message());
+    fprintf(stderr, "nccl: %s\n", ar_error_message());
     if (b->process)
         ar_process_abort(b->process, st, ar_error_message());
     exit(1);
@@ -81,18 +80,20 @@ static ar_status repetition(void *user, double times[SIDES])
     return AR_OK;
 }
 
-static void measure(bench *b, size_t repetitions)
+static void measure(bench *b, ari_bench *out)
 {
-    ari_bench_series s = {0};
+    ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
     (void)time_block(b, true, 3); /* connections are made by the first calls of each size */
     const double first = time_block(b, false, 3);
     b->calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
-    need(b, ari_bench_repeat(&s, SIDES, repetitions, 0, repetition, b));
-    if (ar_process_rank(b->process) == 0)
-        printf("%10zu bytes  ncclAllReduce %10.2f us  ar_comm %10.2f us  ratio %.3f\n", b->count * sizeof(float),
-               ari_bench_times_of(&s, DIRECT).median * 1e6, ari_bench_times_of(&s, OWN).median * 1e6,
-               ari_bench_ratio_of(&s, OWN, DIRECT).median);
-    ari_bench_series_destroy(&s);
+    need(b, ari_bench_repeat(&s, SIDES, out->repetitions, 0, repetition, b));
+    const ari_bench_stat ratio = ari_bench_ratio_of(&s, OWN, DIRECT);
+    need(b,
+         ari_bench_add(out, "rows",
+                       json_pack("{s:i, s:I, s:f, s:f, s:f, s:f}", "ranks", ar_process_size(b->process), "bytes",
+                                 (json_int_t)(b->count * sizeof(float)), "nccl_seconds",
+                                 ari_bench_times_of(&s, DIRECT).median, "seconds", ari_bench_times_of(&s, OWN).median,
+                                 "over_nccl", ratio.median, "spread", ratio.spread)));
 }
 
 /* The same group as the communicator's, in NCCL's own hands. */
@@ -112,9 +113,9 @@ static void connect_directly(bench *b)
                            NULL, "ncclCommInitRankConfig"));
 }
 
-static void begin(bench *b)
+static void begin(bench *b, bool share)
 {
-    const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .share_gpus = getenv("ANYRANK_BENCH_SHARE") != NULL};
+    const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .share_gpus = share};
     const int gpus = ar_gpu_count();
     need(b, ari_nccl_load(&b->nccl));
     need(b, ar_process_create(&b->process, &o));
@@ -131,17 +132,22 @@ static void begin(bench *b)
 
 int main(int argc, char **argv)
 {
-    const int wanted = argc > 1 ? atoi(argv[1]) : 21;
+    bool share = false;
+    const ari_bench_option options[] = {{"share", "several processes on one GPU", .flag = &share}};
+    ari_bench out = {.what = "nccl", .device.kind = AR_DEVICE_CUDA, .threads = 1, .repetitions = 21};
     bench b = {.process = NULL};
-    begin(&b);
+    (void)argc;
+    ari_bench_begin(&out, argv, options, 1);
+    begin(&b, share);
     /* The library that stands in for NCCL is no transport to measure: it shows that this program works. */
     const size_t most = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
     for (size_t bytes = 8; bytes <= most; bytes = bytes < most && bytes * 8 > most ? most : bytes * 8) {
         b.count = bytes / sizeof(float);
-        measure(&b, wanted < 1 ? 1 : (size_t)wanted);
+        measure(&b, &out);
         if (bytes == most)
             break;
     }
+    const bool first = ar_process_rank(b.process) == 0;
     (void)b.nccl.CommDestroy(b.direct);
     b.device->ops->free(b.device, b.queue, b.in);
     b.device->ops->free(b.device, b.queue, b.out);
@@ -149,5 +155,7 @@ int main(int argc, char **argv)
     ar_queue_destroy(b.queue);
     ar_device_destroy(b.device);
     ar_process_destroy(b.process);
-    return 0;
+    if (!first)
+        json_decref(out.result);
+    return first ? ari_bench_end(&out, AR_OK) : 0;
 }
