@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures of the sources' structure, with where each is largest: scripts/measures.py [--at COMMIT] [--long]
+"""Measures of the sources' structure, with where each is largest:
+
+    scripts/measures.py [--at COMMIT] [--long]    prints them
+    scripts/measures.py --check                   fails if one is worse than docs/evidence/measures.tsv says
+    scripts/measures.py --write                   writes that file
 
 Product is C and CUDA outside tests/. Text is read, nothing is compiled: a token is a word, a string or another
-character; a function is one that a header declares or defines and whose name begins with ar_ or ari_; a circle is of
+character. A function of a header is public in include/, else private; the files that call it are C or CUDA of the
+product, without the one that defines it. A function word says no noun (`of`, `own`, `gives`: WORDS). A circle is of
 files that call each other, by names that one file defines. --long lists files, edges and circles too.
 """
 
 import argparse
 import collections
+import csv
 import pathlib
 import re
 import subprocess
@@ -19,51 +25,19 @@ import check_includes as rules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOKEN = re.compile(r'"(?:\\.|[^"\\\n])*"|\w+|\S')
-DECLARED = re.compile(r"^(?!typedef\b|#)\w[\w *]*[ *](ari?_\w+)\([^;{}]*\)[^;{}]*[;{]", re.MULTILINE)
 DEFINED = re.compile(r"^(?!static\b|typedef\b)(?:\w[\w *]*[ *])?(ari?_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
-STRUCT = re.compile(r"\bstruct\s*(\w*)\s*\{")
-STATIC = re.compile(r"^static\b[^;{}()=]*[ *](\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
-COMMENT = re.compile(r"/\*+!?<?\s*((?:[^*]|\*(?!/))*)\*/|//[/!]?<?[ \t]*([^\n]*)")
-CLAUSE = re.compile(r"(?:What|Whether|Of|Where|How)\b")
-OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-LIBRARY = ("cli/", "bench/", "tests/", "examples/", "python/")  # elsewhere a message knows no options
-WIDTH, BARE = 120, 3  # columns; files from which on a name of one word says too little
-OPERATIONS = 5  # lines with ARI_OPERATION_* from which on a file knows the order of a step
-
-
-def end_of(text, at):
-    """After the bracket that closes the one before `at`."""
-    depth = 1
-    while depth:
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        at += 1
-    return at
-
-
-def fields(body):
-    """How many values a struct's body declares: those of a struct in it in place of its name, and no functions."""
-    count, at, plain = 0, 0, ""
-    for match in STRUCT.finditer(re.sub(r"\bunion\b", "struct", body)):
-        if match.start() >= at:
-            plain += body[at:match.start()]
-            at = end_of(body, match.end())
-            count += fields(body[match.end():at - 1])
-            at = body.index(";", at) + 1
-    plain = re.sub(r"[^;]*\(\*[^;]*;", "", plain + body[at:])
-    plain = re.sub(r"\[[^\]]*\]", "", plain)
-    return count + sum(part.count(",") + 1 for part in plain.split(";") if part.strip())
-
-
-def structs(texts):
-    """{name: fields} of the C structs that have one."""
-    found = {}
-    for text in texts.values():
-        text = rules.DIRECTIVE.sub("", text)
-        for match in STRUCT.finditer(text):
-            body = text[match.end():end_of(text, match.end()) - 1]
-            if match.group(1) and not re.search(r"\)[\w\s]*\{", body):
-                found[match.group(1)] = fields(body)
-    return found
+DECLARATION = re.compile(r"^(?!static|typedef|return|[#\s])[A-Za-z_][\w *()]*?\b(ari?_\w+)\([^;{}]*\)[^;{}]*;", re.MULTILINE)
+WIDTH = 120  # columns
+IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
+WORDS = frozenset("""of at is by to own all one two most each held made left told has on in with whole apart what where whose
+    who how when then next last first other others none some many more less least best so as from take takes taken give
+    gives given make makes keep keeps kept put gone goes come comes here there again ahead beside both same alike likely
+    within between over under around now was be been does did done""".split())
+KEYWORDS = frozenset("""int char void const static return if else for while do switch case break struct typedef enum sizeof
+    double float long short unsigned signed bool size_t inline extern default continue goto union volatile restrict NULL
+    true false""".split())
+SLACK = 0.002  # a line or two of a mend
+FIGURES = ROOT / "docs/evidence/measures.tsv"
 
 
 def calls(texts):
@@ -110,93 +84,90 @@ def room_of(path):
     return rules.folder_of(path) or path.split("/")[0]
 
 
-def top(counts, n=4):
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda row: -row[1])[:n])
+def interfaces(code):
+    """(public functions, private ones, the private ones with one calling file)."""
+    headers = {name: text for name, text in code.items() if name.endswith((".h", ".cuh"))}
+    declared = {function: name for name, text in headers.items() for function in DECLARATION.findall(text)}
+    defined = {function: name for name, text in code.items() if name not in headers for function in DEFINED.findall(text)}
+    callers = collections.defaultdict(set)
+    for name, text in code.items():
+        if name not in headers:
+            for word in set(rules.WORD.findall(rules.STRING.sub("", text))) & declared.keys():
+                callers[word].add(name)
+    public = [function for function, name in declared.items() if name.startswith("include/")]
+    private = [function for function, name in declared.items() if not name.startswith("include/")]
+    return public, private, [f for f in private if len(callers[f] - {defined.get(f)}) == 1]
 
 
-def naming(word, texts):
-    return [path for path, text in texts.items() if re.search(rf"\b{word}\b", text)]
+def function_words(code):
+    """Of 1,000 identifiers of the public headers."""
+    names = [word for name, text in code.items() if name.startswith("include/")
+             for word in IDENTIFIER.findall(rules.STRING.sub("", text)) if word not in KEYWORDS]
+    return 1000 * sum(word in WORDS for word in names) / max(1, len(names))
 
 
 def measures(root):
-    """Rows of (measure, number or text, details)."""
+    """Rows of (measure, number, details). The smaller the better."""
     paths = {rules.name_of(root, path): path for path in sorted(root.rglob("*"))
              if path.suffix in rules.SUFFIXES | {".py"} and path.is_file() and "build" not in path.parts}
     raw = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in paths.items()}
     product = {name: text for name, text in raw.items() if not name.endswith(".py") and not name.startswith("tests/")}
-    package = {name: text for name, text in raw.items() if name.startswith("python/") and name.endswith(".py")}
     code = {name: rules.without_comments(text) for name, text in product.items()}
     lines = collections.Counter()
     for name, text in product.items():
         lines[room_of(name)] += text.count("\n")
     yield "lines of C and CUDA outside tests", sum(lines.values()), [f"{n:7,}  {room}" for room, n in sorted(lines.items())]
     yield "tokens of them without comments", sum(len(TOKEN.findall(text)) for text in code.values()), []
-    headers = {name: len(DECLARED.findall(text)) for name, text in code.items() if name.endswith((".h", ".cuh"))}
-    yield "functions declared in headers", sum(headers.values()), []
-    for word in ("cp", "pp"):
-        with_python = naming(word, product) + naming(word, package)
-        yield (f"files that name {word} as a word: C and Python; C; C without comments",
-               f"{len(with_python)}; {len(naming(word, product))}; {len(naming(word, code))}", with_python)
-    sizes = structs(code)
-    yield "fields of a struct, the most", top(sizes), [f"{n:7,}  {name}" for name, n in
-                                                       sorted(sizes.items(), key=lambda row: -row[1])[:20]]
-    yield "fields of lint's state", next((n for name, n in sizes.items() if "lint_state" in name), 0), []
-    steps = [name for name, text in product.items() if not name.startswith(("sim/plan/", "tests/")) and
-             sum("ARI_OPERATION_" in line for line in text.split("\n")) >= OPERATIONS]
-    yield f"files outside sim/plan with ARI_OPERATION_* on {OPERATIONS} lines or more", len(steps), steps
-    yield from of_rules(root)
+    public, private, of_one = interfaces(code)
+    yield "public functions", len(public), public
+    yield "private functions in headers", len(private), []
+    yield "private functions with one calling file, of 100", round(100 * len(of_one) / max(1, len(private)), 1), of_one
+    yield "function words in include/, of 1,000 identifiers", round(function_words(code), 1), []
     edges = calls(code)
     found = circles(edges)
     across = [files for files in found if len({room_of(path) for path in files}) > 1]
-    for title, chosen in (("circles of calls across rooms", across),
-                          ("circles of calls inside rooms", [files for files in found if files not in across])):
+    for title, chosen in (("circles of calls across folders", across),
+                          ("circles of calls inside folders", [files for files in found if files not in across])):
         yield title, len(chosen), [" ".join(files) for files in chosen]
-    yield from of_words(product, code)
-    tests = {name: text.count("\n") for name, text in raw.items() if name.startswith("tests/")}
-    yield "lines of tests/, C and Python", sum(tests.values()), []
-
-
-def at(name, text, match):
-    return f"{name}:{text.count(chr(10), 0, match.start()) + 1}"
-
-
-def of_words(product, code):
-    """What a reader stumbles over: clauses in place of sentences, names that say too little, wide lines."""
-    comments = [(at(name, text, match), (match.group(1) or match.group(2) or "").strip())
-                for name, text in product.items() for match in COMMENT.finditer(text)]
-    clauses = [f"{place}: {comment.split(chr(10))[0]}" for place, comment in comments if CLAUSE.match(comment)]
-    yield f"comments that open with What, Whether, Of, Where or How, of {len(comments):,}", len(clauses), clauses
-    statics = collections.defaultdict(list)
-    for name, text in code.items():
-        for match in STATIC.finditer(text):
-            if "_" not in match.group(1):
-                statics[match.group(1)].append(at(name, text, match))
-    bare = {word: places for word, places in statics.items() if len(places) >= BARE}
-    yield (f"static functions whose name is one word that {BARE} files define", sum(map(len, bare.values())),
-           [f"{word}: {' '.join(places)}" for word, places in sorted(bare.items())])
-    options = [f"{at(name, text, match)}: {match.group(0)}" for name, text in code.items() if not name.startswith(LIBRARY)
-               for match in rules.STRING.finditer(text) if OPTION.search(match.group(0))]
-    yield "strings of the library that name an option of the command", len(options), options
     wide = [f"{name}:{line}" for name, text in product.items() for line, row in enumerate(text.split("\n"), 1)
             if len(row) > WIDTH]
     yield f"lines over {WIDTH} columns", len(wide), wide
+    package = {name: text.count("\n") for name, text in raw.items() if name.startswith("python/anyrank/")}
+    of_package = {name: n for name, n in package.items() if "/tests/" in name}
+    tests = {name: text.count("\n") for name, text in raw.items() if name.startswith("tests/")} | of_package
+    yield "lines of the Python package", sum(package.values()) - sum(of_package.values()), []
+    yield "lines of tests/ and python/anyrank/tests", sum(tests.values()), []
 
 
-def of_rules(root):
-    """What scripts/check_includes.py refuses, or would have."""
-    tree = rules.Tree(root)
-    twice = {message.split(" ")[0] for _, _, message in rules.check_homonyms(tree)}
-    yield "names defined twice", len(twice), sorted(twice)
-    against = {f"{message.split(' call ')[1]} from {rules.folder_of(name)}" for name in tree.includes
-               if rules.folder_of(name) for _, message in rules.check_calls(tree, name, rules.folder_of(name))}
-    yield "names called against the direction", len(against), sorted(against)
+def check():
+    """A measure may rise with a feature: then --write it in the same commit, where a reader sees it."""
+    with open(FIGURES, encoding="utf-8", newline="") as file:
+        known = {row["measure"]: float(row["figure"]) for row in csv.DictReader(file, delimiter="\t")}
+    worse = [(name, value, known.get(name)) for name, value, _ in measures(ROOT) if value > known.get(name, -1) * (1 + SLACK)]
+    for name, value, figure in worse:
+        print(f"{name}: {value:,}, {'no figure' if figure is None else f'was {figure:,g}'}")
+    if worse:
+        print(f"take something away, or write down why more is needed: scripts/measures.py --write ({FIGURES.name})")
+    return 1 if worse else 0
+
+
+def write():
+    with open(FIGURES, "w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, delimiter="\t", lineterminator="\n")
+        out.writerow(("measure", "figure"))
+        out.writerows((name, value) for name, value, _ in measures(ROOT))
+    return 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--at", metavar="COMMIT", help="of that commit in place of the working tree")
     parser.add_argument("--long", action="store_true", help="also where")
+    parser.add_argument("--check", action="store_true", help="against docs/evidence/measures.tsv")
+    parser.add_argument("--write", action="store_true", help="that file")
     given = parser.parse_args()
+    if given.check or given.write:
+        return check() if given.check else write()
     with tempfile.TemporaryDirectory(prefix="measures-") as folder:
         root = ROOT
         if given.at:
@@ -204,7 +175,7 @@ def main():
             archive = subprocess.run(["git", "archive", given.at], cwd=ROOT, check=True, capture_output=True).stdout
             subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         for name, value, details in measures(root):
-            print(f"{name + '  ':.<80}  {value if isinstance(value, str) else format(value, ',')}")
+            print(f"{name + '  ':.<80}  {value:,}")
             for line in details if given.long else ():
                 print(f"    {line}")
     return 0

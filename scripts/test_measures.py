@@ -14,6 +14,8 @@ FILES = {
                     "typedef struct ar_pair {\n    int x, y[3];\n    void (*call)(int a, int b);\n    struct {\n"
                     "        int z;\n    } in;\n} ar_pair;\n",
     "ref/core/a.c": 'int ar_a(int x)\n{\n    return ar_c("give --cp", x);\n}\n',
+    "include/anyrank/p.h": "int ar_p(int of);\n", "python/anyrank/x.py": "x = 1\n",
+    "python/anyrank/tests/test_x.py": "a\nb\nc\n",
     "ref/comm/c.c": "int ar_c(const char *s, int pp)\n{\n    return ar_a(pp);\n}\n",
     "tests/core/a_test.c": "one\ntwo\n",
     **{f"sim/{name}.c": "static int add(int x)\n{\n    return x; // " + "wide " * 24 + "\n}\n" for name in "xyz"},
@@ -28,15 +30,12 @@ class Measures(unittest.TestCase):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             got = {name: value for name, value, _ in measures.measures(pathlib.Path(folder))}
-        expected = {"lines of C and CUDA outside tests": 33, "functions declared in headers": 2,
-                    "fields of a struct, the most": "ar_pair 3", "circles of calls across rooms": 1,
-                    "circles of calls inside rooms": 0, "lines of tests/, C and Python": 2, "names defined twice": 0,
-                    "files that name cp as a word: C and Python; C; C without comments": "2; 2; 1",
-                    "files that name pp as a word: C and Python; C; C without comments": "1; 1; 1",
-                    "names called against the direction": 1,
-                    "comments that open with What, Whether, Of, Where or How, of 4": 1,
-                    "static functions whose name is one word that 3 files define": 3,
-                    "strings of the library that name an option of the command": 1, "lines over 120 columns": 3}
+        expected = {"lines of C and CUDA outside tests": 34, "public functions": 1, "private functions in headers": 1,
+                    "private functions with one calling file, of 100": 100.0,
+                    "function words in include/, of 1,000 identifiers": 500.0,
+                    "circles of calls across folders": 1, "circles of calls inside folders": 0,
+                    "lines over 120 columns": 3, "lines of the Python package": 1,
+                    "lines of tests/ and python/anyrank/tests": 5}
         self.assertEqual({name: got[name] for name in expected}, expected)
 
     def test_a_comment_is_no_token_and_a_string_is_one(self):
