@@ -6,7 +6,6 @@
 #include "cli/shared/table.h"
 #include "ref/core/text.h"
 #include "verify/diagnose/case.h"
-#include "verify/logprobs/logprobs.h"
 
 typedef struct causes_values {
     ari_common common;
@@ -20,16 +19,6 @@ static const ari_positional positionals[] = {
 };
 enum { SENTENCE = 1024, CAUSES_MOST = 1024, GIST_LEAST = 25, INDENT = 2, LOOK_INDENT = 11 };
 
-/* Causes of differences of tensors, then of log-probabilities. NULL: there are no more. */
-static const ari_cause *cause_at(size_t i)
-{
-    size_t n = 0, more;
-    const ari_cause *row = ari_cause_at(i), *rows = ari_lp_causes(&more);
-    while (!row && ari_cause_at(n))
-        n++;
-    return row ? row : i - n < more ? &rows[i - n] : NULL;
-}
-
 static bool begins(const char *text, const char *with, size_t n)
 {
     return strncmp(text, with, n) == 0;
@@ -38,7 +27,7 @@ static bool begins(const char *text, const char *with, size_t n)
 /* The row's identifier appears in an earlier one. */
 static bool named_before(const ari_cause *row, size_t i)
 {
-    for (const ari_cause *earlier; i-- > 0 && (earlier = cause_at(i)) != NULL;)
+    for (const ari_cause *earlier; i-- > 0 && (earlier = ari_cause_at(i)) != NULL;)
         if (earlier->id && strcmp(earlier->id, row->id) == 0)
             return true;
     return false;
@@ -77,7 +66,7 @@ static const char *look_at(const ari_cause *row)
 static bool others_begin_so(const ari_cause *row, size_t n)
 {
     const ari_cause *other;
-    for (size_t i = 0; (other = cause_at(i)) != NULL; i++)
+    for (size_t i = 0; (other = ari_cause_at(i)) != NULL; i++)
         if (other->id && strcmp(other->id, row->id) != 0 && begins(other->text, row->text, n))
             return true;
     return false;
@@ -118,7 +107,7 @@ static ar_status print_all(FILE *to)
     ari_table t = ARI_TABLE(columns);
     const ari_cause *row;
     size_t causes = 0;
-    for (size_t i = 0; (row = cause_at(i)) != NULL; i++) {
+    for (size_t i = 0; (row = ari_cause_at(i)) != NULL; i++) {
         if (!row->id || named_before(row, i))
             continue;
         ari_table_row(&t, "%s\t%s", row->id, gist((char[SENTENCE]){0}, row));
@@ -133,7 +122,7 @@ static ar_status print_all(FILE *to)
 static const ari_cause *next_of(const char *id, size_t *i)
 {
     const ari_cause *row;
-    while ((row = cause_at(*i)) != NULL && !(row->id && strcmp(row->id, id) == 0))
+    while ((row = ari_cause_at(*i)) != NULL && !(row->id && strcmp(row->id, id) == 0))
         ++*i;
     *i += row != NULL;
     return row;
@@ -165,7 +154,7 @@ static json_t *json_causes(const char *id)
     json_t *rows = json_array();
     const char *section = "";
     const ari_cause *row;
-    for (size_t i = 0; (row = cause_at(i)) != NULL; i++) {
+    for (size_t i = 0; (row = ari_cause_at(i)) != NULL; i++) {
         section = !row->id && row->looks[0] ? row->looks : section;
         if (!row->id || (id && strcmp(row->id, id) != 0))
             continue;
@@ -184,7 +173,7 @@ static ar_status check_known(const char *id)
     const char *names[CAUSES_MOST];
     const ari_cause *row;
     size_t n = 0;
-    for (size_t i = 0; (row = cause_at(i)) != NULL && n < CAUSES_MOST; i++) {
+    for (size_t i = 0; (row = ari_cause_at(i)) != NULL && n < CAUSES_MOST; i++) {
         if (row->id && strcmp(row->id, id) == 0)
             return AR_OK;
         if (row->id)
@@ -213,7 +202,7 @@ static ar_status run_causes(void *values, int *exit_code)
 
 const ari_args_spec ari_causes_spec = {
     .command = "causes",
-    .summary = "Lists the causes that check, verify, logprobs and bugs report, or prints one in full.",
+    .summary = "Lists the causes that check, verify and bugs report, or prints one in full.",
     .example = "anyrank causes\nanyrank causes averaged_again\nanyrank causes --json -",
     .positionals = positionals,
     .size = sizeof(causes_values),

@@ -36,6 +36,23 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
                       .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
+    ARI_OPTION_FILE("logprobs", o.logprobs, "FILE.safetensors",
+                    "in place of --out: the exact log-probability of each token, or label, by forward passes alone",
+                    .more = "Each sequence, which is a row or a document without its padding, is computed at its own "
+                            "length, so that its numbers have the same bits in every batch, padded or packed, and "
+                            "every layout. The file has [b, s] of F64: logprobs, entropies and largest (of the row of "
+                            "logits), fp32 numbers in natural logarithms, and lse, which is taken from a logit; NaN "
+                            "where nothing is predicted, as of a sequence's first token. sequences [b, s] numbers "
+                            "them, -1 is padding. With --sensitivity, rounding [3, b, s] is what rounding errors "
+                            "drawn at random change in logprobs.",
+                    .written = true),
+    ARI_OPTION_FLAG("logits", o.logits,
+                    "with --logprobs, write the logits of each label too: [labels, V], in the order of the labels"),
+    ARI_OPTION_FLAG("binary64", o.binary64,
+                    "with --logprobs, in binary64 throughout, by plain loops on one rank: slow, and within 1e-6 of any "
+                    "other program's binary64",
+                    .more =
+                        "The numbers are the same for every batch and packing; there is no layout. logits are F64."),
     ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
@@ -93,7 +110,11 @@ static ar_status check_values(const grads_values *v)
     if (v->sensitivity_of >= 0 && !v->o.sensitivity)
         return ar_error_set(AR_ERR_ARG, "--sensitivity-of %s says of which arithmetic: give --sensitivity too",
                             ari_sensitivity_names[v->sensitivity_of]);
-    if (!v->o.out)
+    if (v->o.out && v->o.logprobs)
+        return ar_error_set(AR_ERR_ARG, "give --out DIR or --logprobs FILE, not both");
+    if ((v->o.logits || v->o.binary64) && !v->o.logprobs)
+        return ar_error_set(AR_ERR_ARG, "--%s goes with --logprobs FILE", v->o.logits ? "logits" : "binary64");
+    if (!v->o.out && !v->o.logprobs)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the results go");
     return AR_OK;
 }
@@ -116,7 +137,8 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
             json_array_append_new(files, ari_json_text(r->file[i]));
     }
     json_object_set_new(o, "result", json_string("same"));
-    json_object_set_new(o, "numerics", json_string(ari_numerics_names[v->r.run.numerics]));
+    json_object_set_new(o, "numerics", json_string(v->o.binary64 ? "binary64" : ari_numerics_names[run->numerics]));
+    json_object_set_new(o, "precision", json_string(v->o.binary64 ? "f64" : ar_precision_name(run->precision)));
     ari_device_json(o, &run->device);
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch, ari_layout_of_run));
     json_object_set_new(o, "plan", ari_plan_json(&run->plan));
@@ -217,6 +239,7 @@ const ari_args_spec ari_grads_spec = {
     .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
                "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
                "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
+               "anyrank grads MODEL --input batch.safetensors --logprobs logprobs.safetensors --tp 2\n"
                "anyrank grads --block DIR --out results --tp 4",
     .options = options,
     .positionals = positionals,

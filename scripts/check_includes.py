@@ -34,7 +34,7 @@ PUBLIC = "include/anyrank"
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
           "ref/baseline", "sim/plan", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
-         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "logprobs", "faults")]
+         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
            "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
@@ -79,7 +79,6 @@ ALLOWED = {
                               "verify/gradcheck"],
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
-    "verify/logprobs": VERIFY + ["verify/reference", "verify/diagnose", "verify/grads"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "python/abi": ["ref/core", "ref/io", "verify/dump"],
     "cli/shared": COMMAND,

@@ -184,7 +184,7 @@ struct ari_subcommand {
     int (*run)(const ari_subcommand *all, int argc, char **argv); /* without a spec */
 };
 extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_reshard_spec, ari_verify_spec,
-    ari_logprobs_spec, ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
+    ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
 
 /** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
  *  processes. */

@@ -10,6 +10,7 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from anyrank import logprobs as logprobs
     from anyrank import ranks as ranks
     from anyrank import report as report
     from anyrank import resume as resume
@@ -28,7 +29,6 @@ if typing.TYPE_CHECKING:
     from anyrank.dump import open_dump as open_dump
     from anyrank.runs import check as check
     from anyrank.runs import lint as lint
-    from anyrank.runs import logprobs as logprobs
     from anyrank.runs import plan as plan
     from anyrank.runs import train as train
     from anyrank.runs import verify as verify
@@ -42,7 +42,6 @@ _HOME = {
     "grads": "reference",
     "info": "_info",
     "lint": "runs",
-    "logprobs": "runs",
     "open_dump": "dump",
     "plan": "runs",
     "train": "runs",
@@ -53,7 +52,7 @@ _HOME = {
     "RanksFailed": "ranks",
     "compare_ranks": "_compare",
 }
-_MODULES = ("convert", "ranks", "report", "resume", "rounding", "testing")
+_MODULES = ("convert", "logprobs", "ranks", "report", "resume", "rounding", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]
 
 

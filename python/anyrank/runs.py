@@ -18,13 +18,12 @@ from anyrank._command import run
 from anyrank._model import model_path
 from anyrank._progress import Progress
 from anyrank._scratch import Scratch
-from anyrank.report import CheckReport, LintReport, LogprobsReport, PlanReport, TrainReport, VerifyReport, report_of
+from anyrank.report import CheckReport, LintReport, PlanReport, TrainReport, VerifyReport, report_of
 
 if typing.TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from anyrank._options import (CheckOptions, LintOptions, LogprobsOptions, PlanOptions, TrainOptions,
-                                  VerifyOptions)
+    from anyrank._options import CheckOptions, LintOptions, PlanOptions, TrainOptions, VerifyOptions
 
 Path = typing.Union[str, "os.PathLike[str]"]
 Mapping = typing.Union[None, Path, typing.Mapping[str, typing.Any]]  # of a dump: a file, or what would be in it
@@ -111,17 +110,6 @@ def plan(model: Model, *, progress: Progress = None, **options: Unpack[PlanOptio
         anyrank.plan("llama-3-8b", gpus=16).best.layout
     """
     return _run(PlanReport, "plan", model, options, progress)
-
-
-@with_options("logprobs")
-def logprobs(model: Model, *, progress: Progress = None, **options: Unpack[LogprobsOptions]) -> LogprobsReport:
-    """Computes log-probabilities of given tokens, and says whose are off: `anyrank logprobs` (logprobs.md).
-
-    model: a bundled name, a folder with a Hugging Face config.json, or a model of transformers in memory.
-
-        anyrank.logprobs(model, rollout="vllm.json", trainer="trainer.jsonl", binary64=True)
-    """
-    return _run(LogprobsReport, "logprobs", model, options, progress)
 
 
 @with_options("lint")

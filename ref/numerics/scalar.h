@@ -250,6 +250,37 @@ ARI_FN double ari_ce_lse(float m, double l)
     return (double)m + ari_log64(l);
 }
 
+/* A row of V logits. */
+typedef struct ari_ce_row {
+    float m;       /* the largest */
+    double l;      /* sum of exp32(fl32(x - m)), as a row sum */
+    double lse;    /* ari_ce_lse */
+    double moment; /* sum of exp32(fl32(x - m))*(x - m), in binary64 from the first to the last */
+} ari_ce_row;
+
+/** The logarithm of an entry's probability is x - lse, and the entropy of all lse - m - moment/l. NaN where an x is NaN
+ *  or +inf. */
+ARI_FN ari_ce_row ari_ce_row_of(const float *x, size_t V)
+{
+    const int32_t bits = ari_rowsum_bits(V);
+    ari_ce_row row = {0.0f, 0.0, 0.0, 0.0};
+    int32_t top = INT32_MIN;
+    int64_t sum = 0;
+    for (size_t j = 0; j < V; j++) {
+        const int32_t key = ari_key32(x[j]);
+        top = key > top ? key : top;
+    }
+    row.m = ari_key32_value(top);
+    for (size_t j = 0; j < V && top != INT32_MAX; j++) {
+        const double e = (double)ari_softmax_exp(x[j], row.m);
+        sum = ari_add64(sum, ari_rowsum_quantise(e, 1, bits));
+        row.moment += e * ((double)x[j] - (double)row.m);
+    }
+    row.l = ari_rowsum_value(sum, 1, bits);
+    row.lse = ari_ce_lse(row.m, row.l);
+    return row;
+}
+
 /** One token's loss, in binary64 from left to right, rounded once; e label smoothing, c the weight of the z-loss:
  *  fl32(((1 - e)*(lse - x_target) + e*(lse - mean)) + c*lse*lse). */
 ARI_FN float ari_ce_term(double lse, float x_target, double mean, const ar_loss_options *o)

@@ -805,10 +805,9 @@ class Files(CommandTest):
 
     def test_no_result_replaces_what_is_read(self):
         config, batch = self.config() / "config.json", self.batch()
-        tokens = self.put("tokens.jsonl", '{"tokens": [1, 2]}\n')
         for command in (("plan", config, "--gpus", "2", "--csv", config), ("check", config, *SMALL, "--json", config),
                         ("grads", self.golden(), "--input", batch, "--out", self.folder / "out", "--json", batch),
-                        ("logprobs", self.golden(), "--input", tokens, "--out", tokens)):
+                        ("grads", self.golden(), "--input", batch, "--logprobs", batch)):
             with self.subTest(command=command):
                 before = pathlib.Path(command[-1]).read_bytes()
                 self.refused(*command, says=[f"{command[-2]} {command[-1]}: that is", "give the name of another file"])

@@ -116,6 +116,7 @@ REASONS += [("mpirun", "no mpirun here")] if not shutil.which("mpirun") else []
 REASONS += [("jq ", "no jq here")] if not shutil.which("jq") else []
 if not os.path.exists(GPL) or hashlib.sha256(pathlib.Path(GPL).read_bytes()).hexdigest() != GPL_SHA256:
     REASONS.append((re.escape(GPL), f"another {GPL} here, or none"))
+REASONS += [("anyrank.logprobs", "no numpy here")] if not importlib.util.find_spec("numpy") else []
 REASONS += [(r"\bpytest -q|\$D/ranks", f"no {name} here") for name in ("torch", "pytest") if not importlib.util.find_spec(name)]
 
 

@@ -263,14 +263,21 @@ static ar_status check_given(const ar_run *r)
 ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o)
 {
     *result = (ar_grads_result){0};
-    if (!o->out || (o->run.model != NULL) == (o->block != NULL) || (o->run.model != NULL) != (o->input != NULL))
-        return ar_error_set(AR_ERR_ARG, "gradients need an output folder, and a model with an input or a block");
+    if (!o->logprobs && (o->logits || o->binary64))
+        return ar_error_set(AR_ERR_ARG, "rows of logits and binary64 numbers are those of log-probabilities");
+    if ((!o->out && !o->logprobs) || (o->run.model != NULL) == (o->block != NULL) ||
+        (o->run.model != NULL) != (o->input != NULL))
+        return ar_error_set(
+            AR_ERR_ARG,
+            "gradients need an output folder or a file of log-probabilities, and a model with an input or a block");
     AR_TRY(check_given(&o->run));
     if (o->stacked && o->sensitivity)
         return ar_error_set(AR_ERR_UNSUPPORTED, "allowances have the names of checkpoints: with sensitivity gradients "
                                                 "are not stacked");
     AR_TRY(ari_check_choice("arithmetic of the sensitivity", (int)o->sensitivity_of, AR_SENSITIVITY_COUNT));
     AR_TRY(ari_run_check_numerics(&o->run));
+    if (o->logprobs)
+        return ari_grads_logprobs(result, o);
     AR_TRY(check_out(o));
     return o->run.model ? grads_of_model(result, o) : grads_of_block(result, o);
 }

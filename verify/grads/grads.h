@@ -71,6 +71,11 @@ AR_NODISCARD ar_status ari_grads_order(char **gives, const ari_gatherer *g, int 
 AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,
                                                 ar_sensitivity of, const char *hash);
 
+/* --- log-probabilities (logprobs.c) ------------------------------------------------------------------------------- */
+
+/** ar_grads where `logprobs` is given. */
+AR_NODISCARD ar_status ari_grads_logprobs(ar_grads_result *result, const ar_grads_options *o);
+
 /* --- a batch (input_batch.c) -------------------------------------------------------------------------------------- */
 
 /* A batch read from a file, with the arrays it owns. */

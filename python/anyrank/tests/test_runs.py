@@ -21,7 +21,7 @@ from anyrank import _arguments, _command, _options
 from anyrank.report import LintReport, Report
 from anyrank.tests import FolderCase, run_python
 
-COMMANDS = ("check", "grads", "train", "verify", "logprobs", "plan", "lint")
+COMMANDS = ("check", "grads", "train", "verify", "plan", "lint")
 
 
 class Options(unittest.TestCase):
@@ -99,21 +99,6 @@ class Results(FolderCase):
         self.assertTrue(plan.best.fits and plan.best.seconds and plan.best.seconds > 0)
         train = anyrank.train("llama-demo", steps=2, batch=1, seq=8)
         self.assertEqual((len(train.loss), train.steps, len(train.weights_hash or "")), (2, 2, 64))
-
-    def test_logprobs_say_which_side_is_off(self) -> None:
-        said: dict[str, typing.Any] = {"tokens": [3, 1, 4, 1, 5]}
-        tokens, out = self.path / "tokens.json", self.path / "out.jsonl"
-        tokens.write_text(json.dumps(said), encoding="utf-8")
-        exact = anyrank.logprobs("llama-demo", input=tokens)
-        report = anyrank.logprobs("llama-demo", input=tokens, binary64=True, out=out)
-        self.assertEqual((exact.numerics, report.numerics, report.tokens), ("exact", "binary64", 4))
-        self.assertTrue(report.ok and report.hash != exact.hash)
-        said = json.loads(out.read_text(encoding="utf-8"))
-        said["logprobs"][2] += 2e-6
-        tokens.write_text(json.dumps(said), encoding="utf-8")
-        report = anyrank.logprobs("llama-demo", trainer=out, rollout=tokens, binary64=True, within=1e-6)
-        assert report.trainer is not None and report.rollout is not None
-        self.assertEqual((report.ok, report.trainer["off"], report.rollout["off"]), (False, False, True))
 
     def test_a_report_is_text_json_and_html(self) -> None:
         report = anyrank.lint("llama-demo", tp=2, plan=self.wrong_plan())

@@ -1,21 +1,34 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of `anyrank logprobs`: one hash for every batch, packing and layout; against a softmax in plain Python; every
-form of input; broken trainers and rollouts, of which the side and the cause are said; right ones without an alarm."""
+"""Tests of anyrank.logprobs and `anyrank grads --logprobs`: one hash for every batch, packing and layout; against a
+softmax in plain Python; every form of input; broken trainers and rollouts, of which the side and the cause are said;
+right ones without an alarm."""
 
+import contextlib
+import importlib.util
+import io
 import itertools
 import json
 import math
+import os
 import pathlib
 import random
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 import tensor_files  # noqa: E402
-from command import GOLDEN, Case, run  # noqa: E402
+from command import COMMAND, GOLDEN, ROOT, Case, run, start  # noqa: E402
+
+if importlib.util.find_spec("numpy") is None:
+    print("no numpy here, which anyrank.logprobs needs")
+    sys.exit(77)
+sys.path.insert(0, str(ROOT / "python"))
+os.environ["ANYRANK"] = COMMAND
+from anyrank import logprobs  # noqa: E402
 
 VOCAB = 61
 GPT2 = {"vocab_size": VOCAB, "n_positions": 400, "model_type": "gpt2", "n_embd": 16, "n_layer": 3, "n_head": 4, "tie_word_embeddings": True}
@@ -89,7 +102,19 @@ class Models:
 
 
 class Logprobs(Case):
-    subcommand = ("logprobs",)
+    def ran(self, *arguments):
+        """python -m anyrank.logprobs, within this process."""
+        out, err, here = io.StringIO(), io.StringIO(), os.getcwd()
+        os.chdir(self.folder)
+        try:
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = logprobs.main([str(one) for one in arguments])
+        finally:
+            os.chdir(here)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def result(self, *arguments):
+        return json.loads(self.passes(*arguments, "--json"))
 
     @classmethod
     def setUpClass(cls):
@@ -193,6 +218,74 @@ class Logprobs(Case):
                     for token, number in line["top"][t]:
                         self.assertAlmostEqual(number, logs[token], delta=2e-6)
 
+    def written(self, model, tensors, *more):
+        """What `anyrank grads --logprobs` writes for a batch, and its bytes."""
+        tensor_files.write(self.folder / "batch.safetensors", tensors)
+        done = run("grads", model, "--input", "batch.safetensors", "--logprobs", "l.safetensors", "-q", *more, cwd=self.folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        path = self.folder / "l.safetensors"
+        return {name: [dtype, shape, struct.unpack(f"<{math.prod(shape)}{'dfq'['F64 F32 I64'.index(dtype) // 4]}", data)]
+                for name, (dtype, shape, data) in tensor_files.read(path).items()}, path.read_bytes()
+
+    def test_the_file_of_the_command(self):
+        """Padding and labels of -100 are NaN, rows of logits are those of labels, and every layout gives the same bytes."""
+        tokens, other = self.sequences[0], self.sequences[3]
+        n, shape = len(tokens), [2, len(other)]
+        ids, mask = tokens + [0] * n + other, [1] * n + [0] * n + [1] * len(other)
+        labels = [*ids[:3], -100, (ids[4] + 1) % VOCAB, *ids[5:]]
+        batch = {"input_ids": integers(shape, ids), "attention_mask": integers(shape, mask), "labels": integers(shape, labels)}
+        found, data = self.written(self.llama, batch, "--logits")
+        self.assertEqual({name: entry[:2] for name, entry in found.items()}, {
+            "sequences": ["I64", shape], **{name: ["F64", shape] for name in ("logprobs", "entropies", "largest", "lse")},
+            "logits": ["F32", [n - 2 + len(other) - 1, VOCAB]]})
+        self.assertEqual(found["sequences"][2], (*[0] * n, *[-1] * n, *[1] * len(other)))
+        places = [p for p in range(len(ids)) if mask[p] and p not in (0, 3, shape[1])]
+        rows = [[None, *row] for row in self.logits(self.llama, [tokens, other])]
+        rows = rows[0][:n] + [None] * n + rows[1][:len(other)]
+        for p in range(len(ids)):
+            self.assertEqual(math.isnan(found["logprobs"][2][p]), p not in places, p)
+        for k, p in enumerate(places):
+            row = found["logits"][2][k * VOCAB:(k + 1) * VOCAB]
+            self.assertEqual(row, rows[p])
+            logs, lse = log_softmax(row), found["lse"][2][p]
+            self.assertAlmostEqual(found["logprobs"][2][p], logs[labels[p]], delta=2e-6)
+            self.assertAlmostEqual(found["largest"][2][p], max(logs), delta=2e-6)
+            self.assertEqual(found["logprobs"][2][p], struct.unpack("<f", struct.pack("<f", row[labels[p]] - lse))[0])
+        for layout in (["--tp", "2", "--sp"], ["--dp", "2"], ["--pp", "3"], ["--cp", "2"], ["--dp", "2", "--zero", "3"]):
+            self.assertEqual(self.written(self.llama, batch, "--logits", *layout)[1], data, layout)
+        wide, _ = self.written(self.llama, batch, "--logits", "--binary64")
+        self.assertEqual(wide["logits"][0], "F64")
+        noisy, _ = self.written(self.llama, batch, "--sensitivity", "--sensitivity-of", "bf16")
+        self.assertEqual(noisy["rounding"][:2], ["F64", [3, *shape]])
+        self.assertGreater(max(abs(noisy["rounding"][2][p]) for p in places), 1e-4)
+
+    def test_the_mean_is_the_loss(self):
+        for model in (self.gpt2, self.llama):
+            batch = {"input_ids": integers([2, 24], self.sequences[1] + self.sequences[3])}
+            tensor_files.write(self.folder / "batch.safetensors", batch)
+            losses = [json.loads(run("grads", model, "--input", "batch.safetensors", *more, "--json", "-", "-q",
+                                     cwd=self.folder).stdout)["loss"][0]
+                      for more in (["--out", "out"], ["--logprobs", "l.safetensors"])]
+            self.assertAlmostEqual(*losses, delta=1e-6)
+
+    def test_what_does_not_go_with_it_is_refused(self):
+        tensor_files.write(self.folder / "b.safetensors", {"input_ids": integers([1, 4], [1, 2, 3, 4])})
+        for more, says in ((["--out", "out"], "not both"), (["--label-smoothing", "0.1"], "label smoothing"),
+                           (["--trace", "t.json"], "trace"), (["--per-rank"], "written alone"),
+                           (["--inject", "column_dx_not_reduced", "--tp", "2"], "fault")):
+            done = run("grads", self.llama, "--input", "b.safetensors", "--logprobs", "l.safetensors", *more, cwd=self.folder)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), more)
+            self.assertIn(says, done.stderr)
+        for option in ("--logits", "--binary64"):
+            done = run("grads", self.llama, "--input", "b.safetensors", "--out", "out", option, cwd=self.folder)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"{option} goes with --logprobs", done.stderr)
+
+    def test_the_page_lists_the_causes(self):
+        page = (ROOT / "docs/guide/logprobs.md").read_text(encoding="utf-8").replace("\\", "")
+        for cause, (says, look_at) in logprobs.CAUSES.items():
+            self.assertIn(f"| `{cause}` | {says} | {look_at} |\n", page)
+
     def test_they_are_transformers_in_binary64(self):
         worst, models = {"--binary64": 0.0, "--numerics=exact": 0.0}, 0
         for folder in sorted(GOLDEN.glob("*/*-tiny")) + sorted(GOLDEN.glob("*-tiny")):
@@ -234,14 +327,14 @@ class Logprobs(Case):
                 self.assertEqual(dict(top)[token], x)
         wrong = [[x if x is None else x + 3e-7 * (t % 2) for t, x in enumerate(row)] for row in right]
         sides = ("--trainer", self.lines("right.jsonl", tokens, right), "--rollout",
-                 self.lines("wrong.jsonl", tokens, wrong), "--binary64", "--json", "-", "--within")
+                 self.lines("wrong.jsonl", tokens, wrong), "--binary64", "--json", "--within")
         said = json.loads(self.ran(self.llama, *sides, "1e-7").stdout)
         self.assertEqual((said["trainer"]["off"], said["rollout"]["off"]), (False, True))
         self.assertEqual(said["trainer"]["largest"], 0.0)
         self.assertAlmostEqual(said["rollout"]["largest"], 3e-7, delta=1e-12)
         self.assertFalse(json.loads(self.ran(self.llama, *sides, "4e-7").stdout)["rollout"]["off"])
         padded = self.lines("padded.jsonl", self.sequences, self.given(self.padded(self.gpt2, True)))
-        said = json.loads(self.ran(self.gpt2, "--rollout", padded, "--binary64", "--json", "-").stdout)
+        said = json.loads(self.ran(self.gpt2, "--rollout", padded, "--binary64", "--json").stdout)
         self.assertEqual(said["rollout"]["cause"], "padding_attended", said)
         for more in (["--tp", "2"], ["--dp", "2"], ["--numerics", "native"], ["--precision", "bf16"],
                      ["--recompute", "full"]):
@@ -369,8 +462,7 @@ class Logprobs(Case):
         right = self.lines("right.jsonl", self.sequences, self.given(self.logits(model)), prompt)
         wrong = self.lines("wrong.jsonl", self.sequences, numbers, prompt)
         files = {"trainer": right, "rollout": right, side: wrong}
-        said = json.loads(self.ran(model, "--trainer", files["trainer"], "--rollout", files["rollout"], *more, "--json",
-                                   "-").stdout)
+        said = json.loads(self.ran(model, "--trainer", files["trainer"], "--rollout", files["rollout"], *more, "--json").stdout)
         other = said["trainer" if side == "rollout" else "rollout"]
         self.assertFalse(other["off"])
         self.assertIsNone(other["cause"])

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log-probabilities as samplers have them: of logits over a temperature, in a part of the vocabulary."""
+
+from __future__ import annotations
+
+import math
+import typing
+
+import numpy as np
+
+Array = typing.Any  # of numpy
+
+class Sampler(typing.NamedTuple):
+    """Log-probabilities of logits over a temperature, in a support: all of the vocabulary ("temperature"), the k
+    largest logits ("top_k"), the fewest of the largest whose probabilities add up to p or more ("top_p"), or
+    probabilities of at least p times the largest ("min_p"). left: squares of the differences that it leaves."""
+
+    temperature: float = 1.0
+    number: float = 0.0
+    left: float = math.inf
+
+
+Grid = typing.Dict[str, typing.List[float]]  # numbers that are tried, by kind
+SUPPORTS = ("temperature", "top_k", "top_p", "min_p")
+_K = [1.0, 2, 3, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64, 80, 100, 128, 200, 256, 400, 512, 800, 1000, 1024]
+_MIN_P = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5]
+
+
+class Claims(typing.NamedTuple):
+    """Numbers of a side, with what the model says there: of the tokens at `where`; rows: their logits [n, V]."""
+
+    where: Array
+    given: Array
+    reference: Array
+    rows: Array
+    token: Array
+
+    def squares(self, predicted: Array) -> float:
+        """What a prediction leaves; where it is none, it says that this cannot be."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = predicted - self.given
+            return float(np.where(np.isfinite(off), off * off, (self.given - self.reference) ** 2 + 1.0).sum())
+
+    def left(self, temperatures: typing.Sequence[float], grid: Grid, step: int = 1) -> dict[str, Array]:
+        """What each sampler leaves, [temperatures, numbers]; of `step` claims one is looked at."""
+        sums = {kind: np.zeros((len(temperatures), len(numbers))) for kind, numbers in grid.items()}
+        for i in range(0, len(self.given), step):
+            for kind, more in self._left_of(i, np.array(temperatures)[:, None], grid).items():
+                sums[kind] += more
+        return sums
+
+    def _left_of(self, i: int, temperature: Array, grid: Grid) -> dict[str, Array]:
+        row = np.sort(self.rows[i])[::-1].astype(np.float64)
+        x, none = float(self.rows[i, self.token[i]]), (self.given[i] - self.reference[i]) ** 2 + 1.0
+        mass = np.cumsum(np.exp((row - row[0]) / temperature), axis=1)
+        squares = {}
+        for kind, numbers in grid.items():
+            kept = np.clip(self._kept(kind, row, mass, temperature, np.array(numbers)), 1, len(row))
+            off = (x - row[0]) / temperature - np.log(np.take_along_axis(mass, kept - 1, 1)) - self.given[i]
+            out = (x < row[kept - 1]) | ~np.isfinite(off)  # no sampler takes a token that it has left out
+            squares[kind] = np.where(out, none, off * off)
+        return squares
+
+    @staticmethod
+    def _kept(kind: str, row: Array, mass: Array, temperature: Array, numbers: Array) -> Array:
+        """How many of the sorted row stay, [temperatures, numbers]."""
+        if kind == "top_p":
+            return 1 + np.stack([np.searchsorted(one, numbers * one[-1]) for one in mass])
+        if kind == "min_p":
+            return np.searchsorted(-row, -(row[0] + temperature * np.log(numbers)), side="right")
+        fixed = numbers if kind == "top_k" else np.full(len(numbers), len(row))
+        return np.broadcast_to(fixed.astype(np.int64), (len(temperature), len(numbers)))
+
+
+def _chosen(kind: str, temperatures: typing.Sequence[float], numbers: typing.Sequence[float], left: Array) -> Sampler:
+    """The best; another temperature than 1, which is the first, has to leave less than half."""
+    best = [divmod(int(np.argmin(part)), len(numbers)) for part in (left[:1], left)]
+    plain, any_ = (Sampler(temperatures[t], numbers[n], float(left[t, n])) for t, n in best)
+    return any_ if kind == "temperature" or any_.left < 0.5 * plain.left else plain
+
+
+def _finer(kind: str, best: Sampler, pass_: int) -> tuple[list[float], Grid]:
+    """Around the best sampler of a kind."""
+    step, around = (0.005 if pass_ == 1 else 0.0005), range(-20, 21)
+    temperatures = [1.0, *(t for i in around if (t := best.temperature + i * step) > 0.02)]
+    numbers: list[float] = []
+    if kind == "top_k" and pass_ == 1:
+        numbers = [best.number + i for i in around if best.number + i >= 1]
+    elif kind == "top_p":
+        numbers = [p for i in around if 0 < (p := best.number + i * step / 2) < 1]
+    elif kind == "min_p":
+        numbers = [best.number * (1.03 if pass_ == 1 else 1.002) ** i for i in around]
+    return temperatures, {kind: [*numbers, best.number]}
+
+
+def _rounded(claims: Claims, kind: str, best: Sampler, step: int) -> Sampler:
+    """Many a number of a support leaves the same, and a temperature's neighbours nearly so: that of fewest digits."""
+    def left(one: Sampler, every: int) -> Sampler:
+        return one._replace(left=float(claims.left([one.temperature], {kind: [one.number]}, every)[kind][0, 0]))
+
+    best = left(best, step)
+    for field in ("temperature", "number"):
+        value = getattr(best, field)
+        for digits in range(1, 5 if value > 0 else 0):
+            plain = left(best._replace(**{field: float(f"{value:.{digits}g}")}), step)
+            if plain.left <= 1.02 * best.left:
+                best = plain
+                break
+    return left(best, 1)
+
+
+def fit_samplers(claims: Claims) -> dict[str, Sampler]:
+    """The sampler of each kind that leaves least of the differences. The search goes by some claims, fewer of them
+    where a vocabulary is large; all are counted at its end."""
+    looked = max(16, min(64, (1 << 20) // claims.rows.shape[1]))
+    step = max(1, len(claims.given) // looked)
+    temperatures = [1.0, *np.arange(0.1, 2.01, 0.05), 2.5, 3.5, 4.9]
+    grid: Grid = {"temperature": [0.0], "top_k": _K, "min_p": _MIN_P,
+                  "top_p": [*np.arange(0.05, 0.96, 0.025), 0.98, 0.99, 0.995, 0.999]}
+    left = claims.left(temperatures, grid, step)
+    found = {}
+    for kind in SUPPORTS:
+        best = _chosen(kind, temperatures, grid[kind], left[kind])
+        for pass_ in (1, 2):
+            nearer, numbers = _finer(kind, best, pass_)
+            best = _chosen(kind, nearer, numbers[kind], claims.left(nearer, numbers, step)[kind])
+        found[kind] = _rounded(claims, kind, best, step)
+    return found
