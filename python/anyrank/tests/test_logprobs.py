@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import typing
+import unittest
 
 import anyrank
 from anyrank.tests import FolderCase, needs
@@ -28,10 +29,15 @@ class Sides(FolderCase):
         report = anyrank.logprobs.compare("llama-demo", trainer=out, rollout=tokens, binary64=True, within=1e-6)
         assert report.trainer is not None and report.rollout is not None
         self.assertEqual((report.ok, report.trainer["off"], report.rollout["off"]), (False, False, True))
-        done = subprocess.run([sys.executable, "-m", "anyrank.logprobs", "llama-demo", f"--rollout={tokens}", "--binary64",
-                               "--within=1e-6"], capture_output=True, text=True, check=False)
+        words = ["llama-demo", f"--rollout={tokens}", "--binary64", "--within=1e-6"]
+        done = subprocess.run([sys.executable, "-m", "anyrank.logprobs", *words], capture_output=True, text=True,
+                              check=False)
         self.assertEqual((done.returncode, done.stdout.splitlines()[:1]), (1, ["the rollout is off"]), done.stderr)
 
     def test_unknown_options_are_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "did you mean tp?"):
             anyrank.logprobs.compare("llama-demo", input=self.path / "tokens.json", tpp=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
