@@ -57,7 +57,7 @@ MASKS = [
 ]
 AS_IT_IS = ("plan", "lint", "help")  # cases whose times are predicted
 # Files whose content is by the clock.
-CLOCKED = re.compile(r"(?:trace|timeline)\.\w+$")
+CLOCKED = re.compile(r"trace\.\w+$")
 
 # --- the cases --------------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ RUNS = {
                      f"check {GQA} --dp 2 --zero 2 --numerics native --precision bf16 {SMALL} --json -"],
     "check-plans": [f"check {model} --tp 2 --plan {plan} --steps 1 --batch 2 --seq 8 --skip-f64" for plan, model in PLANS],
     "check-cluster": [f"check {GQA} --tp 2 --dp 2 --cluster h100 --steps 1 --batch 2 --seq 8 --skip-f64 --json -"],
-    "check-trace": [f"check {GQA} --tp 2 --dp 2 --steps 1 --batch 2 --seq 8 --skip-f64 --trace TMP/trace.json "
-                    "--timeline TMP/timeline.html"],
+    "check-trace": [f"check {GQA} --tp 2 --dp 2 --steps 1 --batch 2 --seq 8 --skip-f64 "
+                    "--trace TMP/trace.json"],
     "check-schedules": [f"check {GQA} --tp 2 --schedule 1..4 --steps 1 --batch 2 --seq 8 --skip-f64"],
     "check-net": [f"check {GQA} --tp 2 --net-fault 'corrupt rank 1 collective 14 transfer 0 bit 77' --verify-transfers "
                   "--steps 1 --batch 2 --seq 8 --skip-f64"],
@@ -182,7 +182,7 @@ RUNS = {
                           "check --inject row_bias_every_rank", "check --inject pp_tied_not_summed --json -",
                           "check --inject hsdp_copies_not_summed", "check --inject document_boundaries_local",
                           "check --inject collective_order_swapped --skip-f64 --schedule 3"],
-    "train": [f"train {GQA} --steps 6 --batch 4 --seq 16 --tp 2 --save TMP/run --save-every 3 --plot TMP/loss.svg",
+    "train": [f"train {GQA} --steps 6 --batch 4 --seq 16 --tp 2 --save TMP/run --save-every 3",
               "train --resume TMP/run --dp 2 --zero 2 --steps 8 --save TMP/run --json -"],
     "train-pp": [f"train {GPT2} --steps 4 --batch 4 --seq 16 --pp 2 --micro-batches 2 --schedule-pp zero-bubble "
                  "--json -", "train stack-demo --steps 4 --batch 4 --seq 16 --cp 2 --zigzag --tp 2"],
@@ -212,8 +212,8 @@ RUNS = {
                 "verify TMP/t2 TMP/t2p2", f"verify {GQA}/model.safetensors TMP/t2 --json -",
                 f"reshard {GPT2} --tp 2 --embedding-hidden --pad-vocab 48 --out TMP/h"],
     "plan-search": ["plan llama-3-8b --gpus 8", "plan llama-3-8b --gpus 16 --batch 64 --seq 4096 --all --csv TMP/a.csv",
-                    "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --cluster b200 --json - --html TMP/a.html",
-                    "plan llama-3-8b --gpus 16 --tp 2 --zero 3 --svg TMP/a.svg --shared-links",
+                    "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --cluster b200 --json -",
+                    "plan llama-3-8b --gpus 16 --tp 2 --zero 3 --shared-links",
                     "plan gpt-22b --gpus 8 --table decision --no-flash", "plan qwen3-8b --gpus 8 --table scaling",
                     "plan gemma-2-9b --gpus 8 --table memory", "plan stack-4.8b --gpus 8 --top 3 --json -"],
     "plan-one": ["plan llama-3-70b --tp 8 --pp 4 --dp 2 --sp --batch 128 --seq 8192",

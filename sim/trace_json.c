@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A trace in the JSON of Chrome's trace viewer, which Perfetto opens. simulated-cluster.md says how it is read. */
 #include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
+#include "ref/core/atomic_file.h"
 #include "sim/trace_view.h"
 
 /* The main thread's spans and its collectives are tracks of their own: in a span of computation a collective would look
@@ -52,10 +55,28 @@ static void put_time(writer *w, const char *key, uint64_t ns)
     say_us(w->to, ns);
 }
 
+/* A JSON string, quoted. What is not UTF-8 becomes U+FFFD. */
+static void put_text(FILE *to, const char *s)
+{
+    fputc('"', to);
+    for (size_t n; *s; s += n ? n : 1) {
+        n = ari_utf8_length(s, strnlen(s, 4));
+        if (n == 0)
+            fputs("\xef\xbf\xbd", to);
+        else if (*s == '"' || *s == '\\')
+            fprintf(to, "\\%c", *s);
+        else if ((unsigned char)*s < 0x20 || *s == 0x7f)
+            fprintf(to, "\\u%04x", (unsigned)*s);
+        else
+            fwrite(s, 1, n, to);
+    }
+    fputc('"', to);
+}
+
 static void put_string(writer *w, const char *key, const char *value)
 {
     fprintf(w->to, ",\"%s\":", key);
-    ari_text_string(w->to, value);
+    put_text(w->to, value);
 }
 
 /* --- names of processes and tracks -------------------------------------------------------------------------------- */
@@ -73,7 +94,7 @@ static void name_track(writer *w, size_t lane, track_kind kind, const char *name
     const int pid = w->view->lanes[lane].rank;
     begin_event(w, "M", pid);
     fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
-    ari_text_string(w->to, name);
+    put_text(w->to, name);
     fprintf(w->to, "}}");
     begin_event(w, "M", pid);
     fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", track_id(lane, kind),
@@ -158,7 +179,7 @@ static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
     case ARI_RECORD_WAIT:
         begin_slice(w, lane, kind, "queue", begin, end);
         fprintf(w->to, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
-        ari_text_string(w->to, r->name);
+        put_text(w->to, r->name);
         fprintf(w->to, "}}");
         break;
     case ARI_RECORD_TRANSFER:
@@ -383,7 +404,7 @@ static ar_status put_counters(writer *w)
     return AR_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------------ */
+/* --- the file ----------------------------------------------------------------------------------------------------- */
 
 static void put_cut(writer *w)
 {
@@ -393,23 +414,55 @@ static void put_cut(writer *w)
     fprintf(w->to, "}");
 }
 
-ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *path)
+/* In seconds, as ar_trace_summary has it. */
+static void put_summary(FILE *to, const ar_trace_summary *s)
+{
+    fprintf(to,
+            "{\"seconds\":%.17g,\"compute\":%.17g,\"communication\":%.17g,\"exposed\":%.17g,\"overlap\":%.17g,"
+            "\"bytes\":%" PRIu64 ",\"collectives\":%zu,",
+            s->seconds, s->compute, s->communication, s->exposed, s->overlap, s->bytes, s->collectives);
+    fprintf(to, "\"path\":{\"compute\":%.17g,\"communication\":%.17g,\"wait\":%.17g},\"longest\":[", s->path_compute,
+            s->path_communication, s->path_wait);
+    for (size_t i = 0; i < s->parts; i++) {
+        fprintf(to, "%s[%d,%.17g,", i > 0 ? "," : "", s->longest[i].rank, s->longest[i].seconds);
+        put_text(to, s->longest[i].what);
+        fprintf(to, "]");
+    }
+    fprintf(to, "]}");
+}
+
+static ar_status put_all(writer *w, const ar_trace_summary *summary, const char *title)
+{
+    fprintf(w->to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"title\":");
+    put_text(w->to, title);
+    fprintf(w->to, ",\"clock\":\"%s\",\"cut\":%s,\"summary\":", w->view->clock == AR_TRACE_REAL ? "real" : "virtual",
+            w->view->cut ? "true" : "false");
+    put_summary(w->to, summary);
+    fprintf(w->to, "},\"traceEvents\":[\n");
+    put_names(w);
+    put_slices(w);
+    put_arrows(w);
+    AR_TRY(put_counters(w));
+    if (w->view->cut)
+        put_cut(w);
+    fprintf(w->to, "\n]}\n");
+    return AR_OK;
+}
+
+ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *title, const char *path)
 {
     if (!t)
         return ar_error_set(AR_ERR_ARG, "ar_trace_write_json: the trace is missing");
     ARI_ENDED(ari_trace_view_fini) ari_trace_view view = {0};
-    ari_trace_text *text = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
+    ar_trace_summary summary;
+    writer w = {.view = &view};
     AR_TRY(ari_trace_view_init(&view, t, clock));
-    AR_TRY(ari_text_create(&text, path));
-    writer w = {.to = text->to, .view = &view};
-    fprintf(w.to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"%s\",\"cut\":%s},\"traceEvents\":[\n",
-            clock == AR_TRACE_REAL ? "real" : "virtual", view.cut ? "true" : "false");
-    put_names(&w);
-    put_slices(&w);
-    put_arrows(&w);
-    const ar_status st = put_counters(&w);
-    if (view.cut)
-        put_cut(&w);
-    fprintf(w.to, "\n]}\n");
-    return ari_text_end(text, st);
+    AR_TRY(ar_trace_summarise(&summary, t, clock));
+    AR_TRY(ari_atomic_file_create(&out, path));
+    AR_TRY(ari_atomic_file_stream(&w.to, out));
+    const ar_status st = put_all(&w, &summary, title ? title : ""), written = ari_atomic_file_stream_end(w.to, out);
+    AR_TRY(st);
+    AR_TRY(written);
+    return ari_atomic_file_commit(out);
 }

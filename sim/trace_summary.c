@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Summary of a run's time (simulated-cluster.md). */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "ref/comm/call.h"
-#include <stdio.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 
@@ -89,22 +87,3 @@ typedef struct ari_path_step {
  *  one in time first, touch each other: together they are the whole run. They are the arena's. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *arena,
                                          const ari_trace_view *v);
-
-/* --- text --------------------------------------------------------------------------------------------------------- */
-
-/* A file that is written as a stream: a trace may be larger than what one wants to hold in memory. An error is
- * told at the end. */
-typedef struct ari_trace_text {
-    ari_atomic_file *out;
-    FILE *to;
-    char buffer[1 << 16];
-} ari_trace_text;
-
-/** Gives. Errors: AR_ERR_IO, AR_ERR_ARG (no path), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_text_create(ari_trace_text **gives, const char *path);
-/** A JSON string, quoted. What is not UTF-8 becomes U+FFFD. '<' is escaped, so that no text can end or open an element
- *  of a page that the JSON stands in. */
-void ari_text_string(FILE *to, const char *s);
-/** Ends the text: the file gets its name if `st` and everything written were AR_OK, else nothing is left of it. Returns
- *  the first error of both. */
-AR_NODISCARD ar_status ari_text_end(ari_trace_text *t, ar_status st);

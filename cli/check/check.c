@@ -26,7 +26,7 @@ enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 /* Which option is about one run; NULL: none. */
 static const char *of_one_run(const ari_check_values *v)
 {
-    return v->watch.trace ? "trace" : v->watch.timeline ? "timeline" : v->net_fault ? "net-fault" : NULL;
+    return v->watch.trace ? "trace" : v->net_fault ? "net-fault" : NULL;
 }
 
 /* Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */

@@ -90,7 +90,7 @@ const ari_args_spec ari_check_spec = {
                "for bit.",
     .example = "anyrank check gpt2-demo --tp 3 --sp --batch 4 --seq 48\n"
                "anyrank check --inject column_dx_not_reduced\n"
-               "anyrank check llama-demo --tp 4 --cluster h100 --timeline run.html",
+               "anyrank check llama-demo --tp 4 --cluster h100 --trace run.json",
     .options = options,
     .positionals = positionals,
     .size = sizeof(ari_check_values),

@@ -167,9 +167,9 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
 
-/* Recording of runs in files, and timing as on another cluster. The same for every subcommand that simulates a run. */
+/* Recording of a run in a file, and timing as on another cluster. The same for every subcommand that simulates a run. */
 typedef struct ari_watch_values {
-    const char *trace, *timeline, *cluster; /* NULL: not given */
+    const char *trace, *cluster; /* NULL: not given */
 } ari_watch_values;
 
 extern const ari_option ari_watch_options[]; /* of an ari_watch_values */
@@ -186,10 +186,10 @@ typedef struct ari_watch {
 AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);
 /** Puts cluster and trace, which are borrowed, into a run. */
 void ari_watch_run(ar_run *run, const ari_watch *w);
-/** Writes the files, by the cluster's clock where there is one. Model and layout head the page. Nothing where none is
+/** Writes the trace, by the cluster's clock where there is one; model and layout are its title. Nothing where none is
  *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
-/** "trace.json: the run, for ui.perfetto.dev", one line a file. */
+/** "trace.json: the run, for ui.perfetto.dev", a line where there is a trace. */
 void ari_watch_print(FILE *to, const ari_watch *w);
 /** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
 ari_table ari_predicted_begin(FILE *to, const ari_watch *w);
@@ -197,7 +197,7 @@ void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const a
 /** The table of one run. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
                                            const ar_trace_summary *s);
-/** Adds "cluster", "trace" and "timeline" to a result, as far as they were given. */
+/** Adds "cluster" and "trace" to a result, as far as they were given. */
 void ari_watch_json(json_t *result, const ari_watch *w);
 void ari_watch_fini(ari_watch *w);
 

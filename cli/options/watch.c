@@ -6,12 +6,10 @@
 #define ARI_VALUES ari_watch_values
 const ari_option ari_watch_options[] = {
     ARI_OPTION_SECTION("output"),
-    ARI_OPTION_FILE("trace", trace, "FILE", "record the run for Perfetto (ui.perfetto.dev); one run only",
+    ARI_OPTION_FILE("trace", trace, "FILE.json", "record the run for Perfetto (ui.perfetto.dev); one run only",
                     .more = "It has a process for each rank, its modules and collectives, arrows between ranks, and "
-                            "bytes in flight.",
+                            "bytes in flight. python -m anyrank.page FILE.json makes a page of it for any browser.",
                     .written = true),
-    ARI_OPTION_FILE("timeline", timeline, "FILE.html",
-                    "the same as a page of its own, for any browser, without a network", .written = true),
     ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "tell what the run would take on that cluster, and record by its clock: h100, b200, or words as "
@@ -29,7 +27,7 @@ ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v)
     if (v->cluster)
         AR_TRY(ar_sim_cluster_parse(&w->cluster, v->cluster));
     w->timed = v->cluster != NULL;
-    return v->trace || v->timeline ? ar_trace_create(&w->trace) : AR_OK;
+    return v->trace ? ar_trace_create(&w->trace) : AR_OK;
 }
 
 void ari_watch_run(ar_run *run, const ari_watch *w)
@@ -43,9 +41,7 @@ ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parall
     const ar_trace_clock clock = w->timed ? AR_TRACE_VIRTUAL : AR_TRACE_REAL;
     char title[256];
     snprintf(title, sizeof title, "%s, %s", model, ARI_LAYOUT(p, batch));
-    if (w->values.trace)
-        AR_TRY(ar_trace_write_json(w->trace, clock, w->values.trace));
-    return w->values.timeline ? ar_trace_write_html(w->trace, clock, title, w->values.timeline) : AR_OK;
+    return w->values.trace ? ar_trace_write_json(w->trace, clock, title, w->values.trace) : AR_OK;
 }
 
 void ari_watch_print(FILE *to, const ari_watch *w)
@@ -53,8 +49,6 @@ void ari_watch_print(FILE *to, const ari_watch *w)
     const char *clock = w->timed ? "by the cluster's clock" : "by this machine's clock";
     if (w->values.trace)
         fprintf(to, "%s: the run %s; open it at ui.perfetto.dev\n", w->values.trace, clock);
-    if (w->values.timeline)
-        fprintf(to, "%s: the run %s; open it in a browser\n", w->values.timeline, clock);
 }
 
 ari_table ari_predicted_begin(FILE *to, const ari_watch *w)
@@ -113,8 +107,6 @@ void ari_watch_json(json_t *result, const ari_watch *w)
         json_object_set_new(result, "cluster", ari_json_text(text));
     if (w->values.trace)
         json_object_set_new(result, "trace", ari_json_text(w->values.trace));
-    if (w->values.timeline)
-        json_object_set_new(result, "timeline", ari_json_text(w->values.timeline));
 }
 
 void ari_watch_fini(ari_watch *w)

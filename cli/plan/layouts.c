@@ -178,25 +178,6 @@ static ar_status check_options(const ari_plan_request *a)
     return ari_layout_check(&r);
 }
 
-/* Layouts in every form that is asked for but text. Takes o; NULL: there was no memory for it. */
-static ar_status save_layouts(json_t *o, const ari_plan_values *v)
-{
-    ar_status st = AR_OK;
-    if (o && v->html)
-        st = ari_plan_page_write(o, v->html);
-    if (o && v->svg && st == AR_OK)
-        st = ari_plan_picture_write(o, v->svg);
-    if (st == AR_OK)
-        return ari_json_end(o, &v->common);
-    json_decref(o);
-    return st;
-}
-
-static bool wants_layouts(const ari_plan_values *v)
-{
-    return v->common.json || v->html || v->svg;
-}
-
 static ar_status run_depth(const ari_plan_request *a)
 {
     const ari_choice c = given(a);
@@ -204,10 +185,10 @@ static ar_status run_depth(const ari_plan_request *a)
     AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
     if (ari_wants_text(&a->v->common))
         AR_TRY(ari_depth_print(stdout, a, &d));
-    if (!wants_layouts(a->v))
+    if (!a->v->common.json)
         return AR_OK;
     json_t *layouts = json_pack("{s:[o]}", "layouts", ari_depth_json(&d));
-    return save_layouts(ari_json_whole(ari_plan_request_json(a), layouts), a->v);
+    return ari_json_end(ari_json_whole(ari_plan_request_json(a), layouts), &a->v->common);
 }
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
@@ -237,7 +218,7 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
                      (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "bounded",
                      (json_int_t)(r->legal - r->timed), "fitting", (json_int_t)r->fitting, "layouts", layouts));
     if (st == AR_OK)
-        return save_layouts(o, a->v);
+        return ari_json_end(o, &a->v->common);
     json_decref(o);
     return st;
 }
@@ -259,7 +240,7 @@ static ar_status run_search(const ari_plan_request *a)
         AR_TRY(ari_ranking_print(stdout, a, &r));
     if (a->v->csv)
         AR_TRY(ari_ranking_csv(a->v->csv, &a->search.base, &r));
-    return wants_layouts(a->v) ? save_ranking(a, &r) : AR_OK;
+    return a->v->common.json ? save_ranking(a, &r) : AR_OK;
 }
 
 static ar_status run_table(const ari_plan_request *a)

@@ -38,10 +38,6 @@ static const ari_option options[] = {
     ARI_OPTION_FILE("csv", csv, "FILE",
                     "write the layouts as rows of numbers; with --pipeline the schedule, as --schedule-pp reads it",
                     .written = true),
-    ARI_OPTION_FILE("html", html, "FILE.html", "write the layouts as a page to filter and sort, which needs no network",
-                    .written = true),
-    ARI_OPTION_FILE("svg", svg, "FILE.svg", "write memory and time of the layouts that are listed as a picture",
-                    .written = true),
     ARI_OPTION_SECTION("in depth"),
     ARI_OPTION_FLAG("pipeline", pipeline,
                     "the schedule of the ranks of --pp as a picture of text, what of the time they wait, and how many "
@@ -101,7 +97,6 @@ static ar_status check_use(const plan_values *v, int asked)
         {"--system", v->system >= 0, LAYOUTS & ~BY_TP},
         {"--all, --top, --why", v->all || v->top >= 0 || v->why, SEARCH},
         {"--csv", v->csv != NULL, SEARCH | PIPELINE},
-        {"--html, --svg", v->html || v->svg, DEPTH | SEARCH},
         {"--batch", v->r.run.batch > 1, ~BY_TP},
         {"--tp, --cp, --pp, --dp and what else chooses a layout", chooses, ~BY_TP}};
     for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {

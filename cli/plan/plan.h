@@ -57,7 +57,7 @@ typedef struct ari_plan_values {
     int rank;
     int gpus, table, top, system;
     bool no_flash, hierarchical, shared_links, all;
-    const char *cluster, *why, *csv, *html, *svg;
+    const char *cluster, *why, *csv;
 } ari_plan_values;
 
 /* A request: a model with its batch on a cluster. */
@@ -94,10 +94,6 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_plan_request_json(const ari_plan_request *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
-/** The JSON of layouts as a page, and as a picture of the first ones with their parts. Errors: AR_ERR_IO,
- *  AR_ERR_MEMORY; of the picture also AR_ERR_ARG (no layout has parts). */
-AR_NODISCARD ar_status ari_plan_page_write(const json_t *plan, const char *path);
-AR_NODISCARD ar_status ari_plan_picture_write(const json_t *plan, const char *path);
 /** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells in
  *  a row. Errors: as of ari_throughput_of. */
 enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };

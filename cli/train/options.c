@@ -71,7 +71,7 @@ static const ari_option options[] = {
                       .more = "Of a folder of checkpoints the newest is taken. Other data, another --batch, --seq or "
                               "--seed are refused; another learning rate, schedule, clip, dropout, loss or optimizer "
                               "is taken, with a note that from here on the weights are not those of a run that was "
-                              "never interrupted. Layout, buckets, --save and --plot are free."),
+                              "never interrupted. Layout, buckets and --save are free."),
     ARI_OPTION_INT("stop-after", stop_after, 1, 1e9, "N",
                    "end after step N, as an interruption would, but with exit status 0",
                    .more = "That is for jobs whose time is limited."),
@@ -81,9 +81,6 @@ static const ari_option options[] = {
                    "ranks which hold copies of weights, gradients and optimizer state hold the same (default: never)",
                    .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."),
     ARI_OPTION_SECTION("output"),
-    ARI_OPTION_FILE("plot", plot, "FILE.svg", "draw the loss against the step", .own = true, .written = true,
-                    .more = "The picture has a smoothed line and the learning rate too, and is readable in light and "
-                            "dark."),
     ARI_OPTION_INT("log-every", log_every, 1, 1e9, "K", "print every K-th step (default: at most 40 lines in all)",
                    .own = true),
     ARI_INJECT_OPTION,

@@ -211,8 +211,7 @@ static void json_course(json_t *j, const ar_training_report *r, const ar_trainin
         json_pack("{s:I, s:I}", "counted", (json_int_t)r->bytes, "predicted", (json_int_t)r->bytes_predicted));
 }
 
-json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch,
-                       const char *plot)
+json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch)
 {
     json_t *j = ari_json_begin("train");
     json_object_set_new(j, "result", json_string(result_name(r)));
@@ -239,7 +238,6 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_course(j, r, o);
     json_object_set_new(j, "weights_hash", ari_json_text_or_null(r->weights_hash));
     json_object_set_new(j, "checkpoint", ari_json_text_or_null(r->checkpoint));
-    json_object_set_new(j, "plot", ari_json_text_or_null(plot));
     json_object_set_new(j, "note", ari_json_text_or_null(r->note));
     json_object_set_new(j, "notes", ari_config_notes(NULL, &r->config));
     ari_watch_json(j, watch);

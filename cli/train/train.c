@@ -26,10 +26,7 @@ static ar_status check_values(const ari_train_values *v)
                             v->save_every > 0 ? "save-every" : "keep");
     if ((int)v->o.data_format >= 0 && !v->o.data)
         return ar_error_set(AR_ERR_ARG, "--data-format is that of --data: give --data FILE too");
-    AR_TRY(ari_transport_check(&v->transport, v->watch.cluster    ? "cluster"
-                                              : v->watch.trace    ? "trace"
-                                              : v->watch.timeline ? "timeline"
-                                                                  : NULL));
+    AR_TRY(ari_transport_check(&v->transport, v->watch.cluster ? "cluster" : v->watch.trace ? "trace" : NULL));
     return ari_layout_check(&v->r);
 }
 
@@ -263,8 +260,6 @@ static ar_status report_training(const ar_training_report *r, const ari_train_va
 {
     const ar_training_options *o = &v->o;
     const bool text = ari_wants_text(&v->common);
-    const char *plot = v->plot && r->steps > 0 ? v->plot : NULL;
-    const ar_status drawn = plot ? ar_training_plot(r, o, plot) : AR_OK;
     const ar_status traced = ari_watch_write(watch, r->config.name, &o->run.parallel, o->run.batch);
     if (text && r->has_predicted)
         AR_TRY(ari_predicted_print(stdout, watch, &o->run.parallel, o->run.batch, &r->predicted));
@@ -272,8 +267,8 @@ static ar_status report_training(const ar_training_report *r, const ari_train_va
         ari_watch_print(stdout, watch);
     if (text)
         ari_train_print_end(stdout, r, o);
-    AR_TRY(ari_json_end(ari_train_json(r, o, watch, drawn == AR_OK ? plot : NULL), &v->common));
-    return drawn == AR_OK ? traced : drawn;
+    AR_TRY(ari_json_end(ari_train_json(r, o, watch), &v->common));
+    return traced;
 }
 
 /* The run's result as a status and an exit code. */

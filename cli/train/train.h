@@ -17,7 +17,7 @@ typedef struct ari_train_values {
     ari_run_values r;      /* seed ARI_NOT_GIVEN, numerics -1 */
     ari_transport_values transport;
     ari_watch_values watch;
-    const char *resume, *plot, *loss_scale;
+    const char *resume, *loss_scale;
     int steps, save_every, stop_after, verify_every, log_every, storage;
 } ari_train_values;
 
@@ -32,6 +32,5 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
 void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second);
 /** Losses and time; how to go on where the run was stopped; the hash of the weights as the last line. */
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o);
-/** The result; plot NULL: none was drawn. Gives; NULL without memory. */
-json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch,
-                       const char *plot);
+/** The result. Gives; NULL without memory. */
+json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch);

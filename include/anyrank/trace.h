@@ -29,11 +29,10 @@ void ar_trace_end(void);
 void ar_trace_work(double flops);
 
 /** Writes what Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each rank, a thread for each track,
- *  arrows between ranks, bytes in flight as a counter. The file appears whole or not at all.
+ *  arrows between ranks, bytes in flight as a counter. `otherData` has `title` (NULL: none), the clock and the summary,
+ *  for the page that `python -m anyrank.page` makes of it. The file appears whole or not at all.
  *  Errors: AR_ERR_ARG (the virtual clock of a run without a cluster), AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *path);
-/** Writes a page of its own: no network, zoom and hover. `title` heads it. Errors: as above. */
-AR_NODISCARD ar_status ar_trace_write_html(const ar_trace *t, ar_trace_clock clock, const char *title,
+AR_NODISCARD ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const char *title,
                                            const char *path);
 
 /* A part of the time of a run, by one clock. All in seconds. */

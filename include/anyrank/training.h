@@ -114,9 +114,5 @@ AR_NODISCARD ar_status ar_train_run(ar_training_report **gives, const ar_trainin
 /** Accepts NULL. */
 void ar_training_report_destroy(ar_training_report *r);
 
-/** Draws the losses so far against the step, a smoothed line, and the learning rate, as an SVG file of its own.
- *  Errors: AR_ERR_ARG (no step yet), AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_training_plot(const ar_training_report *r, const ar_training_options *o, const char *path);
-
 AR_END_DECLS
 #endif

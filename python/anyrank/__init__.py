@@ -11,6 +11,7 @@ import typing
 
 if typing.TYPE_CHECKING:
     from anyrank import logprobs as logprobs
+    from anyrank import page as page
     from anyrank import ranks as ranks
     from anyrank import report as report
     from anyrank import resume as resume
@@ -52,7 +53,7 @@ _HOME = {
     "RanksFailed": "ranks",
     "compare_ranks": "_compare",
 }
-_MODULES = ("convert", "logprobs", "ranks", "report", "resume", "rounding", "testing")
+_MODULES = ("convert", "logprobs", "page", "ranks", "report", "resume", "rounding", "testing")
 __all__ = [*sorted(_HOME), *_MODULES]
 
 

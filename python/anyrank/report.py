@@ -163,24 +163,8 @@ class Report:
         return page
 
 
-class _CommandPage(Report):
-    """A report of which the command itself makes the page: it runs once more."""
-
-    def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
-        """Writes the command's own report as a page, and returns its path. The inputs must still be there."""
-        from anyrank._command import run_words
-
-        page = pathlib.Path(path).resolve()
-        words = [word for word in self.words[1:] if not word.startswith("--html=")]
-        done = run_words(self.command, [f"--html={page}", *words])
-        if done.data.get("result") != self.data.get("result"):
-            raise AnyrankError(f"anyrank {self.command}: the inputs have changed since the report was made: its result "
-                               f"was {self.result}, that of the page {page} is {done.data.get('result')}")
-        return page
-
-
 @dataclasses.dataclass(frozen=True)
-class VerifyReport(_CommandPage):
+class VerifyReport(Report):
     """Two dumps, compared (verify.md)."""
 
     reference: str = _field(make=_verbatim, default="")
@@ -207,6 +191,19 @@ class VerifyReport(_CommandPage):
     seconds: float | None = _field()
     first: Difference | None = _field(make=_row(Difference))  #: in execution order: nearest to the fault
     tensors: tuple[Difference, ...] = _field("worst", make=_many(_row(Difference)), default=())  #: the worst first
+
+    def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
+        """Writes the command's own report as a page, for which it runs once more, and returns its path. The inputs must
+        still be there."""
+        from anyrank._command import run_words
+
+        page = pathlib.Path(path).resolve()
+        words = [word for word in self.words[1:] if not word.startswith("--html=")]
+        done = run_words(self.command, [f"--html={page}", *words])
+        if done.data.get("result") != self.data.get("result"):
+            raise AnyrankError(f"anyrank {self.command}: the inputs have changed since the report was made: its result "
+                               f"was {self.result}, that of the page {page} is {done.data.get('result')}")
+        return page
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         columns = ["tensor", "dtype, shape", "different", "max abs", "max ulp", "worst at", "reference", "other",
@@ -352,7 +349,7 @@ class PlannedLayout:
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanReport(_CommandPage):
+class PlanReport(Report):
     """What layouts of a model take (planner.md); with flow=True, what each rank does (planner.md)."""
 
     model: str = _field(make=_verbatim, default="")
@@ -369,7 +366,13 @@ class PlanReport(_CommandPage):
 
     def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Writes the layouts as a page to filter and sort; of one layout's flow and of a table, what the text says."""
-        return super().html(path) if self.layouts and self.gpus else Report.html(self, path)
+        from anyrank.page import text_of
+
+        if not (self.layouts and self.gpus):
+            return super().html(path)
+        page = pathlib.Path(path)
+        page.write_text(text_of(self.data), encoding="utf-8")
+        return page
 
     def _title(self) -> str:
         return self.text.split("\n", 1)[0]

@@ -282,21 +282,21 @@ Test(args, files_to_write_are_tried_before_any_work)
 {
     typedef struct files {
         ari_common common;
-        const char *trace, *plot;
+        const char *trace, *csv;
     } files;
 #define ARI_VALUES files
     static const ari_option written[] = {ARI_OPTION_FILE("trace", trace, "FILE", "a file", .written = true),
-                                         ARI_OPTION_FILE("plot", plot, "FILE", "another", .written = true),
+                                         ARI_OPTION_FILE("csv", csv, "FILE", "another", .written = true),
                                          {0}};
 #undef ARI_VALUES
     const ari_args_spec writing = {.command = "try", .options = written};
     const files fine = {.trace = "/dev/null", .common.json = "-"}, dash = {.trace = "-"};
-    const files same = {.trace = "/dev/null", .plot = "/dev/null"}, no_folder = {.plot = "/no/such/folder/plot"};
+    const files same = {.trace = "/dev/null", .csv = "/dev/null"}, no_folder = {.csv = "/no/such/folder/csv"};
     cr_assert_ok(check_written(&writing, &fine));
     cr_assert_eq(check_written(&writing, &dash), AR_ERR_ARG);
     cr_assert_str_eq(ar_error_message(), "--trace - is no file: give a path (/dev/stdout is one)");
     cr_assert_eq(check_written(&writing, &same), AR_ERR_ARG);
-    cr_assert_str_eq(ar_error_message(), "--trace and --plot both name /dev/null: one would replace the other");
+    cr_assert_str_eq(ar_error_message(), "--trace and --csv both name /dev/null: one would replace the other");
     cr_assert_eq(check_written(&writing, &no_folder), AR_ERR_IO);
 }
 

@@ -38,16 +38,15 @@ class Records(ClusterTest):
             found.setdefault(event["ph"], []).append(event)
         return found
 
-    def test_a_check_writes_both_and_stays_the_same(self):
-        trace, page = self.folder / "run.json", self.folder / "run.html"
+    def test_a_check_writes_it_and_stays_the_same(self):
+        trace = self.folder / "run.json"
         plain = self.run_of(*TWO)
-        said = self.passes("check", *TWO, "--trace", trace, "--timeline", page)
+        said = self.passes("check", *TWO, "--trace", trace)
         self.assertIn(f"{trace}: the run by this machine's clock", said)
-        self.assertIn(str(page), said)
         self.assertTrue(said.strip().splitlines()[-1].startswith("check: the same bits"))
         self.assertEqual({event["pid"] for event in self.events(trace)["X"]}, {0, 1})
-        self.assertIn("tp=2", page.read_text(encoding="utf-8"))
-        self.assertEqual(sorted(os.listdir(self.folder)), ["run.html", "run.json"])
+        self.assertEqual(json.loads(trace.read_text(encoding="utf-8"))["otherData"]["title"], f"{GOLDEN.name}, tp=2")
+        self.assertEqual(os.listdir(self.folder), ["run.json"])
         recorded = self.run_of(*TWO, "--trace", trace)
         for key in ("weights_hash", "gradients_hash", "loss", "bytes", "collectives", "tensors"):
             self.assertEqual(recorded[key], plain[key], key)
@@ -59,47 +58,43 @@ class Records(ClusterTest):
         for word in ("model.layers.0.mlp", "all_reduce"):
             self.assertIn(word, names)
 
-    def test_json_names_the_files(self):
-        trace, page = self.folder / "run.json", self.folder / "run.html"
-        result = self.result("check", *TWO, "--trace", trace, "--timeline", page, "--cluster", "a100")
-        self.assertEqual((result["trace"], result["timeline"]), (str(trace), str(page)))
+    def test_json_names_the_file(self):
+        trace = self.folder / "run.json"
+        result = self.result("check", *TWO, "--trace", trace, "--cluster", "a100")
+        self.assertEqual(result["trace"], str(trace))
         self.assertIn("flops=", result["cluster"])
         self.assertNotIn("trace", self.result("check", *TWO))
 
-    def test_grads_writes_them_too(self):
-        trace, page, out = self.folder / "run.json", self.folder / "run.html", self.folder / "out"
-        said = self.passes(*GRADS, "--tp", "2", "--out", out, "--trace", trace, "--timeline", page, "--cluster", "h100")
+    def test_grads_writes_it_too(self):
+        trace, out = self.folder / "run.json", self.folder / "out"
+        said = self.passes(*GRADS, "--tp", "2", "--out", out, "--trace", trace, "--cluster", "h100")
         self.assertIn(f"{trace}: the run by the cluster's clock", said)
         self.assertIn("predicted on a cluster", said)
         self.assertTrue(said.strip().splitlines()[-1].startswith("26 tensors in "))
         self.assertEqual({event["pid"] for event in self.events(trace)["X"]}, {0, 1})
-        self.assertTrue(page.exists() and (out / "grads.safetensors").exists())
+        self.assertTrue((out / "grads.safetensors").exists())
 
     def test_files_that_cannot_be_are_refused_before_the_work(self):
         place = self.folder / "there"
-        for option in ("--trace", "--timeline"):
-            self.refused("check", *TWO, option, "/nowhere/x", says="/nowhere/x")
-            self.refused("check", *TWO, option, "-", says="no file")
-            self.refused("check", *TWO, option, "", says=option)
-            self.refused(*GRADS, "--out", place / "out", option, "/nowhere/x", says="/nowhere/x")
-        self.refused("check", *TWO, "--trace", place, "--timeline", place, says="replace")
+        self.refused("check", *TWO, "--trace", "/nowhere/x", says="/nowhere/x")
+        self.refused("check", *TWO, "--trace", "-", says="no file")
+        self.refused("check", *TWO, "--trace", "", says="--trace")
+        self.refused(*GRADS, "--out", place / "out", "--trace", "/nowhere/x", says="/nowhere/x")
         self.refused("check", *TWO, "--trace", place, "--json", place, says=["--json", "replace"])
 
     def test_a_full_disk_is_told(self):
-        for option in ("--trace", "--timeline"):
-            done = self.done("check", *TWO, option, "/dev/full", code=2)
-            self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
-            self.assertIn("check: the same bits", done.stdout)
-            link = self.folder / "link"
-            link.symlink_to(self.folder / "nowhere/file")
-            done = self.done("check", *TWO, option, link, code=2)
-            self.assertIn("link: cannot follow the link: No such file", done.stderr)
-            self.assertTrue(link.is_symlink())
-            link.unlink()
+        done = self.done("check", *TWO, "--trace", "/dev/full", code=2)
+        self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
+        self.assertIn("check: the same bits", done.stdout)
+        link = self.folder / "link"
+        link.symlink_to(self.folder / "nowhere/file")
+        done = self.done("check", *TWO, "--trace", link, code=2)
+        self.assertIn("link: cannot follow the link: No such file", done.stderr)
+        self.assertTrue(link.is_symlink())
 
     def test_several_runs_are_refused_with_what_would_make_one(self):
         place = self.folder / "x"
-        for option, value in (("--trace", place), ("--timeline", place), ("--net-fault", "kill rank 0 collective 3")):
+        for option, value in (("--trace", place), ("--net-fault", "kill rank 0 collective 3")):
             self.refused("check", option, value, says=[option, "a MODEL and a layout", "llama-demo --tp 4"])
             self.refused("check", "llama-demo", option, value, says=[option, "--tp 4"])
             self.refused("check", "--tp", "2", option, value, says=[option, "two models"])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the pages and pictures of `anyrank plan`: that they show what --json writes, with nothing from outside.
-"""
+"""Tests of the pages and pictures that anyrank.page makes of `anyrank plan --json`: that they show what the JSON has, with
+nothing from outside."""
 
 import json
 import pathlib
@@ -10,15 +10,16 @@ import sys
 import unittest
 import xml.etree.ElementTree
 
-sys.path.insert(0, sys.path[0] + "/../support")
+sys.path[:0] = [sys.path[0] + "/../support", sys.path[0] + "/../../python"]
 import page_check  # noqa: E402
+from anyrank import AnyrankError, page  # noqa: E402
 from command import ROOT, Case  # noqa: E402
 
 MODEL = str(ROOT / "tests/golden/llama-gqa-tiny")
 SEARCH = ("--gpus", 8, "--batch", 16, "--seq", 8)
 DEPTH = ("--tp", 2, "--pp", 2, "--sp", "--batch", 4, "--seq", 8)
 SVG = "{http://www.w3.org/2000/svg}"
-KINDS = (ROOT / "cli/pages/plan_kinds.css").read_text(encoding="utf-8")
+KINDS = (ROOT / "python/anyrank/page/plan_kinds.css").read_text(encoding="utf-8")
 
 
 def kinds_of(plan):
@@ -33,24 +34,23 @@ class PlanTest(Case):
 
     def written(self, *arguments, model=MODEL):
         """The JSON, the page and the picture of one run."""
-        self.done(model, *arguments, "--json", "p.json", "--html", "p.html", "--svg", "p.svg")
-        plan, page, picture = ((self.folder / f"p.{end}").read_text(encoding="utf-8") for end in ("json", "html", "svg"))
-        return json.loads(plan), page, picture
-
+        self.done(model, *arguments, "--json", "p.json")
+        plan = json.loads((self.folder / "p.json").read_text(encoding="utf-8"))
+        return plan, page.text_of(plan), page.text_of(plan, ".svg")
 
 
 class Page(PlanTest):
     def test_pages_hold_what_json_holds_and_nothing_from_outside(self):
         for arguments in (SEARCH, (*SEARCH, "--all", "--top", 3), DEPTH):
             with self.subTest(arguments):
-                plan, page, _ = self.written(*arguments)
-                self.assertEqual(page_check.problems_of(page), [])
-                self.assertEqual(page_check.data_of(page), plan)
+                plan, text, _ = self.written(*arguments)
+                self.assertEqual(page_check.problems_of(text), [])
+                self.assertEqual(page_check.data_of(text), plan)
 
     def test_the_script_reads_only_members_that_the_json_has(self):
-        plan, page, _ = self.written(*SEARCH, "--all", "--top", 3)
+        plan, text, _ = self.written(*SEARCH, "--all", "--top", 3)
         deep = next(f for f in plan["layouts"] if f["legal"] and "time" in f)
-        script = page_check.scripts_of(page)[1]
+        script = page_check.scripts_of(text)[1]
         for name, members in (("report", plan), ("report.cluster", plan["cluster"]), ("searched", plan["searched"]),
                               ("f.layout", deep["layout"]), ("l", deep["layout"]),
                               ("m", deep["time"]["production"]["moved"][0])):
@@ -61,12 +61,12 @@ class Page(PlanTest):
         self.assertEqual(used - set(deep), {"at"})  # which the page adds
 
     def test_every_kind_has_a_colour_by_light_and_in_the_dark(self):
-        plan, page, picture = self.written(*SEARCH, "--top", 0, model="mixtral-demo")
+        plan, text, picture = self.written(*SEARCH, "--top", 0, model="mixtral-demo")
         light, dark = KINDS.split("@media (prefers-color-scheme: dark)")
         for kind in kinds_of(plan) | {"memory-sum", "time-sum", "bar-end"}:
             for scheme in (light, dark):
                 self.assertEqual(len(re.findall(rf"\.{kind}\b(?!-)[^{{]*{{ fill: #", scheme)), 1, kind)
-        self.assertIn(KINDS, page)
+        self.assertIn(KINDS, text)
         self.assertIn(KINDS, picture)
         for scheme in (light, dark):  # kinds that can be next to each other differ
             for what in ("memory", "time"):
@@ -85,10 +85,10 @@ class Page(PlanTest):
         odd = self.folder / "kept <script>alert(1)<!-- &"
         odd.mkdir()
         (odd / "config.json").write_bytes((pathlib.Path(MODEL) / "config.json").read_bytes())
-        plan, page, picture = self.written(*DEPTH, model=odd)
+        plan, text, picture = self.written(*DEPTH, model=odd)
         self.assertIn("<script>", plan["model"])
-        self.assertEqual(page_check.problems_of(page), [])
-        self.assertEqual(page_check.data_of(page)["model"], plan["model"])
+        self.assertEqual(page_check.problems_of(text), [])
+        self.assertEqual(page_check.data_of(text)["model"], plan["model"])
         root = xml.etree.ElementTree.fromstring(picture)
         self.assertIn(plan["model"], root.find(SVG + "title").text)
         self.assertEqual(list(root.iter(SVG + "script")), [])
@@ -145,22 +145,17 @@ class Picture(PlanTest):
 
 
 class Refusals(PlanTest):
-    def test_pages_and_pictures_that_cannot_be_are_refused_before_anything_is_written(self):
-        for option in ("--html", "--svg"):
-            self.refused(MODEL, *SEARCH, option, "-", says=[option])
-            self.refused(MODEL, *SEARCH, option, "no/such/folder", says=["no/such"])
-            self.refused(MODEL, *SEARCH, option, "x", "--json", "x", says=["x"])
-            self.refused(MODEL, "--gpus", 8, "--table", "decision", option, "x", says=["--table", option])
-            self.refused(MODEL, "--flow", "--tp", 2, option, "x", says=["--flow", option])
-            self.refused(MODEL, option, "x", says=["--gpus"])
+    def test_the_json_of_other_questions_has_no_page(self):
+        for arguments in (("--flow", "--tp", 2), ("--gpus", 8, "--table", "decision"), ("--pipeline", "--pp", 2)):
+            with self.subTest(arguments), self.assertRaisesRegex(AnyrankError, "anyrank plan has no page"):
+                self.written(*arguments)
 
     def test_without_a_legal_layout_there_is_a_page_but_no_picture(self):
-        none = ("--gpus", 3, "--tp", 3, "--batch", 3, "--seq", 9)
-        self.assertRegex(self.done(MODEL, *none, "--all", "--svg", "x.svg", code=2).stderr, "x.svg.*legal|legal.*x.svg")
-        self.done(MODEL, *none, "--all", "--html", "x.html", "--json", "x.json")
-        page = (self.folder / "x.html").read_text(encoding="utf-8")
-        self.assertEqual(page_check.problems_of(page), [])
-        plan = page_check.data_of(page)
+        self.done(MODEL, "--gpus", 3, "--tp", 3, "--batch", 3, "--seq", 9, "--all", "--json", "x.json")
+        plan = json.loads((self.folder / "x.json").read_text(encoding="utf-8"))
+        with self.assertRaisesRegex(AnyrankError, "legal"):
+            page.text_of(plan, ".svg")
+        self.assertEqual(page_check.problems_of(page.text_of(plan)), [])
         self.assertEqual([f["legal"] for f in plan["layouts"]], [False] * len(plan["layouts"]))
         self.assertTrue(all(f["reason"] for f in plan["layouts"]))
 

@@ -204,7 +204,7 @@ class PlannerTest(Case):
 
     def test_only_models_with_experts_have_ep(self):
         for model, experts in (("mixtral-demo", True), ("llama-demo", False)):
-            report = self.result(model, "--gpus", 4, "--batch", 8, "--csv", "x.csv", "--html", "x.html")
+            report = self.result(model, "--gpus", 4, "--batch", 8, "--csv", "x.csv")
             layout, time = report["layouts"][0]["layout"], report["layouts"][0]["time"]["production"]
             titles = (self.folder / "x.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
             heads = self.passes(model, "--gpus", 4, "--batch", 8).splitlines()[2].split()

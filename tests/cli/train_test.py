@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import unittest
-import xml.etree.ElementTree
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import COMMAND, LIMIT_S, ROOT, Case, run, start  # noqa: E402
@@ -136,9 +135,9 @@ class Trajectories(TrainTest):
 
     def test_an_interrupt_ends_the_run_after_its_step_and_saves_it(self):
         for number, layout in zip((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), (LAYOUTS[1], LAYOUTS[0], [])):
-            save, plot = self.folder / number.name, self.folder / "loss.svg"
+            save, path = self.folder / number.name, self.folder / "run.json"
             child = subprocess.Popen([COMMAND, "train", self.model, *SIZE, "--steps", "100000", "--log-every", "1",
-                                      *layout, "--save", save, "--plot", plot], stdout=subprocess.PIPE,
+                                      *layout, "--save", save, "--json", path], stdout=subprocess.PIPE,
                                      stderr=subprocess.PIPE, text=True,
                                      preexec_fn=lambda n=number: signal.signal(n, signal.SIG_DFL))  # not so under nohup
             lines = [child.stdout.readline() for _ in range(10)]  # the head, and some steps
@@ -148,7 +147,7 @@ class Trajectories(TrainTest):
             self.assertRegex(lines[-1], r"^ +\d+ +\d")
             stopped = int(re.search(r"^stopped after step (\d+) of 100000; .*--resume", out, re.MULTILINE)[1])
             self.assertEqual(os.readlink(save / "latest"), f"step-{stopped:08}")
-            self.assertEqual(len(points_of(plot)), stopped)
+            self.assertEqual(len(json.loads(path.read_text(encoding="utf-8"))["loss"]), stopped)
             hashes = [out.splitlines()[-1].split()[4],
                       self.trained("--resume", save, "--steps", stopped)["weights_hash"] + ",",
                       self.trained(self.model, *SIZE, "--steps", stopped)["weights_hash"] + ","]
@@ -237,13 +236,6 @@ class Trajectories(TrainTest):
                 self.refused("--resume", save, *change, says=says)
 
 
-def points_of(path):
-    """[(x, y)] of the loss in a plot."""
-    tree = xml.etree.ElementTree.parse(path)
-    paths = [p.get("d") for p in tree.iter("{http://www.w3.org/2000/svg}path") if p.get("class") == "faint"]
-    return re.findall(r"[ML]([\d.]+) ([\d.]+)", max(paths, key=len))
-
-
 class Output(TrainTest):
     def test_the_last_line_is_the_hash_of_the_weights(self):
         done = self.done(self.model, *SIZE, "--steps", 3)
@@ -270,29 +262,8 @@ class Output(TrainTest):
         self.assertEqual((result["parameters"], result["data"]["tokens"]), (6320, 31432))
         self.assertEqual(result["data"]["windows"], 31432 // 8)
         self.assertGreater(result["tokens_per_second"], 0)
-        for key in ("checkpoint", "plot", "note", "message"):
+        for key in ("checkpoint", "note", "message"):
             self.assertIsNone(result[key])
-
-    def test_the_plot_is_a_picture_with_a_point_for_each_step(self):
-        plot = self.folder / "a & b.svg"
-        result = self.trained(self.config("<m&m>"), *SIZE, "--steps", 30, "--plot", plot)
-        self.assertEqual(result["plot"], str(plot))
-        points = [(float(x), float(y)) for x, y in points_of(plot)]
-        self.assertEqual(len(points), 30)
-        self.assertEqual(points, sorted(points))  # one after the other
-        lowest = min(range(30), key=lambda i: result["loss"][i])
-        self.assertEqual(points[lowest][1], max(y for _, y in points))  # down is a greater y
-        text = plot.read_text(encoding="utf-8")
-        self.assertIn("&lt;m&amp;m&gt;, tp=1", text)
-        self.assertIn(result["weights_hash"][:12], text)
-        self.assertNotRegex(text.replace("http://www.w3.org/2000/svg", ""), "http|url\\(|<script|@import")
-
-    def test_a_plot_after_a_checkpoint_has_the_whole_curve(self):
-        save, plot = self.folder / "run", self.folder / "loss.svg"
-        self.trained(self.model, *SIZE, "--steps", 6, "--stop-after", 4, "--save", save)
-        self.trained("--resume", save, "--plot", plot)
-        self.assertEqual(len(points_of(plot)), 6)
-        self.assertIn(">resumed<", plot.read_text(encoding="utf-8"))
 
     def test_a_mistake_that_parts_the_copies_is_exit_status_1(self):
         done = self.done(self.model, *SIZE, "--steps", 2, "--dp", 2, "--inject", "dp_group_missing", "--json",
@@ -319,11 +290,12 @@ class Output(TrainTest):
         self.assertIn("disagree in collective", done.stderr)
 
     def test_a_resumed_run_bears_the_name_of_its_model(self):
-        save, plot = self.folder / "run", self.folder / "loss.svg"
+        save, path = self.folder / "run", self.folder / "run.json"
         self.done(self.model, *SIZE, "--steps", 3, "--stop-after", 2, "--save", save)
-        done = self.done("--resume", save, "--save", save, "--plot", plot)
+        done = self.done("--resume", save, "--save", save, "--json", path)
         self.assertTrue(done.stdout.startswith("model: "), done.stdout)
-        self.assertIn(">model, tp=1<", plot.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        self.assertEqual((result["model"], result["first_step"], len(result["loss"])), ("model", 3, 3))
         again = self.done("--resume", save)
         self.assertTrue(again.stdout.startswith("model: "), again.stdout)
         self.assertIn("no step was taken: the checkpoint has all of them behind it", again.stdout)
@@ -359,8 +331,8 @@ class BadInput(TrainTest):
                 ([self.model, "--data-format", "u16"], "give --data FILE too"),
                 ([self.model, "--dropout", 1], "drops everything"), ([self.model, "--steps", 0], "--steps"),
                 ([self.model, "--storage", "bf16"], "--numerics native"),
-                ([self.model, "--loss-scale", "0"], "--loss-scale"), ([self.model, "--plot", "-"], "--plot -"),
-                ([self.model, "--plot", "x", "--json", "x"], "one would replace the other"),
+                ([self.model, "--loss-scale", "0"], "--loss-scale"), ([self.model, "--trace", "-"], "--trace -"),
+                ([self.model, "--trace", "x", "--json", "x"], "one would replace the other"),
                 ([self.model, "--seed", "9223372036854775808"], "--seed"),
                 ([self.model, "--tp", 3], "3"), ([self.model, "--seq", 65], "64 positions"),
                 ([self.model, "--zero", 1], "--dp N"), ([self.model, "--inject", "no_such"], "no_such"),
@@ -384,7 +356,7 @@ class BadInput(TrainTest):
     def test_folders_that_cannot_be_written(self):
         file = self.folder / "file"
         file.write_text("mine", encoding="utf-8")
-        for option in ("--save", "--plot", "--json"):
+        for option in ("--save", "--trace", "--json"):
             for path in (file / "below", "/proc/nothing"):
                 with self.subTest(option=option, path=path):
                     self.refused(self.model, *SIZE, "--steps", 1, option, path, says=str(path))
@@ -417,14 +389,14 @@ class BadInput(TrainTest):
                          says=f"parameter group '{glob}' matches no parameter of model")
 
     def test_training_that_diverges_says_so_and_keeps_what_was_saved(self):
-        save, path, plot = self.folder / "run", self.folder / "x.json", self.folder / "x.svg"
+        save, path = self.folder / "run", self.folder / "x.json"
         done = self.done(self.model, *SIZE, "--steps", 50, "--lr", "1e5", "--clip", 0, "--optimizer", "sgd", "--save",
-                         save, "--save-every", 1, "--json", path, "--plot", plot, code=2)
+                         save, "--save-every", 1, "--json", path, code=2)
         self.assertIn("diverged", done.stderr)
         result = json.loads(path.read_text(encoding="utf-8"))
         self.assertEqual((result["result"], result["weights_hash"]), ("diverged", None))
         self.assertEqual(os.readlink(save / "latest"), f"step-{result['steps']:08}")
-        self.assertEqual(len(points_of(plot)), result["steps"])
+        self.assertEqual(len(result["loss"]), result["steps"])
 
     def test_a_full_disk_leaves_the_last_whole_checkpoint(self):
         """A file size limit stands for the full disk: the write fails in the middle."""
@@ -436,12 +408,12 @@ class BadInput(TrainTest):
         self.assertIn("weights after step 2", done.stdout)
         self.assertEqual([name for name in os.listdir(save) if name.startswith("step")], [])
 
-    def test_a_plot_that_cannot_be_written_hides_nothing_else(self):
+    def test_a_trace_that_cannot_be_written_hides_nothing_else(self):
         path = self.folder / "x.json"
-        done = self.done(self.model, *SIZE, "--steps", 1, "--plot", "/dev/full", "--json", path, code=2)
+        done = self.done(self.model, *SIZE, "--steps", 1, "--trace", "/dev/full", "--json", path, code=2)
         self.assertIn("/dev/full: cannot write: No space left on device", done.stderr)
         self.assertIn("weights after step 1", done.stdout)
-        self.assertIsNone(json.loads(path.read_text(encoding="utf-8"))["plot"])
+        self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["result"], "done")
 
 
 if __name__ == "__main__":

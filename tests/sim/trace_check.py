@@ -4,8 +4,9 @@
 
     tests/sim/trace_check.py FOLDER
 
-FOLDER holds what trace_main wrote: NAME.json, NAME.html, and a `list` with a line of JSON for each pair. Prints every
-problem; exit status 1 if there is one. tests/sim/trace_check_test.py shows that each rule refuses what breaks it.
+FOLDER holds what trace_main wrote: NAME.json, and a `list` with a line of JSON for each. The page that anyrank.page makes
+of each is checked too. Prints every problem; exit status 1 if there is one. tests/sim/trace_check_test.py shows that each
+rule refuses what breaks it.
 """
 
 import collections
@@ -14,8 +15,10 @@ import pathlib
 import re
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT / "python")]
 import page_check  # noqa: E402
+from anyrank.page import text_of  # noqa: E402
 
 ODD = "\"q\" \\ \t\x01\x7f </script><!-- \u00e9\u4e16\U0001f600 \ufffd\ufffd\ufffd"
 ELEMENT = {"F32": 4, "F64": 8, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1}
@@ -333,15 +336,14 @@ def check_page(page, trace):
 
 
 def check_files(path, expected):
-    """[problem] of PATH.json and PATH.html."""
+    """[problem] of PATH.json and of its page."""
     try:
         trace = json.loads(path.with_name(path.name + ".json").read_text(encoding="utf-8"))
-        page = path.with_name(path.name + ".html").read_text(encoding="utf-8")
         checker = Checker(trace)
         checker.run()
         if not checker.problems:
             check_run(checker, expected)
-        return checker.problems + check_page(page, trace)
+        return checker.problems + check_page(text_of(trace), trace)
     except ValueError as error:  # no JSON, no UTF-8
         return [str(error)]
 

@@ -8,8 +8,7 @@
 #include "ref/core/record.h"
 #include "tests/support/temporary.h"
 
-/* Traces of real runs, by both clocks, as JSON and as pages, handed to trace_check.py with a list of what each must
- * hold. A program of its own, so that it runs under the sanitizers. usage: trace_main [FOLDER], which then keeps the
+/* Traces of real runs, by both clocks, handed to trace_check.py with a list of what each must hold. A program of its own, so that it runs under the sanitizers. usage: trace_main [FOLDER], which then keeps the
  * files. */
 
 extern char **environ;
@@ -185,10 +184,7 @@ static int write_files(const ar_trace *t, const trace_case *c, const char *folde
     char path[512];
     for (int k = AR_TRACE_REAL; k <= (ari_trace_is_virtual(t) ? AR_TRACE_VIRTUAL : AR_TRACE_REAL); k++) {
         snprintf(path, sizeof path, "%s/%s-%s.json", folder, c->name, clocks[k]);
-        if (ar_trace_write_json(t, (ar_trace_clock)k, path) != AR_OK)
-            return complain(path);
-        snprintf(path, sizeof path, "%s/%s-%s.html", folder, c->name, clocks[k]);
-        if (ar_trace_write_html(t, (ar_trace_clock)k, ODD, path) != AR_OK)
+        if (ar_trace_write_json(t, (ar_trace_clock)k, ODD, path) != AR_OK)
             return complain(path);
         list_case(list, c, clocks[k], d, cut);
     }
@@ -263,13 +259,12 @@ static int refusals(const char *folder)
     if (ar_trace_create(&t) != AR_OK)
         return complain("create");
     snprintf(path, sizeof path, "%s/none.json", folder);
-    int rc = ar_trace_write_json(t, AR_TRACE_VIRTUAL, path) != AR_ERR_ARG;
-    rc |= ar_trace_write_html(t, AR_TRACE_VIRTUAL, "", path) != AR_ERR_ARG;
-    rc |= ar_trace_write_json(t, (ar_trace_clock)7, path) != AR_ERR_ARG;
-    rc |= ar_trace_write_json(NULL, AR_TRACE_REAL, path) != AR_ERR_ARG;
+    int rc = ar_trace_write_json(t, AR_TRACE_VIRTUAL, "", path) != AR_ERR_ARG;
+    rc |= ar_trace_write_json(t, (ar_trace_clock)7, "", path) != AR_ERR_ARG;
+    rc |= ar_trace_write_json(NULL, AR_TRACE_REAL, "", path) != AR_ERR_ARG;
     rc |= access(path, F_OK) == 0;
-    rc |= ar_trace_write_json(t, AR_TRACE_REAL, "/nowhere/at/all.json") != AR_ERR_IO;
-    rc |= ar_trace_write_json(t, AR_TRACE_REAL, "/dev/full") != AR_ERR_IO;
+    rc |= ar_trace_write_json(t, AR_TRACE_REAL, NULL, "/nowhere/at/all.json") != AR_ERR_IO;
+    rc |= ar_trace_write_json(t, AR_TRACE_REAL, NULL, "/dev/full") != AR_ERR_IO;
     return rc ? complain("a refusal") : 0;
 }
 

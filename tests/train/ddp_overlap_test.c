@@ -77,7 +77,7 @@ static ar_trace_summary summary_of(ar_ddp_options o, const char *json)
     cr_assert_ok(toy_run(&t));
     cr_assert_ok(ar_trace_summarise(&s, trace, AR_TRACE_VIRTUAL));
     if (json)
-        cr_assert_ok(ar_trace_write_json(trace, AR_TRACE_VIRTUAL, json));
+        cr_assert_ok(ar_trace_write_json(trace, AR_TRACE_VIRTUAL, NULL, json));
     return s;
 }
 
