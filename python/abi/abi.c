@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "anyrank/dump.h"
+#include "ref/io/file.h"
 #include "ref/io/json.h"
 
 #if !defined(ANYRANK_VERSION)
@@ -152,7 +153,10 @@ int ar_abi_tensor_read(const ar_abi_tensor *t, void *out, size_t bytes)
     if (bytes != ar_abi_tensor_bytes(t) || (out == NULL && bytes > 0))
         return ar_error_set(AR_ERR_ARG, "tensor '%s': room for %zu bytes, expected %zu", t->name, bytes,
                             ar_abi_tensor_bytes(t));
-    return t->count == 0 ? AR_OK : ar_dump_read(t, 0, t->count, out);
+    const ar_status st = t->count == 0 ? AR_OK : ar_dump_read(t, 0, t->count, out);
+    for (size_t i = 0; i < t->parts; i++) /* the files' pages would count as memory of this process */
+        ari_pages_drop(t->part[i].entry->data, t->part[i].entry->bytes);
+    return st;
 }
 
 int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives)

@@ -38,6 +38,14 @@ def run(*arguments, **options):
     return start([COMMAND, *arguments], **options)
 
 
+def convert(*arguments, program=None, **options):
+    """python -m anyrank.convert, or a program with its arguments, with the library beside the command."""
+    library = os.environ.get("ANYRANK_LIBRARY") or pathlib.Path(COMMAND).with_name("libanyrank_abi.so")
+    here = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "ANYRANK_LIBRARY": str(library)}
+    what = ["-m", "anyrank.convert"] if program is None else ["-c", program]
+    return start([sys.executable, *what, *arguments], env=here, **options)
+
+
 class Case(unittest.TestCase):
     """Runs the command in a folder of its own, that is empty at first."""
 

@@ -194,25 +194,23 @@ def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mappin
 # --- names of Hugging Face ----------------------------------------------
 def _mapping(arguments: typing.Any, names: set[str]) -> dict[str, typing.Any] | None:
     """A mapping to Llama's names, for a decoder of that kind; None for another one, or without the arguments."""
-    heads, width = attribute(arguments, "num_attention_heads"), attribute(arguments, "hidden_size")
-    if not isinstance(arguments, Placeholder) or not heads or not width or not attribute(arguments, "swiglu") or (
+    heads = attribute(arguments, "num_attention_heads")
+    if not isinstance(arguments, Placeholder) or not heads or not attribute(arguments, "swiglu") or (
             attribute(arguments, "normalization") != "RMSNorm") or attribute(arguments, "num_experts"):
         return None
     groups = attribute(arguments, "num_query_groups") if attribute(arguments, "group_query_attention") else heads
-    unit = attribute(arguments, "kv_channels") or width // heads
-    to = "model.layers.{n}."
+    to = "model.layers.*."
     rules: list[dict[str, typing.Any]] = [{"match": "*_extra_state*", "leave": True}]
 
     def rule(match: str, **keys: typing.Any) -> None:
-        pattern = re.compile(re.escape(match).replace(r"\{n\}", r"\d+").replace(r"\*", ".*"))
+        pattern = re.compile(re.escape(match).replace(r"\*", ".*"))
         if any(pattern.fullmatch(name) for name in names):
             rules.append({"match": match, **keys})
 
-    decoder = "decoder.layers.{n}."
+    decoder = "decoder.layers.*."
     for kind in ("weight", "bias"):
         attention, mlp = f"{to}self_attn.", f"{to}mlp."
         rule(f"{decoder}self_attention.linear_qkv.{kind}*", dim=0, groups=groups, blocks=[heads // groups, 1, 1],
-             unit=unit,
              into=[f"{attention}{part}_proj.{kind}*" for part in "qkv"])
         rule(f"{decoder}mlp.linear_fc1.{kind}*", dim=0, blocks=[1, 1],
              into=[f"{mlp}gate_proj.{kind}*", f"{mlp}up_proj.{kind}*"])

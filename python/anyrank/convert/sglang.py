@@ -217,6 +217,23 @@ def _rule(name: str, dims: str, mesh: list[tuple[str, int]], same: dict[str, str
             **({"partial": partial} if partial else {})}
 
 
+def _shape(rule: dict[str, typing.Any], mesh: list[tuple[str, int]], shapes: dict[int, tuple[int, ...]]
+           ) -> list[int | None]:
+    """The full extents of dimensions of which ranks have more and less; [] where there are none. shapes: by number."""
+    out: list[int | None] = [None] * len(next(iter(shapes.values())))
+    for dim in range(len(out)):
+        axes = [axis for axis, how in rule.get("shard", []) if (how["dim"] if isinstance(how, dict) else how) == dim]
+        sizes = {}
+        for number, shape in shapes.items():
+            at, rest = {}, number
+            for axis, n in reversed(mesh):
+                at[axis], rest = rest % n, rest // n
+            sizes[tuple(at[axis] for axis in axes)] = shape[dim]
+        if len(set(sizes.values())) > 1:
+            out[dim] = sum(sizes.values())
+    return out if any(out) else []
+
+
 def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     """A dump of SGLang's dumper: every rank's values, and the mapping that puts them together."""
     names = [name for name in sorted(os.listdir(folder)) if name.endswith(".pt")]
@@ -256,7 +273,11 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     if len(read_values) > len(values):
         checkpoint.notes.append(f"{len(read_values) - len(values)} values that are no tensors are left out")
     if checkpoint.needs_map:
+        rules = []
+        for name, dims in sorted(dims_of.items()):
+            rule = _rule(name, dims, mesh, same)
+            shape = _shape(rule, mesh, {piece.rank: piece.shape for piece in checkpoint.pieces if piece.name == name})
+            rules.append({**rule, "shape": shape} if shape else rule)
         checkpoint.mapping = {"version": 1, "mesh": [list(pair) for pair in mesh], "files": "rank-{rank}.safetensors",
-                              "unmatched": "error",
-                              "tensors": [_rule(name, dims, mesh, same) for name, dims in sorted(dims_of.items())]}
+                              "unmatched": "error", "tensors": rules}
     return checkpoint
