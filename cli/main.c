@@ -20,7 +20,6 @@ static const ari_subcommand subcommands[] = {
     {"grads", "write outputs and gradients of one forward and backward", &ari_grads_spec, NULL},
     {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},
     {"verify", "compare two dumps of tensors", &ari_verify_spec, NULL},
-    {"reshard", "split and merge checkpoints", &ari_reshard_spec, NULL},
     {"plan", "what a layout does with a model, without running it", &ari_plan_spec, NULL},
     {"lint", "check a layout without running numbers", &ari_lint_spec, NULL},
     {"bugs", "list the faults that can be injected, and run each", &ari_bugs_spec, NULL},

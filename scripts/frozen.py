@@ -77,7 +77,7 @@ LAYOUTS = {
     "four": "--tp 2 --cp 2 --zigzag --pp 2 --dp 2 --micro-batches 2 --zero 1",
 }
 
-HELP = [f"{name} --help" for name in ("", "check", "grads", "train", "verify", "reshard", "plan", "lint", "bugs",
+HELP = [f"{name} --help" for name in ("", "check", "grads", "train", "verify", "plan", "lint", "bugs",
                                       "causes", "info")]
 
 REFUSED = """
@@ -117,9 +117,6 @@ verify
 verify no-such-file other
 verify tests/golden/gpt2-tiny/grads.safetensors tests/golden/gpt2-tiny/outputs.safetensors
 verify README.md README.md
-reshard tests/golden/gpt2-tiny
-reshard tests/golden/gpt2-tiny --tp 3 --out TMP/out
-reshard tests/golden/gpt2-tiny --pp 9 --out TMP/out
 plan
 plan llama-demo --gpus 0
 plan llama-demo --gpus 4 --cluster nonsense
@@ -206,11 +203,6 @@ RUNS = {
                           "verify TMP/s/grads.safetensors TMP/n/grads.safetensors --sensitivity TMP/s/allowed.safetensors",
                           "verify TMP/s/grads.safetensors TMP/n/grads.safetensors --rtol 1e-3 --atol 1e-5 --json -",
                           "verify TMP/s/grads.safetensors TMP/n/grads.safetensors --ulp 4 --only *norm* --max-report 3"],
-    "reshard": [f"reshard {GQA} --tp 2 --out TMP/t2", "reshard TMP/t2 --tp 1 --out TMP/whole --json -",
-                f"reshard {GQA} --tp 2 --pp 2 --dp 2 --dp-copies --out TMP/t2p2",
-                "reshard TMP/t2p2 --tp 4 --out TMP/t4 --dry-run", f"reshard {GPT2} --pp 2 --stages 1,1 --out TMP/p2",
-                "verify TMP/t2 TMP/t2p2", f"verify {GQA}/model.safetensors TMP/t2 --json -",
-                f"reshard {GPT2} --tp 2 --embedding-hidden --pad-vocab 48 --out TMP/h"],
     "plan-search": ["plan llama-3-8b --gpus 8", "plan llama-3-8b --gpus 16 --batch 64 --seq 4096 --all --csv TMP/a.csv",
                     "plan llama-3-70b --gpus 64 --batch 128 --seq 8192 --cluster b200 --json -",
                     "plan llama-3-8b --gpus 16 --tp 2 --zero 3 --shared-links",

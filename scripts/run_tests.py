@@ -352,7 +352,7 @@ LONG = ["python/wheel_test", "fuzz/run", "pages/long_test", "darwin/compiled", "
         "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
         "verify/check_test", "verify/steps_test", "cli/cluster_test", "check/format",
         "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",
-        "cli/reshard_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
+        "python/resharding_test", "cli/edges_test", "gpu/conformance_main", "plan/lint_test", "verify/schedule_check_test",
         "cli/train_test", "verify/gradcheck_test", "verify/golden_training_test", "mpi/mpi_test",
         "verify/cluster_check_test", "verify/golden_test", "verify/compare_test", "cpu/contract_test", "cli/dump_test",
         "numerics/scalar_test", "verify/plans_test", "baseline/baseline_training_golden_test", "cli/golden_verify_test"]

@@ -183,8 +183,8 @@ struct ari_subcommand {
     const ari_args_spec *spec;                                    /* NULL: it takes no options */
     int (*run)(const ari_subcommand *all, int argc, char **argv); /* without a spec */
 };
-extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_reshard_spec, ari_verify_spec,
-    ari_plan_spec, ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
+extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_verify_spec, ari_plan_spec,
+    ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;
 
 /** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
  *  processes. */

@@ -43,8 +43,7 @@ static const ari_option options[] = {
                     .more = "The draws are those of --sensitivity's file, else of allowed.safetensors in or beside "
                             "REFERENCE; without either a bound is derived."),
     ARI_OPTION_SECTION("mapping"),
-    ARI_OPTION_FILE("map", o.map, "FILE",
-                    "how the files of OTHER make full tensors: shards, packing, transposition, names"),
+    ARI_OPTION_FILE("map", o.map, "FILE", "how the files of OTHER make full tensors: names, shards, packing"),
     ARI_OPTION_FILE("reference-map", o.reference_map, "FILE", "the same for REFERENCE"),
     ARI_OPTION_SECTION("tensors"),
     ARI_OPTION_STRINGS("only", only, "GLOB[,GLOB]", "only tensors of these names; may be given several times"),

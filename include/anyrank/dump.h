@@ -54,8 +54,6 @@ typedef struct ar_dump ar_dump;
 typedef struct ar_dump_options {
     const char *map;  /* a mapping file: how the parts of files fit that it says the ranks of; else renames and the like
                         of full tensors. NULL: none */
-    bool whole;       /* a FILE.safetensors that says it is a rank's part is held to cover its tensors, as a folder is;
-                        else it is taken as it is */
     bool all_matched; /* a rule of the mapping that matches no tensor is an error */
 } ar_dump_options;
 

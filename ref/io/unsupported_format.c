@@ -214,8 +214,8 @@ static const named shards = {
     "glob.glob('@/*.safetensors') for i in load_file(f).items()]; assert len(t) == len(dict(t)), 'parts of ranks'; "
     "save_file(dict(t), '@/model.safetensors')",
     false};
-static const named ranks = {"*.safetensors", "a rank's part of a model: anyrank reshard puts the ranks' parts together",
-                            NULL, false};
+static const named ranks = {
+    "*.safetensors", "a rank's part of a model: python3 -m anyrank.convert merges the ranks' parts", NULL, false};
 
 /* A safetensors file of any name with parameters in it. Gradients have their names too: those that this program writes
  * are left out, as is what is no safetensors file. */

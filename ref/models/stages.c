@@ -34,23 +34,6 @@ ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *
                                              ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
 }
 
-int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer)
-{
-    const int n = ar_parallel_stages(p);
-    int i = 0;
-    for (size_t first, count; i + 1 < n; i++) {
-        ar_stage_layers(&first, &count, &p->stages, layers, (size_t)n, (size_t)i);
-        if (layer < first + count)
-            break;
-    }
-    return i;
-}
-
-int ari_stage_rank_of_layer(const ar_parallel *p, size_t layers, size_t layer)
-{
-    return ari_stage_of_layer(p, layers, layer) % ari_at_least_one(p->pp);
-}
-
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
 {
     ari_text t = ari_text_in(out, ARI_STAGES_TEXT);

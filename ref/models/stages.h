@@ -7,11 +7,6 @@
 AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
 
 
-/** The stage that holds a layer. */
-int ari_stage_of_layer(const ar_parallel *p, size_t layers, size_t layer);
-/** The rank of the pipeline that does. */
-int ari_stage_rank_of_layer(const ar_parallel *p, size_t layers, size_t layer);
-
 /** "3,5,4"; "": evenly. */
 #define ARI_STAGES_TEXT (6 * AR_MAX_STAGES + 1)
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);

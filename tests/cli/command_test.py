@@ -740,7 +740,6 @@ class Options(CommandTest):
                 self.refused("check", model, *option, says=says)
         self.refused("check", model, "another", says="another")
         self.refused("check", "--sweep", "abc", says=["'abc': no such folder", "--sweep takes a number of ranks"])
-        self.refused("reshard", model, "--out", "x", "--shard-size", "0", says="expected a number of bytes above 0")
         self.refused("grads", model, "--input", "x", says="--out")
         self.refused("grads", model, "--out", "x", says="--input")
         self.refused("grads", "--out", "x", says="MODEL")

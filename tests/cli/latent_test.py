@@ -6,7 +6,7 @@ import sys
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
-from command import Case  # noqa: E402
+from command import Case, convert  # noqa: E402
 
 MODEL = "deepseek-demo"
 SMALL = ("--batch", "4", "--seq", "16", "--steps", "2")
@@ -23,7 +23,7 @@ class LatentTest(Case):
                 model = self.result("check", MODEL, *SMALL, *layout, "--strict-predictions")["models"][0]
                 self.assertEqual(model["runs"][0]["result"], "same")
 
-    def test_another_layout_resumes_a_run_and_reshard_splits_and_merges_it(self):
+    def test_another_layout_resumes_a_run_and_its_checkpoint_is_split_and_merged(self):
         for model in (MODEL, "gpt-oss-demo"):
             with self.subTest(model=model):
                 run, parts, whole, end, one = (self.folder / f"{model}-{n}" for n in ("run", "parts", "whole", "end", "one"))
@@ -33,9 +33,9 @@ class LatentTest(Case):
                 self.assertEqual(resumed["weights_hash"], straight["weights_hash"])
                 saved = self.result("train", model, *SMALL, "--save", end)
                 self.assertEqual(saved["weights_hash"], straight["weights_hash"])
-                self.done("reshard", end, "--tp", "8", "--out", parts)
-                self.done("reshard", parts, "--out", whole)
-                self.done("reshard", end, "--out", one)
+                for source, *words in (end, "--tp", "8", "--out", parts), (parts, "--out", whole), (end, "--out", one):
+                    done = convert(source, *words)
+                    self.assertEqual(done.returncode, 0, done.stderr)
                 self.done("verify", one, whole)
                 self.done("verify", end / "latest", one)
 

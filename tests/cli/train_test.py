@@ -16,7 +16,7 @@ import time
 import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
-from command import COMMAND, LIMIT_S, ROOT, Case, run, start  # noqa: E402
+from command import COMMAND, LIMIT_S, ROOT, Case, convert, run, start  # noqa: E402
 
 # Where the tests run in the background, Ctrl-C is ignored, and what they start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -369,8 +369,8 @@ class BadInput(TrainTest):
         self.assertEqual(again["weights_hash"], first["weights_hash"])
         self.assertEqual(os.readlink(other / "latest"), "step-00000002")
         self.assertIsNone(self.trained("--resume", save, "--stop-after", 2, "--save", save)["checkpoint"])
-        self.assertEqual(run("reshard", save, "--dp", 2, "--out", self.folder / "split").returncode, 0)
-        self.refused("--resume", self.folder / "split", says="split: is split among ranks; anyrank reshard merges it")
+        self.assertEqual(convert(save, "--tp", 2, "--out", self.folder / "split").returncode, 0)
+        self.refused("--resume", self.folder / "split", says="split: is split among ranks; python3 -m anyrank.convert merges it")
 
     def test_what_is_in_the_way_of_checkpoints_is_told_before_the_first_step(self):
         for name, make in (("latest", lambda path: path.symlink_to("/etc/hosts")),

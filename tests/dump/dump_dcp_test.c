@@ -35,19 +35,17 @@ Test(dump_dcp, a_part_that_should_be_whole_is_refused_wherever_it_lies)
 {
     static const char index[] = "{\"metadata\": {}, \"weight_map\": {\"w\": \"model-00001-of-00001.safetensors\"}}";
     static const char *const files[] = {"shard-00001-model-00001-of-00001.safetensors",
-                                        "model-00001-of-00001.safetensors", "model.safetensors", "part.safetensors"};
+                                        "model-00001-of-00001.safetensors", "model.safetensors"};
     const size_t shape[] = {2, 2};
     const float x[] = {1, 2, 3, 4};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         for (int rest = 0; rest < 2; rest++) { /* with the offset 0 the file is whole */
-            char path[256];
             const char *dcp = rest ? "{\"w\": {\"saved_offsets\": [2, 0]}}" : "{\"w\": {\"saved_offsets\": [0, 0]}}";
-            snprintf(path, sizeof path, "%s", put_tensor(files[i], "w", 2, shape, x, dcp, NULL));
+            put_tensor(files[i], "w", 2, shape, x, dcp, NULL);
             if (i == 1)
                 put_text("model.safetensors.index.json", index);
             OWNED(ar_dump_close) ar_dump *d = NULL;
-            const ar_dump_options o = {.whole = true};
-            cr_expect_eq(ar_dump_open(&d, i == 3 ? path : folder, &o), rest ? AR_ERR_FORMAT : AR_OK, "%s: %s", files[i],
+            cr_expect_eq(ar_dump_open(&d, folder, NULL), rest ? AR_ERR_FORMAT : AR_OK, "%s: %s", files[i],
                          ar_error_message());
             cr_expect(!rest || strstr(ar_error_message(), "no rank holds [0:2, 0:2]"), "%s: %s", files[i],
                       ar_error_message());

@@ -17,7 +17,6 @@
 #include "ref/io/safetensors.h"
 #include "tests/support/temporary.h"
 #include "verify/dump/dump.h"
-#include "verify/dump/map.h"
 #include "verify/dump/placement.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
@@ -275,33 +274,17 @@ static const ar_st_entry fuzz_entries[] = {
 };
 #define FUZZ_ENTRIES (sizeof fuzz_entries / sizeof fuzz_entries[0])
 
-/* Odd ranks have one row more, and rank 2 has nothing. */
-static inline const ar_st_entry *fuzz_peer(void *user, int rank, const char *name)
-{
-    static ar_st_entry odd[FUZZ_ENTRIES];
-    (void)user;
-    for (size_t i = 0; i < FUZZ_ENTRIES; i++) {
-        if (rank == 2 || strcmp(fuzz_entries[i].name, name) != 0)
-            continue;
-        odd[i] = fuzz_entries[i];
-        odd[i].shape[0]++;
-        odd[i].count = ari_volume(odd[i].shape, odd[i].ndim);
-        return rank % 2 != 0 ? &odd[i] : &fuzz_entries[i];
-    }
-    return NULL;
-}
-
-static inline void fuzz_apply(ari_map *m, int rank, const ar_st_entry *e, ari_map_peer peer)
+static inline void fuzz_apply(ari_map *m, const ari_map_source *source)
 {
     ari_piece *t = NULL;
     size_t n = 0;
     ar_error_clear();
-    const ar_status st = ari_map_apply(m, rank, e, peer, NULL, &t, &n);
+    const ar_status st = ari_map_apply(m, source, &t, &n);
     if (st != AR_OK)
         fuzz_expect_error(st);
     for (size_t i = 0; i < n; i++)
         for (size_t k = 0; k < t[i].boxes; k++)
-            fuzz_check_box(&t[i].box[k], t[i].ndim, t[i].shape, e);
+            fuzz_check_box(&t[i].box[k], t[i].ndim, t[i].shape, source->entry);
 }
 
 static inline int fuzz_map(const uint8_t *data, size_t size)
@@ -321,13 +304,12 @@ static inline int fuzz_map(const uint8_t *data, size_t size)
         if (found != AR_OK)
             fuzz_expect_error(found);
     }
-    for (size_t i = 0; i < FUZZ_ENTRIES; i++)
+    for (size_t i = 0; i < FUZZ_ENTRIES; i++) {
         for (int rank = -1; rank < 4; rank++) {
-            fuzz_apply(m, rank, &fuzz_entries[i], NULL);
-            fuzz_apply(m, rank,
-                       rank < 0 ? &fuzz_entries[i] : fuzz_peer(NULL, rank == 2 ? 0 : rank, fuzz_entries[i].name),
-                       fuzz_peer);
+            fuzz_apply(m, &(ari_map_source){.rank = rank, .entry = &fuzz_entries[i]});
+            fuzz_apply(m, &(ari_map_source){.rank = rank, .entry = &fuzz_entries[i], .whole = true});
         }
+    }
     ari_map_free(m);
     return 0;
 }

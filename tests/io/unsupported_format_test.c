@@ -119,7 +119,7 @@ CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
         size_t pairs;
         const char *what; /* NULL: it may lie there */
     } cases[] = {{"other.safetensors", "a.weight", 0, "model.safetensors.index.json"},
-                 {"rank-0.safetensors", "a.weight", 1, "reshard"},
+                 {"rank-0.safetensors", "a.weight", 1, "anyrank.convert"},
                  {"batch.safetensors", "input_ids", 0, NULL},
                  {"model.safetensors", "a.weight", 0, NULL},
                  {"grads.safetensors", "a.weight", 0, NULL}};

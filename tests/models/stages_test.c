@@ -30,14 +30,13 @@ CLAIM(layers_left_over_go_to_the_middle)
     expect_counts(126, 16, "7,8,8,8,8,8,8,8,8,8,8,8,8,8,8,7"); /* Llama 3, arXiv:2407.21783, section 3.3.2 */
 }
 
-CLAIM(a_layer_has_one_stage)
+CLAIM(stages_that_no_model_has_are_refused)
 {
-    const ar_parallel given = {.pp = 2, .virtual_stages = 2, .stages = {4, {0, 5, 1, 0}}}, even = {.pp = 3};
-    static const int of_given[] = {1, 1, 1, 1, 1, 2}, of_even[] = {0, 0, 1, 1, 1, 2, 2};
-    for (size_t i = 0; i < sizeof of_given / sizeof *of_given; i++)
-        cr_expect_eq(ari_stage_of_layer(&given, 6, i), of_given[i], "layer %zu", i);
-    for (size_t i = 0; i < sizeof of_even / sizeof *of_even; i++)
-        cr_expect_eq(ari_stage_of_layer(&even, 7, i), of_even[i], "layer %zu", i);
+    const ar_config c = {.arch = AR_ARCH_LLAMA, .layers = 8, .final_norm = true};
+    const ar_parallel short_of = {.pp = 3, .stages = {3, {3, 2, 2}}}, empty = {.pp = 3, .stages = {3, {4, 0, 4}}};
+    cr_expect_refused(ari_stages_check(&(ar_parallel){.pp = 9}, &c), AR_ERR_INDIVISIBLE, "8 layers");
+    cr_expect_refused(ari_stages_check(&short_of, &c), AR_ERR_ARG, "are 7; the model has 8");
+    cr_expect_refused(ari_stages_check(&empty, &c), AR_ERR_ARG, "stage 1 has no layers");
 }
 
 static void expect_rank(const ar_parallel *p, size_t layers, int rank, const char *expected)

@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 
 #include "anyrank/grads.h"
-#include "anyrank/reshard.h"
 #include "tests/support/temporary.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
@@ -69,13 +68,6 @@ static ar_status compare(void)
     return ar_verify_html(r, out);
 }
 
-static ar_status split(void)
-{
-    ar_reshard_result r;
-    const ar_reshard_options o = {.in = MODEL, .out = out, .tp = 2};
-    return ar_reshard(&r, &o);
-}
-
 static ar_status compute(void)
 {
     ar_grads_result r;
@@ -88,7 +80,7 @@ static const struct {
     const char *name;
     ar_status (*ask)(void);
     long every; /* of its allocations one fails */
-} all[] = {{"open_dump", open_dump, 1}, {"compare", compare, 37}, {"split", split, 5}, {"compute", compute, 211}};
+} all[] = {{"open_dump", open_dump, 1}, {"compare", compare, 37}, {"compute", compute, 211}};
 
 /* Runs it with allocations [from, to] failing; to 0: none. Returns how many there were. */
 static long run(size_t i, long from, long to, int *wrong)

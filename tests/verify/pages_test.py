@@ -96,32 +96,29 @@ class DumpsOfPytorchPage(PageTest):
     def test_the_mapping_puts_megatron_s_files_together(self):
         mapping = data(block("pytorch.md", '{"version": 1,\n "mesh"'))
         (self.folder / "map.json").write_text(json.dumps(mapping))
-        (_, stages), (_, shards) = mapping["mesh"]
+        (_, copies), (_, shards) = mapping["mesh"]
         width, features, ids = 2, 8, mapping["tensors"][3]["shape"][0]
-        groups, unit = mapping["tensors"][0]["groups"], mapping["tensors"][0]["unit"]
+        groups, unit, layer = mapping["tensors"][0]["groups"], 4, "model.layers.16"
         full = {"model.embed_tokens.weight": numbers(ids, width)}
-        padding = numbers(-ids % (8 * shards) + 8 * shards, width)
-        padded = stacked(full["model.embed_tokens.weight"], padding)
-        for stage in range(stages):
-            layer = f"model.layers.{16 * stage}"
-            q, k, v = (numbers(n * groups * unit, width, start=1000 * i + stage) for i, n in enumerate((4, 1, 1)))
-            gate, up, down = (numbers(*shape, start=7 * i + stage) for i, shape in
-                              enumerate(([features, width], [features, width], [width, features])))
-            full.update({f"{layer}.self_attn.{n}_proj.weight": t for n, t in zip("qkv", (q, k, v))})
-            full.update({f"{layer}.mlp.{n}_proj.weight": t for n, t in zip(("gate", "up", "down"), (gate, up, down))})
-            for shard in range(shards):
-                own = range(groups // shards * shard, groups // shards * (shard + 1))
-                cut = [features // shards * (shard + i) for i in (0, 1)]
-                each = padded[1][0] // shards
-                tensors = {
-                    "decoder.layers.0.self_attention.linear_qkv.weight": stacked(*(
-                        rows(t, g * n * unit, (g + 1) * n * unit) for g in own for n, t in ((4, q), (1, k), (1, v)))),
-                    "decoder.layers.0.mlp.linear_fc1.weight": stacked(rows(gate, *cut), rows(up, *cut)),
-                    "decoder.layers.0.mlp.linear_fc2.weight": columns(down, *cut),
-                    "decoder.layers.0.mlp._extra_state": numbers(3, start=shard)}
-                if stage == 0:
-                    tensors["embedding.word_embeddings.weight"] = rows(padded, each * shard, each * (shard + 1))
-                write(self.folder / f"run/mp_rank_{shard:02d}_{stage:03d}.safetensors", tensors)
+        padded = stacked(full["model.embed_tokens.weight"], numbers(-ids % (8 * shards) + 8 * shards, width))
+        q, k, v = (numbers(n * groups * unit, width, start=1000 * i) for i, n in enumerate((4, 1, 1)))
+        gate, up, down = (numbers(*shape, start=7 * i) for i, shape in
+                          enumerate(([features, width], [features, width], [width, features])))
+        full.update({f"{layer}.self_attn.{n}_proj.weight": t for n, t in zip("qkv", (q, k, v))})
+        full.update({f"{layer}.mlp.{n}_proj.weight": t for n, t in zip(("gate", "up", "down"), (gate, up, down))})
+        for shard in range(shards):
+            own = range(groups // shards * shard, groups // shards * (shard + 1))
+            cut = [features // shards * (shard + i) for i in (0, 1)]
+            each = padded[1][0] // shards
+            tensors = {
+                "decoder.layers.16.self_attention.linear_qkv.weight": stacked(*(
+                    rows(t, g * n * unit, (g + 1) * n * unit) for g in own for n, t in ((4, q), (1, k), (1, v)))),
+                "decoder.layers.16.mlp.linear_fc1.weight": stacked(rows(gate, *cut), rows(up, *cut)),
+                "decoder.layers.16.mlp.linear_fc2.weight": columns(down, *cut),
+                "decoder.layers.16.mlp._extra_state": numbers(3, start=shard),
+                "embedding.word_embeddings.weight": rows(padded, each * shard, each * (shard + 1))}
+            for copy in range(copies):
+                write(self.folder / f"run/mp_rank_{shard:02d}_{copy:03d}.safetensors", tensors)
         write(self.folder / "full.safetensors", full)
         self.assertIn(f"the same bits: {len(full)} tensors",
                       self.run_line("anyrank verify full.safetensors run --map map.json --all-matched", [0]))

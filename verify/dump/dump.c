@@ -78,7 +78,6 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     *gives = NULL;
     ARI_OWNED_BY(ar_dump_close) ar_dump *d = NULL;
     AR_TRY(create(&d, path));
-    d->whole = o != NULL && o->whole && o->map == NULL;
     d->all_matched = o != NULL && o->all_matched;
     ARI_OWNED_BY(ari_map_free) ari_map *map = NULL;
     if (o != NULL && o->map != NULL)

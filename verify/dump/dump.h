@@ -22,6 +22,28 @@ AR_NODISCARD ar_status ari_npy_open(ari_npy **gives, const char *path);
 /** Accepts NULL. */
 void ari_npy_close(ari_npy *f);
 
+/* One file's part of one tensor. A mapping sets the fields down to `terms`. */
+struct ari_piece {
+    char *name; /* of the full tensor */
+    int ndim;
+    size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
+    bool has_shape;
+    bool given; /* a placement or a mapping says where it stands */
+    size_t boxes;
+    ar_dump_box *box;
+    bool partial;
+    size_t term,
+        terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many; terms
+                           0: not known */
+    size_t file;
+    int rank;
+    const ar_st_entry *entry;
+    int replica, replicas; /* as told; 0 of 0: not told */
+    size_t sample_rows;    /* rows along dimension 0 that each sample has; 0: not told */
+    char *left_out;        /* why it is a part of no tensor; NULL: it is one */
+    bool more_copies;      /* of some boxes there are several copies of each number */
+};
+
 /* --- a dump ------------------------------------------------------------------------------------------------------- */
 /* Stages of reading a dump: files are opened and their ranks found (dump_files.c), their tensors listed in pieces, by
  * placement or mapping (dump_pieces.c), and the pieces of one name combined into a tensor (parts.c). */
@@ -48,8 +70,7 @@ struct ar_dump {
     ar_st_model *model;
     ari_dump_file *file;
     size_t files, cap_files;
-    bool whole;       /* of ar_dump_options */
-    bool all_matched; /* the same */
+    bool all_matched; /* of ar_dump_options */
     bool of_ranks;    /* files are ranks' */
     bool mapped;      /* and a mapping says which is whose */
     int ranks, world; /* world 0: not told */
@@ -68,9 +89,6 @@ struct ar_dump {
 /** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
  *  them by name, which must differ. Gives; ar_dump_close. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n);
-/** The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest`
- *  that changes meanwhile cannot mix two of them. */
-AR_NODISCARD ar_status ari_dump_folder(char **out, ari_arena *arena, const char *in);
 /** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. Tells the ranks of a
  *  folder's files by the mapping or their placements, or else by their names or their order, where they are ranks' at
  *  all; sorts them by rank. */

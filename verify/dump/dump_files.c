@@ -217,7 +217,9 @@ static ar_status refuse_folder(const ar_dump *d)
     return st;
 }
 
-ar_status ari_dump_folder(char **out, ari_arena *arena, const char *in)
+/* The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest` that
+ * changes meanwhile cannot mix two of them. */
+static ar_status find_folder(char **out, ari_arena *arena, const char *in)
 {
     char *latest = NULL, resolved[PATH_MAX];
     AR_TRY(ari_arena_path(arena, &latest, in, "latest"));
@@ -228,9 +230,9 @@ ar_status ari_dump_folder(char **out, ari_arena *arena, const char *in)
 
 static ar_status open_folder(ar_dump *d, const ari_map *map)
 {
-    d->mapped = map != NULL && map->has_files;
+    d->mapped = map != NULL && map->files != NULL;
     if (!d->mapped) {
-        AR_TRY(ari_dump_folder(&d->path, &d->arena, d->path));
+        AR_TRY(find_folder(&d->path, &d->arena, d->path));
         AR_TRY(ar_st_model_open(&d->model, d->path));
     }
     if (d->model != NULL) {
@@ -268,7 +270,7 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
         return add_model(d);
     }
     AR_TRY(add_tensors(&f, d, "", d->path));
-    return d->whole ? read_part(f) : read_order(f);
+    return read_order(f);
 }
 
 /* --- whose the files are ------------------------------------------------------------------------------------------ */

@@ -96,92 +96,27 @@ static void sort_pieces(ari_piece *p, size_t n)
 /* Applies a mapping to an array: boxes of its targets point into the array, which itself is combined from boxes of
  * files (a placement's, or those of an array in Fortran order). One box through the other is a box again. */
 
-/* The array's own dimension that each dimension of a target's box runs along. */
-typedef struct axes {
-    int of[AR_ST_MAX_DIMS];
-    size_t start[AR_ST_MAX_DIMS]; /* where the box begins in the array */
-} axes;
-
-/* False: a dimension of the target runs along none of the array's, or two along the same. */
-static bool find_axes(axes *a, const ari_piece *t, const ar_dump_box *b, int ndim, const size_t *shape)
-{
-    size_t stride[AR_ST_MAX_DIMS], at = b->at;
-    bool taken[AR_ST_MAX_DIMS] = {false};
-    ari_row_major(stride, ndim, shape);
-    for (int k = 0; k < ndim; k++) {
-        a->start[k] = at / stride[k];
-        at %= stride[k];
-    }
-    for (int j = 0; j < t->ndim; j++) {
-        int k = 0;
-        while (k < ndim && (taken[k] || shape[k] < 2 || stride[k] != b->stride[j]))
-            k++;
-        a->of[j] = b->extent[j] == 1 ? -1 : k;
-        if (b->extent[j] != 1 && (k == ndim || b->extent[j] > shape[k] - a->start[k]))
-            return false;
-        if (b->extent[j] != 1)
-            taken[k] = true;
-    }
-    return true;
-}
-
-/* The part of target box b that lies in `held`, a box of the array. False: nothing does. */
-static bool through(ar_dump_box *out, const ari_piece *t, const ar_dump_box *b, const ar_dump_box *held, const axes *a,
-                    int ndim)
-{
-    size_t along[AR_ST_MAX_DIMS];
-    ar_dump_box cut;
-    for (int k = 0; k < ndim; k++) {
-        along[k] = 1;
-        for (int j = 0; j < t->ndim; j++)
-            along[k] = a->of[j] == k ? b->extent[j] : along[k];
-    }
-    if (!ari_dump_box_cut(&cut, held, ndim, a->start, along))
-        return false;
-    *out = (ar_dump_box){.at = cut.at};
-    for (int j = 0; j < t->ndim; j++) {
-        const int k = a->of[j];
-        out->global[j] = b->global[j] + (k < 0 ? 0 : cut.global[k] - a->start[k]);
-        out->extent[j] = k < 0 ? 1 : cut.extent[k];
-        out->stride[j] = k < 0 ? 0 : held->stride[k];
-    }
-    return true;
-}
-
-/* True if the piece is the array as it lies in the file: then a target's boxes are boxes of the file. */
-static bool is_plain(const ari_piece *p, const ar_st_entry *array)
+/* The boxes of a piece that a target is of, in `box`, which has room for them; how many. */
+static void compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
 {
     size_t stride[AR_ST_MAX_DIMS];
-    if (p->boxes != 1 || p->entry->count != array->count)
-        return false;
     ari_row_major(stride, array->ndim, array->shape);
-    for (int k = 0; k < array->ndim; k++)
-        if (p->box->extent[k] != array->shape[k] || p->box->stride[k] != stride[k])
-            return false;
-    return true;
-}
-
-/* The boxes of a piece that a target is of, in `box`, which has room for them; how many. */
-static ar_status compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
-{
-    const bool plain = is_plain(p, array);
-    for (size_t i = 0; i < t->boxes; i++) {
-        axes a = {{0}, {0}};
-        if (plain) {
-            box[*n] = t->box[i];
-            box[(*n)++].at += p->box->at;
-            continue;
+    for (size_t i = 0; i < t->boxes && array->count > 0; i++) {
+        const ar_dump_box *b = &t->box[i];
+        size_t start[AR_ST_MAX_DIMS] = {0}, at = b->at; /* where it begins in the array */
+        for (int k = 0; k < array->ndim; k++) {
+            start[k] = at / stride[k];
+            at %= stride[k];
         }
-        if (array->count == 0 || ari_dump_box_count(t->ndim, &t->box[i]) == 0)
-            continue;
-        if (!find_axes(&a, t, &t->box[i], array->ndim, array->shape))
-            return ar_error_set(AR_ERR_UNSUPPORTED,
-                                "InvalidMapping: tensor '%s': its rule cannot be applied to parts with a placement",
-                                ARI_SHOW(array->name));
-        for (size_t k = 0; k < p->boxes; k++)
-            *n += through(&box[*n], t, &t->box[i], &p->box[k], &a, array->ndim);
+        for (size_t k = 0; k < p->boxes; k++) {
+            ar_dump_box cut;
+            if (!ari_dump_box_cut(&cut, &p->box[k], array->ndim, start, b->extent))
+                continue;
+            for (int d = 0; d < array->ndim; d++)
+                cut.global[d] = cut.global[d] - start[d] + b->global[d];
+            box[(*n)++] = cut;
+        }
     }
-    return AR_OK;
 }
 
 static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
@@ -208,22 +143,8 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
         o->terms = p->terms;
     }
     AR_TRY(ARI_TAKE(&o->box, &d->arena, most, "boxes of a dump"));
-    return compose(o->box, &o->boxes, p, array, t);
-}
-
-/* The file's own array of this name, of any file of the rank. */
-static const ar_st_entry *peer(void *user, int rank, const char *name)
-{
-    const ar_dump *d = user;
-    size_t low = 0;
-    ARI_BISECT(low, d->files, i, d->file[i].rank < rank)
-    for (; low < d->files && d->file[low].rank == rank; low++) {
-        const ari_dump_file *f = &d->file[low];
-        const ar_st_entry *e = f->st != NULL ? ar_st_find(f->st, name) : &f->npy->entry;
-        if (e != NULL && strcmp(e->name, name) == 0)
-            return e;
-    }
-    return NULL;
+    compose(o->box, &o->boxes, p, array, t);
+    return AR_OK;
 }
 
 /* The number of elements that two boxes share at the same place in the file. */
@@ -270,12 +191,12 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
 /* Checks that a file's own placement and the rule's agree. own: the rule applied to the file's placement, n targets. */
 static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *own, size_t n)
 {
-    const ari_map_rule *rule = NULL;
+    const ari_map_rule *rule = ari_map_places(map, p->name);
     ari_piece *target = NULL;
     size_t targets = 0;
-    if (!ari_map_places(map, p->rank, p->name, &rule))
+    if (!rule)
         return AR_OK;
-    AR_TRY(ari_map_apply(map, p->rank, p->entry, peer, (void *)(uintptr_t)d, &target, &targets));
+    AR_TRY(ari_map_apply(map, &(ari_map_source){.rank = p->rank, .entry = p->entry}, &target, &targets));
     for (size_t i = 0; i < n && i < targets; i++) {
         char by_rule[256], by_file[256];
         if (!same_place(&target[i], &own[i]))
@@ -291,16 +212,16 @@ static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece
  * NULL: a rank's tensor of which the mapping alone can say where it stands. */
 static ar_status map_piece(ar_dump *d, ari_map *map, const ari_piece *p, const ar_st_entry *array)
 {
+    const ari_map_source source = {.rank = map->mesh.ndim > 0 ? p->rank : -1,
+                                   .entry = array ? array : p->entry,
+                                   .whole = array && map->mesh.ndim > 0 && p->rank >= 0};
     ari_piece *target = NULL;
     size_t targets = 0;
     const size_t before = d->pieces;
-    const int rank = map->mesh.ndim > 0 ? p->rank : -1;
-    const ar_st_entry *of = array ? array : p->entry;
-    AR_TRY(array && rank >= 0 ? ari_map_apply_to_whole(map, rank, of, &target, &targets)
-                              : ari_map_apply(map, rank, of, array ? NULL : peer, d, &target, &targets));
+    AR_TRY(ari_map_apply(map, &source, &target, &targets));
     for (size_t k = 0; k < targets; k++)
-        AR_TRY(add_target(d, p, of, &target[k]));
-    return array && rank >= 0 ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
+        AR_TRY(add_target(d, p, source.entry, &target[k]));
+    return source.whole ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
 }
 
 /* n pieces of one name. */
@@ -330,7 +251,7 @@ static ar_status check_rules_match(const ar_dump *d, const ari_map *map)
     for (size_t i = 0; i < map->rules; i++) {
         ari_map_match found;
         size_t k = 0;
-        while (k < d->pieces && !ari_map_glob_match(&map->rule[i].glob, d->piece[k].name, &found))
+        while (k < d->pieces && !ari_map_glob_match(map->rule[i].match, d->piece[k].name, &found))
             k++;
         if (k == d->pieces)
             return ari_map_bad(map, &map->rule[i], "matches none of the tensors of %s, as each rule must (all_matched)",

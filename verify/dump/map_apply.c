@@ -1,54 +1,189 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/text.h"
-#include "verify/dump/map.h"
+#include "verify/dump/dump.h"
 
-/* --- the rule ----------------------------------------------------------------------------------------------------- */
-/* True if a rule applies to this rank's coordinates. */
-static bool is_at(const ari_map *m, const ari_map_rule *r, const ari_map_place *p)
+/* One tensor of one file, and the rule it falls under. */
+typedef struct place {
+    const ari_map *m;
+    ari_arena *arena; /* the mapping's */
+    const ari_map_rule *r;
+    const ari_map_source *source;
+    const ar_st_entry *entry;
+    int at[AR_MESH_DIMS];
+    ari_map_match match;
+} place;
+
+static ar_status misfit(const place *p, const char *format, ...) AR_PRINTF(2, 3);
+static ar_status misfit(const place *p, const char *format, ...)
 {
-    for (int d = 0; d < m->mesh.ndim; d++) {
-        const json_t *list = r->at_list[d];
-        bool found = !r->at[d] || (p->rank >= 0 && json_is_integer(list) && json_integer_value(list) == p->at[d]);
-        for (size_t i = 0; i < json_array_size(list) && p->rank >= 0; i++)
-            found = found || json_integer_value(json_array_get(list, i)) == p->at[d];
-        if (!found)
-            return false;
-    }
-    return true;
+    char text[384], rank[32] = "";
+    ARI_FORMAT(text, format);
+    if (p->source->rank >= 0)
+        snprintf(rank, sizeof rank, " of rank %d", p->source->rank);
+    return ari_map_bad(p->m, p->r, "tensor '%s'%s: %s", ARI_SHOW(p->entry->name), rank, text);
 }
 
-static const ari_map_rule *find_rule(ari_map_place *p)
-{
-    for (size_t i = 0; i < p->m->rules; i++) {
-        const ari_map_rule *r = &p->m->rule[i];
-        if (is_at(p->m, r, p) && ari_map_glob_match(&r->glob, p->entry->name, &p->match))
-            return r;
-    }
-    return NULL;
-}
+/* --- where a dimension's elements stand --------------------------------------------------------------------------- */
+/* count elements of a dimension, from `local` of the file's tensor on, stand from `full` of the full one on. */
+typedef struct run {
+    size_t local, full, count;
+} run;
+typedef struct runs {
+    run *run;
+    size_t n, capacity;
+    size_t full; /* elements of the full tensor's dimension */
+} runs;
 
-static ar_status check_fit(const ari_map_place *p)
+/* One dimension of a tensor is followed from the full tensor down to what a rank has: a list of runs, divided once for
+ * every dimension of the mesh that divides it, evenly. */
+typedef struct axis {
+    const place *p;
+    int dim;
+    const ari_map_split *split[AR_MESH_DIMS]; /* in the order in which they divide */
+    size_t splits;
+} axis;
+
+static ar_status add_run(const place *p, runs *r, size_t local, size_t full, size_t count)
 {
-    const ari_map_rule *r = p->r;
-    const int ndim = p->entry->ndim;
-    const int left = ndim - (r->unstack != NULL);
-    if (r->shape_dims > 0 && r->shape_dims != ndim)
-        return ari_map_misfit(p, "has %d dimensions, the rule's shape has %d", ndim, r->shape_dims);
-    if (r->transpose && left < 2)
-        return ari_map_misfit(p, "has %d dimensions, there are no two to transpose", left);
-    if (r->permuted > 0 && r->permuted != left)
-        return ari_map_misfit(p, "has %d dimensions, 'permute' has %d", left, r->permuted);
-    if (p->rank < 0 && (r->splits > 0 || r->partial != 0))
-        return ari_map_misfit(p, "is divided over ranks, but its file is no rank's: key 'files' tells which is");
+    run *last = r->n > 0 ? &r->run[r->n - 1] : NULL;
+    if (count == 0)
+        return AR_OK;
+    if (last && last->local + last->count == local && last->full + last->count == full) {
+        last->count += count;
+        return AR_OK;
+    }
+    if (r->n == ARI_MAP_BOXES)
+        return misfit(p, "would be more than %d pieces", ARI_MAP_BOXES);
+    AR_TRY(ARI_GROW_IN(p->arena, &r->run, &r->capacity, r->n, "the pieces of a tensor"));
+    r->run[r->n++] = (run){local, full, count};
     return AR_OK;
 }
 
-/* --- packed tensors ----------------------------------------------------------------------------------------------- */
+static size_t held(const runs *r)
+{
+    return r->n == 0 ? 0 : r->run[r->n - 1].local + r->run[r->n - 1].count;
+}
 
+/* Appends elements [offset, offset + count) of `in`, which is a gapless list of what a group of ranks has. */
+static ar_status pick(const axis *a, runs *out, const runs *in, size_t offset, size_t count)
+{
+    for (size_t i = 0; i < in->n; i++) {
+        size_t start = 0, common = 0;
+        if (ari_overlap(&start, &common, in->run[i].local, in->run[i].count, offset, count))
+            AR_TRY(add_run(a->p, out, held(out), in->run[i].full + (start - in->run[i].local), common));
+    }
+    return AR_OK;
+}
+
+/* What a rank has of `in`: the c-th of as many pieces, of one size but for the last ones; of zigzag pieces one from
+ * either end. */
+static ar_status divide(const axis *a, const ari_map_split *s, const runs *in, runs *out)
+{
+    const size_t n = (size_t)a->p->m->mesh.dim[s->mesh].size * (s->zigzag ? 2 : 1), all = held(in),
+                 each = (all + n - 1) / n, c = (size_t)a->p->at[s->mesh];
+    if (s->zigzag && all % n != 0)
+        return misfit(a->p, "dimension %d: the %zu elements are not %zu zigzag pieces of one size, two for each '%s'",
+                      a->dim, all, n, a->p->m->mesh.dim[s->mesh].name);
+    AR_TRY(pick(a, out, in, c * each, each));
+    return s->zigzag ? pick(a, out, in, (n - 1 - c) * each, each) : AR_OK;
+}
+
+static size_t sum_of_blocks(const ari_map_rule *r)
+{
+    size_t sum = 0; /* at most 64 * 2^40 */
+    for (size_t k = 0; k < r->blocks; k++)
+        sum += r->block[k];
+    return sum;
+}
+
+/* The first split divides every block by itself. */
+static ar_status divide_blocks(axis *a, size_t full, runs *out)
+{
+    const ari_map_rule *r = a->p->r;
+    const ari_map_split *s = a->split[0];
+    const size_t ranks = (size_t)a->p->m->mesh.dim[s->mesh].size, sum = sum_of_blocks(r);
+    size_t start = 0;
+    if (full % sum != 0)
+        return misfit(a->p, "the %zu of dimension %d do not divide into blocks of %zu in all", full, a->dim, sum);
+    for (size_t k = 0; k < r->blocks; k++) {
+        const size_t size = r->block[k] * (full / sum), each = size / ranks;
+        if (size % ranks != 0)
+            return misfit(a->p, "block %zu of dimension %d is %zu, which %zu ranks of '%s' cannot have alike", k,
+                          a->dim, size, ranks, a->p->m->mesh.dim[s->mesh].name);
+        AR_TRY(add_run(a->p, out, held(out), start + (size_t)a->p->at[s->mesh] * each, each));
+        start += size;
+    }
+    return AR_OK;
+}
+
+/* Rows that only fill up to a round number are dropped. */
+static void clip(runs *r, size_t given)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        run one = r->run[i];
+        if (one.full >= given)
+            continue;
+        one.count = one.count < given - one.full ? one.count : given - one.full;
+        r->run[kept++] = one;
+    }
+    r->n = kept;
+    r->full = given;
+}
+
+/* Which dimension a rule means; blocks' without `dim` is the divided one, else the first. */
+static ar_status find_dim(const place *p, int given, int *dim)
+{
+    *dim = given < 0 ? given + p->entry->ndim : given;
+    return *dim >= 0 && *dim < p->entry->ndim
+               ? AR_OK
+               : misfit(p, "has %d dimensions, none of them is %d", p->entry->ndim, given);
+}
+
+static ar_status find_block_dim(const place *p, int *dim)
+{
+    return find_dim(p, p->r->dim != INT_MAX ? p->r->dim : p->r->splits > 0 ? p->r->split[0].dim : 0, dim);
+}
+
+/* Every rank has as much as this one; or, of a dimension that does not divide, the rule's shape says how much it is. */
+static ar_status find_runs(const place *p, int dim, runs *out)
+{
+    const ari_map_rule *r = p->r;
+    const bool given = dim < r->shape_dims && r->shape_given[dim];
+    axis a = {.p = p, .dim = dim};
+    int packed = -1;
+    size_t full = p->entry->shape[dim], level = 0;
+    for (size_t i = 0; i < r->splits && !p->source->whole; i++) {
+        int divided = 0;
+        AR_TRY(find_dim(p, r->split[i].dim, &divided));
+        if (divided != dim)
+            continue;
+        a.split[a.splits++] = &r->split[i];
+        AR_TRY(ari_mul_size(&full, full, (size_t)p->m->mesh.dim[r->split[i].mesh].size));
+    }
+    if (r->blocks > 0)
+        AR_TRY(find_block_dim(p, &packed));
+    full = given && a.splits > 0 && full < r->shape[dim] ? r->shape[dim] : full;
+    *out = (runs){.full = full};
+    level = packed == dim && r->groups == 0 && a.splits > 0;
+    AR_TRY(level > 0 ? divide_blocks(&a, full, out) : add_run(p, out, 0, 0, full));
+    for (; level < a.splits; level++) {
+        runs next = {.full = full};
+        AR_TRY(divide(&a, a.split[level], out, &next));
+        *out = next;
+    }
+    if (held(out) != p->entry->shape[dim] || (given && full < r->shape[dim]))
+        return misfit(p, "has %zu in dimension %d, by the rule it would have %zu of %zu", p->entry->shape[dim], dim,
+                      held(out), given ? r->shape[dim] : full);
+    if (given)
+        clip(out, r->shape[dim]);
+    return AR_OK;
+}
+
+/* --- targets ------------------------------------------------------------------------------------------------------ */
 /* Names of modules that hold q, k and v, or gate and up, side by side: those that anyrank.capture refuses too.
  * Megatron's linear_qkv is none of them: its heads alternate, and one cut goes straight through. */
 static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",         "query_key_value",
@@ -58,50 +193,63 @@ static const char *const packed_names[] = {"c_attn", "qkv_proj",       "Wqkv",  
  * input is not packed. */
 static bool looks_packed(const char *name)
 {
-    const size_t value = strcspn(name, "@"), n = strcspn(name, ":");
-    const char *end = name + (n < value ? n : value);
-    if (value >= 4 && memcmp(name + value - 4, ":bwd", 4) == 0)
+    const char *value = strchr(name, ':');
+    bool last = false, before = false;
+    if (value && strncmp(value, ":bwd", 4) == 0)
         return false;
-    for (int parts = 0; parts < 2 && end > name; parts++) {
-        const char *begin = end;
-        while (begin > name && begin[-1] != '.')
-            begin--;
-        for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++) {
-            if ((size_t)(end - begin) == strlen(packed_names[i]) &&
-                memcmp(begin, packed_names[i], (size_t)(end - begin)) == 0)
-                return true;
-        }
-        end = begin > name ? begin - 1 : name;
+    for (size_t n = 0;; name += n + 1) {
+        n = strcspn(name, ".:@");
+        before = last;
+        last = false;
+        for (size_t i = 0; i < sizeof packed_names / sizeof *packed_names; i++)
+            last = last || (n == strlen(packed_names[i]) && memcmp(name, packed_names[i], n) == 0);
+        if (name[n] != '.')
+            return last || before;
     }
-    return false;
 }
 
 /* A rank has a piece of each block, which one cut straight across does not give it. */
-static ar_status check_packed(const ari_map_place *p, const char *target)
+static ar_status check_packed(const place *p, const char *target)
 {
     const ari_map_rule *r = p->r;
     bool cut = false;
-    for (size_t i = 0; i < r->splits; i++) {
+    for (size_t i = 0; i < r->splits && !p->source->whole; i++) {
         const ar_mesh_dim *d = &p->m->mesh.dim[r->split[i].mesh];
         cut = cut || (strcmp(d->name, "tp") == 0 && d->size > 1);
     }
     if (!cut || r->blocks > 0 || r->straight || !(looks_packed(p->entry->name) || looks_packed(target)))
         return AR_OK;
-    return ari_map_misfit(
-        p, "looks like several tensors packed in one, of which each rank of tp has a piece; say their "
-           "relative sizes, such as \"blocks\": [1, 1, 1], or \"blocks\": null where one cut goes straight "
-           "through all of it");
+    return misfit(p, "looks like several tensors packed in one, of which each rank of tp has a piece; say their "
+                     "relative sizes, such as \"blocks\": [1, 1, 1], or \"blocks\": null where one cut goes straight "
+                     "through all of it");
 }
 
-/* --- one target --------------------------------------------------------------------------------------------------- */
-/* A full tensor in the order of the file's dimensions: where each one's elements stand. */
-typedef struct view {
-    int dims;
-    int dim[AR_ST_MAX_DIMS]; /* which of the file's */
-    const ari_map_runs *runs[AR_ST_MAX_DIMS];
-    size_t full[AR_ST_MAX_DIMS];
-    size_t at; /* the file's element of index 0 of the dimensions that are left out */
-} view;
+/* A box for each choice of a run in every dimension. */
+static ar_status fill_boxes(const place *p, const runs *along, ari_piece *t)
+{
+    size_t stride[AR_ST_MAX_DIMS], n = 1;
+    for (int k = 0; k < t->ndim; k++)
+        AR_TRY(ari_mul_size(&n, n, along[k].n));
+    if (n > ARI_MAP_BOXES)
+        return misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
+    AR_TRY(ARI_TAKE(&t->box, p->arena, n, "the pieces of a tensor"));
+    t->boxes = n;
+    ari_row_major(stride, t->ndim, p->entry->shape);
+    for (size_t b = 0; b < n; b++) {
+        ar_dump_box *box = &t->box[b];
+        size_t rest = b;
+        *box = (ar_dump_box){.at = 0};
+        for (int k = t->ndim - 1; k >= 0; k--) {
+            const run one = along[k].run[rest % along[k].n];
+            rest /= along[k].n;
+            box->at += one.local * stride[k];
+            box->global[k] = one.full;
+            box->extent[k] = one.count;
+            box->stride[k] = stride[k];
+        }
+    }
+    return AR_OK;
+}
 
 void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsigned over)
 {
@@ -116,151 +264,59 @@ void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsign
     }
 }
 
-/* Dimension i of the full tensor is which of the view's. */
-static int permuted(const ari_map_rule *r, int i, int dims)
+static ar_status fill_target(const place *p, const runs *along, const char *pattern, ari_piece *t)
 {
-    if (r->permuted > 0)
-        return r->permute[i];
-    return r->transpose && i >= dims - 2 ? 2 * dims - 3 - i : i;
-}
-
-/* A box for each choice of a run in every dimension. */
-static ar_status fill_boxes(const ari_map_place *p, const view *v, ari_piece *t)
-{
-    size_t stride[AR_ST_MAX_DIMS], n = 1;
-    for (int k = 0; k < v->dims; k++)
-        AR_TRY(ari_mul_size(&n, n, v->runs[k]->n));
-    if (n > ARI_MAP_BOXES)
-        return ari_map_misfit(p, "would be %zu pieces, at most %d are supported", n, ARI_MAP_BOXES);
-    AR_TRY(ARI_TAKE(&t->box, p->arena, n, "the pieces of a tensor"));
-    t->boxes = n;
-    ari_row_major(stride, p->entry->ndim, p->entry->shape);
-    for (size_t b = 0; b < n; b++) {
-        ari_map_run run[AR_ST_MAX_DIMS];
-        ar_dump_box *box = &t->box[b];
-        size_t rest = b;
-        box->at = v->at;
-        for (int k = v->dims - 1; k >= 0; k--) {
-            run[k] = v->runs[k]->run[rest % v->runs[k]->n];
-            rest /= v->runs[k]->n;
-            box->at += run[k].local * stride[v->dim[k]];
-        }
-        for (int i = 0; i < v->dims; i++) {
-            const int k = permuted(p->r, i, v->dims);
-            box->global[i] = run[k].full;
-            box->extent[i] = run[k].count;
-            box->stride[i] = stride[v->dim[k]];
-        }
-    }
-    return AR_OK;
-}
-
-static ar_status name_target(const ari_map_place *p, const char *pattern, size_t index, char **name)
-{
-    const char *problem = NULL;
-    if (pattern == NULL)
-        return ari_arena_text(p->arena, name, p->entry->name, "a name");
-    const ar_status st = ari_map_fill(name, pattern, p, index, &problem);
-    return problem == NULL ? st : ari_map_misfit(p, "name '%s' %s", ARI_SHOW(pattern), problem);
-}
-
-static ar_status fill_target(const ari_map_place *p, const view *v, const char *pattern, size_t index, ari_piece *t)
-{
-    ari_piece_set_term(t, &p->m->mesh, p->at, p->r->partial); /* copies are whoever holds the same */
-    t->ndim = v->dims;
-    for (int i = 0; i < v->dims; i++)
-        t->shape[i] = v->full[permuted(p->r, i, v->dims)];
-    AR_TRY(name_target(p, pattern, index, &t->name));
+    *t = (ari_piece){.given = true, .has_shape = true, .more_copies = true, .ndim = p->entry->ndim};
+    ari_piece_set_term(t, &p->m->mesh, p->at, p->source->whole ? 0 : p->r->partial);
+    for (int k = 0; k < t->ndim; k++)
+        t->shape[k] = along[k].full;
+    AR_TRY(pattern ? ari_map_fill(&t->name, p->arena, pattern, &p->match)
+                   : ari_arena_text(p->arena, &t->name, p->entry->name, "a name"));
     AR_TRY(check_packed(p, t->name));
-    return fill_boxes(p, v, t);
+    return fill_boxes(p, along, t);
 }
 
-/* --- one tensor, or several --------------------------------------------------------------------------------------- */
-typedef struct targets {
-    ari_piece *t;
-    size_t n, capacity;
-} targets;
-
-static ar_status add_target(const ari_map_place *p, targets *list, ari_piece **t)
+/* The runs of a block, `first` and `size` of each group's elements, within those of the packed dimension. */
+static ar_status cut_block(const place *p, const runs *all, size_t groups, size_t first, size_t size, runs *out)
 {
-    AR_TRY(ARI_GROW_IN(p->arena, &list->t, &list->capacity, list->n, "the tensors of a mapping"));
-    *t = &list->t[list->n++];
-    **t = (ari_piece){.given = true, .has_shape = true, .more_copies = true};
-    return AR_OK;
-}
-
-/* The runs of block k within those of the packed dimension: from its own start on, group after group. */
-static ar_status cut_block(const ari_map_place *p, const ari_map_runs *runs, size_t full, size_t k, ari_map_runs *out,
-                           size_t *block_full)
-{
-    const size_t groups = p->r->groups > 0 ? p->r->groups : 1, period = full / groups;
-    size_t first = 0, size = 0;
-    for (size_t i = 0; i <= k; i++) {
-        first += size;
-        AR_TRY(ari_map_block_size(p, full, i, &size));
-    }
-    *block_full = size * groups;
-    for (size_t i = 0; i < runs->n; i++) {
-        const ari_map_run *run = &runs->run[i];
-        for (size_t g = run->full / period; g < groups && g * period < run->full + run->count; g++) {
+    const size_t period = all->full / groups;
+    *out = (runs){.full = size * groups};
+    for (size_t i = 0; i < all->n; i++) {
+        const run *one = &all->run[i];
+        for (size_t g = one->full / period; g < groups && g * period < one->full + one->count; g++) {
             size_t start = 0, count = 0;
-            if (!ari_overlap(&start, &count, run->full, run->count, g * period + first, size))
-                continue;
-            AR_TRY(ari_map_runs_add(p, out, run->local + (start - run->full), g * size + (start - g * period - first),
-                                    count));
-            if (out->n > ARI_MAP_BOXES)
-                return ari_map_misfit(p, "would be more than %d pieces", ARI_MAP_BOXES);
+            if (ari_overlap(&start, &count, one->full, one->count, g * period + first, size))
+                AR_TRY(
+                    add_run(p, out, one->local + (start - one->full), g * size + (start - g * period - first), count));
         }
     }
     return AR_OK;
 }
 
-static ar_status take_blocks(const ari_map_place *p, const view *whole, targets *list)
+/* Takes packed tensors apart: a target for each block that has a name. */
+static ar_status take_blocks(const place *p, runs *along, ari_piece *t, size_t *n)
 {
+    const size_t groups = p->r->groups > 0 ? p->r->groups : 1, sum = sum_of_blocks(p->r);
     int dim = 0;
-    AR_TRY(ari_map_block_dim(p, &dim));
+    size_t first = 0, names = 0;
+    const char *name[ARI_MAP_BLOCKS];
+    AR_TRY(find_block_dim(p, &dim));
+    const runs all = along[dim];
     if (dim < p->r->shape_dims && p->r->shape_given[dim])
-        return ari_map_misfit(p, "the rule's shape tells dimension %d, which 'into' takes apart", dim);
+        return misfit(p, "the rule's shape tells dimension %d, which 'into' takes apart", dim);
+    if (all.full % groups != 0 || all.full / groups % sum != 0)
+        return misfit(p, "%zu elements are not %zu times blocks of %zu in all", all.full, groups, sum);
     for (size_t k = 0; k < p->r->blocks; k++) {
-        ari_map_runs runs = {0};
-        view v = *whole;
-        ari_piece *t = NULL;
-        if (p->r->into[k] == NULL)
-            continue;
-        AR_TRY(cut_block(p, whole->runs[dim], whole->full[dim], k, &runs, &v.full[dim]));
-        v.runs[dim] = &runs;
-        AR_TRY(add_target(p, list, &t));
-        AR_TRY(fill_target(p, &v, p->r->into[k], 0, t));
-    }
-    return AR_OK;
-}
-
-static ar_status take_indices(const ari_map_place *p, const view *whole, targets *list)
-{
-    int dim = 0;
-    size_t stride[AR_ST_MAX_DIMS];
-    view v = *whole;
-    AR_TRY(ari_map_block_dim(p, &dim));
-    ari_row_major(stride, p->entry->ndim, p->entry->shape);
-    for (v.dims = 0; v.dims < whole->dims - 1; v.dims++) {
-        const int from = v.dims + (v.dims >= dim);
-        v.dim[v.dims] = from;
-        v.runs[v.dims] = whole->runs[from];
-        v.full[v.dims] = whole->full[from];
-    }
-    if (p->entry->shape[dim] > ARI_MAP_TARGETS)
-        return ari_map_misfit(p, "would be %zu tensors, at most %d are supported", p->entry->shape[dim],
-                              ARI_MAP_TARGETS);
-    for (size_t i = 0; i < whole->runs[dim]->n; i++) {
-        const ari_map_run *run = &whole->runs[dim]->run[i];
-        for (size_t k = 0; k < run->count; k++) {
-            ari_piece *t = NULL;
-            v.at = (run->local + k) * stride[dim];
-            AR_TRY(add_target(p, list, &t));
-            AR_TRY(fill_target(p, &v, p->r->unstack, run->full + k, t));
+        const size_t size = p->r->block[k] * (all.full / groups / sum);
+        if (p->r->into[k] && all.full > 0) {
+            AR_TRY(cut_block(p, &all, groups, first, size, &along[dim]));
+            AR_TRY(fill_target(p, along, p->r->into[k], &t[*n]));
+            name[names++] = t[(*n)++].name;
         }
+        first += size;
     }
-    return AR_OK;
+    const char *repeated = ari_repeated_name(name, names);
+    return repeated ? misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(repeated)) : AR_OK;
 }
 
 const char *ari_repeated_name(const char **name, size_t n)
@@ -272,95 +328,45 @@ const char *ari_repeated_name(const char **name, size_t n)
     return NULL;
 }
 
-static ar_status check_names(const ari_map_place *p, const targets *list)
+static const ari_map_rule *find_rule(const ari_map *m, const char *name, ari_map_match *match)
 {
-    const char **names = NULL;
-    AR_TRY(ARI_TAKE(&names, p->arena, list->n, "names"));
-    for (size_t i = 0; i < list->n; i++)
-        names[i] = list->t[i].name;
-    const char *repeated = ari_repeated_name(names, list->n);
-    if (repeated == NULL)
+    for (size_t i = 0; i < m->rules; i++)
+        if (ari_map_glob_match(m->rule[i].match, name, match))
+            return &m->rule[i];
+    return NULL;
+}
+
+const ari_map_rule *ari_map_places(const ari_map *m, const char *name)
+{
+    ari_map_match match;
+    const ari_map_rule *r = find_rule(m, name, &match);
+    return r && !r->leave && (r->splits > 0 || r->partial != 0) ? r : NULL;
+}
+
+ar_status ari_map_apply(ari_map *m, const ari_map_source *source, ari_piece **gives, size_t *n)
+{
+    static const ari_map_rule whole = {.dim = INT_MAX};
+    place p = {.m = m, .arena = &m->arena, .source = source, .entry = source->entry};
+    runs along[AR_ST_MAX_DIMS] = {{0}};
+    *n = 0;
+    ar_mesh_coords(&m->mesh, source->rank < 0 ? 0 : source->rank, p.at);
+    p.r = find_rule(m, source->entry->name, &p.match);
+    if (source->rank >= m->ranks)
+        return ari_map_bad(m, NULL, "rank %d is none of the mesh's %d", source->rank, m->ranks);
+    if (p.r == NULL && m->all_ruled)
+        return misfit(&p, "no rule matches it; with \"unmatched\": \"whole\" it is a copy on each rank");
+    p.r = p.r ? p.r : &whole;
+    if (p.r->leave)
         return AR_OK;
-    return ari_map_misfit(p, "is taken apart into two tensors of one name, '%s'", ARI_SHOW(repeated));
-}
-
-static ar_status apply_rule(const ari_map_place *p, targets *list)
-{
-    ari_map_runs runs[AR_ST_MAX_DIMS] = {{0}};
-    view v = {.dims = p->entry->ndim};
-    ari_piece *t = NULL;
-    AR_TRY(check_fit(p));
-    for (int d = 0; d < v.dims; d++) {
-        AR_TRY(ari_map_runs_of(p, d, &runs[d], &v.full[d]));
-        v.dim[d] = d;
-        v.runs[d] = &runs[d];
-    }
-    if (p->r->intos > 0) {
-        AR_TRY(take_blocks(p, &v, list));
-    } else if (p->r->unstack != NULL) {
-        AR_TRY(take_indices(p, &v, list));
-    } else {
-        AR_TRY(add_target(p, list, &t));
-        AR_TRY(fill_target(p, &v, p->r->rename, 0, t));
-    }
-    return check_names(p, list);
-}
-
-static ari_map_place place_of(const ari_map *m, int rank, const ar_st_entry *entry)
-{
-    ari_map_place p = {.m = m, .entry = entry, .rank = rank};
-    ar_mesh_coords(&m->mesh, rank < 0 ? 0 : rank, p.at);
-    p.r = find_rule(&p);
-    return p;
-}
-
-static ar_status apply(ari_map_place *p, ari_piece **gives, size_t *n)
-{
-    static const ari_map_rule whole = {.per_block = true};
-    targets list = {0};
-    if (p->rank >= p->m->ranks)
-        return ari_map_bad(p->m, NULL, "rank %d is none of the mesh's %d", p->rank, p->m->ranks);
-    if (p->r == NULL && p->m->all_ruled)
-        return ari_map_misfit(p, "no rule matches it; with \"unmatched\": \"whole\" it is a copy on each rank");
-    if (p->r == NULL)
-        p->r = &whole;
-    if (!p->r->leave)
-        AR_TRY(apply_rule(p, &list));
-    *gives = list.t;
-    *n = list.n;
-    return AR_OK;
-}
-
-ar_status ari_map_apply(ari_map *m, int rank, const ar_st_entry *entry, ari_map_peer peer, void *user,
-                        ari_piece **gives, size_t *n)
-{
-    ari_map_place p = place_of(m, rank, entry);
-    p.arena = &m->arena;
-    p.peer = peer;
-    p.user = user;
-    return apply(&p, gives, n);
-}
-
-ar_status ari_map_apply_to_whole(ari_map *m, int rank, const ar_st_entry *entry, ari_piece **gives, size_t *n)
-{
-    ari_map_place p = place_of(m, rank, entry);
-    p.arena = &m->arena;
-    ari_map_rule rule;
-    if (p.r != NULL) {
-        rule = *p.r;
-        if (rule.dim == INT_MAX && rule.splits > 0)
-            rule.dim = rule.split[0].dim;
-        rule.splits = 0;
-        rule.partial = 0;
-        p.r = &rule;
-    }
-    return apply(&p, gives, n);
-}
-
-bool ari_map_places(const ari_map *m, int rank, const char *name, const ari_map_rule **rule)
-{
-    const ar_st_entry entry = {.name = name};
-    const ari_map_place p = place_of(m, rank, &entry);
-    *rule = p.r;
-    return p.r != NULL && !p.r->leave && (p.r->splits > 0 || p.r->partial != 0);
+    if (p.r->shape_dims > 0 && p.r->shape_dims != p.entry->ndim)
+        return misfit(&p, "has %d dimensions, the rule's shape has %d", p.entry->ndim, p.r->shape_dims);
+    if (source->rank < 0 && !source->whole && (p.r->splits > 0 || p.r->partial != 0))
+        return misfit(&p, "is divided over ranks, but its file is no rank's: key 'files' tells which is");
+    for (int d = 0; d < p.entry->ndim; d++)
+        AR_TRY(find_runs(&p, d, &along[d]));
+    AR_TRY(ARI_TAKE(gives, &m->arena, p.r->intos > 0 ? p.r->intos : 1, "the tensors of a mapping"));
+    if (p.r->intos > 0)
+        return take_blocks(&p, along, *gives, n);
+    *n = 1;
+    return fill_target(&p, along, p.r->rename, *gives);
 }

@@ -130,7 +130,8 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
     AR_TRY(find_folder(&c->path, path));
     AR_TRY(ari_file_is_in(&split, c->path, "rank-00000.safetensors"));
     if (split)
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s: is split among ranks; anyrank reshard merges it", ARI_SHOW(c->path));
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: is split among ranks; python3 -m anyrank.convert merges it",
+                            ARI_SHOW(c->path));
     AR_TRY(ari_file_path(&training, c->path, ARI_CHECKPOINT_TRAINING));
     AR_TRY(ari_checkpoint_read_json(&c->read, training));
     if (h->weights[0] == '\0')
