@@ -29,10 +29,6 @@ const ari_option ari_transport_options[] = {
                             "many ranks as there are processes; process 0 alone prints and writes."),
     ARI_OPTION_FLAG("share-gpus", share_gpus,
                     "with --transport nccl: several processes may use one GPU (slow; for tests)"),
-    ARI_OPTION_FLAG("open-store", open_store,
-                    "with --transport nccl: let processes of other machines join without a job key",
-                    .more = "Whoever reaches process 0's port can then join the job. ANYRANK_JOB_KEY, or a file of its "
-                            "owner's alone that ANYRANK_JOB_KEY_FILE names, lets in only who has the key."),
     {0},
 };
 #undef ARI_VALUES
@@ -159,7 +155,21 @@ static long processes_started(void)
     return n;
 }
 
-/* Who starts several processes means ranks, most of the time. */
+/* Who starts several processes means ranks. torchrun's would each do all of it. */
+static ar_status refuse_several(void)
+{
+    const char *size = getenv("WORLD_SIZE");
+    if (!getenv("RANK") || !size || strtol(size, NULL, 10) <= 1)
+        return AR_OK;
+    return ar_error_set(
+        AR_ERR_ARG,
+        "WORLD_SIZE is %.12s, so this is one of several processes, and without --transport each would do "
+        "all of this by itself: start the ranks by mpirun with --transport mpi; on GPUs give --transport "
+        "nccl, and ANYRANK_NCCL_ID_FILE where mpirun is not the launcher; or start one process, whose "
+        "threads are the ranks",
+        size);
+}
+
 static void tell_of_alone(const ari_common *common)
 {
     if (!common->quiet && !is_another() && processes_started() > 1)
@@ -175,14 +185,12 @@ ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v,
     const ar_process_options o = {.transport = (ar_transport)v->transport,
                                   .timeout_ns = (uint64_t)(timeout_s * 1e9),
                                   .share_gpus = v->share_gpus,
-                                  .open_store = v->open_store,
                                   .check_calls = check_calls};
     *gives = NULL;
     if (v->share_gpus && o.transport != AR_TRANSPORT_NCCL)
         return ar_error_set(AR_ERR_ARG, "--share-gpus is for processes that NCCL connects: give --transport nccl");
-    if (v->open_store && o.transport != AR_TRANSPORT_NCCL)
-        return ar_error_set(AR_ERR_ARG, "--open-store is for processes that NCCL connects: give --transport nccl");
     if (o.transport == AR_TRANSPORT_SIM) {
+        AR_TRY(refuse_several());
         tell_of_alone(values);
         return AR_OK;
     }
@@ -286,10 +294,10 @@ bool ari_transport_is_silent(void)
 enum { SPEAK_AFTER_SECONDS = 2, TELL_SECONDS = 10 };
 
 /* Joins them for nothing but to tell them. The first has said it already; of others it says what the lowest tells. */
-static bool tell_others(const char *transport, bool open_store, int exit_code)
+static bool tell_others(const char *transport, int exit_code)
 {
     ar_process *p = NULL;
-    ar_process_options o = {.timeout_ns = TELL_SECONDS * UINT64_C(1000000000), .open_store = open_store};
+    ar_process_options o = {.timeout_ns = TELL_SECONDS * UINT64_C(1000000000)};
     char why[1024];
     snprintf(why, sizeof why, "%s", ar_error_message());
     if (failed_to_join || !why[0] || ar_transport_parse(&o.transport, transport) != AR_OK)
@@ -322,10 +330,7 @@ void ari_transport_finish(int argc, char *const *argv, int exit_code)
     const char *transport = named_transport(argc, argv);
     if (exit_code == ARI_EXIT_SAME || joined || !transport)
         return;
-    bool open_store = false;
-    for (int i = 1; i < argc; i++)
-        open_store = open_store || strcmp(argv[i], "--open-store") == 0;
-    const bool told = processes_started() > 1 && tell_others(transport, open_store, exit_code);
+    const bool told = processes_started() > 1 && tell_others(transport, exit_code);
     if (!told && errors_fd >= 0 && kept_fd >= 0)
         speak();
 }

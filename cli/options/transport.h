@@ -10,7 +10,7 @@
  * subcommand that can be run under a launcher. */
 typedef struct ari_transport_values {
     int transport; /* ar_transport */
-    bool share_gpus, open_store;
+    bool share_gpus;
 } ari_transport_values;
 
 extern const ari_option ari_transport_options[]; /* of an ari_transport_values */
@@ -20,7 +20,7 @@ AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const 
 /** This process's place among those that the launcher started; *gives = NULL with sim. All are to have been started
  * with the same subcommand and options, those of one process alone apart. Where the launcher's processes do not all
  * come, the program ends with words about it, some seconds after the timeout. check_calls: as ar_process_options.
- * Gives; ari_transport_end. Errors: AR_ERR_ARG (share_gpus or open_store without nccl, other options),
+ * Gives; ari_transport_end. Errors: AR_ERR_ARG (share_gpus without nccl, several processes without a transport, other options),
  * ar_process_create's. */
 AR_NODISCARD ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
                                            const void *values, double timeout_s, bool check_calls);

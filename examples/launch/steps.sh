@@ -10,9 +10,9 @@
 #   TRANSPORT        what connects them: nccl, or mpi between processors (default: by the device)
 #   STEPS            training steps (default 20)
 #   OUT              folder of reports and checkpoint, of process 0 (default anyrank-launch)
-#   ANYRANK_JOB_KEY, ANYRANK_JOB_KEY_FILE
-#                    what the job's processes know each other by (default: a new key in OUT/job-key, so that all machines
-#                    need the same OUT)
+#   ANYRANK_NCCL_ID_FILE
+#                    where process 0 leaves NCCL's id for the others, unless MPI starts them (default: OUT/nccl-id, so
+#                    that all machines need the same OUT)
 #   EXPECT           hash that the weights are to have in the end (default: none is asked for)
 #   ANYRANK          the command (default anyrank)
 
@@ -29,14 +29,7 @@ if [ -e "$OUT/run" ]; then
     exit 2
 fi
 mkdir -p "$OUT"
-if [ "$TRANSPORT" = nccl ] && [ -z "${ANYRANK_JOB_KEY:-}${ANYRANK_JOB_KEY_FILE:-}" ]; then
-    export ANYRANK_JOB_KEY_FILE="$OUT/job-key"
-    own=$ANYRANK_JOB_KEY_FILE.$(uname -n).$$
-    (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$own")
-    # Another machine may be first; and some file systems have no links.
-    ln "$own" "$ANYRANK_JOB_KEY_FILE" 2>/dev/null || [ -s "$ANYRANK_JOB_KEY_FILE" ] || mv "$own" "$ANYRANK_JOB_KEY_FILE"
-    rm -f "$own"
-fi
+export ANYRANK_NCCL_ID_FILE="${ANYRANK_NCCL_ID_FILE:-$OUT/nccl-id}"
 
 if [ "${NODE_RANK:-0}" -eq 0 ]; then
     # Needs no rank: an illegal layout ends here, before many machines are kept waiting for it.

@@ -6,8 +6,8 @@
 #   NODES=2 HEAD=node01:29500 torchrun.sh llama-demo --tp 8 --dp 2 --sp          two
 #   NODES=16 HEAD=node01:29500 torchrun.sh llama-demo --tp 8 --dp 16 --sp        sixteen
 #
-# NODE_RANK: 0 on the machine of HEAD, any other number on the others, which then print nothing of their own. More
-# variables: steps.sh.
+# NODE_RANK: 0 on the machine of HEAD, any other number on the others, which then print nothing of their own. All machines
+# share OUT. More variables: steps.sh.
 set -eu
 
 # check and train have a rendezvous each: a machine that is late finds its own.

@@ -153,11 +153,10 @@ step_training() {
 launch() {
     n=$1
     shift
-    port=$((20000 + $$ % 12000))
     rank=0
     pids=
     while [ $rank -lt "$n" ]; do
-        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank LOCAL_WORLD_SIZE=$n MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+        RANK=$rank WORLD_SIZE=$n LOCAL_RANK=$rank ANYRANK_NCCL_ID_FILE=$logs/$name.nccl-id \
             NCCL_DEBUG=${NCCL_DEBUG:-WARN} NCCL_HOSTID=anyrank-check-$rank NCCL_SOCKET_IFNAME=lo "$@" > "$logs/$name.rank$rank.txt" 2>&1 &
         pids="$pids $!"
         rank=$((rank + 1))

@@ -32,17 +32,15 @@ typedef struct ar_process_options {
     bool share_gpus;        /* NCCL: several processes on one GPU are meant, not a mistake */
     bool check_calls;       /* NCCL: processes compare each collective before its data move, as MPI always does; slower.
                                Without it a mismatch shows when the timeout is over */
-    bool open_store;        /* NCCL without MPI: without a job key, too, processes of other machines may join. Whoever
-                               reaches the port can */
 } ar_process_options;
 
-/** This process's place among those that the launcher started. MPI: by MPI_Init; it carries where rank 0 listens, which
- *  the others must reach by TCP. NCCL: by MPI if mpirun or srun with PMI started it and this build has MPI, else from
- *  the environment as torchrun sets it: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT; of Slurm: SLURM_PROCID,
- *  SLURM_NTASKS, SLURM_LOCALID (clusters.md has all of them), ANYRANK_JOB_KEY or ANYRANK_JOB_KEY_FILE. NCCL itself is
- *  loaded, or what ANYRANK_NCCL names. Collective over all processes. Gives; ar_process_destroy. Errors:
- *  AR_ERR_UNSUPPORTED (a build without it, and how to get it), AR_ERR_ARG (the environment says nothing, or what makes
- *  no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO (the network). */
+/** This process's place among those that the launcher started. MPI: by MPI_Init. NCCL: by MPI if mpirun or srun with PMI
+ *  started it and this build has MPI, else from the environment: of torchrun RANK, WORLD_SIZE, LOCAL_RANK, of Slurm
+ *  SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, and ANYRANK_NCCL_ID_FILE, the path of a file that all processes see, by
+ *  which process 0 gives NCCL's id to the others (clusters.md). NCCL itself is loaded, or what ANYRANK_NCCL names.
+ *  Collective over all processes. Gives; ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to
+ *  get it), AR_ERR_ARG (the environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO
+ *  (the file). */
 AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_options *o);
 /** Collective. After a failure it waits two seconds for the others to have come here too, so that each can tell its
  *  user; where one has not, MPI_Abort ends them all with exit status 1. So print first. Accepts NULL. */

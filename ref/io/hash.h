@@ -33,12 +33,6 @@ void ari_sha256_of(char hex[65], const void *data, size_t bytes);
 ari_sha256_blocks_fn ari_sha256_blocks_portable;
 ari_sha256_blocks_fn *ari_sha256_fastest(void);
 
-/** HMAC-SHA256 (RFC 2104): who does not know the key can neither make it nor tell the key from it. */
-void ari_hmac_sha256(unsigned char mac[ARI_SHA256_BYTES], const void *key, size_t key_bytes, const void *data,
-                     size_t bytes);
-/** Takes the same time wherever the two differ: no one can find a right one byte by byte. */
-bool ari_mac_equal(const unsigned char a[ARI_SHA256_BYTES], const unsigned char b[ARI_SHA256_BYTES]);
-
 /** One hash over named tensors, independent of the order they come in: for each name in byte order, SHA-256 takes the
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major
  *  little-endian data. Errors: AR_ERR_ARG (a NULL or repeated name, missing data), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -38,18 +37,15 @@ nodes = number("nnodes", 1) if name == "torchrun" else int(e["SLURM_JOB_NUM_NODE
 first = int(e.get("NODE_RANK", 0)) * each if name == "torchrun" else 0
 started = []
 for rank in range(first, first + each if name == "torchrun" else nodes * each):
-    of = ({"RANK": rank, "WORLD_SIZE": nodes * each, "LOCAL_RANK": rank % each, "MASTER_ADDR": "localhost",
-           "MASTER_PORT": e["FAKE_PORT"]} if name == "torchrun" else
-          {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": nodes * each, "SLURM_LOCALID": rank % each,
-           "SLURM_STEP_NODELIST": "localhost", "ANYRANK_PORT": e["FAKE_PORT"]})
+    of = ({"RANK": rank, "WORLD_SIZE": nodes * each, "LOCAL_RANK": rank % each} if name == "torchrun" else
+          {"SLURM_PROCID": rank, "SLURM_STEP_NUM_TASKS": nodes * each, "SLURM_LOCALID": rank % each})
     started.append(subprocess.Popen(words[command:], env={**e, **{k: str(v) for k, v in of.items()}}))
 sys.exit(max(process.wait() for process in started))
 '''
 
 # Stands for a launcher, or for the command: writes down how it was called, and runs nothing.
 RECORDER = '''#!/bin/sh
-echo "${0##*/} $*" "rank=${RANK:-} of ${WORLD_SIZE:-} local=${LOCAL_RANK:-} at ${MASTER_ADDR:-}:${MASTER_PORT:-}" \\
-    >> "$RECORD"
+echo "${0##*/} $*" "id=$ANYRANK_NCCL_ID_FILE" >> "$RECORD"
 '''
 
 
@@ -57,7 +53,6 @@ class LaunchTest(Case):
     def setUp(self):
         super().setUp()
         (self.folder / "bin").mkdir()
-        self.port = str(nccl.free_port())
 
     def put(self, name, text):
         path = self.folder / "bin" / name
@@ -67,8 +62,8 @@ class LaunchTest(Case):
 
     def environment(self, **variables):
         return {**nccl.clean_environment(), "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-                "LAUNCH": str(LAUNCH), "DEVICE": "emulated", "STEPS": "2", "RANKS_PER_NODE": "2", "FAKE_PORT": self.port,
-                "HEAD": f"localhost:{self.port}", "OUT": str(self.folder / "out"), "RECORD": str(self.folder / "record"),
+                "LAUNCH": str(LAUNCH), "DEVICE": "emulated", "STEPS": "2", "RANKS_PER_NODE": "2",
+                "HEAD": "localhost:29500", "OUT": str(self.folder / "out"), "RECORD": str(self.folder / "record"),
                 "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                 "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
                 **{name: str(value) for name, value in variables.items()}}
@@ -117,40 +112,12 @@ class Lines(LaunchTest):
                     for run, called in (("check", check), ("train", train)):
                         self.assertTrue(called.startswith(f"{line.replace('RUN', run)} anyrank {run} {same}{runs} "),
                                         called)
+                        self.assertTrue(called.endswith(f" id={self.folder}/out/nccl-id"), called)
                     self.assertIn(" --memory ", check)
                     self.assertIn(" --steps 2 ", train)
 
-    def test_processes_number_their_ranks_over_all_machines(self):
-        for nodes, node in ((1, 0), (2, 1), (16, 15)):
-            (self.folder / "record").unlink(missing_ok=True)
-            lines = self.recorded("processes.sh", "llama-demo", "--tp", 8, NODES=nodes, NODE_RANK=node, HEAD="n1:7")
-            for run in ("check", "train"):
-                of = sorted(re.search(r"rank=.*", line)[0] for line in lines if line.startswith(f"anyrank {run} "))
-                self.assertEqual(of, sorted(f"rank={8 * node + i} of {8 * nodes} local={i} at n1:7" for i in range(8)))
-            self.assertEqual(sum(line.startswith("anyrank plan ") for line in lines), int(node == 0))
-
-    def test_all_machines_have_one_new_key_of_their_owner_s_alone(self):
-        self.put("anyrank", '#!/bin/sh\n[ "$1" = plan ] || echo "$ANYRANK_JOB_KEY $(cat "$ANYRANK_JOB_KEY_FILE")" >> "$RECORD"\n')
-        keys = set()
-        for out in ("one", "two"):
-            started = [self.start("processes.sh", "llama-demo", NODES=3, NODE_RANK=node, OUT=self.folder / out)
-                       for node in range(3)]
-            self.assertEqual([(process.communicate(timeout=1800)[1], process.returncode) for process in started],
-                             [("", 0)] * 3)
-            known = (self.folder / "record").read_text(encoding="utf-8").splitlines()
-            (self.folder / "record").unlink()
-            self.assertEqual((len(known), len(set(known))), (3 * 2 * 2, 1))
-            self.assertRegex(known[0], "^ [0-9a-f]{64}$")
-            keys.add(known[0])
-            self.assertEqual([path.name for path in (self.folder / out).glob("job-key*")], ["job-key"])
-            self.assertEqual((self.folder / out / "job-key").stat().st_mode & 0o777, 0o600)
-        self.assertEqual(len(keys), 2)
-        self.run_launcher("processes.sh", "llama-demo", OUT=self.folder / "three", ANYRANK_JOB_KEY="given by the user")
-        self.assertEqual(set((self.folder / "record").read_text(encoding="utf-8").splitlines()), {"given by the user "})
-        self.assertFalse((self.folder / "three/job-key").exists())
-
     def test_without_arguments_they_say_what_is_missing(self):
-        for launcher in ("processes.sh", "torchrun.sh", "mpirun.sh", "slurm.sbatch"):
+        for launcher in ("torchrun.sh", "mpirun.sh", "slurm.sbatch"):
             status, _, err = self.run_launcher(launcher, NODES=2, SLURM_JOB_NUM_NODES=2, SLURM_NTASKS_PER_NODE=2)
             self.assertEqual(status, 2)
             self.assertIn(f"{launcher}: give a MODEL and a layout of 4 ranks", err)
@@ -162,9 +129,9 @@ class Lines(LaunchTest):
         self.assertIn("out/run is there already: name another folder by OUT", err)
         self.assertFalse((self.folder / "record").exists())
 
-    def test_the_first_status_that_is_not_0_is_the_launcher_s(self):
-        self.put("anyrank", '#!/bin/sh\n[ "$1" != check ] || exit "$((RANK * 3))"\n')
-        status, out, _ = self.run_launcher("processes.sh", "llama-demo", RANKS_PER_NODE=3)
+    def test_a_status_that_is_not_0_is_the_launcher_s(self):
+        self.put("mpirun", "#!/bin/sh\nexit 3\n")
+        status, out, _ = self.run_launcher("mpirun.sh", "llama-demo", RANKS_PER_NODE=3)
         self.assertEqual(status, 3)
         self.assertNotIn("== train", out)
 
@@ -199,9 +166,10 @@ class Runs(LaunchTest):
         self.assertIsNone(run["memory_difference"])
         self.assertTrue((self.folder / "out/run/step-00000002").is_dir())
 
-    def test_processes_of_two_machines(self):
+    def test_torchrun_on_two_machines(self):
+        self.put("torchrun", STARTER)
         layout = ("--tp", 2, "--dp", 2, "--sp")
-        of = [self.start("processes.sh", *MODEL, *layout, NODES=2, NODE_RANK=node, EXPECT=self.expected())
+        of = [self.start("torchrun.sh", *MODEL, *layout, NODES=2, NODE_RANK=node, EXPECT=self.expected())
               for node in (0, 1)]
         first, second = [(process.communicate(timeout=1800), process.returncode) for process in of]
         self.assertEqual((first[0][1], first[1]), ("", 0))
@@ -241,22 +209,16 @@ class Runs(LaunchTest):
         self.assertFalse((self.folder / "record").exists())
 
     def test_another_hash_than_expected_is_a_difference(self):
-        status, out, err = self.run_launcher("processes.sh", *MODEL, RANKS_PER_NODE=1, EXPECT="0" * 64)
+        self.put("torchrun", STARTER)
+        status, out, err = self.run_launcher("torchrun.sh", *MODEL, RANKS_PER_NODE=1, EXPECT="0" * 64)
         self.assertEqual(status, 1, out)
         self.assertRegex(err, r"the weights have the hash [0-9a-f]{64}, expected 0{64}\n")
 
     def test_ranks_that_the_layout_lacks_are_refused(self):
-        status, out, err = self.run_launcher("processes.sh", *MODEL, "--tp", 2, RANKS_PER_NODE=1)
+        self.put("torchrun", STARTER)
+        status, out, err = self.run_launcher("torchrun.sh", *MODEL, "--tp", 2, RANKS_PER_NODE=1)
         self.assertEqual(status, 2, out)
         self.assertIn("start one process for each rank", out + err)
-
-    def test_a_signal_ends_training_with_a_checkpoint(self):
-        started = self.start("processes.sh", *MODEL, "--dp", 2, STEPS=10**7)
-        next(line for line in started.stdout if re.match(r" *1 ", line))  # the first step
-        started.send_signal(signal.SIGTERM)
-        out, err = started.communicate(timeout=1800)
-        self.assertEqual(started.returncode, 143, err)
-        self.assertTrue(list((self.folder / "out/run").iterdir()), out)
 
 
 class Page(LaunchTest):

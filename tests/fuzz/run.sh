@@ -18,7 +18,7 @@ if [ "${1:-}" = --runs ]; then
 fi
 seconds=${1:-60}
 shift || true
-[ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump handshake
+[ $# -gt 0 ] || set -- safetensors header index config plan schedule map placement npy dump
 
 mkdir -p "$build"
 if ! echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |

@@ -12,7 +12,6 @@
 
 #include "anyrank/config.h"
 #include "anyrank/plan.h"
-#include "gpu/cluster/process/handshake.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
 #include "tests/support/temporary.h"
@@ -405,35 +404,6 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
     return 0;
 }
 
-/* What a process or a stranger says first to process 0: behind two bytes, whether there is a key and the size of the
- * pieces in which it comes. With the key, which it does not have, a stranger is let in as no one but the seed. */
-static inline int fuzz_handshake(const uint8_t *data, size_t size)
-{
-    const ari_key key = {.is_set = size > 0 && data[0] % 2 == 1, .at = "fuzz"};
-    const size_t piece = size > 1 ? 1 + (size_t)data[1] : 1;
-    OWNED(free) ari_handshake *h = calloc(1, sizeof *h);
-    ari_heard heard = ARI_HEARD_PART;
-    fuzz_expect(h != NULL && ari_opening_make(&h->own, &key) == AR_OK, "no handshake");
-    memset(h->own.nonce, 7, sizeof h->own.nonce);
-    for (size_t at = 2; at < size && (heard == ARI_HEARD_PART || heard == ARI_HEARD_OPENING);) {
-        size_t n = ari_handshake_wants(h) < piece ? ari_handshake_wants(h) : piece;
-        n = n < size - at ? n : size - at;
-        fuzz_expect(n > 0 && h->have + n <= sizeof h->heard, "more is wanted than there is room for");
-        memcpy((char *)&h->heard + h->have, data + at, n);
-        at += n;
-        heard = ari_handshake_hear(h, &key, n);
-    }
-    const ari_hello *hello = &h->heard.answer.hello;
-    if (heard == ARI_HEARD_PROCESS)
-        fuzz_expect(h->have == sizeof h->heard && memchr(hello->name, 0, sizeof hello->name) != NULL &&
-                        (!key.is_set || strcmp(hello->name, "seed") == 0),
-                    "a stranger was let in");
-    char why[256] = "";
-    ari_heard_explain(why, sizeof why, heard, key.is_set, "another process");
-    fuzz_expect(why[0] != '\0' && memchr(why, 0, sizeof why) != NULL, "no words");
-    return 0;
-}
-
 typedef struct fuzz_target {
     const char *name;
     int (*run)(const uint8_t *data, size_t size);
@@ -447,6 +417,5 @@ static const fuzz_target fuzz_targets[] = {{"safetensors", fuzz_safetensors},
                                            {"map", fuzz_map},
                                            {"placement", fuzz_placement},
                                            {"npy", fuzz_npy},
-                                           {"dump", fuzz_dump},
-                                           {"handshake", fuzz_handshake}};
+                                           {"dump", fuzz_dump}};
 #define FUZZ_TARGETS (sizeof fuzz_targets / sizeof fuzz_targets[0])

@@ -130,22 +130,27 @@ static void mpi_comm_destroy(ar_comm *base)
     free(c);
 }
 
-/* A number that no other communicator has: the members meet at the store as `seq` of `group`, and it counts. */
-static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_t seq, int index, int n)
+/* A number that no other communicator has: the members meet at the store as `seq` of `group`, and the first of them
+ * chooses one of its own. */
+static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_t seq, const int *rank, int n)
 {
     ari_gather_result all;
-    AR_TRY(ari_store_exchange(p->base.store, group, seq, index, n, NULL, 0, &all));
+    const bool first = rank[0] == p->base.rank;
+    uint64_t number = first ? atomic_fetch_add(&p->contexts, 1) : 0;
+    AR_TRY(ari_store_exchange(p->base.store, group, seq, rank, n, &number, sizeof number, &all));
+    memcpy(&number, all.at, sizeof number);
     free(all.memory);
-    if (all.number > (uint64_t)p->last_context)
+    number = number * (uint64_t)p->base.size + (uint64_t)rank[0];
+    if (number > (uint64_t)p->last_context)
         return ar_error_set(AR_ERR_UNSUPPORTED, "this MPI has tags for %d communicators", p->last_context);
-    *context = (int)all.number;
+    *context = (int)number;
     return AR_OK;
 }
 
-/* The groups of one split have one context, for no two of them share a rank, but each an id. */
-static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, int index, int context, int color)
+/* The groups of one split have one context, for no two of them share a rank, but each an id, by its first rank. */
+static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, int index, int context)
 {
-    const uint64_t id = ari_flight_id((uint64_t)context, (uint64_t)color, 0);
+    const uint64_t id = ari_flight_id((uint64_t)context, (uint64_t)rank[0], 0);
     ari_mpi_comm *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
     pthread_mutex_init(&c->lock, NULL); /* which on Linux needs nothing that could be missing */
@@ -172,8 +177,8 @@ ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *process, ar_device *d
     AR_TRY(ARI_ALLOC(&rank, (size_t)n, "ranks"));
     for (int i = 0; i < n; i++)
         rank[i] = i;
-    AR_TRY(agree_context(&context, p, NO_PARENT, ++p->comms, process->rank, n));
-    return make_comm(gives, p, rank, n, process->rank, context, 0);
+    AR_TRY(agree_context(&context, p, NO_PARENT, ++p->comms, rank, n));
+    return make_comm(gives, p, rank, n, process->rank, context);
 }
 
 static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
@@ -181,7 +186,7 @@ static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
     const ari_mpi_rendezvous *m = &c->all;
     ARI_OWNED int *members = NULL;
     int index = 0, context = 0;
-    AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->index, m->group->n));
+    AR_TRY(agree_context(&context, c->p, m->group->id, m->open.seq, m->group->rank, m->group->n));
     if (color < 0)
         return AR_OK;
     AR_TRY(ARI_ALLOC(&members, (size_t)m->group->n, "the ranks of a split"));
@@ -190,7 +195,7 @@ static ar_status make_split(ar_comm **gives, ari_mpi_comm *c, int color)
         index = members[i] == m->index ? i : index;
         members[i] = m->group->rank[members[i]];
     }
-    return make_comm(gives, c->p, members, n, index, context, color);
+    return make_comm(gives, c->p, members, n, index, context);
 }
 
 static ar_status mpi_split(ar_comm **gives, ar_comm *base, int color, int key)

@@ -10,23 +10,25 @@
 #include "gpu/cluster/process/flight.h"
 
 /* Ranks as MPI processes. Shared by the files of this folder alone: process.c (what the launcher started), wire.c
- * (calls of MPI, and waiting), rendezvous.c (what the ranks of a group call), comm.c, parts.c and direct.c (what moves).
- * How a failure ends all processes is the store's business (process/store.h).
+ * (calls of MPI, and waiting), link.c (the store's messages), rendezvous.c (what the ranks of a group call), comm.c,
+ * parts.c and direct.c (what moves). How a failure ends all processes is the store's business (process/store.h).
  *
  * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
  *   wait, and communicators do not wait for each other.
- * - All data go through one MPI communicator. An ar_comm is a context: a number that the store gives out once, and with
- *   it some tags. So making and destroying one needs nothing collective of MPI, which might not return. */
+ * - All data go through one MPI communicator, and the store's messages through another. An ar_comm is a context: a number
+ *   that its first member chooses once, and with it some tags. So making and destroying one needs nothing collective of
+ *   MPI, which might not return. */
 
 typedef struct ari_mpi {
     ar_process base; /* first */
-    MPI_Comm data;
-    bool owns_mpi;        /* MPI was initialised here, and ends here */
-    bool one_at_a_time;   /* the library takes calls of one thread at a time */
-    pthread_mutex_t turn; /* whose turn it is then */
-    int last_context;     /* the largest that this MPI has tags for */
-    uint64_t comms;       /* made by ar_process_comm */
-    pthread_mutex_t lock; /* of what this process is in, for reports */
+    MPI_Comm data, control;
+    bool owns_mpi;             /* MPI was initialised here, and ends here */
+    bool one_at_a_time;        /* the library takes calls of one thread at a time */
+    pthread_mutex_t turn;      /* whose turn it is then */
+    int last_context;          /* the largest that this MPI has tags for */
+    _Atomic uint64_t contexts; /* that this process has chosen */
+    uint64_t comms;            /* made by ar_process_comm */
+    pthread_mutex_t lock;      /* of what this process is in, for reports */
     ari_flight flight;
     atomic_bool abandoned; /* requests that no peer will answer are left behind */
     /* Held for each call of MPI; for writing to close: what was left behind reads and writes memory that is about to be
@@ -93,6 +95,9 @@ enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
 /** Most of the first message with which a member sends its call, which is short everywhere. */
 enum { ARI_MPI_FIRST_BYTES = 512 };
 
+/** Before a call of MPI; false: there are to be no more. Where true: ari_mpi_leave after it. */
+bool ari_mpi_enter(ari_mpi *p);
+void ari_mpi_leave(ari_mpi *p);
 /* All give AR_ERR_IO, with MPI's words, where MPI fails. `bytes` fits an int. */
 AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives);
 AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives);
@@ -108,6 +113,11 @@ ar_status ari_mpi_error(int rc, const char *what);
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
 /** Waits for all requests of m. An error: the world has ended, and the requests are dropped. */
 AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
+
+/* --- link.c ------------------------------------------------------------------------------------------------------- */
+
+/** The store's messages, over p->control. Gives; its destroy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_mpi_link_create(ari_link **gives, ari_mpi *p);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "gpu/cluster/mpi/mpi_impl.h"
-#include "gpu/cluster/process/net.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 
@@ -36,10 +35,13 @@ bool ari_process_mpi_launched(void)
     return false;
 }
 
-/* The launcher of another MPI starts processes that do not find each other: each is alone. */
+/* The launcher of another MPI, and torchrun, start processes that do not find each other: each is alone. */
 static ar_status check_launcher(int size)
 {
-    const char *other = getenv(other_size);
+    const char *other = getenv(other_size), *torch = getenv("WORLD_SIZE");
+    if (size == 1 && torch && atoi(torch) > 1)
+        return ar_error_set(
+            AR_ERR_ARG, "WORLD_SIZE is %.12s, but MPI started this process alone: start the ranks by mpirun", torch);
     if (size > 1 || !other || atoi(other) <= 1)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
@@ -88,6 +90,8 @@ static void mpi_destroy(ar_process *base)
     if (failed)
         ari_mpi_take_away(p);
     const bool in_order = (all || !failed) && !atomic_load(&p->abandoned);
+    ari_store_destroy(base->store);
+    base->store = NULL;
     if (in_order)
         MPI_Comm_free(&p->data);
     if (p->owns_mpi) {
@@ -116,76 +120,38 @@ static ar_status start_mpi(ari_mpi *p)
     return AR_OK;
 }
 
-static ar_status find_place(ari_mpi *p, bool *one_machine)
+static ar_status copy_world(MPI_Comm *gives)
 {
+    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, gives), "MPI_Comm_dup"));
+    return ari_mpi_error(MPI_Comm_set_errhandler(*gives, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+}
+
+static ar_status find_place(ari_mpi *p)
+{
+    static MPI_Comm control = MPI_COMM_NULL; /* until MPI ends: a failure leaves messages behind in it */
     MPI_Comm machine;
-    int *most = NULL, known = 0, here = 0;
+    int *most = NULL, known = 0;
     AR_TRY(ari_mpi_error(MPI_Comm_rank(MPI_COMM_WORLD, &p->base.rank), "MPI_Comm_rank"));
     AR_TRY(ari_mpi_error(MPI_Comm_size(MPI_COMM_WORLD, &p->base.size), "MPI_Comm_size"));
     AR_TRY(check_launcher(p->base.size));
     AR_TRY(ari_mpi_error(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine),
                          "MPI_Comm_split_type"));
     AR_TRY(ari_mpi_error(MPI_Comm_rank(machine, &p->base.local_rank), "MPI_Comm_rank"));
-    AR_TRY(ari_mpi_error(MPI_Comm_size(machine, &here), "MPI_Comm_size"));
     AR_TRY(ari_mpi_error(MPI_Comm_free(&machine), "MPI_Comm_free"));
-    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, &p->data), "MPI_Comm_dup"));
-    AR_TRY(ari_mpi_error(MPI_Comm_set_errhandler(p->data, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
+    AR_TRY(copy_world(&p->data));
+    if (control == MPI_COMM_NULL)
+        AR_TRY(copy_world(&control));
+    p->control = control;
     AR_TRY(ari_mpi_error(MPI_Comm_get_attr(p->data, MPI_TAG_UB, (void *)&most, &known), "MPI_Comm_get_attr"));
     p->last_context = (known ? *most : 32767) / ARI_MPI_USES - 1;
-    *one_machine = here == p->base.size;
     return AR_OK;
 }
 
-/* Process 0's invitation to the others, sent by MPI, whose connections are not ours to guard: whoever has them has the
- * key. */
-typedef struct invitation {
-    int32_t port; /* 0: it cannot listen */
-    uint64_t job;
-    ari_key key;     /* of this store alone */
-    char hosts[512]; /* of process 0; or why it cannot */
-} invitation;
-
-/* Those of other machines have no way to where all are on one. */
-static ar_status invite(invitation *i, int *listener, bool one_machine)
+static ar_status join(ari_mpi *p)
 {
-    int port = 0;
-    i->job = ari_now_ns() ^ (uint64_t)getpid() << 32;
-    snprintf(i->hosts, sizeof i->hosts, "127.0.0.1");
-    if (!one_machine)
-        ari_net_own_hosts(i->hosts, sizeof i->hosts);
-    ar_status st = ari_key_make(&i->key);
-    if (st == AR_OK)
-        st = ari_net_listen(listener, &port, one_machine ? i->hosts : NULL, 0);
-    i->port = port;
-    if (st != AR_OK)
-        snprintf(i->hosts, sizeof i->hosts, "%s", ar_error_message());
-    return st;
-}
-
-/* MPI has brought the processes together, so that only a network could keep them waiting: for that as long as usual,
- * however short the user's timeout. */
-#define JOIN_NS UINT64_C(60000000000)
-
-static ar_status join(ari_mpi *p, bool one_machine)
-{
-    const uint64_t timeout_ns = p->base.options.timeout_ns;
-    invitation to = {.port = 0};
-    ari_store_options o = {.rank = p->base.rank,
-                           .size = p->base.size,
-                           .timeout_ns = timeout_ns > JOIN_NS ? timeout_ns : JOIN_NS,
-                           .listener = -1};
-    if (o.size > 1) {
-        const ar_status st = o.rank == 0 ? invite(&to, &o.listener, one_machine) : AR_OK;
-        AR_TRY(ari_mpi_error(MPI_Bcast(&to, sizeof to, MPI_BYTE, 0, p->data), "MPI_Bcast"));
-        AR_TRY(st);
-        if (to.port == 0)
-            return ar_error_set(AR_ERR_IO, "%s", to.hosts);
-    }
-    o.job = to.job;
-    o.key = to.key;
-    o.port = to.port;
-    o.host = to.hosts;
-    AR_TRY(ari_store_create(&p->base.store, &o));
+    ari_link *link = NULL;
+    AR_TRY(ari_mpi_link_create(&link, p));
+    AR_TRY(ari_store_create(&p->base.store, link, p->base.options.timeout_ns));
     ari_store_watch(p->base.store, &(ari_watcher){.view = view, .user = p});
     return AR_OK;
 }
@@ -193,7 +159,6 @@ static ar_status join(ari_mpi *p, bool one_machine)
 ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
 {
     ari_mpi *p = NULL;
-    bool one_machine = false;
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
     pthread_mutex_init(&p->turn, NULL); /* locks of Linux need nothing that could be missing */
     pthread_mutex_init(&p->lock, NULL);
@@ -202,9 +167,9 @@ ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o
     p->base = (ar_process){.ops = &mpi_ops, .options = *o, .comm = ari_mpi_comm_create};
     ar_status st = start_mpi(p);
     if (st == AR_OK)
-        st = find_place(p, &one_machine);
+        st = find_place(p);
     if (st == AR_OK)
-        st = join(p, one_machine);
+        st = join(p);
     if (st == AR_OK) {
         *gives = &p->base;
         return AR_OK;

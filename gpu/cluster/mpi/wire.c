@@ -30,22 +30,21 @@ void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const 
 
 /* --- calls of MPI ------------------------------------------------------------------------------------------------- */
 
-static void leave(ari_mpi *p)
+void ari_mpi_leave(ari_mpi *p)
 {
     pthread_rwlock_unlock(&p->calls);
     if (p->one_at_a_time)
         pthread_mutex_unlock(&p->turn);
 }
 
-/* Before a call of MPI; false: there are to be no more. Where true: leave() after it. */
-static bool enter(ari_mpi *p)
+bool ari_mpi_enter(ari_mpi *p)
 {
     if (p->one_at_a_time)
         pthread_mutex_lock(&p->turn);
     pthread_rwlock_rdlock(&p->calls);
     const bool open = !p->closed;
     if (!open)
-        leave(p);
+        ari_mpi_leave(p);
     return open;
 }
 
@@ -67,19 +66,19 @@ ar_status ari_mpi_error(int rc, const char *what)
 
 ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    if (!enter(p))
+    if (!ari_mpi_enter(p))
         return closed();
     const int rc = MPI_Isend(from, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
-    leave(p);
+    ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Isend");
 }
 
 ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives)
 {
-    if (!enter(p))
+    if (!ari_mpi_enter(p))
         return closed();
     const int rc = MPI_Irecv(to, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
-    leave(p);
+    ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Irecv");
 }
 
@@ -87,10 +86,10 @@ ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag,
  * before. index [n]: which. */
 static ar_status test(ari_mpi *p, MPI_Request *requests, int n, int *ended, int *index)
 {
-    if (!enter(p))
+    if (!ari_mpi_enter(p))
         return closed();
     const int rc = MPI_Testsome(n, requests, ended, index, MPI_STATUSES_IGNORE);
-    leave(p);
+    ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Testsome");
 }
 
@@ -107,7 +106,7 @@ static void close_calls(ari_mpi *p)
 static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
 {
     int done = 0;
-    if (!enter(p))
+    if (!ari_mpi_enter(p))
         return true;
     /* A sent message needs no cancelling: a peer that failed asks for it no more. */
     for (int i = 0; cancel && i < n; i++) {
@@ -115,7 +114,7 @@ static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
             (void)MPI_Cancel(&requests[i]);
     }
     const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
-    leave(p);
+    ari_mpi_leave(p);
     return rc == MPI_SUCCESS && done;
 }
 
@@ -137,7 +136,7 @@ void ari_mpi_take_away(ari_mpi *p)
     for (int here = 1, size = 0, done = 0; here;) {
         MPI_Message m;
         MPI_Status status;
-        if (!enter(p))
+        if (!ari_mpi_enter(p))
             return;
         int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
         if (rc == MPI_SUCCESS && here)
@@ -148,7 +147,7 @@ void ari_mpi_take_away(ari_mpi *p)
         if (here && rc == MPI_SUCCESS && done)
             rc = MPI_Mrecv(bytes, ARI_MPI_FIRST_BYTES, MPI_BYTE, &m, &status);
         here = here && rc == MPI_SUCCESS && done;
-        leave(p);
+        ari_mpi_leave(p);
     }
 }
 

@@ -104,26 +104,18 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
     return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
 }
 
-static int index_in(const ari_flight_group *g, int rank)
-{
-    int i = 0;
-    while (i < g->n && g->rank[i] != rank)
-        i++;
-    return i;
-}
-
 /* Compares the call with those of the other members of the group. */
 static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call)
 {
     ari_store *store = c->world->store;
     ari_calls calls;
     char why[768];
-    AR_TRY(ari_calls_exchange(&calls, store, g->id, g->entered, index_in(g, c->world->rank), g->rank, g->n, call));
+    AR_TRY(ari_calls_exchange(&calls, store, g->id, g->entered, g->rank, g->n, call));
     ar_status st = ari_calls_compare(&calls.group, why, sizeof why);
     ari_calls_fini(&calls);
     if (st != AR_OK) { /* every member finds the same, and keeps it */
         st = ar_error_set(st, "%s", why);
-        ari_store_agree_failed(store, st);
+        ari_store_agree_failed(store, st, g->rank, g->n);
     }
     return st;
 }

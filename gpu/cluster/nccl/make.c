@@ -129,7 +129,7 @@ static ar_status enter_by_id(ari_nccl_comm *c)
     ari_gather_result all;
     if (r == 0)
         AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
-    AR_TRY(ari_store_exchange(w->store, c->id, MEET_ID, r, n, &id, r == 0 ? sizeof id : 0, &all));
+    AR_TRY(ari_store_exchange(w->store, c->id, MEET_ID, c->group->rank, n, &id, r == 0 ? sizeof id : 0, &all));
     const bool whole = all.start[1] - all.start[0] == sizeof id;
     if (whole)
         memcpy(&id, all.at, sizeof id);
@@ -226,8 +226,8 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
         AR_TRY(new_comm(gives, w, ari_flight_id(c->id, number, 0), c->group->rank, 1, 0));
         return warm_up(*gives);
     }
-    AR_TRY(ari_calls_exchange(&calls, w->store, ari_flight_id(c->id, UINT64_MAX, UINT64_MAX), number, c->base.rank,
-                              c->group->rank, c->base.size, call));
+    AR_TRY(ari_calls_exchange(&calls, w->store, ari_flight_id(c->id, UINT64_MAX, UINT64_MAX), number, c->group->rank,
+                              c->base.size, call));
     ar_status st = ari_alloc((void **)&rank, (size_t)c->base.size, sizeof *rank, "ranks of a group");
     if (st == AR_OK && call->color >= 0) {
         const int n = ari_group_members_of(&calls.group, call->color, rank);
@@ -368,14 +368,14 @@ static ar_status compare_places(const ari_nccl_world *w, const ari_gather_result
     return AR_OK;
 }
 
-static ar_status compare_all(ari_nccl_world *w, const ar_process *p)
+static ar_status compare_all(ari_nccl_world *w, const ar_process *p, const int *rank)
 {
     place here;
     ari_gather_result all;
     const ar_status known = read_place(&here, w, p);
     if (known != AR_OK) /* the others would wait */
         return ari_nccl_world_fail(w, known);
-    AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, w->rank, w->size, &here, sizeof here, &all));
+    AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, rank, w->size, &here, sizeof here, &all));
     const ar_status st = compare_places(w, &all);
     free(all.memory);
     return st;
@@ -392,7 +392,7 @@ static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_p
     AR_TRY(new_comm(gives, w, WORLD_ID, rank, w->size, w->rank));
     AR_TRY(ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call));
     if (w->size > 1) {
-        AR_TRY(compare_all(w, p));
+        AR_TRY(compare_all(w, p, rank));
         AR_TRY(enter_by_id(*gives));
     }
     AR_TRY(warm_up(*gives));

@@ -139,7 +139,7 @@ ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const void *bytes, s
     return ari_call_decode(&k->group.slot[i].call, &k->p2p[i], bytes, size, k->group.n);
 }
 
-ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index, int *rank, int n,
+ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int *rank, int n,
                              const ari_call *call)
 {
     size_t size = 0;
@@ -148,7 +148,7 @@ ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uin
     AR_TRY(ari_call_encoded_bytes(&size, call, n));
     AR_TRY(ari_alloc(&bytes, size, 1, "a call as bytes"));
     ari_call_encode(bytes, call, n);
-    AR_TRY(ari_store_exchange(c, group, seq, index, n, bytes, size, &all));
+    AR_TRY(ari_store_exchange(c, group, seq, rank, n, bytes, size, &all));
     ari_calls k;
     ar_status st = ari_calls_init(&k, rank, n);
     if (st != AR_OK) {

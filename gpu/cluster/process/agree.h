@@ -28,6 +28,6 @@ AR_NODISCARD ar_status ari_calls_init(ari_calls *gives, int *rank, int n);
 AR_NODISCARD ar_status ari_calls_take(ari_calls *k, int i, uint64_t seq, const void *bytes, size_t size);
 /** The members exchange their calls; arguments of ari_store_exchange. rank [n], of the world, is borrowed as long.
  *  Gives; ari_calls_fini. Errors: those of ari_store_exchange, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int index,
-                                          int *rank, int n, const ari_call *call);
+AR_NODISCARD ar_status ari_calls_exchange(ari_calls *gives, ari_store *c, uint64_t group, uint64_t seq, int *rank,
+                                          int n, const ari_call *call);
 void ari_calls_fini(ari_calls *k);

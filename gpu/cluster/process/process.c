@@ -7,6 +7,7 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/names.h"
+#include "ref/core/size.h"
 #include "ref/core/text.h"
 
 /* All others wait for process 0 alone, which waits for them: it is to find out first who keeps it waiting. */
@@ -60,24 +61,36 @@ void ar_process_abort(ar_process *p, ar_status st, const char *why)
 
 /* --- what is moved for the host: values of the store -------------------------------------------------------------- */
 
-static ar_status get(ar_process *p, const ari_store_value *v, ari_gather_result *gives)
+static ar_status get(ar_process *p, uint64_t group, const int *rank, int n, const void *bytes, size_t size,
+                     ari_gather_result *gives)
 {
     char who[128];
     const uint64_t ns = ari_deadline_ns(p->options.timeout_ns, p->rank == 0 ? 0 : PATIENCE_NS);
     snprintf(who, sizeof who, "rank %d waited %.3f s in a %s of the processes", p->rank, (double)ns * 1e-9,
-             v->n == 1 ? "broadcast" : "gather");
-    return ari_store_get(p->store, v, ns, who, gives);
+             n == 1 ? "broadcast" : "gather");
+    return ari_store_get(p->store, group, p->calls, rank, n, bytes, size, ns, who, gives);
+}
+
+/* Gives the ranks from `first` on. */
+static ar_status ranks_from(int **gives, const ar_process *p, int first)
+{
+    AR_TRY(ARI_ALLOC(gives, (size_t)p->size, "ranks"));
+    for (int i = 0; i < p->size - first; i++)
+        (*gives)[i] = first + i;
+    return AR_OK;
 }
 
 ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
 {
-    const ari_store_value v = {.seq = ++p->calls, .n = 1, .readers = p->size - 1};
+    ARI_OWNED int *rank = NULL;
     ari_gather_result all;
+    p->calls++;
     if (p->size == 1)
         return AR_OK;
+    AR_TRY(ranks_from(&rank, p, 1));
     if (p->rank == 0)
-        return ari_store_set(p->store, &v, bytes, n);
-    AR_TRY(get(p, &v, &all));
+        return ari_store_set(p->store, ARI_STORE_BROADCAST, p->calls, rank, p->size - 1, bytes, n);
+    AR_TRY(get(p, ARI_STORE_BROADCAST, &(int){0}, 1, NULL, 0, &all));
     const size_t comes = all.start[1];
     if (comes == n)
         ari_copy_bytes(bytes, all.at, n);
@@ -94,13 +107,14 @@ ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
 
 ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n)
 {
-    const ari_store_value v = {.seq = ++p->calls, .index = p->rank, .n = p->size, .readers = 1};
+    ARI_OWNED int *rank = NULL;
     ari_gather_result all;
     *gives = NULL;
-    AR_TRY(ari_store_set(p->store, &v, bytes, n));
+    p->calls++;
     if (p->rank != 0)
-        return AR_OK;
-    AR_TRY(get(p, &v, &all));
+        return ari_store_set(p->store, ARI_STORE_GATHER, p->calls, &(int){0}, 1, bytes, n);
+    AR_TRY(ranks_from(&rank, p, 0));
+    AR_TRY(get(p, ARI_STORE_GATHER, rank, p->size, bytes, n, &all));
     const size_t total = all.start[p->size];
     char *copy = malloc(total > 0 ? total : 1);
     if (copy)

@@ -3,7 +3,7 @@
 
 #include "gpu/cluster/process/store.h"
 
-/* Ways for processes to find each other: by MPI, or by a launcher's variables. Then all of them have a store. */
+/* Ways for processes to find each other: by MPI, or by a launcher's variables and a file. Then all of them have a store. */
 typedef struct ari_process_ops {
     void (*abort)(ar_process *p, ar_status st, const char *why);
     void (*destroy)(ar_process *p);
@@ -20,5 +20,5 @@ struct ar_process {
     ar_status (*comm)(ar_comm **gives, ar_process *p, ar_device *d);
 };
 
-/** Processes that are connected by sockets. */
-AR_NODISCARD ar_status ari_process_tcp_create(ar_process **gives, const ar_process_options *o);
+/** Processes that a launcher's variables number and the file ANYRANK_NCCL_ID_FILE connects. */
+AR_NODISCARD ar_status ari_process_file_create(ar_process **gives, const ar_process_options *o);

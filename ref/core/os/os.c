@@ -20,9 +20,6 @@
 #elif ARI_OS_DARWIN
 #include <mach-o/dyld.h>
 #endif
-#if ARI_OS_LINUX || ARI_OS_DARWIN
-#include <sys/random.h>
-#endif
 
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
@@ -339,26 +336,6 @@ int ari_rename_exchange(int at, const char *a, const char *b)
     (void)renameat(at, between, at, b);
     errno = error;
     return -1;
-#endif
-}
-
-/* --- chance ------------------------------------------------------------------------------------------------------- */
-
-bool ari_random(void *bytes, size_t n)
-{
-#if ARI_OS_LINUX || ARI_OS_DARWIN
-    enum { AT_ONCE = 256 }; /* more is refused */
-    for (size_t at = 0; at < n; at += AT_ONCE) {
-        if (getentropy((char *)bytes + at, n - at < AT_ONCE ? n - at : AT_ONCE) != 0)
-            return false;
-    }
-    return true;
-#else
-    const int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
-    const ssize_t got = fd >= 0 ? read(fd, bytes, n) : -1;
-    if (fd >= 0)
-        close(fd);
-    return got == (ssize_t)n;
 #endif
 }
 

@@ -39,9 +39,6 @@ void ari_end_with_parent(void);
 /** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */
 const char *ari_library_place(void *library);
 
-/** Fills `bytes` with what no one can guess. False with errno. */
-bool ari_random(void *bytes, size_t n);
-
 /** A file open for writing that has no name in the folder, and vanishes with the process. -1 where there is no such
  *  thing, or no way to name it later. */
 int ari_unnamed_open(const char *folder);

@@ -31,7 +31,7 @@ ar_status ar_process_create(ar_process **gives, const ar_process_options *o)
     ar_process_options options = *o;
     options.timeout_ns = o->timeout_ns ? o->timeout_ns : LONGEST_WAIT_NS;
     const bool by_mpi = o->transport == AR_TRANSPORT_MPI || ari_process_mpi_launched();
-    AR_TRY(by_mpi ? ari_process_mpi_create(gives, &options) : ari_process_tcp_create(gives, &options));
+    AR_TRY(by_mpi ? ari_process_mpi_create(gives, &options) : ari_process_file_create(gives, &options));
     if (o->transport == AR_TRANSPORT_NCCL)
         (*gives)->comm = ari_nccl_comm_create;
     return AR_OK;

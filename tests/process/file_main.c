@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Processes that find each other by sockets: four of this machine, started as torchrun would. */
+/* Processes that find each other by a file: four of this machine, started as torchrun would. */
 #include <stdatomic.h>
 
 #include "gpu/cluster/process/process.h"
@@ -13,7 +13,7 @@ enum { RANKS = 4 };
 static ar_status join(ar_process **p, uint64_t timeout_ns)
 {
     const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .timeout_ns = timeout_ns};
-    return ari_process_tcp_create(p, &o);
+    return ari_process_file_create(p, &o);
 }
 
 static ar_status expect(bool ok, const char *what)
@@ -126,21 +126,6 @@ static ar_status one_never_comes(int rank, void *arg)
     return st;
 }
 
-static ar_status two_programs(int rank, void *arg)
-{
-    (void)arg;
-    OWNED(ar_process_destroy) ar_process *p = NULL;
-    char byte = 0;
-    OWNED(free) void *all = NULL;
-    AR_TRY(join(&p, LIMIT_NS));
-    ar_status st = rank == 1 ? ar_process_gather(p, &all, NULL, &byte, 1) : ar_process_broadcast(p, &byte, 1);
-    if (st == AR_OK)
-        st = ar_process_gather(p, &all, NULL, &byte, 1);
-    if (st == AR_OK)
-        st = ar_process_broadcast(p, &byte, 1);
-    return st == AR_ERR_MISMATCH ? AR_ERR_ABORTED : st;
-}
-
 static ar_status only_join(int rank, void *arg)
 {
     (void)rank;
@@ -150,94 +135,41 @@ static ar_status only_join(int rank, void *arg)
     return AR_OK;
 }
 
-static ar_status join_as_two(int rank, void *arg)
-{
-    forked_set("RANK", rank == 3 ? 2 : rank);
-    return only_join(rank, arg);
-}
-
 static ar_status join_as_three(int rank, void *arg)
 {
     forked_set("WORLD_SIZE", rank == 2 ? RANKS + 1 : RANKS);
-    return only_join(rank, arg);
+    const ar_status st = only_join(rank, arg);
+    return st == AR_ERR_ARG ? AR_ERR_ABORTED : st; /* process 0 keeps its own status */
 }
 
 static ar_status one_stays_away(int rank, void *arg)
 {
-    return rank == 2 ? ar_error_set(AR_ERR_TIMEOUT, "s: rank 2") : only_join(rank, arg);
+    if (rank == 2)
+        return ar_error_set(AR_ERR_ABORTED, "s in a gather of the processes for rank 2");
+    const ar_status st = only_join(rank, arg);
+    return st == AR_ERR_TIMEOUT ? AR_ERR_ABORTED : st; /* process 0 keeps its own status */
 }
 
-/* Three come, of which one goes again before the fourth is there. */
-static ar_status one_goes(int rank, void *arg)
+/* What an earlier run left: a file that has rank 0's answers to others, and one of another program. */
+static void earlier_run(void)
 {
-    const uint64_t *ns = arg;
-    uint64_t longer = 8 * *ns;
-    if (rank == 1)
-        alarm((unsigned)(*ns / SHORT_NS)); /* the end of the process */
-    return rank == 2 ? ar_error_set(AR_ERR_ABORTED, "rank 1 (process") : only_join(rank, &longer);
-}
-
-/* A web client, one that says half a greeting, one that says nothing: the others come together all the same. */
-static void strangers(void)
-{
+    static const char *const contents[] = {"",
+                                           "no file of ours, and longer than the head of a message of one would be"};
     uint64_t ns = LIMIT_NS;
-    forked f = forked_begin(RANKS);
-    const int port = forked_port();
-    char answer[8];
-    for (int r = 0; r < RANKS - 1; r++)
-        forked_start(&f, r, port, only_join, &ns);
-    int fd[3];
-    for (int i = 0; i < 3; i++)
-        fd[i] = connect_to(port);
-    check(write(fd[0], "GET / HTTP/1.1\r\n\r\n", 18) == 18, "strangers", "nothing written");
-    check(write(fd[1], "anyrank", 8) == 8, "strangers", "nothing written");
-    check(read(fd[0], answer, sizeof answer) <= 0, "strangers", "a web client was answered");
-    forked_start(&f, RANKS - 1, port, only_join, &ns);
-    forked_finish(&f, AR_OK, "", "strangers");
-    for (int i = 0; i < 3; i++)
-        close(fd[i]);
-}
-
-static ar_status join_other_job(int rank, void *arg)
-{
-    if (rank == 3)
-        setenv("ANYRANK_JOB", "another", 1);
-    return only_join(rank, arg);
-}
-
-/* The stranger is told at once; the others wait on for their own rank 3. */
-static void another_job(void)
-{
-    uint64_t ns = LIMIT_NS;
-    forked f = forked_begin(RANKS);
-    const int port = forked_port();
-    int how = 0;
-    for (int r = 0; r < RANKS; r++)
-        forked_start(&f, r, port, join_other_job, &ns);
-    check(waitpid(f.pid[3], &how, 0) == f.pid[3] && how == 0, "another job", "the stranger ended badly");
-    check(f.end[3].status == AR_ERR_ARG && strstr(f.end[3].text, "another job"), "another job", f.end[3].text);
-    for (int r = 0; r < 3; r++)
-        check(waitpid(f.pid[r], &how, WNOHANG) == 0, "another job", "one that did not wait");
-    for (int r = 0; r < 3; r++) {
-        kill(f.pid[r], SIGKILL);
-        waitpid(f.pid[r], &how, 0);
+    for (size_t i = 0; i < 1 + sizeof contents / sizeof *contents; i++) {
+        forked f = forked_begin(RANKS);
+        FILE *left = fopen(f.path, "w");
+        if (!left || (i > 0 && fputs(contents[i - 1], left) < 0) || fclose(left) != 0)
+            exit(2);
+        for (int r = 1; r < RANKS; r++)
+            forked_start(&f, r, all_calls, &ns);
+        forked_sleep(0.05); /* in which they take it for theirs */
+        forked_start(&f, 0, all_calls, &ns);
+        check(forked_wait(&f, -1), "an earlier run's file", "a process ended badly");
+        forked_expect(&f, -1, AR_OK, "", "an earlier run's file");
+        check(access(f.path, F_OK) != 0, "an earlier run's file", "a file is left");
+        forked_end_all(&f);
     }
-    forked_end_all(&f);
-}
-
-/* Rank 0 finds the port taken, by one that speaks no language of ours. */
-static void port_taken(void)
-{
-    uint64_t ns = SHORT_NS;
-    forked f = forked_begin(2);
-    const int port = forked_port(), fd = listen_at(INADDR_LOOPBACK, port);
-    for (int r = 0; r < 2; r++)
-        forked_start(&f, r, port, only_join, &ns);
-    check(forked_wait(&f, -1), "port taken", "a process ended badly");
-    check(f.end[0].status == AR_ERR_IO && strstr(f.end[0].text, "ANYRANK_PORT"), "port taken", f.end[0].text);
-    check(f.end[1].status == AR_ERR_TIMEOUT, "port taken", f.end[1].text);
-    forked_end_all(&f);
-    close(fd);
 }
 
 typedef struct variables {
@@ -247,8 +179,7 @@ typedef struct variables {
 static ar_status join_with(int rank, void *arg)
 {
     const variables *v = arg;
-    static const char *const all[] = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-                                      "MASTER_ADDR", "MASTER_PORT"};
+    static const char *const all[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "ANYRANK_NCCL_ID_FILE"};
     static char set[256]; /* stays in the environment */
     (void)rank;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -265,30 +196,18 @@ static const variables wrong[] = {
     {"no world size", "RANK=0", "WORLD_SIZE is not set"},
     {"no rank", "WORLD_SIZE=2", "RANK is not set"},
     {"no local rank", "RANK=0 WORLD_SIZE=2", "LOCAL_RANK is not set"},
-    {"no address", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "MASTER_ADDR is not set"},
-    {"no port", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=::1", "MASTER_PORT is not"},
     {"rank too large", "RANK=2 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is 2 and WORLD_SIZE is 2"},
     {"no number", "RANK=1x WORLD_SIZE=2 LOCAL_RANK=0", "RANK is '1x'"},
     {"negative", "RANK=-1 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is '-1'"},
     {"huge", "RANK=99999999999999999999 WORLD_SIZE=2 LOCAL_RANK=0", "RANK is '999"},
-    {"no such port", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=65536", "MASTER_PORT is '65536'"},
-    {"no such host",
-     "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=300.1.1.1.1 MASTER_PORT=9 ANYRANK_JOB_KEY=0123456789abcdef",
-     "MASTER_ADDR '300.1.1.1.1': "},
-    {"a key that can be guessed",
-     "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=::1 MASTER_PORT=9 ANYRANK_JOB_KEY=secret",
-     "the job key of ANYRANK_JOB_KEY has 6 characters"},
+    {"local rank too large", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=2", "LOCAL_RANK is 2 and WORLD_SIZE is 2"},
+    {"no file", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0", "name a file by ANYRANK_NCCL_ID_FILE"},
+    {"no such folder", "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 ANYRANK_NCCL_ID_FILE=/nonexistent/id",
+     "ANYRANK_NCCL_ID_FILE /nonexistent/id: No such file or directory"},
+    {"nobody else", "RANK=1 WORLD_SIZE=2 LOCAL_RANK=0 ANYRANK_NCCL_ID_FILE=/nonexistent/id",
+     "for rank 0; ANYRANK_NCCL_ID_FILE, here /nonexistent/id, must name one file for all"},
     {"half of Slurm", "SLURM_PROCID=0 SLURM_LOCALID=0", "SLURM_NTASKS is not set"},
-    {"Slurm without an address", "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0", "MASTER_ADDR is not set"},
-    {"Slurm's list of hosts",
-     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_NODELIST=127.0.0.[1-4,9] SLURM_JOB_ID=4711",
-     "did not answer at 127.0.0.1, port 14711"},
-    {"two machines of Slurm",
-     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NNODES=2 SLURM_STEP_NODELIST=192.0.2.[1-2] SLURM_JOB_ID=4711",
-     "MASTER_ADDR '192.0.2.1' is no loopback address, and whoever reaches port 14711 could join the job"},
-    {"one machine of Slurm, by its name",
-     "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=1 SLURM_NNODES=1 SLURM_STEP_NODELIST=192.0.2.1 SLURM_JOB_ID=4711",
-     "did not answer at 127.0.0.1, port 14711"},
+    {"Slurm without a file", "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_LOCALID=0", "name a file by ANYRANK_NCCL_ID_FILE"},
 };
 
 static void environment(void)
@@ -298,38 +217,6 @@ static void environment(void)
         forked f = forked_run(1, join_with, &v, -1, v.what);
         check(f.end[0].status != AR_OK && strstr(f.end[0].text, v.words), v.what, f.end[0].text);
         forked_end_all(&f);
-    }
-}
-
-/* torchrun listens on MASTER_PORT itself, as here somebody does: the next port is used. IPv6 too. */
-static ar_status join_beside_store(int rank, void *arg)
-{
-    setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
-    if (*(const bool *)arg)
-        setenv("MASTER_ADDR", "::1", 1);
-    return all_calls(rank, NULL);
-}
-
-static bool has_ipv6(void)
-{
-    struct sockaddr_in6 a = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-    const int fd = socket(AF_INET6, SOCK_STREAM, 0);
-    const bool has = fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof a) == 0;
-    if (fd >= 0)
-        close(fd);
-    return has;
-}
-
-static void torchrun(void)
-{
-    for (int six = 0; six <= has_ipv6(); six++) {
-        bool arg = six;
-        forked f = forked_begin(RANKS);
-        const int port = forked_port(), fd = listen_at(INADDR_ANY, port);
-        for (int r = 0; r < RANKS; r++)
-            forked_start(&f, r, port, join_beside_store, &arg);
-        forked_finish(&f, AR_OK, "", six ? "torchrun, IPv6" : "torchrun");
-        close(fd);
     }
 }
 
@@ -347,14 +234,13 @@ typedef struct world_case {
 static const world_case worlds[] = {
     {"four processes", all_calls, AR_OK, "", .ns = LIMIT_NS},
     {"rank 0 comes late", all_calls_late, AR_OK, "", .ns = LIMIT_NS},
-    {"killed in a gather", killed_in_gather, AR_ERR_ABORTED, "rank 2 (process", .ns = LIMIT_NS, .killed = 2},
+    {"killed in a gather", killed_in_gather, AR_ERR_ABORTED, "rank 2 is gone", .ns = LIMIT_NS, .killed = 2},
     {"one aborts", one_aborts, AR_ERR_ABORTED, "rank 3 aborted: the loss is NaN", .ns = LIMIT_NS},
     {"one does not come", one_never_comes, AR_ERR_ABORTED, "for rank 1", .ns = LIMIT_NS},
-    {"two programs", two_programs, AR_ERR_ABORTED, "processes disagree", .ns = LIMIT_NS},
-    {"two of one rank", join_as_two, AR_ERR_ARG, "two processes have rank 2", .ns = LIMIT_NS},
-    {"another size", join_as_three, AR_ERR_ARG, "rank 2 (process", .ns = LIMIT_NS},
-    {"one stays away", one_stays_away, AR_ERR_TIMEOUT, "s: rank 2", .ns = SHORT_NS, .in_time = true},
-    {"one goes again", one_goes, AR_ERR_ABORTED, "rank 1 (process", .ns = SHORT_NS, .killed = 1, .in_time = true},
+    {"another size", join_as_three, AR_ERR_ABORTED, "rank 2 was started as one of 5 processes, process 0 as one of 4",
+     .ns = LIMIT_NS},
+    {"one stays away", one_stays_away, AR_ERR_ABORTED, "s in a gather of the processes for rank 2", .ns = SHORT_NS,
+     .in_time = true},
 };
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
@@ -379,7 +265,7 @@ static void run_world(const world_case *w)
     }
 }
 
-static void (*const others[])(void) = {strangers, another_job, port_taken, torchrun, environment};
+static void (*const others[])(void) = {earlier_run, environment};
 
 static void run_case(size_t i)
 {
