@@ -6,7 +6,6 @@
 /** The part of ar_parallel_check that is about the stages. */
 AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
 
-
 /** "3,5,4"; "": evenly. */
 #define ARI_STAGES_TEXT (6 * AR_MAX_STAGES + 1)
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);

@@ -486,6 +486,17 @@ class SGLang(FolderCase):
         with self.assertRaisesRegex(anyrank.AnyrankError, "need the mapping"):
             convert.convert(self.path / "source", self.path / "full", full=True)
 
+    def test_ranks_of_unequal_sizes_get_the_full_extent(self) -> None:
+        import torch
+        whole = torch.arange(15.0).reshape(5, 3)
+        self.dump(0, "x", whole, "t h", "one")
+        for rank, part in enumerate(whole.split([3, 2])):
+            self.dump(rank, "x", part.clone(), "t[tp] h", info={"tp_rank": rank, "tp_size": 2})
+        with convert.as_dump(self.path / "one") as (one, _), convert.as_dump(self.path / "source") as (many, mapping):
+            assert mapping is not None
+            self.assertEqual(json.loads(pathlib.Path(mapping).read_text())["tensors"][0]["shape"], [5, None])
+            self.assertEqual(anyrank_json("verify", one, many, "--map", mapping)["result"], "same")
+
     def test_dims_become_shards_and_summands(self) -> None:
         import torch
         zigzag: typing.Any = {"dim": 0, "zigzag": True}
