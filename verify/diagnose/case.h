@@ -325,8 +325,6 @@ struct ari_cause {
     const char *text;  /* {name} is a fact, {name:.3g} a number in another form; after a newline, what to look at */
 };
 
-/** Adds a row's text up to its newline, with what the trace states, else what the case does (NULL: nothing). */
-void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text);
 /** The trace's cause; fills the last fields of the trace. */
 void ari_match_cause(ari_trace *t, const ari_case *c);
 /** Notes the share of the differences' squares that a hypothesis leaves, true or not, under the cause of such a trace.

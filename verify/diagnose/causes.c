@@ -183,9 +183,10 @@ static void say_fact(ari_text *out, const ari_fact *f, const char *form)
         ari_say(out, "%.*g", precision, f->number);
 }
 
-void ari_fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
+/* Adds a row's text up to its newline, with what the trace states, else what the case does. */
+static void fill_sentence(ari_text *out, ari_trace *t, const ari_case *c, const char *text)
 {
-    const ari_trace of_case = c ? facts_of_case(c) : (ari_trace){.facts = 0};
+    const ari_trace of_case = facts_of_case(c);
     while (*text) {
         const size_t plain = strcspn(text, "{\n");
         ari_say(out, "%.*s", (int)plain, text);
@@ -239,12 +240,12 @@ void ari_match_cause(ari_trace *t, const ari_case *c)
     if (!t->cause)
         return;
     t->evidence = (ar_evidence){.cause = t->cause->id};
-    ari_fill_sentence(&hint, t, c, t->cause->text);
-    ari_fill_sentence(&looks, t, c, t->cause->looks);
+    fill_sentence(&hint, t, c, t->cause->text);
+    fill_sentence(&looks, t, c, t->cause->looks);
     for (const ari_cause *row; (row = ari_cause_at(++i)) != NULL;) { /* what rows after it add */
         own = own && !row->id && row->kind == ARI_FOUND_NOTHING;
         if (!row->id && (own || row->kind == t->kind) && meets(row, c, flags))
-            ari_fill_sentence(&hint, t, c, row->text);
+            fill_sentence(&hint, t, c, row->text);
     }
 }
 
