@@ -44,7 +44,6 @@ typedef struct ari_shifts {
     int32_t least, most; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
 } ari_shifts;
 
-
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
 
 /* The exact contraction is made in tiles of the result that stay in the cache. gemm_exact.c cuts the result, spreads
@@ -148,7 +147,6 @@ static inline size_t ari_round_up8(size_t n)
 
 /* Row loops from exact integer sums to fp32 and to int64 limbs. A sum arrives as two binary64 halves that are integers,
  * S = hi*2^13 + lo (exact/portable.c), or as an int64. No loop's result depends on where a row is cut. */
-
 
 /** y[j] = fl32(fl64(S_j)*row*scale[j]) for |hi|, |lo| <= 2^53. */
 void ari_round_halves(float *y, const double *hi, const double *lo, double row, const double *scale, size_t n);

@@ -143,7 +143,6 @@ extern const ari_llama_form ari_config_ministral, ari_config_olmo3, ari_config_e
 /** Whose own keys of the rotation say what the form has. */
 AR_NODISCARD ar_status ari_config_gpt_neox(ar_config *c, const ari_json_at *at);
 
-
 /* --- which keys of the attention a layer sees --------------------------------------------------------------------- */
 /** For a model whose layers have no window: refuses keys that set one. */
 AR_NODISCARD ar_status ari_config_window_none(const ari_json_at *at);

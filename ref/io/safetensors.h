@@ -38,7 +38,6 @@ AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, s
                                            const char *path);
 void ari_st_header_free(ari_st_header *h);
 
-
 /** Elements of a shape, multiplied from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
  *  official library. False where it overflows. */
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);

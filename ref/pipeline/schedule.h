@@ -83,8 +83,6 @@ static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micr
     return (size_t)stage * (size_t)s->micro_batches + (size_t)micro;
 }
 
-
-
 /* Times of stages and micro-batches: at[k * stages + stage] of those from first[k] on, up to first[k + 1]. */
 typedef struct ari_pp_timed {
     const ar_pp_times *at;

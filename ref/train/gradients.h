@@ -58,4 +58,3 @@ static inline const ari_claim *ari_claim_of(const ari_claims *t, size_t rank, si
 {
     return (const ari_claim *)(ari_claims_header_of(t, rank) + 1) + i;
 }
-
