@@ -787,6 +787,4 @@ MUTANTS = [
      "scratch + (size_t)((r + n + 1 - k) % n) * PIECE_BYTES, count);", "mpi/mpi_test"),
     ("a late rank of a group is named by its place in the group", "gpu/cluster/mpi/wire.c",
      "missing[found++] = m->group->rank[k];", "missing[found++] = k;", "mpi/mpi_test"),
-    ("the groups of one split have one name at the store", "gpu/cluster/mpi/comm.c",
-     "(uint64_t)rank[0], 0);", "0 * (uint64_t)rank[0], 0);", "mpi/mpi_test"),
 ]

@@ -147,10 +147,10 @@ static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_
     return AR_OK;
 }
 
-/* The groups of one split have one context, for no two of them share a rank, but each an id, by its first rank. */
+/* The groups of one split have one context and one id, for no two of them share a rank. */
 static ar_status make_comm(ar_comm **gives, ari_mpi *p, const int *rank, int n, int index, int context)
 {
-    const uint64_t id = ari_flight_id((uint64_t)context, (uint64_t)rank[0], 0);
+    const uint64_t id = ari_flight_id((uint64_t)context, 0, 0);
     ari_mpi_comm *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
     pthread_mutex_init(&c->lock, NULL); /* which on Linux needs nothing that could be missing */
