@@ -61,8 +61,8 @@ def summary(rows):
     others = [row for row in rows if row["bytes"]]
     curves = [row for row in rows if row["losses_10"]]
     return (f"{len(ended)} of the {len(rows)} faults end the run with an error, because ranks disagree about a collective or "
-            f"one of them left it out. {len(modules)} need a module with an unused parameter or another mean, whose bytes are "
-            f"not predicted. Of the other {len(others)}, {sum(row['bytes'] == 'as predicted' for row in others)} move the "
+            f"one of them left it out. {len(modules)} needs a module with an unused parameter, whose bytes are not predicted. "
+            f"Of the other {len(others)}, {sum(row['bytes'] == 'as predicted' for row in others)} move the "
             f"predicted bytes, and {sum(row['first'] == BYTES_ALONE for row in rows)} shows in the bytes alone. "
             f"Of {len(curves)} whose losses were compared, {below(curves, 'losses_20', SMALL)} move the loss by less than "
             f"{SMALL:g} % in 20 steps, and {below(curves, 'losses_10', UNSEEN)} by less than {UNSEEN:g} % in each of the first "

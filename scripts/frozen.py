@@ -177,7 +177,7 @@ RUNS = {
                    f"check {GQA} --dp 2 --zero 3 --steps 1 --batch 2 --seq 8 --skip-f64 --dump TMP/zero"],
     "check-inject-text": ["check --inject column_dx_not_reduced --steps 1 --batch 2 --seq 8 --skip-f64",
                           "check --inject row_bias_every_rank", "check --inject pp_tied_not_summed --json -",
-                          "check --inject hsdp_copies_not_summed", "check --inject document_boundaries_local",
+                          "check --inject zero_shards_misaligned", "check --inject attention_over_documents",
                           "check --inject collective_order_swapped --skip-f64 --schedule 3"],
     "train": [f"train {GQA} --steps 6 --batch 4 --seq 16 --tp 2 --save TMP/run --save-every 3",
               "train --resume TMP/run --dp 2 --zero 2 --steps 8 --save TMP/run --json -"],

@@ -104,7 +104,6 @@ struct ar_ctx {
     double loss_scale;              /* 1: none */
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
     size_t layers;                  /* of the model that was made last; 0: none was */
-    size_t own_experts;             /* of a layer of it, on this rank */
     ari_routed routed;              /* by this rank */
     const ari_known_routes *routes; /* of a device without contents; NULL: the experts in turn. Borrowed */
     uint64_t seed;

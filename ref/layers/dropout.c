@@ -47,8 +47,7 @@ typedef struct dropped {
 
 static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *p)
 {
-    char other[sizeof d->name];
-    ar_dropout w = {.key = ari_stream_key(p->seed, ari_fault_layer_name(other, sizeof other, ctx, d->name, false)),
+    ar_dropout w = {.key = ari_stream_key(p->seed, d->name),
                     .step = ari_fault_mask_step(ctx),
                     .threshold = ari_dropout_threshold(ctx->dropout),
                     .scale = ari_dropout_scale(ctx->dropout)};

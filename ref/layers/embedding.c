@@ -117,7 +117,6 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
 {
     ar_positions own = ari_own_positions(ctx, batch->seq, true);
     const size_t count = ar_positions_count(&own);
-    own = ari_fault_positions(ctx, batch->seq, true, own);
     if (ar_faulty(ctx, AR_FAULT_positions_local))
         own = ar_positions_whole(count);
     return ari_token_positions(ctx, row_of, batch, &own);

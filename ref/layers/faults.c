@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/faults.h"
 
+#include <ctype.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ref/layers/attention/context_parallel.h"
@@ -28,8 +31,6 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
 {
     if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
         d->seed += (uint64_t)ar_comm_rank(ctx->tp);
-    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
-        d->seed += (uint64_t)ar_comm_rank(ctx->dp);
     if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
         move_to_first_shard(&d->from, ar_comm_rank(ctx->tp));
     if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
@@ -37,18 +38,16 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
         d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
         d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
     }
-    ari_fault_source(&d->from, ctx, p->name);
+    ari_fault_source(&d->from, ctx);
 }
 
 /* kv_replica_wrong_head: of parts that neighbouring ranks hold copies of, rank r takes part r mod P of the P there are.
  * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx, const char *name)
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
 {
     const bool head = from->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
     const bool one_block = from->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
     const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
-    if (strstr(name, ".sinks") && ar_faulty(ctx, AR_FAULT_sinks_of_first_heads))
-        move_to_first_shard(from, (int)r);
     for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
         for (int d = 0; d < from->ndim; d++) {
             ar_box *b = &from->box[k];
@@ -57,6 +56,30 @@ void ari_fault_source(ar_layout *from, const ar_ctx *ctx, const char *name)
                     head ? r % (n / (size_t)from->replicas) * b->extent[d] : r * (from->shape[d] / n) + b->local[d];
         }
     }
+}
+
+/* The layer's number in its stage. */
+static size_t local_layer(const ar_ctx *ctx, size_t layer)
+{
+    const size_t stages = (size_t)(ar_comm_size(ctx->pipeline) * ctx->layout.virtual_stages);
+    size_t first = 0, count = 0;
+    for (size_t i = 0; i < stages && layer >= first + count; i++)
+        ar_stage_layers(&first, &count, &ctx->layout.stages, ctx->layers, stages, i);
+    return layer - first;
+}
+
+const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name)
+{
+    const char *dot = ctx->layers > 0 && ar_faulty(ctx, AR_FAULT_pp_layers_local) ? strchr(name, '.') : NULL;
+    for (; dot; dot = strchr(dot + 1, '.')) {
+        char *end = NULL;
+        const size_t layer = isdigit((unsigned char)dot[1]) ? strtoul(dot + 1, &end, 10) : ctx->layers;
+        if (layer >= ctx->layers || *end != '.')
+            continue;
+        snprintf(out, cap, "%.*s.%zu%s", (int)(dot - name), name, local_layer(ctx, layer), end);
+        return out;
+    }
+    return name;
 }
 
 /* As where gradients are reduced as they become ready: each two neighbours change places. */
@@ -81,15 +104,6 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
-
-/* As where a module writes its output over its input. */
-ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, const ar_tensor *y)
-{
-    const size_t n = ar_tensor_count(x);
-    if (!ar_faulty(ctx, AR_FAULT_recompute_stale_input) || n != ar_tensor_count(y) || x->data.ptr == y->data.ptr)
-        return AR_OK;
-    return ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), n * ar_dtype_bytes(x->dtype));
-}
 
 /* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx)
@@ -215,24 +229,6 @@ ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *ow
     return ari_axis_put(ctx, dy->data, ar_const(own->data), &a, ar_comm_rank(ctx->tp), own->dtype);
 }
 
-ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy)
-{
-    const ar_tensor rows = ar_tensor_rows(dy);
-    const size_t n = (size_t)ar_comm_size(ctx->tp), each = dy->shape[dy->ndim - 2] / n;
-    for (size_t i = 0; i < rows.shape[0] / each; i++) {
-        const ar_tensor part = ar_tensor_slice(&rows, 0, i * each, each);
-        if (i % n != (size_t)ar_comm_rank(ctx->tp))
-            AR_TRY(ARI_KERNEL(ctx, fill, &part, 0.0f));
-    }
-    return AR_OK;
-}
-
-/* A sum over ranks of which each has the same. */
-static ar_status sum_of_equals(ar_ctx *ctx, const ar_tensor *t)
-{
-    return ARI_KERNEL(ctx, scale, t, t, (float)ar_comm_size(ctx->tp));
-}
-
 ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 {
     const ar_tensor rows = ar_tensor_rows(dy), latents = ar_tensor_slice(&rows, 1, 0, rows.shape[1] - shared);
@@ -240,16 +236,10 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
     if (shared == 0 || !ar_faulty(ctx, AR_FAULT_latent_grads_summed_again))
         return AR_OK;
     AR_TRY(ari_copy_of(ctx, &work, &latents));
-    AR_TRY(sum_of_equals(ctx, &work));
+    AR_TRY(ARI_KERNEL(ctx, scale, &work, &work, (float)ar_comm_size(ctx->tp)));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &latents, &work));
     ar_ctx_release(ctx, &work);
     return AR_OK;
-}
-
-ar_status ari_fault_shared_key(ar_ctx *ctx, const ar_tensor *dy)
-{
-    const bool faulty = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed);
-    return faulty ? sum_of_equals(ctx, dy) : AR_OK;
 }
 
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
@@ -287,39 +277,27 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
-/* y of the first columns of x [rows, width], with the statistics of all. */
-static ar_status normalise_wider(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
-                                 const ar_param *bias, const ar_tensor *y, const ar_tensor *mean, const ar_tensor *rstd,
-                                 const ar_tensor *x)
-{
-    const size_t width = x->shape[1];
-    ar_tensor wide, wide_weight, wide_bias;
-    AR_TRY(pad(ctx, &wide, y, width));
-    AR_TRY(pad_param(ctx, &wide_weight, weight, width));
-    if (bias)
-        AR_TRY(pad_param(ctx, &wide_bias, bias, width));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide, mean->data, rstd->data, x, ar_const(wide_weight.data),
-                      bias ? ar_const(wide_bias.data) : (ar_cbuf){NULL}, eps));
-    const ar_tensor from = ar_tensor_slice(&wide, 1, 0, y->shape[1]);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
-    ARI_RELEASE(ctx, &wide, &wide_weight);
-    if (bias)
-        ar_ctx_release(ctx, &wide_bias);
-    return AR_OK;
-}
-
-/* As in vectorised kernels: the statistics cover the width rounded up to a power of two, and the padded rows stay for
- * the backward pass. */
+/* norm_padded_lanes, as in vectorised kernels: the statistics cover the width rounded up to a power of two, and the padded
+ * rows stay for the backward pass. */
 static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                   const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                   const ar_tensor *rstd, const ar_tensor *x)
 {
     size_t width = 1;
-    ar_tensor wide;
+    ar_tensor wide, made, wide_weight, wide_bias = {.data = {NULL}};
     while (width < x->shape[1])
         width *= 2;
     AR_TRY(pad(ctx, &wide, x, width));
-    return normalise_wider(ctx, kind, eps, weight, bias, y, mean, rstd, &wide);
+    AR_TRY(ar_ctx_tensor(ctx, &made, wide.dtype, wide.ndim, wide.shape));
+    AR_TRY(pad_param(ctx, &wide_weight, weight, width));
+    if (bias)
+        AR_TRY(pad_param(ctx, &wide_bias, bias, width));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &made, mean->data, rstd->data, &wide, ar_const(wide_weight.data),
+                      ar_const(wide_bias.data), eps));
+    const ar_tensor from = ar_tensor_slice(&made, 1, 0, y->shape[1]);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
+    ARI_RELEASE(ctx, &wide_bias, &wide_weight, &made, &wide);
+    return AR_OK;
 }
 
 ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
@@ -330,19 +308,6 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
     if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
         return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
-    return AR_OK;
-}
-
-ar_status ari_fault_latent_norm(ar_ctx *ctx, const ar_tensor *y, const ar_norm_saved *rows, const ar_tensor *row,
-                                const ar_param *gain)
-{
-    ar_tensor all;
-    if (!ar_faulty(ctx, AR_FAULT_latent_norm_before_split))
-        return AR_OK;
-    AR_TRY(ari_copy_of(ctx, &all, row));
-    const ar_tensor y_rows = ar_tensor_rows(y), x_rows = ar_tensor_rows(&all);
-    AR_TRY(normalise_wider(ctx, AR_NORM_RMS, AR_LATENT_EPS, gain, NULL, &y_rows, &rows->mean, &rows->rstd, &x_rows));
-    ar_ctx_release(ctx, &all);
     return AR_OK;
 }
 
@@ -420,39 +385,6 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
     return ARI_KERNEL(ctx, fill, context, 0.0f);
 }
 
-/* to = from, of which the last dimension's i-th part is the one `by` after it, in a circle. */
-static ar_status turn(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, size_t by)
-{
-    const int d = from->ndim - 1;
-    const size_t n = from->shape[d];
-    const ar_tensor head = ar_tensor_slice(from, d, 0, by), rest = ar_tensor_slice(from, d, by, n - by);
-    const ar_tensor last = ar_tensor_slice(to, d, n - by, by), first = ar_tensor_slice(to, d, 0, n - by);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &first, &rest));
-    return ARI_KERNEL(ctx, copy_strided, &last, &head);
-}
-
-ar_status ari_fault_sinks(ar_ctx *ctx, ar_cbuf *sinks, size_t heads)
-{
-    ar_tensor own, turned;
-    if (!sinks->ptr || heads < 2 || !ar_faulty(ctx, AR_FAULT_sinks_head_off_by_one))
-        return AR_OK;
-    AR_TRY(ar_tensor_view(&own, AR_F32, 1, &heads, (ar_buf){(void *)(uintptr_t)sinks->ptr}));
-    AR_TRY(ar_like(ctx, &turned, &own));
-    *sinks = ar_const(turned.data);
-    return turn(ctx, &turned, &own, 1);
-}
-
-ar_status ari_fault_sink_terms(ar_ctx *ctx, const ar_tensor *terms)
-{
-    ar_tensor was;
-    if (terms->shape[2] < 2 || !ar_faulty(ctx, AR_FAULT_sinks_head_off_by_one))
-        return AR_OK;
-    AR_TRY(ari_copy_of(ctx, &was, terms));
-    AR_TRY(turn(ctx, terms, &was, terms->shape[2] - 1));
-    ar_ctx_release(ctx, &was);
-    return AR_OK;
-}
-
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
 {
     const int n = ar_comm_size(ctx->ring);
@@ -461,4 +393,21 @@ ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own
         AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
     }
     return AR_OK;
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t first,
+                                 size_t count)
+{
+    const size_t slots = ar_tensor_count(weight);
+    ARI_OWNED float *host = NULL;
+    ARI_OWNED int32_t *chosen = NULL;
+    AR_TRY(ARI_ALLOC(&host, slots, "weights of slots"));
+    AR_TRY(ARI_ALLOC(&chosen, slots, "experts of slots"));
+    AR_TRY(ar_ctx_download_floats(ctx, host, weight));
+    AR_TRY(ar_ctx_download(ctx, chosen, expert));
+    for (size_t i = 0; i < slots; i++)
+        host[i] = (size_t)chosen[i] - first < count ? host[i] : 0.0f;
+    return ar_ctx_upload(ctx, weight, host);
 }

@@ -16,11 +16,13 @@ typedef struct ari_draw {
     ar_layout from; /* the boxes of the full tensor */
 } ari_draw;
 
-/** init_replica_differs, dp_init_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
+/** init_replica_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
-/** kv_replica_wrong_head, gate_up_interleaved_wrong, sinks_of_first_heads: the boxes of the full tensor that a rank takes
- *  the parameter's values from. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx, const char *name);
+/** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes the parameter's
+ *  values from. */
+void ari_fault_source(ar_layout *from, const ar_ctx *ctx);
+/** pp_layers_local, of what a parameter is drawn or read by: the name with another layer in it, in `out`, or the name. */
+const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: the place among n that this rank reduces in i's turn. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
 /** if dp_broadcast_over_world */
@@ -30,21 +32,8 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right);
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
 
-/** recompute_stale_input: after y = module(x), of which x alone is kept. */
-AR_NODISCARD ar_status ari_fault_kept_input(ar_ctx *ctx, const ar_tensor *x, const ar_tensor *y);
 /** recompute_new_dropout_mask: the step whose masks are drawn. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx);
-
-/* --- pipelines (faults_pipeline.c) -------------------------------------------------------------------------------- */
-
-/** pp_layers_local, pp_chunks_contiguous, of what a parameter is drawn or read by (values); pp_dropout_layer_local, of
- *  what a mask is drawn by: the name with another layer in it, in `out`, or the name. */
-const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name, bool values);
-/** pp_stage_divides: what a stage received, before it goes backward from it. */
-AR_NODISCARD ar_status ari_fault_stage_gradient(ar_ctx *ctx, const ar_tensor *dy, int micro_batches);
-/** pp_stale_activation, pp_stale_gradient: what a stage received. before: what it did before, in the step's memory;
- *  data NULL: nothing yet. */
-AR_NODISCARD ar_status ari_fault_received(ar_ctx *ctx, ar_fault fault, ar_tensor *before, const ar_tensor *taken);
 
 /* --- linear ------------------------------------------------------------------------------------------------------- */
 
@@ -66,14 +55,9 @@ AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const 
 /** qkv_gathered_three_times: x is placed twice more, as the change says, for nobody. */
 AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag);
-/** sp_router_grad_local, of a replicated layer whose tokens are shared out: of dY [.., positions, out], gathered, the
- *  other ranks' positions become zero. */
-AR_NODISCARD ar_status ari_fault_own_tokens(ar_ctx *ctx, const ar_tensor *dy);
 /** latent_grads_summed_again: before the weights' gradients the dY of a layer of which heads of all ranks take the last
  *  `shared` features; 0: they take none. */
 AR_NODISCARD ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy);
-/** sp_latent_key_grad_summed: the gradient of what all heads share. */
-AR_NODISCARD ar_status ari_fault_shared_key(ar_ctx *ctx, const ar_tensor *dy);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
  *  are other ones than without a fault. */
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row);
@@ -85,8 +69,6 @@ AR_NODISCARD ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
  *  the rank. dy [tokens, out], x [tokens, in]. */
 AR_NODISCARD ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy,
                                                       const ar_tensor *x);
-/** grad(p) += what the gradient of `from` is so far. */
-AR_NODISCARD ar_status ari_fault_add_gradient_of(ar_ctx *ctx, ar_param *p, const ar_param *from);
 /** Multiplies the gradient that p has accumulated so far by a factor. */
 AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor);
 
@@ -96,10 +78,6 @@ AR_NODISCARD ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float 
 AR_NODISCARD ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                              const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                              const ar_tensor *rstd, const ar_tensor *x);
-/** latent_norm_before_split: after y was written, the norm of a latent whose features begin those of `row`, and its
- *  statistics. */
-AR_NODISCARD ar_status ari_fault_latent_norm(ar_ctx *ctx, const ar_tensor *y, const ar_norm_saved *rows,
-                                             const ar_tensor *row, const ar_param *gain);
 /** norm_backward_missing: after dx and sum = dx + residual were written. residual NULL: not inside a block. */
 AR_NODISCARD ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum,
                                                const ar_tensor *residual);
@@ -120,103 +98,18 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
-/** sinks_head_off_by_one: the sinks of this rank's heads, and the terms [b, rows, heads] of their gradient. */
-AR_NODISCARD ar_status ari_fault_sinks(ar_ctx *ctx, ar_cbuf *sinks, size_t heads);
-AR_NODISCARD ar_status ari_fault_sink_terms(ar_ctx *ctx, const ar_tensor *terms);
 /** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
 
-/* --- multi-token prediction (faults_mtp.c) ------------------------------------------------------------------------ */
+/* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/** ar_batch_roll; mtp_rolled_after_cut, mtp_rolled_over_documents, mtp_mean_over_all, mtp_mean_of_own,
- *  mtp_not_divided. */
-AR_NODISCARD ar_status ari_fault_roll(const ar_ctx *ctx, ar_batch *rolled, int64_t **memory, const ar_batch *b,
-                                      size_t depth);
-/** mtp_head_grad_lost: uses of the head's weight make no gradient from here on, or (begins false) do again. */
-void ari_fault_further_use(const ar_ctx *ctx, ar_param *head, bool begins);
+/** if ep_outputs_not_returned: zeros for the weights of the slots whose expert is not among the rank's own, `count` from
+ *  `first` on. */
+AR_NODISCARD ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert,
+                                              size_t first, size_t count);
 
-/* --- experts (faults_experts.c) ----------------------------------------------------------------------------------- */
+/* --- context parallelism, order of tokens (faults_context.c) ------------------------------------------------------ */
 
-/* Of the tokens of a pass: p [tokens, experts] of all, the experts and weights of the slots [tokens, k]. */
-typedef struct ari_chosen {
-    const ar_tensor *p, *expert, *weight;
-} ari_chosen;
-
-/** router_logits_bf16; recompute_routes_differ: the logits z, before anything is made of them. */
-AR_NODISCARD ar_status ari_fault_router_logits(ar_ctx *ctx, const ar_tensor *z);
-/** router_weights_not_normalised, router_weights_normalised; router_grad_chosen_alone: whether weights are normalised,
- *  or are so in the backward pass. */
-bool ari_fault_normalised(const ar_ctx *ctx, bool normalised, bool backward);
-/** router_softmax_twice, router_ties_higher_index: after z was routed. */
-AR_NODISCARD ar_status ari_fault_routed(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *z, bool normalised);
-/* A layer's experts, of which this rank has `own`, from `from` on. */
-typedef struct ari_own_experts {
-    size_t all, from, own;
-} ari_own_experts;
-/** router_weights_detached, ep_weights_detached: the gradient of the weights, of slots that go to `expert`. */
-AR_NODISCARD ar_status ari_fault_weights_gradient(ar_ctx *ctx, const ar_tensor *g, const ar_tensor *expert,
-                                                  const ari_own_experts *of);
-/** ep_experts_drawn_alike, of what a parameter is drawn or read by: the name with the number of a rank's expert among
- *  its own in it, in `out`, or the name. */
-const char *ari_fault_expert_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
-/** ep_splits_swapped: the counts [ranks] that this rank sends. */
-void ari_fault_splits(const ar_ctx *ctx, size_t *sends, size_t ranks);
-/** empty_expert_grad_unwritten: after the gradients of n weights were made, each of the rows of its group. */
-AR_NODISCARD ar_status ari_fault_empty_gradients(ar_ctx *ctx, ar_param *const *weight, size_t each,
-                                                 const ar_groups *groups);
-/** router_softmax_twice, router_sum_detached: after the logits' gradient was written. */
-AR_NODISCARD ar_status ari_fault_router_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
-                                                 const ar_tensor *g, const ar_route_rule *rule);
-/** router_scale_left_out, router_scale_twice, router_weights_not_normalised; router_sum_detached: the rule of a router of
- *  sigmoids, in one pass or both. */
-void ari_fault_score_rule(const ar_ctx *ctx, ar_route_rule *rule, bool backward);
-/** router_groups_by_max, router_groups_not_masked, router_bias_in_weights: after scores were routed. bias: [experts]. */
-AR_NODISCARD ar_status ari_fault_scored(ar_ctx *ctx, const ari_chosen *of, const ar_tensor *bias,
-                                        const ar_route_rule *rule);
-/** router_bias_in_weights, router_scale_not_in_gradient: after the logits' gradient was written. */
-AR_NODISCARD ar_status ari_fault_scores_gradient(ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
-                                                 const ar_tensor *g, const ar_tensor *bias, const ar_route_rule *rule);
-/** router_bias_counts_plain: the experts that are counted, in the step's memory if they are others than of->expert. */
-AR_NODISCARD ar_status ari_fault_counted(ar_ctx *ctx, ar_tensor *expert, const ari_chosen *of);
-/** router_bias_counts_bf16: the sum of n counts, which are rounded too; else `right`. */
-int64_t ari_fault_sum_of_counts(const ar_ctx *ctx, int64_t *counts, size_t n, int64_t right);
-/** expert_input_weighted: what multiplies the rows that go to the experts, and those that come from them; NULL:
- *  nothing. */
-const ar_tensor *ari_fault_input_weight(const ar_ctx *ctx, const ar_tensor *weight);
-const ar_tensor *ari_fault_output_weight(const ar_ctx *ctx, const ar_tensor *weight);
-/** experts_gate_up_in_halves: gate | up [slots, 2F] as the halves of what has them column by column, or (back) the way
- *  back of their gradient. */
-AR_NODISCARD ar_status ari_fault_halves(ar_ctx *ctx, const ar_tensor *pre, bool back);
-/** expert_rows_off_by_one: the rows of the slots. */
-AR_NODISCARD ar_status ari_fault_places(ar_ctx *ctx, const ar_tensor *place);
-/** expert_capacity_drops, last_expert_left_out, ep_outputs_not_returned: after the weights were told and kept. */
-AR_NODISCARD ar_status ari_fault_dropped(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert,
-                                         const ari_own_experts *of);
-/** experts_not_reduced, experts_dx_not_reduced, experts_combined_first: the group over which a product is summed. */
-ar_comm *ari_fault_fold_over(const ar_ctx *ctx, bool backward, ar_comm *over);
-/** experts_combined_first: what the experts made, combined, and the weights' gradient, of which each rank has its part.
- *  over: the group that cuts the experts. */
-AR_NODISCARD ar_status ari_fault_combined(ar_ctx *ctx, const ar_tensor *y, ar_comm *over, const char *tag);
-/** if ari_fault_of_shared (shared_expert_left_out, shared_gate_left_out): y += what the shared expert made, or not. */
-bool ari_fault_of_shared(const ar_ctx *ctx);
-AR_NODISCARD ar_status ari_fault_add_shared(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *made);
-/** shared_expert_left_out, shared_gate_left_out, shared_gate_detached: after both gradients were written. */
-AR_NODISCARD ar_status ari_fault_shared_gradient(ar_ctx *ctx, const ar_tensor *dmade, const ar_tensor *dlogit,
-                                                 const ar_tensor *dy);
-
-/** shared_expert_left_out, of one without a gate: *dmade, zeros like dy in dy's place; else nothing. */
-AR_NODISCARD ar_status ari_fault_ungated_gradient(ar_ctx *ctx, ar_tensor *dmade, const ar_tensor *dy);
-
-/* --- context parallelism, order of tokens, documents (faults_context.c) ------------------------------------------- */
-
-/** zigzag_positions: the positions that this rank's tokens get. stream: as of ari_own_positions. */
-ar_positions ari_fault_positions(const ar_ctx *ctx, size_t seq, bool stream, ar_positions own);
-/** positions_over_documents: the position of a place of a row (ar_batch_position). */
-size_t ari_fault_position(const ar_ctx *ctx, const ar_batch *batch, size_t row, size_t at);
-/** attention_over_documents, document_boundaries_local: the batch as attention of queries at `rows` sees it. Its
- *  documents may be *made; free(). */
-AR_NODISCARD ar_status ari_fault_documents(ar_batch *seen, int32_t **made, const ar_ctx *ctx, const ar_batch *batch,
-                                           const ar_positions *rows);
 /** labels_after_cut: what the i-th of the own positions of a row predicts. */
 int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i,
                          int64_t target);
@@ -227,7 +120,5 @@ AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
 /** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk
  *  were put to their places, the view `to` of a value of all positions. */
 AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
-/** chunk_not_awaited: the rows of a chunk, in whose place those of the one before it may still lie. */
-AR_NODISCARD ar_status ari_fault_chunk_rows(ar_ctx *ctx, const ar_tensor *rows, ar_buf before);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */
 AR_NODISCARD ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq);

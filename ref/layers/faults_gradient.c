@@ -57,23 +57,6 @@ ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tens
     return AR_OK;
 }
 
-/* Adds a value of the parameter's shape, and releases it. */
-static ar_status add_value(ar_ctx *ctx, ar_param *p, ar_tensor *g)
-{
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
-    AR_TRY(add_gradient(ctx, p, &matrix));
-    ar_ctx_release(ctx, g);
-    return AR_OK;
-}
-
-ar_status ari_fault_add_gradient_of(ar_ctx *ctx, ar_param *p, const ar_param *from)
-{
-    ar_tensor g;
-    AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, from->value.ndim, from->value.shape));
-    AR_TRY(ctx->arith->grad_value(ctx, &g, from));
-    return add_value(ctx, p, &g);
-}
-
 ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor)
 {
     ar_tensor g;
@@ -83,5 +66,8 @@ ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor)
     AR_TRY(ctx->arith->grad_value(ctx, &g, p));
     AR_TRY(ARI_KERNEL(ctx, scale, &g, &g, factor));
     AR_TRY(ctx->arith->grad_zero(ctx, p));
-    return add_value(ctx, p, &g);
+    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(&g) : g;
+    AR_TRY(add_gradient(ctx, p, &matrix));
+    ar_ctx_release(ctx, &g);
+    return AR_OK;
 }

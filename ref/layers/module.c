@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "ref/core/record.h"
-#include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
@@ -154,7 +154,6 @@ static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(m->ops->forward(m, ctx, saved, y, x, batch));
     ari_saved_cut(saved, count);
     ari_step_release_since(ctx, mark, y);
-    AR_TRY(ari_fault_kept_input(ctx, x, y));
     return ar_saved_push(saved, m, SAVED_INPUT, x);
 }
 

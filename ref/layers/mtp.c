@@ -4,8 +4,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
+#include "ref/layers/loss.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
 typedef struct mtp_module {
@@ -78,10 +78,6 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(back_through(m->part[TOKENS_NORM], ctx, saved, rows, batch));
     if (dx)
         *dx = part[1];
-    if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_lost))
-        AR_TRY(ARI_KERNEL(ctx, fill, rows, 0.0f));
-    if (ar_faulty(ctx, AR_FAULT_mtp_embedding_grad_twice))
-        AR_TRY(ARI_KERNEL(ctx, add, rows, rows, rows));
     AR_TRY(ari_embedding_backward(m->embedding, ctx, saved, NULL, rows, batch));
     ar_ctx_release(ctx, rows);
     return ar_param_done(ar_embedding_token(m->embedding), ctx);
@@ -181,7 +177,7 @@ static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved 
     ar_batch rolled;
     ar_tensor y, logits;
     ctx->use = ARI_USE_BETWEEN;
-    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
+    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
     m->targets[i] = batch->global_batch > 0 ? rolled.targets : ar_batch_targets(&rolled);
     ar_status st = ar_module_forward(m->block[i], ctx, saved, &y, x, &rolled);
     ctx->use = ARI_USE_OUTER;
@@ -206,18 +202,14 @@ ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, 
  * has none of but its head's. */
 static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
-    ar_param *weight = NULL;
     ARI_OWNED int64_t *memory = NULL;
     ar_batch rolled;
     ar_tensor d;
-    ar_module_params(m->head[i], &weight, 1, false);
-    AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, i + 1));
-    ari_fault_further_use(ctx, weight, true);
+    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
     ctx->use = ARI_USE_OUTER;
     ar_status st = ar_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
     if (st == AR_OK)
         st = back_through(m->head[i], ctx, saved, &d, &rolled);
-    ari_fault_further_use(ctx, weight, false);
     if (st == AR_OK && i + 1 < m->n)
         st = ari_add_gradient(ctx, &d, &m->dx);
     ctx->use = ARI_USE_BETWEEN;

@@ -79,7 +79,7 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_draw(&draw, p, ctx);
     char other[sizeof p->name];
-    const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name, true);
+    const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name);
     struct fresh f = {p, host, ari_stream_key(draw.seed, name), &draw};
     ari_for_each_run(&p->value, &draw.from, put_fresh, &f);
     return upload(p, ctx, host);
@@ -90,7 +90,7 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
     ar_layout from = p->layout;
     ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
-    ari_fault_source(&from, ctx, p->name);
+    ari_fault_source(&from, ctx);
     ari_layout_take(host, &p->value, &from, full);
     return upload(p, ctx, host);
 }
@@ -192,8 +192,6 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 
 ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
-    if (ar_faulty(ctx, AR_FAULT_dp_init_differs))
-        return AR_OK;
     for (size_t i = 0; i < n; i++) {
         if (ar_comm_size(ari_ctx_data(ctx, params[i]->expert)) > 1)
             AR_TRY(broadcast_one(params[i], ctx));
@@ -214,9 +212,10 @@ void ar_param_use(ar_param *p)
 static ar_status done(ar_ctx *ctx, const void *job)
 {
     ar_param *const p = *(ar_param *const *)job;
+    (void)ctx;
     if (p->pending > 0)
         p->pending--;
-    if (p->pending > 0 && !ar_faulty(ctx, AR_FAULT_tied_reduced_at_first_use))
+    if (p->pending > 0)
         return AR_OK;
     for (int i = 0; i < p->hooks; i++)
         AR_TRY(p->hook[i].ready(p->hook[i].user, p));

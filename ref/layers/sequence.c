@@ -50,8 +50,11 @@ ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch,
     const size_t each = ar_positions_count(own), n = batch->batch * each;
     ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "positions"));
-    for (size_t i = 0; i < n; i++)
-        host[i] = (int64_t)ari_fault_position(ctx, batch, i / each, ar_positions_at(own, i % each));
+    for (size_t i = 0; i < n; i++) {
+        const size_t place = ar_positions_at(own, i % each);
+        const bool over = ar_faulty(ctx, AR_FAULT_positions_over_documents);
+        host[i] = (int64_t)(over ? place : ar_batch_position(batch, i / each, place));
+    }
     return ari_numbers(ctx, at, AR_I64, n, host);
 }
 

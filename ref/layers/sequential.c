@@ -6,6 +6,7 @@
 #include "ref/core/record.h"
 #include "ref/core/text.h"
 #include "ref/layers/experts/scores.h"
+#include "ref/layers/loss.h"
 
 static const char LIST[] = "sequential";
 
@@ -412,7 +413,7 @@ ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, 
     for (size_t depth = 1; depth <= ari_trained_depths(m); depth++) {
         ARI_OWNED int64_t *memory = NULL;
         ar_batch rolled;
-        AR_TRY(ari_fault_roll(ctx, &rolled, &memory, batch, depth));
+        AR_TRY(ar_batch_roll(&rolled, &memory, batch, depth));
         count[depth] = next_targets(ctx, &rolled);
     }
     return AR_OK;

@@ -63,8 +63,6 @@ static ar_status create_embedding(maker *k)
     if (c->pads)
         ar_embedding_pad(k->embedding, c->pad_id);
     ar_embedding_token(k->embedding)->ends = k->ranks > 1 && (c->tied || c->mtp > 0);
-    if (!first && ar_faulty(k->ctx, AR_FAULT_muon_of_tied_copy))
-        ar_embedding_token(k->embedding)->matrix = true;
     if (first)
         put(k, k->embedding, (ari_staged){.stage = 0});
     return AR_OK;
@@ -301,7 +299,7 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
     } else {
         char other[sizeof p->name];
         const size_t count = ari_volume(p->layout.shape, p->layout.ndim);
-        const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name, true), count);
+        const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
         AR_TRY(ar_param_set(p, ctx, full));

@@ -228,7 +228,7 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
 /* A rank's slice is the sum over the ranks that it shares with; those with the same slice complete it. */
 static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
 {
-    if (!b->shard.ptr || b->info.own_count == 0 || ar_faulty(b->ddp->ctx, AR_FAULT_hsdp_copies_not_summed))
+    if (!b->shard.ptr || b->info.own_count == 0)
         return AR_OK;
     AR_TRY(move_slice(b, q, true));
     AR_TRY(sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, b->ddp->step.samples));
@@ -253,9 +253,7 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     if (b->info.own_count == 0)
         return AR_OK;
     AR_TRY(sum_spread(b, q, b->shard, b->info.own_count, replicate_of(b)));
-    return ar_faulty(d->ctx, AR_FAULT_hsdp_copies_not_summed)
-               ? AR_OK
-               : sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, d->step.samples);
+    return sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, d->step.samples);
 }
 
 /* Spread terms first, then everything over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others
@@ -263,13 +261,11 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *over = ari_fault_expert_group(b, d->stage > 0 ? shard_of(b) : data_of(b));
-    if (b->expert && ar_faulty(d->ctx, AR_FAULT_edp_group_missing))
-        return AR_OK;
+    ar_comm *over = d->stage > 0 ? shard_of(b) : data_of(b);
     if (d->stage >= 2)
         return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
     AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));
-    if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing) || d->unhooked)
+    if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing))
         return AR_OK;
     AR_TRY(sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.samples));
     return reduce_replicas(b, q);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "ref/core/axis.h"
-#include "ref/train/faults.h"
+#include "ref/layers/parts.h"
 #include "ref/train/units.h"
 
 /* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements
@@ -173,10 +173,8 @@ static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
     b->info.storage = first->param->value.dtype;
     b->info.capacity = first->bytes > option ? first->bytes : option;
     b->expert = first->param->expert;
-    ar_comm *data = ari_ctx_data(d->ctx, b->expert), *over = ari_fault_expert_group(b, data);
-    b->moves = ar_comm_size(over) > 1 || b->info.spread || b->info.ends || d->stage >= 2;
-    /* Other ranks' parameters have other names, which a mistake that sums them does not look at. */
-    snprintf(b->tag, sizeof b->tag, over == data ? "bucket %zu: %s" : "bucket %zu", b->info.index, first->param->name);
+    b->moves = ar_comm_size(ari_ctx_data(d->ctx, b->expert)) > 1 || b->info.spread || b->info.ends || d->stage >= 2;
+    snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);
 }
 
 /* Appends c to bucket b at place `at` of the lists of all buckets. */

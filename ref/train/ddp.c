@@ -237,13 +237,14 @@ void ari_ddp_complete(ar_ddp *d, bool mean)
 {
     const ar_ctx *ctx = d->ctx;
     mean = mean || ar_faulty(ctx, AR_FAULT_dp_averaged_again);
-    const int ranks = ar_comm_size(ar_faulty(ctx, AR_FAULT_mean_divides_by_world) ? ctx->world : ctx->dp);
+    const float mean_scale = mean ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];
         if (!p->requires_grad)
             continue;
         p->has_grad = has_gradient(d, i);
-        p->grad_scale = (mean ? 1.0f / (float)ranks : 1.0f) * ari_fault_gradient_times(ctx, p);
+        const bool times_ep = p->expert && ar_faulty(ctx, AR_FAULT_ep_grads_times_ep);
+        p->grad_scale = mean_scale * (times_ep ? (float)ar_comm_size(ctx->ep) : 1.0f);
     }
     d->unused_count = 0;
     for (size_t i = 0; d->options.find_unused && i < d->n && d->unused_count < d->trained; i++) {
@@ -295,7 +296,7 @@ static ar_status launch_ready(ar_ddp *d)
 
 static ar_status refuse_late(const ar_ddp *d, const ari_ddp_slot *s)
 {
-    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) || ar_faulty(d->ctx, AR_FAULT_tied_reduced_at_first_use))
+    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done))
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "

@@ -77,7 +77,6 @@ struct ar_ddp {
     ar_module *module; /* borrowed; NULL: a list was wrapped */
     char name[96];
     ar_ddp_options options;
-    bool unhooked;     /* zb_hooks_skipped */
     int stage;         /* options.zero, or 1 where one rank alone has all shares */
     ari_arena lists;   /* all but params */
     ar_param **params; /* [n]: all, in the order of registration */

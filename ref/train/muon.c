@@ -74,14 +74,6 @@ static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor 
     return AR_OK;
 }
 
-/* muon_shards_misplaced: one run of rows or columns goes where the next rank's belongs, the last one first. */
-static void misplace(ar_layout *o)
-{
-    ar_box *b = &o->box[0];
-    for (int d = 0; d < o->ndim && o->nbox == 1; d++)
-        b->global[d] = b->global[d] + 2 * b->extent[d] <= o->shape[d] ? b->global[d] + b->extent[d] : 0;
-}
-
 /* This rank's elements at their places among zeros; cut: of the rank's part of the matrix. */
 static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s, ar_buf run, bool cut)
 {
@@ -94,8 +86,6 @@ static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s,
         return ari_share_put(ctx, ar_const(run), s->param, full, s->start, s->count);
     AR_TRY(ari_state_layout(&o, s, ctx));
     AR_TRY(ari_state_begin(&local, s, ctx, run, true));
-    if (s->whole && ar_faulty(ctx, AR_FAULT_muon_shards_misplaced))
-        misplace(&o);
     AR_TRY(move_boxes(ctx, full, &local, &o, true));
     return ari_state_end(&local, s, ctx, run, false);
 }
@@ -131,12 +121,11 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
 
 static const char tag[] = "muon";
 
-/* What a parameter's matrices have in common. by: NULL, or a norm instead of a matrix's own; over: the ranks that have
- * the other parts of its longer side, NULL: it is whole. */
+/* What a parameter's matrices have in common. over: the ranks that have the other parts of its longer side, NULL: it is
+ * whole. */
 typedef struct rule {
     double rate;
     bool match_rms;
-    const float *by;
     ar_comm *over;
 } rule;
 
@@ -205,8 +194,7 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
     AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
     AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, x->shape));
     for (int i = 0; i < ARI_MUON_STEPS; i++) {
-        const bool own = i + 1 == ARI_MUON_STEPS && ar_faulty(ctx, AR_FAULT_muon_shards_gram_local);
-        AR_TRY(contract(ctx, &gram, x, x, own ? x->shape[1] : n, own ? NULL : over, NULL));
+        AR_TRY(contract(ctx, &gram, x, x, n, over, NULL));
         AR_TRY(contract(ctx, &power, &gram, &gram, x->shape[0], NULL, NULL));
         AR_TRY(combine(ctx, &gram, ARI_MUON_B, &power, ARI_MUON_C));
         AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, over));
@@ -232,7 +220,6 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *
     ar_tensor x;
     AR_TRY(ari_copy_of(ctx, &x, &wide));
     AR_TRY(norm_of(&norm, ctx, &x, r->over));
-    norm = r->by ? *r->by : norm;
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));
     AR_TRY(iterate(ctx, &x, rows > cols ? rows : cols, r->over));
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(r->rate, rows_of(ctx, rows), cols, r->match_rms)));
@@ -245,16 +232,15 @@ static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *
 {
     ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
     const size_t outputs = outputs_of(p);
-    const size_t parts = ar_faulty(ctx, AR_FAULT_muon_stale_heads) ? (size_t)ar_comm_size(ctx->tp) : 1;
     const size_t row[2] = {1, outputs};
     size_t at = 0;
     if (p->layout.ndim == 1)
         AR_TRY(ar_tensor_view(&matrix, AR_F32, 2, row, full->data));
-    if (p->blocks == 0 || ar_faulty(ctx, AR_FAULT_muon_packed_as_one))
+    if (p->blocks == 0)
         return orthogonalise(ctx, &matrix, r, r->over ? outputs : matrix.shape[0],
                              r->over ? inputs_of(p) : matrix.shape[1]);
     for (int i = 0; i < p->blocks; i++) {
-        const size_t own = p->block[i] * matrix.shape[0] / outputs / parts; /* all, or those of a shard */
+        const size_t own = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
         const size_t rows = i + 1 < p->blocks ? own : matrix.shape[0] - at;
         const ar_tensor block = ar_tensor_slice(&matrix, 0, at, rows);
         AR_TRY(orthogonalise(ctx, &block, r, r->over ? p->block[i] : rows, r->over ? inputs_of(p) : block.shape[1]));
@@ -303,13 +289,8 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     } else {
         AR_TRY(ar_tensor_view(&full, AR_F32, p->value.ndim, p->value.shape, u.data));
     }
-    const bool by_own = is_split(p) && ar_faulty(ctx, AR_FAULT_muon_norm_of_shards);
-    float own = 0.0f;
-    if (by_own)
-        AR_TRY(norm_of(&own, ctx, &u, NULL));
     const rule r = {.rate = k.rate,
                     .match_rms = o->options.match_rms,
-                    .by = by_own ? &own : NULL,
                     .over = cut && !ar_faulty(ctx, AR_FAULT_muon_of_shards) ? ctx->tp : NULL};
     AR_TRY(each_block(ctx, &full, p, &r));
     if (s && apart)

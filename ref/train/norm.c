@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
+#include <string.h>
+
 #include "ref/layers/parts.h"
-#include "ref/train/faults.h"
+#include "ref/train/optimizer.h"
 
 /* This rank's sum of squared gradients, on the device. */
 typedef struct norm_sum {
     ar_tensor exponent; /* int32 [1]: the largest */
     ar_tensor squares;  /* int64 [2] */
     bool shares;        /* the data-parallel ranks have shares of the gradients (ZeRO), or experts of their own */
-    int of;             /* for ari_fault_norm_without */
 } norm_sum;
 
 typedef ar_status (*gradient_fn)(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g);
@@ -28,15 +29,17 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 
 /* True if this rank counts a parameter's elements, or its share of them: the first of the ranks of a group that hold
  * the same ones. The fault of taking shards for copies: the group's first rank alone counts its own. */
-static bool counts(const norm_sum *s, ar_param *const *params, size_t n, size_t i, const ar_ctx *ctx)
+static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
+    const bool copies =
+        ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks);
     if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
         return false;
-    if (ari_fault_norm_without(ctx, params[i], s->of))
+    if (strstr(p->name, ".experts.") && ar_faulty(ctx, AR_FAULT_gradnorm_without_experts))
         return false;
-    if (params[i]->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
+    if (p->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
-    return params[i]->requires_grad && (params[i]->layout.replica == 0 || ari_fault_counts_copy(ctx, params, n, i));
+    return p->requires_grad && (p->layout.replica == 0 || copies);
 }
 
 /* One parameter's gradient, or this rank's share of it. */
@@ -63,7 +66,7 @@ static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *con
 {
     for (size_t i = 0; i < n; i++) {
         const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ari_ctx_shard(ctx, params[i]->expert)) == 0;
-        if (own && counts(s, params, n, i, ctx))
+        if (own && counts(params[i], ctx))
             AR_TRY(add_param_norm(s, ctx, params[i], f));
     }
     return AR_OK;
@@ -87,21 +90,19 @@ static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t,
     const size_t count = ar_tensor_count(t);
     if (!own)
         AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
-    if (!ar_faulty(ctx, AR_FAULT_pp_gradnorm_own_stage))
-        AR_TRY(ar_comm_all_reduce(ctx->pipeline, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op,
-                                  "grad_norm"));
+    AR_TRY(ar_comm_all_reduce(ctx->pipeline, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
     if (!s->shares)
         return AR_OK;
     return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
 }
 
-static ar_status take_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n, int of)
+ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
     /* Stages of a pipeline, whose sums are added, do it alike, with experts or without. */
-    norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp, .of = of};
+    norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp};
     AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
     AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));
@@ -114,15 +115,9 @@ static ar_status take_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
     ARI_RELEASE(ctx, &s.squares, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
-    return ari_fault_mean_of_norms(norm, ctx);
-}
-
-ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
-{
-    float one = 0.0f;
-    for (int of = 0; of < ari_fault_norms(ctx); of++) {
-        AR_TRY(take_norm(&one, ctx, params, n, of));
-        *norm = of == 0 || of == ar_comm_rank(ctx->ep) ? one : *norm;
+    if (ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks)) {
+        AR_TRY(ari_combine(ctx, ctx->tp, norm, 1, AR_F32, AR_SUM, "grad_norm"));
+        *norm /= (float)ar_comm_size(ctx->tp);
     }
     return AR_OK;
 }

@@ -29,7 +29,8 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
 {
-    ari_fault_clock(clock, o, ctx);
+    if (ar_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0) /* an update without gradients before */
+        ari_optimizer_tick(clock, o);
     ari_optimizer_tick(clock, o);
 }
 
@@ -325,11 +326,7 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         ar_tensor g;
         if (!ari_is_updated(s->param))
             continue;
-        bool skipped = false;
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
-        AR_TRY(ari_fault_skips_update(&skipped, ctx, s->param, &g));
-        if (skipped)
-            continue;
         s->param->version++;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part all = s->part;

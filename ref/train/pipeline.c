@@ -43,9 +43,8 @@ typedef struct pipeline {
     const ari_neighbour *transfers;
     const ar_pp_operation *schedule; /* [count] */
     size_t count;
-    slot *slots;                  /* [stages of the rank, n] */
-    send_buffer *sent;            /* and perhaps received */
-    ar_tensor before[DIRECTIONS]; /* of a fault: what was received before */
+    slot *slots;       /* [stages of the rank, n] */
+    send_buffer *sent; /* and perhaps received */
 } pipeline;
 
 static int own_stage(const pipeline *p, const ar_pp_operation *op)
@@ -158,8 +157,6 @@ static ar_status run_forward(pipeline *p, const ar_pp_operation *op, slot *s, in
 {
     flow *f = &s->flow[FORWARD];
     AR_TRY(wait_for_input(p, f));
-    if (op->stage > 0)
-        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_activation, &p->before[FORWARD], &f->input));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ari_stage_forward(p->trained->module, p->trained->loss, p->ctx, s->saved, own_stage(p, op), &f->output,
                              &f->input, &p->micro[op->micro]));
@@ -177,10 +174,8 @@ static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, i
     flow *f = &s->flow[BACKWARD];
     AR_TRY(ari_fault_accumulated(p->trained->params, p->trained->n, p->ctx, pieces));
     AR_TRY(wait_for_input(p, f));
-    if (!is_last_stage(p, op)) {
-        AR_TRY(ari_fault_stage_gradient(p->ctx, &f->input, pieces));
-        AR_TRY(ari_fault_received(p->ctx, AR_FAULT_pp_stale_gradient, &p->before[BACKWARD], &f->input));
-    }
+    if (!is_last_stage(p, op) && ar_faulty(p->ctx, AR_FAULT_pp_stage_divides))
+        AR_TRY(ARI_KERNEL(p->ctx, scale, &f->input, &f->input, 1.0f / (float)pieces));
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
     p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &s->deferred : NULL;
     const ar_status st = ari_stage_backward(p->trained->module, p->trained->loss, p->ctx, s->saved, own_stage(p, op),
@@ -201,8 +196,7 @@ static ar_status run_backward_weight(pipeline *p, const ar_pp_operation *op, slo
 {
     ar_ctx_place(p->ctx, &p->micro[op->micro]);
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), true));
-    if (op->micro > 0 || !ar_faulty(p->ctx, AR_FAULT_zb_weight_pass_missing))
-        AR_TRY(ari_deferred_run(p->ctx, &s->deferred));
+    AR_TRY(ari_deferred_run(p->ctx, &s->deferred));
     AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
     ari_step_end_life(p->ctx, life);
     return AR_OK;
@@ -300,7 +294,6 @@ static ar_status run_operation(pipeline *p, size_t i)
 
 static ar_status run_schedule(pipeline *p)
 {
-    ari_fault_hooks(p->o->ddp, p->ctx, p->schedule, p->count);
     for (size_t i = 0; i < p->count; i++) {
         const ar_status st = run_operation(p, i);
         if (st != AR_OK)

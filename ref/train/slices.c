@@ -2,7 +2,8 @@
 /* Gradients of which each rank that shares a sequence computes a slice (ar_param.sliced): nothing of them is to be summed
  * over these ranks then. For it all of them take all rows of a matrix's input, where each part of a sample had taken
  * one rank's, or the terms of all rows of a table; which moves fewer bytes depends on the number of tokens. */
-#include "ref/train/faults.h"
+#include "ref/layers/parts.h"
+#include "ref/train/ddp.h"
 
 static bool can_be_sliced(const ari_bucket *b)
 {

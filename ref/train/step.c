@@ -149,7 +149,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     if (st == AR_OK)
         st = ari_combine(ctx, ctx->dp, sum, counts, AR_I64, AR_SUM, "targets");
     for (size_t k = 0; k < counts; k++)
-        all[k] = (size_t)sum[k];
+        all[k] = (size_t)sum[ar_faulty(ctx, AR_FAULT_mtp_mean_over_all) ? 0 : k];
     *targets = all[0];
     for (size_t i = 0; i < n; i++) {
         micro[i].targets = all[0];
@@ -208,18 +208,6 @@ static ar_status backward_absent(const ar_train_options *o)
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
-/* router_bias_each_micro_batch: the update after a micro-batch's backward pass, unheard. */
-static ar_status fault_biases(const ari_trained *what, ar_ctx *ctx)
-{
-    const ar_tap_fn tap = ctx->tap;
-    if (!ar_faulty(ctx, AR_FAULT_router_bias_each_micro_batch))
-        return AR_OK;
-    ctx->tap = NULL;
-    const ar_status st = ari_scores_update(what->module, ctx);
-    ctx->tap = tap;
-    return st;
-}
-
 /* The buckets are reduced while the last backward pass runs. */
 static void sync_in_last(const ar_train_options *o, bool last)
 {
@@ -240,7 +228,6 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
         AR_TRY(i < n ? forward_micro(what, ctx, saved, &micro[i], i, result) : ari_ddp_absent_forward(o->ddp, 0));
         if (!o->forward_only && !all_first) {
             AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
-            AR_TRY(fault_biases(what, ctx));
         }
         if (!all_first) {
             ar_saved_clear(saved);

@@ -150,7 +150,6 @@ static ar_status weights_take(ari_unit *u, ar_pass pass)
         AR_TRY(wait_for(u));
         u->weights = ARI_WEIGHTS_WHOLE;
         AR_TRY(put_values(u));
-        AR_TRY(ari_fault_weights(u, pass));
         free_gathered(u);
     }
     if (next && u->ddp->gathers && next->weights == ARI_WEIGHTS_SHARED)
@@ -273,7 +272,7 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
     const size_t bytes = ctx->arith->grad_bytes(p);
     ari_step_count_alloc(ctx, bytes);
     u->grad_bytes += bytes;
-    if (!u->holds || p->own_count == 0 || ar_faulty(ctx, AR_FAULT_zero_last_micro_batch))
+    if (!u->holds || p->own_count == 0)
         return AR_OK;
     if (u->ddp->options.hook_terms) /* which sees the terms of this pass: the sum is added to what they become */
         return AR_OK;

@@ -4,7 +4,8 @@
  * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
  * not depend on who makes it. */
 #include "ref/layers/parts.h"
-#include "ref/train/faults.h"
+#include "ref/train/ddp.h"
+#include "ref/train/optimizer.h"
 
 /* Memory of a step, large enough for each bucket. */
 typedef struct workspace {
@@ -103,15 +104,13 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
     return AR_OK;
 }
 
-/* The gradient of this rank's slice. A fault may have it begin elsewhere, and then continue at the bucket's
- * beginning. */
+/* The gradient of this rank's slice; zero_shards_misaligned: of the next rank's. */
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
-    const size_t start = ari_fault_slice_start(ctx, b);
-    const size_t left = b->elements - start, first = left < b->own_count ? left : b->own_count;
+    const size_t next = b->own_start + b->own_count + b->own_count <= b->elements ? b->own_start + b->own_count : 0;
+    const size_t start = ar_faulty(ctx, AR_FAULT_zero_shards_misaligned) ? next : b->own_start;
     const ar_buf g = w->gradient.data;
-    AR_TRY(gradient_run(g, ctx, b, w, start, first));
-    AR_TRY(gradient_run(ar_buf_at(g, first * sizeof(float)), ctx, b, w, 0, b->own_count - first));
+    AR_TRY(gradient_run(g, ctx, b, w, start, b->own_count));
     if (scale == 1.0f)
         return AR_OK;
     const ar_tensor own = ar_tensor_flat(AR_F32, g, b->own_count);
@@ -122,8 +121,7 @@ static ar_status update_run(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_
                             ari_update_part part, const workspace *w)
 {
     const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-    ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
-    ari_fault_share_start(ctx, b, s, &part, &g);
+    const ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
     return ari_update_apply(ctx, &part, &g, &k);
 }
 

@@ -33,7 +33,6 @@ static const harmless table[] = {
     ROW("one micro-batch", AR_FAULT_saved_input_overwritten, LLAMA, .in.tp = 2, .in.sp = true),
     ROW("there are no biases", AR_FAULT_bias_added_twice, LLAMA, .in.tp = 2, .in.sp = true),
     ROW("one rank has all terms", AR_FAULT_row_bias_partial_grad, STACK, .in.tp = 1),
-    ROW("one chunk", AR_FAULT_chunk_not_awaited, LLAMA, .in.tp = 2, .in.sp = true, .in.overlap = 1),
     ROW("16 lanes need no padding", AR_FAULT_norm_padded_lanes, GPT2, .in.tp = 2, .hidden = 16),
     ROW("16 lanes, gains of 1 + weight", AR_FAULT_norm_padded_lanes, LLAMA, .in.tp = 2, .hidden = 16, .plus_one = true),
     ROW("no copies of KV heads", AR_FAULT_kv_replica_grad_local, LLAMA, .in.tp = 3, .heads = 12, .kv_heads = 3),

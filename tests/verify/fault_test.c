@@ -11,7 +11,6 @@ typedef struct shared {
     size_t batch, documents;
     uint64_t steps;
     ar_optimizer_kind optimizer;
-    double qk_clip;
     double dropout, clip;
     ar_router_losses router;
     ari_check_base base;
@@ -69,8 +68,6 @@ static ar_check_options options_of(const expected *e, ar_fault fault, const plac
     o.run.fault = fault;
     o.run.steps = (uint64_t)(e->at.steps ? e->at.steps : 1);
     o.run.optimizer = ar_optimizer_defaults(e->at.muon ? AR_OPTIMIZER_MUON : AR_OPTIMIZER_ADAMW);
-    o.run.optimizer.qk_clip = e->at.qk_clip;
-    o.run.optimizer.shards = e->at.shards;
     o.run.clip = e->fault == F(silent_truncation) ? 0.0 : 1.0; /* of gradients that are no numbers there is no norm */
     o.run.dropout = e->at.dropout;
     o.run.loss.router = e->at.router;
@@ -94,8 +91,7 @@ static const shared *base_of(place *p, const ar_check_options *o)
         const shared *b = &p->base[i];
         if (strcmp(b->model, o->run.model) == 0 && b->batch == o->run.batch && b->steps == o->run.steps &&
             b->dropout == o->run.dropout && b->clip == o->run.clip && b->optimizer == o->run.optimizer.kind &&
-            b->qk_clip == o->run.optimizer.qk_clip && b->documents == o->documents &&
-            same_losses(&b->router, &o->run.loss.router))
+            b->documents == o->documents && same_losses(&b->router, &o->run.loss.router))
             return b;
     }
     char folder[512];
@@ -108,8 +104,7 @@ static const shared *base_of(place *p, const ar_check_options *o)
                   .dropout = o->run.dropout,
                   .router = o->run.loss.router,
                   .clip = o->run.clip,
-                  .optimizer = o->run.optimizer.kind,
-                  .qk_clip = o->run.optimizer.qk_clip};
+                  .optimizer = o->run.optimizer.kind};
     snprintf(b->model, sizeof b->model, "%s", o->run.model);
     cr_assert_ok(ar_model_path(folder, sizeof folder, o->run.model));
     cr_assert_ok(ar_config_load(&c, folder));
@@ -232,7 +227,6 @@ static bool same_run(const expected *a, const expected *b)
     return strcmp(a->model, b->model) == 0 && strcmp(layout[0], layout[1]) == 0 && a->at.order == b->at.order &&
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents &&
            a->at.dropout == b->at.dropout && same_losses(&a->at.router, &b->at.router) && a->at.steps == b->at.steps &&
-           a->at.qk_clip == b->at.qk_clip && a->at.shards == b->at.shards &&
            a->at.ddp.bucket_bytes == b->at.ddp.bucket_bytes && a->at.ddp.mode == b->at.ddp.mode &&
            a->at.ddp.find_unused == b->at.ddp.find_unused;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A module for mistakes that no transformer shows: all parameters of one are used, and gradients of its loss summed. */
+/* A module for a mistake that no transformer shows, all of whose parameters are used. */
 #include "verify/faults/fault_case.h"
 
 #include <stdlib.h>
@@ -11,7 +11,6 @@ enum { WIDTH = 8, SAVED_X = 0 };
 typedef struct pair {
     ar_module base;
     ar_param weight[2]; /* [WIDTH, WIDTH]; nothing uses the second */
-    bool mean;
 } pair;
 
 static ar_status pair_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -27,13 +26,10 @@ static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
                                const ar_batch *batch)
 {
     pair *p = (pair *)m;
-    ar_tensor x, twice;
+    ar_tensor x;
     (void)batch;
     AR_TRY(ar_saved_pop(saved, p, SAVED_X, &x));
-    if (!p->mean || ar_comm_size(ar_ctx_dp(ctx)) == 1)
-        return ar_contract_backward(ctx, dx, dy, &x, &p->weight[0]);
-    AR_TRY(ar_add(ctx, &twice, dy, dy));
-    return ar_contract_backward(ctx, dx, &twice, &x, &p->weight[0]);
+    return ar_contract_backward(ctx, dx, dy, &x, &p->weight[0]);
 }
 
 typedef struct samples {
@@ -49,11 +45,10 @@ static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss
                                       .params_at = offsetof(pair, weight),
                                       .params_count = 2};
     static const size_t shape[2] = {WIDTH, WIDTH};
-    const samples *s = user;
     pair *p = NULL;
+    (void)user;
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a module"));
     *module = &p->base;
-    p->mean = s->of->run.ddp.mean;
     AR_TRY(ar_module_init(&p->base, &ops, "pair", AR_HELD_UNKNOWN));
     AR_TRY(ar_param_init_whole(&p->weight[0], ctx, "pair", "weight", 2, shape, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_whole(&p->weight[1], ctx, "pair", "spare", 2, shape, AR_INIT_XAVIER_NORMAL));

@@ -62,8 +62,7 @@ typedef struct rotation {
 
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
-    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
-    *r = (rotation){.own = ari_fault_positions(ctx, batch->seq, false, own)};
+    *r = (rotation){.own = ari_own_positions(ctx, batch->seq, false)};
     const size_t n = batch->batch * ar_positions_count(&r->own), half = ar_rope_dim(&m->o.rope, m->o.head_dim) / 2;
     if (m->o.rope.kind && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
@@ -242,8 +241,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
 {
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
     ari_core core = core_of(m, ctx, batch->seq);
-    ar_batch seen;
-    ARI_OWNED int32_t *made = NULL;
+    ar_batch seen = *batch;
     ar_tensor x[3], all[2], o; /* x: queries, keys, values; all: keys and values of all positions */
     rotation r;
     AR_TRY(ari_qk_clip_track(&core.largest, m, ctx));
@@ -251,7 +249,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
-    AR_TRY(ari_fault_documents(&seen, &made, ctx, batch, &core.rows));
+    if (ar_faulty(ctx, AR_FAULT_attention_over_documents))
+        seen.documents = NULL;
     AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);

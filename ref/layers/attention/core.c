@@ -6,7 +6,6 @@
 
 #include "ref/core/lane.h"
 #include "ref/layers/attention/context_parallel.h"
-#include "ref/layers/faults.h"
 #include "ref/numerics/scalar.h"
 
 enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
@@ -353,7 +352,6 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     AR_TRY(ari_core_masks(c, ctx, &kept, batch));
     AR_TRY(new_row_sums(kept, ctx, c));
     pass p = pass_of(c, ctx, kept, k, v);
-    AR_TRY(ari_fault_sinks(ctx, &p.sinks, c->heads));
     if (c->largest && c->sinks) {
         AR_TRY(ar_ctx_tensor(ctx, &p.most, AR_I32, 1, kept->max.shape));
         AR_TRY(ar_ctx_tensor(ctx, &p.most_sum, AR_F64, 1, kept->sum.shape));
@@ -494,10 +492,7 @@ static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
     const ar_tensor own = ar_tensor_slice(&terms, 2, c->first_sink, c->heads), rows = ar_tensor_rows(&terms);
     AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, p->sinks, ar_const(p->kept->max.data), ar_const(p->kept->sum.data),
                       ar_const(dot->data)));
-    AR_TRY(ari_fault_sink_terms(p->ctx, &own));
     AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
-    if (ari_all_positions(p->ctx, 1) > 1 && ar_faulty(p->ctx, AR_FAULT_cp_sinks_grad_twice))
-        AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
     ar_ctx_release(p->ctx, &terms);
     return AR_OK;
 }
@@ -560,7 +555,6 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     ar_tensor heard, kept;
     AR_TRY(ar_saved_pop(saved, owner, SAVED_CORE, &kept));
     pass p = pass_of(c, ctx, kept.data.ptr, k, v);
-    AR_TRY(ari_fault_sinks(ctx, &p.sinks, c->heads));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
     const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
     AR_TRY(ar_ctx_tensor(ctx, &g[0], q->dtype, 4, q->shape));

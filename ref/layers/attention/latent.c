@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "ref/layers/attention/attention.h"
-#include "ref/layers/faults.h"
+#include "ref/layers/parts.h"
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
 enum { QUERIES, KEYS }; /* low-rank paths */
@@ -51,17 +51,13 @@ static ar_status put_features(ar_ctx *ctx, const ar_tensor *t, size_t first, con
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* y = the path's layer of its norm of features [first, first + rank) of what the whole matrices have made; of which
- * `with` more follow that belong to them. */
-static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *low, size_t first,
-                       size_t with)
+/* y = the path's layer of its norm of features [first, first + rank) of what the whole matrices have made. */
+static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *low, size_t first)
 {
-    const ar_tensor row = ar_tensor_slice(low, 2, first, p->rank + with);
     ar_tensor x, normed;
     ar_norm_saved rows;
     AR_TRY(take_features(ctx, &x, low, first, p->rank));
     AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
-    AR_TRY(ari_fault_latent_norm(ctx, &normed, &rows, &row, &p->gain));
     AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'f', &normed));
     AR_TRY(ar_saved_push(saved, p, SAVED_X, &x));
     AR_TRY(ar_saved_push(saved, p, SAVED_MEAN, &rows.mean));
@@ -128,9 +124,9 @@ ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(ari_linear_forward(&l->down, ctx, saved, &low, x, AR_ACT_NONE, NULL));
     AR_TRY(tap_down(m, ctx, &low));
     if (queries_have_rank(m))
-        AR_TRY(climb(&l->of[QUERIES], ctx, saved, &q, &low, 0, 0));
+        AR_TRY(climb(&l->of[QUERIES], ctx, saved, &q, &low, 0));
     AR_TRY(tap_up(m, ctx, QUERIES, &q));
-    AR_TRY(climb(&l->of[KEYS], ctx, saved, &up, &low, m->o.latent.q_rank, m->o.latent.rope_dim));
+    AR_TRY(climb(&l->of[KEYS], ctx, saved, &up, &low, m->o.latent.q_rank));
     AR_TRY(tap_up(m, ctx, KEYS, &up));
     AR_TRY(join(m, ctx, qkv, &q, &low, &up));
     ARI_RELEASE(ctx, &up, &q, &low);
@@ -169,7 +165,8 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
         AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over,
                                 ar_faulty(ctx, AR_FAULT_latent_key_grad_local) ? AR_KEEP : AR_ALL, m->base.name));
     AR_TRY(ctx->arith->round(ctx, &sums, s, NULL));
-    AR_TRY(ari_fault_shared_key(ctx, y));
+    if (ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed))
+        AR_TRY(ARI_KERNEL(ctx, scale, y, y, (float)ar_comm_size(ctx->tp)));
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);
     ARI_RELEASE(ctx, &turned, &ones);

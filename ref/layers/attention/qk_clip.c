@@ -80,8 +80,7 @@ static ar_status prepare(ari_attention *m, ar_ctx *ctx, double bound)
     if (!m->clip)
         AR_TRY(ARI_ALLOC(&m->clip, own + features_of(m, n, m->o.kv_heads), "factors of QK-Clip"));
     AR_TRY(ari_combine(ctx, ctx->tp, largest, n, AR_I32, AR_MAX, m->base.name));
-    if (!ar_faulty(ctx, AR_FAULT_qk_clip_local))
-        AR_TRY(ari_combine(ctx, ctx->dp, largest, n, AR_I32, AR_MAX, m->base.name));
+    AR_TRY(ari_combine(ctx, ctx->dp, largest, n, AR_I32, AR_MAX, m->base.name));
     if (!ctx->device->hollow) {
         fill(m->clip, m, (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads, m->heads, m->kv_heads, bound);
         fill(m->clip + own, m, 0, n, m->o.kv_heads, bound);

@@ -177,56 +177,24 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
     return ar_saved_push(saved, b, SAVED_LSE, lse);
 }
 
-/* balance_without_k, balance_detached, balance_divided_by_dp, balance_divided_by_samples. */
-static float spoilt_factor(const ari_balance *b, const ar_ctx *ctx, const ari_routed_tokens *t)
-{
-    if (ar_faulty(ctx, AR_FAULT_balance_without_k))
-        return (float)b->per_token;
-    if (ar_faulty(ctx, AR_FAULT_balance_detached))
-        return 0.0f;
-    if (ar_faulty(ctx, AR_FAULT_balance_divided_by_samples))
-        return 1.0f / (float)ar_ctx_samples(ctx, t->x);
-    return ar_faulty(ctx, AR_FAULT_balance_divided_by_dp) ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
-}
-
-/* balance_of_micro_batch: c [groups, E] of the tokens of this rank's micro-batch, as if these were the batch's share.
- * The others: c times a factor. */
-static ar_status spoil_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t)
-{
-    const size_t n = b->experts;
-    ARI_OWNED int64_t *counts = NULL;
-    ARI_OWNED uint8_t *valid = NULL;
-    ARI_OWNED float *host = NULL;
-    const float factor = spoilt_factor(b, ctx, t);
-    if (c->data.ptr && factor != 1.0f)
-        return ARI_KERNEL(ctx, scale, c, c, factor);
-    if (!c->data.ptr || !ar_faulty(ctx, AR_FAULT_balance_of_micro_batch))
-        return AR_OK;
-    ar_status st = own_tokens(&valid, b, ctx, t);
-    AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
-    AR_TRY(ARI_ALLOC(&host, c->shape[0] * n, "weights of the balance"));
-    AR_TRY(count_tokens(counts, 1, b, ctx, t, valid));
-    const double own = (double)sum_of(counts, n) / (double)b->per_token;
-    for (size_t i = 0; i < c->shape[0]; i++)
-        weigh_counts(host + i * n, b, counts, (double)b->per_token * own * (double)ar_batch_tokens(t->batch));
-    st = ar_ctx_upload(ctx, c, host);
-    return st;
-}
-
 ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                const ar_tensor *p, const ari_routed_tokens *t)
 {
     const bool alone = ar_faulty(ctx, AR_FAULT_router_z_loss_of_micro_batch);
     const double z = alone ? b->losses.z_loss / (double)t->expert->shape[0] : z_of(b, t);
+    double factor = ctx->loss_scale;
     ar_tensor c, valid, lse;
     if (!has_losses(b))
         return AR_OK;
+    if (ar_faulty(ctx, AR_FAULT_balance_detached))
+        factor = 0.0;
+    if (ar_faulty(ctx, AR_FAULT_balance_divided_by_dp))
+        factor /= (double)ar_comm_size(ctx->dp);
     AR_TRY(ar_saved_pop(saved, b, SAVED_LSE, &lse));
     AR_TRY(ar_saved_pop(saved, b, SAVED_VALID, &valid));
     AR_TRY(ar_saved_pop(saved, b, SAVED_WEIGHTS, &c));
-    AR_TRY(spoil_weights(b, ctx, &c, t));
-    if (c.data.ptr && ctx->loss_scale != 1.0)
-        AR_TRY(ARI_KERNEL(ctx, scale, &c, &c, (float)ctx->loss_scale));
+    if (c.data.ptr && factor != 1.0)
+        AR_TRY(ARI_KERNEL(ctx, scale, &c, &c, (float)factor));
     AR_TRY(ARI_KERNEL(ctx, route_losses, dz, ar_const(p->data), ar_const(c.data), tokens_of_group(&c, t),
                       ar_const(lse.data), 2.0 * z * ctx->loss_scale, ar_const(valid.data)));
     ARI_RELEASE(ctx, &c, &valid, &lse);

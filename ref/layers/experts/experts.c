@@ -9,6 +9,7 @@
 #include "ref/layers/experts/routes.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/experts/shared.h"
+#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 /* The weights of an expert. */
@@ -58,11 +59,6 @@ static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-static ari_own_experts own_experts(const experts_module *m)
-{
-    return (ari_own_experts){m->o.n, m->from, m->own};
-}
-
 /* The experts of the slots, [tokens, k], or (value not NULL) values of the slots, as all experts': for who listens. */
 static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
                            const ar_tensor *expert, const ar_tensor *x)
@@ -81,10 +77,8 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
                        const ar_tensor *x, const ar_batch *batch)
 {
     const size_t tokens = tokens_of(x), k = m->o.per_token;
-    const ari_own_experts own = own_experts(m);
     ar_tensor z, p, expert, lse = {0};
     AR_TRY(ari_linear_forward(&m->router, ctx, saved, &z, x, AR_ACT_NONE, NULL));
-    AR_TRY(ari_fault_router_logits(ctx, &z));
     AR_TRY(tap_own(m, ctx, router_leaf(m), 'f', &z));
     AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, m->o.n));
     AR_TRY(ari_new_rows(ctx, &expert, AR_I32, tokens, k));
@@ -99,7 +93,8 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
-    AR_TRY(ari_fault_dropped(ctx, weight, &expert, &own));
+    if (ar_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
+        AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->from, m->own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
@@ -110,8 +105,7 @@ static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r
                              const ar_tensor *x)
 {
     const ari_routing of = {all, m->o.n, ar_ctx_samples(ctx, x), m->router_name};
-    AR_TRY(ari_routes_make(r, ctx, &of));
-    return ari_fault_places(ctx, &r->place);
+    return ari_routes_make(r, ctx, &of);
 }
 
 /* --- the experts' products ---------------------------------------------------------------------------------------- */
@@ -138,8 +132,9 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **gives, const void 
 /* y [slots, columns] of the experts' rows x; where the product's terms are cut, folded. */
 static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p, const ari_routes *r)
 {
-    ar_comm *tp = cutting(p->m, ctx);
-    ar_comm *over = p->second != p->back && !p->alone ? ari_fault_fold_over(ctx, p->back, tp) : NULL;
+    const ar_fault not_reduced = p->back ? AR_FAULT_experts_dx_not_reduced : AR_FAULT_experts_not_reduced;
+    const bool folded = p->second != p->back && !p->alone && !ar_faulty(ctx, not_reduced);
+    ar_comm *over = folded ? cutting(p->m, ctx) : NULL;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
     return ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
                                        p->m->experts_name);
@@ -209,31 +204,29 @@ static ar_status keep_rows(const experts_module *m, ar_ctx *ctx, ar_saved *saved
 }
 
 static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows, const ar_tensor *x,
-                           const ar_tensor *weight, const ari_routes *r)
+                           const ari_routes *r)
 {
     if (m->own < m->o.n)
         return ar_saved_pop(saved, m, SAVED_ROWS, rows);
-    AR_TRY(ari_routes_send(ctx, rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
+    AR_TRY(ari_routes_send(ctx, rows, x, NULL, r, m->experts_name));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(rows));
     return AR_OK;
 }
 
 /* What the experts make of x's rows, in the order in which they are sent. */
 static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *made, const ar_tensor *x,
-                             const ar_tensor *weight, const ari_routes *r)
+                             const ari_routes *r)
 {
     ar_tensor rows, pre, act, own;
-    AR_TRY(ari_routes_send(ctx, &rows, x, ari_fault_input_weight(ctx, weight), r, m->experts_name));
+    AR_TRY(ari_routes_send(ctx, &rows, x, NULL, r, m->experts_name));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
     AR_TRY(multiply(ctx, &pre, &rows, &(product){.m = m, .columns = 2 * m->width}, r));
     AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
-    AR_TRY(ari_fault_halves(ctx, &pre, false));
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden}, r));
-    if (!ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
-        AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
+    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
     ar_tensor kept = *made;
     if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
@@ -242,19 +235,6 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     }
     ar_ctx_release(ctx, &act);
     return ar_saved_push(saved, m, SAVED_MADE, &kept);
-}
-
-/* y += the biases of each token's experts: expert_bias_not_weighted. */
-static ar_status add_bare_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r)
-{
-    ar_tensor own, rows, sum;
-    AR_TRY(ari_new_rows(ctx, &own, y->dtype, r->rows, m->o.hidden));
-    AR_TRY(ARI_KERNEL(ctx, fill, &own, 0.0f));
-    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
-    AR_TRY(ari_routes_return(ctx, &rows, &own, r, m->experts_name));
-    AR_TRY(ari_routes_combine(ctx, &sum, &rows, NULL, r, y));
-    ar_ctx_release(ctx, &rows);
-    return ari_add_gradient(ctx, y, &sum);
 }
 
 static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -269,15 +249,12 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     AR_TRY(route(m, ctx, saved, &routes, &weight, &in, batch));
     ar_status st = make_routes(m, ctx, &r, &routes, &in);
     if (st == AR_OK)
-        st = expert_rows(m, ctx, saved, &rows, &in, &weight, &r);
+        st = expert_rows(m, ctx, saved, &rows, &in, &r);
     if (st == AR_OK)
-        st = ari_routes_combine(ctx, &made, &rows, ari_fault_output_weight(ctx, &weight), &r, &in);
-    if (st == AR_OK && ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
-        st = add_bare_biases(m, ctx, &made, &r);
+        st = ari_routes_combine(ctx, &made, &rows, &weight, &r, &in);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
     ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ctx->recomputing && m->own == m->o.n ? 0 : ar_tensor_count(&made));
-    AR_TRY(ari_fault_combined(ctx, &made, cutting(m, ctx), m->experts_name));
     AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
     AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &made, m->split.leave, true));
@@ -286,26 +263,21 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. dy: of
- * the tokens. */
+/* The gradient of the rows that went to the second products, from that of what they made, and of their weights. */
 static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact, const ar_tensor *dmade,
-                                 const ar_tensor *dy, const ar_tensor *pre, const ari_routes *r)
+                                 const ar_tensor *pre, const ari_routes *r)
 {
-    ar_tensor act, dbias = *dmade;
+    ar_tensor act;
     AR_TRY(multiply(ctx, dact, dmade, &(product){.m = m, .second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
-    if (ar_faulty(ctx, AR_FAULT_expert_bias_not_weighted))
-        AR_TRY(ari_routes_send(ctx, &dbias, dy, NULL, r, m->experts_name));
-    AR_TRY(add_bias_gradients(m, ctx, &dbias, r, DOWN, 1));
-    AR_TRY(ari_fault_empty_gradients(ctx, m->second, 1, &r->groups));
+    AR_TRY(add_bias_gradients(m, ctx, dmade, r, DOWN, 1));
     ar_ctx_release(ctx, &act);
     return AR_OK;
 }
 
 static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *drows,
-                                const ar_tensor *dact, const ar_tensor *pre, const ar_tensor *x,
-                                const ar_tensor *weight, const ari_routes *r)
+                                const ar_tensor *dact, const ar_tensor *pre, const ar_tensor *x, const ari_routes *r)
 {
     const ar_row_sum none = {.t = {NULL}};
     const size_t w = m->width;
@@ -314,13 +286,11 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(ari_new_rows(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
-    AR_TRY(ari_fault_halves(ctx, &dpre, true));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
     AR_TRY(multiply(ctx, drows, &dpre, &(product){.m = m, .back = true, .columns = m->o.hidden}, r));
-    AR_TRY(take_rows(m, ctx, saved, &rows, x, weight, r));
+    AR_TRY(take_rows(m, ctx, saved, &rows, x, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
     AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
-    AR_TRY(ari_fault_empty_gradients(ctx, m->first, 2, &r->groups));
     ARI_RELEASE(ctx, &rows, &dpre);
     return AR_OK;
 }
@@ -335,19 +305,15 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     const ar_tensor dy_rows = ar_tensor_rows(dy);
     AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
     ari_work_moves(ARI_GPU_MOVES_COMBINE, true, ar_tensor_count(dy));
-    AR_TRY(ari_fault_combined(ctx, g, cutting(m, ctx), m->experts_name));
     ar_ctx_release(ctx, &made);
-    AR_TRY(ari_routes_send(ctx, &dmade, dy, ari_fault_output_weight(ctx, weight), r, m->experts_name));
-    AR_TRY(second_backward(m, ctx, &dact, &dmade, dy, &pre, r));
+    AR_TRY(ari_routes_send(ctx, &dmade, dy, weight, r, m->experts_name));
+    AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
     ar_ctx_release(ctx, &dmade);
-    AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, weight, r));
+    AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, r));
     ARI_RELEASE(ctx, &dact, &pre);
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, true, ar_tensor_count(&drows) + ar_tensor_count(g));
     AR_TRY(ari_routes_return(ctx, &dx_rows, &drows, r, m->experts_name));
-    const ar_tensor x_rows = ar_tensor_rows(x), *input_weight = ari_fault_input_weight(ctx, weight);
-    if (input_weight)
-        AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &x_rows, &dx_rows, ar_const(r->place.data), m->o.per_token));
-    AR_TRY(ari_routes_combine(ctx, dx, &dx_rows, input_weight, r, x));
+    AR_TRY(ari_routes_combine(ctx, dx, &dx_rows, NULL, r, x));
     ar_ctx_release(ctx, &dx_rows);
     return tap_own(m, ctx, "experts", 'b', dx);
 }
@@ -357,9 +323,9 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
                                  const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
 {
     const ar_tensor *expert = t->expert;
-    const ari_own_experts own = own_experts(m);
     ar_tensor p, dz, more;
-    AR_TRY(ari_fault_weights_gradient(ctx, g, expert, &own));
+    if (ar_faulty(ctx, AR_FAULT_router_weights_detached))
+        AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
@@ -501,7 +467,6 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->o = *o;
     m->own = o->n / ranks;
     m->from = m->own * (size_t)ar_comm_rank(ctx->ep);
-    ctx->own_experts = m->own;
     m->split = o->split ? *o->split : ar_experts_split(true, ari_placed_stream(ctx));
     m->at = m->split.enter.to;
     if (ari_experts_whole(&ctx->layout)) {
@@ -522,7 +487,6 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
         .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     AR_TRY(ari_scores_init(&m->scores, ctx, o, m->base.name, &m->balance));
-    m->router.own_weight[0].spread = ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_summed);
     AR_TRY(ARI_ALLOC_ZERO(&m->weight, 2 * m->own * WEIGHTS, "experts"));
     AR_TRY(ARI_ALLOC(&m->first, 2 * m->own, "experts"));
     AR_TRY(ARI_ALLOC(&m->second, m->own, "experts"));

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/layers/faults.h"
-
 /* What all expert-parallel ranks route, on the host, and what is sorted by it. */
 typedef struct sorting {
     size_t ranks, me, k;
@@ -308,7 +306,6 @@ static ar_status exchange(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, size_t rows, 
         ctx->routed.rows += r == (size_t)ar_comm_rank(ctx->ep) ? 0 : sends[r];
         counts[ranks + r] = receives[r] * h;
     }
-    ari_fault_splits(ctx, counts, ranks);
     const ar_status st =
         ar_comm_all_to_all(ctx->ep, ctx->queue, y->data, ar_const(x->data), counts, counts + ranks, x->dtype, tag);
     ar_ctx_release(ctx, x);
@@ -350,9 +347,7 @@ ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_r
     *y = *x;
     if (!has_peers(ctx))
         return AR_OK;
-    sent = *x;
-    if (!ar_faulty(ctx, AR_FAULT_ep_rows_not_put_back))
-        AR_TRY(reorder(ctx, &sent, x, &r->departed));
+    AR_TRY(reorder(ctx, &sent, x, &r->departed));
     return exchange(ctx, y, &sent, r->place.shape[0], r->receives, r->sends, tag);
 }
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/float_bits.h"
+
 /* --- the router --------------------------------------------------------------------------------------------------- */
 
 static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
@@ -30,8 +32,7 @@ ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *
     const char *bias = o->router_bias ? o->router_bias : "gate.e_score_correction_bias";
     s->tokens = balance;
     s->rule = (ar_route_rule){.k = o->per_token, .groups = 1, .kept = 1, .normalised = o->normalised, .scale = 1.0f};
-    s->plain = o->scores.groups == 0;
-    if (s->plain)
+    if (o->scores.groups == 0) /* of all experts together, by a softmax */
         return AR_OK;
     AR_TRY(check_groups(o, balance));
     s->rule.groups = o->scores.groups;
@@ -62,45 +63,51 @@ size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
 }
 
 /* The rule with the bias as it is now. */
-static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx, bool backward)
+static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx)
 {
     ar_route_rule rule = s->rule;
     rule.bias = s->bias.device ? ar_const(s->bias.value.data) : (ar_cbuf){NULL};
-    if (s->plain)
-        rule.normalised = ari_fault_normalised(ctx, rule.normalised, backward);
-    else
-        ari_fault_score_rule(ctx, &rule, backward);
+    rule.normalised = rule.normalised && !ar_faulty(ctx, AR_FAULT_router_weights_not_normalised);
     return rule;
 }
 
 ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
                            const ar_tensor *z)
 {
-    const ar_route_rule rule = rule_of(s, ctx, false);
-    AR_TRY(ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, &rule));
-    return s->plain ? ari_fault_routed(ctx, made, z, s->rule.normalised)
-                    : ari_fault_scored(ctx, made, &s->bias.value, &rule);
+    const ar_route_rule rule = rule_of(s, ctx);
+    return ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, &rule);
 }
 
 ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
                               const ar_tensor *g)
 {
-    const ar_route_rule rule = rule_of(s, ctx, true);
-    AR_TRY(ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
-                      ar_const(of->weight->data), &rule));
-    return s->plain ? ari_fault_router_gradient(ctx, dz, of, g, &rule)
-                    : ari_fault_scores_gradient(ctx, dz, of, g, &s->bias.value, &rule);
+    const ar_route_rule rule = rule_of(s, ctx);
+    return ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
+                      ar_const(of->weight->data), &rule);
 }
 
 /* --- the bias ----------------------------------------------------------------------------------------------------- */
 
+/* router_bias_counts_plain: the experts of the largest scores, without the bias, of all groups. */
+static ar_status choose_plainly(ar_tensor *expert, ar_ctx *ctx, const ari_chosen *made)
+{
+    const size_t tokens = made->expert->shape[0], k = made->expert->shape[1];
+    const ar_route_rule rule = {.k = k, .groups = 1, .kept = 1, .scale = 1.0f};
+    ar_tensor p, weight;
+    AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, made->p->shape[1]));
+    AR_TRY(ari_new_rows(ctx, &weight, AR_F32, tokens, k));
+    AR_TRY(ari_new_rows(ctx, expert, AR_I32, tokens, k));
+    return ARI_KERNEL(ctx, route, p.data, expert->data, weight.data, (ar_buf){NULL}, made->p, &rule);
+}
+
 ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t)
 {
-    ar_tensor expert;
+    ar_tensor expert = *made->expert;
     ari_routed_tokens counted = *t;
     if (!s->counts || ctx->counting || ctx->recomputing)
         return AR_OK;
-    AR_TRY(ari_fault_counted(ctx, &expert, made));
+    if (ar_faulty(ctx, AR_FAULT_router_bias_counts_plain))
+        AR_TRY(choose_plainly(&expert, ctx, made));
     counted.expert = &expert;
     return ari_balance_tally(s->counts, s->tokens, ctx, &counted);
 }
@@ -114,14 +121,21 @@ static ar_status zero_counts(void *user, ar_module *m)
     return AR_OK;
 }
 
+/* router_bias_counts_bf16: a count as it is kept. */
+static int64_t kept(const ar_ctx *ctx, int64_t n)
+{
+    return ar_faulty(ctx, AR_FAULT_router_bias_counts_bf16) ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
+}
+
 /* b_i += u*sign(sum n - E*n_i). */
 static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
 {
     const float u = (float)ctx->loss.router.bias_update;
     int64_t sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += counts[i];
-    sum = ari_fault_sum_of_counts(ctx, counts, n, sum);
+    for (size_t i = 0; i < n; i++) {
+        counts[i] = kept(ctx, counts[i]);
+        sum = kept(ctx, sum + counts[i]);
+    }
     for (size_t i = 0; i < n; i++) {
         const int64_t missing = sum - (int64_t)n * counts[i];
         bias[i] += missing > 0 ? u : missing < 0 ? -u : 0.0f;

@@ -4,12 +4,15 @@
 #pragma once
 
 #include "ref/layers/experts/balance.h"
-#include "ref/layers/faults.h"
+
+/* Of the tokens of a pass: p [tokens, experts] of all, the experts and weights of the slots [tokens, k]. */
+typedef struct ari_chosen {
+    const ar_tensor *p, *expert, *weight;
+} ari_chosen;
 
 typedef struct ari_scores {
     ar_param bias; /* [E], frozen; without a device where there is none: of a softmax */
     ar_route_rule rule;
-    bool plain;                /* of all experts together, by a softmax: other faults are known of it */
     const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;

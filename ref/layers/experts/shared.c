@@ -2,7 +2,6 @@
 #include "ref/layers/experts/shared.h"
 #include "ref/core/record.h"
 
-#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 enum { SAVED_SHARED, SAVED_LOGIT };
@@ -68,7 +67,7 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
     if (!ctx->recomputing) /* else nobody takes the sum */
         ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     if (!s->gate) {
-        AR_TRY(ari_fault_of_shared(ctx) ? ari_fault_add_shared(ctx, y, &made) : ARI_KERNEL(ctx, add, y, y, &made));
+        AR_TRY(ARI_KERNEL(ctx, add, y, y, &made));
         ar_ctx_release(ctx, &made);
         return AR_OK;
     }
@@ -77,8 +76,6 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
         ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(y));
     AR_TRY(ar_saved_push(saved, s, SAVED_SHARED, &made));
     AR_TRY(ar_saved_push(saved, s, SAVED_LOGIT, &logit));
-    if (ari_fault_of_shared(ctx))
-        return ari_fault_add_shared(ctx, y, &made);
     return ARI_KERNEL(ctx, add_gated, y, &made, &logit);
 }
 
@@ -89,9 +86,7 @@ ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const
     if (!s->expert)
         return AR_OK;
     if (!s->gate) {
-        AR_TRY(ari_fault_ungated_gradient(ctx, &dmade, dy));
-        AR_TRY(ar_module_backward(s->expert, ctx, saved, &more, dmade.data.ptr ? &dmade : dy, batch));
-        ar_ctx_release(ctx, &dmade);
+        AR_TRY(ar_module_backward(s->expert, ctx, saved, &more, dy, batch));
         return ari_add_gradient(ctx, dx, &more);
     }
     AR_TRY(ar_saved_pop(saved, s, SAVED_SHARED, &made));
@@ -100,7 +95,6 @@ ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const
     AR_TRY(ari_like(ctx, &dlogit, &logit, 1));
     AR_TRY(ARI_KERNEL(ctx, add_gated_backward, &dmade, &dlogit, dy, &made, &logit));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dy));
-    AR_TRY(ari_fault_shared_gradient(ctx, &dmade, &dlogit, dy));
     ARI_RELEASE(ctx, &made, &logit);
     AR_TRY(ar_module_backward(s->expert, ctx, saved, &more, &dmade, batch));
     ar_ctx_release(ctx, &dmade);

@@ -114,8 +114,6 @@ ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *r
     const size_t shape[2] = {ari_chunk_rows(&g->c, i), g->x.shape[g->x.ndim - 1]};
     AR_TRY(ar_tensor_view(rows, g->x.dtype, 2, shape, g->rows[i % 2]));
     AR_TRY(ar_queue_wait(ctx->queue, g->come[i % 2]));
-    if (i > 0)
-        AR_TRY(ari_fault_chunk_rows(ctx, rows, g->rows[(i + 1) % 2]));
     return i + 1 < g->c.n ? enqueue_chunk(ctx, g, i + 1) : AR_OK;
 }
 

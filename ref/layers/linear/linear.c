@@ -434,12 +434,6 @@ static ar_status run_weight_job(ar_ctx *ctx, const void *job)
     return AR_OK;
 }
 
-/* True if ranks have the whole weight and tokens of their own. */
-static bool sees_own_tokens(const ari_linear *l, const ar_ctx *ctx)
-{
-    return l->split.style == AR_STYLE_REPLICATE && ari_placed_by_tokens(l->split.from) && ar_comm_size(ctx->tp) > 1;
-}
-
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                               const char *name, ari_input_prefetch *prefetch)
 {
@@ -462,8 +456,6 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_fault_latents(ctx, l->shared, &all_dy));
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
-    if (sees_own_tokens(l, ctx) && ar_faulty(ctx, AR_FAULT_sp_router_grad_local))
-        AR_TRY(ari_fault_own_tokens(ctx, &all_dy));
     const weight_job job = {l, x, all_dy, next.own->gathering};
     if (ctx->deferred && l->weight[0]->ends && ar_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
         AR_TRY(run_weight_job(ctx, &job));

@@ -2,7 +2,6 @@
 /* The parameters of a parallel linear layer: which block of each weight and bias a rank holds. */
 #include <string.h>
 
-#include "ref/layers/faults.h"
 #include "ref/layers/linear/linear.h"
 
 /* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
@@ -104,7 +103,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
                                      : ar_layout_replicate(&layout, 1, &part->out, r, n));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->init = AR_INIT_UNIFORM_BIAS;
-    p->matrix = ar_faulty(ctx, AR_FAULT_muon_of_biases); /* of one row */
+    p->matrix = false;
     p->fan_in = s->in;
     p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
