@@ -101,15 +101,10 @@ static void lock_life(const file_link *f)
     (void)lock_byte(f, F_SETLK, F_WRLCK, FIRST_LIFE + f->base.rank, &lock);
 }
 
-/* Opens the file for the first message to process 0, whose answers come behind it. A file of an earlier run, which has
- * none, is left as soon as process 0 has replaced it. */
+/* Opens the file for the first message to process 0, whose answers come behind it. */
 static void say_hello(file_link *f)
 {
-    if (f->fd >= 0 && !is_current(f)) {
-        close(f->fd);
-        f->fd = -1;
-    }
-    if (f->fd >= 0 || !f->hello || (f->fd = open(f->path, O_RDWR | O_APPEND | O_CLOEXEC)) < 0)
+    if (!f->hello || (f->fd = open(f->path, O_RDWR | O_APPEND | O_CLOEXEC)) < 0)
         return;
     lock_life(f);
     f->known = 0;
@@ -178,17 +173,31 @@ static ari_message *next_message(file_link *f, bool *for_this)
     return m;
 }
 
-static ari_message *file_receive(ari_link *l)
+static ari_message *next_for_this(file_link *f)
 {
-    file_link *f = (file_link *)l;
     bool for_this = false;
     ari_message *m = NULL;
-    pthread_mutex_lock(&f->lock);
-    if (!f->heard && f->path)
-        say_hello(f);
     while (f->fd >= 0 && (m = next_message(f, &for_this)) && !for_this)
         free(m);
     f->heard = f->heard || m;
+    return m;
+}
+
+/* A file of an earlier run, which has no answer, is left as soon as process 0 has replaced it. */
+static ari_message *file_receive(ari_link *l)
+{
+    file_link *f = (file_link *)l;
+    pthread_mutex_lock(&f->lock);
+    ari_message *m = next_for_this(f);
+    if (!f->heard && f->fd >= 0 && !is_current(f)) {
+        m = next_for_this(f); /* process 0 answers before it removes the file */
+        if (!m) {
+            close(f->fd);
+            f->fd = -1;
+        }
+    }
+    if (!f->heard && f->fd < 0 && f->path)
+        say_hello(f);
     pthread_mutex_unlock(&f->lock);
     return m;
 }
