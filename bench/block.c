@@ -16,7 +16,13 @@
 
 #include "anyrank/model.h"
 #include "bench/harness.h"
+#include "ref/arith/arith_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/device_private.h"
 #include "ref/core/names.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/models/model_private.h"
 #include "verify/run/run.h"
 
 #define GPT                                                                                                      \
@@ -86,7 +92,7 @@ typedef struct side {
 static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t seed)
 {
     ar_tensor values;
-    const ar_dtype dtype = ar_ctx_activations(s->ctx);
+    const ar_dtype dtype = ari_ctx_activations(s->ctx);
     AR_TRY(ari_bench_tensor(&s->on, &values, 3, shape, seed));
     *t = values;
     return dtype == AR_F32 ? AR_OK : ari_bench_tensor_as(&s->on, t, &values, dtype);
@@ -100,9 +106,9 @@ static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config 
     options.device = s->on.d;
     ar_block_options o;
     char name[96];
-    AR_TRY(ar_config_block(config, 0, &o, name, sizeof name));
+    AR_TRY(ari_config_block(config, 0, &o, name, sizeof name));
     AR_TRY(ar_ctx_create(&s->ctx, &options));
-    s->on.q = ar_ctx_queue(s->ctx);
+    s->on.q = ari_ctx_queue(s->ctx);
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
@@ -133,7 +139,7 @@ static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar
         ar_tensor g = s->params[i]->value;
         g.dtype = AR_F32;
         AR_TRY(s->on.d->ops->alloc(s->on.d, s->on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
-        ar_status st = ar_param_grad_value(s->params[i], s->ctx, &g);
+        ar_status st = ari_param_grad_value(s->params[i], s->ctx, &g);
         if (st == AR_OK)
             st = ari_bench_take_bits(to, &s->on, &g);
         s->on.d->ops->free(s->on.d, s->on.q, g.data);
@@ -146,7 +152,7 @@ static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar
 static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha256 *bits)
 {
     ar_tensor y, dx;
-    AR_TRY(ar_module_zero_grad(s->block, s->ctx));
+    AR_TRY(ari_module_zero_grad(s->block, s->ctx));
     for (size_t i = 0; i < s->n; i++)
         s->params[i]->version++;
     double start = 0.0, end = 0.0;
@@ -155,8 +161,8 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
     AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
     if (bits)
         AR_TRY(take_bits(s, bits, &y, &dx));
-    ar_saved_clear(s->saved);
-    ar_ctx_end_step(s->ctx);
+    ari_saved_clear(s->saved);
+    ari_ctx_end_step(s->ctx);
     AR_TRY(ari_bench_clock(&s->on, &end));
     *seconds = end - start;
     return AR_OK;
@@ -183,9 +189,9 @@ static ar_status add_slot(ari_bench *bench, const block_bench *b, size_t i, cons
     return ari_bench_add(bench, "profile",
                          json_pack("{s:s, s:s, s:s, s:s, s:s?, s:I, s:f, s:f, s:I}", "block", b->config->name,
                                    "numerics", ari_numerics_names[b->of[i].numerics], "precision",
-                                   ar_precision_name(b->of[i].precision), "slot", row->name, "part", row->part, "calls",
-                                   (json_int_t)row->calls, "seconds", row->seconds, "share", row->seconds / whole,
-                                   "bytes", (json_int_t)row->bytes));
+                                   ari_precision_name(b->of[i].precision), "slot", row->name, "part", row->part,
+                                   "calls", (json_int_t)row->calls, "seconds", row->seconds, "share",
+                                   row->seconds / whole, "bytes", (json_int_t)row->bytes));
 }
 
 /* The slots of a pass, the gradients' zeroing included: longest first, then the time between slots. */
@@ -228,7 +234,7 @@ static ar_status add_side(ari_bench *bench, block_bench *b, size_t i, const ari_
                          json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:s}", "block", b->config->name,
                                    "parameters", (json_int_t)parameters, "numerics",
                                    ari_numerics_names[b->of[i].numerics], "precision",
-                                   ar_precision_name(b->of[i].precision), "batch", (json_int_t)b->batch.batch, "seq",
+                                   ari_precision_name(b->of[i].precision), "batch", (json_int_t)b->batch.batch, "seq",
                                    (json_int_t)b->batch.seq, "seconds", seconds.median, "gflops",
                                    1e-9 * operations_of(b->config, &b->batch) / seconds.median, "over_native",
                                    ratio.median, "spread", i == 0 ? seconds.spread : ratio.spread, "bits", bits));
@@ -241,7 +247,7 @@ static ar_status create_sides(block_bench *b, ar_precision other, const ari_benc
                                        {.numerics = AR_NUMERICS_EXACT},
                                        {.numerics = AR_NUMERICS_NATIVE, .precision = other},
                                        {.numerics = AR_NUMERICS_EXACT, .precision = other}};
-    const size_t n = other == AR_PRECISION_F32 ? 2 : ar_arith_exact(other) ? 4 : 3;
+    const size_t n = other == AR_PRECISION_F32 ? 2 : ari_arith_exact(other) ? 4 : 3;
     for (; b->sides < n; b->sides++) {
         b->of[b->sides] = all[b->sides];
         AR_TRY(side_create(&b->side[b->sides], &all[b->sides], b->config, &b->batch, bench));

@@ -15,9 +15,12 @@
 #include "anyrank/sim.h"
 #include "anyrank/train.h"
 #include "bench/harness.h"
+#include "ref/context/context_private.h"
 #include "ref/core/names.h"
 #include "ref/core/os/threads.h"
 #include "ref/layers/parts.h"
+#include "ref/models/parallel_private.h"
+#include "ref/train/ddp_private.h"
 #include "verify/run/run.h"
 
 ARI_OWNER(ar_ddp, ar_ddp_destroy)
@@ -75,11 +78,11 @@ static ar_status count_step(ddp_rank *k, ar_ddp *ddp, size_t row)
     for (int i = 0; i < 2; i++) {
         if (i == 1)
             AR_TRY(take_step(k, ddp));
-        ar_ctx_counted(ctx, &read[i], &written[i]);
-        calls[i] = ar_ctx_calls(ctx, "all_reduce");
+        ari_ctx_counted(ctx, &read[i], &written[i]);
+        calls[i] = ari_ctx_calls(ctx, "all_reduce");
     }
-    if (ar_comm_rank(ar_ctx_dp(k->together)) == 0) {
-        k->shared->counted[row].buckets = ddp ? ar_ddp_buckets(ddp) : 0;
+    if (ar_comm_rank(ari_ctx_dp(k->together)) == 0) {
+        k->shared->counted[row].buckets = ddp ? ari_ddp_buckets(ddp) : 0;
         k->shared->counted[row].all_reduces = calls[1] - calls[0];
         k->shared->counted[row].bytes = read[1] - read[0] + written[1] - written[0];
     }
@@ -88,7 +91,7 @@ static ar_status count_step(ddp_rank *k, ar_ddp *ddp, size_t row)
 
 static ar_status meet(const ddp_rank *k)
 {
-    return ar_comm_barrier(ar_ctx_dp(k->together), ar_ctx_queue(k->together), "bench");
+    return ar_comm_barrier(ari_ctx_dp(k->together), ari_ctx_queue(k->together), "bench");
 }
 
 static ar_status time_row(ddp_rank *k, size_t row, double *seconds)
@@ -120,7 +123,7 @@ static ar_status rank_create(ddp_rank *k, ar_comm *world)
     ar_parallel_groups_use(&o, &k->groups);
     AR_TRY(ar_ctx_create(&k->together, &o));
     k->batch = (ar_batch){.batch = BATCH, .seq = SEQ, .input_ids = b->input_ids};
-    ar_parallel_slice(&k->own, &b->parallel, &k->batch, ar_ctx_data_rank(k->together), 0);
+    ari_parallel_slice(&k->own, &b->parallel, &k->batch, ari_ctx_data_rank(k->together), 0);
     k->own.global_batch = 0;
     AR_TRY(ar_model_create(&k->model, k->together, &b->config, NULL));
     AR_TRY(ar_model_fresh(k->model, k->together, 1));

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "bench/harness.h"
+#include "gpu/report/device_private.h"
 #include "ref/arith/exact.h"
 #include "ref/io/json.h"
 
@@ -187,7 +188,7 @@ static ar_status time_shapes(ari_bench *b, const gemm_shape *given)
         return ar_error_set(AR_ERR_ARG, "--m, --n and --k go together");
     for (size_t i = 0; i < SHAPES; i++)
         AR_TRY(time_shape(b, &shapes[i]));
-    if (ar_gpu_refused_products(refused, sizeof refused) > 0) /* then a GPU's figures are not those of cuBLAS alone */
+    if (ari_gpu_refused_products(refused, sizeof refused) > 0) /* then a GPU's figures are not those of cuBLAS alone */
         fprintf(stderr, "int8 products that cuBLAS refused, done by a kernel: %s\n", refused);
     return AR_OK;
 }

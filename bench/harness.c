@@ -6,8 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/device_private.h"
 #include "ref/core/clock.h"
+#include "ref/core/device_private.h"
 #include "ref/core/os/os.h"
+#include "ref/core/queue_private.h"
+#include "ref/cpu/device_private.h"
 #include "ref/io/json.h"
 
 /* --- a program ---------------------------------------------------------------------------------------------------- */
@@ -68,15 +72,15 @@ void ari_bench_begin(ari_bench *b, char **argv, const ari_bench_option *options,
         else
             a = read_option(b, &all[i], a);
     }
-    if (device && ar_device_choice_parse(&b->device, device) != AR_OK)
+    if (device && ari_device_choice_parse(&b->device, device) != AR_OK)
         refuse(b, ar_error_message(), "");
     if (b->threads > 4096 || b->repetitions > 100000)
         refuse(b, "more than 4096 threads or 100000 repetitions", "");
-    ar_cpu_select_kernels();
+    ari_cpu_select_kernels();
     ar_cpu_info cpu;
-    ar_cpu_info_get(&cpu);
+    ari_cpu_info_get(&cpu);
     b->result = json_pack("{s:s, s:s, s:i, s:{s:s, s:s, s:s, s:s, s:s, s:s}}", "what", b->what, "device",
-                          ar_device_kind_name(b->device.kind), "threads", (int)b->threads, "machine", "cpu", cpu.cpu,
+                          ari_device_kind_name(b->device.kind), "threads", (int)b->threads, "machine", "cpu", cpu.cpu,
                           "features", cpu.features, "blas", cpu.blas, "version", cpu.blas_version, "kernels",
                           cpu.blas_kernels, "reason", cpu.blas_reason);
 }
@@ -235,7 +239,7 @@ ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes)
 
 ar_status ari_bench_clock(const ari_bench_device *b, double *seconds)
 {
-    AR_TRY(ar_queue_sync(b->q, 0));
+    AR_TRY(ari_queue_sync(b->q, 0));
     *seconds = 1e-9 * (double)ari_device_clock_ns(b->d);
     return AR_OK;
 }
@@ -263,7 +267,7 @@ static ar_status take_values(ari_bench_device *b, ar_buf *gives, size_t n, uint6
     AR_TRY(ari_alloc(&values, n, sizeof(float), "a benchmark's values"));
     fill(values, n, seed);
     AR_TRY(b->d->ops->copy(b->d, b->q, *gives, (ar_cbuf){values}, bytes));
-    return ar_queue_sync(b->q, 0);
+    return ari_queue_sync(b->q, 0);
 }
 
 ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
@@ -291,7 +295,7 @@ ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const a
     AR_TRY(ari_mul_size(&bytes, ar_tensor_count(t), ar_dtype_bytes(t->dtype)));
     AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
     AR_TRY(b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes));
-    AR_TRY(ar_queue_sync(b->q, 0));
+    AR_TRY(ari_queue_sync(b->q, 0));
     ari_sha256_update(to, host, bytes);
     return AR_OK;
 }

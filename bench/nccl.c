@@ -12,7 +12,11 @@
 #include "anyrank/process.h"
 #include "bench/harness.h"
 #include "gpu/cluster/nccl/nccl.h"
+#include "gpu/cluster/process/process_private.h"
+#include "gpu/device_private.h"
 #include "gpu/native.h"
+#include "ref/comm/comm_private.h"
+#include "ref/core/queue_private.h"
 
 #define BLOCK_SECONDS 0.01
 #define MOST_BYTES ((size_t)1 << 28)
@@ -36,7 +40,7 @@ static void need(const bench *b, ar_status st)
         return;
     fprintf(stderr, "nccl: %s\n", ar_error_message());
     if (b->process)
-        ar_process_abort(b->process, st, ar_error_message());
+        ari_process_abort(b->process, st, ar_error_message());
     exit(1);
 }
 
@@ -59,14 +63,14 @@ static double time_block(const bench *b, bool direct, int calls)
     const double begin = ari_bench_seconds();
     for (int i = 0; i < calls; i++)
         need(b, direct ? call_directly(b) : call_own(b));
-    need(b, ar_queue_sync(b->queue, 0));
+    need(b, ari_queue_sync(b->queue, 0));
     const double own = (ari_bench_seconds() - begin) / calls;
     double *all = NULL, took = own;
-    need(b, ar_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
-    for (int r = 0; all && r < ar_process_size(b->process); r++)
+    need(b, ari_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
+    for (int r = 0; all && r < ari_process_size(b->process); r++)
         took = all[r] > took ? all[r] : took;
     free(all);
-    need(b, ar_process_broadcast(b->process, &took, sizeof took));
+    need(b, ari_process_broadcast(b->process, &took, sizeof took));
     return took;
 }
 
@@ -90,7 +94,7 @@ static void measure(bench *b, ari_bench *out)
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, OWN, DIRECT);
     need(b,
          ari_bench_add(out, "rows",
-                       json_pack("{s:i, s:I, s:f, s:f, s:f, s:f}", "ranks", ar_process_size(b->process), "bytes",
+                       json_pack("{s:i, s:I, s:f, s:f, s:f, s:f}", "ranks", ari_process_size(b->process), "bytes",
                                  (json_int_t)(b->count * sizeof(float)), "nccl_seconds",
                                  ari_bench_times_of(&s, DIRECT).median, "seconds", ari_bench_times_of(&s, OWN).median,
                                  "over_nccl", ratio.median, "spread", ratio.spread)));
@@ -102,13 +106,13 @@ static void connect_directly(bench *b)
     ari_nccl_id id = {.internal = ""};
     if (ar_process_rank(b->process) == 0)
         need(b, ari_nccl_check(&b->nccl, b->nccl.GetUniqueId(&id), NULL, "ncclGetUniqueId"));
-    need(b, ar_process_broadcast(b->process, &id, sizeof id));
+    need(b, ari_process_broadcast(b->process, &id, sizeof id));
     b->emulated = (ari_nccl_emulated_stream){b->device, b->queue};
     b->stream = &b->emulated;
     if (!b->nccl.emulated_gpu)
         need(b, ari_gpu_native_stream(b->device, b->queue, &b->stream));
     need(b, ari_nccl_check(&b->nccl,
-                           b->nccl.CommInitRankConfig(&b->direct, ar_process_size(b->process), id,
+                           b->nccl.CommInitRankConfig(&b->direct, ari_process_size(b->process), id,
                                                       ar_process_rank(b->process), NULL),
                            NULL, "ncclCommInitRankConfig"));
 }
@@ -116,12 +120,12 @@ static void connect_directly(bench *b)
 static void begin(bench *b, bool share)
 {
     const ar_process_options o = {.transport = AR_TRANSPORT_NCCL, .share_gpus = share};
-    const int gpus = ar_gpu_count();
+    const int gpus = ari_gpu_count();
     need(b, ari_nccl_load(&b->nccl));
     need(b, ar_process_create(&b->process, &o));
     const int gpu =
-        o.share_gpus && gpus > 0 ? ar_process_local_rank(b->process) % gpus : ar_process_local_rank(b->process);
-    need(b, b->nccl.emulated_gpu ? ar_device_emulated_create(&b->device) : ar_device_cuda_create(&b->device, gpu));
+        o.share_gpus && gpus > 0 ? ari_process_local_rank(b->process) % gpus : ari_process_local_rank(b->process);
+    need(b, b->nccl.emulated_gpu ? ari_device_emulated_create(&b->device) : ari_device_cuda_create(&b->device, gpu));
     need(b, b->device->ops->queue_create(b->device, &b->queue, AR_QUEUE_INLINE, "bench"));
     need(b, ar_process_comm(&b->comm, b->process, b->device));
     need(b, b->device->ops->alloc(b->device, b->queue, &b->in, MOST_BYTES));
@@ -151,7 +155,7 @@ int main(int argc, char **argv)
     (void)b.nccl.CommDestroy(b.direct);
     b.device->ops->free(b.device, b.queue, b.in);
     b.device->ops->free(b.device, b.queue, b.out);
-    ar_comm_destroy(b.comm);
+    ari_comm_destroy(b.comm);
     ar_queue_destroy(b.queue);
     ar_device_destroy(b.device);
     ar_process_destroy(b.process);

@@ -8,8 +8,11 @@
 #include "cli/options/transport.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
+#include "ref/core/device_private.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "verify/reference/sensitivity_private.h"
 
 typedef struct grads_values {
     ari_common common;
@@ -138,7 +141,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     }
     json_object_set_new(o, "result", json_string("same"));
     json_object_set_new(o, "numerics", json_string(v->o.binary64 ? "binary64" : ari_numerics_names[run->numerics]));
-    json_object_set_new(o, "precision", json_string(v->o.binary64 ? "f64" : ar_precision_name(run->precision)));
+    json_object_set_new(o, "precision", json_string(v->o.binary64 ? "f64" : ari_precision_name(run->precision)));
     ari_device_json(o, &run->device);
     json_object_set_new(o, "layout", ari_layout_json(&run->parallel, r->batch, ari_layout_of_run));
     json_object_set_new(o, "plan", ari_plan_json(&run->plan));
@@ -196,10 +199,10 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     o.run = *run;
     o.run.seed = v->common.seed;
     o.sensitivity_of =
-        v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of : ar_sensitivity_of_precision(v->r.run.precision);
+        v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of : ari_sensitivity_of_precision(v->r.run.precision);
     ari_watch_run(&o.run, watch);
     if (v->r.inject)
-        AR_TRY(ar_fault_parse(&o.run.fault, v->r.inject));
+        AR_TRY(ari_fault_parse(&o.run.fault, v->r.inject));
     ari_progress progress;
     ari_progress_begin(&progress, &v->common);
     o.progress = ari_progress_show;

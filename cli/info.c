@@ -7,6 +7,10 @@
 #include "anyrank/process.h"
 #include "cli/options/args.h"
 #include "cli/shared/table.h"
+#include "gpu/cluster/process/transport/process_private.h"
+#include "gpu/device_private.h"
+#include "ref/cpu/device_private.h"
+#include "ref/io/config_private.h"
 #include "ref/io/json.h"
 
 /* --- accelerators and transports ---------------------------------------------------------------------------------- */
@@ -23,12 +27,12 @@ typedef struct accelerators {
 
 static void look(accelerators *a)
 {
-    ar_gpu_describe(a->cuda, sizeof a->cuda);
-    a->has_nccl = ar_transport_describe(AR_TRANSPORT_NCCL, a->nccl, sizeof a->nccl);
-    a->has_mpi = ar_transport_describe(AR_TRANSPORT_MPI, a->mpi, sizeof a->mpi);
-    const int there = ar_gpu_count();
+    ari_gpu_describe(a->cuda, sizeof a->cuda);
+    a->has_nccl = ari_transport_describe(AR_TRANSPORT_NCCL, a->nccl, sizeof a->nccl);
+    a->has_mpi = ari_transport_describe(AR_TRANSPORT_MPI, a->mpi, sizeof a->mpi);
+    const int there = ari_gpu_count();
     for (int i = 0; i < there && a->gpus < GPUS_SHOWN; i++) {
-        if (ar_gpu_info_get(&a->gpu[a->gpus], i) != AR_OK)
+        if (ari_gpu_info_get(&a->gpu[a->gpus], i) != AR_OK)
             snprintf(a->gpu[a->gpus].name, sizeof a->gpu[0].name, "%s", ar_error_message());
         a->gpus++;
     }
@@ -65,7 +69,7 @@ static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a)
         {"CUDA", a->cuda},
         {"NCCL", a->nccl},
         {"MPI", a->mpi},
-        {"data", ar_data_dir()},
+        {"data", ari_data_dir()},
     };
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         ari_table_row(&table, "%s\t%s", entries[i][0], entries[i][1]);
@@ -119,7 +123,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
                   "reason", cpu->blas_reason,                                                                      //
                   "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
                   "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
-                  "data_dir", ari_json_text(ar_data_dir()));
+                  "data_dir", ari_json_text(ari_data_dir()));
     return ari_json_end(ari_json_whole(result, rest), common);
 }
 
@@ -129,7 +133,7 @@ static ar_status run_info(void *values, int *exit_code)
     ar_cpu_info cpu;
     accelerators found = {.gpus = 0};
     (void)exit_code;
-    ar_cpu_info_get(&cpu);
+    ari_cpu_info_get(&cpu);
     look(&found);
     if (ari_wants_text(common))
         AR_TRY(print_text(&cpu, &found));

@@ -13,6 +13,7 @@
 #include "ref/core/os/os.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/text.h"
+#include "ref/cpu/device_private.h"
 
 /* In the order in which a person meets them. */
 static const ari_subcommand subcommands[] = {
@@ -122,7 +123,7 @@ static void *whole_command(void *user)
 {
     command_line *of = user;
     ari_transport_prepare(of->argc, of->argv);
-    ar_cpu_select_kernels();
+    ari_cpu_select_kernels();
     of->exit_code = close_output(run_command(of->argc, of->argv));
     ari_transport_finish(of->argc, of->argv, of->exit_code);
     return NULL;

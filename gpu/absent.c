@@ -2,30 +2,31 @@
 /* Stubs for devices that are not in this build. */
 #include <stdio.h>
 
+#include "gpu/device_private.h"
 #include "gpu/native.h"
 #include "gpu/profile/profile.h"
 
 #if !ANYRANK_HAVE_CUDA
 static const char no_cuda[] = "this build has no CUDA device: " ANYRANK_WHY_NO_CUDA;
 
-ar_status ar_device_cuda_create(ar_device **gives, int index)
+ar_status ari_device_cuda_create(ar_device **gives, int index)
 {
     (void)gives;
     (void)index;
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }
 
-void ar_gpu_describe(char *text, size_t size)
+void ari_gpu_describe(char *text, size_t size)
 {
     snprintf(text, size, "not in this build: " ANYRANK_WHY_NO_CUDA);
 }
 
-int ar_gpu_count(void)
+int ari_gpu_count(void)
 {
     return 0;
 }
 
-ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
+ar_status ari_gpu_info_get(ar_gpu_info *out, int index)
 {
     (void)out;
     (void)index;
@@ -61,7 +62,7 @@ ar_status ari_gpu_bus_id(char *text, int size)
 #endif
 
 #if !ANYRANK_HAVE_EMULATED
-ar_status ar_device_emulated_create(ar_device **gives)
+ar_status ari_device_emulated_create(ar_device **gives)
 {
     (void)gives;
     return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no emulated device: install a C++ compiler (g++), and "

@@ -2,6 +2,7 @@
 /* The slots of sums over rows: row by row, all rows into one, and to the rows that a list names. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/sent_sum.h"
 
 namespace ARI_GPU
@@ -159,7 +160,7 @@ ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar
     const view<float> to = view_of<float>(y);
     const int64_t *h = dev<int64_t>(hl), *l = h + n;
     const uint8_t *slices = dev<uint8_t>(t);
-    if (!ar_tensor_is_contiguous(y))
+    if (!ari_tensor_is_contiguous(y))
         return launch_each(d, q, to.count(),
                            [=] ARI_ON_GPU(size_t i) { *to.at(i) = ari_acc_value(slices[i], h[i], l[i], narrow); });
     float *values = to.data;

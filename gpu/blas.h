@@ -29,7 +29,7 @@ struct blas_matrix {
  * library has no such product, or takes no such size; nothing was enqueued. */
 ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                     const blas_matrix &b);
-/* The same of any size, by a kernel of gpu/int8.cu where the library has none: ar_gpu_refused_products lists these
+/* The same of any size, by a kernel of gpu/int8.cu where the library has none: ari_gpu_refused_products lists these
  * shapes. Errors: as above. */
 ar_status int8_product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                        const blas_matrix &b);

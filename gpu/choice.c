@@ -3,11 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/device_private.h"
 #include "gpu/native.h"
 #include "ref/core/names.h"
 #include "ref/core/text.h"
 
-ar_status ar_device_choice_parse(ar_device_choice *c, const char *text)
+ar_status ari_device_choice_parse(ar_device_choice *c, const char *text)
 {
     const char *colon = strchr(text, ':');
     const size_t length = colon ? (size_t)(colon - text) : strlen(text);
@@ -29,9 +30,9 @@ ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int
 {
     switch (which->kind) {
     case AR_DEVICE_CUDA:
-        return ar_device_cuda_create(gives, which->index);
+        return ari_device_cuda_create(gives, which->index);
     case AR_DEVICE_EMULATED:
-        return ar_device_emulated_create(gives);
+        return ari_device_emulated_create(gives);
     case AR_DEVICE_CPU:
     case AR_DEVICE_KINDS:
         break;

@@ -4,6 +4,7 @@
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
 #include "ref/core/float_bits.h"
+#include "ref/core/tensor_private.h"
 
 namespace ARI_GPU
 {
@@ -76,7 +77,7 @@ ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, c
 {
     T *to = dev<T>(dx->data);
     const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t rows = all.shape[0], cols = all.shape[1];
     if (!wanted(dbias))
         return map(d, q, rows * cols, to, slopes, from,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts: the choice of them, rows that go to them and come back: what ref/cpu/experts.c does. */
 #include "gpu/vectors.h"
+#include "ref/core/tensor_private.h"
 
 namespace ARI_GPU
 {
@@ -131,7 +132,7 @@ ARI_ON_GPU float divisor_of(const float *a, const int32_t *expert, const route_r
 ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
                const ar_tensor *z, const ar_route_rule *of)
 {
-    const ar_tensor all = ar_tensor_rows(z);
+    const ar_tensor all = ari_tensor_rows(z);
     const size_t n = all.shape[1], k = of->k;
     const T *logits = dev<T>(z->data);
     float *rows = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
@@ -165,7 +166,7 @@ ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf exper
 ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, of), const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
                ar_cbuf expert, ar_cbuf weight, const ar_route_rule *of)
 {
-    const ar_tensor all = ar_tensor_rows(dz);
+    const ar_tensor all = ari_tensor_rows(dz);
     const size_t n = all.shape[1], k = of->k;
     T *gradients = dev<T>(dz->data);
     const float *slopes = dev<float>(g), *rows = dev<float>(p), *weights = dev<float>(weight);
@@ -216,7 +217,7 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
 ARI_FOR_DTYPES(route_losses, dz, (dz, p, balance, each, lse, z, valid), const ar_tensor *dz, ar_cbuf p, ar_cbuf balance,
                size_t each, ar_cbuf lse, double z, ar_cbuf valid)
 {
-    const ar_tensor all = ar_tensor_rows(dz);
+    const ar_tensor all = ari_tensor_rows(dz);
     const size_t n = all.shape[1];
     T *gradients = dev<T>(dz->data);
     const float *probabilities = dev<float>(p), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
@@ -245,7 +246,7 @@ ARI_FOR_DTYPES(gather_rows, y, (y, w, row_of, weight, k), const ar_tensor *y, co
                ar_cbuf weight, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1];
+    const size_t n = ari_tensor_rows(y).shape[0], cols = w->shape[1];
     const ptrdiff_t stride = w->stride[0];
     const ari_divisor by_k = ari_divisor_of(k);
     T *to = dev<T>(y->data);
@@ -273,7 +274,7 @@ ARI_FOR_DTYPES(combine_rows, y, (y, rows, weight, place, k), const ar_tensor *y,
                ar_cbuf place, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const ar_tensor all = ar_tensor_rows(y);
+    const ar_tensor all = ari_tensor_rows(y);
     const size_t cols = all.shape[1];
     T *to = dev<T>(y->data);
     const T *from = dev<T>(rows->data);
@@ -310,7 +311,7 @@ template <class T> ARI_ON_GPU float dot(const block &b, const T *left, const T *
 ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
                ar_cbuf place, size_t k)
 {
-    const ar_tensor all = ar_tensor_rows(dy);
+    const ar_tensor all = ari_tensor_rows(dy);
     const size_t cols = all.shape[1];
     const ari_divisor by_k = ari_divisor_of(k);
     float *to = dev<float>(g);
@@ -330,7 +331,7 @@ ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor 
 ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const ar_tensor all = ar_tensor_rows(y);
+    const ar_tensor all = ari_tensor_rows(y);
     const size_t cols = all.shape[1];
     T *sums = dev<T>(y->data);
     const T *from = dev<T>(x->data), *logits = dev<T>(logit->data);
@@ -350,7 +351,7 @@ ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor 
 ARI_FOR_DTYPES(add_gated_backward, dy, (dx, dlogit, dy, x, logit), const ar_tensor *dx, const ar_tensor *dlogit,
                const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
 {
-    const ar_tensor all = ar_tensor_rows(dy);
+    const ar_tensor all = ari_tensor_rows(dy);
     const size_t cols = all.shape[1];
     T *to = dev<T>(dx->data), *to_logit = dev<T>(dlogit->data);
     const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);

@@ -2,6 +2,7 @@
 /* Exponents of rows and columns (numerics.md, "Contraction", steps 0 and 1). A group is a line of a matrix; parts
  * of it are looked at by different blocks, whose maxima meet in one integer maximum. */
 #include "gpu/vectors.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
 
 namespace ARI_GPU
@@ -123,7 +124,7 @@ ar_status exponents(ar_device *d, ar_queue *q, const ar_tensor *a, ar_cbuf c, in
 
 ar_status col_exponents(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into)
 {
-    const ar_tensor columns = ar_tensor_transposed(b);
+    const ar_tensor columns = ari_tensor_transposed(b);
     return ARI_BY_DTYPE(b, exponents)(d, q, &columns, {nullptr}, 1, c, max_into, false);
 }
 

@@ -4,6 +4,7 @@
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 namespace ARI_GPU
 {
@@ -80,7 +81,7 @@ ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, cons
  * dimension whose elements lie side by side stays the last. */
 ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t)
 {
-    const ar_tensor flipped = ar_tensor_transposed(t);
+    const ar_tensor flipped = ari_tensor_transposed(t);
     const bool flip = t->stride[t->ndim - 1] != 1 && t->stride[t->ndim - 2] == 1;
     const view<const float> v = view_of<const float>(flip ? &flipped : t);
     const size_t n = v.shape[3], chunks = ceil_div(n, CHUNK);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cross-entropy over one shard of the vocabulary, a block a row of logits: what ref/cpu/loss.c does. */
 #include "gpu/vectors.h"
+#include "ref/core/tensor_private.h"
 
 namespace ARI_GPU
 {
 
 ARI_FOR_DTYPES(ce_max, logits, (key, logits), ar_buf key, const ar_tensor *logits)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
+    const ar_tensor all = ari_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     int32_t *tops = dev<int32_t>(key);
     const T *values = dev<T>(logits->data);
@@ -28,7 +29,7 @@ ARI_FOR_DTYPES(ce_max, logits, (key, logits), ar_buf key, const ar_tensor *logit
 
 ARI_FOR_DTYPES(ce_sum, logits, (sum, logits, key, v), ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
+    const ar_tensor all = ari_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *values = dev<T>(logits->data);
     const int32_t *tops = dev<int32_t>(key), p = ari_rowsum_bits(v);
@@ -50,7 +51,7 @@ ARI_FOR_DTYPES(ce_sum, logits, (sum, logits, key, v), ar_buf sum, const ar_tenso
 
 ARI_FOR_DTYPES(ce_logits, logits, (sum, logits, e, v), ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
+    const ar_tensor all = ari_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *values = dev<T>(logits->data);
     const int32_t *exponents = dev<int32_t>(e), p = ari_rowsum_bits(v);
@@ -68,7 +69,7 @@ ARI_FOR_DTYPES(ce_logits, logits, (sum, logits, e, v), ar_buf sum, const ar_tens
 
 ARI_FOR_DTYPES(ce_target, logits, (bits, logits, row_of), ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
+    const ar_tensor all = ari_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     const T *x = dev<T>(logits->data);
     return launch_each(d, q, n, [=, bits = dev<uint32_t>(bits), row_of = dev<int64_t>(row_of)] ARI_ON_GPU(size_t i) {
@@ -100,7 +101,7 @@ ARI_FOR_DTYPES(ce_backward, logits, (dlogits, logits, key, sum, row_of, valid, o
                const ar_tensor *logits, ar_cbuf key, ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid,
                const ar_loss_options *o, double targets, size_t v)
 {
-    const ar_tensor all = ar_tensor_rows(logits);
+    const ar_tensor all = ari_tensor_rows(logits);
     const size_t n = all.shape[0], v_local = all.shape[1];
     const ar_loss_options options = *o;
     const double miss = ari_ce_label(0, v, o), hit = ari_ce_label(1, v, o);

@@ -4,6 +4,7 @@
  * is written before its last use. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
+#include "ref/core/tensor_private.h"
 
 namespace ARI_GPU
 {
@@ -18,7 +19,7 @@ template <bool centred, class T>
 ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean, ar_buf rstd, const ar_tensor *x,
                      ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t rows = all.shape[0], h = all.shape[1];
     T *to = dev<T>(y->data);
     float *inverses = dev<float>(rstd);
@@ -78,7 +79,7 @@ template <bool centred, class T>
 ar_status parameter_gradients(ar_device *d, ar_queue *q, const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean,
                               ar_cbuf rstd, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t h = all.shape[1];
     const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
     const float *inverses = dev<float>(rstd);
@@ -104,7 +105,7 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
     const float *weight = dev<float>(gamma);
     const float *inverses = dev<float>(rstd);
     const double *means = dev<double>(mean);
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t h = all.shape[1];
     const int32_t p = ari_rowsum_bits(h);
     const bool wide =

@@ -4,6 +4,7 @@
 
 #include "gpu/packed.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/digits.h"
 
 namespace ARI_GPU
@@ -292,7 +293,7 @@ ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t bat
 ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *of, const ar_part *part)
 {
     const packed &whole = *packed_of(of);
-    AR_TRY(ar_part_check(part, whole.batch, whole.rows, whole.k, "packed_part"));
+    AR_TRY(ari_part_check(part, whole.batch, whole.rows, whole.k, "packed_part"));
     if (lies_within(*part, whole.rows, whole.k)) {
         packed form = whole;
         form.batch = part->matrices;

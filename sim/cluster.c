@@ -6,6 +6,7 @@
 
 #include "ref/core/text.h"
 #include "sim/sim_impl.h"
+#include "sim/sim_private.h"
 
 /* Latencies: what NCCL's model takes for one step of a ring with its Simple protocol, the one that reaches full
  * bandwidth (src/graph/tuning.cc, hwLat). Rates: the vendor's peak in one direction. */
@@ -270,7 +271,7 @@ static void say_link(ari_text *t, const char *key, const ar_sim_link *link)
     ari_say(t, "%s=%gus:%gGB/s ", key, link->latency_s * 1e6, link->bytes_per_s * 1e-9);
 }
 
-void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size)
+void ari_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size)
 {
     ari_text t = ari_plain_text_in(text, size);
     if (c->ranks_per_node > 0)

@@ -7,11 +7,12 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/scheduler.h"
 #include "ref/core/text.h"
+#include "sim/sim_private.h"
 #include "sim/wire.h"
 
 /* --- as data ------------------------------------------------------------------------------------------------------ */
 
-const char *ar_sim_fault_name(ar_sim_fault_kind k)
+const char *ari_sim_fault_name(ar_sim_fault_kind k)
 {
     static const char *const names[AR_SIM_FAULT_KINDS] = {
         [AR_SIM_DELAY] = "delay",     [AR_SIM_STALL] = "stall",         [AR_SIM_KILL] = "kill",
@@ -20,12 +21,12 @@ const char *ar_sim_fault_name(ar_sim_fault_kind k)
     return (unsigned)k < AR_SIM_FAULT_KINDS ? names[k] : "?";
 }
 
-void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size)
+void ari_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size)
 {
     const bool waits = f->kind == AR_SIM_DELAY || f->kind == AR_SIM_SLOW;
     const bool before = (f->kind == AR_SIM_STALL || f->kind == AR_SIM_KILL) && f->transfer == 0;
     ari_text t = ari_plain_text_in(text, size);
-    ari_say(&t, "%s rank %d collective %llu", ar_sim_fault_name(f->kind), f->rank, (unsigned long long)f->collective);
+    ari_say(&t, "%s rank %d collective %llu", ari_sim_fault_name(f->kind), f->rank, (unsigned long long)f->collective);
     if (waits)
         ari_say(&t, " ns %llu", (unsigned long long)f->ns);
     else if (!before)
@@ -34,7 +35,7 @@ void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size)
         ari_say(&t, " bit %llu", (unsigned long long)f->bit);
 }
 
-ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns)
+ar_sim_fault ari_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns)
 {
     uint64_t state = seed;
     ar_sim_fault f = {.kind = (ar_sim_fault_kind)(ari_splitmix(&state) % AR_SIM_FAULT_KINDS)};
@@ -64,10 +65,10 @@ ar_status ari_fault_check(const ar_sim_fault *faults, size_t count, int ranks)
             return ar_error_set(AR_ERR_ARG, "ar_sim_run: fault %zu: unknown kind %d", i, (int)f->kind);
         if (f->rank < 0 || f->rank >= ranks)
             return ar_error_set(AR_ERR_ARG, "ar_sim_run: fault %zu (%s): rank %d; 0 to %d expected", i,
-                                ar_sim_fault_name(f->kind), f->rank, ranks - 1);
+                                ari_sim_fault_name(f->kind), f->rank, ranks - 1);
         if (f->collective == 0)
             return ar_error_set(AR_ERR_ARG, "ar_sim_run: fault %zu (%s): collective 0; they count from 1", i,
-                                ar_sim_fault_name(f->kind));
+                                ari_sim_fault_name(f->kind));
     }
     return AR_OK;
 }
@@ -96,7 +97,7 @@ static bool next_word(char word[WORD_BYTES], const char **text)
 static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char *whole)
 {
     for (int k = 0; k < AR_SIM_FAULT_KINDS; k++) {
-        if (strcmp(word, ar_sim_fault_name((ar_sim_fault_kind)k)) == 0) {
+        if (strcmp(word, ari_sim_fault_name((ar_sim_fault_kind)k)) == 0) {
             *kind = (ar_sim_fault_kind)k;
             return AR_OK;
         }
@@ -134,7 +135,7 @@ static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, cons
     }
     if (!is || !(is & allowed))
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' says nothing about a %s; for example " EXAMPLES, whole,
-                            key, ar_sim_fault_name(f->kind));
+                            key, ari_sim_fault_name(f->kind));
     if (*had & is)
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' stands there twice", whole, key);
     if (!read_u64(&number, value))
@@ -150,7 +151,7 @@ static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, cons
     return AR_OK;
 }
 
-ar_status ar_sim_fault_parse(ar_sim_fault *f, const char *text)
+ar_status ari_sim_fault_parse(ar_sim_fault *f, const char *text)
 {
     char word[WORD_BYTES] = "", value[WORD_BYTES] = "";
     const char *at = text;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/core/reduce.h"
 #include "sim/wire.h"
@@ -47,7 +48,7 @@ static int wrap(const ring *g, int c)
 static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
 {
     if (g->wire->call->kind == ARI_ALL_REDUCE) {
-        ar_comm_slice(g->wire->call->count, g->wire->n, c, at, bytes);
+        ari_comm_slice(g->wire->call->count, g->wire->n, c, at, bytes);
     } else {
         *at = ari_counts_before(g->wire->call->counts, c);
         *bytes = g->wire->call->counts[c];

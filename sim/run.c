@@ -7,6 +7,7 @@
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "sim/sim_private.h"
 #include "sim/wire.h"
 
 enum { MOST_RANKS = 4096 };
@@ -100,7 +101,7 @@ static void fill_reports(ar_sim_rank_report *reports, const rank_run *runs, int 
     }
 }
 
-ar_status ar_sim_options_check(const ar_sim_options *o)
+ar_status ari_sim_options_check(const ar_sim_options *o)
 {
     AR_TRY(ari_check_choice("algorithm", (int)o->algorithm, AR_SIM_LAST + 1));
     if (o->cluster)
@@ -121,7 +122,7 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
         return ar_error_set(AR_ERR_ARG, "ar_sim_run: the ranks' function is missing");
     if (!o)
         return AR_OK;
-    AR_TRY(ar_sim_options_check(o));
+    AR_TRY(ari_sim_options_check(o));
     return ari_fault_check(o->faults, o->fault_count, ranks);
 }
 

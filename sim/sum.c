@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/sum.h"
+#include "ref/comm/comm_private.h"
 
 ari_sum ari_sum_of(ari_wire *w, int end, bool whole)
 {
@@ -65,7 +66,7 @@ typedef struct slice {
 static slice slice_of(ari_wire *w, int c)
 {
     size_t start, size;
-    ar_comm_slice(w->call->count, w->n, c, &start, &size);
+    ari_comm_slice(w->call->count, w->n, c, &start, &size);
     return (slice){.wire = w,
                    .c = c,
                    .at = start * w->element,

@@ -3,6 +3,7 @@
  * (simulated-cluster.md). The real transfers, and their times, do not matter. */
 #include <math.h>
 
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
@@ -76,7 +77,7 @@ static size_t chunk_bytes(const timing *t, int chunk)
     if (call->counts)
         size = call->counts[chunk];
     else
-        ar_comm_slice(call->count, t->n, chunk, &start, &size);
+        ari_comm_slice(call->count, t->n, chunk, &start, &size);
     return size * ar_dtype_bytes(call->dtype);
 }
 

@@ -9,6 +9,7 @@
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "ref/core/clock.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/check/check_run.h"
@@ -54,7 +55,7 @@ static ar_status print_bugs(void)
     static const ari_column columns[] = {{"fault", ARI_LEFT}, {"what goes wrong", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
     for (int i = 1; i < AR_FAULT_COUNT; i++) {
-        ari_table_row(&t, "%s\t%s", ar_fault_name((ar_fault)i), ar_fault_text((ar_fault)i));
+        ari_table_row(&t, "%s\t%s", ari_fault_name((ar_fault)i), ari_fault_text((ar_fault)i));
     }
     const ar_status st = ari_table_end(&t, stdout, 0);
     printf("\n%d faults; anyrank bugs FAULT explains one, anyrank check --inject FAULT switches it on\n",
@@ -65,7 +66,7 @@ static ar_status print_bugs(void)
 /* The fault's action in its case, its symptoms, and the systems that had it, from fault_texts.txt: in one line. */
 static const char *explain(char text[EXPLAINED], ar_fault fault)
 {
-    const char *name = ar_fault_name(fault), *at = (const char *)ari_fault_texts;
+    const char *name = ari_fault_name(fault), *at = (const char *)ari_fault_texts;
     const size_t n = strlen(name);
     ari_text line = ari_plain_text_in(text, EXPLAINED);
     while (at && (strncmp(at, name, n) != 0 || at[n] != '\n')) {
@@ -83,9 +84,9 @@ static void print_one(ar_fault fault)
 {
     char text[CASE_TEXT], more[EXPLAINED];
     const ari_fault_case at = ari_fault_case_of(fault);
-    printf("%s: %s\n\n", ar_fault_name(fault), ar_fault_text(fault));
+    printf("%s: %s\n\n", ari_fault_name(fault), ari_fault_text(fault));
     ari_print_wrapped(stdout, explain(more, fault), 0);
-    printf("\nanyrank check --inject %s runs its case: %s\n", ar_fault_name(fault),
+    printf("\nanyrank check --inject %s runs its case: %s\n", ari_fault_name(fault),
            ari_bugs_case_text(text, sizeof text, &at));
 }
 
@@ -98,8 +99,8 @@ static json_t *json_list(ar_fault one)
         const ari_fault_case at = ari_fault_case_of(f);
         char text[CASE_TEXT], more[EXPLAINED];
         if (one == AR_FAULT_NONE || one == f)
-            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", ar_fault_name(f), "text",
-                                                  ar_fault_text(f), "explained", explain(more, f), "case",
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", ari_fault_name(f), "text",
+                                                  ari_fault_text(f), "explained", explain(more, f), "case",
                                                   ari_bugs_case_text(text, sizeof text, &at)));
     }
     return list;
@@ -198,7 +199,7 @@ static ar_status run_faults(ari_bug_run *run, int first, int n, const bugs_value
     AR_TRY(ari_alloc_zero((void **)&s.clean, (size_t)n, sizeof *s.clean, "clean runs"));
     ari_progress_begin(&line, common);
     for (int i = 0; i < n && st == AR_OK; i++) {
-        ari_progress_update(&line, (double)i / n, ar_fault_name((ar_fault)(first + i)));
+        ari_progress_update(&line, (double)i / n, ari_fault_name((ar_fault)(first + i)));
         st = run_fault(&run[i], &s, (ar_fault)(first + i));
     }
     ari_progress_end(&line);
@@ -243,7 +244,7 @@ static ar_status list_or_run(void *values, int *exit_code)
     const bugs_values *v = values;
     ar_fault one = AR_FAULT_NONE;
     if (v->fault)
-        AR_TRY(ar_fault_parse(&one, v->fault));
+        AR_TRY(ari_fault_parse(&one, v->fault));
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
     if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))

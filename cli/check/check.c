@@ -10,10 +10,14 @@
 #include "cli/check/check.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
+#include "gpu/cluster/process/process_private.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "sim/sim_private.h"
+#include "verify/check/check_private.h"
 #include "verify/check/check_run.h"
 #include "verify/faults/fault_case.h"
 #include "verify/run/run.h"
@@ -138,7 +142,7 @@ static ar_status check_for_module(const ari_check_values *v)
     if (!option)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and --%s is about a model's run",
-                        ar_fault_name(v->r.run.fault), option);
+                        ari_fault_name(v->r.run.fault), option);
 }
 
 /* Refuses what is about one run where `models` and layouts make several. After take_case. */
@@ -173,7 +177,7 @@ static ar_status check_for_runs(const ari_check_values *v, size_t models)
 /* Keeps the default layouts that have as many ranks as there are processes. */
 static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
 {
-    const int processes = ar_process_size(o->run.process);
+    const int processes = ari_process_size(o->run.process);
     size_t kept = 0;
     for (size_t i = 0; i < o->layouts; i++) {
         if (ar_parallel_world(&p[i]) == processes)
@@ -230,16 +234,16 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     AR_TRY(ari_estimate_layers(c));
     const bool given = v->sweep == 0 && ari_layout_given(&v->r);
     p[0] = o->run.parallel;
-    o->run.seq = o->run.seq ? o->run.seq : ar_check_default_seq(c, given ? p : NULL);
+    o->run.seq = o->run.seq ? o->run.seq : ari_check_default_seq(c, given ? p : NULL);
     AR_TRY(ari_run_check_targets(&o->run, c));
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
-        o->run.ddp.bucket_bytes = ar_check_default_bucket_bytes(c);
+        o->run.ddp.bucket_bytes = ari_check_default_bucket_bytes(c);
     if (given) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
-        o->layouts = ar_check_sweep(c, &o->run.plan, o->run.batch, o->run.seq, v->sweep, p, MOST_LAYOUTS);
+        o->layouts = ari_check_sweep(c, &o->run.plan, o->run.batch, o->run.seq, v->sweep, p, MOST_LAYOUTS);
     } else {
-        o->layouts = ar_check_default_layouts(c, &o->run.plan, o->run.batch, o->run.seq, p, MOST_LAYOUTS);
+        o->layouts = ari_check_default_layouts(c, &o->run.plan, o->run.batch, o->run.seq, p, MOST_LAYOUTS);
     }
     if (o->layouts > MOST_LAYOUTS)
         return ar_error_set(AR_ERR_ARG, "--sweep %d has %zu layouts, more than the %d of one check; use fewer ranks",
@@ -282,20 +286,20 @@ static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, 
 enum { COLLECTIVES = 100 };
 #define LONGEST_NS UINT64_C(100000000)
 
-/* The transport's fault that a text names, as ar_sim_fault_describe writes it; or "seed:N": one drawn for so many
+/* The transport's fault that a text names, as ari_sim_fault_describe writes it; or "seed:N": one drawn for so many
  * ranks. */
 static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
 {
     static const char drawn[] = "seed:";
     if (strncmp(text, drawn, sizeof drawn - 1) != 0) {
-        AR_TRY(ar_sim_fault_parse(f, text));
+        AR_TRY(ari_sim_fault_parse(f, text));
     } else {
         const char *number = text + sizeof drawn - 1;
         const char *end = NULL;
         uint64_t seed = 0;
         if (!ari_natural(&seed, number, &end) || *end != '\0')
             return ar_error_set(AR_ERR_ARG, "--net-fault: got '%s', expected a seed, as in seed:7", ARI_SHOW(text));
-        *f = ar_sim_fault_draw(seed, ranks, COLLECTIVES, LONGEST_NS);
+        *f = ari_sim_fault_draw(seed, ranks, COLLECTIVES, LONGEST_NS);
     }
     if (f->rank >= ranks)
         return ar_error_set(AR_ERR_ARG, "--net-fault '%s': the layout's ranks are 0 to %d", ARI_SHOW(text), ranks - 1);
@@ -363,7 +367,7 @@ static ar_status check_changed(const ari_check_values *v, const ari_checked *che
         return AR_OK;
     return ar_error_set(
         AR_ERR_ARG, "fault %s changed nothing here%s: without MODEL and layout those are taken in which it matters",
-        ar_fault_name(fault), checked[0].report->numerics == AR_NUMERICS_NATIVE ? " by more than is allowed" : "");
+        ari_fault_name(fault), checked[0].report->numerics == AR_NUMERICS_NATIVE ? " by more than is allowed" : "");
 }
 
 static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
@@ -411,7 +415,7 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
 {
     static const ari_column columns[] = {{"name", ARI_LEFT}, {"pass", ARI_LEFT}, {"shape", ARI_LEFT}};
     listing l = {.table = ARI_TABLE(columns), .tensors = json_array()};
-    const ar_status listed = ar_check_tensors(o, add_tensor, &l);
+    const ar_status listed = ari_check_tensors(o, add_tensor, &l);
     if (to && listed == AR_OK)
         fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
                 ARI_PLURAL(o->run.batch), o->run.seq, ARI_PLURAL(o->run.seq));
@@ -480,7 +484,7 @@ ar_status ari_command_check(void *values, int *exit_code)
     ar_run *run = &v->r.run;
     AR_TRY(check_values(v));
     if (v->r.inject)
-        AR_TRY(ar_fault_parse(&run->fault, v->r.inject));
+        AR_TRY(ari_fault_parse(&run->fault, v->r.inject));
     v->o.strict_predictions = v->o.strict_predictions || v->r.inject; /* some faults show in the bytes alone */
     if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
         if (ari_fault_case_of(run->fault).module)

@@ -4,7 +4,9 @@
 #include "ref/io/json.h"
 #include "cli/check/check.h"
 #include "cli/shared/command.h"
+#include "ref/core/device_private.h"
 #include "ref/core/size.h"
+#include "sim/sim_private.h"
 #include "verify/run/cluster_run.h"
 
 static const char *const result_names[] = {"same", "mispredicted", "vacuous", "different", "error"};
@@ -189,7 +191,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     json_t *o = ari_json_begin("check");
     json_object_set_new(o, "numerics", json_string(native ? "native" : "exact"));
     if (native)
-        json_object_set_new(o, "precision", json_string(ar_precision_name(checked[0].report->precision)));
+        json_object_set_new(o, "precision", json_string(ari_precision_name(checked[0].report->precision)));
     if (n > 0)
         ari_device_json(o, &checked[0].run.device);
     ari_transport_json(o, checked[0].run.process);
@@ -197,7 +199,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     json_object_set_new(o, "hash", ari_check_hash(hash, checked, n) ? json_string(hash) : json_null());
     if (n > 0 && checked[0].has_net_fault) {
         char what[128];
-        ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
+        ari_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
         json_object_set_new(o, "net_fault", json_string(what));
     }
     if (n > 0)

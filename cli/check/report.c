@@ -7,9 +7,12 @@
 
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
+#include "ref/models/parallel_private.h"
 #include "ref/models/stages.h"
+#include "sim/sim_private.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {
@@ -275,7 +278,7 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, ", layer %d", f->layer);
     if (f->rank >= 0) {
         char rank[AR_RANK_TEXT];
-        ar_parallel_rank_text(rank, &u->parallel, r->config.layers, f->rank);
+        ari_parallel_rank_text(rank, &u->parallel, r->config.layers, f->rank);
         fprintf(to, "; element %s = %s of %s\n", ARI_SHOW_INDEX(f->ndim, f->index),
                 ARI_SHOW_INDEX(f->local_ndim, f->local_index), rank);
         fprintf(to, "    values    %.9g on one rank, %.9g here (%s ulp)\n", (double)f->reference, (double)f->actual,
@@ -447,10 +450,10 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
     if (fault != AR_FAULT_NONE)
-        fprintf(to, "injected: %s (%s)\n", ar_fault_name(fault), ar_fault_text(fault));
+        fprintf(to, "injected: %s (%s)\n", ari_fault_name(fault), ari_fault_text(fault));
     if (checked[0].has_net_fault) {
         char what[128];
-        ar_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
+        ari_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
         fprintf(to, "transport: %s%s\n", what, changed ? "" : "; it changed nothing here");
     }
     if (ari_check_hash(hash, checked, n))

@@ -5,11 +5,19 @@
 
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
+#include "gpu/device_private.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/axis.h"
+#include "ref/core/context_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/models/parallel_private.h"
 #include "ref/models/plan.h"
+#include "ref/models/plan_private.h"
+#include "ref/pipeline/schedule_private.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
 /* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
@@ -148,7 +156,7 @@ bool ari_layout_given(const ari_run_values *v)
 static ar_device_choice device_of(const ari_run_values *v)
 {
     ar_device_choice c = {0};
-    return v->device && ar_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
+    return v->device && ari_device_choice_parse(&c, v->device) == AR_OK ? c : (ar_device_choice){0};
 }
 
 ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
@@ -248,14 +256,14 @@ ar_status ari_layout_check(const ari_run_values *v)
     AR_TRY(check_context(p));
     AR_TRY(ari_pipeline_check(v));
     ar_device_choice unused;
-    return v->device ? ar_device_choice_parse(&unused, v->device) : AR_OK;
+    return v->device ? ari_device_choice_parse(&unused, v->device) : AR_OK;
 }
 
 void ari_device_json(json_t *o, const ar_device_choice *c)
 {
     ar_gpu_info gpu = {0};
-    json_object_set_new(o, "device", json_string(ar_device_kind_name(c->kind)));
-    if (c->kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, c->index) == AR_OK)
+    json_object_set_new(o, "device", json_string(ari_device_kind_name(c->kind)));
+    if (c->kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, c->index) == AR_OK)
         json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
 }
 
@@ -266,7 +274,7 @@ static ar_status load_plan(const ari_run_values *v, ar_run *run)
     if (run->plan.mlp_order != AR_MLP_COLUMN_ROW)
         return ar_error_set(AR_ERR_ARG, "--mlp-order is of the default plan: say it in the file of --plan");
     AR_TRY(ar_plan_load(&run->plan, v->plan));
-    run->parallel.sp = run->parallel.sp || (run->parallel.tp > 1 && ar_plan_sequence(&run->plan));
+    run->parallel.sp = run->parallel.sp || (run->parallel.tp > 1 && ari_plan_sequence(&run->plan));
     return AR_OK;
 }
 
@@ -290,7 +298,7 @@ ar_status ari_layout_load(const ari_run_values *v, ar_run *run)
 void ari_layout_unload(ar_run *run)
 {
     ar_plan_fini(&run->plan);
-    ar_pipeline_schedule_destroy((ar_pipeline_schedule *)(uintptr_t)run->parallel.own_schedule);
+    ari_pipeline_schedule_destroy((ar_pipeline_schedule *)(uintptr_t)run->parallel.own_schedule);
     run->parallel.own_schedule = NULL;
 }
 
@@ -321,7 +329,7 @@ json_t *ari_plan_json(const ar_plan *p)
 static size_t samples_of(const ar_parallel *p, size_t batch, int dp_rank)
 {
     size_t start = 0, count = 0;
-    ar_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &start, &count);
+    ari_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &start, &count);
     return count;
 }
 
@@ -329,7 +337,7 @@ const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch)
 {
     enum { MOST_SHOWN = 12 };
     const size_t dp = (size_t)ari_at_least_one(p->dp);
-    ar_parallel_text(text, ARI_LAYOUT_TEXT, p);
+    ari_parallel_text(text, ARI_LAYOUT_TEXT, p);
     if (batch % dp == 0 || dp > MOST_SHOWN)
         return text;
     for (size_t r = 0; r < dp; r++) {
@@ -404,7 +412,7 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
     if (strcmp(name, "etp") == 0)
         return json_integer(ari_at_least_one(p->etp > 0 ? p->etp : p->tp));
     if (strcmp(name, "dispatch") == 0)
-        return ari_experts_routed(p) ? json_string(ar_dispatch_name(p->dispatch)) : json_null();
+        return ari_experts_routed(p) ? json_string(ari_dispatch_name(p->dispatch)) : json_null();
     if (strcmp(name, "stages") == 0)
         return ari_stages_json(&p->stages);
     if (strcmp(name, "samples_per_rank") == 0)
@@ -413,7 +421,7 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
         return json_string(ari_recompute_names[p->recompute.what]);
     if (strncmp(name, "schedule", sizeof "schedule" - 1) != 0) /* "schedule_pp" too */
         return NULL;
-    const char *schedule = p->own_schedule ? "own" : ar_pp_schedule_name(p->schedule);
+    const char *schedule = p->own_schedule ? "own" : ari_pp_schedule_name(p->schedule);
     return p->pp > 1 ? json_string(schedule) : json_null();
 }
 

@@ -5,6 +5,7 @@
 #include "cli/options/run.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/pipeline/schedule_private.h"
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_pipeline_options[] = {
@@ -80,8 +81,8 @@ ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v)
     ar_pipeline_schedule *own = NULL;
     if (!is_file(v))
         return AR_OK;
-    AR_TRY(ar_pipeline_schedule_read(&own, v->schedule_pp));
-    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(own);
+    AR_TRY(ari_pipeline_schedule_read(&own, v->schedule_pp));
+    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(own);
     p->own_schedule = own;
     if (v->run.parallel.virtual_stages == 0)
         p->virtual_stages = shape.stages / shape.ranks;

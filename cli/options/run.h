@@ -90,13 +90,13 @@ AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics n
 ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
 /** Parses the options of a run again, on top of `base`, so that what was not given is as it is there; an optimizer of
  *  another kind than the base's begins with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that
- *  mean nothing with the others, a list or a group malformed, ar_optimizer_check). */
+ *  mean nothing with the others, a list or a group malformed, ari_optimizer_check). */
 AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
 /** Loads the files that --plan and --schedule-pp name, if any, into a run that ari_run_of gave; turns sequence
  *  parallelism on where the plan asks for that. The run then owns both: ari_layout_unload, in every case. Errors:
- *  AR_ERR_ARG (with --mlp-order), those of ar_plan_load and ar_pipeline_schedule_read. */
+ *  AR_ERR_ARG (with --mlp-order), those of ar_plan_load and ari_pipeline_schedule_read. */
 AR_NODISCARD ar_status ari_layout_load(const ari_run_values *v, ar_run *run);
 void ari_layout_unload(ar_run *run);
 /* The parts of ari_layout_check, ari_run_of and ari_layout_load that are about a pipeline. */
@@ -111,7 +111,7 @@ void ari_plan_print(FILE *to, const ar_plan *p);
 json_t *ari_plan_json(const ar_plan *p);
 
 enum { ARI_LAYOUT_TEXT = 128 };
-/** ar_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
+/** ari_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
  *  (3+3+2)". Writes into text[0 .. ARI_LAYOUT_TEXT) and gives it back. */
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 /* The same as an expression, in storage that lives to the end of the enclosing block. */

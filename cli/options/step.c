@@ -6,8 +6,13 @@
 #include <string.h>
 
 #include "anyrank/fault.h"
+#include "ref/core/batch_private.h"
+#include "ref/core/context_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/optimizer_private.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/train/optimizer_private.h"
 
 #define ARI_VALUES ari_run_values
 const ari_option ari_optimizer_options[] = {
@@ -171,7 +176,7 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
     for (size_t i = 0; i < v->groups.n; i++)
         AR_TRY(parse_group(&o->group[i], v->groups.text[i]));
     o->groups = v->groups.n > 0 ? v->groups.n : o->groups;
-    return ar_optimizer_check(o);
+    return ari_optimizer_check(o);
 }
 
 /* ", cosine to 0.0001 after 2 steps of warm-up" */
@@ -218,10 +223,10 @@ void ari_step_print(FILE *to, const ar_run *run)
 
 void ari_storage_print(FILE *to, ar_precision precision, ar_dtype storage)
 {
-    const bool activations = ar_activations_of(precision) == AR_BF16;
+    const bool activations = ari_activations_of(precision) == AR_BF16;
     if (precision == AR_PRECISION_TF32)
-        fprintf(to, ", products in %s", ar_precision_name(precision));
-    if (ar_matrices_of(precision, storage) == AR_BF16)
+        fprintf(to, ", products in %s", ari_precision_name(precision));
+    if (ari_matrix_dtype(precision, storage) == AR_BF16)
         fprintf(to, ", %smatrices in bf16", activations ? "activations and " : "");
 }
 
@@ -232,7 +237,7 @@ void ari_loss_print(FILE *to, const ar_loss_options *o)
     if (o->z_loss > 0.0)
         fprintf(to, ", z-loss %g", o->z_loss);
     if (o->router.balance != AR_BALANCE_NONE)
-        fprintf(to, ", experts balanced by %s %g", ar_balance_name(o->router.balance), o->router.balance_weight);
+        fprintf(to, ", experts balanced by %s %g", ari_balance_name(o->router.balance), o->router.balance_weight);
     if (o->router.z_loss > 0.0)
         fprintf(to, ", router z-loss %g", o->router.z_loss);
     if (o->router.bias_update > 0.0)
@@ -243,7 +248,7 @@ void ari_loss_json(json_t *result, const ar_loss_options *o)
 {
     json_object_set_new(result, "label_smoothing", json_real(o->label_smoothing));
     json_object_set_new(result, "z_loss", json_real(o->z_loss));
-    json_object_set_new(result, "balance", json_string(ar_balance_name(o->router.balance)));
+    json_object_set_new(result, "balance", json_string(ari_balance_name(o->router.balance)));
     json_object_set_new(result, "balance_weight", json_real(o->router.balance_weight));
     json_object_set_new(result, "router_z_loss", json_real(o->router.z_loss));
     json_object_set_new(result, "router_bias_update", json_real(o->router.bias_update));
@@ -268,9 +273,9 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
     for (size_t i = 0; i < o->groups; i++)
         json_array_append_new(groups, json_group(&o->group[i]));
     json_t *made = json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
-                             ar_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov,
+                             ari_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov,
                              "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay,
-                             "schedule", ar_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps,
+                             "schedule", ari_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps,
                              "total_steps", (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay",
                              ari_decay_names[o->decay], "groups", groups);
     if (o->kind == AR_OPTIMIZER_MUON)

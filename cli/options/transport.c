@@ -7,8 +7,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "gpu/cluster/process/process_private.h"
+#include "gpu/device_private.h"
 #include "ref/core/names.h"
 #include "ref/core/os/os.h"
+#include "ref/core/process_private.h"
 #include "ref/core/size.h"
 #include "verify/run/process_run.h"
 
@@ -124,7 +127,7 @@ ar_status ari_transport_check(const ari_transport_values *v, const char *option)
     if (v->transport == AR_TRANSPORT_SIM || !option)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--%s needs ranks that are threads of one process: leave --transport %s out",
-                        option, ar_transport_name((ar_transport)v->transport));
+                        option, ari_transport_name((ar_transport)v->transport));
 }
 
 static ar_status join_process(ar_process **gives, const ar_process_options *o, double timeout_s)
@@ -208,7 +211,7 @@ void ari_transport_end(ar_process *p, ar_status st)
     if (p && st != AR_OK && st != AR_ERR_ABORTED) {
         char why[512];
         snprintf(why, sizeof why, "%s", ar_error_message());
-        ar_process_abort(p, st, why);
+        ari_process_abort(p, st, why);
     }
     ar_process_destroy(p);
 }
@@ -226,7 +229,7 @@ void ari_ranks_print(FILE *to, const ar_run *run, int world)
     ar_gpu_info gpu = {0};
     if (run->device.kind == AR_DEVICE_EMULATED)
         fprintf(to, "device: on the emulated device, the kernels of cuda on the host\n");
-    if (run->device.kind == AR_DEVICE_CUDA && ar_gpu_info_get(&gpu, run->device.index) == AR_OK) {
+    if (run->device.kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, run->device.index) == AR_OK) {
         if (p)
             fprintf(to, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
         else if (world == 1)
@@ -237,13 +240,13 @@ void ari_ranks_print(FILE *to, const ar_run *run, int world)
             fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, run->device.index, gpu.name);
     }
     if (p)
-        fprintf(to, "ranks: %d process%s, connected by %s\n", ar_process_size(p), ar_process_size(p) == 1 ? "" : "es",
-                ar_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
+        fprintf(to, "ranks: %d process%s, connected by %s\n", ari_process_size(p), ari_process_size(p) == 1 ? "" : "es",
+                ari_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
 }
 
 void ari_transport_json(json_t *o, const ar_process *p)
 {
-    json_object_set_new(o, "transport", json_string(ar_transport_name(ar_process_transport(p))));
+    json_object_set_new(o, "transport", json_string(ari_transport_name(ari_process_transport(p))));
 }
 
 /* --- silence ------------------------------------------------------------------------------------------------------ */

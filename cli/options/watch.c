@@ -2,6 +2,7 @@
 #include "cli/options/run.h"
 
 #include "ref/io/json.h"
+#include "sim/sim_private.h"
 
 #define ARI_VALUES ari_watch_values
 const ari_option ari_watch_options[] = {
@@ -57,7 +58,7 @@ ari_table ari_predicted_begin(FILE *to, const ari_watch *w)
         {"layout", ARI_LEFT},   {"time", ARI_RIGHT},         {"computing", ARI_RIGHT}, {"communicating", ARI_RIGHT},
         {"exposed", ARI_RIGHT}, {"critical path", ARI_LEFT}, {"most of it", ARI_LEFT}};
     char text[256];
-    ar_sim_cluster_describe(&w->cluster, text, sizeof text);
+    ari_sim_cluster_describe(&w->cluster, text, sizeof text);
     fprintf(to, "\n  predicted on a cluster %s\n", text);
     return (ari_table)ARI_TABLE(columns);
 }
@@ -102,7 +103,7 @@ ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p
 void ari_watch_json(json_t *result, const ari_watch *w)
 {
     char text[256];
-    ar_sim_cluster_describe(&w->cluster, text, sizeof text);
+    ari_sim_cluster_describe(&w->cluster, text, sizeof text);
     if (w->timed)
         json_object_set_new(result, "cluster", ari_json_text(text));
     if (w->values.trace)

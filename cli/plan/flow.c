@@ -7,6 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/placement/placement_private.h"
 #include "verify/lint/flow.h"
 
 static const char *const often_names[] = {
@@ -218,7 +219,7 @@ static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
                      ari_operation_pass_name(op->pass), "recomputed", op->recomputed, "module",
                      ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers", layers,
                      "inputs", values_json(op->input, op->inputs), "weights", values_json(op->weight, op->weights),
-                     "made", ar_placement_text(made, op->produced_as), "outputs", values_json(op->output, op->outputs),
+                     "made", ari_placement_name(made, op->produced_as), "outputs", values_json(op->output, op->outputs),
                      "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
 }
 

@@ -9,6 +9,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
+#include "ref/models/parallel_private.h"
 
 static json_t *cluster_json(const ari_plan_request *a)
 {
@@ -58,7 +59,7 @@ static json_t *choice_json(const ari_choice *c, const ari_planned *p, const char
 static json_t *name_of(const ar_parallel *p)
 {
     char text[ARI_LAYOUT_TEXT];
-    ar_parallel_text(text, sizeof text, p);
+    ari_parallel_text(text, sizeof text, p);
     return json_string(text);
 }
 

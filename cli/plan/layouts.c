@@ -8,6 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/models/model_private.h"
+#include "sim/sim_private.h"
 
 const char *const ari_plan_table_names[] = {"memory", "scaling", "decision", NULL};
 
@@ -109,7 +111,7 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
     *a = (ari_plan_request){.v = v, .search.base.flash = !v->no_flash};
     AR_TRY(check_values(v));
     AR_TRY(ar_sim_cluster_parse(&a->search.time.cluster, v->cluster ? v->cluster : "h100"));
-    ar_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
+    ari_sim_cluster_describe(&a->search.time.cluster, a->cluster, sizeof a->cluster);
     if (a->search.time.cluster.gpu > 0)
         a->machine = ar_sim_cluster_names[a->search.time.cluster.gpu - 1];
     if (v->hierarchical && a->search.time.cluster.gpu > 0)
@@ -132,7 +134,7 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
         json_decref(ari_config_notes(stderr, &a->config));
     fix_given(&a->search, v);
     AR_TRY(check_sequence(a));
-    return ar_config_parameters(&a->config, &a->parameters);
+    return ari_config_parameters(&a->config, &a->parameters);
 }
 
 /* --- a layout in depth -------------------------------------------------------------------------------------------- */

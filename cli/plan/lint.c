@@ -4,8 +4,9 @@
 #include "cli/plan/plan.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "verify/lint/lint_private.h"
 
-ARI_OWNER(ar_lint_report, ar_lint_report_destroy)
+ARI_OWNER(ar_lint_report, ari_lint_report_destroy)
 
 typedef struct lint_values {
     ari_common common;
@@ -37,9 +38,9 @@ static void print_lint(FILE *to, const ar_lint_report *r, const ari_step_case *c
     for (size_t i = 0; i < r->count; i++) {
         const ar_lint_finding *f = &r->finding[i];
         const bool named = f->module[0] != '\0';
-        fprintf(to, "\n%s: %s%s%s, %s\n", ar_lint_rule_name(f->rule), f->module, named ? ", " : "", f->operation,
+        fprintf(to, "\n%s: %s%s%s, %s\n", ari_lint_rule_name(f->rule), f->module, named ? ", " : "", f->operation,
                 f->pass);
-        fprintf(to, "  rule    %s\n", ar_lint_rule_text(f->rule));
+        fprintf(to, "  rule    %s\n", ari_lint_rule_text(f->rule));
         if (f->axis[0] != '\0')
             fprintf(to, "  axis    %s\n", f->axis);
         fprintf(to, "  has     %s\n  needs   %s\n  repair  %s\n", f->has, f->needs, f->repair);
@@ -51,8 +52,8 @@ static json_t *finding_json(const ar_lint_finding *f)
     json_t *layers =
         f->layers == 0 ? json_null()
                        : json_pack("[I, I]", (json_int_t)f->first_layer, (json_int_t)(f->first_layer + f->layers - 1));
-    return json_pack("{s:s, s:s, s:o, s:s, s:s, s:o, s:o, s:s, s:s, s:s}", "rule", ar_lint_rule_name(f->rule), "text",
-                     ar_lint_rule_text(f->rule), "module", ari_json_text_or_null(f->module), "operation", f->operation,
+    return json_pack("{s:s, s:s, s:o, s:s, s:s, s:o, s:o, s:s, s:s, s:s}", "rule", ari_lint_rule_name(f->rule), "text",
+                     ari_lint_rule_text(f->rule), "module", ari_json_text_or_null(f->module), "operation", f->operation,
                      "pass", f->pass, "layers", layers, "axis", ari_json_text_or_null(f->axis), "has", f->has, "needs",
                      f->needs, "repair", f->repair);
 }
@@ -74,14 +75,14 @@ static ar_status run_lint(void *values, int *exit_code)
     lint_values *v = values;
     ar_config config;
     ARI_ENDED(ari_planned_end) ari_step_case c = {.run.plan = {0}};
-    ARI_OWNED_BY(ar_lint_report_destroy) ar_lint_report *r = NULL;
+    ARI_OWNED_BY(ari_lint_report_destroy) ar_lint_report *r = NULL;
     if (!v->r.run.model)
         return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
                                         "llama-demo");
     AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY(ar_lint(&r, &c.run, &config));
+    AR_TRY(ari_lint(&r, &c.run, &config));
     *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
     if (ari_wants_text(&v->common))
         print_lint(stdout, r, &c);

@@ -8,6 +8,9 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/models/parallel_private.h"
+#include "ref/pipeline/schedule_private.h"
+#include "ref/placement/context_private.h"
 
 enum { LABEL = 24, MOST_COLUMNS = 2000 };
 
@@ -29,7 +32,7 @@ static void shown_fini(shown *s)
 {
     for (int r = 0; r < AR_MAX_STAGES; r++)
         free(s->of[r]);
-    ar_pipeline_schedule_destroy(s->schedule);
+    ari_pipeline_schedule_destroy(s->schedule);
 }
 
 static void listen(void *user, int rank, const ar_pp_operation *o, double begin, double end)
@@ -49,7 +52,7 @@ static void stage_times(ar_pp_times *times, shown *s, const ar_parallel *p, cons
 {
     for (int i = 0; i < s->shape.stages; i++) {
         size_t first = 0;
-        ar_stage_layers(&first, &s->layers[i], &p->stages, c->layers, (size_t)s->shape.stages, (size_t)i);
+        ari_stage_layers(&first, &s->layers[i], &p->stages, c->layers, (size_t)s->shape.stages, (size_t)i);
         s->unit = common_divisor(s->layers[i] > 0 ? s->layers[i] : 1, s->unit);
     }
     for (int i = 0; i < s->shape.stages; i++) {
@@ -61,15 +64,15 @@ static void stage_times(ar_pp_times *times, shown *s, const ar_parallel *p, cons
 static ar_status shown_init(shown *s, const ar_parallel *p, const ar_config *c)
 {
     ar_pp_times times[AR_MAX_STAGES];
-    AR_TRY(ar_parallel_schedule(&s->schedule, p));
-    s->shape = ar_pipeline_schedule_shape(s->schedule);
+    AR_TRY(ari_parallel_schedule(&s->schedule, p));
+    s->shape = ari_pipeline_schedule_shape(s->schedule);
     stage_times(times, s, p, c);
     for (int r = 0; r < s->shape.ranks; r++) {
         size_t n = 0;
-        ar_pipeline_schedule_rank(s->schedule, r, &n);
+        ari_pipeline_schedule_rank(s->schedule, r, &n);
         AR_TRY(ari_alloc((void **)&s->of[r], n, sizeof *s->of[r], "a schedule"));
     }
-    return ar_pipeline_schedule_run(&s->run, s->schedule, times, listen, s);
+    return ari_pipeline_schedule_run(&s->run, s->schedule, times, listen, s);
 }
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
@@ -78,8 +81,8 @@ static ar_status shown_init(shown *s, const ar_parallel *p, const ar_config *c)
 static int label(char text[LABEL], const shown *s, const ar_pp_operation *o)
 {
     const bool several = s->shape.stages > s->shape.ranks;
-    return several ? snprintf(text, LABEL, "%d%s%d", o->stage, ar_pp_kind_name(o->kind), o->micro)
-                   : snprintf(text, LABEL, "%s%d", ar_pp_kind_name(o->kind), o->micro);
+    return several ? snprintf(text, LABEL, "%d%s%d", o->stage, ari_pp_kind_name(o->kind), o->micro)
+                   : snprintf(text, LABEL, "%s%d", ari_pp_kind_name(o->kind), o->micro);
 }
 
 /* Columns of a unit of time: the longest label and a space. */
@@ -174,13 +177,13 @@ static ar_status print_pipeline(FILE *to, const shown *s, const ari_step_case *c
 
 static json_t *operation_json(const ar_pp_operation *o)
 {
-    return json_sprintf("%d%s%d", o->stage, ar_pp_kind_name(o->kind), o->micro);
+    return json_sprintf("%d%s%d", o->stage, ari_pp_kind_name(o->kind), o->micro);
 }
 
 static json_t *rank_json(const shown *s, int rank)
 {
     size_t n = 0;
-    const ar_pp_operation *list = ar_pipeline_schedule_rank(s->schedule, rank, &n);
+    const ar_pp_operation *list = ari_pipeline_schedule_rank(s->schedule, rank, &n);
     json_t *stages = json_array(), *layers = json_array(), *operations = json_array(), *times = json_array();
     for (int i = rank; i < s->shape.stages; i += s->shape.ranks) {
         json_array_append_new(stages, json_integer(i));
@@ -215,7 +218,7 @@ static ar_status show(const ari_plan_values *v, shown *s, const ari_step_case *c
 {
     AR_TRY(shown_init(s, &c->run.parallel, c->config));
     if (v->csv)
-        AR_TRY(ar_pipeline_schedule_write(v->csv, s->schedule, false));
+        AR_TRY(ari_pipeline_schedule_write(v->csv, s->schedule, false));
     if (ari_wants_text(&v->common))
         AR_TRY(print_pipeline(stdout, s, c));
     return v->common.json ? ari_json_end(as_json(s, c), &v->common) : AR_OK;

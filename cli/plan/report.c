@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/plan/plan.h"
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
@@ -55,7 +56,7 @@ static const char *pipeline_text(char text[PIPELINE_WORDS], const ari_choice *c)
     char each[24] = "";
     if (c->virtual_stages > 1)
         snprintf(each, sizeof each, " x %d", c->virtual_stages);
-    snprintf(text, PIPELINE_WORDS, "%s%s", c->pp > 1 ? ar_pp_schedule_name(c->schedule) : "", each);
+    snprintf(text, PIPELINE_WORDS, "%s%s", c->pp > 1 ? ari_pp_schedule_name(c->schedule) : "", each);
     return text;
 }
 #define PIPELINE_TEXT(c) pipeline_text((char[PIPELINE_WORDS]){0}, (c))

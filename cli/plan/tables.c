@@ -5,6 +5,7 @@
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
 #include "ref/core/size.h"
+#include "ref/models/model_private.h"
 
 static const double GB = 1e-9;
 enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is shown without --gpus */
@@ -13,7 +14,7 @@ enum { MOST_TP = 1 << 16, MOST_SHOWN = 32 }; /* tp that is looked at; that is sh
 static ar_status can_have(bool *can, const ari_plan_request *a, int tp)
 {
     const ar_plan *plan = &a->search.base.step.run.plan;
-    const ar_status st = ar_config_check_tp(&a->config, tp, plan);
+    const ar_status st = ari_config_check_ranks(&a->config, tp, plan);
     *can = st == AR_OK;
     return *can || ari_is_verdict(st) ? AR_OK : st;
 }

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "gpu/device_private.h"
+#include "ref/core/status_private.h"
+#include "ref/cpu/device_private.h"
 #include "ref/io/json.h"
 
 #ifndef ANYRANK_VERSION
@@ -38,7 +41,7 @@ void ari_print_error(const char *command, ar_status st)
 {
     const char *message = ar_error_message();
     fprintf(stderr, "anyrank%s%s: %s\n", command != NULL ? " " : "", command != NULL ? command : "",
-            message[0] != '\0' ? message : ar_status_text(st));
+            message[0] != '\0' ? message : ari_status_text(st));
 }
 
 const char *ari_version(void)
@@ -55,8 +58,8 @@ void ari_print_version(FILE *to)
 {
     ar_cpu_info cpu;
     char cuda[400];
-    ar_cpu_info_get(&cpu);
-    ar_gpu_describe(cuda, sizeof cuda);
+    ari_cpu_info_get(&cpu);
+    ari_gpu_describe(cuda, sizeof cuda);
     fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
     fprintf(to, "%s %s, kernels: %s\n", cpu.blas, cpu.blas_version, cpu.blas_kernels);
     fprintf(to, "CUDA: %s\n", cuda);

@@ -6,9 +6,14 @@
 
 #include "cli/shared/command.h"
 #include "cli/shared/table.h"
+#include "ref/core/context_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/models/parallel_private.h"
+#include "verify/run/checkpoint_private.h"
 
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
@@ -21,7 +26,7 @@ static void print_layout(FILE *to, const ar_training_options *o)
     fprintf(to, "layout %s, %d rank%s", ARI_LAYOUT(p, o->run.batch), world, ARI_PLURAL(world));
     if (p->pp > 1) {
         fprintf(to, "%s%d %s each hold some of the layers, as %d stages", before, p->pp,
-                p->dp > 1 || p->cp > 1 || p->tp > 1 ? "groups" : "ranks", ar_parallel_stages(p));
+                p->dp > 1 || p->cp > 1 || p->tp > 1 ? "groups" : "ranks", ari_parallel_stages(p));
         before = "; ";
     }
     if (p->dp > 1) {
@@ -80,7 +85,7 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
     fprintf(to, "\n");
     print_layout(to, o);
     if (o->resume)
-        fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ar_checkpoint_path(o->resume)));
+        fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ari_checkpoint_path(o->resume)));
     if (r->note[0])
         fprintf(to, "note: %s\n", r->note);
     ari_dropout_note(to, &r->config, &o->run);
@@ -161,7 +166,7 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
     if (r->copies_differ)
         fprintf(to, "of the lowest ranks: others hold other copies\n");
     else if (o->run.fault != AR_FAULT_NONE)
-        fprintf(to, "with %s switched on\n", ar_fault_name(o->run.fault));
+        fprintf(to, "with %s switched on\n", ari_fault_name(o->run.fault));
     else
         fprintf(to, "%s\n",
                 o->run.numerics == AR_NUMERICS_EXACT ? "the same for every layout"
@@ -230,9 +235,9 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "clip", json_real(o->run.clip));
     json_object_set_new(j, "dropout", json_real(o->run.dropout));
     ari_loss_json(j, &o->run.loss);
-    json_object_set_new(j, "precision", json_string(ar_precision_name(o->run.precision)));
+    json_object_set_new(j, "precision", json_string(ari_precision_name(o->run.precision)));
     json_object_set_new(j, "storage",
-                        json_string(ar_matrices_of(o->run.precision, o->run.storage) == AR_BF16 ? "bf16" : "f32"));
+                        json_string(ari_matrix_dtype(o->run.precision, o->run.storage) == AR_BF16 ? "bf16" : "f32"));
     json_object_set_new(j, "loss_scale", o->scale_loss ? json_real(o->scaling.scale) : json_null());
     json_object_set_new(j, "seed", json_integer((json_int_t)o->run.seed));
     json_course(j, r, o);

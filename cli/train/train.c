@@ -9,9 +9,13 @@
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
+#include "ref/core/fault_private.h"
+#include "ref/train/train_private.h"
 #include "verify/faults/fault_case.h"
+#include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
 #include "verify/run/train_rank.h"
+#include "verify/run/training_private.h"
 
 /* --- what makes no sense ------------------------------------------------------------------------------------------ */
 
@@ -34,7 +38,7 @@ static ar_status check_values(const ari_train_values *v)
 
 static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
 {
-    const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
+    const uint64_t behind = o->resume ? ari_checkpoint_state_of(o->resume)->step : 0;
     const uint64_t ahead = o->run.steps > behind ? o->run.steps - behind : 1;
     ari_estimate_case size = {.run = o->run,
                               .config = c,
@@ -73,7 +77,7 @@ static ar_status set_scaling(ar_training_options *o, const char *text)
     o->scale_loss = strcmp(text, "none") != 0;
     if (!o->scale_loss)
         return AR_OK;
-    o->scaling = ar_loss_scaling_defaults(dynamic);
+    o->scaling = ari_loss_scaling_defaults(dynamic);
     if (dynamic)
         return AR_OK;
     o->scaling.scale = strtod(text, &end);
@@ -108,7 +112,7 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
     const bool has_data = o->data != NULL;
     *o = ar_training_defaults();
     if (c)
-        ar_training_resume(o, c);
+        ari_training_resume(o, c);
     if (has_data) /* the checkpoint's format is that of its own data */
         o->data_format = AR_DATA_AUTO;
     if (v->steps > 0)
@@ -122,7 +126,7 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
     o->verify_every = (uint64_t)v->verify_every;
     AR_TRY(set_numerics(v));
     if (v->r.inject)
-        AR_TRY(ar_fault_parse(&o->run.fault, v->r.inject));
+        AR_TRY(ari_fault_parse(&o->run.fault, v->r.inject));
     return set_plan(v, e);
 }
 
@@ -328,11 +332,11 @@ ar_status ari_command_train(void *values, int *exit_code)
               ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->r.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
-        AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
+        AR_TRY_TO(done, st, ari_checkpoint_open(&resume, v->resume));
     st = train_model(v, resume, &watch, exit_code);
 done:
     ari_layout_unload(&v->o.run);
-    ar_checkpoint_close(resume);
+    ari_checkpoint_close(resume);
     ari_watch_fini(&watch);
     return st;
 }

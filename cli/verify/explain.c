@@ -11,6 +11,7 @@
 
 #include "cli/verify/report.h"
 #include "ref/core/os/os.h"
+#include "verify/dumps/verify_private.h"
 
 enum {
     EXPLAINING_SECONDS = 1800, /* many times what an explanation takes: it reads a few tensors, or samples of them */
@@ -42,7 +43,7 @@ static int explain_in_child(ar_verify_report *r, findings *found)
     ari_end_with_parent();
     signal(SIGALRM, SIG_DFL);
     alarm(EXPLAINING_SECONDS);
-    if (ar_verify_explain(r) != AR_OK) {
+    if (ari_verify_explain(r) != AR_OK) {
         snprintf(found->failure, sizeof found->failure, "%s", ar_error_message());
         return 1;
     }

@@ -12,6 +12,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "verify/dumps/report.h"
+#include "verify/dumps/verify_private.h"
 
 ARI_OWNER(ar_verify_report, ar_verify_report_destroy)
 
@@ -178,7 +179,7 @@ static ar_status write_results(const verify_values *v, const ar_verify_report *r
 {
     const bool text = ari_wants_text(&v->common);
     if (v->html)
-        AR_TRY(ar_verify_html(r, v->html));
+        AR_TRY(ari_verify_html(r, v->html));
     if (text && normal)
         ari_verify_print_not_normal(stdout, r, normal);
     else if (text)

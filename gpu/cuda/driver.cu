@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gpu/device_private.h"
 #include "gpu/kernels.h"
 
 namespace ari_cuda
@@ -80,7 +81,7 @@ ar_status check_gpu(int index)
 
 using namespace ari_cuda;
 
-void ar_gpu_describe(char *text, size_t size)
+void ari_gpu_describe(char *text, size_t size)
 {
     int n, driver = 0;
     if (count(&n) != AR_OK) {
@@ -92,13 +93,13 @@ void ar_gpu_describe(char *text, size_t size)
              n == 1 ? "" : "s");
 }
 
-int ar_gpu_count(void)
+int ari_gpu_count(void)
 {
     int n;
     return count(&n) == AR_OK ? n : 0;
 }
 
-ar_status ar_gpu_info_get(ar_gpu_info *out, int index)
+ar_status ari_gpu_info_get(ar_gpu_info *out, int index)
 {
     int n;
     cudaDeviceProp p;

@@ -7,6 +7,7 @@
 
 #include "gpu/blas.h"
 #include "gpu/cuda/pool.h"
+#include "gpu/device_private.h"
 #include "gpu/kernels.h"
 #include "gpu/report/sticky.h"
 #include "ref/core/clock.h"
@@ -402,7 +403,7 @@ ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
 /* Enough rows of scores to keep every processor busy. */
 static const size_t BLOCK_BYTES = static_cast<size_t>(64) << 20;
 
-ar_status ar_device_cuda_create(ar_device **gives, int index)
+ar_status ari_device_cuda_create(ar_device **gives, int index)
 {
     using namespace ari_cuda;
     cuda_device *d = nullptr;

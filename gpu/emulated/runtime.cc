@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/device_private.h"
 #include "gpu/emulated/memory.h"
 #include "gpu/emulated/stream.h"
 #include "gpu/kernels.h"
@@ -179,7 +180,7 @@ static ar_status read_order(order *o, unsigned *threads)
 /* So small that short sequences are cut too. */
 static const size_t BLOCK_BYTES = 16384;
 
-ar_status ar_device_emulated_create(ar_device **gives)
+ar_status ari_device_emulated_create(ar_device **gives)
 {
     using namespace ari_emulated;
     order o;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "anyrank/device.h"
+#include "gpu/report/device_private.h"
 #include "gpu/report/refused.h"
 
 typedef struct shape {
@@ -45,7 +46,7 @@ static void append(char *text, size_t size, size_t *used, const shape *s, const 
     *used += n > 0 ? (size_t)n : 0;
 }
 
-uint64_t ar_gpu_refused_products(char *text, size_t size)
+uint64_t ari_gpu_refused_products(char *text, size_t size)
 {
     pthread_mutex_lock(&lock);
     const uint64_t all = total;

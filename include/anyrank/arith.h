@@ -15,7 +15,7 @@ AR_BEGIN_DECLS
  *
  * A contraction is C[i,j] = sum_k A[i,k]*B[j,k]: first B (its exponents scale A), then A, then
  *   operand_b -> operand_a -> contract -> fold -> round.
- * Everything given lives until ar_ctx_end_step. Functions are collective over the groups they are given. */
+ * Everything given lives until ari_ctx_end_step. Functions are collective over the groups they are given. */
 typedef struct ar_operand ar_operand;
 typedef struct ar_sum ar_sum;
 
@@ -221,9 +221,6 @@ struct ar_arith_ops {
     void (*param_release)(ar_param *p);
 };
 
-/** NULL: a precision that it does not have. */
-const ar_arith_ops *ar_arith_exact(ar_precision precision);
-const ar_arith_ops *ar_arith_native(ar_precision precision);
 /** The context's own. */
 const ar_arith_ops *ar_ctx_arith(const ar_ctx *c);
 

@@ -56,7 +56,7 @@ typedef struct ar_baseline_options {
      * ar_baseline_run are arrays of `steps`, and after each step's gradients come the clipping ("grad_norm", pass 'c',
      * where clip is set) and of every parameter, in the order of first use, the new value (pass 'n') and the moments
      * that the optimizer keeps ('m', 'v'). Optimizer options are
-     * those that ar_optimizer_check takes. */
+     * those that ari_optimizer_check takes. */
     int steps;
     ar_optimizer_options optimizer;
     double clip; /* largest gradient norm; 0: no clipping */
@@ -94,12 +94,6 @@ typedef struct ar_baseline_options {
  * and what emit returned. */
 AR_NODISCARD ar_status ar_baseline_run(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
                                        double *loss);
-
-/** One transformer block: x [b,s,h] and dy [b,s,h] given, weights by the names of `c`'s layer 0 (for AR_ARCH_STACK:
- *  layers.0.ln1.weight ...). Emits the same tensors as the block inside a model; y is "<block>:fwd", dx "<block>:bwd".
- *  batch: batch, seq and masks are used, input_ids and labels are not. */
-AR_NODISCARD ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch,
-                                         const float *x, const float *dy);
 
 AR_END_DECLS
 #endif

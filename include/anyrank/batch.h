@@ -36,9 +36,9 @@ typedef struct ar_batch {
     size_t global_batch; /* samples of it; 0: these rows are all of it, and the two below are not looked at */
     size_t first_sample; /* index of row 0 in it */
     size_t targets;      /* T, its target tokens: what every loss and gradient is divided by */
-    size_t mtp_targets[AR_MAX_MTP]; /* the same of ar_batch_roll by 1, 2, .. */
-    size_t longest;                 /* ar_batch_longest of it; 0: of these rows */
-    size_t tokens;                  /* ar_batch_tokens of it; 0: of these rows */
+    size_t mtp_targets[AR_MAX_MTP]; /* the same of ari_batch_roll by 1, 2, .. */
+    size_t longest;                 /* ari_batch_longest of it; 0: of these rows */
+    size_t tokens;                  /* ari_batch_tokens of it; 0: of these rows */
     /* Fields of a module whose input is numbers, not ids; zero elsewhere. */
     const float *input; /* [b, the shape of a sample], or NULL */
     int sample_ndim;    /* 1 .. AR_SAMPLE_DIMS */
@@ -46,31 +46,6 @@ typedef struct ar_batch {
     const float *target; /* [b, target_width]: what a regression should give, or NULL */
     size_t target_width;
 } ar_batch;
-
-/** Checks that `documents` numbers the documents of every row 0, 1, .. in order, that all `position_ids` are in [0,
- *  positions), and that `additive_mask` is for these rows and neither NaN nor +inf. Errors: AR_ERR_DATA (names the row,
- *  the position and the values), AR_ERR_SHAPE (the mask). */
-AR_NODISCARD ar_status ar_batch_check(const ar_batch *b, size_t positions);
-/** The document of a row that place `at` belongs to: places [*first, *end) of the row, all of it without documents. A
- *  binary search: `b` is one that ar_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
-void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end);
-/** The position of the token at place `at` of a row, of which rotary and learned positions are taken: position_ids, or
- *  what has passed of its document. */
-size_t ar_batch_position(const ar_batch *b, size_t row, size_t at);
-/** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
- *  the length. `longest` where it is set. */
-size_t ar_batch_longest(const ar_batch *b);
-/** The number of tokens of the global batch but for masked ones (padding_mask): what the means of a router's losses are
- *  over. `tokens` where it is set. */
-size_t ar_batch_tokens(const ar_batch *b);
-/** Target of position `at` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
-int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at);
-/** The number of places that predict a token: the T of one batch. */
-size_t ar_batch_targets(const ar_batch *b);
-/** The batch with ids and labels of `depth` places further on in the same document, in all rows and before any rank takes
- *  its own: at its end id 0, and no label. Gives *memory, free(), of which *out borrows, beside `b`. 1 <= depth <=
- *  AR_MAX_MTP. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth);
 
 /* What is balanced of a model with experts: a sequence's tokens, the step's whole batch, or this over all layers. */
 typedef enum ar_balance {
@@ -80,8 +55,6 @@ typedef enum ar_balance {
     AR_BALANCE_LAYERS,
     AR_BALANCES
 } ar_balance;
-/** "none", "sequence", "batch", "layers"; "?" for an unknown value. Static storage. */
-const char *ar_balance_name(ar_balance b);
 /** Losses of the routers, added to the loss. Of a layer with E
  *  experts, k of them for each token, softmax p [T, E], and n_i tokens that go to expert i, counted without a gradient:
  *

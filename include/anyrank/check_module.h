@@ -117,10 +117,6 @@ typedef struct ar_gradcheck_module_report {
  *  Errors: AR_ERR_ARG, AR_ERR_MEMORY, what the case's functions and the module give. */
 AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
                                            const ar_check_module_options *o);
-/** Accepts NULL. */
-void ar_gradcheck_module_report_destroy(ar_gradcheck_module_report *r);
-/** The report in words, a line for each tensor. Truncates to cap. */
-void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap);
 
 /** Both checks, one after the other: *right where every layout has one rank's bits and the gradients agree; text: both
  *  reports in words. Truncates to cap. Errors: those of the two. */

@@ -20,8 +20,8 @@ AR_BEGIN_DECLS
  * communicator. Collectives of different communicators may be in flight at once, each on a queue of its own.
  *
  * Reductions. dtypes: F32, F64, BF16, F16, I64, I32, U8; every operation on every one of them. N = 1: a copy.
- * - Order (the ring's): slice c, one of N slices cut by ar_comm_slice, is combined in the order of ranks c+1, c+2, ...,
- *   c (modulo N), from left to right. So all_reduce has the bits of reduce_scatter (counts from ar_comm_slice) then
+ * - Order (the ring's): slice c, one of N slices cut by ari_comm_slice, is combined in the order of ranks c+1, c+2, ...,
+ *   c (modulo N), from left to right. So all_reduce has the bits of reduce_scatter (counts from ari_comm_slice) then
  *   all_gather. NCCL has orders of its own for floats; also its AR_MAX and AR_MIN of floats pass over NaN and the sign
  *   of 0.
  * - AR_SUM: in the type's own arithmetic. BF16 and F16: each step in fp32, rounded to the type (ties to even). Integers
@@ -32,7 +32,7 @@ AR_BEGIN_DECLS
  * Errors of every call: AR_ERR_ARG, AR_ERR_DTYPE (before anything moves); AR_ERR_MISMATCH (ranks disagree about kind,
  * dtype, count, op, root or order: two collectives in another order show at least by their tags, which are compared
  * where both ranks give one, except in exchange, send and recv), AR_ERR_TIMEOUT, AR_ERR_ABORTED. The first error ends
- * the world: every rank of every group of it gets an error, and ar_comm_error tells the first one. After an error no
+ * the world: every rank of every group of it gets an error, and ari_comm_error tells the first one. After an error no
  * output is defined. */
 typedef enum ar_op { AR_SUM, AR_MAX, AR_MIN } ar_op;
 typedef struct ar_comm ar_comm;
@@ -67,41 +67,14 @@ AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t 
                                     const char *tag);
 AR_NODISCARD ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer,
                                     const char *tag);
-/** Batched sends and receives; the k-th send to p meets p's k-th receive from r, counts equal. Collective: every rank
- *  of the group calls it, with n = 0 where it has nothing to move. */
-AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t,
-                                        const char *tag);
 /** Returns, or ends on the queue, when every rank has called it. */
 AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
-/** Collective. Ranks of one color form a group, ordered by (key, rank); color < 0: *gives = NULL. Destroy with
- *  ar_comm_destroy, before the rank's function returns. Runs in the calling thread: wait first for what is enqueued of
- *  this communicator. Errors: also AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key);
-/** The same of ranks that know what comes of it: `size` of them give this color, and this one becomes number `rank`.
- *  Errors: also AR_ERR_MISMATCH (it does not). */
-AR_NODISCARD ar_status ar_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size);
-/** Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
- *  AR_ERR_ABORTED. First call wins. From any thread. Accepts NULL. */
-void ar_comm_abort(ar_comm *c, ar_status st, const char *why);
-/** No call of it may be enqueued or running. Accepts NULL. The communicator that ar_sim_run passes lives on. */
-void ar_comm_destroy(ar_comm *c);
 
 int ar_comm_rank(const ar_comm *c);
 int ar_comm_size(const ar_comm *c);
-/** The first error of any rank of this world, with the table of ranks; "" if none. Valid while the world lives. */
-const char *ar_comm_error(const ar_comm *c);
 /** Bytes of other ranks' memory that this rank read and wrote through this communicator (not its splits), counted in
  *  the copy loops. */
 void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_written);
-/** Number of calls made of one kind since creation, by this rank. Kinds: "all_reduce", "reduce_scatter",
- *  "all_gather", "all_to_all", "broadcast", "send", "recv", "exchange", "barrier", "split". 0 for another name. */
-uint64_t ar_comm_calls(const ar_comm *c, const char *kind);
-
-/** Slice c of N of `count` elements in reductions: the first count mod N slices hold one element more. */
-void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size);
-
-/** A group of one: collectives copy. Gives; destroy with ar_comm_destroy. */
-AR_NODISCARD ar_status ar_comm_self(ar_comm **gives);
 
 AR_END_DECLS
 #endif

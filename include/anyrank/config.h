@@ -220,21 +220,9 @@ AR_NODISCARD ar_status ar_config_load(ar_config *c, const char *path);
 /** The same from JSON text. `name` is for messages. */
 AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t length, const char *name);
 
-/** Makes a model smaller that is split by the same rules: layers, hidden size, features of a head, MLP, experts
- *  and vocabulary become about 1/n of what they are (at least 2 layers, 2 features and 256 tokens where there are as many). Each keeps
- *  the divisors that it shares with the heads: a tp over which a plan splits the heads is legal if and only if it was.
- *  The numbers of query and KV heads and of experts, biases, gate, positions, window, tied head and all else stay. The name becomes
- *  "NAME at 1/n". Errors: AR_ERR_ARG (n is 0, or more than half of the features of a head; names the largest n). On
- *  error *c is untouched. */
-AR_NODISCARD ar_status ar_config_shrink(ar_config *c, size_t n);
-
 /** Resolves MODEL: an existing folder or file as it is, else a bundled name (models.md) in the data directory
- *  (ar_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the nearest one. */
+ *  (ari_data_dir). Writes the path to out[cap]. AR_ERR_NOT_FOUND lists the bundled names and the nearest one. */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
-/** The data directory: $ANYRANK_DATA; else, for a program of the build tree, that of the sources; else the installed
- *  one, beside the running program's folder (../share/anyrank) or where the library was configured to be installed.
- *  Borrowed: environment, static or thread-local storage, valid until this thread calls it again. */
-const char *ar_data_dir(void);
 
 /* --- parameters by Hugging Face name ------------------------------------------------------------------------------ */
 typedef enum ar_init_scheme {

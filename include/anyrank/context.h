@@ -21,10 +21,6 @@ typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
  * of fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand. AR_PRECISION_BF16: activations
  * and parameters of two dimensions, and the gradients of both, lie in memory as bf16 numbers, 2 bytes each, and move so
  * between ranks; what has one dimension (biases, norms' gains), statistics of rows and the loss are fp32. */
-/** The dtype of activations in this precision: AR_BF16 or AR_F32. */
-ar_dtype ar_activations_of(ar_precision p);
-/** The dtype of parameters of two dimensions in this precision, where `storage` is asked for (0: nothing is). */
-ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage);
 
 /* The part of a block's forward pass that the backward pass recomputes instead of saving its activations. */
 typedef enum ar_recompute {
@@ -34,8 +30,6 @@ typedef enum ar_recompute {
     AR_RECOMPUTE_FULL,      /* all of a block, from its input (Chen et al. 2016, arXiv:1604.06174) */
     AR_RECOMPUTES
 } ar_recompute;
-/** "none", "selective", "full"; "?" for an unknown value. Static storage. */
-const char *ar_recompute_name(ar_recompute r);
 typedef struct ar_recomputation {
     ar_recompute what;
     int every; /* of every so many blocks, counted from block 0, the first is computed again; 0 counts as 1 */
@@ -48,7 +42,7 @@ typedef struct ar_tap_event {
     const char *name; /* models.md, without the pass */
     char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new,
                        * 'm', 'v' an optimizer's moments */
-    uint32_t step;    /* of ar_ctx_begin_step; 1 before the first */
+    uint32_t step;    /* of ari_ctx_begin_step; 1 before the first */
     const ar_tensor *local;
     const ar_layout *layout;
 } ar_tap_event;
@@ -72,8 +66,6 @@ typedef enum ar_dispatch {
                                than the group has ranks */
     AR_DISPATCHES
 } ar_dispatch;
-/** "all-to-all", "all-gather"; "?". Static storage. */
-const char *ar_dispatch_name(ar_dispatch d);
 
 /** The expert-parallel ranks (ar_parallel.ep), borrowed; all NULL: every rank has all experts. */
 typedef struct ar_expert_groups {
@@ -86,7 +78,7 @@ typedef struct ar_expert_groups {
     bool whole; /* experts are not cut over the tensor-parallel ranks, which are among these (ar_parallel.etp) */
 } ar_expert_groups;
 
-/** Number of layers of each stage of a pipeline. Plain data; n = 0: evenly (ar_stage_layers). */
+/** Number of layers of each stage of a pipeline. Plain data; n = 0: evenly (ari_stage_layers). */
 typedef struct ar_stages {
     int n;
     uint16_t layers[AR_MAX_STAGES];
@@ -99,10 +91,6 @@ typedef struct ar_context_pipeline {
     int virtual_stages; /* that each rank has; 0 counts as 1 */
     ar_stages stages;
 } ar_context_pipeline;
-/** The layers [*first, *first + *count) of stage i of n, of a model with so many. If they are not given and n does not
- *  divide their number, the middle stages have one more, since the first also has the embedding and the last the head:
- *  126 over 16 are 7, 14 times 8, and 7, as Llama 3 has it (arXiv:2407.21783, section 3.3.2). */
-void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i);
 
 /* Whether a value that is not placed over the tensor-parallel ranks as an operator or a layer declares it ends the pass
  * with AR_ERR_DATA, naming module, rank and both placements. What a module makes by itself is known by its reports. */
@@ -142,38 +130,14 @@ typedef struct ar_ctx_options {
     void *tap_user;
 } ar_ctx_options;
 
-/** Refuses a label smoothing outside [0, 1) and a z-loss that is negative or not finite. what: of which, for the
- *  message. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ar_loss_options_check(const ar_loss_options *o, const char *what);
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ar_loss_options_check, a storage or a
+ *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ari_loss_options_check, a storage or a
  *  precision that the numerics do not have), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
-/** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */
-void ar_ctx_end_step(ar_ctx *c);
 
-/** The tensor-parallel group; where none was given, a group of one that the context owns. Never NULL. */
-ar_comm *ar_ctx_tp(const ar_ctx *c);
-/** The group over which gradients are summed, in the same way. */
-ar_comm *ar_ctx_dp(const ar_ctx *c);
-/** Which of the data-parallel ranks this is, of those that hold other samples. */
-int ar_ctx_data_rank(const ar_ctx *c);
-/** The step that runs: dropout masks and taps know it. 1 before the first call. */
-void ar_ctx_begin_step(ar_ctx *c, uint32_t step);
-/** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
- *  (KV replicas) included, and the number of its calls of one kind (ar_comm_calls). */
-void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);
-uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind);
-/** The device of the options. */
-ar_device *ar_ctx_device(const ar_ctx *c);
-/** The dtype of new activations (ar_activations_of). Layers use that of their input. */
-ar_dtype ar_ctx_activations(const ar_ctx *c);
-/** The main queue, on which a layer puts its kernels and collectives. Never NULL. */
-ar_queue *ar_ctx_queue(const ar_ctx *c);
-
-/** A fresh contiguous tensor, contents undefined, that lives until ar_ctx_end_step or ar_ctx_release.
+/** A fresh contiguous tensor, contents undefined, that lives until ari_ctx_end_step or ar_ctx_release.
  *  Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
 /** Gives memory back before the end of the step. `t` may be a view of the whole; t->data must be what ar_ctx_tensor
@@ -187,21 +151,6 @@ AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t
  *  ties to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host);
 AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t);
-/** Bytes of step memory now and at most so far. */
-void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
-
-/** Sets the position of a batch's rows among the samples of the global batch, which taps of activations [samples, ..]
- *  report until the next call. NULL, or a batch of its own (global_batch 0): there are no other rows. Modules call it
- *  with the batch that they are given. */
-void ar_ctx_place(ar_ctx *c, const ar_batch *batch);
-
-/** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the
- *  listener's. */
-AR_NODISCARD ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
-/** True if there is a listener (to save the work of preparing a tap). */
-bool ar_tapped(const ar_ctx *c);
-/** True if this fault is on: the one call by which a fault changes a layer's path. */
-bool ar_faulty(const ar_ctx *c, ar_fault fault);
 
 AR_END_DECLS
 #endif

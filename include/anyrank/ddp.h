@@ -70,9 +70,9 @@ typedef struct ar_ddp_options {
     void *hook_user; /* borrowed */
     bool hook_terms;
     bool hook_state;   /* one fp32 number on the host for each element of this rank; not in checkpoints */
-    bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ar_model_set and
+    bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ari_model_set and
                           ar_model_fresh have seen to it) */
-    int zero; /* 1: each rank gets the sum of its share of each bucket only (ar_optimizer_create_sharded); 2: and gives
+    int zero; /* 1: each rank gets the sum of its share of each bucket only (ari_optimizer_create_sharded); 2: and gives
                  the rest back as soon as it is reduced; 3: and has its share of the weights alone between their uses */
     /* zero 2, 3: */
     const ar_unit *unit; /* [units], borrowed during creation, the modules until ar_ddp_destroy: each runs by
@@ -85,7 +85,7 @@ typedef struct ar_ddp_options {
 /** 25 MiB, overlapped, in reverse order, sum, every parameter used, no ZeRO. */
 ar_ddp_options ar_ddp_defaults(void);
 
-/** Wraps a module: its parameters get the values of the group's rank 0 (ar_params_broadcast) and hooks; those that
+/** Wraps a module: its parameters get the values of the group's rank 0 (ari_params_broadcast) and hooks; those that
  *  require no gradient now are left out of the buckets. Borrows ctx and module until ar_ddp_destroy. The ranks' lists
  * of parameters must agree. Gives; ar_ddp_destroy. Errors: AR_ERR_ARG (options), AR_ERR_MISMATCH (names the first
  * parameter that another rank has not, or of another shape), AR_ERR_MEMORY, what the communicator gives. */
@@ -94,23 +94,14 @@ AR_NODISCARD ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *mod
  * then, and forward and backward are the caller's. `name` is copied. */
 AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params,
                                             size_t n, const ar_ddp_options *o);
-/** ZeRO-3: all values become whole, until the next ar_ddp_start. Collective. */
-AR_NODISCARD ar_status ar_ddp_gather_parameters(ar_ddp *d);
 /** Waits for what is in flight, and takes the hooks away. ZeRO-3: the parameters have no values then, unless they were
  *  gathered. Accepts NULL. */
 void ar_ddp_destroy(ar_ddp *d);
-
-/** The module's name, or the list's. Borrowed. */
-const char *ar_ddp_name(const ar_ddp *d);
-/** The options it was made with. */
-ar_ddp_options ar_ddp_options_of(const ar_ddp *d);
 
 /** The object as a module, of its module's name, parameters and values, which may be a child of others: gradients
  *  become ready as its backward pass goes. Whoever destroys it destroys the object, and not the module that it wraps.
  *  NULL where a list was wrapped. */
 ar_module *ar_ddp_as_module(ar_ddp *d);
-/** Broadcasts all parameters' values from rank 0 of the group (done once by create). */
-AR_NODISCARD ar_status ar_ddp_broadcast_parameters(ar_ddp *d);
 
 /** Begins a step: zero gradients, all buckets filling, gradients synchronised. Errors: also AR_ERR_ARG (a parameter
  *  requires a gradient now that did not when the object was made). */
@@ -121,11 +112,6 @@ void ar_ddp_set_sync(ar_ddp *d, bool sync);
  *  last backward pass of a step. Errors: the first of any rank and bucket; AR_ERR_DATA (a parameter without gradient,
  *  without find_unused). */
 AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
-/** By hand, after backward passes without synchronisation: reduces all gradients, to their sum or mean, and waits. */
-AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d, bool mean);
-/** The names of the parameters that got no gradient on any rank between the last ar_ddp_start and ar_ddp_wait; always
- *  none without find_unused. Writes at most cap, returns how many. Borrowed. */
-size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap);
 
 typedef enum ar_bucket_state { AR_BUCKET_FILLING, AR_BUCKET_IN_FLIGHT, AR_BUCKET_REDUCED } ar_bucket_state;
 /** One bucket; arrays are borrowed until ar_ddp_destroy. */
@@ -147,17 +133,9 @@ typedef struct ar_bucket_info {
     float *hook_state; /* during a hook, with that option; else NULL */
     ar_buf memory;     /* [storage_bytes] on the device; ptr NULL: without peers, and with ZeRO-2 and -3 */
     ar_event
-        *reduced; /* after its reduction, on the queue that carries it: for ar_queue_wait or ar_event_sync. Not with
+        *reduced; /* after its reduction, on the queue that carries it: for ari_queue_wait or ar_event_sync. Not with
                           ZeRO-2 and -3 */
 } ar_bucket_info;
-size_t ar_ddp_buckets(const ar_ddp *d);
-/** i < ar_ddp_buckets. */
-ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i);
-/** Enqueues the reduction of all buckets that are still filling, ready or not, in order. Errors: AR_ERR_ARG (with ZeRO-2
- *  and -3). */
-AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
-/** Bytes of all buckets' storage, which with ZeRO-2 and -3 exists during reductions alone: then none. */
-size_t ar_ddp_bytes(const ar_ddp *d);
 
 AR_END_DECLS
 #endif

@@ -100,8 +100,6 @@ typedef enum ar_precision {
     AR_PRECISION_BF16, /* bf16 numbers */
     AR_PRECISION_COUNT
 } ar_precision;
-/** "f32", "tf32", "bf16". */
-const char *ar_precision_name(ar_precision p);
 
 typedef struct ar_device_ops {
     const char *name;  /* "cpu", "cuda", "emulated" */
@@ -420,34 +418,14 @@ typedef enum ar_device_kind {
     AR_DEVICE_EMULATED, /* the CUDA device's own kernels, compiled for the host: slow, and needs no GPU */
     AR_DEVICE_KINDS
 } ar_device_kind;
-/** "cpu", "cuda", "emulated"; "?" for an unknown value. */
-const char *ar_device_kind_name(ar_device_kind k);
 /* Which device. */
 typedef struct ar_device_choice {
     ar_device_kind kind;
     int index; /* of the GPU, as CUDA counts them; others: 0 */
 } ar_device_choice;
-/** Reads "cpu", "cuda", "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
-AR_NODISCARD ar_status ar_device_choice_parse(ar_device_choice *c, const char *text);
 /** A device; threads: of the host, for a kernel of the CPU device. Gives; ar_device_destroy. Errors: those of
- *  ar_device_cpu_create and ar_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
+ *  ar_device_cpu_create and ari_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
 AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads);
-
-/** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
- *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
- *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
- *  of cuBLAS, but done by the kernel for what it refuses. The same bits either way, here and on the emulated device.
- *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
- *  GPU, or one too old), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_device_cuda_create(ar_device **gives, int index);
-/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
- *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is
- *  enqueued: "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the
- *  number SEED among the streams that can go on; "latest:SEED", some, drawn at each wait, as far as they can, and the
- *  others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does
- *  wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
- *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_device_emulated_create(ar_device **gives);
 
 /* A GPU, for `anyrank info`. */
 typedef struct ar_gpu_info {
@@ -456,15 +434,6 @@ typedef struct ar_gpu_info {
     int processors;
     size_t memory, free_memory;
 } ar_gpu_info;
-/** Describes CUDA in this build and on this machine: versions and libraries, or why there is none. Truncates. */
-void ar_gpu_describe(char *text, size_t size);
-/** Number of GPUs; 0 where there is none, or no CUDA. */
-int ar_gpu_count(void);
-/** Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
-AR_NODISCARD ar_status ar_gpu_info_get(ar_gpu_info *out, int index);
-/** The int8 products of this process that cuBLAS refused and a kernel of the device's own did: "none", or how many and
- *  the first shapes, as "12: 1 x [4, 8] of 64 terms (10), 2 x [1, 4] of 16 terms (2)"; truncates. Returns how many. */
-uint64_t ar_gpu_refused_products(char *text, size_t size);
 
 /** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
  *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
@@ -474,12 +443,6 @@ uint64_t ar_gpu_refused_products(char *text, size_t size);
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
 void ar_device_destroy(ar_device *d);
-
-/** Chooses BLIS's kernels by CPUID before its first call (its own choice is slow or wrong on new processors), unless
- *  BLIS_ARCH_TYPE is set; a build with another library leaves it the choice. Call it once, before any thread is started
- *  and before any product; a library user who does not call it gets BLIS's own choice. Modifies the environment of this
- *  process. */
-void ar_cpu_select_kernels(void);
 
 /** Processor and libraries of the CPU device, for `anyrank info`. */
 typedef struct ar_cpu_info {
@@ -493,7 +456,6 @@ typedef struct ar_cpu_info {
     char exact_reason[192]; /* why this one, or what refused it */
     int cores;
 } ar_cpu_info;
-void ar_cpu_info_get(ar_cpu_info *out);
 
 AR_END_DECLS
 #endif

@@ -78,9 +78,6 @@ size_t ar_dump_count(const ar_dump *d);
 const ar_dump_tensor *ar_dump_at(const ar_dump *d, size_t i);
 /** NULL if there is none. */
 const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name);
-/** Of a name under which ranks have values or gradients of other lengths along a dimension, as where each pads its
- *  samples to its own longest, and which is no tensor of the dump: two of the shapes, into text; else false. */
-bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
 /** Ranks whose files were found; 0: the dump is no rank's. */
 int ar_dump_ranks(const ar_dump *d);
 /** The mesh of its ranks, borrowed; of no dimensions: not told. */
@@ -94,10 +91,7 @@ const char *ar_dump_metadata(const ar_dump *d, const char *key);
 AR_NODISCARD ar_status ar_dump_read(const ar_dump_tensor *t, size_t start, size_t count, void *out);
 /** The same as binary64 (exact for all but I64 and U64, which are rounded) or fp32 (rounded). Errors: those;
  * AR_ERR_DTYPE for complex numbers. */
-AR_NODISCARD ar_status ar_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out);
 AR_NODISCARD ar_status ar_dump_read_f32(const ar_dump_tensor *t, size_t start, size_t count, float *out);
-/** One part alone, box after box, each row-major: as many elements as its boxes have. */
-AR_NODISCARD ar_status ar_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out);
 
 /** The first copy that differs in bits from the first one. */
 typedef struct ar_dump_disagreement {
@@ -113,10 +107,6 @@ AR_NODISCARD ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar
 
 /** True if two elements of a tensor whose bytes differ (given as bytes) count as different. */
 typedef bool (*ar_dump_differs)(void *user, const void *a, const void *b);
-/** The same by a rule. *drift: how many elements differ in bits alone, of all copies that were compared. Elements of
- * less than a byte are compared by bits. */
-AR_NODISCARD ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
-                                           ar_dump_disagreement *out, size_t *drift);
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */
 
@@ -136,8 +126,8 @@ typedef struct ar_dump_place {
 /** Writes one rank's part of a per-rank dump, folder/rank-00003.safetensors (pytorch.md), values in execution order;
  *  of tensors with several boxes the second ones into rank-00003-2.safetensors, and so on, so that PyTorch's
  * distributed checkpoint reader puts such a folder together too. Files of an earlier dump of this rank are replaced.
- * The folder must be there. metadata: n_meta pairs. Errors: those of ar_st_write, AR_ERR_ARG (a layout that is not the
- * tensor's, coordinates that are not of the mesh), those of ar_mesh_check; then nothing is changed. */
+ * The folder must be there. metadata: n_meta pairs. Errors: those of ari_st_write, AR_ERR_ARG (a layout that is not the
+ * tensor's, coordinates that are not of the mesh), those of ari_mesh_check; then nothing is changed. */
 AR_NODISCARD ar_status ar_dump_write(const char *folder, const ar_dump_place *place, const ar_dump_value *values,
                                      size_t n, const char *const *metadata, size_t n_meta);
 

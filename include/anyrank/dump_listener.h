@@ -39,11 +39,6 @@ void ar_dump_listener_destroy(ar_dump_listener *l);
  *  left out, or zero where others lie around them. Errors: AR_ERR_DTYPE (not fp32), AR_ERR_UNSUPPORTED (reports that
  *  make more than AR_MAX_BOXES boxes), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_dump_listener_tap(void *user, const ar_tap_event *event);
-/** Forgets what was reported, so that the next run starts afresh. */
-void ar_dump_listener_clear(ar_dump_listener *l);
-/** The values kept, in the order of first reports. Borrows until the next report. Value i; false: there is none. */
-size_t ar_dump_listener_count(const ar_dump_listener *l);
-bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value);
 /** Writes the rank's file into a folder that is there: ar_dump_write. metadata: n_meta pairs beside the placement's.
  *  Errors: those of ar_dump_write. */
 AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,

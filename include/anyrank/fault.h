@@ -129,12 +129,5 @@ typedef enum ar_fault {
         AR_FAULT_COUNT
 } ar_fault;
 
-/** "column_dx_not_reduced"; "none" for AR_FAULT_NONE. Static storage. */
-const char *ar_fault_name(ar_fault f);
-/** One line of English. Static storage. */
-const char *ar_fault_text(ar_fault f);
-/** AR_ERR_NOT_FOUND, naming the nearest, if there is no such fault. */
-AR_NODISCARD ar_status ar_fault_parse(ar_fault *f, const char *name);
-
 AR_END_DECLS
 #endif

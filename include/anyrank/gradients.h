@@ -20,9 +20,6 @@ AR_NODISCARD ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *
 /** Accepts NULL. */
 void ar_gradients_destroy(ar_gradients *g);
 
-/** The parameters that require a gradient now, in the order of the list; writes at most cap, returns how many. */
-size_t ar_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap);
-
 /** Every gradient becomes zero, those of parameters that require none too. */
 AR_NODISCARD ar_status ar_gradients_zero(ar_gradients *g);
 /** Completes the gradients of the trainable parameters after the last backward pass: sums them over the data-parallel
@@ -62,8 +59,6 @@ typedef struct ar_finding {
     double value;    /* AR_FOUND_NOT_FINITE: the first such element; AR_FOUND_STEPS: of rank[0]; else 0 */
     size_t elements; /* AR_FOUND_NOT_FINITE: how many on those ranks together */
 } ar_finding;
-/** "model.norm.weight: the gradient of ranks 2-3 differs from that of rank 0". */
-void ar_finding_text(char *out, size_t cap, const ar_finding *f);
 
 /** The same on every rank. */
 typedef struct ar_verdict {
@@ -76,8 +71,6 @@ typedef struct ar_verdict {
  *  not the copies. Under ZeRO what ranks share out is no copy, and is not compared. Errors (not findings):
  *  AR_ERR_MISMATCH (lists of parameters that differ), AR_ERR_MEMORY, those of the device and the communicators. */
 AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o);
-/** The last verdict; before the first one, ok without findings. */
-ar_verdict ar_gradients_last(const ar_gradients *g);
 /** AR_OK, or AR_ERR_DATA with the first error's text and the number of those that follow. */
 AR_NODISCARD ar_status ar_verdict_status(const ar_verdict *v);
 

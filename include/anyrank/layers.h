@@ -8,7 +8,7 @@
 AR_BEGIN_DECLS
 
 /* Layers over the tensor-parallel group of the context they are made with: N ranks, r this one. Weights are [out, in].
- * X is [.., features]; leading dimensions are flattened to tokens, and whose sample's they are says ar_ctx_samples.
+ * X is [.., features]; leading dimensions are flattened to tokens, and whose sample's they are says ari_ctx_samples.
  * Y, dX are tensors of the step. All are collective: every rank of the group calls them in the same order.
  * Errors of every constructor: AR_ERR_INDIVISIBLE (names the parameter, the dimension, its size and N), AR_ERR_ARG,
  * AR_ERR_MEMORY; of forward and backward: AR_ERR_SHAPE, and what the communicator gives. */
@@ -53,13 +53,6 @@ AR_NODISCARD ar_status ar_enter_region_backward(ar_ctx *ctx, ar_tensor *dx, cons
 AR_NODISCARD ar_status ar_leave_region(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
 AR_NODISCARD ar_status ar_leave_region_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy);
 
-/** Any of them as a module: y = x, otherwise placed over the tensor-parallel group, and backward the transpose. It
- *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
- *  positions. Gives; ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too long),
- *  AR_ERR_MEMORY; of forward and backward those of the operators. */
-AR_NODISCARD ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
-                                                ar_placement to);
-
 /* --- splits ------------------------------------------------------------------------------------------------------- */
 
 /* Split of a plan's module over the tensor-parallel ranks (anyrank/plan.h). */
@@ -73,8 +66,6 @@ typedef enum ar_style {
     AR_STYLE_PREPARE,   /* of a module of others: only says how its inputs and outputs are placed */
     AR_STYLES
 } ar_style;
-/** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
-const char *ar_style_name(ar_style s);
 
 /** A linear layer Y = X W^T + b: how W is cut, and how X and Y [.., s, features] are placed over the ranks outside of
  *  it. Placements of activations are R (or I, the same numbers), S(-2), S(-1) and P(sum), S counted from the end.
@@ -106,13 +97,6 @@ typedef struct ar_branch_split {
     /* Of experts: the one that all tokens go to is whole on every rank, where the others may be cut. */
     bool shared_whole;
 } ar_branch_split;
-/** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
- *  first makes one and the second takes it, else the whole. */
-ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement stream);
-
-/** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
- *  and up are colwise and down is rowwise, else all are replicated. */
-ar_branch_split ar_experts_split(bool cut, ar_placement stream);
 
 /* --- linear layers ------------------------------------------------------------------------------------------------ */
 
@@ -158,12 +142,6 @@ AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char
  *  (AR_ACT_NONE). */
 AR_NODISCARD ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act,
                                             ar_held held);
-/** Dropout (Srivastava et al. 2014) with the context's probability, of a value [samples, width] or [samples, positions,
- *  width]. Which elements fall depends on the context's seed, the name, the step and the element's place in the global
- *  batch; not on who holds it. With a probability of 0 y is x. positions: the most there may be (1 where there is no
- *  such dimension). Not for AR_HELD_UNKNOWN. */
-AR_NODISCARD ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions,
-                                         size_t width, ar_held held);
 /** y = child[n-1](.. child[0](x)). Their names are their own. own: they are destroyed with it; else they are borrowed
  *  until ar_module_destroy. n = 0: y is x. On error the children stay the caller's. */
 AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
@@ -174,7 +152,7 @@ AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, a
                                           ar_status st);
 
 /** Cuts a list of modules into the stages of the context's pipeline, and destroys those of other ranks. Its children
- *  [first, first + layers) are shared out as the layers of a model are (ar_stage_layers); the first stage also has those
+ *  [first, first + layers) are shared out as the layers of a model are (ari_stage_layers); the first stage also has those
  *  before them, the last one those after. Between two of them goes one value of each sample, of this shape, whose first
  *  of two dimensions or more are positions. Without a pipeline all stay. ar_module_train_step goes through the stages.
  *  m was made with `own`; what is recomputed are its children: as ar_ctx_options.recompute says of blocks, every n-th of
@@ -185,10 +163,6 @@ AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, a
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t layers, int sample_ndim,
                                          const size_t *sample_shape);
-/** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
- *  error it stays the caller's. Taps: name:fwd, name:bwd. */
-AR_NODISCARD ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,
-                                          bool own);
 /** The same, around the list of a chain of creations, as ar_sequential_made. */
 AR_NODISCARD ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const *child, size_t n,
                                         ar_held held, ar_status st);
@@ -226,25 +200,12 @@ typedef struct ar_experts_options {
     ar_route_scores scores;
     ar_activation activation;
     double balance_weight;        /* of AR_BALANCE_LAYERS, where the context's options balance nothing; 0: none */
-    const ar_branch_split *split; /* borrowed until return; NULL: ar_experts_split, cut */
+    const ar_branch_split *split; /* borrowed until return; NULL: ari_experts_split, cut */
     const char *gate, *up, *down; /* of an expert, below "experts.N"; NULL: "gate_proj", "up_proj", "down_proj" */
     const char *shared_name;      /* of that one; NULL: "shared_expert" */
     const char *router;           /* NULL: "gate" */
     const char *router_bias;      /* by which scores choose; NULL: "gate.e_score_correction_bias" */
 } ar_experts_options;
-/** A router and experts in an MLP's place. With z = x*Wr^T, p = softmax(z) and K the k experts with the largest z, the
- *  lower number where two are equal:
- *
- *    y = sum over j in K, ascending, of w_j*expert_j(x)      w_j = p_j, or p_j / sum over K of p
- *      + sigmoid(x*v^T)*shared(x)
- *
- *  each expert a gated MLP (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088).
- *  The router's own losses are those of the context's options (ar_router_losses). Of an expert the unit of a gradient's
- *  sum is a sample's tokens that go to it. X, Y [.., hidden] as the split has
- *  them. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*, name.shared_expert_gate.
- *  With scores, a = sigmoid(z), K by a + bias (ar_device_ops.route) and w_j = scale*a_j / (sum over K of a +
- *  1e-20), or scale*a_j; the bias, name.gate.e_score_correction_bias [E], has no gradient. Errors of its passes: also AR_ERR_DATA (a logit is not a number). */
-AR_NODISCARD ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o);
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 
@@ -334,13 +295,6 @@ typedef enum ar_embedding_split {
 AR_NODISCARD ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split split, const char *token,
                                            size_t vocab, size_t h, double init_range, const char *position,
                                            size_t positions, const char *sum);
-/** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
- *  learned positions. */
-void ar_embedding_scale(ar_module *embedding, double factor);
-/** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
-void ar_embedding_pad(ar_module *embedding, size_t id);
-/** The embedding's own parameter, borrowed. */
-ar_param *ar_embedding_token(ar_module *embedding);
 
 /** Logits X W^T with W [V, h], for ar_cross_entropy_create (AR_HELD_SHARD where the split leaves S(-1)). split NULL: colwise,
  *  the logits a shard of ceil(V/N) of them a rank. tied: the embedding's parameter, borrowed, cut as the split says; NULL:

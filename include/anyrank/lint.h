@@ -42,10 +42,6 @@ typedef enum ar_lint_rule {
 #undef AR_LINT_RULE_ENUM
         AR_LINT_RULES
 } ar_lint_rule;
-/** "missing_reduction"; "?" for another number. Static storage. */
-const char *ar_lint_rule_name(ar_lint_rule r);
-/** One line of English. Static storage. */
-const char *ar_lint_rule_text(ar_lint_rule r);
 
 enum { AR_LINT_MODULE = 240, AR_LINT_PLACED = 48, AR_LINT_REPAIR = 200 }; /* bytes, each with the final 0 */
 typedef struct ar_lint_finding {
@@ -65,16 +61,6 @@ typedef struct ar_lint_report {
     size_t count;
     ar_lint_finding *finding; /* [count], in the order in which a step comes to them */
 } ar_lint_report;
-
-/** Types one training step of a model under the run's layout, plan and batch. Nothing runs and no weights are read:
- *  time and memory grow with the layers, and not with ranks, batch or widths.
- *  Gives:    *gives, also where there is nothing to find; ar_lint_report_destroy.
- *  Errors:   those of ar_run_check; AR_ERR_UNSUPPORTED (run->fault: no list has one), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
- *            On error nothing is given.
- *  Threads:  safe. */
-AR_NODISCARD ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config);
-/** Accepts NULL. */
-void ar_lint_report_destroy(ar_lint_report *r);
 
 AR_END_DECLS
 #endif

@@ -15,7 +15,7 @@ typedef struct ar_loss_ops {
     /* required: what these rows of the batch add to T. Of all three, batch->labels and ->target are those of the positions
      * that the rank has, and without labels the labels are the next ids: AR_IGNORE_INDEX for the last position */
     size_t (*targets)(const void *self, const ar_batch *batch);
-    /* required: gives the terms of y to ar_loss_add, and keeps with ar_saved_push what backward needs. saved NULL: none
+    /* required: gives the terms of y to ari_loss_add_terms, and keeps with ar_saved_push what backward needs. saved NULL: none
      * will follow */
     ar_status (*forward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                          const ar_batch *batch);
@@ -32,7 +32,7 @@ AR_NODISCARD ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *
                                       void *self);
 /** Softmax cross-entropy, as the context's ar_loss_options have it, of logits [.., classes] with batch->labels, one for
  *  each row of logits: batch->batch * batch->seq of them (seq 1: one for each sample), from 0 to classes - 1 or
- *  AR_IGNORE_INDEX, which does not count; of a batch of ids without labels, with the next id (ar_batch_target). T counts
+ *  AR_IGNORE_INDEX, which does not count; of a batch of ids without labels, with the next id (ari_batch_target). T counts
  *  the others. held: AR_HELD_WHOLE, every rank has all logits;
  *  AR_HELD_SHARD, its block of the classes, as ar_logits_create leaves them: no logit then crosses ranks. Taps:
  *  name.logits:bwd. Errors: of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
@@ -43,23 +43,6 @@ AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, con
 AR_NODISCARD ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name);
 /** Accepts NULL. */
 void ar_loss_destroy(ar_loss *loss);
-
-/** The share of T of these rows of the batch, at this rank's positions. Errors: AR_ERR_UNSUPPORTED (no positions to share
- *  out), AR_ERR_INDIVISIBLE, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch);
-/** Adds the terms of y to those since ar_loss_zero. */
-AR_NODISCARD ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
-                                       const ar_batch *batch);
-/** *dy from what the newest forward saved; T is batch->targets where the batch stands in a global one, and its own
- *  else. */
-AR_NODISCARD ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
-                                        const ar_batch *batch);
-/** *value = fl32(sum of the terms of all data-parallel ranks / t), NaN for t = 0; the same on every rank, tapped as
- * "loss". Once, after the last forward pass: it sums over the group. */
-AR_NODISCARD ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t);
-AR_NODISCARD ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx);
-/** Adds all elements of terms (contiguous fp32, equal on every tensor-parallel rank). */
-AR_NODISCARD ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms);
 
 AR_END_DECLS
 #endif

@@ -11,8 +11,6 @@ AR_BEGIN_DECLS
 typedef struct ar_saved ar_saved;
 /** Gives an empty one; ar_saved_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_saved_create(ar_saved **gives);
-/** Forgets everything (the tensors belong to the step). Accepts NULL. */
-void ar_saved_clear(ar_saved *s);
 /** Accepts NULL. */
 void ar_saved_destroy(ar_saved *s);
 /** Keeps a view under (owner, slot). A module used twice in one forward pushes twice. s == NULL: does nothing.
@@ -88,7 +86,7 @@ struct ar_module {
 /** Fills in a module whose memory is the caller's: its table and its name. Errors: AR_ERR_ARG (the name is too long, a
  *  required slot is missing). */
 AR_NODISCARD ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap);
-/** Reports a value that arises inside a module: activations [samples, ..], placed as ar_ctx_place says. */
+/** Reports a value that arises inside a module: activations [samples, ..], placed as ari_ctx_place_batch says. */
 AR_NODISCARD ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held);
 
 /** y = m(x). *y becomes a tensor of the step, and y may be x. saved == NULL: no backward will follow.
@@ -107,19 +105,13 @@ AR_NODISCARD ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *s
  *  nothing to a listener and counts no use of a parameter, but it calls the collectives of the first again, and its
  *  work is counted. m may have children that are recomputed too. */
 void ar_module_recompute(ar_module *m);
-/** Called for a child by its parent's `recompute`: calls the child's `recompute`, or forward; of a recomputed child
- *  only x is saved. Errors: as ar_module_forward. */
-AR_NODISCARD ar_status ar_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
-                                                 const ar_batch *batch);
 /** All parameters of m and its children, depth first, a shared one once. Borrowed from the modules. Returns how many;
  *  writes at most cap. (With a cap too small for all, a shared one may be counted for each of its uses.) SIZE_MAX
  *  where memory is too short to list them. */
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only);
-/** ar_params_reduce of all parameters: after the last backward pass of a step. */
+/** ari_params_reduce of all parameters: after the last backward pass of a step. */
 AR_NODISCARD ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx);
-/** Every parameter's gradient becomes zero. Errors: AR_ERR_MEMORY, those of the device. */
-AR_NODISCARD ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx);
-/** Fresh values for every parameter (ar_param_fresh): the same full tensors on any number of ranks. */
+/** Fresh values for every parameter (ari_param_fresh): the same full tensors on any number of ranks. */
 AR_NODISCARD ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed);
 /** Accepts NULL. */
 void ar_module_destroy(ar_module *m);
@@ -180,12 +172,6 @@ AR_NODISCARD ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar
 typedef struct ar_norm_saved {
     ar_tensor mean, rstd; /* of each row: f64 [rows], which RMSNorm leaves undefined, and f32 [rows] */
 } ar_norm_saved;
-/** Rows of length n: y = (x - mean)*rstd*gain + offset, mean = sum(x)/n, rstd = 1/sqrt(sum((x - mean)^2)/n + eps)
- *  (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450), or y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps) (RMSNorm:
- *  Zhang, Sennrich 2019, arXiv:1910.07467; offset is NULL). gain, offset [n]. Errors: also AR_ERR_ARG (eps negative or
- *  NaN, an offset that the kind does not have, y is one of saved). offset NULL: none is added. */
-AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
-                                       const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** With xhat = (x - mean)*rstd and g = dy*gain: dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd, for RMSNorm without the
  *  sum of g. gain's gradient += the rows of dy*xhat, offset's += those of dy. residual, of x's shape, is the gradient
  *  that went past the norm: *sum = residual + dx; NULL: sum is not made, and may be NULL.
@@ -195,14 +181,6 @@ AR_NODISCARD ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tenso
                                         ar_param *gain, ar_param *offset, const ar_tensor *residual);
 /** p's gradient += the sum of the rows of terms [.., n]: of a bias, dY itself. p is a vector [n]. */
 AR_NODISCARD ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms);
-/** Number of samples in a contiguous x [.., features], each of them a run of rows of equal length: its first extent.
- *  The rows of two dimensions are samples if ar_ctx_place has set their position in a global batch, else tokens of one
- *  sample. */
-size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
-/** *x, a tensor of the step: the batch's input, [b, the shape of a sample], or its ids, [b, s] of AR_I64. Where ranks
- *  share out the positions of a sample, the first of two dimensions or more, it has the rank's own. Errors: AR_ERR_ARG
- *  (it has none), AR_ERR_UNSUPPORTED (no positions to share out), AR_ERR_INDIVISIBLE. */
-AR_NODISCARD ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);
 
 AR_END_DECLS
 #endif

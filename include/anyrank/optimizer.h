@@ -65,17 +65,6 @@ typedef struct ar_optimizer_options {
 /** PyTorch's defaults: SGD lr 1e-3, no momentum, no decay; Adam and AdamW lr 1e-3, betas 0.9 and 0.999, eps 1e-8, decay
  *  0 and 0.01. Muon: lr 1e-3, momentum 0.95, Nesterov's, decay 0.1. */
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind);
-/** Errors: AR_ERR_ARG, naming the option and its range: lr >= 0, 0 <= momentum < 1 .. finite, 0 <= beta < 1, eps > 0,
- *  weight_decay >= 0, nesterov with momentum 0; cosine: total_steps >= 1, warmup_steps <= total_steps, 0 <= min_lr <=
- *  lr; constant: min_lr 0; groups <= AR_PARAM_GROUPS, each with a glob that is neither empty nor without its final 0,
- *  lr_scale >= 0, weight_decay >= 0 or NaN. */
-AR_NODISCARD ar_status ar_optimizer_check(const ar_optimizer_options *o);
-/** The learning rate of step 1, 2, .., before a group's scale. The options are those that ar_optimizer_check takes. */
-double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step);
-/** "constant", "cosine". Static storage. */
-const char *ar_schedule_name(ar_schedule schedule);
-/** "sgd", "adam", "adamw", "muon". Static storage. */
-const char *ar_optimizer_name(ar_optimizer_kind kind);
 
 AR_END_DECLS
 #endif

@@ -53,43 +53,15 @@ typedef struct ar_parallel {
                            goes forward and backward before the next */
 } ar_parallel;
 
-/** The number of ranks, pp * dp * cp * tp, of a layout that ar_parallel_check accepts. */
+/** The number of ranks, pp * dp * cp * tp, of a layout that ari_parallel_check accepts. */
 int ar_parallel_world(const ar_parallel *p);
-/** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4
- *  zero=1 replicate=2", "dp=3 micro-batches=2": what the layout differs in from one rank. */
-void ar_parallel_text(char *out, size_t cap, const ar_parallel *p);
-/** Checks that a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the
- *  global batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and
- *  go through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
- *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
- *  micro-batches than samples of the rank that has most of them), AR_ERR_OVERFLOW (more ranks than an int counts). */
-AR_NODISCARD ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
-                                         size_t seq);
-/** The part of that check that no model decides: its numbers. Errors: those. */
-AR_NODISCARD ar_status ar_parallel_check_ranks(const ar_parallel *p);
-/** The part of that check that is about the positions alone: over cp, its ring's chunks, and (sp) tp. */
-AR_NODISCARD ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq);
-
-/** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
-size_t ar_parallel_sequence_unit(const ar_parallel *p);
 
 /** Coordinates of a rank: rank = ((pp * the layout's dp + dp) * the layout's cp + cp) * the layout's tp + tp. */
 typedef struct ar_parallel_rank {
     int pp, dp, cp, tp;
 } ar_parallel_rank;
-ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank);
-
-/** Stages of the pipeline: pp * virtual_stages; 1 without. */
-int ar_parallel_stages(const ar_parallel *p);
-/** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the
- *  layout; a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ar_parallel_check
- *  accepts. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives; ar_pipeline_schedule_destroy. */
-AR_NODISCARD ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p);
 
 #define AR_RANK_TEXT 256
-/** "rank 5 (pp 1, dp 0, tp 1; stage 1, layers 2..3)": what a rank of a pipeline is, and which layers of a model with so
- *  many it has; without a pipeline, and of a number that is no rank's, "rank 5". What does not fit is cut. */
-void ar_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank);
 
 /** A rank's groups, as ar_ctx_options takes them. Owned. */
 typedef struct ar_parallel_groups {
@@ -112,38 +84,6 @@ void ar_parallel_groups_end(ar_parallel_groups *groups);
 typedef struct ar_positions {
     size_t first[2], count[2];
 } ar_positions;
-/** All of [0, seq). */
-ar_positions ar_positions_whole(size_t seq);
-/** Part `part` of `parts` equal ones, in their order; parts divides their number. */
-ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts);
-/** Number of positions. */
-size_t ar_positions_count(const ar_positions *p);
-/** The i-th position. */
-size_t ar_positions_at(const ar_positions *p, size_t i);
-/** Those of place `place` of a ring of so many `places`, which divide their number: consecutive ones, or (zigzag) the
- *  chunks place and 2 * places - 1 - place of 2 * places. */
-ar_positions ar_ring_positions(size_t places, bool zigzag, size_t seq, size_t place);
-/** Those that context-parallel rank `cp_rank` holds of a sequence that ar_parallel_check accepts: the place
- *  cp_rank / cp_inner of the ring has chunks, of which the neighbours cp_rank mod cp_inner hold equal parts. */
-ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);
-/** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
- *  (numerics.md, section 3): halves of halves, of 512 positions or more. */
-size_t ar_gradient_parts(size_t seq);
-/** Positions of a part that context-parallel rank `cp_rank` holds. */
-size_t ar_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank);
-/** The rank that computes the gradient of a part of sample `sample` of those that the ranks share: one of those that
- *  hold most of it, in turn. The others' rows go to it. */
-int ar_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part);
-/** So many rows of a sample's parts go to other ranks. parts: at most so many a sample does a rank compute. */
-size_t ar_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts);
-
-/** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
- *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its
- *  run in the same way. A micro-batch may be empty. */
-void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count);
-/** Micro-batch `micro` of `dp_rank` as a view of the global batch: rows, masks and place. Borrows from `global`. Its
- *  `targets` are the global batch's own (0 until counted). */
-void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro);
 
 AR_END_DECLS
 #endif

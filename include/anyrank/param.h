@@ -13,7 +13,7 @@ typedef struct ar_param_grad ar_param_grad;   /* gradient state, in the arithmet
 #define AR_MAX_PARTS 4
 
 struct ar_param;
-/** Called when a parameter's gradient is complete on this rank (ar_param_done). A failure ends the backward
+/** Called when a parameter's gradient is complete on this rank (ari_param_done). A failure ends the backward
  * */
 typedef struct ar_param_hook {
     ar_status (*ready)(void *user, struct ar_param *p);
@@ -58,7 +58,7 @@ typedef struct ar_param {
                     depth of further tokens; one a place of a sample with that position, which is one unless positions
                     restart or are given; one a token; of a tied table as many as both */
     bool sliced; /* exact numerics: in this step each rank that shares its sequences computes a slice of the rows of its
-                           gradient (ar_comm_slice), for all positions; else all, for some */
+                           gradient (ari_comm_slice), for all positions; else all, for some */
     double token_share; /* of the tokens that meet it: an expert's of its layer's; 0: all */
     bool expert;        /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
                            copies are over `copies` alone */
@@ -72,7 +72,7 @@ typedef struct ar_param {
     /* The gradient on its way. */
     bool has_grad;               /* something was added since it was zeroed; once reduced: on any rank of the group */
     int pending;                 /* uses in forward passes whose backward has not come yet */
-    float grad_scale;            /* of ar_param_grad_value: 1, or 1/N where the mean of N ranks was asked for */
+    float grad_scale;            /* of ari_param_grad_value: 1, or 1/N where the mean of N ranks was asked for */
     size_t own_start, own_count; /* the elements, in the order of the layer's matrix, whose gradient is complete here
                                     once reduced: all of them, or with ZeRO this rank's share */
     bool sharded; /* the data-parallel ranks have such shares, and each element is one rank's (a share may be all, or
@@ -91,39 +91,10 @@ typedef struct ar_param {
 AR_NODISCARD ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout,
                                      bool transposed);
 void ar_param_fini(ar_param *p);
-/** The layer's matrix [out, in] (or vector [n]) as a view of the value. */
-ar_tensor ar_param_matrix(const ar_param *p);
-/** Fresh values: element i of the FULL tensor depends on (seed, name, i) alone, never on the layout. */
-AR_NODISCARD ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
-/** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
-AR_NODISCARD ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full);
-/** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
- *  parameters. */
-void ar_param_use(ar_param *p);
-/** One use's gradient has been added. When no use is left the hooks are called, in the order in which they were added:
- *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
- *  parameters. Errors: the first failing hook's. */
-AR_NODISCARD ar_status ar_param_done(ar_param *p, ar_ctx *ctx);
 /** Errors: AR_ERR_ARG (AR_PARAM_HOOKS of them, or the same one twice). */
 AR_NODISCARD ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook);
 /** Takes a hook away; one that is not there is fine. */
 void ar_param_remove_hook(ar_param *p, ar_param_hook hook);
-/** g (fp32, contiguous, of the value's shape) = the gradient times grad_scale. Errors: those of the device. */
-AR_NODISCARD ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
-/** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
- * over the tensor-parallel one where its terms are spread, the last parameter first; has_grad then says whether any
- * rank got one, by an all-reduce(max) of a bitmap; then a tap ':grad' of each.
- *  Collective over the groups of the context. */
-AR_NODISCARD ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** A tap ':grad' of each complete gradient, the last parameter first. */
-AR_NODISCARD ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
- *  new version. */
-AR_NODISCARD ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
-/** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
-AR_NODISCARD ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
-/** The gradient becomes zero, no use is pending. */
-AR_NODISCARD ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx);
 
 AR_END_DECLS
 #endif

@@ -26,20 +26,6 @@ typedef struct ar_mesh {
     ar_mesh_dim dim[AR_MESH_DIMS];
 } ar_mesh;
 
-/** Checks that it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
- *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
-AR_NODISCARD ar_status ar_mesh_check(const ar_mesh *m, int world);
-/** True if two meshes have the same names and sizes in the same order. */
-bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b);
-/** The dimension of that name; -1: there is none. */
-int ar_mesh_find(const ar_mesh *m, const char *name);
-/** at[d] = the rank's coordinate along each dimension; at: [ndim]. */
-void ar_mesh_coords(const ar_mesh *m, int rank, int *at);
-/** The ranks of `rank`'s group along dimension `dim`, in order, the first `cap` of them; returns how many there are, 0
- *  where there is no such dimension. Of {dp 4, tp 4}: tp groups {0..3}, {4..7}, ..; dp groups {0,4,8,12}, {1,5,9,13},
- *  .. */
-int ar_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
-
 /* --- placements --------------------------------------------------------------------------------------------------- */
 
 /* The parts of a tensor T that the ranks along one mesh dimension have. Two placements have the same value on every
@@ -64,37 +50,17 @@ typedef struct ar_placement {
 } ar_placement;
 
 #define AR_PLACEMENT_TEXT 32
-/** "R", "I", "S(1)", "S(-1)", "P(sum)", "P(max)"; "?" for another kind. Returns `text`. */
-const char *ar_placement_text(char text[AR_PLACEMENT_TEXT], ar_placement p);
-/** The inverse, and PyTorch's spellings: "Replicate()", "Shard(1)", "Shard(dim=1)", "Partial()", "Partial(sum)", "P"
- *  and, of ours, "Invariant()"; spaces around it are passed over. Errors: AR_ERR_ARG (lists what would be right). */
-AR_NODISCARD ar_status ar_placement_parse(ar_placement *p, const char *text);
-/** "[S(0), R]" of n placements. Cut to `cap` bytes. Returns `text`. */
-const char *ar_placements_text(char *text, size_t cap, const ar_placement *p, int n);
 /** n placements out of a list with commas, in [], in () as Python prints tuples, or bare. Errors: AR_ERR_ARG (another
  *  number of them, one that is not a placement). */
 AR_NODISCARD ar_status ar_placements_parse(ar_placement *p, int n, const char *text);
 
-/** Checks that a tensor of `ndim` dimensions can have this placement. Errors: AR_ERR_ARG (names the placement and the
- *  valid range of dim). */
-AR_NODISCARD ar_status ar_placement_check(ar_placement p, int ndim);
-/** True if two placements of a tensor of `ndim` dimensions are equal, S(-1) and S(ndim - 1) included. */
-bool ar_placement_same(ar_placement a, ar_placement b, int ndim);
-/** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
- *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
-AR_NODISCARD ar_status ar_placement_gradient(ar_placement *g, ar_placement p);
-
 /** The part of a tensor of `shape` [ndim] that the rank at coordinates `at` has: elements [start, start + extent) of
- *  every dimension. Parts are those of ar_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
+ *  every dimension. Parts are those of ari_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
  *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers. Shapes: p, at
  *  [mesh->ndim]; start, extent [ndim]; start may be NULL. Errors: AR_ERR_ARG (ndim, a coordinate, a placement),
  *  AR_ERR_INDIVISIBLE. On error nothing is written. */
 AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *at,
                                             const ar_placement *p, int ndim, const size_t *shape, bool uneven);
-/** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
- *  replicate, row by row; the terms of a partial tensor are not copies and do not count. Errors: those. */
-AR_NODISCARD ar_status ar_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p,
-                                            int ndim, const size_t *shape, bool uneven);
 
 /* --- redistribution: the steps ------------------------------------------------------------------------------------ */
 
@@ -124,15 +90,6 @@ typedef struct ar_redistribution_step {
 } ar_redistribution_step;
 #define AR_REDISTRIBUTION_STEPS (2 * AR_MESH_DIMS)
 
-/** The steps of a redistribution, in the order in which ar_redistribute takes them; `steps` has room for
- *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are the same numbers: no step. P(sum) and
- *  P(max) change into each other over R. The cheapest possible step comes first: those without communication, then
- *  those that end partial values, then those that make values larger; of equals the outermost dimension. A shard that
- *  an inner dimension cuts further can only change before that inner cut is made or after it is undone, so the inner
- *  one is gathered where need be.
- *  Errors: AR_ERR_ARG (ndim, a placement, P(sum) and P(max) in one list: the two do not commute). */
-AR_NODISCARD ar_status ar_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
-                                               const ar_redistribution *r);
 /** The redistribution of the gradient, for the backward pass: from the gradient of `to` to that of `from`. A
  *  redistribution changes no element of the whole tensor, so as a map of whole tensors it is the identity, and this is
  *  its transpose: <A x, y> = <x, A^T y>, each side the inner product of a whole value and a whole gradient. back may be

@@ -19,7 +19,7 @@ AR_BEGIN_DECLS
 
 /** An input or an output as a rule declares it, over the tensor-parallel ranks. It is trusted for any value of its
  *  shape, as PyTorch does, unless the value keeps its placement (global_output) or the run asks
- *  ar_plan_check_declared. */
+ *  ari_plan_check_declared. */
 typedef struct ar_plan_value {
     bool given;
     char name[AR_PLAN_ARGUMENT]; /* keyword; "": by position */
@@ -49,18 +49,13 @@ void ar_plan_fini(ar_plan *p);
 /** A plan of no rules that replicates every module, called `name` in messages; rules that are added stand alone, as
  *  those of a file do. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_empty(ar_plan *p, const char *name);
-/** The default plan of an architecture: embedding and LM head by vocabulary, q, k, v and the MLP's first layer colwise,
- *  the attention's output and the MLP's second layer rowwise, norms replicated. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_plan_default(ar_plan *p, ar_arch arch);
 /** Adds a rule after the others (to {0}: after the default ones of that architecture). Errors: AR_ERR_ARG (glob too
  *  long, or more than AR_PLAN_RULES), AR_ERR_MEMORY. On error the plan is as before, or the default. */
 AR_NODISCARD ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style);
-/** Splits every MLP in this order; the default plan stays without rules. Errors as ar_plan_add. */
-AR_NODISCARD ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order);
 
 /** A plan out of a JSON file: {"rules": [..]}, or Hugging Face's tp_plan, an object from globs to the names of its
  *  styles (planner.md has both). *p needs no value before; ar_plan_fini after AR_OK. Whether a model can be split so
- *  is another question: ar_plan_check.
+ *  is another question: ari_plan_check.
  *  Errors: AR_ERR_FORMAT (not JSON; or names file, rule and what would be right: an unknown key or style, a placement
  *  that is none, arguments of the wrong form, aliases in a circle, one glob twice with two styles), AR_ERR_UNSUPPORTED
  *  (a style of tp_plan for experts), AR_ERR_OVERFLOW (more than AR_PLAN_RULES), AR_ERR_IO, AR_ERR_MEMORY. */
@@ -74,24 +69,6 @@ typedef struct ar_outer_split {
     ar_placement final_norm; /* what it works on */
     ar_linear_split head;
 } ar_outer_split;
-/** A plan's split of a block, and of the rest. sequence: between the branches values are sharded by tokens (sequence
- *  parallelism), else whole. Errors: AR_ERR_UNSUPPORTED, naming the module, its style or placement and those that would
- *  fit. */
-AR_NODISCARD ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence,
-                                     ar_block_split *split);
-AR_NODISCARD ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split);
-/** True if the plan asks for sequence parallelism: some rule has that style. */
-bool ar_plan_sequence(const ar_plan *p);
-/** True if values between the branches are sharded by tokens: with sequence parallelism. One rank, which has all of
- *  them either way, follows the plan's declarations. */
-bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp);
-/** Checks that this version can split a model so, with sequence parallelism or not. Errors: AR_ERR_NOT_FOUND (a glob
- *  that matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
- *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */
-AR_NODISCARD ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence);
-/** Checks that every declared placement is the actual one on several ranks, so that the numbers are those of one rank;
- *  the plan is one that ar_plan_check accepts. Errors: AR_ERR_UNSUPPORTED (names rule, module and both placements). */
-AR_NODISCARD ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence);
 
 AR_END_DECLS
 #endif

@@ -44,20 +44,10 @@ AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_
 /** A norm, as ar_norm_create has it. Errors: as above. */
 AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            ar_norm_kind kind, size_t h, double eps);
-/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of
- *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
- *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
- *  leave R where the last layer's output is not declared. Errors: as above. */
-AR_NODISCARD ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                          const ar_mlp_options *o);
-AR_NODISCARD ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                                const ar_attention_options *o);
-/** Element-wise modules, as of ar_activation_create and ar_dropout_create, on the part that a rank holds. Errors: as
+/** Element-wise modules, as of ar_activation_create and ari_dropout_create, on the part that a rank holds. Errors: as
  *  above. */
 AR_NODISCARD ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  ar_activation act);
-AR_NODISCARD ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                              size_t positions, size_t width);
 /** A module that places the value otherwise: w->at becomes `to`, one of R, S(-1) and S(1). Where `to` is what is there
  *  it returns its input. Errors: AR_ERR_UNSUPPORTED (another placement), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
@@ -71,14 +61,6 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
  *  placements than R, S(-1), S(1), and from P(sum)), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                               int position, const char *keyword);
-/** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
- *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
- *  AR_ERR_UNSUPPORTED. */
-AR_NODISCARD ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name);
-AR_NODISCARD ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
-/** The part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNKNOWN for a rank's
- *  positions, which losses refuse. */
-ar_held ar_plan_held(const ar_plan_walk *w);
 /** After the last layer: checks that every rule of the plan has matched one. module: whose layers they are, for the
  *  message. Errors: AR_ERR_NOT_FOUND (names the rule, and the layers that there are). */
 AR_NODISCARD ar_status ar_plan_end(const ar_plan_walk *w, const char *module);

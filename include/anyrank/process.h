@@ -18,13 +18,8 @@ typedef enum ar_transport {
     AR_TRANSPORT_NCCL, /* NCCL, between GPUs, one for each process */
     AR_TRANSPORTS
 } ar_transport;
-/** "sim", "mpi", "nccl"; "?" for an unknown value. */
-const char *ar_transport_name(ar_transport t);
 /** Errors: AR_ERR_ARG, naming what would be right. */
 AR_NODISCARD ar_status ar_transport_parse(ar_transport *t, const char *text);
-/** The library that a transport stands on and its version, or why this build or this machine has none; truncates.
- *  Returns whether there is one. AR_TRANSPORT_SIM needs none. */
-bool ar_transport_describe(ar_transport t, char *text, size_t size);
 
 typedef struct ar_process_options {
     ar_transport transport; /* not AR_TRANSPORT_SIM */
@@ -47,27 +42,16 @@ AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_op
 void ar_process_destroy(ar_process *p);
 
 /** NULL: AR_TRANSPORT_SIM. */
-ar_transport ar_process_transport(const ar_process *p);
 int ar_process_rank(const ar_process *p);
-int ar_process_size(const ar_process *p);
-/** The number among the processes of this machine: the GPU to take. */
-int ar_process_local_rank(const ar_process *p);
 
 /** The communicator over all processes, for buffers of `d`: MPI takes any device, and goes through copies on the host
  *  where the host does not reach its memory; NCCL takes the CUDA device; it is to exist before. Collective. Gives;
- * ar_comm_destroy, before the process. Errors: AR_ERR_ARG (a device that the transport does not serve; two processes on
+ * ari_comm_destroy, before the process. Errors: AR_ERR_ARG (a device that the transport does not serve; two processes on
  * one GPU, unless share_gpus), what the transport gives. */
 AR_NODISCARD ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d);
 
 /* Collectives of the host, in order, on all processes; not while a collective of the communicator is enqueued. Errors:
  * AR_ERR_TIMEOUT, AR_ERR_ABORTED with what another process said, AR_ERR_IO. */
-/** bytes[0..n) of process 0 to all. */
-AR_NODISCARD ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n);
-/** Every process's n bytes (each its own n) to process 0: *gives holds them one after the other, sizes[0..size) how
- * many each gave; free(). Elsewhere *gives = NULL, and sizes may be NULL. Errors: also AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n);
-/** Ends all processes' work with this error: every one gets AR_ERR_ABORTED, with `why`, from what it waits in. */
-void ar_process_abort(ar_process *p, ar_status st, const char *why);
 
 AR_END_DECLS
 #endif

@@ -25,12 +25,6 @@ void ar_queue_destroy(ar_queue *q);
 /** Enqueues fn(arg): in order, after everything enqueued before. Inline: runs now and returns its status.
  *  Errors: the queue's first error if it is poisoned. Threads: one thread enqueues. */
 AR_NODISCARD ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg);
-/** Enqueues a chain: what fn(arg, on) enqueues on `on` runs in order, after what was enqueued on q before, and before
- *  what is enqueued on it later. Inline: fn(arg, q), now. A thread: on that thread, with an inline queue of its own, so
- *  that kernels and collectives can follow each other there. Errors: as ar_queue_host. */
-AR_NODISCARD ar_status ar_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg);
-/** Waits until all enqueued work is done. Returns the queue's first error. timeout_ns 0: no limit. */
-AR_NODISCARD ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns);
 
 /** Gives an event; not recorded, it counts as done. Errors: AR_ERR_MEMORY. Destroy with ar_event_destroy. */
 AR_NODISCARD ar_status ar_event_create(ar_event **e);
@@ -38,13 +32,8 @@ AR_NODISCARD ar_status ar_event_create(ar_event **e);
 void ar_event_destroy(ar_event *e);
 /** The event is done when everything enqueued on q so far is done. */
 AR_NODISCARD ar_status ar_event_record(ar_event *e, ar_queue *q);
-/** q waits for the event as it is recorded now; the host does not (an inline queue is the host, so there it does). An
- *  error of the queue that is waited for poisons q. Errors: AR_ERR_MEMORY, or q's first error. */
-AR_NODISCARD ar_status ar_queue_wait(ar_queue *q, ar_event *e);
 /** The host waits. Returns the recorded queue's FIRST error, or AR_ERR_TIMEOUT. timeout_ns 0: no limit. */
 AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);
-/** Tests if the event is done, without waiting. Returns the queue's first error. */
-AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *done);
 
 AR_END_DECLS
 #endif

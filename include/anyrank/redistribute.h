@@ -15,13 +15,13 @@ typedef struct ar_mesh_groups {
 } ar_mesh_groups;
 
 /** Splits a world into the groups of a mesh. Collective over `world`, with the same mesh on every rank; runs in the
- *  calling thread, as ar_comm_split does. ar_mesh_groups_fini, before the rank's function returns; also after an error
- *  it may be called. Errors: those of ar_mesh_check; AR_ERR_MISMATCH (other ranks have another mesh); those of
- *  ar_comm_split. */
+ *  calling thread, as ari_comm_split does. ar_mesh_groups_fini, before the rank's function returns; also after an error
+ *  it may be called. Errors: those of ari_mesh_check; AR_ERR_MISMATCH (other ranks have another mesh); those of
+ *  ari_comm_split. */
 AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world);
 void ar_mesh_groups_fini(ar_mesh_groups *g);
 
-/** y = the same tensor as x, otherwise placed, by the steps of ar_redistribution_steps; a copy where there are none.
+/** y = the same tensor as x, otherwise placed, by the steps of ari_redistribution_steps; a copy where there are none.
  *  For the backward pass call it with the gradient and ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (parallelism.md).
@@ -51,10 +51,6 @@ typedef struct ar_placed {
     const ar_mesh_groups *groups; /* borrowed */
     ar_placement at[AR_MESH_DIMS];
 } ar_placed;
-/** ar_redistribute from where x is: y is at `to`, a placement for each dimension of the mesh. The gradient of x is that of
- *  y redistributed to ar_placement_gradient of x's placements. y may be x. Errors: those. */
-AR_NODISCARD ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to,
-                                              const char *tag);
 
 AR_END_DECLS
 #endif

@@ -17,9 +17,9 @@ AR_BEGIN_DECLS
  *  is one forward and backward on one rank in exact numerics. Strings and pointers are borrowed. */
 typedef struct ar_run {
     const char *model; /* folder, .json file or bundled name */
-    size_t shrink;     /* n: the model becomes about 1/n in each size (ar_config_shrink), with fresh weights; 0 or 1: it
+    size_t shrink; /* n: the model becomes about 1/n in each size (ari_config_shrink), with fresh weights; 0 or 1: it
                           is as it is */
-    size_t mtp;        /* blocks for further tokens in place of the file's, as of `num_nextn_predict_layers`; 0: the
+    size_t mtp;    /* blocks for further tokens in place of the file's, as of `num_nextn_predict_layers`; 0: the
                           file's */
     double mtp_weight; /* of their losses; 0: 0.1 */
     ar_plan plan;

@@ -21,10 +21,5 @@ typedef enum ar_sensitivity {
     AR_SENSITIVITY_COUNT
 } ar_sensitivity;
 
-/** "f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure"; "unknown". */
-const char *ar_sensitivity_name(ar_sensitivity s);
-/** That of a native run in a precision. */
-ar_sensitivity ar_sensitivity_of_precision(ar_precision p);
-
 AR_END_DECLS
 #endif

@@ -60,16 +60,6 @@ typedef struct ar_sim_fault {
     uint64_t bit;        /* CORRUPT: of the transfer, modulo its bits */
     uint64_t ns;         /* DELAY, SLOW */
 } ar_sim_fault;
-/** "delay", "stall", ...; "?" for an unknown value. Static storage. */
-const char *ar_sim_fault_name(ar_sim_fault_kind k);
-/** "corrupt rank 2 collective 14 transfer 0 bit 77". Truncates to size. */
-void ar_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
-/** Reads what ar_sim_fault_describe writes. Errors: AR_ERR_ARG, naming the word and what would be right; *f is as it
- *  was. */
-AR_NODISCARD ar_status ar_sim_fault_parse(ar_sim_fault *f, const char *text);
-/** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
- *  `longest_ns`. The same on every machine. */
-ar_sim_fault ar_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
 
 /* --- the cluster that virtual time pretends ----------------------------------------------------------------------- */
 
@@ -99,8 +89,6 @@ typedef struct ar_sim_cluster {
 AR_NODISCARD ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text);
 /** The machines that have names; ends with NULL. */
 extern const char *const ar_sim_cluster_names[];
-/** The same but for the GPU, in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
-void ar_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
@@ -132,9 +120,6 @@ typedef struct ar_sim_options {
                    its last member came, at most the timeout; its ranks sleep meanwhile, so that a schedule can be
                    measured, not the links */
 } ar_sim_options;
-
-/** Refuses options that make no sense for any number of ranks, as ar_sim_run does. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ar_sim_options_check(const ar_sim_options *o);
 
 /** The world's failure as one rank saw it: the last collective it finished and the one it was in. */
 typedef struct ar_sim_rank_report {

@@ -50,8 +50,6 @@ typedef enum ar_status {
 
 /** The enumerator's name, "AR_ERR_SHAPE". Static storage; "AR_?" for an unknown code. */
 const char *ar_status_name(ar_status st);
-/** One line of English for the code. Static storage. */
-const char *ar_status_text(ar_status st);
 
 /** The detail of this thread's last failure: what, where, expected and actual. Thread-local storage, valid until the
  *  next failing call on this thread; "" if none. */

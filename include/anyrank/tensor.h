@@ -25,12 +25,8 @@ typedef enum ar_dtype {
 } ar_dtype;
 /** "F32"; "?" for an unknown value. Static storage. */
 const char *ar_dtype_name(ar_dtype t);
-/** Bits of one element; 0 for an unknown value. */
-size_t ar_dtype_bits(ar_dtype t);
 /** Bytes of one element; 0 for sub-byte and unknown types. */
 size_t ar_dtype_bytes(ar_dtype t);
-/** The inverse of ar_dtype_name (case-sensitive). AR_ERR_DTYPE if there is none. */
-AR_NODISCARD ar_status ar_dtype_parse(ar_dtype *t, const char *name);
 
 /* Typed pointers: memory of a device, never dereferenced outside the device that owns it. */
 typedef struct ar_buf {
@@ -70,16 +66,8 @@ typedef struct ar_tensor {
 
 /** Row-major view of `data`. Errors: AR_ERR_ARG (ndim out of range). */
 AR_NODISCARD ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, ar_buf data);
-/** The n elements from `data` on, as a view of one dimension. */
-ar_tensor ar_tensor_flat(ar_dtype dtype, ar_buf data, size_t n);
 /** Number of elements (1 for ndim 0). Extents were checked when the view was made, so the product fits. */
 size_t ar_tensor_count(const ar_tensor *t);
-/** True if the elements lie in row-major order without gaps. */
-bool ar_tensor_is_contiguous(const ar_tensor *t);
-/** The 2-D view [rows, cols] of a contiguous tensor, cols its last extent. */
-ar_tensor ar_tensor_rows(const ar_tensor *t);
-/** The same elements with the last two dimensions swapped (ndim >= 2). */
-ar_tensor ar_tensor_transposed(const ar_tensor *t);
 /** Elements [start, start + extent) along dimension `dim`, as a view. */
 ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t extent);
 
@@ -87,11 +75,6 @@ ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t exte
 typedef struct ar_part {
     size_t matrix, matrices, row, rows, col, cols;
 } ar_part;
-/** Errors: AR_ERR_SHAPE, the part is not inside such matrices; what: of which, for the message. */
-AR_NODISCARD ar_status ar_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what);
-/** That part of a tensor whose last two dimensions are rows and columns, and whose matrices lie equally far apart, as a
- *  view of three dimensions. */
-ar_tensor ar_tensor_part(const ar_tensor *t, const ar_part *p);
 
 /** A layout says which boxes of a global tensor a rank holds. Several boxes: packed q|k|v, gate|up. A box copies
  *  local[..local+extent) <-> global[..global+extent). Replicated values carry their replica number. */
@@ -106,23 +89,9 @@ typedef struct ar_layout {
     int replica, replicas; /* which copy of these boxes this is, of how many */
 } ar_layout;
 
-/** The whole tensor, as replica `replica` of `replicas`. */
-AR_NODISCARD ar_status ar_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas);
 /** Part `part` of `parts` along `dim`; AR_ERR_INDIVISIBLE names the dimension and both numbers where it does not divide
- *  (ar_split_uneven is for the vocabulary, the one dimension that need not). */
+ *  (ari_split_uneven is for the vocabulary, the one dimension that need not). */
 AR_NODISCARD ar_status ar_layout_shard(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts);
-/** As ar_layout_shard, but parts of ceil(n/parts), the last ones shorter or empty. */
-AR_NODISCARD ar_status ar_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part,
-                                              int parts);
-/** `n` blocks of extents block[0..n) that lie one after the other along `dim`, each sharded evenly: q|k|v. */
-AR_NODISCARD ar_status ar_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim, const size_t *block,
-                                        int n, int part, int parts);
-/** Extent of the local tensor along `dim` (the sum of the boxes' extents along a packed dimension). */
-size_t ar_layout_local(const ar_layout *o, int dim);
-
-/** The one function that splits unevenly: part i of n elements holds [start, start + count) with
- *  count = ceil(n/parts), clipped at n. */
-void ar_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count);
 
 AR_END_DECLS
 #endif

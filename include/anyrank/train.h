@@ -19,21 +19,11 @@ typedef struct ar_optimizer ar_optimizer;
  *  requires no gradient now gets no state and is never updated; one that requires none at a step, or has none
  *  (ar_param.has_grad), not in that step. Of a parameter in bf16 storage it keeps the fp32 weights, which each step
  *  updates and then rounds; weights that are set in between are taken over.
- *  Errors: AR_ERR_ARG (ar_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+ *  Errors: AR_ERR_ARG (ari_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
-/** ZeRO: the same updates, each of the data-parallel ranks those of its shares of the buckets of `ddp` (made with a
- *  zero of 1 to 3), whose weights the others then get from it, below stage 3. Borrows ddp until ar_optimizer_destroy.
- *  Errors: as above, and AR_ERR_ARG (a ddp without zero). */
-AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp,
-                                                   const ar_optimizer_options *o);
 /** Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);
-/** The gradient norm over all parameters and ranks, each element of the full tensors once: sqrt(sum g^2) as
- *  numerics.md, section 4, sums it. Same bits on every rank. Gradients must have been reduced;
- *  parameters that require none do not count. NaN where one is not finite. Collective over the tensor-parallel group,
- *  and where gradients are shared out (ar_param.sharded) over the data-parallel one. */
-AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** One update of every parameter from its gradient times `scale` (fl32(g*scale); 1: untouched), and a new version of
  *  each. Then taps of each: ':new', and the moments ':m' and ':v' as far as they are kept. Of shares: collective over
  * the data-parallel group. Errors: AR_ERR_ARG (gradients are shared out, and the optimizer is of whole parameters or of
@@ -44,19 +34,6 @@ AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float sca
  *  during the call. */
 typedef ar_status (*ar_optimizer_state_fn)(void *user, const ar_param *p, const char *state, const ar_tensor *local,
                                            const ar_layout *layout);
-/** Calls emit for all state that this rank keeps. Errors: emit's. */
-AR_NODISCARD ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user);
-/** Puts back what ar_optimizer_save gave after `steps` steps, under this or any other layout: find(user, name of the
- *  parameter, state, count) returns `count` fp32 values of the full tensor, row-major, borrowed, or NULL (then
- *  AR_ERR_NOT_FOUND). */
-AR_NODISCARD ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
-                                         const float *(*find)(void *user, const char *param, const char *state,
-                                                              size_t count),
-                                         void *user);
-/** Steps taken. */
-uint64_t ar_optimizer_steps(const ar_optimizer *o);
-/** Bytes of state. */
-size_t ar_optimizer_bytes(const ar_optimizer *o);
 
 /** Loss scaling (Micikevicius et al. 2018, arXiv:1710.03740), in native numerics: the gradient of the loss is taken
  *  times S, and the sums of the gradients times 1/S before anything looks at them. Where their norm is then not finite
@@ -70,10 +47,6 @@ typedef struct ar_loss_scaling {
     uint32_t good;          /* updates since S last changed */
     uint64_t skipped;       /* steps without an update */
 } ar_loss_scaling;
-/** Those of PyTorch's GradScaler: growth 2, backoff 0.5, interval 2000, S 65536. */
-ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
-/** Errors: AR_ERR_ARG, naming the option: 1 <= scale <= 2^126; dynamic: growth > 1, 0 < backoff < 1, interval >= 1. */
-AR_NODISCARD ar_status ar_loss_scaling_check(const ar_loss_scaling *s);
 
 typedef struct ar_gradients ar_gradients; /* gradients.h */
 
@@ -103,10 +76,10 @@ typedef struct ar_train_result {
  *  with a dynamic scale that may not fall: AR_ERR_DATA, before any weight has changed. step: 1 for the first. Ends the
  *  step of the context. Errors: also AR_ERR_ARG (a batch without input; the layout of another context; a ddp of another one, or that
  *  does not hold all parameters that train; loss scaling in exact numerics, where
- *  nothing is lost and the baseline has none; ar_loss_scaling_check). */
+ *  nothing is lost and the baseline has none; ari_loss_scaling_check). */
 AR_NODISCARD ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                                      const ar_batch *global, uint32_t step, const ar_train_options *o);
-/** The same step of any module, judged by a loss; the module's input is ar_batch_input of the batch (loss.h says where
+/** The same step of any module, judged by a loss; the module's input is ari_batch_input of the batch (loss.h says where
  *  the targets are), and T = 0 gives a loss of NaN and gradients of 0.
  *  Errors: also AR_ERR_UNSUPPORTED (a layout that shares out positions, of samples
  *  without any). */

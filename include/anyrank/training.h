@@ -44,7 +44,7 @@ typedef struct ar_training_options {
                          steps: in all, those before the checkpoint included. seed: at most INT64_MAX */
     const ar_module_case *module; /* trained in place of a model, on its own batches; of run, model, plan, batch and seq
                                      are not looked at, nor is the data. Borrowed. NULL: the model */
-    const char *data;             /* as ar_data_open; NULL: the project's own text */
+    const char *data;             /* as ari_data_open; NULL: the project's own text */
     ar_data_format data_format;
     bool in_order;           /* the data's windows are not shuffled */
     ar_packing packing;      /* how windows are made of documents */
@@ -62,9 +62,6 @@ typedef struct ar_training_options {
 /** 100 steps of AdamW on 8 sequences of 64 tokens, clipped at 1, on one rank, with PyTorch's defaults. No model, and
  *  windows that are not packed. */
 ar_training_options ar_training_defaults(void);
-/** Goes on with a checkpoint: takes from it what decides the values of the weights (data, steps, batch, seq, optimizer,
- *  clip, dropout, loss, numerics, seed), and leaves the rest. Borrows the checkpoint and its strings. */
-void ar_training_resume(ar_training_options *o, ar_checkpoint *c);
 
 typedef enum ar_training_end {
     AR_TRAINING_DONE,     /* all steps */
@@ -109,7 +106,7 @@ struct ar_training_report {
 /** Trains. Gives the report also where the run was stopped or diverged, and where checkpoints could not be written; its
  *  `end` tells. What a run that diverges has saved before stays. Errors: those of reading model and data, illegal
  *  layouts and options (as ar_check), AR_ERR_ARG (resumed with other data, batch, seq or seed than before; steps that
- *  the checkpoint has already passed), those of ar_checkpoint_writer_create, and of the ranks. */
+ *  the checkpoint has already passed), those of ari_checkpoint_writer_create, and of the ranks. */
 AR_NODISCARD ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o);
 /** Accepts NULL. */
 void ar_training_report_destroy(ar_training_report *r);

@@ -170,7 +170,7 @@ typedef struct ar_verify_report {
     ar_verify_facts facts;  /* of dumps that differ */
     size_t bytes;           /* read of both */
     double seconds;
-    struct ari_verifying *comparison; /* private: the open dumps, until ar_verify_explain */
+    struct ari_verifying *comparison; /* private: the open dumps, until ari_verify_explain */
 } ar_verify_report;
 
 /** Compares, and explains nothing yet: the verdict and all figures are final. Gives the report;
@@ -180,16 +180,10 @@ typedef struct ar_verify_report {
  *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
  *  the loss is ln V in all steps, or all activations are those of the first step). */
 AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **gives, const ar_verify_options *o);
-/** Explains a report that differs: fills `facts` and, of some rows, `pattern`, `hint` and `evidence`; `first` may move
- *  past rounding. The verdict does not depend on it. Errors: AR_ERR_ARG (no report, or one that was tried before),
- *  AR_ERR_MEMORY, those of reading; then `explained` stays false. */
-AR_NODISCARD ar_status ar_verify_explain(ar_verify_report *r);
 /** Both, one after the other. Errors (no report): those of both. */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
 /** Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);
-/** Writes the report as one HTML page that needs no network. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_verify_html(const ar_verify_report *r, const char *path);
 
 AR_END_DECLS
 #endif

@@ -2,6 +2,7 @@
 /* A context with the arithmetic that its options name, which checks placements where they or the build say so. */
 #include "ref/context/context.h"
 #include "anyrank/arith.h"
+#include "ref/arith/arith_private.h"
 #include "ref/core/text.h"
 #include "ref/placement/ledger.h"
 
@@ -17,7 +18,7 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     const ar_declared_check declared = o->placements == AR_DECLARED_BY_BUILD ? by_build : o->placements;
     ARI_OWNED_BY(ar_ctx_destroy) ar_ctx *c = NULL;
     AR_TRY(ari_check_choice("placements", (int)o->placements, AR_DECLARED_TRUSTED + 1));
-    AR_TRY(ari_ctx_create(&c, o, native ? ar_arith_native(o->precision) : ar_arith_exact(o->precision)));
+    AR_TRY(ari_ctx_create(&c, o, native ? ari_arith_native(o->precision) : ari_arith_exact(o->precision)));
     if (declared == AR_DECLARED_CHECKED)
         AR_TRY(ari_ledger_check(c));
     ARI_GIVE(gives, c);

@@ -5,8 +5,12 @@
 
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
+#include "ref/core/param_private.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
 
 struct ar_sum {
@@ -213,8 +217,8 @@ static ar_status cache_fill(ar_ctx *ctx, ar_param_cache *k, size_t k_full, ar_co
     const bool narrow = ari_exact_narrow_use(ctx, k->use);
     ar_parts parts = {.n = k->n, .along_k = k->use != AR_USE_FORWARD};
     for (int i = 0; i < k->n; i++) {
-        const ar_tensor w = ar_param_matrix(k->params[i]);
-        parts.part[i] = parts.along_k ? ar_tensor_transposed(&w) : w;
+        const ar_tensor w = ari_param_matrix(k->params[i]);
+        parts.part[i] = parts.along_k ? ari_tensor_transposed(&w) : w;
     }
     for (int i = 0; i < k->watched; i++)
         k->version[i] = k->params[i]->version;
@@ -357,7 +361,7 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
     s->sent = s->s;
     s->bits = ari_exact_bits(s->narrow, s->terms, s->cols, (size_t)ar_comm_size(over));
     AR_TRY(ari_slice_counts(&counts, over, total, s->bits > 0 ? 1 : limbs));
-    ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
+    ari_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
     AR_TRY(s->bits > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
                        : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
@@ -417,7 +421,7 @@ static ar_status round_sums(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
 
 ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s)
 {
-    const ar_tensor to = ar_tensor_flat(y->dtype, ar_buf_at(y->data, at * ar_dtype_bytes(y->dtype)), s->count);
+    const ar_tensor to = ari_tensor_flat(y->dtype, ar_buf_at(y->data, at * ar_dtype_bytes(y->dtype)), s->count);
     ar_tensor wide;
     AR_TRY(ari_wide_begin(ctx, &wide, &to));
     AR_TRY(round_sums(ctx, wide.data, s));
@@ -430,7 +434,7 @@ ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over)
     size_t start = 0, count = 0;
     const size_t total = ar_tensor_count(y);
     AR_TRY(ari_slice_counts(&counts, over, total, 1));
-    ar_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
+    ari_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
     const ar_cbuf own = ar_cbuf_at(ar_const(y->data), start * ar_dtype_bytes(y->dtype));
     return ar_comm_all_gather(over, ctx->queue, y->data, own, counts, y->dtype, "rounded sums");
 }
@@ -446,7 +450,7 @@ static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)
  * element in place of 16. */
 static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
-    if (!ar_tensor_is_contiguous(y))
+    if (!ari_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
     AR_TRY(ari_exact_round_slice(ctx, y, s->scattered ? 0 : s->own.start, &s->own));
     if (!s->scattered)
@@ -479,7 +483,7 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
     const ar_epilogue none = {.act = AR_ACT_NONE};
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->reduced) {
-        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
+        AR_TRY(ari_queue_wait(ctx->queue, s->reduced));
         AR_TRY(ari_exact_arrived(ctx, &s->own, s->over));
     }
     if (s->over) {
@@ -534,7 +538,7 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     AR_TRY(ari_step_alloc(ctx, &s->e, bytes));
     *gives = s;
     /* -0 has the bits of AR_EXP_ZERO, the exponent of no terms. */
-    const ar_tensor none = ar_tensor_flat(AR_F32, s->e, n);
+    const ar_tensor none = ari_tensor_flat(AR_F32, s->e, n);
     return ARI_KERNEL(ctx, fill, &none, -0.0f);
 }
 
@@ -618,7 +622,7 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
                          .e = ar_const(s->e),
                          .f = ar_const(s->b->e),
                          .e_step = s->o.rows};
-    if (!ar_tensor_is_contiguous(y) || ar_tensor_count(y) * places != total)
+    if (!ari_tensor_is_contiguous(y) || ar_tensor_count(y) * places != total)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction of %zu elements is rounded into %zu", s->o.tag,
                             total / places, ar_tensor_count(y));
     s->s.ptr = NULL; /* whoever folds it ends it */

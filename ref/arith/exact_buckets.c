@@ -4,6 +4,7 @@
 
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/numerics/sent_sum.h"
@@ -124,7 +125,7 @@ static void deal_kind(dealt *d, size_t r)
     }
     for (size_t i = of->first[kind]; i < of->first[kind + 1]; i++)
         total += of->run[i].count;
-    ar_comm_slice(total, ranks, own, &start, &share);
+    ari_comm_slice(total, ranks, own, &start, &share);
     for (size_t i = of->first[kind]; i < of->first[kind + 1]; at += of->run[i++].count) {
         size_t from = 0, count = 0;
         if (ari_overlap(&from, &count, at, of->run[i].count, start, share))
@@ -161,7 +162,7 @@ static ar_status deal(dealt *d, ar_comm *over, size_t n, const size_t *counts, c
     for (size_t r = 0, start = 0; r < ranks; r++) {
         size_t at = start, share = counts ? counts[r] : 0;
         if (!counts)
-            ar_comm_slice(n, (int)ranks, (int)r, &at, &share);
+            ari_comm_slice(n, (int)ranks, (int)r, &at, &share);
         if (slices && !counts)
             deal_kind(d, r);
         else

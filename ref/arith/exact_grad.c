@@ -5,9 +5,13 @@
 
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
+#include "ref/core/param_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
+#include "ref/placement/parallel_private.h"
 
 void ari_exact_grad_release(ar_param *p, ar_queue *q)
 {
@@ -66,7 +70,7 @@ ar_status ari_exact_grad_begin_rows(ar_ctx *ctx, ar_param *p, size_t in, ar_buf 
     size_t start = 0, count = 0;
     if (p->sliced) {
         AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
-        ar_comm_slice(p->grad->n / in, ar_comm_size(ctx->sequence), ar_comm_rank(ctx->sequence), &start, &count);
+        ari_comm_slice(p->grad->n / in, ar_comm_size(ctx->sequence), ar_comm_rank(ctx->sequence), &start, &count);
     }
     *t = ar_buf_at(p->grad->t, start * in);
     *hl = ar_buf_at(p->grad->hl, start * in * sizeof(int64_t));
@@ -76,7 +80,7 @@ ar_status ari_exact_grad_begin_rows(ar_ctx *ctx, ar_param *p, size_t in, ar_buf 
 
 static size_t rows_of(const ar_param *p)
 {
-    return p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1;
+    return p->value.ndim > 1 ? ari_param_matrix(p).shape[0] : 1;
 }
 
 /* [tokens, features] as [samples, features, tokens of a sample]. */
@@ -113,7 +117,7 @@ void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p)
 
 /* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
  * exponents c [samples, tokens]; and the exponents of their rows, e [samples, out] and f [samples, in]. A part of a
- * sample (ar_gradient_parts) counts as one. */
+ * sample (ari_gradient_parts) counts as one. */
 typedef struct contractions {
     ar_tensor a, b;
     ar_cbuf c, e, f;
@@ -168,18 +172,18 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
 
 /* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-/* The rows of every part of every sample (ar_gradient_parts), and whose it is; sliced: every rank's. */
+/* The rows of every part of every sample (ari_gradient_parts), and whose it is; sliced: every rank's. */
 static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq, bool sliced)
 {
-    const size_t parts = ar_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);
+    const size_t parts = ari_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);
     ARI_OWNED int *owner = NULL;
     ARI_OWNED size_t *rows = NULL;
     AR_TRY(ARI_ALLOC(&owner, blocks, "parts of samples"));
     AR_TRY(ARI_ALLOC(&rows, ranks * blocks, "parts of samples"));
     for (size_t b = 0; b < blocks; b++) {
-        owner[b] = ar_gradient_part_owner(&ctx->layout, seq, b / parts, b % parts);
+        owner[b] = ari_gradient_part_owner(&ctx->layout, seq, b / parts, b % parts);
         for (size_t r = 0; r < ranks; r++)
-            rows[r * blocks + b] = ar_gradient_part_rows(&ctx->layout, seq, b % parts, (int)r);
+            rows[r * blocks + b] = ari_gradient_part_rows(&ctx->layout, seq, b % parts, (int)r);
     }
     return ari_moved_rows_init(m, ctx, &(ari_row_blocks){ctx->sequence, blocks, sliced ? NULL : owner, rows});
 }
@@ -209,14 +213,14 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, int n, cons
     const size_t seq = x->shape[0] / samples * (size_t)ar_comm_size(ctx->sequence);
     ARI_ENDED(ari_moved_rows_end) ari_moved_rows m = {.ctx = NULL};
     AR_TRY(shared_parts(&m, ctx, samples, seq, terms->to->sliced));
-    return add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ar_gradient_parts(seq)), tag);
+    return add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ari_gradient_parts(seq)), tag);
 }
 
 ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
                                   ar_comm *x_rows_over)
 {
     const size_t tokens = x->shape[0];
-    const ar_tensor x_t = ar_tensor_transposed(x);
+    const ar_tensor x_t = ari_tensor_transposed(x);
     const char *tag = terms->to->name;
     ar_grad_terms trained[2][AR_MAX_PARTS]; /* [1]: of those that are sliced */
     int of[2] = {0};
@@ -236,7 +240,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, tokens, tag));
     const bool moves =
-        ar_gradient_moves(&ctx->layout, tokens / samples * (size_t)ar_comm_size(ctx->sequence), &parts) > 0;
+        ari_gradient_moves(&ctx->layout, tokens / samples * (size_t)ar_comm_size(ctx->sequence), &parts) > 0;
     for (int k = 0; k < 2; k++) {
         if (of[k] > 0)
             AR_TRY(k == 1 || moves ? add_shared(ctx, trained[k], of[k], x, &c, samples, tag)
@@ -278,7 +282,7 @@ ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *
 {
     if (!p->grad || p->grad->none)
         return ARI_KERNEL(ctx, fill, g, 0.0f);
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
+    const ar_tensor matrix = p->transposed ? ari_tensor_transposed(g) : *g;
     return ARI_KERNEL(ctx, acc_value, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl), p->grad->n,
                       p->grad->narrow);
 }

@@ -6,6 +6,7 @@
 #include "ref/arith/exact.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
 
 enum { WORD = sizeof(int32_t) };
@@ -110,7 +111,7 @@ static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_com
 {
     AR_TRY(ari_exact_slice(ctx, &o->s, ctx->queue, NULL, over, tag));
     const size_t start = o->s.start * ar_dtype_bytes(y->dtype);
-    const ar_tensor own = ar_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
+    const ar_tensor own = ari_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
     ar_tensor wide;
     AR_TRY(ari_wide_begin(ctx, &wide, &own));
     AR_TRY(round_groups(ctx, o, wide.data));
@@ -236,10 +237,10 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
 static ar_status add_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x, ar_cbuf c,
                             const ar_groups *g)
 {
-    run_operand b = {.t = ar_tensor_transposed(x), .sign = -1};
+    run_operand b = {.t = ari_tensor_transposed(x), .sign = -1};
     AR_TRY(run_quantise(ctx, &b, g, c));
     for (int j = 0; j < n; j++) {
-        run_operand a = {.t = ar_tensor_transposed(&dy[j]), .sign = +1};
+        run_operand a = {.t = ari_tensor_transposed(&dy[j]), .sign = +1};
         AR_TRY(run_quantise(ctx, &a, g, c));
         AR_TRY(add_runs(ctx, to + j, n, &a, &b, g));
         run_operand_end(ctx, &a);
@@ -348,7 +349,7 @@ static ar_status add_shared(ar_ctx *ctx, ar_param *const *to, const ar_tensor *d
 ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
                                 const ar_groups *g, ar_comm *x_rows_over, const char *tag)
 {
-    const ar_tensor x_t = ar_tensor_transposed(x);
+    const ar_tensor x_t = ari_tensor_transposed(x);
     ar_tensor c; /* int32, of numbers that a kernel moves */
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));

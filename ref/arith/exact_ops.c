@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/arith/arith_private.h"
 #include "ref/arith/exact.h"
 
 #define FILL(slot) .slot = ari_exact_##slot,
@@ -12,7 +13,7 @@
         .bucket_put = ari_exact_bucket_put, ARI_ARITH_SLOTS(FILL)                                               \
     }
 
-const ar_arith_ops *ar_arith_exact(ar_precision precision)
+const ar_arith_ops *ari_arith_exact(ar_precision precision)
 {
     static const ar_arith_ops f32 = EXACT(AR_PRECISION_F32), bf16 = EXACT(AR_PRECISION_BF16);
     return precision == AR_PRECISION_F32 ? &f32 : precision == AR_PRECISION_BF16 ? &bf16 : NULL;

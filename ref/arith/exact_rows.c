@@ -6,8 +6,10 @@
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 void ari_moved_rows_end(ari_moved_rows *m)
 {
@@ -113,7 +115,7 @@ static ar_status put_in_order(ar_tensor *y, ar_tensor *came, const ari_moved_row
 static ar_status together(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x)
 {
     *y = *x;
-    if (ar_tensor_is_contiguous(x))
+    if (ari_tensor_is_contiguous(x))
         return AR_OK;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], x->shape[1]));
     return ARI_KERNEL(ctx, copy_strided, y, x);
@@ -149,13 +151,13 @@ static ar_status move_columns(ar_tensor *y, const ar_tensor *x, const ari_moved_
     ARI_OWNED size_t *counts = NULL;
     size_t start = 0, own = 0;
     ar_tensor sent, came;
-    ar_comm_slice(cols, ranks, ar_comm_rank(m->over), &start, &own);
+    ari_comm_slice(cols, ranks, ar_comm_rank(m->over), &start, &own);
     AR_TRY(count_elements(&counts, m, own));
     AR_TRY(ari_new_rows(ctx, &sent, x->dtype, rows, cols));
     AR_TRY(ari_new_rows(ctx, &came, x->dtype, m->rows, own));
     for (int r = 0; r < ranks; r++) {
         size_t n = 0;
-        ar_comm_slice(cols, ranks, r, &start, &n);
+        ari_comm_slice(cols, ranks, r, &start, &n);
         const ar_tensor from = ar_tensor_slice(x, 1, start, n);
         ar_tensor to = sent;
         to.shape[1] = n;
@@ -193,7 +195,7 @@ ar_status ari_exact_add_sliced(ar_ctx *ctx, const ar_row_sum *sum, size_t rows, 
     for (size_t r = 0; r < ranks; r++)
         counts[r] = terms->shape[0];
     AR_TRY(ar_comm_all_gather(over, ctx->queue, row_of_all.data, row_of, counts, AR_I64, tag));
-    ar_comm_slice(rows, (int)ranks, ar_comm_rank(over), &start, &own);
+    ari_comm_slice(rows, (int)ranks, ar_comm_rank(over), &start, &own);
     AR_TRY(ARI_KERNEL(ctx, rows_in_range, row_of_all.data, ar_const(row_of_all.data), n, (int64_t)start, (int64_t)own));
     AR_TRY(ARI_KERNEL(ctx, acc_add, ar_buf_at(sum->t, start * cols), ar_buf_at(sum->hl, start * cols * sizeof(int64_t)),
                       sum->narrow, rows, &all, ar_const(row_of_all.data)));

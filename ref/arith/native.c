@@ -4,9 +4,14 @@
  * bf16 it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
 #include <stdlib.h>
 
+#include "ref/arith/arith_private.h"
 #include "ref/arith/operand.h"
 #include "ref/context/context.h"
+#include "ref/core/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 struct ar_param_grad {
     ar_tensor sum; /* [n], in the order of the layer's matrix [out, in], of the value's dtype */
@@ -60,11 +65,11 @@ static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const a
     return ari_check_pair(&(*gives)->x, &b->x, tag);
 }
 
-/* Part of one matrix, as a matrix; of several, as ar_tensor_part has it. */
+/* Part of one matrix, as a matrix; of several, as ari_tensor_part has it. */
 static ar_tensor part_of(const ar_tensor *t, const ar_part *part)
 {
     if (t->ndim > 2)
-        return ar_tensor_part(t, part);
+        return ari_tensor_part(t, part);
     const ar_tensor rows = ar_tensor_slice(t, 0, part->row, part->rows);
     return ar_tensor_slice(&rows, 1, part->col, part->cols);
 }
@@ -95,8 +100,8 @@ static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, a
         return ar_error_set(AR_ERR_ARG, "a contraction takes 1 to %d parameters, not %d", AR_MAX_PARTS, n);
     ar_parts parts = {.n = n, .along_k = use != AR_USE_FORWARD};
     for (int i = 0; i < n; i++) {
-        const ar_tensor w = ar_param_matrix(params[i]);
-        parts.part[i] = parts.along_k ? ar_tensor_transposed(&w) : w;
+        const ar_tensor w = ari_param_matrix(params[i]);
+        parts.part[i] = parts.along_k ? ari_tensor_transposed(&w) : w;
     }
     return operand(ctx, borrows, &parts, false);
 }
@@ -138,12 +143,12 @@ static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
     if (precision == AR_PRECISION_F32 || x->dtype == AR_BF16)
         return AR_OK;
     const bool turned = x->stride[x->ndim - 2] == 1 && x->stride[x->ndim - 1] != 1;
-    const ar_tensor from = turned ? ar_tensor_transposed(x) : *x;
+    const ar_tensor from = turned ? ari_tensor_transposed(x) : *x;
     ar_tensor copy;
-    AR_TRY(ar_ctx_tensor(ctx, &copy, ar_activations_of(precision), from.ndim, from.shape));
+    AR_TRY(ar_ctx_tensor(ctx, &copy, ari_activations_of(precision), from.ndim, from.shape));
     AR_TRY(copy.dtype == AR_BF16 ? ARI_KERNEL(ctx, copy_strided, &copy, &from)
                                  : ARI_KERNEL(ctx, round_bits, &copy, &from, TF32_BITS));
-    *taken = turned ? ar_tensor_transposed(&copy) : copy;
+    *taken = turned ? ari_tensor_transposed(&copy) : copy;
     return AR_OK;
 }
 
@@ -241,12 +246,12 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", count,
                             ar_tensor_count(y));
     if (s->reduced) {
-        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
+        AR_TRY(ari_queue_wait(ctx->queue, s->reduced));
         ar_ctx_release(ctx, &s->partial);
     }
     if (folded) {
-        const ar_tensor to = ar_tensor_flat(y->dtype, y->data, count);
-        const ar_tensor from = ar_tensor_flat(s->folded.dtype, s->folded.data, count);
+        const ar_tensor to = ari_tensor_flat(y->dtype, y->data, count);
+        const ar_tensor from = ari_tensor_flat(s->folded.dtype, s->folded.data, count);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
         ar_ctx_release(ctx, &s->folded);
     } else {
@@ -305,8 +310,8 @@ static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at,
     const size_t batch = s->sum.shape[1], n = s->sum.shape[3], each = s->sum.shape[2];
     const ar_part sums = ari_place_part(at, batch, each, n);
     const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
-    AR_TRY(ar_part_check(at, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
-    const ar_tensor c = ar_tensor_part(&s->sum, &sums), b = ar_tensor_part(&s->b, &terms);
+    AR_TRY(ari_part_check(at, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
+    const ar_tensor c = ari_tensor_part(&s->sum, &sums), b = ari_tensor_part(&s->b, &terms);
     return add_product(ctx, &c, a, &b, true);
 }
 
@@ -332,7 +337,8 @@ static ar_status native_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s
     if (ari_has_peers(s->o.places)) {
         AR_TRY(scatter_places(ctx, y, s, each));
     } else {
-        const ar_tensor to = ar_tensor_flat(y->dtype, y->data, each), from = ar_tensor_flat(AR_F32, s->sum.data, each);
+        const ar_tensor to = ari_tensor_flat(y->dtype, y->data, each),
+                        from = ari_tensor_flat(AR_F32, s->sum.data, each);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
     }
     if (replicas != AR_KEEP && ari_has_peers(s->o.replicas))
@@ -401,7 +407,7 @@ static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, 
     if (!begins)
         return AR_OK;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
-    const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
+    const ar_tensor dy_t = ari_tensor_transposed(dy), x_t = ari_tensor_transposed(x);
     AR_TRY(add_product(ctx, &sum, &dy_t, &x_t, true));
     ari_work_of_gradient(shape[0], shape[1], dy->shape[0]);
     return AR_OK;
@@ -434,7 +440,7 @@ static ar_status native_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *ter
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     p->has_grad = true;
-    const size_t rows = p->value.ndim > 1 ? ar_param_matrix(p).shape[0] : 1, n = ar_tensor_count(&p->grad->sum);
+    const size_t rows = p->value.ndim > 1 ? ari_param_matrix(p).shape[0] : 1, n = ar_tensor_count(&p->grad->sum);
     if (terms->ndim != 2 || terms->shape[1] * rows != n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms do not fit %zu elements", p->name, n);
     AR_TRY(ari_cast(ctx, &wide, &p->grad->sum, AR_F32));
@@ -446,7 +452,7 @@ static ar_status native_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_par
 {
     if (!p->grad)
         return ARI_KERNEL(ctx, fill, g, 0.0f);
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(g) : *g;
+    const ar_tensor matrix = p->transposed ? ari_tensor_transposed(g) : *g;
     ar_tensor sum;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, matrix.ndim, matrix.shape, p->grad->sum.data));
     return ARI_KERNEL(ctx, copy_strided, &matrix, &sum);
@@ -513,9 +519,9 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
                                     size_t count, ar_dtype storage)
 {
     (void)n;
-    const ar_tensor values = ar_tensor_flat(AR_F32, y, count);
+    const ar_tensor values = ari_tensor_flat(AR_F32, y, count);
     const ar_buf from = {(void *)(uintptr_t)bucket.ptr};
-    const ar_tensor stored = ar_tensor_flat(storage, ar_buf_at(from, at * ar_dtype_bytes(storage)), count);
+    const ar_tensor stored = ari_tensor_flat(storage, ar_buf_at(from, at * ar_dtype_bytes(storage)), count);
     return ctx->device->ops->copy_strided(ctx->device, q, &values, &stored);
 }
 
@@ -527,7 +533,7 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
         .contract_groups = ari_native_contract_groups, .grad_groups = ari_native_grad_groups, ARI_ARITH_SLOTS(FILL) \
     }
 
-const ar_arith_ops *ar_arith_native(ar_precision precision)
+const ar_arith_ops *ari_arith_native(ar_precision precision)
 {
     static const ar_arith_ops ops[AR_PRECISION_COUNT] = {[AR_PRECISION_F32] = NATIVE(AR_PRECISION_F32),
                                                          [AR_PRECISION_TF32] = NATIVE(AR_PRECISION_TF32),

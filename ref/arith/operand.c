@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/arith/operand.h"
 
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
 {
@@ -61,7 +63,7 @@ ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue
 
 ar_status ari_check_part(const ari_extents *x, const ar_part *part)
 {
-    AR_TRY(ar_part_check(part, x->batch, x->rows, x->k, "part of an operand"));
+    AR_TRY(ari_part_check(part, x->batch, x->rows, x->k, "part of an operand"));
     if (part->matrices > 1 && (part->rows != x->rows || part->cols != x->k))
         return ar_error_set(AR_ERR_SHAPE,
                             "part of an operand: [%zu, %zu] of each of %zu matrices [%zu, %zu], not whole", part->rows,
@@ -94,7 +96,7 @@ ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, si
     AR_TRY(ari_alloc((void **)gives, (size_t)n, sizeof **gives, "slice sizes"));
     for (int i = 0; i < n; i++) {
         size_t start = 0, count = 0;
-        ar_comm_slice(total, n, i, &start, &count);
+        ari_comm_slice(total, n, i, &start, &count);
         (*gives)[i] = count * width;
     }
     return AR_OK;

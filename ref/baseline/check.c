@@ -115,7 +115,7 @@ static ar_status check_masks(const ar_config *c, const ar_batch *batch)
     return AR_OK;
 }
 
-/* Ranges of the optimizer's own numbers are ar_optimizer_check's. */
+/* Ranges of the optimizer's own numbers are ari_optimizer_check's. */
 static ar_status check_training(const ar_baseline_options *o)
 {
     const ar_optimizer_kind kind = o->optimizer.kind;

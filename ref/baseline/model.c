@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "ref/baseline/baseline_private.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
@@ -252,8 +253,8 @@ static ar_status run_block(ari_bl_run *run, const ar_batch *batch, const float *
     return ari_bl_block_backward(run, 0, &p, gradient, gradient, &saved);
 }
 
-ar_status ar_baseline_block(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, const float *x,
-                            const float *dy)
+ar_status ari_baseline_block(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch, const float *x,
+                             const float *dy)
 {
     ari_bl_run run = {0};
     ar_status st = ari_bl_begin(&run, c, o, batch);

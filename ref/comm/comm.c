@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
@@ -37,7 +38,7 @@ static ar_status run_job(void *arg)
 static void drop_job(void *arg, ar_status st, const char *why)
 {
     ARI_OWNED job *j = arg;
-    ar_comm_abort(j->c, st, why);
+    ari_comm_abort(j->c, st, why);
 }
 
 static void *append_bytes(char **at, const void *from, size_t bytes)
@@ -101,7 +102,7 @@ static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *asked)
     const bool is_inline = ari_queue_is_inline(q);
     ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
     if (st != AR_OK)
-        ar_comm_abort(c, st, ar_error_message());
+        ari_comm_abort(c, st, ar_error_message());
     else if (is_inline)
         st = ari_queue_end(q, c->ops->run(c, &call));
     if (st == AR_OK)
@@ -161,7 +162,7 @@ ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dty
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
+ar_status ari_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
 {
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = t, .count = n, .p2p = ops, .tag = tag};
     return enqueue_call(c, q, &call);
@@ -175,7 +176,7 @@ ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 
-ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
+ar_status ari_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
 {
     if (!gives || !c)
         return ar_error_set(AR_ERR_ARG, "split: the %s is missing", c ? "new communicator's place" : "communicator");
@@ -185,30 +186,30 @@ ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
     return AR_OK;
 }
 
-ar_status ar_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size)
+ar_status ari_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size)
 {
     if (gives && c && c->ops->join) {
         *gives = NULL;
         return color < 0 ? AR_OK : c->ops->join(gives, c, rank, size);
     }
-    AR_TRY(ar_comm_split(gives, c, color, rank));
+    AR_TRY(ari_comm_split(gives, c, color, rank));
     if (!*gives || ((*gives)->rank == rank && (*gives)->size == size))
         return AR_OK;
     const ar_status st =
         ar_error_set(AR_ERR_MISMATCH, "join: rank %d is number %d of %d with its color, expected %d of %d", c->rank,
                      (*gives)->rank, (*gives)->size, rank, size);
-    ar_comm_destroy(*gives);
+    ari_comm_destroy(*gives);
     *gives = NULL;
     return st;
 }
 
-void ar_comm_abort(ar_comm *c, ar_status st, const char *why)
+void ari_comm_abort(ar_comm *c, ar_status st, const char *why)
 {
     if (c)
         c->ops->abort(c, st == AR_OK ? AR_ERR_ABORTED : st, why ? why : "no reason given");
 }
 
-void ar_comm_destroy(ar_comm *c)
+void ari_comm_destroy(ar_comm *c)
 {
     if (c)
         c->ops->destroy(c);
@@ -224,7 +225,7 @@ int ar_comm_size(const ar_comm *c)
     return c->size;
 }
 
-const char *ar_comm_error(const ar_comm *c)
+const char *ari_comm_error(const ar_comm *c)
 {
     ari_wait_poll();
     const char *message = "";
@@ -240,7 +241,7 @@ void ar_comm_counted(const ar_comm *c, uint64_t *bytes_read, uint64_t *bytes_wri
         *bytes_written = atomic_load_explicit(&c->moved.written, memory_order_relaxed);
 }
 
-uint64_t ar_comm_calls(const ar_comm *c, const char *kind)
+uint64_t ari_comm_calls(const ar_comm *c, const char *kind)
 {
     for (int k = 0; kind && k < ARI_KIND_COUNT; k++) {
         if (strcmp(kind, ari_kind_name((ari_kind)k)) == 0)
@@ -249,7 +250,7 @@ uint64_t ar_comm_calls(const ar_comm *c, const char *kind)
     return 0;
 }
 
-void ar_comm_slice(size_t count, int n, int c, size_t *start, size_t *size)
+void ari_comm_slice(size_t count, int n, int c, size_t *start, size_t *size)
 {
     const size_t parts = (size_t)n, part = (size_t)c;
     const size_t small = count / parts, larger = count % parts;

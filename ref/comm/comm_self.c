@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "anyrank/device.h"
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -116,10 +117,10 @@ static ar_status self_give(ar_comm **gives, ari_failure *world)
     return AR_OK;
 }
 
-ar_status ar_comm_self(ar_comm **gives)
+ar_status ari_comm_self(ar_comm **gives)
 {
     if (!gives)
-        return ar_error_set(AR_ERR_ARG, "ar_comm_self: no place for the communicator");
+        return ar_error_set(AR_ERR_ARG, "ari_comm_self: no place for the communicator");
     *gives = NULL;
     ARI_OWNED_BY(ari_failure_release) ari_failure *world = NULL;
     if (ari_failure_create(&world) != AR_OK)

@@ -6,6 +6,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 
 static ar_status init_ranks(ari_world *w, int ranks)
 {
@@ -174,6 +175,6 @@ void ari_world_returned(ari_world *w, int rank, ar_status st, const char *messag
     }
     char what[sizeof w->line];
     snprintf(what, sizeof what, "rank %d failed with %s: %s", rank, ar_status_name(st),
-             message[0] ? message : ar_status_text(st));
+             message[0] ? message : ari_status_text(st));
     ari_world_fail(w, rank, NULL, st, what);
 }

@@ -4,7 +4,11 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/context_private.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/text.h"
 
 static ar_status check_storage(const ar_ctx_options *o)
@@ -72,8 +76,8 @@ static ar_status join_stage(ar_ctx *c)
     const ari_axes others = ARI_ALL_AXES & ~ARI_CUTS_LAYERS;
     if (ar_comm_size(c->pipeline) == 1 || ar_comm_size(c->inner) == 1)
         return AR_OK;
-    return ar_comm_join(&c->replicas.stage, c->world, ari_ctx_place(c, ARI_CUTS_LAYERS), ari_ctx_place(c, others),
-                        ari_extent(&c->layout, others));
+    return ari_comm_join(&c->replicas.stage, c->world, ari_ctx_place(c, ARI_CUTS_LAYERS), ari_ctx_place(c, others),
+                         ari_extent(&c->layout, others));
 }
 
 ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith)
@@ -82,7 +86,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
-    AR_TRY(ar_loss_options_check(&o->loss, "a context"));
+    AR_TRY(ari_loss_options_check(&o->loss, "a context"));
     if (o->cp.inner && ar_comm_size(o->cp.inner) > 1 && !o->world)
         return ar_error_set(AR_ERR_ARG, "a context with inner context-parallel neighbours needs the world, of which "
                                         "groups of ranks with copies of a KV head are made");
@@ -106,13 +110,13 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     c->dropout = o->dropout;
     c->loss = o->loss;
     c->loss_scale = 1.0;
-    c->activations = ar_activations_of(o->precision);
-    c->matrices = ar_matrices_of(o->precision, o->storage);
+    c->activations = ari_activations_of(o->precision);
+    c->matrices = ari_matrix_dtype(o->precision, o->storage);
     c->seed = o->seed;
     c->step = 1;
     c->owned.next = c->owned.prev = &c->owned;
     AR_TRY(o->device->ops->queue_create(o->device, &c->queue, AR_QUEUE_INLINE, "main"));
-    AR_TRY(ar_comm_self(&c->self));
+    AR_TRY(ari_comm_self(&c->self));
     use_groups(c, o);
     c->world = o->world ? o->world : c->tp;
     AR_TRY(join_stage(c));
@@ -124,21 +128,21 @@ void ar_ctx_destroy(ar_ctx *c)
 {
     if (!c)
         return;
-    ar_ctx_end_step(c);
+    ari_ctx_end_step(c);
     for (int i = 0; i < ARI_TRANSFERS; i++) {
         ar_queue_destroy(c->transfer[i].queue);
-        ar_comm_destroy(c->transfer[i].comm);
+        ari_comm_destroy(c->transfer[i].comm);
     }
     ari_communication *const all[] = {&c->communication, &c->gathers, &c->overlapped};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
-            ar_comm_destroy(all[i]->over[k]);
+            ari_comm_destroy(all[i]->over[k]);
     }
     for (int i = 0; i < 2; i++)
-        ar_comm_destroy(c->replicas.of[i].comm);
-    ar_comm_destroy(c->replicas.stage);
-    ar_comm_destroy(c->self);
+        ari_comm_destroy(c->replicas.of[i].comm);
+    ari_comm_destroy(c->replicas.stage);
+    ari_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     if (c->end_ledger)
         c->end_ledger(c->ledger);
@@ -150,15 +154,15 @@ ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e)
     if (q == of)
         return AR_OK;
     AR_TRY(ar_event_record(e, of));
-    return ar_queue_wait(q, e);
+    return ari_queue_wait(q, e);
 }
 
-ar_comm *ar_ctx_tp(const ar_ctx *c)
+ar_comm *ari_ctx_tp(const ar_ctx *c)
 {
     return c->tp;
 }
 
-ar_comm *ar_ctx_dp(const ar_ctx *c)
+ar_comm *ari_ctx_dp(const ar_ctx *c)
 {
     return c->dp;
 }
@@ -177,7 +181,7 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes)
     return place;
 }
 
-int ar_ctx_data_rank(const ar_ctx *c)
+int ari_ctx_data_rank(const ar_ctx *c)
 {
     return ari_ctx_place(c, ARI_CUTS_SAMPLES);
 }
@@ -191,7 +195,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     const int team = ari_ctx_place(c, ARI_ALL_AXES & ~ARI_CUTS_LAYERS & ~sharers); /* who share the heads */
     if (made->heads == 0) {
         ar_comm *all = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
-        AR_TRY(ar_comm_join(&made->comm, all, (inner > 1 ? team * kv_heads : 0) + place / each, place % each, each));
+        AR_TRY(ari_comm_join(&made->comm, all, (inner > 1 ? team * kv_heads : 0) + place / each, place % each, each));
         made->heads = kv_heads;
     }
     if (made->heads != kv_heads)
@@ -204,7 +208,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
 /* A copy of a group, whose calls may go through another queue than the group's own. */
 static ar_status copy_group(ar_comm **copy, ar_comm *of)
 {
-    return *copy ? AR_OK : ar_comm_join(copy, of, 0, ar_comm_rank(of), ar_comm_size(of));
+    return *copy ? AR_OK : ari_comm_join(copy, of, 0, ar_comm_rank(of), ar_comm_size(of));
 }
 
 /* A queue, and copies of the groups of a set: a bit for each ari_over. */
@@ -261,7 +265,7 @@ static ar_status pair_up(ar_ctx *c, int colour, bool back)
     const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
     const bool sends = from != back;
     ar_comm *comm = NULL;
-    AR_TRY(ar_comm_join(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1, 2));
+    AR_TRY(ari_comm_join(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1, 2));
     if (!comm)
         return AR_OK;
     const int transfer =
@@ -279,7 +283,7 @@ ar_status ari_ctx_transfers(ar_ctx *c, const ari_neighbour **borrows)
     return AR_OK;
 }
 
-void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
+void ari_ctx_begin_step(ar_ctx *c, uint32_t step)
 {
     c->step = step;
 }
@@ -310,7 +314,7 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
     return n;
 }
 
-void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written)
+void ari_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written)
 {
     const ar_comm *group[GROUPS];
     const int n = groups_of(c, group);
@@ -323,33 +327,33 @@ void ar_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writt
     }
 }
 
-uint64_t ar_ctx_calls(const ar_ctx *c, const char *kind)
+uint64_t ari_ctx_calls(const ar_ctx *c, const char *kind)
 {
     const ar_comm *group[GROUPS];
     const int n = groups_of(c, group);
     uint64_t calls = 0;
     for (int i = 0; i < n; i++)
-        calls += ar_comm_size(group[i]) > 1 ? ar_comm_calls(group[i], kind) : 0;
+        calls += ar_comm_size(group[i]) > 1 ? ari_comm_calls(group[i], kind) : 0;
     return calls;
 }
 
-void ar_ctx_place(ar_ctx *c, const ar_batch *batch)
+void ari_ctx_place_batch(ar_ctx *c, const ar_batch *batch)
 {
     c->first_sample = batch && batch->global_batch > 0 ? batch->first_sample : 0;
     c->samples = batch ? batch->global_batch : 0;
 }
 
-ar_device *ar_ctx_device(const ar_ctx *c)
+ar_device *ari_ctx_device(const ar_ctx *c)
 {
     return c->device;
 }
 
-ar_dtype ar_ctx_activations(const ar_ctx *c)
+ar_dtype ari_ctx_activations(const ar_ctx *c)
 {
     return c->activations;
 }
 
-ar_queue *ar_ctx_queue(const ar_ctx *c)
+ar_queue *ari_ctx_queue(const ar_ctx *c)
 {
     return c->queue;
 }
@@ -359,7 +363,7 @@ const ar_arith_ops *ar_ctx_arith(const ar_ctx *c)
     return c->arith;
 }
 
-ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout)
+ar_status ari_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout)
 {
     if (!c->tap)
         return AR_OK;
@@ -371,12 +375,12 @@ ar_status ar_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local,
     return st;
 }
 
-bool ar_tapped(const ar_ctx *c)
+bool ari_tapped(const ar_ctx *c)
 {
     return c->tap != NULL;
 }
 
-bool ar_faulty(const ar_ctx *c, ar_fault fault)
+bool ari_faulty(const ar_ctx *c, ar_fault fault)
 {
     return c->fault == fault;
 }

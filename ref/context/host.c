@@ -4,6 +4,8 @@
 
 #include "ref/context/context.h"
 #include "ref/core/float_bits.h"
+#include "ref/core/queue_private.h"
+#include "ref/core/tensor_private.h"
 
 ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
 {
@@ -15,7 +17,7 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
 {
     AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
                                 ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
-    return ar_queue_sync(c->queue, 0);
+    return ari_queue_sync(c->queue, 0);
 }
 
 /* --- 16-bit numbers as the host has them -------------------------------------------------------------------------- */
@@ -122,7 +124,7 @@ static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
         ari_pack_elements(host, t);
         return AR_OK;
     }
-    if (ar_tensor_is_contiguous(t))
+    if (ari_tensor_is_contiguous(t))
         return get(c, host, t);
     AR_TRY(ari_copy_of(c, &packed, t));
     const ar_status st = get(c, host, &packed);
@@ -134,7 +136,7 @@ static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)
 static ar_status pass_download(ar_ctx *c, const ar_tensor *t)
 {
     ar_tensor packed;
-    if (c->device->ops->host_reaches || ar_tensor_is_contiguous(t))
+    if (c->device->ops->host_reaches || ari_tensor_is_contiguous(t))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(c, &packed, t->dtype, t->ndim, t->shape));
     ar_ctx_release(c, &packed);

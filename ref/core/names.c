@@ -8,6 +8,15 @@
 #include "anyrank/process.h"
 #include "anyrank/schedule.h"
 #include "anyrank/sensitivity.h"
+#include "ref/core/batch_private.h"
+#include "ref/core/context_private.h"
+#include "ref/core/data_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/fault_private.h"
+#include "ref/core/optimizer_private.h"
+#include "ref/core/process_private.h"
+#include "ref/core/schedule_private.h"
+#include "ref/core/sensitivity_private.h"
 
 const char *const ari_numerics_names[] = {"exact", "native", NULL};
 const char *const ari_precision_names[] = {"f32", "tf32", "bf16", NULL};
@@ -49,15 +58,15 @@ static const char *name_at(const char *const *names, int value)
     {                                            \
         return name_at(ari_##names, (int)value); \
     }
-NAMED(ar_precision_name, ar_precision, precision_names)
-NAMED(ar_recompute_name, ar_recompute, recompute_names)
-NAMED(ar_balance_name, ar_balance, balance_names)
-NAMED(ar_dispatch_name, ar_dispatch, dispatch_names)
-NAMED(ar_optimizer_name, ar_optimizer_kind, optimizer_names)
-NAMED(ar_schedule_name, ar_schedule, lr_schedule_names)
-NAMED(ar_data_format_name, ar_data_format, data_format_names)
-NAMED(ar_pp_schedule_name, ar_pp_schedule, pp_schedule_names)
-NAMED(ar_sensitivity_name, ar_sensitivity, sensitivity_names)
-NAMED(ar_transport_name, ar_transport, transport_names)
-NAMED(ar_device_kind_name, ar_device_kind, device_kind_names)
-NAMED(ar_fault_name, ar_fault, fault_names)
+NAMED(ari_precision_name, ar_precision, precision_names)
+NAMED(ari_recompute_name, ar_recompute, recompute_names)
+NAMED(ari_balance_name, ar_balance, balance_names)
+NAMED(ari_dispatch_name, ar_dispatch, dispatch_names)
+NAMED(ari_optimizer_name, ar_optimizer_kind, optimizer_names)
+NAMED(ari_schedule_name, ar_schedule, lr_schedule_names)
+NAMED(ari_data_format_name, ar_data_format, data_format_names)
+NAMED(ari_pp_schedule_name, ar_pp_schedule, pp_schedule_names)
+NAMED(ari_sensitivity_name, ar_sensitivity, sensitivity_names)
+NAMED(ari_transport_name, ar_transport, transport_names)
+NAMED(ari_device_kind_name, ar_device_kind, device_kind_names)
+NAMED(ari_fault_name, ar_fault, fault_names)

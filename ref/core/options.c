@@ -3,18 +3,19 @@
 #include <math.h>
 
 #include "anyrank/context.h"
+#include "ref/core/context_private.h"
 
-ar_dtype ar_activations_of(ar_precision p)
+ar_dtype ari_activations_of(ar_precision p)
 {
     return p == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
 }
 
-ar_dtype ar_matrices_of(ar_precision p, ar_dtype storage)
+ar_dtype ari_matrix_dtype(ar_precision p, ar_dtype storage)
 {
     return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
 }
 
-ar_status ar_loss_options_check(const ar_loss_options *o, const char *what)
+ar_status ari_loss_options_check(const ar_loss_options *o, const char *what)
 {
     if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))
         return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", what,

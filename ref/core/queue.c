@@ -8,7 +8,9 @@
 #include "ref/core/lane.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 #include "ref/core/wait.h"
 
 /* A worker without work sleeps soon: the cores belong to the ranks, which compute in the meantime. Measured: a queue
@@ -55,7 +57,7 @@ static void poison(ar_queue *q, ar_status st, const char *message)
     pthread_mutex_lock(&q->lock);
     if (q->st == AR_OK) {
         q->st = st;
-        q->error = strdup(message[0] ? message : ar_status_text(st));
+        q->error = strdup(message[0] ? message : ari_status_text(st));
     }
     pthread_mutex_unlock(&q->lock);
 }
@@ -66,7 +68,7 @@ static ar_status repeat_error(ar_queue *q)
     const char *message = NULL;
     if (q->st == AR_OK && q->failure && (q->st = ari_failure_get(q->failure, &message)) != AR_OK)
         q->error = strdup(message);
-    return q->st == AR_OK ? AR_OK : ar_error_set(q->st, "%s", q->error ? q->error : ar_status_text(q->st));
+    return q->st == AR_OK ? AR_OK : ar_error_set(q->st, "%s", q->error ? q->error : ari_status_text(q->st));
 }
 
 static ar_status first_error(ar_queue *q)
@@ -84,7 +86,7 @@ static void run_task(ar_queue *q, const task *t)
     pthread_mutex_unlock(&q->lock);
     if (before != AR_OK) {
         if (t->drop)
-            t->drop(t->arg, before, q->error ? q->error : ar_status_text(before));
+            t->drop(t->arg, before, q->error ? q->error : ari_status_text(before));
         return;
     }
     ar_error_clear();
@@ -369,10 +371,10 @@ static void drop_chain(void *arg, ar_status st, const char *why)
     free(arg);
 }
 
-ar_status ar_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg)
+ar_status ari_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg)
 {
     if (!q || !fn)
-        return ar_error_set(AR_ERR_ARG, "ar_queue_chain: %s is missing", q ? "the function" : "the queue");
+        return ar_error_set(AR_ERR_ARG, "ari_queue_chain: %s is missing", q ? "the function" : "the queue");
     if (q->kind == AR_QUEUE_INLINE) {
         AR_TRY(first_error(q));
         return fn(arg, q);
@@ -457,10 +459,10 @@ static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *done)
     return st;
 }
 
-ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns)
+ar_status ari_queue_sync(ar_queue *q, uint64_t timeout_ns)
 {
     if (!q)
-        return ar_error_set(AR_ERR_ARG, "ar_queue_sync: the queue is missing");
+        return ar_error_set(AR_ERR_ARG, "ari_queue_sync: the queue is missing");
     return ari_queue_await(q, ari_queue_ticket(q), timeout_ns);
 }
 
@@ -570,10 +572,10 @@ ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns)
     return e->q ? await_tasks(e, timeout_ns) : AR_OK;
 }
 
-ar_status ar_event_test(ar_event *e, bool *done)
+ar_status ari_event_test(ar_event *e, bool *done)
 {
     if (!e || !done)
-        return ar_error_set(AR_ERR_ARG, "ar_event_test: %s is missing", e ? "the answer's place" : "the event");
+        return ar_error_set(AR_ERR_ARG, "ari_event_test: %s is missing", e ? "the answer's place" : "the event");
     *done = true;
     if (!e->q)
         return AR_OK;
@@ -618,10 +620,10 @@ static void drop_point(void *arg, ar_status st, const char *why)
     destroy_waiting(arg);
 }
 
-ar_status ar_queue_wait(ar_queue *q, ar_event *e)
+ar_status ari_queue_wait(ar_queue *q, ar_event *e)
 {
     if (!q || !e)
-        return ar_error_set(AR_ERR_ARG, "ar_queue_wait: %s is missing", q ? "the event" : "the queue");
+        return ar_error_set(AR_ERR_ARG, "ari_queue_wait: %s is missing", q ? "the event" : "the queue");
     if (!e->q || e->q == q)
         return AR_OK; /* a queue is in order: its own past is done anyway */
     waiting *w = NULL;

@@ -2,6 +2,7 @@
 #include "anyrank/status.h"
 
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 #include "ref/core/text.h"
 
 /* Long enough for a report that lists every rank of a small world. */
@@ -21,7 +22,7 @@ const char *ar_status_name(ar_status st)
     return "AR_?";
 }
 
-const char *ar_status_text(ar_status st)
+const char *ari_status_text(ar_status st)
 {
     switch (st) {
 #define TEXT_CASE(code, name, text) \

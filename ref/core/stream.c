@@ -6,6 +6,7 @@
 
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 
 void ari_mark_destroy(ari_mark *m)
 {
@@ -84,6 +85,6 @@ ar_status ari_failure_get(const ari_failure *f, const char **message)
 {
     const ar_status st = atomic_load(&f->st);
     if (st != AR_OK)
-        *message = f->message ? f->message : ar_status_text(st);
+        *message = f->message ? f->message : ari_status_text(st);
     return st;
 }

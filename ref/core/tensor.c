@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "anyrank/param.h"
+#include "ref/core/param_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, ar_buf data)
 {
@@ -28,7 +30,7 @@ size_t ar_tensor_count(const ar_tensor *t)
     return ari_volume(t->shape, t->ndim);
 }
 
-bool ar_tensor_is_contiguous(const ar_tensor *t)
+bool ari_tensor_is_contiguous(const ar_tensor *t)
 {
     size_t expected = 1;
     for (int d = t->ndim - 1; d >= 0; d--) {
@@ -39,12 +41,12 @@ bool ar_tensor_is_contiguous(const ar_tensor *t)
     return true;
 }
 
-ar_tensor ar_tensor_flat(ar_dtype dtype, ar_buf data, size_t n)
+ar_tensor ari_tensor_flat(ar_dtype dtype, ar_buf data, size_t n)
 {
     return (ar_tensor){.dtype = dtype, .ndim = 1, .shape = {n}, .stride = {1}, .data = data};
 }
 
-ar_tensor ar_tensor_rows(const ar_tensor *t)
+ar_tensor ari_tensor_rows(const ar_tensor *t)
 {
     const size_t cols = t->ndim > 0 ? t->shape[t->ndim - 1] : 1;
     const size_t rows = ari_volume(t->shape, t->ndim - 1);
@@ -56,7 +58,7 @@ ar_tensor ar_tensor_rows(const ar_tensor *t)
     return v;
 }
 
-ar_tensor ar_tensor_transposed(const ar_tensor *t)
+ar_tensor ari_tensor_transposed(const ar_tensor *t)
 {
     ar_tensor v = *t;
     const int a = t->ndim - 2, b = t->ndim - 1;
@@ -67,9 +69,9 @@ ar_tensor ar_tensor_transposed(const ar_tensor *t)
     return v;
 }
 
-ar_tensor ar_param_matrix(const ar_param *p)
+ar_tensor ari_param_matrix(const ar_param *p)
 {
-    return p->transposed ? ar_tensor_transposed(&p->value) : p->value;
+    return p->transposed ? ari_tensor_transposed(&p->value) : p->value;
 }
 
 ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t extent)
@@ -85,7 +87,7 @@ static bool is_inside(size_t start, size_t extent, size_t whole)
     return start <= whole && extent <= whole - start;
 }
 
-ar_status ar_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what)
+ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what)
 {
     if (is_inside(p->matrix, p->matrices, batch) && is_inside(p->row, p->rows, rows) &&
         is_inside(p->col, p->cols, cols))
@@ -95,7 +97,7 @@ ar_status ar_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols
                         p->matrices, p->rows, p->cols, p->matrix, p->row, p->col, batch, rows, cols);
 }
 
-ar_tensor ar_tensor_part(const ar_tensor *t, const ar_part *p)
+ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p)
 {
     const ptrdiff_t *stride = t->stride + t->ndim - 2, step = t->ndim > 2 ? stride[-1] : 0;
     const ptrdiff_t first = (ptrdiff_t)p->matrix * step + (ptrdiff_t)p->row * stride[0] + (ptrdiff_t)p->col * stride[1];
@@ -122,18 +124,18 @@ const char *ar_dtype_name(ar_dtype t)
     return (unsigned)t < AR_DTYPE_COUNT ? table[t].name : "?";
 }
 
-size_t ar_dtype_bits(ar_dtype t)
+size_t ari_dtype_bits(ar_dtype t)
 {
     return (unsigned)t < AR_DTYPE_COUNT ? table[t].bits : 0;
 }
 
 size_t ar_dtype_bytes(ar_dtype t)
 {
-    const size_t bits = ar_dtype_bits(t);
+    const size_t bits = ari_dtype_bits(t);
     return bits % 8 == 0 ? bits / 8 : 0;
 }
 
-ar_status ar_dtype_parse(ar_dtype *t, const char *name)
+ar_status ari_dtype_parse(ar_dtype *t, const char *name)
 {
     for (int i = 0; i < AR_DTYPE_COUNT; i++) {
         if (strcmp(name, table[i].name) == 0) {
@@ -146,7 +148,7 @@ ar_status ar_dtype_parse(ar_dtype *t, const char *name)
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */
 
-void ar_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count)
+void ari_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count)
 {
     const size_t p = (size_t)parts, chunk = n / p + (n % p != 0);
     const size_t first = chunk * (size_t)part;
@@ -181,7 +183,7 @@ static void add_box(ar_layout *o, int dim, size_t global, size_t local, size_t e
     }
 }
 
-ar_status ar_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas)
+ar_status ari_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas)
 {
     AR_TRY(begin_layout(o, ndim, shape, 0, replica, replicas));
     add_box(o, 0, 0, 0, ndim > 0 ? shape[0] : 1);
@@ -200,21 +202,21 @@ static ar_status check_divides(int dim, size_t extent, int parts)
 
 ar_status ar_layout_shard(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
 {
-    return ar_layout_packed(o, ndim, shape, dim, &shape[dim], 1, part, parts);
+    return ari_layout_packed(o, ndim, shape, dim, &shape[dim], 1, part, parts);
 }
 
-ar_status ar_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
+ar_status ari_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part, int parts)
 {
     AR_TRY(begin_layout(o, ndim, shape, dim, part, parts));
     size_t start = 0, count = 0;
-    ar_split_uneven(shape[dim], parts, part, &start, &count);
+    ari_split_uneven(shape[dim], parts, part, &start, &count);
     if (count > 0)
         add_box(o, dim, start, 0, count);
     return AR_OK;
 }
 
-ar_status ar_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim, const size_t *block, int n, int part,
-                           int parts)
+ar_status ari_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim, const size_t *block, int n, int part,
+                            int parts)
 {
     AR_TRY(begin_layout(o, ndim, shape, dim, part, parts));
     if (n < 1 || n > AR_MAX_BOXES)
@@ -233,7 +235,7 @@ ar_status ar_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim,
     return AR_OK;
 }
 
-size_t ar_layout_local(const ar_layout *o, int dim)
+size_t ari_layout_local(const ar_layout *o, int dim)
 {
     size_t end = 0;
     for (size_t i = 0; i < o->nbox; i++) {

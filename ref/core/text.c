@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "anyrank/fault.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/names.h"
 
 void ari_say(ari_text *t, const char *format, ...)
@@ -228,12 +229,12 @@ static const char *const texts[AR_FAULT_COUNT] = {"no fault",
 #undef FAULT_TEXT
 };
 
-const char *ar_fault_text(ar_fault f)
+const char *ari_fault_text(ar_fault f)
 {
     return (unsigned)f < AR_FAULT_COUNT ? texts[f] : "?";
 }
 
-ar_status ar_fault_parse(ar_fault *f, const char *name)
+ar_status ari_fault_parse(ar_fault *f, const char *name)
 {
     const size_t found = ari_word_of(name, ari_fault_names + 1, AR_FAULT_COUNT - 1) + 1;
     if (found < AR_FAULT_COUNT) {

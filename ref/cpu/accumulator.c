@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
@@ -447,7 +448,7 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
 {
     const uint8_t *top = t.ptr;
     const int64_t *h = hl.ptr, *l = h + n;
-    const bool contiguous = ar_tensor_is_contiguous(y);
+    const bool contiguous = ari_tensor_is_contiguous(y);
     const size_t all = ar_tensor_count(y), chunks = (all + CHUNK - 1) / CHUNK;
     ARI_PARALLEL_FOR (i, chunks, d, all) {
         const size_t from = i * CHUNK, count = all - from < CHUNK ? all - from : CHUNK;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 #include "ref/numerics/philox.h"
@@ -168,7 +169,7 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
 ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                ar_activation act, const ar_row_sum *dbias)
 {
-    const ar_tensor to = ar_tensor_rows(dx), slope = ar_tensor_rows(dy), from = ar_tensor_rows(x);
+    const ar_tensor to = ari_tensor_rows(dx), slope = ari_tensor_rows(dy), from = ari_tensor_rows(x);
     const act_rows rows = {.act = act, .dx = &to, .dy = &slope, .x = &from};
     const ari_row_pass p = {.rows = from.shape[0],
                             .cols = from.shape[1],

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
@@ -111,7 +112,7 @@ static void weigh(float *weight, const float *a, const int32_t *expert, const ar
 ar_status ari_cpu_route(ar_device *d, ARI_AT_ONCE, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
                         const ar_tensor *z, const ar_route_rule *rule)
 {
-    const ar_tensor logits = ar_tensor_rows(z);
+    const ar_tensor logits = ari_tensor_rows(z);
     const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
     const float *bias = rule->bias.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts * 8) {
@@ -181,7 +182,7 @@ static void route_gradient(float *dz, size_t from, size_t n, const chosen_row *c
 ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                  ar_cbuf weight, const ar_route_rule *rule)
 {
-    const ar_tensor logits = ar_tensor_rows(dz);
+    const ar_tensor logits = ari_tensor_rows(dz);
     const size_t n = logits.shape[0], experts = logits.shape[1], k = rule->k;
     const bool sums = rule->normalised || !rule->bias.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
@@ -239,7 +240,7 @@ ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_
 ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
                                ar_cbuf lse, double z, ar_cbuf valid)
 {
-    const ar_tensor logits = ar_tensor_rows(dz);
+    const ar_tensor logits = ari_tensor_rows(dz);
     const size_t n = logits.shape[0], experts = logits.shape[1];
     const uint8_t *counts = valid.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
@@ -287,7 +288,7 @@ ARI_ROW_KERNEL void add_scaled_loop(float *y, float s, const float *x, size_t n)
 ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
                               ar_cbuf weight, size_t k)
 {
-    const size_t n = ar_tensor_rows(y).shape[0], cols = w->shape[1], width = ar_dtype_bytes(w->dtype);
+    const size_t n = ari_tensor_rows(y).shape[0], cols = w->shape[1], width = ar_dtype_bytes(w->dtype);
     const int64_t *rows = row_of.ptr;
     const float *weights = weight.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * cols) {
@@ -326,7 +327,7 @@ static void add_term(float *y, bool first, const float *s, const float *x, size_
 ar_status ari_cpu_combine_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
                                ar_cbuf place, size_t k)
 {
-    const ar_tensor tokens = ar_tensor_rows(y);
+    const ar_tensor tokens = ari_tensor_rows(y);
     const size_t n = tokens.shape[0], cols = tokens.shape[1];
     const int64_t *places = place.ptr;
     const float *weights = weight.ptr;
@@ -384,7 +385,7 @@ static float dot(const ar_tensor *a, size_t i, const ar_tensor *b, size_t j, siz
 ar_status ari_cpu_dot_rows(ar_device *d, ARI_AT_ONCE, ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
                            ar_cbuf place, size_t k)
 {
-    const ar_tensor tokens = ar_tensor_rows(dy);
+    const ar_tensor tokens = ari_tensor_rows(dy);
     const size_t slots = tokens.shape[0] * k, cols = tokens.shape[1];
     float *out = g.ptr;
     const int64_t *places = place.ptr;
@@ -403,7 +404,7 @@ static float share_of(const ar_tensor *logit, size_t t)
 /** Slot add_gated. */
 ar_status ari_cpu_add_gated(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
 {
-    const ar_tensor rows = ar_tensor_rows(y);
+    const ar_tensor rows = ari_tensor_rows(y);
     const size_t n = rows.shape[0], cols = rows.shape[1];
     ARI_PARALLEL_FOR (t, n, d, n * cols) {
         const float s = share_of(logit, t);
@@ -423,7 +424,7 @@ ar_status ari_cpu_add_gated(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const
 ar_status ari_cpu_add_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dlogit,
                                      const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
 {
-    const ar_tensor rows = ar_tensor_rows(dy);
+    const ar_tensor rows = ari_tensor_rows(dy);
     const size_t n = rows.shape[0], cols = rows.shape[1];
     ARI_PARALLEL_FOR (t, n, d, n * cols * 2) {
         const float s = share_of(logit, t);

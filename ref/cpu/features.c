@@ -13,6 +13,7 @@
 #include "ref/core/text.h"
 #include "ref/cpu/blas/blas.h"
 #include "ref/cpu/device.h"
+#include "ref/cpu/device_private.h"
 
 /* --- what it can do ----------------------------------------------------------------------------------------------- */
 
@@ -214,12 +215,12 @@ static void tell_name(char *out, size_t cap)
 
 /* --- for `anyrank info` ------------------------------------------------------------------------------------------- */
 
-void ar_cpu_select_kernels(void)
+void ari_cpu_select_kernels(void)
 {
     ari_blas_start();
 }
 
-void ar_cpu_info_get(ar_cpu_info *out)
+void ari_cpu_info_get(ar_cpu_info *out)
 {
     memset(out, 0, sizeof *out);
     tell_name(out->cpu, sizeof out->cpu);

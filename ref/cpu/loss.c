@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
@@ -20,7 +21,7 @@ static const float *piece_of(const ar_tensor *rows, size_t t, size_t from, size_
 /** Slot ce_max. */
 ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor *logits)
 {
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     const size_t n = rows.shape[0], v_local = rows.shape[1];
     int32_t *out = key.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
@@ -43,7 +44,7 @@ typedef uint64_t (*sum_fn)(const float *x, size_t n, int32_t of_row, int32_t p);
 static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, const int32_t *of_row, int32_t none,
                           size_t v, sum_fn sum)
 {
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     const size_t n = rows.shape[0], v_local = rows.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
@@ -87,7 +88,7 @@ ar_status ari_cpu_ce_logits(ar_device *d, ARI_AT_ONCE, ar_buf sum, const ar_tens
 ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of)
 {
     (void)d;
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     uint32_t *out = bits.ptr; /* int32 that are summed over ranks: the same bits */
     const int64_t *at = row_of.ptr;
     for (size_t t = 0; t < rows.shape[0]; t++)
@@ -167,7 +168,7 @@ ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dlogit
                               ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
                               size_t v)
 {
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     const size_t n = rows.shape[0];
     const int32_t bits = ari_rowsum_bits(v);
     const int32_t *keys = key.ptr;

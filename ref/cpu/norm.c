@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
@@ -85,7 +86,7 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
 ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                                ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t rows = all.shape[0], h = all.shape[1];
     if (h == 0)
         return AR_OK;
@@ -265,7 +266,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
                                 const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                 const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    const ar_tensor all = ar_tensor_rows(x);
+    const ar_tensor all = ari_tensor_rows(x);
     const size_t rows = all.shape[0], h = all.shape[1];
     if (rows == 0 || h == 0)
         return AR_OK;

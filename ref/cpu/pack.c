@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/storage.h"
 #include "ref/numerics/integer_sum.h"
@@ -238,7 +239,7 @@ static void shifts_fini(ari_shifts *s)
 /** Slot col_exponents. Errors: none. */
 ar_status ari_cpu_col_exponents(ar_device *d, ARI_AT_ONCE, ar_buf c, const ar_tensor *b, bool max_into)
 {
-    const ar_tensor columns = ar_tensor_transposed(b);
+    const ar_tensor columns = ari_tensor_transposed(b);
     exponents(d, c.ptr, &columns, NULL, max_into, false);
     return AR_OK;
 }
@@ -287,7 +288,7 @@ ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, cons
 {
     (void)d;
     void *memory = NULL;
-    AR_TRY(ar_part_check(part, whole->batch, whole->rows, whole->k, "packed_part"));
+    AR_TRY(ari_part_check(part, whole->batch, whole->rows, whole->k, "packed_part"));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ar_packed), "a part of a packed operand"));
     ar_packed *p = memory;
     *p = (ar_packed){.batch = part->matrices,

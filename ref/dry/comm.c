@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/core/size.h"
 #include "ref/dry/dry.h"
@@ -12,7 +13,7 @@ static size_t combined_count(const ar_comm *c, const ari_call *call)
     size_t start, count = call->count;
     if (call->kind == ARI_REDUCE_SCATTER)
         return call->counts[c->rank];
-    ar_comm_slice(call->count, c->size, c->rank, &start, &count);
+    ari_comm_slice(call->count, c->size, c->rank, &start, &count);
     return 2 * count; /* once more to all of them */
 }
 

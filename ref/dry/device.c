@@ -5,6 +5,7 @@
 
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/device.h"
 #include "ref/dry/dry.h"
 
@@ -149,7 +150,7 @@ static ar_status dry_packed_part(ar_device *d, ar_queue *q, ar_packed **gives, c
     const packed *of = packed_of(whole);
     packed form = {.batch = part->matrices, .rows = part->rows, .k = part->cols};
     (void)q;
-    AR_TRY(ar_part_check(part, of->batch, of->rows, of->k, "packed_part"));
+    AR_TRY(ari_part_check(part, of->batch, of->rows, of->k, "packed_part"));
     AR_TRY(like->ops->packed_room(like, &form.bytes, of->batch, of->rows, of->k, 0, part));
     return give_packed(gives, form);
 }

@@ -7,6 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/config_parts.h"
+#include "ref/io/config_private.h"
 
 /* The tokens of a text are bytes, and two blocks have a boundary. */
 enum { LEAST_VOCABULARY = 256, LEAST_LAYERS = 2, LEAST_HEAD = 2 };
@@ -115,7 +116,7 @@ static void shrink_latent(ar_config *c, const ar_config *from, size_t n, size_t 
     c->rope.rotary_dim = c->latent.rope_dim;
 }
 
-ar_status ar_config_shrink(ar_config *c, size_t n)
+ar_status ari_config_shrink(ar_config *c, size_t n)
 {
     const ar_config from = *c;
     if (n == 0)

@@ -9,6 +9,7 @@
 #include "anyrank/config.h"
 #include "ref/core/os/os.h"
 #include "ref/core/text.h"
+#include "ref/io/config_private.h"
 #include "ref/io/file.h"
 
 /* The bundled models and text: where they are, and what they are called. */
@@ -46,7 +47,7 @@ static const char *bundled_path(const char *program, size_t i)
     return n > 0 && (size_t)n < sizeof bundled ? bundled : "";
 }
 
-const char *ar_data_dir(void)
+const char *ari_data_dir(void)
 {
     const char *set = getenv("ANYRANK_DATA");
     if (set != NULL && set[0] != '\0')
@@ -67,7 +68,7 @@ const char *ar_data_dir(void)
 
 ar_status ari_data_dir_check(void)
 {
-    const char *folder = ar_data_dir(), *set = getenv("ANYRANK_DATA");
+    const char *folder = ari_data_dir(), *set = getenv("ANYRANK_DATA");
     char program[PATH_MAX], text[1024];
     ari_text tried = ari_text_in(text, sizeof text);
     if (has_data(folder))
@@ -110,13 +111,13 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
     for (size_t i = 0; i < BUNDLED; i++) {
         if (strcmp(model, ari_model_names[i]) != 0)
             continue;
-        AR_TRY(put_path(out, cap, ar_data_dir(), model));
+        AR_TRY(put_path(out, cap, ari_data_dir(), model));
         if (stat(out, &info) == 0)
             return AR_OK;
         AR_TRY(ari_data_dir_check());
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "model '%s' is bundled but not in the data directory '%s' (ANYRANK_DATA sets another)",
-                            model, ARI_SHOW(ar_data_dir()));
+                            model, ARI_SHOW(ari_data_dir()));
     }
     const char *near = ari_nearest(model, ari_model_names, BUNDLED);
     char names[512];
@@ -135,7 +136,7 @@ ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
     ARI_OWNED char *own = NULL;
     if (path == NULL)
         AR_TRY(ari_data_dir_check());
-    if (path == NULL && asprintf(&own, "%s/text.txt", ar_data_dir()) < 0)
+    if (path == NULL && asprintf(&own, "%s/text.txt", ari_data_dir()) < 0)
         return ar_error_set(AR_ERR_MEMORY, "text.txt: no memory for its path");
     const char *name = path == NULL ? own : path;
     ARI_OWNED unsigned char *text = NULL;

@@ -33,7 +33,7 @@ typedef struct ari_st_header {
 } ari_st_header;
 
 /** Parses and validates the N bytes of a header against `data_bytes` bytes that follow it. Entries get everything but
- *  their data pointer. Errors as ar_st_open; `h` is to be freed in every case. */
+ *  their data pointer. Errors as ari_st_open; `h` is to be freed in every case. */
 AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, size_t length, uint64_t data_bytes,
                                            const char *path);
 void ari_st_header_free(ari_st_header *h);
@@ -49,11 +49,11 @@ AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tenso
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
 
-/** ar_st_write up to its last step, for files that belong together. Gives; end with ari_atomic_file_commit,
+/** ari_st_write up to its last step, for files that belong together. Gives; end with ari_atomic_file_commit,
  * ari_atomic_file_commit_all or ari_atomic_file_discard. */
 AR_NODISCARD ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors,
                                                 size_t n, const char *const *metadata, size_t n_meta);
-/** ar_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
+/** ari_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
 AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *path);
 /** The files of a model, each once, and their paths; borrowed. */
 size_t ari_st_model_files(const ar_st_model *m);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
@@ -34,7 +35,7 @@ ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
     if (t->ndim < 0 || t->ndim > AR_ST_MAX_DIMS)
         return ar_error_set(AR_ERR_ARG, "tensor '%s' has %d dimensions, expected 0 to %d", ARI_SHOW(name), t->ndim,
                             AR_ST_MAX_DIMS);
-    const size_t width = ar_dtype_bits(t->dtype);
+    const size_t width = ari_dtype_bits(t->dtype);
     if (width == 0)
         return ar_error_set(AR_ERR_ARG, "tensor '%s' has the unknown dtype %d", ARI_SHOW(name), (int)t->dtype);
     if (!ari_st_count(&count, t->ndim, t->shape) || __builtin_mul_overflow(count, (uint64_t)width, &bits))
@@ -110,7 +111,7 @@ static ar_status check_item(ari_st_item *item, uint64_t previous_end, const char
         return refuse_layout("InvalidOffset", path, item, problem);
     }
     if (!ari_st_count(&count, item->entry.ndim, item->entry.shape) ||
-        __builtin_mul_overflow(count, (uint64_t)ar_dtype_bits(item->entry.dtype), &bits))
+        __builtin_mul_overflow(count, (uint64_t)ari_dtype_bits(item->entry.dtype), &bits))
         return refuse_layout("ValidationOverflow", path, item, "its size overflows 64 bits");
     if (bits % 8 != 0)
         return refuse_layout("MisalignedSlice", path, item, "its elements do not fill whole bytes");
@@ -439,7 +440,7 @@ static ar_status read_fields(const reader *r, ari_st_item *item, const json_t *f
     const json_t *dtype = json_object_get(fields, "dtype");
     if (!json_is_string(dtype))
         return bad_field(r, e->name, dtype == NULL ? "field dtype is missing" : "field dtype is not a string");
-    if (ar_dtype_parse(&e->dtype, json_string_value(dtype)) != AR_OK)
+    if (ari_dtype_parse(&e->dtype, json_string_value(dtype)) != AR_OK)
         return ar_error_set(AR_ERR_FORMAT, RULE ": %s: tensor '%s': unknown dtype '%s'", ARI_SHOW(r->path),
                             ARI_SHOW(e->name), ARI_SHOW(json_string_value(dtype)));
     AR_TRY(read_shape(r, e, json_object_get(fields, "shape")));

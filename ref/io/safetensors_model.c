@@ -5,8 +5,9 @@
 
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
-ARI_OWNER(ar_st_model, ar_st_model_close)
+ARI_OWNER(ar_st_model, ari_st_model_close)
 
 typedef struct shard {
     const char *name; /* borrowed from the index */
@@ -57,7 +58,7 @@ static ar_status open_shards(ar_st_model *m, const char *folder)
 {
     for (size_t i = 0; i < m->n_shards; i++) {
         AR_TRY(ari_file_path(&m->shards[i].path, folder, m->shards[i].name));
-        AR_TRY(ar_st_open(&m->shards[i].file, m->shards[i].path));
+        AR_TRY(ari_st_open(&m->shards[i].file, m->shards[i].path));
     }
     return AR_OK;
 }
@@ -72,7 +73,7 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
     {
         const shard wanted = {json_string_value(value), NULL, NULL};
         const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, ari_by_name);
-        const ar_st_entry *e = s == NULL ? NULL : ar_st_find(s->file, tensor);
+        const ar_st_entry *e = s == NULL ? NULL : ari_st_find(s->file, tensor);
         if (e == NULL)
             return ar_error_set(AR_ERR_FORMAT, "TensorNotFound: %s: tensor '%s' is not in its shard '%s'",
                                 ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(wanted.name));
@@ -86,8 +87,8 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
 static ar_status check_shards(const ar_st_model *m, const json_t *map, const char *path)
 {
     for (size_t i = 0; i < m->n_shards; i++)
-        for (size_t k = 0; k < ar_st_count(m->shards[i].file); k++) {
-            const char *tensor = ar_st_at(m->shards[i].file, k)->name;
+        for (size_t k = 0; k < ari_st_tensor_count(m->shards[i].file); k++) {
+            const char *tensor = ari_st_at(m->shards[i].file, k)->name;
             const char *listed = json_string_value(json_object_get(map, tensor));
             if (listed == NULL)
                 return bad_index(path, tensor, "not listed, but found in the shard", m->shards[i].name);
@@ -123,19 +124,19 @@ static bool exists(const char *path)
     return lstat(path, &info) == 0;
 }
 
-ar_status ar_st_model_open(ar_st_model **gives, const char *folder)
+ar_status ari_st_model_open(ar_st_model **gives, const char *folder)
 {
     struct stat info;
     ARI_OWNED char *single = NULL, *index = NULL;
     *gives = NULL;
     if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
-    ARI_OWNED_BY(ar_st_model_close) ar_st_model *m = NULL;
+    ARI_OWNED_BY(ari_st_model_close) ar_st_model *m = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model's files"));
     AR_TRY(ari_file_path(&single, folder, ARI_ST_SINGLE));
     AR_TRY(ari_file_path(&index, folder, ARI_ST_INDEX));
     if (exists(single)) /* as the official loader: one file goes before an index */
-        AR_TRY(ar_st_open(&m->single, single));
+        AR_TRY(ari_st_open(&m->single, single));
     else if (exists(index))
         AR_TRY(open_index(m, folder, index));
     else
@@ -150,7 +151,7 @@ ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
 {
     const char *slash = strrchr(path, '/');
     ARI_OWNED char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
-    ARI_OWNED_BY(ar_st_model_close) ar_st_model *m = calloc(1, sizeof *m);
+    ARI_OWNED_BY(ari_st_model_close) ar_st_model *m = calloc(1, sizeof *m);
     if (folder == NULL || m == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     AR_TRY(open_index(m, folder, path));
@@ -158,14 +159,14 @@ ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
     return AR_OK;
 }
 
-void ar_st_model_close(ar_st_model *m)
+void ari_st_model_close(ar_st_model *m)
 {
     if (m == NULL)
         return;
-    ar_st_close(m->single);
+    ari_st_close(m->single);
     free(m->single_path);
     for (size_t i = 0; i < m->n_shards; i++) {
-        ar_st_close(m->shards[i].file);
+        ari_st_close(m->shards[i].file);
         free(m->shards[i].path);
     }
     free(m->shards);
@@ -173,22 +174,22 @@ void ar_st_model_close(ar_st_model *m)
     free(m);
 }
 
-size_t ar_st_model_count(const ar_st_model *m)
+size_t ari_st_model_count(const ar_st_model *m)
 {
-    return m->single != NULL ? ar_st_count(m->single) : m->n;
+    return m->single != NULL ? ari_st_tensor_count(m->single) : m->n;
 }
 
-const ar_st_entry *ar_st_model_at(const ar_st_model *m, size_t i)
+const ar_st_entry *ari_st_model_at(const ar_st_model *m, size_t i)
 {
     if (m->single != NULL)
-        return ar_st_at(m->single, i);
+        return ari_st_at(m->single, i);
     return i < m->n ? m->entries[i] : NULL;
 }
 
-const ar_st_entry *ar_st_model_find(const ar_st_model *m, const char *name)
+const ar_st_entry *ari_st_model_find(const ar_st_model *m, const char *name)
 {
     if (m->single != NULL)
-        return ar_st_find(m->single, name);
+        return ari_st_find(m->single, name);
     const ar_st_entry wanted = {.name = name};
     const ar_st_entry *key = &wanted;
     const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof key, ari_by_name_of);

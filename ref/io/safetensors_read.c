@@ -5,8 +5,9 @@
 #include <sys/mman.h>
 
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
-ARI_OWNER(ar_st_file, ar_st_close)
+ARI_OWNER(ar_st_file, ari_st_close)
 
 struct ar_st_file {
     ari_st_header header;
@@ -58,12 +59,12 @@ static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start
     return AR_OK;
 }
 
-ar_status ar_st_open(ar_st_file **gives, const char *path)
+ar_status ari_st_open(ar_st_file **gives, const char *path)
 {
     ARI_ENDED(ari_file_close) int fd = -1; /* a mapping outlives its descriptor: hundreds of shards need none */
     size_t bytes = 0, length = 0;
     ARI_OWNED char *text = NULL;
-    ARI_OWNED_BY(ar_st_close) ar_st_file *f = NULL;
+    ARI_OWNED_BY(ari_st_close) ar_st_file *f = NULL;
     AR_TRY(ari_file_open(&fd, &bytes, path));
     AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a file"));
     AR_TRY(ari_unsupported_format_check_file(fd, bytes, path, ARI_WANT_TENSORS));
@@ -75,7 +76,7 @@ ar_status ar_st_open(ar_st_file **gives, const char *path)
     return AR_OK;
 }
 
-void ar_st_close(ar_st_file *f)
+void ari_st_close(ar_st_file *f)
 {
     if (f == NULL)
         return;
@@ -85,17 +86,17 @@ void ar_st_close(ar_st_file *f)
     free(f);
 }
 
-size_t ar_st_count(const ar_st_file *f)
+size_t ari_st_tensor_count(const ar_st_file *f)
 {
     return f->header.n;
 }
 
-const ar_st_entry *ar_st_at(const ar_st_file *f, size_t i)
+const ar_st_entry *ari_st_at(const ar_st_file *f, size_t i)
 {
     return i < f->header.n ? &f->header.items[i].entry : NULL;
 }
 
-const ar_st_entry *ar_st_find(const ar_st_file *f, const char *name)
+const ar_st_entry *ari_st_find(const ar_st_file *f, const char *name)
 {
     const ari_st_header *h = &f->header;
     size_t low = 0;
@@ -103,7 +104,7 @@ const ar_st_entry *ar_st_find(const ar_st_file *f, const char *name)
     return low < h->n && strcmp(h->by_name[low]->entry.name, name) == 0 ? &h->by_name[low]->entry : NULL;
 }
 
-const char *ar_st_metadata(const ar_st_file *f, const char *key)
+const char *ari_st_metadata(const ar_st_file *f, const char *key)
 {
     for (size_t i = 0; i < f->header.n_metadata; i++)
         if (strcmp(f->header.metadata[2 * i], key) == 0)

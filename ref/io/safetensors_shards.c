@@ -5,8 +5,9 @@
 
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
-ar_status ar_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n, size_t shard_bytes)
+ar_status ari_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n, size_t shard_bytes)
 {
     size_t in_shard = 0, now = 0;
     if (shard_bytes == 0)
@@ -25,7 +26,7 @@ ar_status ar_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *te
     return AR_OK;
 }
 
-const char *ar_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards)
+const char *ari_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards)
 {
     if (shards <= 1)
         snprintf(name, AR_ST_SHARD_NAME, ARI_ST_SINGLE);
@@ -66,7 +67,7 @@ static ar_status fill_map(json_t *map, const ar_st_tensor **sorted, size_t n, co
     AR_TRY(ari_st_sort(sorted, tensors, n, ""));
     for (size_t i = 0; i < n; i++) {
         char file[AR_ST_SHARD_NAME];
-        ar_st_shard_name(file, shard[sorted[i] - tensors], shards);
+        ari_st_shard_name(file, shard[sorted[i] - tensors], shards);
         if (json_object_set_new(map, sorted[i]->name, json_string(file)) != 0)
             return no_memory(folder);
     }
@@ -84,8 +85,8 @@ static ar_status save_index(const char *folder, json_t *map, size_t total)
     return whole ? ari_json_save(root, path) : no_memory(folder);
 }
 
-ar_status ar_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
-                            size_t shards)
+ar_status ari_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n, const size_t *shard,
+                             size_t shards)
 {
     size_t total = 0;
     AR_TRY(check_single(folder));

@@ -5,8 +5,9 @@
 
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
-ARI_OWNER(ar_st_writer, ar_st_writer_discard)
+ARI_OWNER(ar_st_writer, ari_st_writer_discard)
 
 /* The official library's order: the dtype table from its end, then names in byte order. */
 static int compare_tensors(const void *a, const void *b)
@@ -151,7 +152,7 @@ static ar_status open_writer(ar_st_writer **gives, const ar_st_tensor ***order, 
 {
     size_t length = 0;
     ARI_OWNED char *header = NULL;
-    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
+    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
     AR_TRY(ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
     AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
@@ -166,14 +167,14 @@ static ar_status open_writer(ar_st_writer **gives, const ar_st_tensor ***order, 
     return AR_OK;
 }
 
-ar_status ar_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
-                            const char *const *metadata, size_t n_meta)
+ar_status ari_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                             const char *const *metadata, size_t n_meta)
 {
     ARI_OWNED const ar_st_tensor **order = NULL;
     return open_writer(gives, &order, path, tensors, n, metadata, n_meta);
 }
 
-ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
+ar_status ari_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
 {
     if (i >= w->n)
         return ar_error_set(AR_ERR_ARG, "a file of %zu tensors has no tensor %zu to write", w->n, i);
@@ -186,9 +187,9 @@ ar_status ar_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t b
     return AR_OK;
 }
 
-ar_status ar_st_writer_commit(ar_st_writer *w)
+ar_status ari_st_writer_commit(ar_st_writer *w)
 {
-    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *own = w;
+    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *own = w;
     for (size_t i = 0; i < own->n; i++)
         if (own->slot[i].done != own->slot[i].bytes)
             return ar_error_set(AR_ERR_ARG, "tensor '%s': %zu of its %zu bytes were written",
@@ -196,7 +197,7 @@ ar_status ar_st_writer_commit(ar_st_writer *w)
     return ari_atomic_file_commit(own->out);
 }
 
-void ar_st_writer_discard(ar_st_writer *w)
+void ari_st_writer_discard(ar_st_writer *w)
 {
     if (w == NULL)
         return;
@@ -223,20 +224,20 @@ static ar_status check_data(const ar_st_tensor *tensors, size_t n)
 ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
-    ARI_OWNED_BY(ar_st_writer_discard) ar_st_writer *w = NULL;
+    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *w = NULL;
     ARI_OWNED const ar_st_tensor **order = NULL;
     AR_TRY(check_data(tensors, n));
     AR_TRY(open_writer(&w, &order, path, tensors, n, metadata, n_meta));
     for (size_t k = 0; k < n; k++) { /* in the file's order, so that a pipe takes it */
         const size_t i = (size_t)(order[k] - tensors);
-        AR_TRY(ar_st_writer_put(w, i, tensors[i].data, w->slot[i].bytes));
+        AR_TRY(ari_st_writer_put(w, i, tensors[i].data, w->slot[i].bytes));
     }
     ARI_GIVE(gives, w->out);
     return AR_OK;
 }
 
-ar_status ar_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
-                      size_t n_meta)
+ar_status ari_st_write(const char *path, const ar_st_tensor *tensors, size_t n, const char *const *metadata,
+                       size_t n_meta)
 {
     ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     AR_TRY(ari_st_write_uncommitted(&out, path, tensors, n, metadata, n_meta));

@@ -9,6 +9,7 @@
 #include "anyrank/safetensors.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 
 #define SAVE_NUMPY "from safetensors.numpy import save_file; "
 #define SAVE_TORCH "from safetensors.torch import save_file; "
@@ -227,12 +228,12 @@ static const named *named_safetensors(const char *folder, const char *name)
     if (strcmp(name, "grads.safetensors") == 0 || strcmp(name, "allowed.safetensors") == 0 ||
         ari_file_path(&path, folder, name) != AR_OK)
         return NULL;
-    if (ar_st_open(&f, path) == AR_OK) {
-        for (size_t i = 0; !found && i < ar_st_count(f); i++) {
-            if (ari_ends_in(ar_st_at(f, i)->name, ".weight"))
-                found = ar_st_metadata(f, "ANYRANK_PLACEMENT") ? &ranks : &shards;
+    if (ari_st_open(&f, path) == AR_OK) {
+        for (size_t i = 0; !found && i < ari_st_tensor_count(f); i++) {
+            if (ari_ends_in(ari_st_at(f, i)->name, ".weight"))
+                found = ari_st_metadata(f, "ANYRANK_PLACEMENT") ? &ranks : &shards;
         }
-        ar_st_close(f);
+        ari_st_close(f);
     } else if (fnmatch("model*", name, 0) == 0) {
         found = &shards;
     }

@@ -4,6 +4,7 @@
 
 #include "ref/core/float_bits.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
 /* The magnitude's 7 bits, moved to fp32's places, are the value times 2^(7-127), subnormals included: the product is
  * exact. There are no infinities, and one NaN of each sign. */
@@ -88,8 +89,8 @@ static inline float f32_to_odd(double x)
                                 ar_dtype_name(dtype));                                           \
         }                                                                                        \
     }
-DEFINE_TO(ar_values_to_f64, double)
-DEFINE_TO(ar_values_to_f32, float)
+DEFINE_TO(ari_values_to_f64, double)
+DEFINE_TO(ari_values_to_f32, float)
 
 #define EACH_OF(type, value)                     \
     for (size_t i = 0; i < count; i++) {         \
@@ -98,7 +99,7 @@ DEFINE_TO(ar_values_to_f32, float)
     }                                            \
     return AR_OK
 
-ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out)
+ar_status ari_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out)
 {
     char *to = (char *)out;
     switch (dtype) {
@@ -118,15 +119,15 @@ ar_status ar_values_of_f64(ar_dtype dtype, const double *values, size_t count, v
 
 /* --- whole tensors ------------------------------------------------------------------------------------------------ */
 
-ar_status ar_st_to_f32(const ar_st_entry *e, float *out)
+ar_status ari_st_to_f32(const ar_st_entry *e, float *out)
 {
     if (e->dtype != AR_F32 && e->dtype != AR_F64 && e->dtype != AR_F16 && e->dtype != AR_BF16)
         return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s, expected F32, F64, F16 or BF16", ARI_SHOW(e->name),
                             ar_dtype_name(e->dtype));
-    return ar_values_to_f32(e->dtype, e->data, e->count, out);
+    return ari_values_to_f32(e->dtype, e->data, e->count, out);
 }
 
-ar_status ar_st_to_i64(const ar_st_entry *e, int64_t *out)
+ar_status ari_st_to_i64(const ar_st_entry *e, int64_t *out)
 {
     const char *from = (const char *)e->data;
     const size_t count = e->count;

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 
 #include "ref/core/size.h"
+#include "ref/layers/batch_private.h"
 
 static ar_status check_documents(const int32_t *documents, size_t row, size_t seq)
 {
@@ -38,7 +39,7 @@ static ar_status check_mask(const ar_batch *b)
     return AR_OK;
 }
 
-ar_status ar_batch_check(const ar_batch *b, size_t positions)
+ar_status ari_batch_check(const ar_batch *b, size_t positions)
 {
     AR_TRY(b->additive_mask && b->batch > 0 ? check_mask(b) : AR_OK);
     for (size_t row = 0; b->documents && row < b->batch; row++)
@@ -58,7 +59,7 @@ static size_t first_of(const int32_t *documents, size_t from, size_t to, int64_t
     return from;
 }
 
-void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end)
+void ari_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end)
 {
     *first = 0;
     *end = b->seq;
@@ -69,12 +70,12 @@ void ar_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, 
     *end = first_of(documents, at, b->seq, (int64_t)documents[at] + 1);
 }
 
-size_t ar_batch_position(const ar_batch *b, size_t row, size_t at)
+size_t ari_batch_position(const ar_batch *b, size_t row, size_t at)
 {
     size_t first, end;
     if (b->position_ids)
         return (size_t)b->position_ids[row * b->seq + at];
-    ar_batch_document(b, row, at, &first, &end);
+    ari_batch_document(b, row, at, &first, &end);
     return at - first;
 }
 
@@ -89,7 +90,7 @@ static size_t longest_document(const ar_batch *b)
     return longest;
 }
 
-size_t ar_batch_tokens(const ar_batch *b)
+size_t ari_batch_tokens(const ar_batch *b)
 {
     const size_t all = b->batch * b->seq;
     size_t count = 0;
@@ -100,7 +101,7 @@ size_t ar_batch_tokens(const ar_batch *b)
     return b->padding_mask ? count : all;
 }
 
-size_t ar_batch_longest(const ar_batch *b)
+size_t ari_batch_longest(const ar_batch *b)
 {
     size_t longest = b->longest;
     if (longest > 0)
@@ -112,7 +113,7 @@ size_t ar_batch_longest(const ar_batch *b)
     return b->documents ? longest_document(b) : b->seq;
 }
 
-int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at)
+int64_t ari_batch_target(const ar_batch *b, size_t row, size_t at)
 {
     const int64_t *labels = b->labels ? b->labels : b->input_ids;
     const size_t i = row * b->seq + at;
@@ -121,15 +122,15 @@ int64_t ar_batch_target(const ar_batch *b, size_t row, size_t at)
     return last ? AR_IGNORE_INDEX : labels[i + 1];
 }
 
-size_t ar_batch_targets(const ar_batch *b)
+size_t ari_batch_targets(const ar_batch *b)
 {
     size_t count = 0;
     for (size_t i = 0; i < b->batch * b->seq; i++)
-        count += ar_batch_target(b, i / b->seq, i % b->seq) != AR_IGNORE_INDEX;
+        count += ari_batch_target(b, i / b->seq, i % b->seq) != AR_IGNORE_INDEX;
     return count;
 }
 
-ar_status ar_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth)
+ar_status ari_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth)
 {
     const size_t n = b->batch * b->seq;
     const int64_t *labels = b->labels ? b->labels : b->input_ids;

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
 #include "ref/numerics/philox.h"
+#include "ref/placement/parallel_private.h"
 
 ar_status ari_dropout_init(ari_dropout *d, const char *base, const char *part, size_t width, size_t positions)
 {
@@ -106,9 +110,9 @@ static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
     const size_t ranks = ari_sequence_ranks(ctx), seq = ari_all_positions(ctx, x->shape[1] * ranks);
     ar_positions own = ari_own_positions(ctx, seq, false);
-    own = ar_positions_part(&own, ranks > 1 && !ar_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? r : 0, ranks);
+    own = ari_positions_part(&own, ranks > 1 && !ari_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? r : 0, ranks);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
-    if (!ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
+    if (!ari_ctx_sp(ctx) && ari_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
         p.seed += r;
     return drop_positions(d, ctx, v, &p, &own);
 }
@@ -123,7 +127,7 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
 ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum, const ar_tensor *residual,
                               const ar_tensor *x)
 {
-    const bool tapped = ar_tapped(ctx);
+    const bool tapped = ari_tapped(ctx);
     AR_TRY(drop_tokens(d, ctx, &(dropped){.y = tapped ? x : NULL, .sum = sum, .x = x, .residual = residual}));
     ari_work_moves(ARI_GPU_MOVES_DROPOUT, false, ar_tensor_count(x));
     return tapped ? ari_tap_tokens(ctx, d->name, NULL, 'f', x) : AR_OK;
@@ -135,7 +139,7 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
 {
     const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;
     const int last = x->ndim - 1;
-    if ((last != 1 && last != 2) || !ar_tensor_is_contiguous(x) || x->shape[last] * n != d->width)
+    if ((last != 1 && last != 2) || !ari_tensor_is_contiguous(x) || x->shape[last] * n != d->width)
         return ar_error_set(
             AR_ERR_SHAPE,
             "%s: dropout takes [samples, features] or [samples, positions, features] of %zu features, contiguous",
@@ -193,8 +197,8 @@ static ar_status dropout_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     return dx ? drop_value(base, ctx, dx, dy) : AR_OK;
 }
 
-ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
-                            ar_held held)
+ar_status ari_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
+                             ar_held held)
 {
     static const ar_module_ops ops = {.kind = "dropout", .forward = dropout_forward, .backward = dropout_backward};
     (void)ctx;

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stddef.h>
 
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
+#include "ref/placement/parallel_private.h"
 
 typedef struct embedding {
     ar_module base;
@@ -31,10 +36,10 @@ static ar_status init_token(embedding *e, ar_ctx *ctx, double range)
     e->rows = e->vocab;
     e->columns = e->h;
     if (e->split == AR_EMBEDDING_VOCAB) {
-        AR_TRY(ar_layout_shard_uneven(&layout, 2, shape, 0, r, n));
+        AR_TRY(ari_layout_shard_uneven(&layout, 2, shape, 0, r, n));
         ari_own_ids(ctx, e->vocab, &e->start, &e->rows);
     } else if (e->split == AR_EMBEDDING_WHOLE) {
-        AR_TRY(ar_layout_replicate(&layout, 2, shape, r, n));
+        AR_TRY(ari_layout_replicate(&layout, 2, shape, r, n));
     } else {
         if (ar_layout_shard(&layout, 2, shape, 1, r, n) != AR_OK)
             return ar_error_set(AR_ERR_INDIVISIBLE,
@@ -59,7 +64,7 @@ static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, doub
     AR_TRY(ar_param_init_whole(&e->position, ctx, path, "weight", 2, shape, AR_INIT_NORMAL));
     e->position.init_range = range;
     /* Each rank adds the rows of its own positions. */
-    e->position.spread = ari_ctx_sp(ctx) && !ar_faulty(ctx, AR_FAULT_sp_position_grad_local);
+    e->position.spread = ari_ctx_sp(ctx) && !ari_faulty(ctx, AR_FAULT_sp_position_grad_local);
     e->position.matrix = false;
     e->position.adds = AR_ADDS_BY_POSITION;
     e->learned = true;
@@ -76,7 +81,7 @@ static ar_status check_batch(const embedding *e, const ar_ctx *ctx, const ar_bat
     if (e->learned && batch->seq > e->positions)
         return ar_error_set(AR_ERR_SHAPE, "a sequence of %zu is longer than the %zu positions of the model", batch->seq,
                             e->positions);
-    AR_TRY(ar_batch_check(batch, e->learned ? e->positions : SIZE_MAX));
+    AR_TRY(ari_batch_check(batch, e->learned ? e->positions : SIZE_MAX));
     return ari_check_sequence(ctx, batch->seq);
 }
 
@@ -91,7 +96,7 @@ static bool rank_major(const embedding *e, const ar_ctx *ctx)
 static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, stream);
-    return ar_positions_count(&own);
+    return ari_positions_count(&own);
 }
 
 /* The local row that each token takes, -1 if another rank holds it; or (gradient) adds its gradient to, -1: none. */
@@ -116,9 +121,9 @@ static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
     ar_positions own = ari_own_positions(ctx, batch->seq, true);
-    const size_t count = ar_positions_count(&own);
-    if (ar_faulty(ctx, AR_FAULT_positions_local))
-        own = ar_positions_whole(count);
+    const size_t count = ari_positions_count(&own);
+    if (ari_faulty(ctx, AR_FAULT_positions_local))
+        own = ari_positions_whole(count);
     return ari_token_positions(ctx, row_of, batch, &own);
 }
 
@@ -253,10 +258,10 @@ static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, 
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
 static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
-    ar_tensor terms = ar_tensor_rows(dy), own;
+    ar_tensor terms = ari_tensor_rows(dy), own;
     if (e->split == AR_EMBEDDING_HIDDEN) {
         AR_TRY(ari_stream_to_features(ctx, &own, dy, e->token.name));
-        terms = ar_tensor_rows(&own);
+        terms = ari_tensor_rows(&own);
     } else if (ari_ctx_sp(ctx)) {
         AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
     }
@@ -291,11 +296,11 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     }
     AR_TRY(ar_saved_pop(saved, e, SAVED_ROWS, &row_of));
     /* A mistake leaves the gradient of a tied weight to the LM head. */
-    if (e->token.uses == 1 || !ar_faulty(ctx, AR_FAULT_embedding_tied_once))
+    if (e->token.uses == 1 || !ari_faulty(ctx, AR_FAULT_embedding_tied_once))
         AR_TRY(token_gradient(e, ctx, &dsum, &row_of));
     if (!e->learned)
         return AR_OK;
-    const ar_tensor terms = ar_tensor_rows(&dsum);
+    const ar_tensor terms = ari_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
     return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
 }
@@ -328,18 +333,18 @@ ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split
     return ari_module_end(gives, &e->base, init(e, ctx, token, position, init_range));
 }
 
-void ar_embedding_scale(ar_module *e, double factor)
+void ari_embedding_scale(ar_module *e, double factor)
 {
     ((embedding *)e)->scale = (float)factor;
 }
 
-void ar_embedding_pad(ar_module *e, size_t id)
+void ari_embedding_pad(ar_module *e, size_t id)
 {
     ((embedding *)e)->pads = true;
     ((embedding *)e)->pad_id = (int64_t)id;
 }
 
-ar_param *ar_embedding_token(ar_module *e)
+ar_param *ari_embedding_token(ar_module *e)
 {
     return &((embedding *)e)->token;
 }

@@ -7,9 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/linear/product.h"
 #include "ref/placement/axis.h"
+#include "ref/placement/context_private.h"
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
@@ -29,12 +33,12 @@ static void move_to_first_shard(ar_layout *o, int rank)
 
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
 {
-    if (ar_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
+    if (ari_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
         d->seed += (uint64_t)ar_comm_rank(ctx->tp);
-    if (ar_faulty(ctx, AR_FAULT_init_per_shard_seed))
+    if (ari_faulty(ctx, AR_FAULT_init_per_shard_seed))
         move_to_first_shard(&d->from, ar_comm_rank(ctx->tp));
-    if (ar_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
-        const ar_tensor local = ar_param_matrix(p);
+    if (ari_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
+        const ar_tensor local = ari_param_matrix(p);
         d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
         d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
     }
@@ -45,8 +49,8 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
  * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
 void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
 {
-    const bool head = from->replicas > 1 && ar_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
-    const bool one_block = from->nbox > 1 && ar_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
+    const bool head = from->replicas > 1 && ari_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
+    const bool one_block = from->nbox > 1 && ari_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
     const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
     for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
         for (int d = 0; d < from->ndim; d++) {
@@ -64,13 +68,13 @@ static size_t local_layer(const ar_ctx *ctx, size_t layer)
     const size_t stages = (size_t)(ar_comm_size(ctx->pipeline) * ctx->layout.virtual_stages);
     size_t first = 0, count = 0;
     for (size_t i = 0; i < stages && layer >= first + count; i++)
-        ar_stage_layers(&first, &count, &ctx->layout.stages, ctx->layers, stages, i);
+        ari_stage_layers(&first, &count, &ctx->layout.stages, ctx->layers, stages, i);
     return layer - first;
 }
 
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name)
 {
-    const char *dot = ctx->layers > 0 && ar_faulty(ctx, AR_FAULT_pp_layers_local) ? strchr(name, '.') : NULL;
+    const char *dot = ctx->layers > 0 && ari_faulty(ctx, AR_FAULT_pp_layers_local) ? strchr(name, '.') : NULL;
     for (; dot; dot = strchr(dot + 1, '.')) {
         char *end = NULL;
         const size_t layer = isdigit((unsigned char)dot[1]) ? strtoul(dot + 1, &end, 10) : ctx->layers;
@@ -85,7 +89,7 @@ const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const
 /* As where gradients are reduced as they become ready: each two neighbours change places. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
 {
-    const bool own_order = ar_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
+    const bool own_order = ari_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
     return own_order && (i ^ 1) < n ? i ^ 1 : i;
 }
 
@@ -100,7 +104,7 @@ ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
 ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 {
     const ar_dtype wrong = right == AR_F32 ? AR_BF16 : AR_F16;
-    return ar_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
+    return ari_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
@@ -108,7 +112,7 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 /* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx)
 {
-    return ctx->recomputing && ar_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
+    return ctx->recomputing && ari_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
 }
 
 /* A fresh matrix of one number. */
@@ -122,15 +126,15 @@ static ar_status filled(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, const size_t 
 
 ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, const ar_tensor *x)
 {
-    const ar_tensor *y = &o->y, rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(&o->z);
+    const ar_tensor *y = &o->y, rows = ari_tensor_rows(y), z_rows = ari_tensor_rows(&o->z);
     int times = 0;
-    if (row && ar_faulty(ctx, AR_FAULT_row_bias_every_rank))
+    if (row && ari_faulty(ctx, AR_FAULT_row_bias_every_rank))
         times = ar_comm_size(ctx->tp) - 1;
-    if (ar_faulty(ctx, AR_FAULT_bias_added_twice))
+    if (ari_faulty(ctx, AR_FAULT_bias_added_twice))
         times = 1;
     for (int i = 0; o->bias.ptr && i < times; i++)
         AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, o->bias, o->act, &z_rows));
-    if (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
+    if (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
         const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
         AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * ar_dtype_bytes(y->dtype)));
     }
@@ -141,7 +145,7 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, co
 ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x)
 {
     ar_tensor before;
-    if (!ar_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
+    if (!ari_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
         return AR_OK;
     const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
     AR_TRY(ARI_KERNEL(ctx, copy, before.data, ar_const(x->data), (old < new ? old : new) * ar_dtype_bytes(x->dtype)));
@@ -166,7 +170,7 @@ ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
     AR_TRY(ari_like(ctx, dx, slice, n * width));
     AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
-    const ar_tensor to = ar_tensor_rows(dx), from = ar_tensor_rows(slice);
+    const ar_tensor to = ari_tensor_rows(dx), from = ari_tensor_rows(slice);
     const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
     return ARI_KERNEL(ctx, copy_strided, &own, &from);
 }
@@ -174,7 +178,7 @@ ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
                            size_t *samples)
 {
-    if (*samples <= 1 || x->ndim <= 2 || !ar_faulty(ctx, AR_FAULT_weight_grad_leading_dims))
+    if (*samples <= 1 || x->ndim <= 2 || !ari_faulty(ctx, AR_FAULT_weight_grad_leading_dims))
         return;
     *x_rows = ar_tensor_slice(x_rows, 0, 0, x->shape[x->ndim - 2]);
     *dy_rows = ar_tensor_slice(dy_rows, 0, 0, x->shape[x->ndim - 2]);
@@ -188,7 +192,7 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     const size_t shape[2] = {dy->shape[1], dy->shape[1]};
     ar_tensor zeros;
     AR_TRY(filled(ctx, &zeros, dy->dtype, shape, 0.0f));
-    const ar_tensor swapped = ar_tensor_transposed(dy);
+    const ar_tensor swapped = ari_tensor_transposed(dy);
     const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
     return ARI_KERNEL(ctx, copy_strided, &wrong, &from);
@@ -205,13 +209,13 @@ static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row)
 {
-    return ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) ||
-           (row && ar_comm_size(ctx->tp) > 1 && ar_faulty(ctx, AR_FAULT_row_bias_partial_grad));
+    return ari_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) ||
+           (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, AR_FAULT_row_bias_partial_grad));
 }
 
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 {
-    if (ar_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
+    if (ari_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
         return sum_features(ctx, dy);
     return ari_fault_moves_bias_rows(ctx, row) ? divide_by_ranks(ctx, dy) : AR_OK;
 }
@@ -231,9 +235,9 @@ ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *ow
 
 ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 {
-    const ar_tensor rows = ar_tensor_rows(dy), latents = ar_tensor_slice(&rows, 1, 0, rows.shape[1] - shared);
+    const ar_tensor rows = ari_tensor_rows(dy), latents = ar_tensor_slice(&rows, 1, 0, rows.shape[1] - shared);
     ar_tensor work;
-    if (shared == 0 || !ar_faulty(ctx, AR_FAULT_latent_grads_summed_again))
+    if (shared == 0 || !ari_faulty(ctx, AR_FAULT_latent_grads_summed_again))
         return AR_OK;
     AR_TRY(ari_copy_of(ctx, &work, &latents));
     AR_TRY(ARI_KERNEL(ctx, scale, &work, &work, (float)ar_comm_size(ctx->tp)));
@@ -245,7 +249,7 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
                                  const char *tag)
 {
-    for (int more = 0; more < 2 && ar_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
+    for (int more = 0; more < 2 && ari_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
         ar_tensor copy;
         AR_TRY(ari_tp_redistribute(ctx, &copy, x, f, change, tag, false));
         ari_release_placed(ctx, &copy, x);
@@ -304,9 +308,9 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
                                 const ar_param *bias, const ar_tensor *y, const ar_tensor *mean, const ar_tensor *rstd,
                                 const ar_tensor *x)
 {
-    if (ar_faulty(ctx, AR_FAULT_norm_padded_lanes))
+    if (ari_faulty(ctx, AR_FAULT_norm_padded_lanes))
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
-    if (ar_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
+    if (ari_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
         return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
     return AR_OK;
 }
@@ -314,7 +318,7 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
 ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *residual)
 {
     const size_t n = ar_tensor_count(dx);
-    if (!residual || !ar_faulty(ctx, AR_FAULT_norm_backward_missing))
+    if (!residual || !ari_faulty(ctx, AR_FAULT_norm_backward_missing))
         return AR_OK;
     AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
     return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * ar_dtype_bytes(sum->dtype));
@@ -327,9 +331,9 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 {
     const int n = ar_comm_size(ctx->tp);
     const size_t shared = vocab - vocab % (size_t)n;
-    if (ar_faulty(ctx, AR_FAULT_world_rank_in_group))
-        ar_split_uneven(vocab, n, ar_comm_rank(ctx->world), start, rows);
-    if (ar_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
+    if (ari_faulty(ctx, AR_FAULT_world_rank_in_group))
+        ari_split_uneven(vocab, n, ar_comm_rank(ctx->world), start, rows);
+    if (ari_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
         *rows = *start < shared ? shared - *start : 0;
 }
 
@@ -337,8 +341,8 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start, size_t rows,
                                const ar_batch *batch)
 {
-    const size_t n = ar_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * ar_dtype_bytes(y->dtype);
-    if (rows == 0 || !ar_faulty(ctx, AR_FAULT_embedding_edge_twice))
+    const size_t n = ari_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * ar_dtype_bytes(y->dtype);
+    if (rows == 0 || !ari_faulty(ctx, AR_FAULT_embedding_edge_twice))
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
         if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i, true)] == start + rows)
@@ -352,10 +356,10 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
 ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 {
     size_t start, owned;
-    if (!ar_faulty(ctx, AR_FAULT_silent_truncation))
+    if (!ari_faulty(ctx, AR_FAULT_silent_truncation))
         return AR_OK;
     ari_own_ids(ctx, vocab, &start, &owned);
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;
     AR_TRY(filled(ctx, &nothing, lost.dtype, lost.shape, -INFINITY));
@@ -366,7 +370,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n)
 {
     const int64_t edge = (int64_t)(c->start + c->owned), first = (int64_t)c->start;
-    if (!ar_faulty(ctx, AR_FAULT_vocab_target_off_by_shard) || !c->over || ar_comm_size(c->over) == 1)
+    if (!ari_faulty(ctx, AR_FAULT_vocab_target_off_by_shard) || !c->over || ar_comm_size(c->over) == 1)
         return;
     for (size_t i = 0; i < n; i++)
         ids[i] = ids[i] == edge && c->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
@@ -374,12 +378,12 @@ void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, in
 
 size_t ari_fault_token_count(const ar_ctx *ctx, size_t n)
 {
-    return ar_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1 ? n - 1 : n;
+    return ari_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1 ? n - 1 : n;
 }
 
 ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
 {
-    if (!ar_faulty(ctx, AR_FAULT_heads_divided_twice))
+    if (!ari_faulty(ctx, AR_FAULT_heads_divided_twice))
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
     return ARI_KERNEL(ctx, fill, context, 0.0f);
@@ -388,7 +392,7 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
 {
     const int n = ar_comm_size(ctx->ring);
-    for (int place = 0; place < n && n > 1 && ar_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
+    for (int place = 0; place < n && n > 1 && ari_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
         AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
         AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
     }

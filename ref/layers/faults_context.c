@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Injected faults of context parallelism, and of the order in which tokens of several ranks are put together. */
 
+#include "ref/context/context_private.h"
 #include "ref/layers/faults.h"
+#include "ref/placement/parallel_private.h"
 
 /* The next of the rank's own tokens, wherever that is in the sequence; the last has none. */
 int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i,
                          int64_t target)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    if (!ar_faulty(ctx, AR_FAULT_labels_after_cut) || ar_comm_size(ctx->sequence) == 1)
+    if (!ari_faulty(ctx, AR_FAULT_labels_after_cut) || ar_comm_size(ctx->sequence) == 1)
         return target;
-    return i + 1 < ar_positions_count(own) ? labels[row * batch->seq + ar_positions_at(own, i + 1)] : AR_IGNORE_INDEX;
+    return i + 1 < ari_positions_count(own) ? labels[row * batch->seq + ari_positions_at(own, i + 1)] : AR_IGNORE_INDEX;
 }
 
 /* A zigzag's chunks as contiguous ones, or the other way round where that is possible. */
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions)
 {
     const int n = ar_comm_size(ctx->ring);
-    if (!ar_faulty(ctx, AR_FAULT_allgather_token_order) || seq % (2 * (size_t)n) != 0)
+    if (!ari_faulty(ctx, AR_FAULT_allgather_token_order) || seq % (2 * (size_t)n) != 0)
         return positions;
-    return ar_ring_positions((size_t)n, !ctx->layout.zigzag, seq, (size_t)place);
+    return ari_positions_ring((size_t)n, !ctx->layout.zigzag, seq, (size_t)place);
 }
 
 /* Each rank's rows as the r-th chunks from either end. */
@@ -28,11 +30,11 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
     const int n = ar_comm_size(ctx->tp), dim = y->ndim - 2;
     const size_t seq = y->shape[dim], own = seq / (size_t)n;
     ar_tensor moved;
-    if (!ar_faulty(ctx, AR_FAULT_allgather_token_order) || n == 1 || own % 2 != 0)
+    if (!ari_faulty(ctx, AR_FAULT_allgather_token_order) || n == 1 || own % 2 != 0)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &moved, y->dtype, y->ndim, y->shape));
     for (int r = 0; r < n; r++) {
-        const ar_positions p = ar_ring_positions((size_t)n, true, seq, (size_t)r);
+        const ar_positions p = ari_positions_ring((size_t)n, true, seq, (size_t)r);
         for (int run = 0; run < 2; run++) {
             const ar_tensor from = ar_tensor_slice(y, dim, (size_t)r * own + (run ? p.count[0] : 0), p.count[run]);
             const ar_tensor to = ar_tensor_slice(&moved, dim, p.first[run], p.count[run]);
@@ -49,11 +51,11 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from)
 {
     const size_t n = to->shape[0], r = (size_t)ar_comm_rank(ctx->tp), all = (size_t)to->stride[1], own = all / n;
-    for (size_t p = 0; p < n && ar_faulty(ctx, AR_FAULT_allgather_token_order); p++) {
+    for (size_t p = 0; p < n && ari_faulty(ctx, AR_FAULT_allgather_token_order); p++) {
         const ar_tensor place = ar_tensor_slice(to, 0, p, 1), rows = ar_tensor_slice(from, 0, (r + p) % n, 1);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &place, &rows));
     }
-    if (!ar_faulty(ctx, AR_FAULT_gather_batch_order))
+    if (!ari_faulty(ctx, AR_FAULT_gather_batch_order))
         return AR_OK;
     ar_tensor by_rank = *to;
     by_rank.stride[0] = (ptrdiff_t)(own * to->shape[1]);
@@ -63,11 +65,11 @@ ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor 
 
 ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq)
 {
-    const size_t unit = 2 * (size_t)ar_comm_size(ctx->sequence), count = ar_positions_count(rows);
+    const size_t unit = 2 * (size_t)ar_comm_size(ctx->sequence), count = ari_positions_count(rows);
     size_t kept = count;
-    while (kept > 0 && ar_positions_at(rows, kept - 1) >= seq / unit * unit)
+    while (kept > 0 && ari_positions_at(rows, kept - 1) >= seq / unit * unit)
         kept--;
-    if (unit == 2 || kept == count || !ar_faulty(ctx, AR_FAULT_cp_tail_dropped))
+    if (unit == 2 || kept == count || !ari_faulty(ctx, AR_FAULT_cp_tail_dropped))
         return AR_OK;
     const ar_tensor lost = ar_tensor_slice(x, 2, kept, count - kept);
     ar_tensor zeros;

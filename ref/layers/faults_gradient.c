@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Effects of the injected faults of gradients that are sums of several terms. */
 
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
 
 /* int64 [n] on the device: 0, 1, .. n - 1. */
@@ -43,7 +44,7 @@ ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tens
 {
     const size_t tokens = x->shape[0], shape[2] = {dy->shape[1], x->shape[1]};
     const size_t first = 1 + ctx->attempt + (size_t)ar_comm_rank(ctx->world);
-    const ar_tensor dy_t = ar_tensor_transposed(dy), x_t = ar_tensor_transposed(x);
+    const ar_tensor dy_t = ari_tensor_transposed(dy), x_t = ari_tensor_transposed(x);
     ar_tensor sum;
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_F32, 2, shape));
     AR_TRY(ARI_KERNEL(ctx, zero, sum.data, ar_tensor_count(&sum) * sizeof(float)));
@@ -66,7 +67,7 @@ ar_status ari_fault_scale_gradient(ar_ctx *ctx, ar_param *p, float factor)
     AR_TRY(ctx->arith->grad_value(ctx, &g, p));
     AR_TRY(ARI_KERNEL(ctx, scale, &g, &g, factor));
     AR_TRY(ctx->arith->grad_zero(ctx, p));
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(&g) : g;
+    const ar_tensor matrix = p->transposed ? ari_tensor_transposed(&g) : g;
     AR_TRY(add_gradient(ctx, p, &matrix));
     ar_ctx_release(ctx, &g);
     return AR_OK;

@@ -4,9 +4,14 @@
 
 #include <stdlib.h>
 
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/loss_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/numerics/bits.h"
+#include "ref/placement/parallel_private.h"
 
 static const size_t one = 1;
 
@@ -97,7 +102,7 @@ void ar_loss_destroy(ar_loss *loss)
     free(loss);
 }
 
-ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
+ar_status ari_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
     ari_own_batch own;
     const ar_status st = ari_own_batch_init(&own, ctx, batch, false, loss->next);
@@ -113,15 +118,15 @@ static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *bat
     if (!ari_ctx_sp(ctx) || y->ndim < 3 || ari_check_sequence(ctx, s) != AR_OK)
         return false;
     const ar_positions own = ari_own_positions(ctx, s, true);
-    return y->shape[y->ndim - 2] == ar_positions_count(&own);
+    return y->shape[y->ndim - 2] == ari_positions_count(&own);
 }
 
-ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
+ar_status ari_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
 {
     ari_own_batch own;
     loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
     ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
-    ar_ctx_place(ctx, batch);
+    ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
     if (st == AR_OK)
         st = loss->ops->forward(loss->self, loss, ctx, saved, y, &own.batch);
@@ -129,14 +134,14 @@ ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_
     return ari_span_end(st);
 }
 
-ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+ar_status ari_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
     size_t t = batch->targets;
     ari_own_batch own;
     if (batch->global_batch == 0)
-        AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
+        AR_TRY(ari_loss_targets(&t, loss, ctx, batch));
     ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
-    ar_ctx_place(ctx, batch);
+    ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
     if (st == AR_OK)
         st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &own.batch, (double)t / ctx->loss_scale);
@@ -155,7 +160,7 @@ ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, dou
     return ari_tap_number(ctx, "loss", 'f', *value);
 }
 
-ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
+ar_status ari_loss_read_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
 {
     return ari_loss_value(loss, ctx, value, t, 0.0);
 }
@@ -168,9 +173,9 @@ ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t)
     return AR_OK;
 }
 
-ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx)
+ar_status ari_loss_zero(ar_loss *loss, ar_ctx *ctx)
 {
-    return ar_param_zero_grad(&loss->sum, ctx);
+    return ari_param_zero_grad(&loss->sum, ctx);
 }
 
 void ari_loss_subtract(ar_loss *loss, bool subtract)
@@ -178,10 +183,10 @@ void ari_loss_subtract(ar_loss *loss, bool subtract)
     loss->subtract = subtract;
 }
 
-ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
+ar_status ari_loss_add_terms(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 {
     ar_tensor negated;
-    if (!ar_tensor_is_contiguous(terms) || terms->dtype != AR_F32)
+    if (!ari_tensor_is_contiguous(terms) || terms->dtype != AR_F32)
         return ar_error_set(AR_ERR_SHAPE, "%s: terms are contiguous fp32", loss->name);
     if (!loss->subtract)
         return ari_loss_add(&loss->sum, ctx, terms);
@@ -199,7 +204,7 @@ static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of a head's
 
 void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
-    ar_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), start, rows);
+    ari_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), start, rows);
     ari_fault_own_ids(ctx, vocab, start, rows);
 }
 
@@ -212,7 +217,7 @@ static void init_cross_entropy(ari_cross_entropy *c, ar_ctx *ctx, size_t classes
     c->rows = classes;
     if (shared) {
         ari_own_ids(ctx, classes, &c->start, &c->owned);
-        ar_split_uneven(classes, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), &start, &c->rows);
+        ari_split_uneven(classes, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), &start, &c->rows);
     }
 }
 
@@ -259,7 +264,7 @@ static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_sav
      * exponentials: one collective for both. */
     const bool smoothed = c->options.label_smoothing > 0.0;
     const size_t reduced = smoothed ? 2 * n : n;
-    const ar_tensor rows = ar_tensor_rows(logits);
+    const ar_tensor rows = ari_tensor_rows(logits);
     ar_buf exponents = {NULL}, values = {NULL};
     ar_tensor key, sum, bits;
     target_rows t;
@@ -274,7 +279,7 @@ static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_sav
         values = ar_buf_at(sum.data, n * sizeof(int64_t));
         AR_TRY(ARI_KERNEL(ctx, row_exponents, exponents, &rows, (ar_cbuf){NULL}, 1, false, false));
     }
-    if (!ar_faulty(ctx, AR_FAULT_loss_parallel_no_max))
+    if (!ari_faulty(ctx, AR_FAULT_loss_parallel_no_max))
         AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, reduced), AR_MAX, "loss max"));
     AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, logits, ar_const(key.data), c->classes));
     if (smoothed)
@@ -344,14 +349,14 @@ static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *o
     if (!loss->next)
         return i;
     const ar_positions all = ari_own_positions(ctx, ari_all_positions(ctx, own->seq), false);
-    return ar_positions_at(&all, i) + 1;
+    return ari_positions_at(&all, i) + 1;
 }
 
 static ar_status check_labels(const classifier *c, const ar_ctx *ctx, const ar_loss *loss, const ar_tensor *y,
                               const ar_batch *batch)
 {
     AR_TRY(ari_check_features(c->name, "logits", y, c->loss.rows));
-    const size_t rows = ar_tensor_rows(y).shape[0], n = batch->labels ? labels_of(batch) : 0;
+    const size_t rows = ari_tensor_rows(y).shape[0], n = batch->labels ? labels_of(batch) : 0;
     if (rows != n)
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %zu rows and %zu labels (batch %zu x seq %zu), expected one for each row", c->name,
@@ -404,7 +409,7 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
     AR_TRY(form_logits(c, loss, ctx, saved, &logits));
     AR_TRY(check_labels(c, ctx, loss, y, batch));
     AR_TRY(cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
-    AR_TRY(ar_loss_add(loss, ctx, &terms));
+    AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
 }
@@ -534,7 +539,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
     ar_tensor minus_t, difference, terms;
     AR_TRY(ari_ledger_takes(ctx, s->name, "squared error", y, held, NULL, held));
-    if (y->ndim < 1 || !ar_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
+    if (y->ndim < 1 || !ari_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %zu elements (%d dimensions) and %zu targets of %zu samples, expected one for each",
                             s->name, n, y->ndim, squared_targets(s, batch), batch->batch);
@@ -544,7 +549,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     AR_TRY(ar_ctx_tensor(ctx, &difference, AR_F32, y->ndim, y->shape));
     AR_TRY(ARI_KERNEL(ctx, add, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
-    AR_TRY(ar_loss_add(loss, ctx, &terms));
+    AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
     ARI_RELEASE(ctx, &terms, &minus_t);
     return ar_saved_push(saved, self, 0, &difference);
 }

@@ -15,7 +15,7 @@ AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor 
 AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
 /** In a pipeline, where the last rank has it and has reported it, the others receive it, and report that. */
 AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
-/** ar_loss_value, plus `more`, the losses of other parts, where there are any. */
+/** ari_loss_read_value, plus `more`, the losses of other parts, where there are any. */
 AR_NODISCARD ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more);
 /** Such a loss of another part, 0 for t = 0. Collective over dp. */
 AR_NODISCARD ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t);
@@ -45,7 +45,7 @@ typedef struct ari_head_options {
     double scale;     /* not 0: that of the logits times it, rounded to fp32, tapped as name.scaled; not with a cap */
     double weight;    /* of the gradient in that of the whole */
 } ari_head_options;
-/** Cross-entropy of logits, so placed, with the label of the next id (ar_batch_target). It ends the logits, whose memory
+/** Cross-entropy of logits, so placed, with the label of the next id (ari_batch_target). It ends the logits, whose memory
  *  their gradient gets. Errors: those of ar_loss_create. */
 AR_NODISCARD ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t classes, ar_placement logits,
                                             const ari_head_options *o);

@@ -2,6 +2,8 @@
 #include <stdlib.h>
 
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 
 /* Linear layers with an activation between them, which works on what the first ones leave: shards of features, of
@@ -42,7 +44,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         AR_TRY(tap_middle(m, ctx, m->o.fused ? m->base.name : m->first_name, m->o.fused ? "gate" : NULL, 'f', &gate));
         AR_TRY(tap_middle(m, ctx, m->o.fused ? m->base.name : m->up_name, m->o.fused ? "up" : NULL, 'f', &up));
         AR_TRY(ari_like(ctx, act, &pre, gate.shape[gate.ndim - 1]));
-        const ar_tensor rows = ar_tensor_rows(&pre), y = ar_tensor_rows(act);
+        const ar_tensor rows = ari_tensor_rows(&pre), y = ari_tensor_rows(act);
         const ar_tensor gate_rows = half_of(m, &rows, 0);
         const ar_tensor up_rows = half_of(m, &rows, 1);
         AR_TRY(ARI_KERNEL(ctx, gated_forward, &y, &gate_rows, &up_rows, m->o.activation));
@@ -95,7 +97,7 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
         AR_TRY(ARI_KERNEL(ctx, act_backward, dpre, dact, pre, m->o.activation, &sums[0]));
         return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
     }
-    const ar_tensor d = ar_tensor_rows(dpre), p = ar_tensor_rows(pre), dy = ar_tensor_rows(dact);
+    const ar_tensor d = ari_tensor_rows(dpre), p = ari_tensor_rows(pre), dy = ari_tensor_rows(dact);
     const ar_tensor dgate = half_of(m, &d, 0), dup = half_of(m, &d, 1);
     const ar_tensor gate = half_of(m, &p, 0), up = half_of(m, &p, 1);
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation, &sums[0], &sums[1]));
@@ -182,7 +184,7 @@ ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART_PATH], char 
 static ar_status init_mlp(mlp_module *m, ar_ctx *ctx, const ar_mlp_options *o)
 {
     m->o = *o;
-    m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
+    m->split = o->split ? *o->split : ari_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
     AR_TRY(ari_mlp_paths(m->first_name, m->up_name, m->second_name, m->base.name, o));
     return init_linears(m, ctx);
 }

@@ -4,7 +4,10 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
@@ -66,7 +69,7 @@ static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, 
 static ar_status use(ar_param *p, ar_ctx *ctx)
 {
     (void)ctx;
-    ar_param_use(p);
+    ari_param_use(p);
     return AR_OK;
 }
 
@@ -77,7 +80,7 @@ static ar_status use_own(ar_module *m, ar_ctx *ctx, const ar_saved *saved)
 
 ar_status ari_module_done(ar_module *m, ar_ctx *ctx)
 {
-    return for_own(m, ctx, ar_param_done);
+    return for_own(m, ctx, ari_param_done);
 }
 
 ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap)
@@ -114,7 +117,7 @@ ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor
     if (held == AR_HELD_UNKNOWN)
         return AR_OK;
     AR_TRY(ari_ledger_declares(ctx, name, t, held == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features));
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     if (held == AR_HELD_WHOLE || t->ndim < 1)
         return ari_tap_tokens(ctx, name, NULL, pass, t);
@@ -166,8 +169,8 @@ static ar_status recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, con
                                           : m->ops->forward(m, ctx, saved, &unwanted, x, batch));
 }
 
-ar_status ar_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
-                                    const ar_batch *batch)
+ar_status ari_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
+                                     const ar_batch *batch)
 {
     return m->recomputed ? ar_saved_push(saved, m, SAVED_INPUT, x) : recompute_saved(m, ctx, saved, x, batch);
 }
@@ -218,7 +221,7 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     const ar_tensor input = x ? *x : (ar_tensor){0}; /* y may be x */
     const ar_tensor *from = x ? &input : NULL;
     if (batch)
-        ar_ctx_place(ctx, batch);
+        ari_ctx_place_batch(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
     AR_TRY(begin_pass(m, AR_FORWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'f');
@@ -235,7 +238,7 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
     const ar_tensor gradient = dy ? *dy : (ar_tensor){0}; /* dx may be dy */
     const ar_tensor *from = dy ? &gradient : NULL;
     if (batch)
-        ar_ctx_place(ctx, batch);
+        ari_ctx_place_batch(ctx, batch);
     AR_TRY(begin_pass(m, AR_BACKWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'b');
     ari_span_begin("%s:bwd", m->name);
@@ -329,7 +332,7 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
 static ar_status zero_grad(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
     (void)seed;
-    return ar_param_zero_grad(p, ctx);
+    return ari_param_zero_grad(p, ctx);
 }
 
 /* The parameters of m, and of a list those of its modules, without what is below them. */
@@ -339,22 +342,22 @@ static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
     ARI_OWNED ar_module **child = NULL;
     AR_TRY(ARI_ALLOC(&child, n, "modules"));
     own_children(m, child, n);
-    ar_status st = for_own(m, ctx, ar_param_zero_grad);
+    ar_status st = for_own(m, ctx, ari_param_zero_grad);
     for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = for_own(child[i], ctx, ar_param_zero_grad);
+        st = for_own(child[i], ctx, ari_param_zero_grad);
     return st;
 }
 
-ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
+ar_status ari_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
-    if (ar_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
+    if (ari_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
         return zero_not_recursive(m, ctx);
     return for_all(m, ctx, 0, zero_grad);
 }
 
 ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
 {
-    return for_all(m, ctx, seed, ar_param_fresh);
+    return for_all(m, ctx, seed, ari_param_fresh);
 }
 
 ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
@@ -362,7 +365,7 @@ ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
     size_t n = 0;
     ARI_OWNED ar_param **all = NULL;
     AR_TRY(ari_module_list(&all, &n, m));
-    return ar_params_reduce(all, n, ctx);
+    return ari_params_reduce(all, n, ctx);
 }
 
 void ar_module_destroy(ar_module *m)

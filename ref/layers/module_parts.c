@@ -2,6 +2,8 @@
 /* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 static ar_status init_as(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, ar_init_scheme init)
@@ -23,7 +25,7 @@ ar_status ar_param_init_whole(ar_param *p, ar_ctx *ctx, const char *module, cons
     char name[sizeof p->name];
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, module, part));
-    AR_TRY(ar_layout_replicate(&layout, ndim, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    AR_TRY(ari_layout_replicate(&layout, ndim, shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
     return init_as(p, ctx, name, &layout, init);
 }
 
@@ -39,7 +41,7 @@ ar_status ar_param_init_shard(ar_param *p, ar_ctx *ctx, const char *module, cons
     return init_as(p, ctx, name, &layout, init);
 }
 
-size_t ar_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
+size_t ari_ctx_samples(const ar_ctx *ctx, const ar_tensor *x)
 {
     return x->ndim > 2 || ctx->samples > 0 ? x->shape[0] : 1;
 }
@@ -53,7 +55,7 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
     ar_tensor row;
     AR_TRY(ari_cast(ctx, &row, &vector, x->dtype));
     AR_TRY(ar_like(ctx, y, x));
-    const ar_tensor to = ar_tensor_rows(y);
+    const ar_tensor to = ari_tensor_rows(y);
     const ar_tensor from = {.dtype = row.dtype,
                             .ndim = 2,
                             .shape = {to.shape[0], to.shape[1]},
@@ -67,7 +69,7 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
 static ar_status check_same(const char *what, const ar_tensor *a, const ar_tensor *b)
 {
     if (a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
-        ar_tensor_is_contiguous(a) && ar_tensor_is_contiguous(b))
+        ari_tensor_is_contiguous(a) && ari_tensor_is_contiguous(b))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s of %zu elements (%d dimensions) and %zu (%d), expected one shape, contiguous",
                         what, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
@@ -102,10 +104,10 @@ ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor 
 ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
 {
     if (p->value.ndim != 1 || terms->ndim < 1 || terms->shape[terms->ndim - 1] != p->value.shape[0] ||
-        !ar_tensor_is_contiguous(terms))
+        !ari_tensor_is_contiguous(terms))
         return ar_error_set(AR_ERR_SHAPE, "%s: terms of %zu features, expected %zu, contiguous", p->name,
                             terms->ndim > 0 ? terms->shape[terms->ndim - 1] : 0, ar_tensor_count(&p->value));
-    const ar_tensor rows = ar_tensor_rows(terms);
+    const ar_tensor rows = ari_tensor_rows(terms);
     AR_TRY(ari_ledger_parameter(ctx, p, terms));
     return ctx->arith->grad_rows(ctx, p, &rows, (ar_cbuf){NULL});
 }
@@ -150,7 +152,7 @@ ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_
     AR_TRY(ari_unsummed_refuse(ctx, x, "an activation"));
     AR_TRY(ar_like(ctx, y, x));
     AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, x, NULL, y));
-    const ar_tensor from = ar_tensor_rows(x), to = ar_tensor_rows(y);
+    const ar_tensor from = ari_tensor_rows(x), to = ari_tensor_rows(y);
     return ARI_KERNEL(ctx, bias_act, &from, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &to);
 }
 

@@ -4,8 +4,12 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "ref/layers/batch_private.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/loss_private.h"
+#include "ref/layers/param_private.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
 typedef struct mtp_module {
@@ -41,7 +45,7 @@ static ar_status mtp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
     mtp_module *m = (mtp_module *)base;
     ar_tensor rows, tokens, entered, both, z, made;
     if (saved && !ctx->recomputing)
-        ar_param_use(ar_embedding_token(m->embedding));
+        ari_param_use(ari_embedding_token(m->embedding));
     AR_TRY(ari_embedding_forward_as(m->embedding, ctx, saved, &rows, batch, m->tokens_name));
     AR_TRY(ar_module_forward(m->part[TOKENS_NORM], ctx, saved, &tokens, &rows, batch));
     AR_TRY(ar_module_forward(m->part[ENTERED_NORM], ctx, saved, &entered, x, batch));
@@ -80,7 +84,7 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
         *dx = part[1];
     AR_TRY(ari_embedding_backward(m->embedding, ctx, saved, NULL, rows, batch));
     ar_ctx_release(ctx, rows);
-    return ar_param_done(ar_embedding_token(m->embedding), ctx);
+    return ari_param_done(ari_embedding_token(m->embedding), ctx);
 }
 
 static ar_status create_parts(mtp_module *m, ar_ctx *ctx, const ari_mtp_options *o)
@@ -89,7 +93,7 @@ static ar_status create_parts(mtp_module *m, ar_ctx *ctx, const ari_mtp_options 
     char name[96];
     m->embedding = o->embedding;
     m->h = o->block->attention.hidden;
-    ar_embedding_token(m->embedding)->uses++;
+    ari_embedding_token(m->embedding)->uses++;
     AR_TRY(ari_path(m->tokens_name, sizeof m->tokens_name, m->base.name, o->tokens));
     AR_TRY(ari_block_norm(&m->part[TOKENS_NORM], ctx, m->base.name, o->tokens_norm, o->block, stream));
     AR_TRY(ari_block_norm(&m->part[ENTERED_NORM], ctx, m->base.name, o->entered_norm, o->block, stream));
@@ -177,14 +181,14 @@ static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved 
     ar_batch rolled;
     ar_tensor y, logits;
     ctx->use = ARI_USE_BETWEEN;
-    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
-    m->targets[i] = batch->global_batch > 0 ? rolled.targets : ar_batch_targets(&rolled);
+    AR_TRY(ari_batch_roll(&rolled, &memory, batch, i + 1));
+    m->targets[i] = batch->global_batch > 0 ? rolled.targets : ari_batch_targets(&rolled);
     ar_status st = ar_module_forward(m->block[i], ctx, saved, &y, x, &rolled);
     ctx->use = ARI_USE_OUTER;
     if (st == AR_OK && !ctx->counting)
         st = ar_module_forward(m->head[i], ctx, saved, &logits, &y, &rolled);
     if (st == AR_OK && !ctx->counting)
-        st = ar_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
+        st = ari_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
     *x = y;
     return st;
 }
@@ -205,9 +209,9 @@ static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved
     ARI_OWNED int64_t *memory = NULL;
     ar_batch rolled;
     ar_tensor d;
-    AR_TRY(ar_batch_roll(&rolled, &memory, batch, i + 1));
+    AR_TRY(ari_batch_roll(&rolled, &memory, batch, i + 1));
     ctx->use = ARI_USE_OUTER;
-    ar_status st = ar_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
+    ar_status st = ari_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
     if (st == AR_OK)
         st = back_through(m->head[i], ctx, saved, &d, &rolled);
     if (st == AR_OK && i + 1 < m->n)
@@ -249,6 +253,6 @@ ar_status ari_further_zero(ar_module *further, ar_ctx *ctx)
 {
     further_module *m = (further_module *)further;
     for (size_t i = 0; i < m->n; i++)
-        AR_TRY(ar_loss_zero(m->loss[i], ctx));
+        AR_TRY(ari_loss_zero(m->loss[i], ctx));
     return AR_OK;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/module_private.h"
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
@@ -24,14 +27,14 @@ static ar_status gain_of(ar_ctx *ctx, ar_tensor *gain, const ar_param *weight)
     return ARI_KERNEL(ctx, add, gain, gain, &weight->value);
 }
 
-ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
-                          const ar_param *gain, const ar_param *offset, double eps)
+ar_status ari_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
+                           const ar_param *gain, const ar_param *offset, double eps)
 {
     AR_TRY(check_norm(kind, x, gain, offset));
     if (!(eps >= 0.0))
         return ar_error_set(AR_ERR_ARG, "%s: eps is %g, expected a number that is not negative", gain->name, eps);
     const ar_tensor input = *x; /* y may be x */
-    const size_t rows = ar_tensor_rows(x).shape[0];
+    const size_t rows = ari_tensor_rows(x).shape[0];
     if (y == &saved->mean || y == &saved->rstd)
         return ar_error_set(AR_ERR_ARG, "%s: y is one of the saved tensors, expected another", gain->name);
     AR_TRY(ari_unsummed_refuse(ctx, x, "a norm"));
@@ -50,7 +53,7 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
 
 static ar_status check_saved(const ar_norm_saved *s, const ar_tensor *x, const char *name)
 {
-    const size_t rows = ar_tensor_rows(x).shape[0];
+    const size_t rows = ari_tensor_rows(x).shape[0];
     if (ar_tensor_count(&s->mean) == rows && s->mean.dtype == AR_F64 && ar_tensor_count(&s->rstd) == rows &&
         s->rstd.dtype == AR_F32)
         return AR_OK;
@@ -126,15 +129,15 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
 {
     (void)batch;
     norm_module *m = (norm_module *)base;
-    if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ar_tensor_is_contiguous(x))
+    if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ari_tensor_is_contiguous(x))
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
     ar_tensor in;
     ar_norm_saved rows;
     AR_TRY(ari_ledger_takes(ctx, NULL, "norm", x, m->change.from, NULL, m->change.to));
     AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
     AR_TRY(ari_ledger_made(ctx, &in, m->change.to));
-    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
-    const ar_tensor x_rows = ar_tensor_rows(&in), y_rows = ar_tensor_rows(y);
+    AR_TRY(ari_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
+    const ar_tensor x_rows = ari_tensor_rows(&in), y_rows = ari_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], offset_of(m), &y_rows, &rows.mean, &rows.rstd,
                                  &x_rows));
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
@@ -192,8 +195,8 @@ ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t 
 
 static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
 {
-    p->spread =
-        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) && !ar_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+    p->spread = ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) &&
+                !ari_faulty(ctx, AR_FAULT_sp_norm_grad_local);
 }
 
 static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)

@@ -4,7 +4,9 @@
 #include <string.h>
 
 #include "ref/core/axis.h"
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/parallel_private.h"
 
 size_t ari_batch_positions(const ar_batch *batch)
 {
@@ -39,9 +41,9 @@ static ar_status own_positions(ar_positions *own, const ar_ctx *ctx, const ar_ba
 static void take_positions(void *to, const void *from, const ar_batch *batch, const ar_positions *own, size_t width,
                            size_t size)
 {
-    const size_t s = ari_batch_positions(batch), n = ar_positions_count(own), bytes = width * size;
+    const size_t s = ari_batch_positions(batch), n = ari_positions_count(own), bytes = width * size;
     for (size_t i = 0; i < batch->batch * n; i++)
-        memcpy((char *)to + i * bytes, (const char *)from + (i / n * s + ar_positions_at(own, i % n)) * bytes, bytes);
+        memcpy((char *)to + i * bytes, (const char *)from + (i / n * s + ari_positions_at(own, i % n)) * bytes, bytes);
 }
 
 /* --- labels and targets ------------------------------------------------------------------------------------------- */
@@ -49,7 +51,7 @@ static void take_positions(void *to, const void *from, const ar_batch *batch, co
 static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own,
                              bool next)
 {
-    const size_t n = ar_positions_count(own);
+    const size_t n = ari_positions_count(own);
     AR_TRY(ARI_ALLOC(&o->labels, batch->batch * n, "labels"));
     if (!next)
         take_positions(o->labels, batch->labels, batch, own, 1, sizeof *o->labels);
@@ -67,7 +69,7 @@ ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch
     ar_positions own;
     *o = (ari_own_batch){.batch = *batch};
     AR_TRY(own_positions(&own, ctx, batch, stream));
-    const size_t n = ar_positions_count(&own);
+    const size_t n = ari_positions_count(&own);
     if (next || (shared && batch->labels && batch->seq == s))
         AR_TRY(take_labels(o, ctx, batch, &own, next));
     if (shared && batch->target && batch->target_width % s == 0) {
@@ -92,7 +94,7 @@ void ari_own_batch_fini(ari_own_batch *o)
 
 static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
 {
-    const size_t shape[2] = {batch->batch, ar_positions_count(own)};
+    const size_t shape[2] = {batch->batch, ari_positions_count(own)};
     ARI_OWNED int64_t *ids = NULL;
     AR_TRY(ARI_ALLOC(&ids, shape[0] * shape[1], "ids"));
     take_positions(ids, batch->input_ids, batch, own, 1, sizeof *ids);
@@ -107,7 +109,7 @@ static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, 
     ARI_OWNED float *part = NULL;
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];
-    shape[1] = shares_positions(ctx) ? ar_positions_count(own) : shape[1];
+    shape[1] = shares_positions(ctx) ? ari_positions_count(own) : shape[1];
     AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
     if (!shares_positions(ctx))
         return ar_ctx_upload_floats(ctx, x, batch->input);
@@ -116,7 +118,7 @@ static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, 
     return ar_ctx_upload_floats(ctx, x, part);
 }
 
-ar_status ar_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
+ar_status ari_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
 {
     ar_positions own;
     if (batch->input ? batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS : !batch->input_ids)

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 /* --- sums that an operator completes ------------------------------------------------------------------------------ */
@@ -54,7 +56,7 @@ static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar
                             "ar_enter_region_backward",
                             tag);
     AR_TRY(scatters ? ari_like_own_tokens(ctx, y, x, x->shape[x->ndim - 1]) : ar_like(ctx, y, x));
-    const ar_tensor rows = ar_tensor_rows(y);
+    const ar_tensor rows = ari_tensor_rows(y);
     AR_TRY(ctx->arith->fold(ctx, t->sum, ctx->queue, ctx->tp, scatters ? AR_SCATTER_ROWS : AR_ALL, tag));
     AR_TRY(ctx->arith->round(ctx, &rows, t->sum, NULL));
     ctx->arith->operand_done(ctx, t->a);
@@ -142,7 +144,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
         AR_TRY(ari_check_features(ws[i]->name, back ? "gradient" : "input", &xs[i], ws[i]->value.shape[k]));
         AR_TRY(ari_unsummed_refuse(ctx, &xs[i], "a product"));
         AR_TRY(ari_ledger_takes(ctx, ws[i]->name, "contract", &xs[i], takes, NULL, makes));
-        parts.part[i] = ar_tensor_rows(&xs[i]);
+        parts.part[i] = ari_tensor_rows(&xs[i]);
         if (scattered)
             AR_TRY(ari_rank_major(ctx, &parts.part[i], &xs[i]));
         k_full += ws[i]->layout.shape[k];
@@ -155,7 +157,7 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
     AR_TRY(ari_ledger_made(ctx, y, makes));
     if (over)
         return unsummed_begin(ctx, w->name, y, s, a, scattered);
-    const ar_tensor rows = ar_tensor_rows(y);
+    const ar_tensor rows = ari_tensor_rows(y);
     AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
     ctx->arith->operand_done(ctx, a);
     return AR_OK;
@@ -185,9 +187,9 @@ static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor 
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
     if (alone)
         AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated));
-    const ar_grad_terms terms = {w, ar_tensor_rows(&dy_all)};
-    const ar_tensor x_rows = ar_tensor_rows(&x_all);
-    AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ar_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));
+    const ar_grad_terms terms = {w, ari_tensor_rows(&dy_all)};
+    const ar_tensor x_rows = ari_tensor_rows(&x_all);
+    AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ari_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));
     ari_release_placed(ctx, &x_all, x);
     ari_release_placed(ctx, &dy_all, dy);
     return AR_OK;

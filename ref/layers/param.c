@@ -3,8 +3,11 @@
 
 #include <stdio.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/param_private.h"
 #include "ref/numerics/philox.h"
 
 ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_layout *layout, bool transposed)
@@ -26,7 +29,7 @@ ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name, const ar_lay
     const ar_dtype dtype = layout->ndim == 2 ? ctx->matrices : AR_F32;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < layout->ndim; d++)
-        shape[d] = ar_layout_local(layout, d);
+        shape[d] = ari_layout_local(layout, d);
     AR_TRY(ar_tensor_view(&p->value, dtype, layout->ndim, shape, (ar_buf){NULL}));
     p->own_count = ar_tensor_count(&p->value);
     p->device = ctx->device;
@@ -72,7 +75,7 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
     return AR_OK;
 }
 
-ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
+ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
     ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .from = p->layout};
     ARI_OWNED float *host = NULL;
@@ -85,7 +88,7 @@ ar_status ar_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     return upload(p, ctx, host);
 }
 
-ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
+ar_status ari_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
     ar_layout from = p->layout;
     ARI_OWNED float *host = NULL;
@@ -95,10 +98,10 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
     return upload(p, ctx, host);
 }
 
-ar_status ar_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
+ar_status ari_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
 {
     const ar_layout layout = ari_whole_layout(p, ctx);
-    return ar_tap(ctx, p->name, pass, t, &layout);
+    return ari_tap(ctx, p->name, pass, t, &layout);
 }
 
 static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
@@ -107,9 +110,9 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         return AR_OK;
     if (p->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->tp, p->name));
-    if (p->ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed))
+    if (p->ends && !ari_faulty(ctx, AR_FAULT_pp_tied_not_summed))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->ends, p->name));
-    if (!ar_faulty(ctx, AR_FAULT_dp_group_missing))
+    if (!ari_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ari_ctx_data(ctx, p->expert), p->name));
     return AR_OK;
 }
@@ -148,34 +151,34 @@ static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
     ar_tensor g;
     ar_layout share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ar_param_grad_value(p, ctx, &g));
+    AR_TRY(ari_param_grad_value(p, ctx, &g));
     if (p->sharded) {
         AR_TRY(ari_share_layout(&share, p, ctx, p->own_start, p->own_count));
-        AR_TRY(ar_tap(ctx, p->name, 'g', &g, &share));
+        AR_TRY(ari_tap(ctx, p->name, 'g', &g, &share));
     } else {
-        AR_TRY(ar_param_tap(p, ctx, 'g', &g));
+        AR_TRY(ari_param_tap(p, ctx, 'g', &g));
     }
     ar_ctx_release(ctx, &g);
     return AR_OK;
 }
 
-ar_status ar_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
+ar_status ari_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
-    for (size_t i = n; i-- > 0 && ar_tapped(ctx);) {
+    for (size_t i = n; i-- > 0 && ari_tapped(ctx);) {
         if (params[i]->requires_grad)
             AR_TRY(tap_grad(params[i], ctx));
     }
     return AR_OK;
 }
 
-ar_status ar_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
+ar_status ari_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     for (size_t i = n; i-- > 0;)
         AR_TRY(reduce_one(params[ari_fault_turn(ctx, i, n)], ctx));
     if (any_spread(params, n))
         AR_TRY(agree_used(params, n, ctx, ctx->tp, true));
     AR_TRY(agree_used(params, n, ctx, ctx->dp, false));
-    return ar_params_tap_grads(params, n, ctx);
+    return ari_params_tap_grads(params, n, ctx);
 }
 
 static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
@@ -184,13 +187,13 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
     if (ari_value_is_shared(p)) /* those that have the same share */
         return ar_comm_broadcast(ari_ctx_replicate(ctx, p->expert), ctx->queue, p->share->value, p->share->count,
                                  p->value.dtype, 0, p->name);
-    if (ar_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
+    if (ari_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
         return ari_fault_broadcast_over_world(p, ctx);
     return ar_comm_broadcast(ari_ctx_data(ctx, p->expert), ctx->queue, p->value.data, ar_tensor_count(&p->value),
                              ari_fault_broadcast_dtype(ctx, p->value.dtype), 0, p->name);
 }
 
-ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
+ar_status ari_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     for (size_t i = 0; i < n; i++) {
         if (ar_comm_size(ari_ctx_data(ctx, params[i]->expert)) > 1)
@@ -203,7 +206,7 @@ ar_status ar_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 
 /* A gradient is ready when all uses that a forward pass made of the parameter are done. */
 
-void ar_param_use(ar_param *p)
+void ari_param_use(ar_param *p)
 {
     p->pending++;
 }
@@ -222,7 +225,7 @@ static ar_status done(ar_ctx *ctx, const void *job)
     return AR_OK;
 }
 
-ar_status ar_param_done(ar_param *p, ar_ctx *ctx)
+ar_status ari_param_done(ar_param *p, ar_ctx *ctx)
 {
     return ari_defer(ctx, done, &p, sizeof p, NULL, NULL);
 }
@@ -256,7 +259,7 @@ void ar_param_remove_hook(ar_param *p, ar_param_hook hook)
         p->hook[i] = p->hook[i + 1];
 }
 
-ar_status ar_param_zero_grad(ar_param *p, ar_ctx *ctx)
+ar_status ari_param_zero_grad(ar_param *p, ar_ctx *ctx)
 {
     const bool touched = p->has_grad;
     p->pending = 0;
@@ -284,7 +287,7 @@ static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tens
     return AR_OK;
 }
 
-ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
+ar_status ari_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
     AR_TRY(p->share && !p->grad ? shared_grad_value(p, ctx, g) : ctx->arith->grad_value(ctx, g, p));
     if (p->grad_scale == 1.0f)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/parts.h"
+#include "ref/core/tensor_private.h"
 
 #include <stdio.h>
 
@@ -13,7 +14,7 @@ ar_status ari_path(char *out, size_t cap, const char *base, const char *part)
 
 ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features)
 {
-    if (t->ndim >= 2 && t->shape[t->ndim - 1] == features && ar_tensor_is_contiguous(t))
+    if (t->ndim >= 2 && t->shape[t->ndim - 1] == features && ari_tensor_is_contiguous(t))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s: %s of %zu features (%d dimensions), expected %zu, contiguous", name, what,
                         t->ndim > 0 ? t->shape[t->ndim - 1] : 0, t->ndim, features);

@@ -15,7 +15,7 @@ ARI_OWNER(ar_loss, ar_loss_destroy)
 ARI_OWNER(ar_module, ar_module_destroy)
 ARI_OWNER(ar_saved, ar_saved_destroy)
 
-/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ar_ctx_place); of
+/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ari_ctx_place_batch); of
  * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
@@ -107,7 +107,7 @@ AR_NODISCARD ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, cons
  * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is
  * contiguous, of any dtype; the dimensions before the sequence are the samples. */
 
-/* Context parallelism: a rank holds some positions of every sequence in all layers (ar_parallel_positions). A batch has
+/* Context parallelism: a rank holds some positions of every sequence in all layers (ari_parallel_positions). A batch has
  * all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of the
  * positions of the context-parallel rank. */
 
@@ -121,11 +121,11 @@ static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
 }
-/** Checks that the context's groups can share a sequence. Errors: those of ar_parallel_check_sequence. */
+/** Checks that the context's groups can share a sequence. Errors: those of ari_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
-/** Target of the i-th of a row's own positions (ar_batch_target). */
+/** Target of the i-th of a row's own positions (ari_batch_target). */
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
-/** The position of each of the own places of every row (ar_batch_position), int64 on the device. */
+/** The position of each of the own places of every row (ari_batch_position), int64 on the device. */
 AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own);
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
@@ -297,7 +297,7 @@ AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *c
 /** Further tokens, of which each has a T. */
 size_t ari_trained_depths(const ar_module *m);
 /** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors: those of
- *  ar_loss_targets. */
+ *  ari_loss_targets. */
 AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */
@@ -331,7 +331,7 @@ AR_NODISCARD ar_status ari_deferred_run(ar_ctx *ctx, ari_deferred *l);
 /** Forgets it. */
 void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
 
-/** ar_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
+/** ari_param_done of the module's own parameters, for a layer that a caller runs without ar_module_backward. */
 AR_NODISCARD ar_status ari_module_done(ar_module *m, ar_ctx *ctx);
 
 /** An embedding's forward pass, its rows tapped as `name`, and its backward pass. */
@@ -354,7 +354,7 @@ typedef struct ari_mtp_options {
 /** With the id e of the place that is predicted next,
  *    y = norm(block(M [norm(Emb(e)) | norm(x)]))
  *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as between blocks; the
- *  batch is ar_batch_roll's. Gives; ar_module_destroy. */
+ *  batch is ari_batch_roll's. Gives; ar_module_destroy. */
 AR_NODISCARD ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
 /** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and, going

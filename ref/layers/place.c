@@ -2,13 +2,16 @@
 /* Values between layers: how they are placed over the tensor-parallel ranks, what is made of that, and how it is
  * reported. */
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
 #include "ref/placement/axis.h"
 
 const ar_placement ari_replicated = {AR_REPLICATE, 0}, ari_shard_features = {AR_SHARD, -1},
                    ari_shard_tokens = {AR_SHARD, -2};
 
-const char *ar_style_name(ar_style s)
+const char *ari_style_name(ar_style s)
 {
     static const char *const names[] = {
         [AR_STYLE_REPLICATE] = "replicate", [AR_STYLE_COLWISE] = "colwise", [AR_STYLE_ROWWISE] = "rowwise",
@@ -17,7 +20,7 @@ const char *ar_style_name(ar_style s)
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "?";
 }
 
-ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement stream)
+ar_branch_split ari_branch_of(ar_style first, ar_style second, ar_placement stream)
 {
     const bool shard = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
     const ar_placement middle = shard ? ari_shard_features : ari_replicated;
@@ -27,7 +30,7 @@ ar_branch_split ar_branch_of(ar_style first, ar_style second, ar_placement strea
                              .leave = {stream, stream}};
 }
 
-ar_branch_split ar_experts_split(bool cut, ar_placement stream)
+ar_branch_split ari_experts_split(bool cut, ar_placement stream)
 {
     const ar_placement whole = ari_replicated, middle = cut ? ari_shard_features : whole;
     return (ar_branch_split){.enter = {stream, whole},
@@ -98,7 +101,7 @@ static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *whole, const ar_tenso
                              int first, size_t n, bool take)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp), all = ari_features_sum(f), own = all / ranks;
-    const size_t rows = ar_tensor_rows(whole).shape[0], each = ar_dtype_bytes(whole->dtype);
+    const size_t rows = ari_tensor_rows(whole).shape[0], each = ar_dtype_bytes(whole->dtype);
     size_t at = 0;
     for (int i = 0; i < f->n; i++) {
         const size_t width = f->width[i] / ranks;
@@ -128,7 +131,7 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
     ar_tensor rows, shape = *x;
     shape.shape[dim] *= (size_t)n;
-    if (ar_faulty(ctx, AR_FAULT_gather_batch_order)) {
+    if (ari_faulty(ctx, AR_FAULT_gather_batch_order)) {
         AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
         return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
     }
@@ -169,7 +172,7 @@ static ar_status own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
         return copy_blocks(ctx, x, y, f, r, 1, true);
     }
     const ari_axis a = features_axis(ctx, x);
-    ar_split_uneven(f->width[0], n, r, &start, &own);
+    ari_split_uneven(f->width[0], n, r, &start, &own);
     AR_TRY(ari_like(ctx, y, x, own));
     return ari_axis_take(ctx, y->data, ar_const(x->data), &a, r, x->dtype);
 }
@@ -273,7 +276,7 @@ static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass,
         const ar_positions own = ari_own_positions(ctx, seq, false);
         place_positions(layout, dim, &own, seq);
     }
-    return ar_tap(ctx, name, pass, t, layout);
+    return ari_tap(ctx, name, pass, t, layout);
 }
 
 ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
@@ -283,24 +286,24 @@ ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char p
 
 ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
 {
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
+    AR_TRY(ari_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp), ar_comm_size(ctx->tp)));
     return tap(ctx, base, part, pass, t, &layout);
 }
 
 ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, int dim,
                          size_t full, int copies)
 {
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     ar_layout layout;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < t->ndim; d++)
         shape[d] = d == dim ? full : t->shape[d];
     const int r = ar_comm_rank(ctx->tp), n = ar_comm_size(ctx->tp);
-    AR_TRY(ar_layout_shard_uneven(&layout, t->ndim, shape, dim, r / copies, n / copies));
+    AR_TRY(ari_layout_shard_uneven(&layout, t->ndim, shape, dim, r / copies, n / copies));
     layout.replica = r % copies;
     layout.replicas = copies;
     return tap(ctx, base, part, pass, t, &layout);
@@ -310,26 +313,26 @@ ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char 
                           size_t head_start, int copies, const ar_positions *rows)
 {
     char name[160];
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, base, part));
-    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp) % copies, copies));
+    AR_TRY(ari_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ctx->tp) % copies, copies));
     layout.shape[1] = heads;
     layout.box[0].global[1] = head_start;
     place_samples(&layout, ctx);
     place_positions(&layout, 2, rows, t->shape[3]);
-    return ar_tap(ctx, name, pass, t, &layout);
+    return ari_tap(ctx, name, pass, t, &layout);
 }
 
 ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t)
 {
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ari_ctx_place(ctx, ARI_ALL_AXES),
-                               ari_extent(&ctx->layout, ARI_ALL_AXES)));
-    return ar_tap(ctx, name, pass, t, &layout);
+    AR_TRY(ari_layout_replicate(&layout, t->ndim, t->shape, ari_ctx_place(ctx, ARI_ALL_AXES),
+                                ari_extent(&ctx->layout, ARI_ALL_AXES)));
+    return ari_tap(ctx, name, pass, t, &layout);
 }
 
 ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value)

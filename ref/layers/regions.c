@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The conjugate operators at the ends of the tensor-parallel regions, and redistributions as modules. */
+#include "ref/arith/arith_private.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/parts.h"
 #include "ref/placement/axis.h"
+#include "ref/placement/placement_private.h"
 
 /* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
 static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
@@ -22,7 +25,7 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
         r.shape[d] =
             x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
     AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
-    AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ar_arith_native(AR_PRECISION_F32), tag));
+    AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
     return ari_ledger_made(ctx, y, to);
 }
 
@@ -30,8 +33,8 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
                                        ar_placement to, const char *operation, const char *tag)
 {
     ar_placement dfrom, dto;
-    AR_TRY(ar_placement_gradient(&dfrom, from));
-    AR_TRY(ar_placement_gradient(&dto, to));
+    AR_TRY(ari_placement_gradient(&dfrom, from));
+    AR_TRY(ari_placement_gradient(&dto, to));
     return redistribute_equal(ctx, dx, dy, dto, dfrom, operation, tag);
 }
 
@@ -96,14 +99,15 @@ static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar
     return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->ops->kind, base->name) : AR_OK;
 }
 
-ar_status ar_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from, ar_placement to)
+ar_status ari_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
+                                    ar_placement to)
 {
     static const ar_module_ops ops = {.kind = "redistribution", .forward = move_forward, .backward = move_backward};
     redistribution_module *m = NULL;
     ar_placement gradient;
     (void)ctx;
-    AR_TRY(ar_placement_gradient(&gradient, from));
-    AR_TRY(ar_placement_gradient(&gradient, to));
+    AR_TRY(ari_placement_gradient(&gradient, from));
+    AR_TRY(ari_placement_gradient(&gradient, to));
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     m->from = from;
     m->to = to;

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "ref/core/text.h"
+#include "ref/layers/layers_private.h"
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 typedef struct residual_module {
@@ -31,7 +33,7 @@ static ar_status residual_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved
 static ar_status residual_recompute(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                     const ar_batch *batch)
 {
-    return ar_module_recompute_saved(((residual_module *)base)->branch, ctx, saved, x, batch);
+    return ari_module_recompute_saved(((residual_module *)base)->branch, ctx, saved, x, batch);
 }
 
 static void residual_destroy(ar_module *base)
@@ -42,7 +44,7 @@ static void residual_destroy(ar_module *base)
     free(m);
 }
 
-ar_status ar_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held, bool own)
+ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held, bool own)
 {
     static const ar_module_ops ops = {.kind = "residual",
                                       .forward = residual_forward,
@@ -66,7 +68,7 @@ ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const
 {
     ar_module *line = NULL;
     AR_TRY(ar_sequential_made(&line, name, child, n, st));
-    st = ar_residual_create(gives, name, line, held, true);
+    st = ari_residual_create(gives, name, line, held, true);
     if (st != AR_OK)
         ar_module_destroy(line);
     return st;

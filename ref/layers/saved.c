@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
@@ -25,7 +26,7 @@ ar_status ar_saved_create(ar_saved **gives)
     return ari_alloc_zero((void **)gives, 1, sizeof(ar_saved), "saved activations");
 }
 
-void ar_saved_clear(ar_saved *s)
+void ari_saved_clear(ar_saved *s)
 {
     if (s)
         s->count = 0;

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The positions of a rank, and what moves along a sequence between the tensor-parallel regions. */
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/faults.h"
 #include "ref/placement/axis.h"
+#include "ref/placement/parallel_private.h"
 
 /* The layout that the context's groups were made for, as far as it cuts sequences. */
 static ar_parallel layout_of(const ar_ctx *ctx)
@@ -15,14 +19,14 @@ static ar_parallel layout_of(const ar_ctx *ctx)
 ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
 {
     const ar_parallel layout = layout_of(ctx);
-    return ar_parallel_check_sequence(&layout, seq);
+    return ari_parallel_check_sequence(&layout, seq);
 }
 
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
 {
-    const ar_positions own = ar_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
+    const ar_positions own = ari_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
     return stream && ari_ctx_sp(ctx)
-               ? ar_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
+               ? ari_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
                : own;
 }
 
@@ -34,26 +38,26 @@ size_t ari_all_positions(const ar_ctx *ctx, size_t own)
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major)
 {
     const ar_positions all = ari_own_positions(ctx, batch->seq, false);
-    const size_t own = ar_positions_count(&all) / (rank_major ? ari_sequence_ranks(ctx) : 1);
+    const size_t own = ari_positions_count(&all) / (rank_major ? ari_sequence_ranks(ctx) : 1);
     const size_t sample = i / own % batch->batch, rank = i / own / batch->batch;
-    return sample * batch->seq + ar_positions_at(&all, rank * own + i % own);
+    return sample * batch->seq + ari_positions_at(&all, rank * own + i % own);
 }
 
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i)
 {
-    const int64_t target = ar_batch_target(batch, row, ar_positions_at(own, i));
+    const int64_t target = ari_batch_target(batch, row, ari_positions_at(own, i));
     return ari_fault_target(ctx, batch, row, own, i, target);
 }
 
 ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
 {
-    const size_t each = ar_positions_count(own), n = batch->batch * each;
+    const size_t each = ari_positions_count(own), n = batch->batch * each;
     ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "positions"));
     for (size_t i = 0; i < n; i++) {
-        const size_t place = ar_positions_at(own, i % each);
-        const bool over = ar_faulty(ctx, AR_FAULT_positions_over_documents);
-        host[i] = (int64_t)(over ? place : ar_batch_position(batch, i / each, place));
+        const size_t place = ari_positions_at(own, i % each);
+        const bool over = ari_faulty(ctx, AR_FAULT_positions_over_documents);
+        host[i] = (int64_t)(over ? place : ari_batch_position(batch, i / each, place));
     }
     return ari_numbers(ctx, at, AR_I64, n, host);
 }
@@ -80,7 +84,7 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 {
     ari_axis a;
     AR_TRY(positions_of(&a, ctx, x));
-    *rows = ar_tensor_rows(x);
+    *rows = ari_tensor_rows(x);
     if (a.before == 1)
         return AR_OK;
     AR_TRY(ari_new_rows(ctx, rows, x->dtype, a.before * a.extent, a.after));
@@ -90,7 +94,7 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
 {
     const int n = ar_comm_size(ctx->tp);
-    const ar_tensor own = ar_tensor_rows(x);
+    const ar_tensor own = ari_tensor_rows(x);
     AR_TRY(ari_new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
     const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
     return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, x->dtype, tag);

@@ -3,10 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/loss_private.h"
+#include "ref/layers/module_private.h"
+#include "ref/placement/parallel_private.h"
 
 static const char LIST[] = "sequential";
 
@@ -287,7 +293,7 @@ ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, co
         shape[d + 1] = b->shape[d];
     if (b->ndim > 1) {
         const ar_positions own = ari_own_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
-        shape[1] = ar_positions_count(&own);
+        shape[1] = ari_positions_count(&own);
     }
     ctx->use = ARI_USE_BETWEEN;
     return ar_ctx_tensor(ctx, t, ctx->activations, b->ndim + 1, shape);
@@ -301,7 +307,7 @@ static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, con
         return AR_OK;
     AR_TRY(ari_stage_between(base, ctx, y, batch));
     if (at->ndim != y->ndim || memcmp(at->shape, y->shape, (size_t)y->ndim * sizeof *y->shape) != 0 ||
-        !ar_tensor_is_contiguous(at) || at->dtype != y->dtype)
+        !ari_tensor_is_contiguous(at) || at->dtype != y->dtype)
         return ar_error_set(AR_ERR_SHAPE, "%s: a value of %s between stages, which were cut for %s", base->name,
                             ARI_SHOW_SHAPE(at->ndim, at->shape), ARI_SHOW_SHAPE(y->ndim, y->shape));
     return ARI_KERNEL(ctx, copy, y->data, ar_const(at->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
@@ -334,7 +340,7 @@ static ar_status input_of(const ar_module *m, ar_ctx *ctx, ar_tensor *x, const a
 {
     const sequential_module *list = list_of(m);
     *x = (ar_tensor){.ndim = 0};
-    return (list && list->n > 0 ? list->child[0] : m)->ops->takes_ids ? AR_OK : ar_batch_input(ctx, x, batch);
+    return (list && list->n > 0 ? list->child[0] : m)->ops->takes_ids ? AR_OK : ari_batch_input(ctx, x, batch);
 }
 
 ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
@@ -343,7 +349,7 @@ ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *
     const sequential_module *list = staged(m, ctx);
     ar_tensor in, out;
     size_t first, end;
-    ar_ctx_place(ctx, batch);
+    ari_ctx_place_batch(ctx, batch);
     if (i == 0 && ar_comm_rank(ctx->pipeline) == 0)
         AR_TRY(input_of(m, ctx, &in, batch));
     else
@@ -356,10 +362,10 @@ ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *
     }
     if (!is_last(list, ctx, i))
         return hand_over(m, ctx, y, &out, batch);
-    if (ar_comm_size(ctx->pipeline) > 1 && ar_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
-        AR_TRY(ar_loss_zero(loss, ctx));
+    if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
+        AR_TRY(ari_loss_zero(loss, ctx));
     if (!ctx->counting)
-        AR_TRY(ar_loss_forward(loss, ctx, saved, &out, batch));
+        AR_TRY(ari_loss_forward(loss, ctx, saved, &out, batch));
     return list && list->stages.further ? ari_further_forward(list->stages.further, ctx, saved, batch) : AR_OK;
 }
 
@@ -370,12 +376,12 @@ ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved 
     const bool inner = i > 0 || ar_comm_rank(ctx->pipeline) > 0;
     ar_tensor d, made;
     size_t first, end;
-    ar_ctx_place(ctx, batch);
+    ari_ctx_place_batch(ctx, batch);
     if (list && list->stages.further && is_last(list, ctx, i))
         AR_TRY(ari_further_backward(list->stages.further, ctx, saved, batch));
     ctx->use = ARI_USE_OUTER;
     if (is_last(list, ctx, i))
-        AR_TRY(ar_loss_backward(loss, ctx, saved, &d, batch));
+        AR_TRY(ari_loss_backward(loss, ctx, saved, &d, batch));
     else
         d = *dy;
     if (!list)
@@ -396,7 +402,7 @@ size_t ari_trained_depths(const ar_module *m)
 static size_t next_targets(const ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_positions own = ari_own_positions(ctx, batch->seq, false);
-    const size_t n = ar_positions_count(&own);
+    const size_t n = ari_positions_count(&own);
     size_t count = 0;
     for (size_t i = 0; i < batch->batch * n; i++)
         count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
@@ -407,13 +413,13 @@ ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, 
                               const ar_batch *batch)
 {
     if (loss)
-        AR_TRY(ar_loss_targets(&count[0], loss, ctx, batch));
+        AR_TRY(ari_loss_targets(&count[0], loss, ctx, batch));
     else
         count[0] = next_targets(ctx, batch);
     for (size_t depth = 1; depth <= ari_trained_depths(m); depth++) {
         ARI_OWNED int64_t *memory = NULL;
         ar_batch rolled;
-        AR_TRY(ar_batch_roll(&rolled, &memory, batch, depth));
+        AR_TRY(ari_batch_roll(&rolled, &memory, batch, depth));
         count[depth] = next_targets(ctx, &rolled);
     }
     return AR_OK;
@@ -429,11 +435,11 @@ void ari_trained_further(ar_module *m, const size_t *targets)
 ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx)
 {
     const ari_stages *s = ari_sequential_stages(m, NULL);
-    AR_TRY(ar_module_zero_grad(m, ctx));
+    AR_TRY(ari_module_zero_grad(m, ctx));
     AR_TRY(ari_balance_zero(m, ctx));
     AR_TRY(ari_scores_zero(m));
     if (loss)
-        AR_TRY(ar_loss_zero(loss, ctx));
+        AR_TRY(ari_loss_zero(loss, ctx));
     return s && s->further ? ari_further_zero(s->further, ctx) : AR_OK;
 }
 

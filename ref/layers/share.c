@@ -3,6 +3,9 @@
 
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 
 /* The list of boxes on its way; the dimensions before `dim` are fixed at `at`. */
@@ -101,7 +104,7 @@ static void add_copies(ar_layout *o, const ar_comm *over)
 ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count)
 {
     ari_run_box run[ARI_RUN_BOXES];
-    const ar_tensor matrix = ar_param_matrix(p);
+    const ar_tensor matrix = ari_param_matrix(p);
     const size_t n = ari_run_boxes(run, matrix.ndim, matrix.shape, start, count);
     *o = p->layout;
     o->nbox = 0;
@@ -169,7 +172,7 @@ static ar_status move_run(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_t
                           size_t count, bool get)
 {
     ari_run_box box[ARI_RUN_BOXES];
-    const ar_tensor matrix = p->transposed ? ar_tensor_transposed(value) : *value;
+    const ar_tensor matrix = p->transposed ? ari_tensor_transposed(value) : *value;
     const size_t n = ari_run_boxes(box, matrix.ndim, matrix.shape, start, count);
     size_t done = 0;
     for (size_t i = 0; i < n; i++) {
@@ -213,10 +216,10 @@ ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass)
 {
     ar_tensor t;
     ar_layout o;
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     AR_TRY(ari_value_begin(&t, &o, ctx, p));
-    AR_TRY(ar_tap(ctx, p->name, pass, &t, &o));
+    AR_TRY(ari_tap(ctx, p->name, pass, &t, &o));
     ari_value_end(&t, ctx, p);
     return AR_OK;
 }

@@ -7,6 +7,8 @@
 #include "ref/core/text.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 
 /* Its last component: "q_proj". */
 static const char *leaf_of(const ari_family *f, ari_role role)
@@ -49,7 +51,7 @@ static void name_parts(const ari_family *f, ar_block_options *o)
     o->experts.shared_name = f->shared_experts ? "shared_experts" : NULL;
 }
 
-ar_status ar_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
+ar_status ari_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap)
 {
     AR_TRY(ari_arch_expect(c->arch));
     const ari_family *f = ari_family_of(c->arch);
@@ -179,7 +181,7 @@ static ar_status check_mlp(const ar_config *c, int ranks, const ar_branch_split 
     return check_output("the hidden size (MLP colwise at its end)", c->hidden, ranks, &s->second);
 }
 
-ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
+ar_status ari_config_check_ranks(const ar_config *c, int ranks, const ar_plan *plan)
 {
     return ari_config_check_tp(c, ranks, ranks, plan);
 }
@@ -187,7 +189,7 @@ ar_status ar_config_check_tp(const ar_config *c, int ranks, const ar_plan *plan)
 ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan)
 {
     /* Divisibility does not depend on the placement between the branches, for which the plan's declared one is used. */
-    const bool sequence = ar_plan_by_tokens(plan, 1, false);
+    const bool sequence = ari_plan_by_tokens(plan, 1, false);
     ar_outer_split outer;
     AR_TRY(ari_config_expect(c));
     if (ranks < 1)
@@ -196,12 +198,12 @@ ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, cons
         ar_block_split split;
         if (i > 0 && plan->rules == 0 && ar_config_has_experts(c, i) == ar_config_has_experts(c, i - 1))
             continue; /* it is split as the one before */
-        AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
+        AR_TRY(ari_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_attention(c, ranks, &split.attention));
         AR_TRY(ar_config_has_experts(c, i) ? check_experts(c, ranks, of_expert, &split.mlp)
                                            : check_mlp(c, ranks, &split.mlp));
     }
-    AR_TRY(ar_plan_outer(plan, c, sequence, &outer));
+    AR_TRY(ari_plan_outer(plan, c, sequence, &outer));
     AR_TRY(check_input("the hidden size (LM head rowwise)", c->hidden, ranks, &outer.head));
     return outer.tokens == AR_EMBEDDING_HIDDEN ? divides("the hidden size (embedding by hidden)", c->hidden, ranks)
                                                : AR_OK;
@@ -225,16 +227,16 @@ static ar_status check_inner_heads(const ar_config *c, size_t ranks, size_t inne
     return AR_OK;
 }
 
-ar_status ar_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan)
+ar_status ari_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan)
 {
-    const bool sequence = ar_plan_by_tokens(plan, 1, false);
+    const bool sequence = ari_plan_by_tokens(plan, 1, false);
     if (ranks < 1)
         return ar_error_set(AR_ERR_ARG, "tp=%d is not a number of ranks", ranks);
     if (inner < 1)
         return ar_error_set(AR_ERR_ARG, "an inner cp of %d is not a number of neighbours", inner);
     for (size_t i = 0; inner > 1 && i < ar_config_blocks(c); i++) {
         ar_block_split split;
-        AR_TRY(ar_plan_block(plan, c, i, sequence, &split));
+        AR_TRY(ari_plan_block(plan, c, i, sequence, &split));
         AR_TRY(check_inner_heads(c, by_features(split.attention.first.to) ? (size_t)ranks : 1, (size_t)inner));
     }
     return AR_OK;
@@ -249,7 +251,7 @@ static ar_status add_elements(void *user, const char *name, int ndim, const size
     return ari_add_size(total, *total, product);
 }
 
-ar_status ar_config_parameters(const ar_config *c, size_t *out)
+ar_status ari_config_parameters(const ar_config *c, size_t *out)
 {
     *out = 0;
     AR_TRY(ari_config_expect(c));

@@ -6,11 +6,14 @@
 #include <string.h>
 
 #include "anyrank/placement.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/context_private.h"
 
-ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank)
+ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
     ar_parallel_rank at;
@@ -22,7 +25,7 @@ ar_parallel_rank ar_parallel_rank_of(const ar_parallel *p, int rank)
 /* "; stages 1 and 5, layers 2..3 and 10..11", of the rank at `place` of the pipeline. */
 static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int place)
 {
-    const int each = ari_at_least_one(p->virtual_stages), all = ar_parallel_stages(p), ranks = all / each;
+    const int each = ari_at_least_one(p->virtual_stages), all = ari_parallel_stages(p), ranks = all / each;
     for (int i = 0; i < each; i++)
         ari_say(t, "%s%d",
                 i == 0          ? (each > 1 ? "; stages " : "; stage ")
@@ -31,7 +34,7 @@ static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pla
                 i * ranks + place);
     for (int i = 0, listed = 0; i < each; i++) {
         size_t first = 0, count = 0;
-        ar_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * ranks + place));
+        ari_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * ranks + place));
         if (count == 0)
             continue;
         ari_say(t, "%s%zu", listed++ == 0 ? ", layers " : i + 1 == each ? " and " : ", ", first);
@@ -40,7 +43,7 @@ static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int pla
     }
 }
 
-void ar_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank)
+void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
     ar_mesh mesh;
@@ -93,7 +96,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
         char text[AR_RANK_TEXT];
         if (rank[i] >= ar_parallel_world(p))
             continue;
-        ar_parallel_rank_text(text, p, layers, rank[i]);
+        ari_parallel_rank_text(text, p, layers, rank[i]);
         ari_say(&t, "\n  %s", text);
     }
     ari_say(&t, "%s", message + first);
@@ -147,7 +150,7 @@ static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ar
         place = replicates ? replica : share;
         n = replicates ? n / each : each;
     }
-    return ar_comm_join(gives, world, group, place, n);
+    return ari_comm_join(gives, world, group, place, n);
 }
 
 /* Runs of neighbours have the experts between them, and the copies of a replica of shares follow each other. */
@@ -161,15 +164,15 @@ static ar_status split_experts(ar_comm **gives, ar_comm *world, const ar_paralle
     const int own = at % ep, copy = at / ep, sequence = ari_expert_sequence(p);
     const int replicas = ari_at_least_one(p->dp_replicate), each = copies / replicas;
     if (over == ARI_OVER_EP)
-        return ar_comm_join(gives, world, team * copies + copy, own, ep);
+        return ari_comm_join(gives, world, team * copies + copy, own, ep);
     if (over == ARI_OVER_EDP)
-        return ar_comm_join(gives, world, team * ep + own, copy, copies);
+        return ari_comm_join(gives, world, team * ep + own, copy, copies);
     if (over == ARI_OVER_EXPERT_SHARD)
-        return ar_comm_join(gives, world, (team * ep + own) * replicas + copy / each, copy % each, each);
+        return ari_comm_join(gives, world, (team * ep + own) * replicas + copy / each, copy % each, each);
     if (over == ARI_OVER_EXPERT_REPLICATE)
-        return ar_comm_join(gives, world, (team * ep + own) * each + copy % each, copy / each, replicas);
-    return ar_comm_join(gives, world, (team * ep + own) * (copies / sequence) + copy / sequence, copy % sequence,
-                        sequence);
+        return ari_comm_join(gives, world, (team * ep + own) * each + copy % each, copy / each, replicas);
+    return ari_comm_join(gives, world, (team * ep + own) * (copies / sequence) + copy / sequence, copy % sequence,
+                         sequence);
 }
 
 ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p, bool wrong_stride)
@@ -180,7 +183,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
     *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p), .ep.dispatch = p->dispatch};
     if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
         char text[256];
-        ar_parallel_text(text, sizeof text, p);
+        ari_parallel_text(text, sizeof text, p);
         return ar_error_set(AR_ERR_ARG, "groups of %s (inner %d) in a world of %d ranks, expected %d", text, inner,
                             ar_comm_size(world), ar_parallel_world(p));
     }
@@ -190,7 +193,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
     }
     for (int over = 0; over < ARI_OVER_GROUPS; over++) {
         if (over == ARI_OVER_DP && wrong_stride)
-            AR_TRY(ar_comm_join(groups[over], world, rank / summed, rank % summed, summed));
+            AR_TRY(ari_comm_join(groups[over], world, rank / summed, rank % summed, summed));
         else if (has_group(p, (ari_over)over))
             AR_TRY((ari_over_experts((ari_over)over) ? split_experts : split)(groups[over], world, p, (ari_over)over));
     }
@@ -217,6 +220,6 @@ void ar_parallel_groups_end(ar_parallel_groups *g)
 {
     ar_comm **const groups[] = GROUPS(g);
     for (int over = ARI_OVER_GROUPS - 1; over >= 0; over--)
-        ar_comm_destroy(*groups[over]);
+        ari_comm_destroy(*groups[over]);
     *g = (ar_parallel_groups){.tp = NULL};
 }

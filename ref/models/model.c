@@ -5,14 +5,20 @@
 #include <stdlib.h>
 
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/family.h"
 #include "ref/models/model.h"
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 #include "ref/models/stages.h"
+#include "ref/placement/context_private.h"
 
 ARI_OWNER(ar_model, ar_model_destroy)
 
@@ -59,10 +65,10 @@ static ar_status create_embedding(maker *k)
         return AR_OK;
     AR_TRY(ar_embedding_create(&k->embedding, k->ctx, k->split.tokens, ari_part_path(k->f, ARI_TOKENS), c->vocab,
                                c->hidden, c->initializer_range, positions, c->max_positions, k->f->embedded));
-    ar_embedding_scale(k->embedding, c->embed_scale);
+    ari_embedding_scale(k->embedding, c->embed_scale);
     if (c->pads)
-        ar_embedding_pad(k->embedding, c->pad_id);
-    ar_embedding_token(k->embedding)->ends = k->ranks > 1 && (c->tied || c->mtp > 0);
+        ari_embedding_pad(k->embedding, c->pad_id);
+    ari_embedding_token(k->embedding)->ends = k->ranks > 1 && (c->tied || c->mtp > 0);
     if (first)
         put(k, k->embedding, (ari_staged){.stage = 0});
     return AR_OK;
@@ -75,8 +81,8 @@ static ar_status create_block(maker *k, size_t layer, int stage)
     ar_block_split block;
     ar_module *made = NULL;
     char name[96];
-    AR_TRY(ar_config_block(c, layer, &o, name, sizeof name));
-    AR_TRY(ar_plan_block(k->plan, c, layer, k->sequence, &block));
+    AR_TRY(ari_config_block(c, layer, &o, name, sizeof name));
+    AR_TRY(ari_plan_block(k->plan, c, layer, k->sequence, &block));
     o.split = &block;
     const ari_mtp_options mtp = {.block = &o,
                                  .embedding = k->embedding,
@@ -138,7 +144,7 @@ static ar_status create_end(maker *k)
         AR_TRY(ari_further_create(&k->stages.further, k->ctx, "further", c->mtp_weight));
         put(k, k->stages.further, (ari_staged){.stage = stage});
     }
-    AR_TRY(create_head(k, &k->loss, head, c->tied ? ar_embedding_token(k->embedding) : NULL, 1.0, stage));
+    AR_TRY(create_head(k, &k->loss, head, c->tied ? ari_embedding_token(k->embedding) : NULL, 1.0, stage));
     ar_module_params(k->child[k->n - 1], &weight, 1, false);
     return create_further(k, weight);
 }
@@ -150,7 +156,7 @@ static ar_status create_parts(maker *k)
     AR_TRY(create_embedding(k));
     for (int i = 0; i < k->stages.n; i++) {
         size_t begin, count;
-        ar_stage_layers(&begin, &count, given, k->c->layers, all, (size_t)(i * k->ranks + k->rank));
+        ari_stage_layers(&begin, &count, given, k->c->layers, all, (size_t)(i * k->ranks + k->rank));
         for (size_t layer = begin; layer < begin + count; layer++)
             AR_TRY(create_block(k, layer, i));
     }
@@ -162,7 +168,7 @@ static ar_status create_parts(maker *k)
     return AR_OK;
 }
 
-/* The context's pipeline may not be one that ar_parallel_check has seen. */
+/* The context's pipeline may not be one that ari_parallel_check has seen. */
 static ar_status check_pipeline(const ar_ctx *ctx, const ar_config *c)
 {
     ar_parallel p = ctx->layout;
@@ -194,7 +200,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const ar_plan fallback = {0};
     AR_TRY(ari_config_expect(c));
     const ar_balance balance = ar_config_balance(c, &ctx->loss);
-    const int tp = ar_comm_size(ar_ctx_tp(ctx));
+    const int tp = ar_comm_size(ari_ctx_tp(ctx));
     maker k = {.ctx = ctx,
                .c = c,
                .f = ari_family_of(c->arch),
@@ -210,10 +216,10 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
                           .fresh = true,
                           .depths = c->mtp}};
     ARI_OWNED_BY(ar_model_destroy) ar_model *m = NULL;
-    k.sequence = ar_plan_by_tokens(k.plan, tp, ari_ctx_sp(ctx));
+    k.sequence = ari_plan_by_tokens(k.plan, tp, ari_ctx_sp(ctx));
     AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(&ctx->layout) ? 1 : tp, k.plan));
     AR_TRY(check_pipeline(ctx, c));
-    AR_TRY(ar_plan_outer(k.plan, c, k.sequence, &k.split));
+    AR_TRY(ari_plan_outer(k.plan, c, k.sequence, &k.split));
     AR_TRY(ari_streams_check(c, ctx->seed));
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "a model"));
     m->config = *c;
@@ -260,24 +266,24 @@ static ar_status check_whole(const ar_model *m, const ar_ctx *ctx)
                                      m->config.name, ar_comm_rank(ctx->pipeline), ranks);
 }
 
-ar_status ar_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+ar_status ari_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     AR_TRY(check_whole(m, ctx));
     return ari_stage_forward(m->module, m->loss, ctx, saved, 0, NULL, NULL, batch);
 }
 
-ar_status ar_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
+ar_status ari_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     AR_TRY(check_whole(m, ctx));
     return ari_stage_backward(m->module, m->loss, ctx, saved, 0, NULL, NULL, batch);
 }
 
-ar_status ar_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
+ar_status ari_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets)
 {
     return ari_trained_loss(m->module, m->loss, ctx, loss, targets);
 }
 
-ar_status ar_model_zero_grad(ar_model *m, ar_ctx *ctx)
+ar_status ari_model_zero_grad(ar_model *m, ar_ctx *ctx)
 {
     return ari_trained_zero(m->module, m->loss, ctx);
 }
@@ -295,14 +301,14 @@ typedef struct weight_source {
 static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
 {
     if (!s->find) {
-        AR_TRY(ar_param_fresh(p, ctx, s->seed));
+        AR_TRY(ari_param_fresh(p, ctx, s->seed));
     } else {
         char other[sizeof p->name];
         const size_t count = ari_volume(p->layout.shape, p->layout.ndim);
         const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
-        AR_TRY(ar_param_set(p, ctx, full));
+        AR_TRY(ari_param_set(p, ctx, full));
     }
     return AR_OK;
 }
@@ -316,7 +322,7 @@ static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
     ari_span_begin("weights");
     for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, set_one(all[i], ctx, s));
-    AR_TRY_TO(done, st, ar_params_broadcast(all, n, ctx));
+    AR_TRY_TO(done, st, ari_params_broadcast(all, n, ctx));
     for (size_t i = 0; i < n; i++)
         AR_TRY_TO(done, st, ari_value_tap(all[i], ctx, 'i'));
 done:
@@ -330,7 +336,7 @@ ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed)
     return set_all(m, ctx, &s);
 }
 
-ar_status ar_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t), void *user)
+ar_status ari_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t), void *user)
 {
     weight_source s = {.find = find, .user = user};
     return set_all(m, ctx, &s);

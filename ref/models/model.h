@@ -5,7 +5,7 @@
 #include "anyrank/loss.h"
 #include "anyrank/model.h"
 
-/** ar_config_check_tp, of experts that are cut over so many of the ranks. Errors: the same. */
+/** ari_config_check_ranks, of experts that are cut over so many of the ranks. Errors: the same. */
 AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan);
 /** Its loss, on the last rank of a pipeline; NULL on the others. Borrowed. */
 ar_loss *ari_model_criterion(ar_model *m);

@@ -4,11 +4,19 @@
 #include <limits.h>
 
 #include "anyrank/comm.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/axis.h"
+#include "ref/core/context_private.h"
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/layers/batch_private.h"
 #include "ref/models/model.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "ref/models/stages.h"
+#include "ref/placement/parallel_private.h"
 
 int ar_parallel_world(const ar_parallel *p)
 {
@@ -33,14 +41,14 @@ static void say_recompute(ari_text *t, const ar_recomputation *r)
 {
     if (r->what == AR_RECOMPUTE_NONE)
         return;
-    ari_say(t, "%srecompute=%s", space(t), ar_recompute_name(r->what));
+    ari_say(t, "%srecompute=%s", space(t), ari_recompute_name(r->what));
     if (r->every > 1)
         ari_say(t, "/%d", r->every);
 }
 
 static void say_pipeline(ari_text *t, const ar_parallel *p)
 {
-    ari_say(t, " %s", p->own_schedule ? "(own schedule)" : ar_pp_schedule_name(p->schedule));
+    ari_say(t, " %s", p->own_schedule ? "(own schedule)" : ari_pp_schedule_name(p->schedule));
     if (ari_at_least_one(p->virtual_stages) > 1)
         ari_say(t, " (%d stages each)", p->virtual_stages);
 }
@@ -71,7 +79,7 @@ static void say_sequence(ari_text *t, const ar_parallel *p)
         say_extent(t, "overlap", p->overlap);
 }
 
-void ar_parallel_text(char *out, size_t cap, const ar_parallel *p)
+void ari_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
     static void (*const more[ARI_LAYOUT_AXES])(ari_text *, const ar_parallel *) = {
         [ARI_LAYOUT_PP] = say_pipeline, [ARI_LAYOUT_CP] = say_context, [ARI_LAYOUT_TP] = say_sequence};
@@ -187,7 +195,7 @@ static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t 
         return ar_error_set(AR_ERR_ARG,
                             "tokens reach experts by %s where several ranks share these out; give ep, or "
                             "leave the dispatch out",
-                            ar_dispatch_name(p->dispatch));
+                            ari_dispatch_name(p->dispatch));
     if (ep == 1)
         return AR_OK;
     if (c->experts.n == 0)
@@ -220,7 +228,7 @@ static ar_status check_replicas(const ar_parallel *p)
 static ar_status check_numbers(const ar_parallel *p)
 {
     AR_TRY(check_extents(p));
-    AR_TRY(ar_parallel_check_sequence(p, 0)); /* else inner neighbours that no cp has are counted as ranks below */
+    AR_TRY(ari_parallel_check_sequence(p, 0)); /* else inner neighbours that no cp has are counted as ranks below */
     if (p->zero < 0 || p->zero > 3)
         return ar_error_set(
             AR_ERR_ARG,
@@ -234,40 +242,40 @@ static ar_status check_numbers(const ar_parallel *p)
     return AR_OK;
 }
 
-ar_status ar_parallel_check_ranks(const ar_parallel *p)
+ar_status ari_parallel_check_ranks(const ar_parallel *p)
 {
     AR_TRY(check_numbers(p));
     return check_expert_ranks(p);
 }
 
-ar_status ar_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
+ar_status ari_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch, size_t seq)
 {
     AR_TRY(check_numbers(p));
     const int tp = ari_at_least_one(p->tp);
-    const bool sequence = ar_plan_by_tokens(plan, tp, p->sp);
-    AR_TRY(ar_plan_check(plan, c, sequence));
+    const bool sequence = ari_plan_by_tokens(plan, tp, p->sp);
+    AR_TRY(ari_plan_check(plan, c, sequence));
     AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(p) ? 1 : tp, plan));
     AR_TRY(ari_stages_check(p, c));
     AR_TRY(check_batch(p, batch));
     AR_TRY(check_experts(p, c, batch));
-    AR_TRY(ar_parallel_check_sequence(p, seq));
-    return ar_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);
+    AR_TRY(ari_parallel_check_sequence(p, seq));
+    return ari_config_check_inner(c, tp, ari_at_least_one(p->cp_inner), plan);
 }
 
 /* --- samples ------------------------------------------------------------------------------------------------------ */
 
-void ar_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count)
+void ari_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count)
 {
     size_t rank_start = 0, rank_count = 0;
-    ar_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &rank_start, &rank_count);
-    ar_comm_slice(rank_count, ari_at_least_one(p->micro_batches), micro, start, count);
+    ari_comm_slice(batch, ari_at_least_one(p->dp), dp_rank, &rank_start, &rank_count);
+    ari_comm_slice(rank_count, ari_at_least_one(p->micro_batches), micro, start, count);
     *start += rank_start;
 }
 
-void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro)
+void ari_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *global, int dp_rank, int micro)
 {
     size_t start = 0, count = 0;
-    ar_parallel_rows(p, global->batch, dp_rank, micro, &start, &count);
+    ari_parallel_rows(p, global->batch, dp_rank, micro, &start, &count);
     const size_t tokens = start * global->seq;
     *out = *global;
     out->batch = count;
@@ -285,6 +293,6 @@ void ar_parallel_slice(ar_batch *out, const ar_parallel *p, const ar_batch *glob
     out->target = global->target ? global->target + start * global->target_width : NULL;
     out->global_batch = global->batch;
     out->first_sample = start;
-    out->longest = ar_batch_longest(global);
-    out->tokens = ar_batch_tokens(global);
+    out->longest = ari_batch_longest(global);
+    out->tokens = ari_batch_tokens(global);
 }

@@ -9,8 +9,11 @@
 
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/placement.h"
+#include "ref/models/plan_private.h"
+#include "ref/placement/placement_private.h"
 
 /* --- building ----------------------------------------------------------------------------------------------------- */
 
@@ -53,7 +56,7 @@ static ar_status put_rule(ar_plan *p, ar_style style, const char *glob)
     return ari_plan_put(p, &rule);
 }
 
-ar_status ar_plan_default(ar_plan *p, ar_arch arch)
+ar_status ari_plan_default(ar_plan *p, ar_arch arch)
 {
     char glob[AR_PLAN_GLOB];
     ar_status st = AR_OK;
@@ -102,7 +105,7 @@ static ar_status write_out(ar_plan *p, ar_arch arch)
     const ar_mlp_order order = p->mlp_order;
     if (!ari_plan_is_default(p))
         return AR_OK;
-    AR_TRY(ar_plan_default(p, arch));
+    AR_TRY(ari_plan_default(p, arch));
     return order == AR_MLP_COLUMN_ROW ? AR_OK : put_mlp_order(p, arch, order);
 }
 
@@ -115,7 +118,7 @@ ar_status ar_plan_add(ar_plan *p, ar_arch arch, const char *glob, ar_style style
     return put_rule(p, style, glob);
 }
 
-ar_status ar_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
+ar_status ari_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 {
     AR_TRY(ari_arch_expect(arch));
     if (!ari_plan_is_default(p))
@@ -211,7 +214,7 @@ ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *
     return rule ? ari_style_in(role, rule->style) : AR_STYLE_REPLICATE;
 }
 
-bool ar_plan_sequence(const ar_plan *p)
+bool ari_plan_sequence(const ar_plan *p)
 {
     bool any = false;
     for (size_t i = 0; i < p->rules && !any; i++)
@@ -224,14 +227,14 @@ bool ar_plan_sequence(const ar_plan *p)
 ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits)
 {
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s; %s", ARI_SHOW(ari_plan_file(m->plan)), ARI_SHOW(m->name),
-                        ar_style_name(m->style), fits);
+                        ari_style_name(m->style), fits);
 }
 
 const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p)
 {
     if (!m->own && ari_placed_by_tokens(p))
         p.dim = 1;
-    return ar_placement_text(text, p);
+    return ari_placement_name(text, p);
 }
 
 ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits, ...)
@@ -331,8 +334,8 @@ static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const
     const char *file = ARI_SHOW(ari_plan_file(m->plan));
     if (s->style != split->style || (moved && m->own))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s%s%s; give both one",
-                            file, ARI_SHOW(m->name), ar_style_name(s->style), ARI_SHOW(first->name),
-                            m->own ? "is " : "", ar_style_name(split->style),
+                            file, ARI_SHOW(m->name), ari_style_name(s->style), ARI_SHOW(first->name),
+                            m->own ? "is " : "", ari_style_name(split->style),
                             m->own ? " or leaves another placement" : "");
     if (!moved)
         return AR_OK;

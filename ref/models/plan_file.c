@@ -9,7 +9,9 @@
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
+#include "ref/layers/layers_private.h"
 #include "ref/models/plan.h"
+#include "ref/placement/placement_private.h"
 
 typedef struct reader {
     ar_plan *p;
@@ -48,9 +50,9 @@ static ar_status read_placement(const reader *r, ar_placement *p, const char *ke
     char why[256];
     if (!json_is_string(text))
         return invalid(r, "'%s' has to be a placement, as \"R\" or \"S(1)\"", key);
-    ar_status st = ar_placement_parse(p, json_string_value(text));
+    ar_status st = ari_placement_read(p, json_string_value(text));
     if (st == AR_OK)
-        st = ar_placement_check(*p, 3); /* of activations [b, s, features] */
+        st = ari_placement_check(*p, 3); /* of activations [b, s, features] */
     if (st == AR_OK)
         return AR_OK;
     snprintf(why, sizeof why, "%s", ar_error_message());
@@ -106,7 +108,7 @@ static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *
         return out ? read_pair(r, &rule->output, "output", out) : AR_OK;
     }
     if (named)
-        return invalid(r, "'named_input' is for prepare; a %s module has one input", ar_style_name(rule->style));
+        return invalid(r, "'named_input' is for prepare; a %s module has one input", ari_style_name(rule->style));
     rule->input[0].given = in != NULL;
     rule->output.given = out != NULL;
     if (in)
@@ -137,8 +139,8 @@ static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char 
 
 static bool equal_value(const ar_plan_value *a, const ar_plan_value *b)
 {
-    return a->given == b->given && strcmp(a->name, b->name) == 0 && ar_placement_same(a->from, b->from, 3) &&
-           ar_placement_same(a->to, b->to, 3);
+    return a->given == b->given && strcmp(a->name, b->name) == 0 && ari_placement_same(a->from, b->from, 3) &&
+           ari_placement_same(a->to, b->to, 3);
 }
 
 static bool equal_rule(const ar_plan_rule *a, const ar_plan_rule *b)
@@ -162,7 +164,7 @@ static ar_status add_rule(const reader *r, const ar_plan_rule *rule)
             continue;
         if (!equal_rule(before, rule))
             return invalid(r, "rule %zu has the same glob and says %s, this one %s%s; keep one", i + 1,
-                           ar_style_name(before->style), ar_style_name(rule->style),
+                           ari_style_name(before->style), ari_style_name(rule->style),
                            before->style == rule->style ? " with other inputs or outputs" : "");
     }
     return ari_plan_put(r->p, rule);
@@ -174,7 +176,7 @@ static ar_status read_style(const reader *r, ar_style *style, const json_t *name
 {
     for (int s = 0; json_is_string(name) && s < AR_STYLES; s++) {
         *style = (ar_style)s;
-        if (strcmp(ar_style_name(*style), json_string_value(name)) == 0)
+        if (strcmp(ari_style_name(*style), json_string_value(name)) == 0)
             return AR_OK;
     }
     return invalid(r, "'style' is %s; it has to be replicate, colwise, rowwise, vocab, hidden, sequence or prepare",
@@ -278,7 +280,7 @@ static ar_status refuse_style(const reader *r, const char *name, const char *kno
 static ar_status declare(ar_plan_value *v, const char *text)
 {
     v->given = text != NULL;
-    AR_TRY(text ? ar_placement_parse(&v->to, text) : AR_OK);
+    AR_TRY(text ? ari_placement_read(&v->to, text) : AR_OK);
     v->from = v->to;
     return AR_OK;
 }
@@ -366,7 +368,7 @@ ar_status ar_plan_load(ar_plan *p, const char *path)
 static json_t *placement_json(ar_placement p)
 {
     char text[AR_PLACEMENT_TEXT];
-    return json_string(ar_placement_text(text, p));
+    return json_string(ari_placement_name(text, p));
 }
 
 static json_t *pair_json(const ar_plan_value *v)
@@ -404,7 +406,7 @@ static int put_arguments(json_t *o, const ar_plan_rule *rule)
 static json_t *rule_json(const ar_plan_rule *rule)
 {
     const bool prepares = rule->style == AR_STYLE_PREPARE;
-    json_t *o = json_pack("{s:o, s:s}", "modules", ari_json_text(rule->glob), "style", ar_style_name(rule->style));
+    json_t *o = json_pack("{s:o, s:s}", "modules", ari_json_text(rule->glob), "style", ari_style_name(rule->style));
     int failed = !o;
     if (prepares)
         failed |= put_arguments(o, rule);

@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "ref/core/text.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
+#include "ref/models/plan_private.h"
 
 /* A plan seen from one layer of a model, or (ARI_NO_BLOCK) from outside of them. */
 typedef struct view {
@@ -141,8 +143,8 @@ static ar_status split_second(const ari_ruled *m, const ari_ruled *first, const 
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
                         "the output of the former %s",
-                        ARI_SHOW(ari_plan_file(m->plan)), first->name, ar_style_name(before->style), m->name,
-                        ar_style_name(split->style), ARI_PLACED(m, split->from), ARI_PLACED(m, there),
+                        ARI_SHOW(ari_plan_file(m->plan)), first->name, ari_style_name(before->style), m->name,
+                        ari_style_name(split->style), ARI_PLACED(m, split->from), ARI_PLACED(m, there),
                         ARI_PLACED(m, there), ARI_PLACED(m, split->from));
 }
 
@@ -211,7 +213,7 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
     if (m.style == AR_STYLE_SEQUENCE && !has_tokens(v))
         return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
                             ARI_SHOW(ari_plan_file(v->p)), m.name);
-    *at = m.style == AR_STYLE_SEQUENCE || !ar_plan_sequence(v->p) ? v->stream : ari_replicated;
+    *at = m.style == AR_STYLE_SEQUENCE || !ari_plan_sequence(v->p) ? v->stream : ari_replicated;
     return check_declared(&m, v->stream, *at);
 }
 
@@ -306,7 +308,7 @@ static ar_status split_experts(const view *v, ar_placement arrives, ar_branch_sp
         return ari_ruled_misfit(&module, "a layer's experts take and make what lies between the branches");
     const bool shared_cut = cut && ruled_part(v, ARI_SHARED_GATE).style != AR_STYLE_REPLICATE;
     AR_TRY(check_experts(v, cut, shared_cut));
-    *s = ar_experts_split(cut, v->stream);
+    *s = ari_experts_split(cut, v->stream);
     s->shared_whole = cut && !shared_cut;
     s->enter.from = arrives;
     return AR_OK;
@@ -328,18 +330,18 @@ static ar_status split_block(const view *v, ar_block_split *split)
                                                  : split_branch(v, false, split->norm2, &split->mlp);
 }
 
-ar_status ar_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
+ar_status ari_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence, ar_block_split *split)
 {
     AR_TRY(ari_arch_expect(c->arch));
     const view v = view_of(p, c, layer, sequence);
     const bool column_row = p->mlp_order == AR_MLP_COLUMN_ROW;
     if (ari_plan_is_default(p)) {
-        const ar_branch_split usual = ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, v.stream);
-        const ar_branch_split other = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
+        const ar_branch_split usual = ari_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, v.stream);
+        const ar_branch_split other = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
         *split = (ar_block_split){
             .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
         if (ar_config_has_experts(c, layer))
-            split->mlp = ar_experts_split(true, v.stream);
+            split->mlp = ari_experts_split(true, v.stream);
         return AR_OK;
     }
     return split_block(&v, split);
@@ -362,8 +364,8 @@ static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: %s is %s, but its weight is that of %s, which is %s; give both vocab or replicate, or "
                             "the former rowwise and the latter hidden",
-                            ARI_SHOW(ari_plan_file(v->p)), m.name, ar_style_name(m.style), tokens->name,
-                            ar_style_name(tokens->style));
+                            ARI_SHOW(ari_plan_file(v->p)), m.name, ari_style_name(m.style), tokens->name,
+                            ari_style_name(tokens->style));
     split->style = m.style == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : m.style;
     const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? ruled_part(v, ARI_FINAL_NORM).rule : NULL;
     AR_TRY(ari_ruled_input(&m, norm, arrives, arrives, &split->from));
@@ -388,7 +390,7 @@ static ar_status split_outer(const view *v, ar_outer_split *split)
     return ari_part_path(v->f, ARI_HEAD) ? split_head(v, &tokens, split->final_norm, &split->head) : AR_OK;
 }
 
-ar_status ar_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
+ar_status ari_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar_outer_split *split)
 {
     AR_TRY(ari_arch_expect(c->arch));
     const view v = view_of(p, c, ARI_NO_BLOCK, sequence);
@@ -401,9 +403,9 @@ static bool has_placement(const ar_plan_value *v, ar_placement p)
            (ari_placed_alike(ari_ruled_from_end(v->from), p) || ari_placed_alike(ari_ruled_from_end(v->to), p));
 }
 
-bool ar_plan_by_tokens(const ar_plan *p, int tp, bool sp)
+bool ari_plan_by_tokens(const ar_plan *p, int tp, bool sp)
 {
-    bool any = ar_plan_sequence(p);
+    bool any = ari_plan_sequence(p);
     for (size_t i = 0; i < p->rules && !any; i++) {
         const ar_plan_rule *rule = &p->rule[i];
         any = has_placement(&rule->output, ari_shard_tokens);
@@ -438,7 +440,7 @@ static ar_status check_splits(view v)
     return AR_OK;
 }
 
-ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
+ar_status ari_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
 {
     AR_TRY(ari_arch_expect(c->arch));
     if (ari_plan_is_default(p))
@@ -447,7 +449,7 @@ ar_status ar_plan_check(const ar_plan *p, const ar_config *c, bool sequence)
     return check_splits(view_of(p, c, ARI_NO_BLOCK, sequence));
 }
 
-ar_status ar_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence)
+ar_status ari_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence)
 {
     AR_TRY(ari_arch_expect(c->arch));
     view v = view_of(p, c, ARI_NO_BLOCK, sequence);

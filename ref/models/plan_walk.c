@@ -7,9 +7,12 @@
 
 #include "ref/context/context.h"
 #include "ref/core/text.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 #include "ref/layers/parts.h"
 #include "ref/models/plan.h"
+#include "ref/models/plan_walk_private.h"
+#include "ref/placement/placement_private.h"
 
 /* --- what a plan says of them ------------------------------------------------------------------------------------- */
 
@@ -26,7 +29,7 @@ static ar_status check_at(ar_plan_walk *w, const char *name)
     const ar_placement at = settled(ari_ruled_from_end(w->at));
     if (!ari_ruled_possible(at, true))
         return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible",
-                            ARI_SHOW(name), ar_placement_text(text, w->at));
+                            ARI_SHOW(name), ari_placement_name(text, w->at));
     w->at = at;
     return AR_OK;
 }
@@ -134,8 +137,8 @@ static ar_status add_declared(planned *m, ar_placement from, ar_placement to)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
     m->has_positions = m->has_positions || ari_placed_by_tokens(from) || ari_placed_by_tokens(to);
-    return ar_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
-                                    ari_placed_whole(to) ? invariant : to);
+    return ari_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
+                                     ari_placed_whole(to) ? invariant : to);
 }
 
 static ar_status add_move(planned *m, ar_placement from, ar_placement to)
@@ -196,7 +199,8 @@ ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w,
     return end_layer(gives, &m, split.to, ari_linear_module_create(&m.part[m.parts], ctx, name, in, out, bias, split));
 }
 
-ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, const ar_mlp_options *o)
+ar_status ari_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                              const ar_mlp_options *o)
 {
     char first[ARI_PART_PATH], up[ARI_PART_PATH], second[ARI_PART_PATH];
     ar_branch_split split;
@@ -210,8 +214,8 @@ ar_status ar_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, co
     return end_layer(gives, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &with));
 }
 
-ar_status ar_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                   const ar_attention_options *o)
+ar_status ari_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                    const ar_attention_options *o)
 {
     char qkv[3][ARI_PART_PATH], out[ARI_PART_PATH];
     ar_branch_split split;
@@ -255,14 +259,14 @@ ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk
     return end_layer(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
 }
 
-ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
-                                 size_t width)
+ar_status ari_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
+                                  size_t width)
 {
     ar_placement at, leaves;
     planned m;
     AR_TRY(place_norm(&at, &leaves, w, name, true));
     AR_TRY(begin_layer(&m, ctx, w, name, at, at));
-    return end_layer(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
+    return end_layer(gives, &m, leaves, ari_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
 }
 
 ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
@@ -274,7 +278,7 @@ ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_wa
     AR_TRY(check_at(w, name));
     if (!ari_ruled_possible(p, true))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
-                            ar_placement_text(text, to));
+                            ari_placement_name(text, to));
     AR_TRY(begin_layer(&m, ctx, w, name, p, p));
     return end_layer(gives, &m, p, AR_OK);
 }
@@ -327,7 +331,7 @@ ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w
 
 /* --- embeddings and heads ----------------------------------------------------------------------------------------- */
 
-ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name)
+ar_status ari_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const char *name)
 {
     ari_ruled m;
     ar_placement leaves;
@@ -341,7 +345,7 @@ ar_status ar_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const ch
     return AR_OK;
 }
 
-ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name)
+ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name)
 {
     ari_ruled m;
     ar_placement leaves;
@@ -350,7 +354,7 @@ ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name
                      "vocab (colwise) and replicate are possible"));
     if (!ari_placed_whole(w->at))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
-                            ARI_SHOW(name), ar_placement_text(text, w->at));
+                            ARI_SHOW(name), ari_placement_name(text, w->at));
     const bool vocab = m.style == AR_STYLE_VOCAB;
     AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : ari_replicated, &leaves));
     if (!ari_placed_whole(leaves) && !(vocab && ari_placed_by_features(leaves)))
@@ -360,7 +364,7 @@ ar_status ar_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name
     return AR_OK;
 }
 
-ar_held ar_plan_held(const ar_plan_walk *w)
+ar_held ari_plan_held(const ar_plan_walk *w)
 {
     const ar_placement at = ari_ruled_from_end(w->at);
     return ari_placed_whole(at) ? AR_HELD_WHOLE : ari_placed_by_features(at) ? AR_HELD_SHARD : AR_HELD_UNKNOWN;

@@ -5,12 +5,16 @@
 #include <limits.h>
 #include <string.h>
 
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
+#include "ref/pipeline/schedule_private.h"
+#include "ref/placement/context_private.h"
 
-int ar_parallel_stages(const ar_parallel *p)
+int ari_parallel_stages(const ar_parallel *p)
 {
     const int64_t n = (int64_t)ari_at_least_one(p->pp) * ari_at_least_one(p->virtual_stages);
     return n > INT_MAX ? INT_MAX : (int)n; /* which no check accepts */
@@ -20,18 +24,18 @@ static ar_status copy_schedule(ar_pipeline_schedule **gives, const ar_pipeline_s
 {
     const ar_pp_operation *lists[AR_MAX_STAGES];
     size_t counts[AR_MAX_STAGES];
-    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(s);
+    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(s);
     for (int r = 0; r < shape.ranks; r++)
-        lists[r] = ar_pipeline_schedule_rank(s, r, &counts[r]);
-    return ar_pipeline_schedule_own(gives, shape, lists, counts);
+        lists[r] = ari_pipeline_schedule_rank(s, r, &counts[r]);
+    return ari_pipeline_schedule_own(gives, shape, lists, counts);
 }
 
-ar_status ar_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p)
+ar_status ari_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p)
 {
     return p->own_schedule
                ? copy_schedule(gives, p->own_schedule)
-               : ar_pipeline_schedule_create(gives, p->schedule, ari_at_least_one(p->pp),
-                                             ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
+               : ari_pipeline_schedule_create(gives, p->schedule, ari_at_least_one(p->pp),
+                                              ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
 }
 
 void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
@@ -66,8 +70,8 @@ ar_status ari_own_schedule_check(const ar_parallel *p)
 {
     if (!p->own_schedule)
         return AR_OK;
-    const int stages = ar_parallel_stages(p);
-    const ar_pipeline_shape s = ar_pipeline_schedule_shape(p->own_schedule);
+    const int stages = ari_parallel_stages(p);
+    const ar_pipeline_shape s = ari_pipeline_schedule_shape(p->own_schedule);
     const int micro = ari_at_least_one(p->micro_batches);
     if (s.ranks == p->pp && s.stages == stages && s.micro_batches == micro)
         return AR_OK;
@@ -87,7 +91,7 @@ ar_status ari_stages_check(const ar_parallel *p, const ar_config *c)
 /* The same of so many layers. has_end: the last stage has something besides. */
 static ar_status stages_check_layers(const ar_parallel *p, size_t layers, bool has_end)
 {
-    const size_t n = (size_t)ar_parallel_stages(p);
+    const size_t n = (size_t)ari_parallel_stages(p);
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
         return ar_error_set(AR_ERR_ARG, "schedule %d, expected 0 (1f1b) to %d", (int)p->schedule, AR_PP_SCHEDULES - 1);
     if (ari_at_least_one(p->pp) == 1) {
@@ -102,8 +106,8 @@ static ar_status stages_check_layers(const ar_parallel *p, size_t layers, bool h
         return ar_error_set(AR_ERR_ARG, "forward first in a pipeline, whose order is its schedule's: take gpipe");
     AR_TRY(ari_own_schedule_check(p));
     if (!p->own_schedule && (p->schedule == AR_PP_INTERLEAVED) != (n > (size_t)p->pp))
-        return ar_error_set(AR_ERR_ARG, "schedule %s with %zu stages on %d ranks: %s", ar_pp_schedule_name(p->schedule),
-                            n, p->pp,
+        return ar_error_set(AR_ERR_ARG, "schedule %s with %zu stages on %d ranks: %s",
+                            ari_pp_schedule_name(p->schedule), n, p->pp,
                             n > (size_t)p->pp ? "several stages of a rank take turns in interleaved"
                                               : "interleaved takes turns between the stages of a rank: give virtual "
                                                 "stages of at least 2");
@@ -141,7 +145,7 @@ ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t laye
     AR_TRY(ARI_ALLOC_ZERO(&child, n, "stages"));
     for (size_t at = 0; at < all; at++) {
         size_t begin, count;
-        ar_stage_layers(&begin, &count, &p.stages, layers, all, at);
+        ari_stage_layers(&begin, &count, &p.stages, layers, all, at);
         const size_t from = at == 0 ? 0 : first + begin, to = at + 1 == all ? n : first + begin + count;
         for (size_t i = from; i < to; i++)
             child[i] = (ari_staged){.rank = (int)(at % ranks), .stage = (int)(at / ranks), .layer = i, .unit = true};

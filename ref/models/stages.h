@@ -3,7 +3,7 @@
 
 #include "anyrank/parallel.h"
 
-/** The part of ar_parallel_check that is about the stages. */
+/** The part of ari_parallel_check that is about the stages. */
 AR_NODISCARD ar_status ari_stages_check(const ar_parallel *p, const ar_config *c);
 
 /** "3,5,4"; "": evenly. */

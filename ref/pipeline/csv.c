@@ -8,6 +8,7 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 
 #define MOST_BYTES ((size_t)256 << 20)
 #define MOST_DIGITS 9 /* a number of so many fits an int */
@@ -63,7 +64,7 @@ static ar_status read_kind(const reader *r, ar_pp_operation *o, bool *skip, cons
             return AR_OK;
         }
     for (int k = 0; k < AR_PP_KINDS; k++)
-        if (first > 0 && last > 0 && is_word(word, length, ar_pp_kind_name((ar_pp_kind)k))) {
+        if (first > 0 && last > 0 && is_word(word, length, ari_pp_kind_name((ar_pp_kind)k))) {
             o->kind = (ar_pp_kind)k;
             return first <= MOST_DIGITS && last <= MOST_DIGITS
                        ? AR_OK
@@ -150,9 +151,9 @@ static void reader_destroy(reader *r)
 }
 ARI_OWNER(reader, reader_destroy)
 
-ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length, const char *name)
+ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length, const char *name)
 {
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ARI_OWNED_BY(reader_destroy) reader *r = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a schedule"));
     r->name = name;
@@ -162,15 +163,15 @@ ar_status ar_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *t
     return AR_OK;
 }
 
-ar_status ar_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path)
+ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path)
 {
     ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, MOST_BYTES));
-    return ar_pipeline_schedule_parse(gives, (const char *)text, length, path);
+    return ari_pipeline_schedule_parse(gives, (const char *)text, length, path);
 }
 
-ar_status ar_pipeline_schedule_write(const char *path, const ar_pipeline_schedule *s, bool transfers)
+ar_status ari_pipeline_schedule_write(const char *path, const ar_pipeline_schedule *s, bool transfers)
 {
     size_t bytes = 1, used = 0;
     ARI_OWNED char *text = NULL;
@@ -184,7 +185,7 @@ ar_status ar_pipeline_schedule_write(const char *path, const ar_pipeline_schedul
             if (!transfers && !ari_pp_computes(o->kind))
                 continue;
             used += (size_t)snprintf(text + used, bytes - used, "%s%d%s%d", first ? "" : ",", o->stage,
-                                     ar_pp_kind_name(o->kind), o->micro);
+                                     ari_pp_kind_name(o->kind), o->micro);
             first = false;
         }
         used += (size_t)snprintf(text + used, bytes - used, "\n");

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/schedule_private.h"
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
 
@@ -144,7 +146,7 @@ static ar_status wrong(const reader *r, const ar_pp_operation *o, const char *fo
     vsnprintf(problem, sizeof problem, format, args);
     va_end(args);
     return ar_error_set(AR_ERR_FORMAT, "the schedule of rank %d, operation %zu: %d%s%d (stage %d, micro-batch %d) %s",
-                        r->rank, r->at + 1, o->stage, ar_pp_kind_name(o->kind), o->micro, o->stage, o->micro, problem);
+                        r->rank, r->at + 1, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro, problem);
 }
 
 /* A missing predecessor of an operation; AR_PP_KINDS: none is missing. */
@@ -193,7 +195,7 @@ static ar_status check_operation(const reader *r, const ar_pp_operation *o)
                      o->kind == AR_PP_BACKWARD ? "I or W" : "B");
     const ar_pp_kind before = lacks(r, o, *done);
     if (before < AR_PP_KINDS)
-        return wrong(r, o, "is before %d%s%d, which it needs", o->stage, ar_pp_kind_name(before), o->micro);
+        return wrong(r, o, "is before %d%s%d, which it needs", o->stage, ari_pp_kind_name(before), o->micro);
     *done = (uint16_t)(*done | bit(o->kind));
     return AR_OK;
 }
@@ -210,7 +212,7 @@ static ar_status check_complete(const reader *r, int stage, int micro)
     for (int k = 0; k < AR_PP_KINDS; k++) {
         if (!(all & ~done & bit((ar_pp_kind)k)))
             continue;
-        const char *name = ar_pp_kind_name((ar_pp_kind)k);
+        const char *name = ari_pp_kind_name((ar_pp_kind)k);
         if (ari_pp_computes((ar_pp_kind)k))
             return ar_error_set(AR_ERR_FORMAT, "the schedule of rank %d: %d%s%d (stage %d, micro-batch %d) is missing",
                                 r->rank, stage, name, micro, stage, micro);
@@ -221,7 +223,7 @@ static ar_status check_complete(const reader *r, int stage, int micro)
                             "the schedule of rank %d: %d%s%d (stage %d, micro-batch %d) is missing: rank %d %s it with "
                             "%d%s%d",
                             r->rank, stage, name, micro, stage, micro, peer % r->shape->ranks,
-                            is_receive ? "sends" : "waits for", peer, ar_pp_kind_name(other), micro);
+                            is_receive ? "sends" : "waits for", peer, ari_pp_kind_name(other), micro);
     }
     return AR_OK;
 }
@@ -270,8 +272,8 @@ static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_d
                 "the schedule of rank %d, operation %zu: %d%s%d (stage %d, micro-batch %d) meets %d%s%d "
                 "of rank %d, its operation %zu: ranks have to receive in the order in which they are "
                 "sent to",
-                receiver, k, in->stage, ar_pp_kind_name(in->kind), in->micro, in->stage, in->micro, out->stage,
-                ar_pp_kind_name(out->kind), out->micro, sender, i);
+                receiver, k, in->stage, ari_pp_kind_name(in->kind), in->micro, in->stage, in->micro, out->stage,
+                ari_pp_kind_name(out->kind), out->micro, sender, i);
     }
 }
 
@@ -347,10 +349,10 @@ static ar_status fill_rank(ar_pipeline_schedule *s, ar_pp_schedule kind, int ran
     return take_turns(&t, after, SIZE_MAX);
 }
 
-ar_status ar_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks, int virtual_stages,
-                                      int micro_batches)
+ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks, int virtual_stages,
+                                       int micro_batches)
 {
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     if ((unsigned)kind >= AR_PP_SCHEDULES)
         return ar_error_set(AR_ERR_ARG, "schedule %d, expected 0 (1f1b) to %d", (int)kind, AR_PP_SCHEDULES - 1);
     if (ranks < 1 || ranks > AR_MAX_STAGES || virtual_stages < 1 || virtual_stages > AR_MAX_STAGES)
@@ -358,7 +360,7 @@ ar_status ar_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedu
                             virtual_stages, AR_MAX_STAGES);
     if (virtual_stages > 1 && kind != AR_PP_INTERLEAVED)
         return ar_error_set(AR_ERR_ARG, "%d stages of each rank in %s; they take turns in interleaved alone",
-                            virtual_stages, ar_pp_schedule_name(kind));
+                            virtual_stages, ari_pp_schedule_name(kind));
     AR_TRY(ari_schedule_begin(&s, (ar_pipeline_shape){ranks, ranks * virtual_stages, micro_batches}));
     for (int r = 0; r < ranks; r++)
         AR_TRY(fill_rank(s, kind, r));
@@ -395,10 +397,10 @@ ar_status ari_schedule_finish(ar_pipeline_schedule *s)
     return schedule_check_together(s);
 }
 
-ar_status ar_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
-                                   const ar_pp_operation *const *lists, const size_t *counts)
+ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
+                                    const ar_pp_operation *const *lists, const size_t *counts)
 {
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     AR_TRY(ari_schedule_begin(&s, shape));
     AR_TRY(copy_lists(s, lists, counts));
     AR_TRY(ari_schedule_finish(s));

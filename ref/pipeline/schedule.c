@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules of a pipeline as lists. */
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 
 #include <stdlib.h>
 
@@ -10,14 +11,14 @@ static const char *const kinds[AR_PP_KINDS] = {
 #undef AR_PP_OPERATION_TEXT
 };
 
-const char *ar_pp_kind_name(ar_pp_kind k)
+const char *ari_pp_kind_name(ar_pp_kind k)
 {
     return (unsigned)k < AR_PP_KINDS ? kinds[k] : "?";
 }
 
 ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape)
 {
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     if (shape.ranks < 1 || shape.stages < 1 || shape.micro_batches < 1)
         return ar_error_set(AR_ERR_ARG, "a pipeline of %d ranks, %d stages, %d micro-batches: each is at least 1",
                             shape.ranks, shape.stages, shape.micro_batches);
@@ -43,7 +44,7 @@ ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro
     return AR_OK;
 }
 
-void ar_pipeline_schedule_destroy(ar_pipeline_schedule *s)
+void ari_pipeline_schedule_destroy(ar_pipeline_schedule *s)
 {
     for (int r = 0; s && s->of && r < s->shape.ranks; r++)
         free(s->of[r].at);
@@ -52,12 +53,12 @@ void ar_pipeline_schedule_destroy(ar_pipeline_schedule *s)
     free(s);
 }
 
-ar_pipeline_shape ar_pipeline_schedule_shape(const ar_pipeline_schedule *s)
+ar_pipeline_shape ari_pipeline_schedule_shape(const ar_pipeline_schedule *s)
 {
     return s->shape;
 }
 
-const ar_pp_operation *ar_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count)
+const ar_pp_operation *ari_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count)
 {
     *count = s->of[rank].count;
     return s->of[rank].at;

@@ -3,8 +3,9 @@
 
 #include "anyrank/schedule.h"
 #include "ref/core/size.h"
+#include "ref/pipeline/schedule_private.h"
 
-ARI_OWNER(ar_pipeline_schedule, ar_pipeline_schedule_destroy)
+ARI_OWNER(ar_pipeline_schedule, ari_pipeline_schedule_destroy)
 
 /* Operations of a rank, as they are put together. */
 typedef struct ari_pp_list {
@@ -23,7 +24,7 @@ AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipel
 AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
 
 /** Lists that somebody else made: checks them, and puts the transfers in where there are none. Errors: those of
- *  ar_pipeline_schedule_own. */
+ *  ari_pipeline_schedule_own. */
 AR_NODISCARD ar_status ari_schedule_finish(ar_pipeline_schedule *s);
 
 /* Directions of transfers: a stage's output to the next one, and the gradient of it back. */
@@ -90,7 +91,7 @@ typedef struct ari_pp_timed {
     int kinds;
     bool at_once; /* what a stage makes is where it is needed: transfers are left out */
 } ari_pp_timed;
-/** ar_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
+/** ari_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */
 AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
                                          ar_pp_event_fn each, void *user);

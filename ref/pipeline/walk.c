@@ -5,6 +5,7 @@
 
 #include "ref/core/text.h"
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 
 #define NOT_YET (-1.0)
 /* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there. */
@@ -156,8 +157,8 @@ static ar_status deadlock(const walker *w, int rank)
         const int source = ari_pp_source(&w->s->shape, d, o->stage), peer = waits_for(w, rank);
         const ar_pp_kind made = peer != rank ? ari_pp_send(d) : o->kind;
         ari_say(&t, "%srank %d with %d%s%d (stage %d, micro-batch %d) waits for %d%s%d of rank %d",
-                rank == first ? "" : "; ", rank, o->stage, ar_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
-                source, ar_pp_kind_name(made), o->micro, peer);
+                rank == first ? "" : "; ", rank, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
+                source, ari_pp_kind_name(made), o->micro, peer);
         rank = peer;
     } while (rank != first);
     return ar_error_set(AR_ERR_FORMAT, "the schedule ends in a deadlock: %s", text);
@@ -217,8 +218,8 @@ static bool is_time(double t)
     return isfinite(t) && t >= 0;
 }
 
-ar_status ar_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
-                                   ar_pp_event_fn each, void *user)
+ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
+                                    ar_pp_event_fn each, void *user)
 {
     for (int i = 0; i < s->shape.stages; i++)
         if (!is_time(times[i].forward) || !is_time(times[i].backward_input) || !is_time(times[i].backward_weight) ||

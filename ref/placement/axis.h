@@ -5,7 +5,7 @@
 #include "anyrank/context.h"
 #include "anyrank/redistribute.h"
 
-/* A row-major value seen along one dimension, [before, extent, after], and cut there into `parts` by ar_split_uneven.
+/* A row-major value seen along one dimension, [before, extent, after], and cut there into `parts` by ari_split_uneven.
  * Collectives want the ranks' parts one after the other, each row-major by itself: packed. A part is then a block
  * [before, its extent, after]; with before = 1 the packed order is the value's own. */
 typedef struct ari_axis {

@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
 #include "ref/core/size.h"
+#include "ref/placement/placement_private.h"
 
 typedef struct ari_ledger_memory {
     const void *ptr;
@@ -118,13 +120,13 @@ static ar_status keep(ar_ctx *c, const char *name, ari_ledger_record *r)
     char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT];
     const char *of = name ? name : f->module ? f->module : "the batch";
     if (f->strict && r->kind == ARI_LEDGER_TAKES && r->in[0].known &&
-        !ar_placement_same(r->in[0].at, r->needs, r->in[0].ndim))
+        !ari_placement_same(r->in[0].at, r->needs, r->in[0].ndim))
         return ar_error_set(AR_ERR_DATA, "rank %d: %s, %s (%s): the value is %s, and is declared %s",
                             ar_comm_rank(c->world), of, r->operation, f->pass == 'b' ? "backward" : "forward",
-                            ar_placement_text(has, r->in[0].at), ar_placement_text(needs, r->needs));
+                            ari_placement_name(has, r->in[0].at), ari_placement_name(needs, r->needs));
     if (f->strict || c->recomputing)
         return AR_OK;
-    ar_ctx_counted(c, &read, &written);
+    ari_ctx_counted(c, &read, &written);
     snprintf(r->name, sizeof r->name, "%s", of);
     r->pass = f->pass;
     if (f->records > f->first)
@@ -189,5 +191,5 @@ ar_status ari_ledger_declares(ar_ctx *c, const char *name, const ar_tensor *t, a
     r.in[0] = r.out = value_of(c->ledger, t);
     if (!r.in[0].known)
         return place_value(c->ledger, t, as);
-    return ar_placement_same(r.in[0].at, r.needs, t->ndim) ? AR_OK : keep(c, name, &r);
+    return ari_placement_same(r.in[0].at, r.needs, t->ndim) ? AR_OK : keep(c, name, &r);
 }

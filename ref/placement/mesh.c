@@ -3,6 +3,7 @@
 
 #include "anyrank/placement.h"
 #include "ref/core/text.h"
+#include "ref/placement/placement_private.h"
 
 static ar_status check_dim(const ar_mesh *m, int d)
 {
@@ -13,12 +14,12 @@ static ar_status check_dim(const ar_mesh *m, int d)
     if (m->dim[d].size < 1)
         return ar_error_set(AR_ERR_ARG, "mesh: dimension '%s' has %d ranks, expected at least 1", ARI_SHOW(name),
                             m->dim[d].size);
-    if (ar_mesh_find(m, name) != d)
+    if (ari_mesh_find(m, name) != d)
         return ar_error_set(AR_ERR_ARG, "mesh: two dimensions are named '%s'", ARI_SHOW(name));
     return AR_OK;
 }
 
-ar_status ar_mesh_check(const ar_mesh *m, int world)
+ar_status ari_mesh_check(const ar_mesh *m, int world)
 {
     if (!m || m->ndim < 0 || m->ndim > AR_MESH_DIMS || world < 1)
         return ar_error_set(AR_ERR_ARG, "mesh: 0 to %d dimensions and a world of at least 1 rank are expected",
@@ -37,7 +38,7 @@ ar_status ar_mesh_check(const ar_mesh *m, int world)
     return AR_OK;
 }
 
-bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b)
+bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b)
 {
     bool same = a->ndim == b->ndim;
     for (int d = 0; d < a->ndim && same; d++)
@@ -45,7 +46,7 @@ bool ar_mesh_same(const ar_mesh *a, const ar_mesh *b)
     return same;
 }
 
-int ar_mesh_find(const ar_mesh *m, const char *name)
+int ari_mesh_find(const ar_mesh *m, const char *name)
 {
     for (int d = 0; d < m->ndim; d++) {
         if (strncmp(m->dim[d].name, name, AR_MESH_NAME) == 0)
@@ -54,7 +55,7 @@ int ar_mesh_find(const ar_mesh *m, const char *name)
     return -1;
 }
 
-void ar_mesh_coords(const ar_mesh *m, int rank, int *at)
+void ari_mesh_coords(const ar_mesh *m, int rank, int *at)
 {
     for (int d = m->ndim - 1; d >= 0; d--) {
         at[d] = rank % m->dim[d].size;
@@ -62,7 +63,7 @@ void ar_mesh_coords(const ar_mesh *m, int rank, int *at)
     }
 }
 
-int ar_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap)
+int ari_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap)
 {
     if (dim < 0 || dim >= m->ndim)
         return 0;

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
+#include "ref/placement/placement_private.h"
 
 /* --- texts -------------------------------------------------------------------------------------------------------- */
 
@@ -23,7 +25,7 @@ static const char *const shards[] = {"S(dim=", "S(", "Shard(dim=", "Shard("};
 
 enum { MOST_DIGITS = 3 };
 
-const char *ar_placement_text(char text[AR_PLACEMENT_TEXT], ar_placement p)
+const char *ari_placement_name(char text[AR_PLACEMENT_TEXT], ar_placement p)
 {
     snprintf(text, AR_PLACEMENT_TEXT, "?");
     if (p.kind == AR_SHARD)
@@ -85,19 +87,19 @@ static void trim(const char **at, size_t *n)
         (*n)--;
 }
 
-ar_status ar_placement_parse(ar_placement *p, const char *text)
+ar_status ari_placement_read(ar_placement *p, const char *text)
 {
     size_t n = strlen(text);
     trim(&text, &n);
     return parse_word(p, text, n);
 }
 
-const char *ar_placements_text(char *text, size_t cap, const ar_placement *p, int n)
+const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, int n)
 {
     ari_text t = ari_text_in(text, cap);
     char one[AR_PLACEMENT_TEXT];
     for (int i = 0; i < n; i++)
-        ari_say(&t, "%s%s", i ? ", " : "[", ar_placement_text(one, p[i]));
+        ari_say(&t, "%s%s", i ? ", " : "[", ari_placement_name(one, p[i]));
     ari_say(&t, n ? "]" : "[]");
     return text;
 }
@@ -145,7 +147,7 @@ static int dim_of(ar_placement p, int ndim)
     return p.dim < 0 ? p.dim + ndim : p.dim;
 }
 
-ar_status ar_placement_check(ar_placement p, int ndim)
+ar_status ari_placement_check(ar_placement p, int ndim)
 {
     char text[AR_PLACEMENT_TEXT];
     if ((unsigned)p.kind >= AR_PLACEMENT_KINDS)
@@ -155,17 +157,17 @@ ar_status ar_placement_check(ar_placement p, int ndim)
         return AR_OK;
     if (ndim == 0)
         return ar_error_set(AR_ERR_ARG, "%s of a tensor without dimensions; a scalar cannot be cut",
-                            ar_placement_text(text, p));
+                            ari_placement_name(text, p));
     return ar_error_set(AR_ERR_ARG, "%s of a tensor of %d dimensions; %d to %d are possible",
-                        ar_placement_text(text, p), ndim, -ndim, ndim - 1);
+                        ari_placement_name(text, p), ndim, -ndim, ndim - 1);
 }
 
-bool ar_placement_same(ar_placement a, ar_placement b, int ndim)
+bool ari_placement_same(ar_placement a, ar_placement b, int ndim)
 {
     return a.kind == b.kind && (a.kind != AR_SHARD || dim_of(a, ndim) == dim_of(b, ndim));
 }
 
-ar_status ar_placement_gradient(ar_placement *g, ar_placement p)
+ar_status ari_placement_gradient(ar_placement *g, ar_placement p)
 {
     static const ar_placement_kind of[AR_PLACEMENT_KINDS] = {[AR_REPLICATE] = AR_PARTIAL_SUM,
                                                              [AR_INVARIANT] = AR_INVARIANT,
@@ -188,7 +190,7 @@ static ar_status cut(size_t *start, size_t *extent, const ar_mesh_dim *by, int a
                             "dimension %d has %zu elements, which the %d ranks of '%s' do not divide; use a multiple "
                             "of %d",
                             dim, *extent, by->size, by->name, by->size);
-    ar_split_uneven(*extent, by->size, at, &from, &count);
+    ari_split_uneven(*extent, by->size, at, &from, &count);
     *start += from;
     *extent = count;
     return AR_OK;
@@ -203,7 +205,7 @@ ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mes
     for (int d = 0; d < ndim; d++)
         count[d] = shape[d];
     for (int m = 0; m < mesh->ndim; m++) {
-        AR_TRY(ar_placement_check(p[m], ndim));
+        AR_TRY(ari_placement_check(p[m], ndim));
         if (at[m] < 0 || at[m] >= mesh->dim[m].size)
             return ar_error_set(AR_ERR_ARG, "coordinate %d along '%s' of %d ranks", at[m], mesh->dim[m].name,
                                 mesh->dim[m].size);
@@ -219,8 +221,8 @@ ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mes
     return AR_OK;
 }
 
-ar_status ar_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p, int ndim,
-                               const size_t *shape, bool uneven)
+ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p, int ndim,
+                                const size_t *shape, bool uneven)
 {
     ar_layout layout = {.ndim = ndim, .replicas = 1};
     ar_box box = {{0}, {0}, {0}};

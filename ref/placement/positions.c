@@ -2,25 +2,27 @@
 /* Which positions of a sequence, and which layers of a model, are a rank's. */
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
+#include "ref/placement/context_private.h"
+#include "ref/placement/parallel_private.h"
 
-ar_positions ar_positions_whole(size_t seq)
+ar_positions ari_positions_whole(size_t seq)
 {
     return (ar_positions){.first = {0}, .count = {seq}};
 }
 
-size_t ar_positions_count(const ar_positions *p)
+size_t ari_positions_count(const ar_positions *p)
 {
     return p->count[0] + p->count[1];
 }
 
-size_t ar_positions_at(const ar_positions *p, size_t i)
+size_t ari_positions_at(const ar_positions *p, size_t i)
 {
     return i < p->count[0] ? p->first[0] + i : p->first[1] + (i - p->count[0]);
 }
 
-ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
+ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts)
 {
-    const size_t n = ar_positions_count(p) / parts, from = part * n, to = from + n;
+    const size_t n = ari_positions_count(p) / parts, from = part * n, to = from + n;
     ar_positions own = {.first = {0}};
     int runs = 0;
     for (size_t run = 0, at = 0; run < 2; at += p->count[run++]) {
@@ -33,23 +35,23 @@ ar_positions ar_positions_part(const ar_positions *p, size_t part, size_t parts)
     return own;
 }
 
-ar_positions ar_ring_positions(size_t places, bool zigzag, size_t seq, size_t place)
+ar_positions ari_positions_ring(size_t places, bool zigzag, size_t seq, size_t place)
 {
     const size_t chunk = seq / (2 * places);
-    const ar_positions all = ar_positions_whole(seq);
+    const ar_positions all = ari_positions_whole(seq);
     if (zigzag && places > 1)
         return (ar_positions){.first = {place * chunk, (2 * places - 1 - place) * chunk}, .count = {chunk, chunk}};
-    return ar_positions_part(&all, place, places);
+    return ari_positions_part(&all, place, places);
 }
 
-ar_positions ar_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
+ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const ar_positions own = ar_ring_positions(cp / inner, p->zigzag, seq, (size_t)cp_rank / inner);
-    return ar_positions_part(&own, (size_t)cp_rank % inner, inner);
+    const ar_positions own = ari_positions_ring(cp / inner, p->zigzag, seq, (size_t)cp_rank / inner);
+    return ari_positions_part(&own, (size_t)cp_rank % inner, inner);
 }
 
-size_t ar_gradient_parts(size_t seq)
+size_t ari_gradient_parts(size_t seq)
 {
     enum { LEAST = 512 };
     size_t parts = 1;
@@ -58,10 +60,10 @@ size_t ar_gradient_parts(size_t seq)
     return parts;
 }
 
-size_t ar_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank)
+size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank)
 {
-    const size_t each = seq / ar_gradient_parts(seq), from = part * each;
-    const ar_positions own = ar_parallel_positions(p, seq, cp_rank);
+    const size_t each = seq / ari_gradient_parts(seq), from = part * each;
+    const ar_positions own = ari_parallel_positions(p, seq, cp_rank);
     size_t rows = 0;
     for (int run = 0; run < 2; run++) {
         const size_t end = own.first[run] + own.count[run];
@@ -78,25 +80,25 @@ static size_t most_rows(const ar_parallel *p, size_t seq, size_t part, size_t *r
     size_t most = 0;
     *ranks = 0;
     for (int r = 0; r < ari_at_least_one(p->cp); r++) {
-        const size_t rows = ar_gradient_part_rows(p, seq, part, r);
+        const size_t rows = ari_gradient_part_rows(p, seq, part, r);
         *ranks = rows > most ? 1 : *ranks + (rows == most);
         most = rows > most ? rows : most;
     }
     return most;
 }
 
-int ar_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part)
+int ari_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part)
 {
     size_t ranks = 0, before = 0;
     const size_t most = most_rows(p, seq, part, &ranks);
     for (int r = 0; r < ari_at_least_one(p->cp) - 1; r++) {
-        if (ar_gradient_part_rows(p, seq, part, r) == most && before++ == (sample + part) % ranks)
+        if (ari_gradient_part_rows(p, seq, part, r) == most && before++ == (sample + part) % ranks)
             return r;
     }
     return ari_at_least_one(p->cp) - 1;
 }
 
-/* The rank that has a position, of those of ar_parallel_positions, and where its run of them ends. */
+/* The rank that has a position, of those of ari_parallel_positions, and where its run of them ends. */
 static int holder(size_t *end, const ar_parallel *p, size_t seq, size_t position)
 {
     const size_t inner = (size_t)ari_at_least_one(p->cp_inner), places = (size_t)ari_at_least_one(p->cp) / inner;
@@ -114,15 +116,15 @@ static size_t most_of_part(const ar_parallel *p, size_t seq, size_t part, size_t
 {
     size_t most = 0;
     for (size_t at = part * each, end; at < (part + 1) * each; at = end) {
-        const size_t rows = ar_gradient_part_rows(p, seq, part, holder(&end, p, seq, at));
+        const size_t rows = ari_gradient_part_rows(p, seq, part, holder(&end, p, seq, at));
         most = rows > most ? rows : most;
     }
     return most;
 }
 
-size_t ar_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
+size_t ari_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
 {
-    const size_t all = ar_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
+    const size_t all = ari_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
     size_t moved = 0;
     if (cp > 1 && all % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
         for (size_t part = 0; part < all; part++)
@@ -138,7 +140,7 @@ static size_t chunks_of(const ar_parallel *p)
     return p->zigzag && ring > 1 ? 2 * ring : 1;
 }
 
-size_t ar_parallel_sequence_unit(const ar_parallel *p)
+size_t ari_parallel_sequence_unit(const ar_parallel *p)
 {
     const size_t chunks = chunks_of(p);
     const size_t ranks = (size_t)ari_at_least_one(p->cp) * (size_t)(p->sp ? ari_at_least_one(p->tp) : 1);
@@ -152,7 +154,7 @@ size_t ar_parallel_sequence_unit(const ar_parallel *p)
 static ar_status check_context(const ar_parallel *p, size_t seq)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const size_t pieces = chunks_of(p), unit = ar_parallel_sequence_unit(p);
+    const size_t pieces = chunks_of(p), unit = ari_parallel_sequence_unit(p);
     if (cp % inner != 0)
         return ar_error_set(AR_ERR_ARG,
                             "cp=%zu is not a number of groups of %zu neighbours; use an inner cp that "
@@ -169,7 +171,7 @@ static ar_status check_context(const ar_parallel *p, size_t seq)
     return AR_OK;
 }
 
-ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
+ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t seq)
 {
     const size_t tp = (size_t)ari_at_least_one(p->tp), cp = (size_t)ari_at_least_one(p->cp);
     AR_TRY(check_context(p, seq));
@@ -183,10 +185,10 @@ ar_status ar_parallel_check_sequence(const ar_parallel *p, size_t seq)
                : ar_error_set(AR_ERR_INDIVISIBLE,
                               "a sequence of %zu over cp=%zu leaves %zu positions, which cannot be split over tp=%zu "
                               "(sequence parallelism); use a multiple of %zu",
-                              seq, cp, seq / cp, tp, ar_parallel_sequence_unit(p));
+                              seq, cp, seq / cp, tp, ari_parallel_sequence_unit(p));
 }
 
-void ar_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i)
+void ari_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i)
 {
     if (given && given->n > 0) {
         *first = 0;

@@ -5,8 +5,11 @@
 
 #include "ref/context/context.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
 #include "ref/placement/axis.h"
+#include "ref/placement/placement_private.h"
+#include "ref/placement/redistribute_private.h"
 
 /* --- axes --------------------------------------------------------------------------------------------------------- */
 
@@ -21,7 +24,7 @@ ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts)
 static size_t part_extent(const ari_axis *a, int part, size_t *start)
 {
     size_t count = 0;
-    ar_split_uneven(a->extent, a->parts, part, start, &count);
+    ari_split_uneven(a->extent, a->parts, part, start, &count);
     return count;
 }
 
@@ -407,15 +410,15 @@ static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
     char from[96];
     AR_TRY(
         ar_placements_region(NULL, extent, &w->groups->mesh, w->groups->at, w->r->from, w->r->ndim, w->r->shape, true));
-    bool fits = x->ndim == w->r->ndim && ar_tensor_is_contiguous(x);
+    bool fits = x->ndim == w->r->ndim && ari_tensor_is_contiguous(x);
     for (int d = 0; fits && d < x->ndim; d++)
         fits = x->shape[d] == extent[d];
     if (fits)
         return AR_OK;
     return ar_error_set(
         AR_ERR_SHAPE, "%s: x is %s%s; the part by %s is %s, contiguous", ARI_SHOW(tag ? tag : "redistribute"),
-        ARI_SHOW_SHAPE(x->ndim, x->shape), ar_tensor_is_contiguous(x) ? "" : ", not contiguous",
-        ar_placements_text(from, sizeof from, w->r->from, w->groups->mesh.ndim), ARI_SHOW_SHAPE(w->r->ndim, extent));
+        ARI_SHOW_SHAPE(x->ndim, x->shape), ari_tensor_is_contiguous(x) ? "" : ", not contiguous",
+        ari_placements_text(from, sizeof from, w->r->from, w->groups->mesh.ndim), ARI_SHOW_SHAPE(w->r->ndim, extent));
 }
 
 /* A dtype that has no reduction at all is refused by the communicator. */
@@ -439,7 +442,7 @@ ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, c
     walk w = {.ctx = ctx, .groups = g, .r = r, .dtype = x->dtype, .tag = tag};
     w.sums = x->dtype == AR_F32 && arith->bucket_arrays > 0 ? arith : NULL;
     memcpy(w.now, r->from, sizeof w.now);
-    AR_TRY(ar_redistribution_steps(step, &n, &g->mesh, r));
+    AR_TRY(ari_redistribution_steps(step, &n, &g->mesh, r));
     AR_TRY(check_part(&w, x, tag));
     if (ar_dtype_bytes(x->dtype) == 0)
         return ar_error_set(AR_ERR_DTYPE, "%s: elements of %s are less than a byte",
@@ -467,7 +470,8 @@ ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, co
     return ari_redistribute(ctx, g, y, &input, r, ctx->arith, tag);
 }
 
-ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to, const char *tag)
+ar_status ari_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to,
+                                  const char *tag)
 {
     const size_t n = (size_t)x->groups->mesh.ndim;
     ar_redistribution r = {.ndim = x->local.ndim};

@@ -2,6 +2,7 @@
 /* The order of a redistribution's steps. All ranks of a mesh compute it from the same plain data, and so make the same
  * calls. */
 #include "anyrank/placement.h"
+#include "ref/placement/placement_private.h"
 
 static bool is_partial(ar_placement p)
 {
@@ -26,7 +27,7 @@ typedef struct walk {
 static bool pending(const walk *w, int m)
 {
     const ar_placement from = w->now[m], to = w->to[m];
-    return !ar_placement_same(from, to, w->ndim) && !(is_whole(from) && (is_whole(to) || to.kind == AR_PARTIAL_MAX));
+    return !ari_placement_same(from, to, w->ndim) && !(is_whole(from) && (is_whole(to) || to.kind == AR_PARTIAL_MAX));
 }
 
 /* The step that dimension m takes next; false: from one to the other it is two steps, of which this is the first, to
@@ -50,7 +51,7 @@ static ar_redistribution_step step_of(const walk *w, int m)
 
 static bool both_cut(const walk *w, ar_placement a, ar_placement b)
 {
-    return a.kind == AR_SHARD && ar_placement_same(a, b, w->ndim);
+    return a.kind == AR_SHARD && ari_placement_same(a, b, w->ndim);
 }
 
 /* The innermost dimension inside m that cuts what a step along m cuts or joins; -1: none. */
@@ -101,13 +102,13 @@ static ar_status check_list(const ar_mesh *mesh, const ar_placement *p, int ndim
 {
     bool has[AR_PLACEMENT_KINDS] = {false};
     for (int m = 0; m < mesh->ndim; m++) {
-        AR_TRY(ar_placement_check(p[m], ndim));
+        AR_TRY(ari_placement_check(p[m], ndim));
         has[p[m].kind] = true;
     }
     char text[128];
     if (has[AR_PARTIAL_SUM] && has[AR_PARTIAL_MAX])
         return ar_error_set(AR_ERR_ARG, "%s: a maximum of sums or a sum of maxima? Use one of the two",
-                            ar_placements_text(text, sizeof text, p, mesh->ndim));
+                            ari_placements_text(text, sizeof text, p, mesh->ndim));
     return AR_OK;
 }
 
@@ -121,8 +122,8 @@ static ar_status check_redistribution(const ar_mesh *mesh, const ar_redistributi
     return check_list(mesh, r->to, r->ndim);
 }
 
-ar_status ar_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
-                                  const ar_redistribution *r)
+ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
+                                   const ar_redistribution *r)
 {
     walk w = {.mesh = mesh, .to = r->to, .ndim = r->ndim};
     ar_redistribution_step s;
@@ -144,8 +145,8 @@ ar_status ar_redistribution_backward(ar_redistribution *back, const ar_mesh *mes
 {
     ar_redistribution b = *r;
     for (int m = 0; m < mesh->ndim; m++) {
-        AR_TRY(ar_placement_gradient(&b.from[m], r->to[m]));
-        AR_TRY(ar_placement_gradient(&b.to[m], r->from[m]));
+        AR_TRY(ari_placement_gradient(&b.from[m], r->to[m]));
+        AR_TRY(ari_placement_gradient(&b.to[m], r->from[m]));
     }
     *back = b;
     return AR_OK;

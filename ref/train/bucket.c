@@ -2,7 +2,10 @@
 /* The way of a bucket: packed, summed over its groups, copied back, on the queue that carries it. */
 
 #include "anyrank/arith.h"
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
+#include "ref/placement/parallel_private.h"
 #include "ref/train/faults.h"
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
@@ -161,7 +164,7 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
     const ar_ddp *d = b->ddp;
     const size_t others = size_of(ari_ddp_group(d, ARI_OVER_DP)) / size_of(group);
     size_t of_sample = 0;
-    ar_gradient_moves(&d->ctx->layout, d->step.tokens, &of_sample);
+    ari_gradient_moves(&d->ctx->layout, d->step.tokens, &of_sample);
     for (size_t i = 0; i < b->info.params; i++) {
         if (b->info.param[i]->adds == AR_ADDS_ANY)
             return SIZE_MAX;
@@ -194,7 +197,7 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
 {
     ar_ctx *ctx = b->ddp->ctx;
     const ar_arith_ops *arith = ctx->arith;
-    const bool ends = b->info.ends && !ar_faulty(ctx, AR_FAULT_pp_tied_not_summed);
+    const bool ends = b->info.ends && !ari_faulty(ctx, AR_FAULT_pp_tied_not_summed);
     ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *both = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
     ar_most_terms most = {.before = most_values(b, data, b->ddp->step.samples)};
     if (b->info.spread) {
@@ -239,9 +242,9 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
 static ar_status keep_slice(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    const ar_tensor sum = ar_tensor_flat(
+    const ar_tensor sum = ari_tensor_flat(
         b->info.storage, ar_buf_at(b->storage, b->info.own_start * ar_dtype_bytes(b->info.storage)), b->info.own_count);
-    const ar_tensor before = ar_tensor_flat(b->info.storage, b->shard, b->info.own_count);
+    const ar_tensor before = ari_tensor_flat(b->info.storage, b->shard, b->info.own_count);
     if (d->options.hook_terms && b->info.own_count > 0)
         AR_TRY(d->ctx->device->ops->add(d->ctx->device, q, &sum, &sum, &before));
     return move_slice(b, q, true);
@@ -265,7 +268,7 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
     if (d->stage >= 2)
         return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
     AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));
-    if (ar_faulty(d->ctx, AR_FAULT_dp_group_missing))
+    if (ari_faulty(d->ctx, AR_FAULT_dp_group_missing))
         return AR_OK;
     AR_TRY(sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.samples));
     return reduce_replicas(b, q);
@@ -274,7 +277,7 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 static ar_status copy_back(const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    if (ar_faulty(ctx, AR_FAULT_step_before_copy_back)) /* it comes after the update: for nobody */
+    if (ari_faulty(ctx, AR_FAULT_step_before_copy_back)) /* it comes after the update: for nobody */
         return AR_OK;
     for (size_t i = 0; i < b->info.params; i++) {
         if (!ari_fault_left_out(&b->slot[i]))
@@ -291,7 +294,7 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
         return AR_OK;
     AR_TRY(pack_bucket(b, q));
     AR_TRY(reduce_bucket(b, q));
-    if (ar_faulty(ctx, AR_FAULT_bucket_reduced_twice))
+    if (ari_faulty(ctx, AR_FAULT_bucket_reduced_twice))
         AR_TRY(reduce_bucket(b, q));
     return b->ddp->stage >= 2 ? keep_slice(b, q) : copy_back(b, q);
 }

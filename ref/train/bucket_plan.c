@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/comm_private.h"
 #include "ref/core/axis.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/units.h"
 
@@ -65,7 +67,7 @@ static int larger_first(const void *a, const void *b)
 static int shared_dim(const ar_layout *o, int parts)
 {
     for (int i = 0; o->nbox > 0 && i < o->ndim; i++) {
-        if (ar_layout_local(o, i) < o->shape[i])
+        if (ari_layout_local(o, i) < o->shape[i])
             return i;
     }
     return parts > 1 && (o->nbox == 0 || o->shape[0] == 1) ? 0 : -1;
@@ -83,7 +85,7 @@ static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param
     size_t start = 0, most = 0;
     *n = 1;
     for (int i = 0; i < o->ndim; i++) {
-        ar_split_uneven(o->shape[i], i == dim ? parts : 1, 0, &start, &most);
+        ari_split_uneven(o->shape[i], i == dim ? parts : 1, 0, &start, &most);
         AR_TRY(ari_mul_size(n, *n, most));
     }
     c->uneven = dim >= 0 && o->shape[dim] % (size_t)parts != 0;
@@ -238,8 +240,8 @@ static ar_status share_out(ar_ddp *d)
         const int n = ar_comm_size(over);
         size_t *counts = d->all_counts + i * most;
         for (int r = 0; r < n; r++)
-            ar_comm_slice(b->info.elements, n, r, &start, &counts[r]);
-        ar_comm_slice(b->info.elements, n, ar_comm_rank(over), &b->info.own_start, &b->info.own_count);
+            ari_comm_slice(b->info.elements, n, r, &start, &counts[r]);
+        ari_comm_slice(b->info.elements, n, ar_comm_rank(over), &b->info.own_start, &b->info.own_count);
         b->shares = counts;
         b->counts = n > 1 ? counts : NULL;
     }

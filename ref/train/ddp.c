@@ -6,12 +6,17 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "ref/context/context_private.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/core/text.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/philox.h"
 #include "ref/train/ddp.h"
+#include "ref/train/ddp_private.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 
@@ -201,7 +206,7 @@ static ar_status combine_messages(void *arg, ar_queue *on)
     if (st == AR_OK)
         st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)
-        st = ar_queue_sync(on, 0); /* the host reads them */
+        st = ari_queue_sync(on, 0); /* the host reads them */
     return ari_span_end(st);
 }
 
@@ -219,7 +224,7 @@ static ar_status ddp_agree_used(ar_ddp *d)
         return AR_OK;
     if (!d->communication)
         return combine_or_fail(d, d->ctx->queue);
-    return ar_queue_chain(d->communication->queue, combine_or_fail, d);
+    return ari_queue_chain(d->communication->queue, combine_or_fail, d);
 }
 
 /* True if an optimizer is to use the gradient. Without find_unused a rank without samples has received the others'
@@ -230,20 +235,20 @@ static bool has_gradient(const ar_ddp *d, size_t i)
         return d->bucketed[i]->has_grad || d->buckets[d->slots[i].bucket].moves;
     if (d->ctx->device->hollow) /* no peer has answered */
         return true;
-    return d->used[i] || d->bucketed[i]->has_grad || ar_faulty(d->ctx, AR_FAULT_unused_set_empty);
+    return d->used[i] || d->bucketed[i]->has_grad || ari_faulty(d->ctx, AR_FAULT_unused_set_empty);
 }
 
 void ari_ddp_complete(ar_ddp *d, bool mean)
 {
     const ar_ctx *ctx = d->ctx;
-    mean = mean || ar_faulty(ctx, AR_FAULT_dp_averaged_again);
+    mean = mean || ari_faulty(ctx, AR_FAULT_dp_averaged_again);
     const float mean_scale = mean ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];
         if (!p->requires_grad)
             continue;
         p->has_grad = has_gradient(d, i);
-        const bool times_ep = p->expert && ar_faulty(ctx, AR_FAULT_ep_grads_times_ep);
+        const bool times_ep = p->expert && ari_faulty(ctx, AR_FAULT_ep_grads_times_ep);
         p->grad_scale = mean_scale * (times_ep ? (float)ar_comm_size(ctx->ep) : 1.0f);
     }
     d->unused_count = 0;
@@ -282,8 +287,8 @@ static ar_status launch_bucket(ar_ddp *d)
         return ar_event_record(b->info.reduced, ctx->queue);
     }
     AR_TRY(ar_event_record(b->produced, ctx->queue));
-    AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
-    AR_TRY(ar_queue_chain(d->communication->queue, ari_bucket_run, b));
+    AR_TRY(ari_queue_wait(d->communication->queue, b->produced));
+    AR_TRY(ari_queue_chain(d->communication->queue, ari_bucket_run, b));
     return ar_event_record(b->info.reduced, d->communication->queue);
 }
 
@@ -296,7 +301,7 @@ static ar_status launch_ready(ar_ddp *d)
 
 static ar_status refuse_late(const ar_ddp *d, const ari_ddp_slot *s)
 {
-    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done))
+    if (ari_faulty(d->ctx, AR_FAULT_bucket_stale_done))
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "
@@ -440,7 +445,7 @@ static ar_status init_ddp(ar_ddp *d)
     for (size_t i = 0; i < d->trained && d->options.hook && d->options.hook_state; i++)
         AR_TRY(ARI_TAKE(&d->slots[i].state, &d->lists, ar_tensor_count(&d->slots[i].param->value), "a hook's state"));
     if (!d->options.keep_weights)
-        AR_TRY(ar_ddp_broadcast_parameters(d));
+        AR_TRY(ari_ddp_broadcast_parameters(d));
     return ari_weights_share(d);
 }
 
@@ -506,10 +511,10 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
 /* For what a step that ended early has left under way. */
 static ar_status finish_launched(ar_ddp *d)
 {
-    const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
+    const ar_status gathered = d->gathers ? ari_queue_sync(d->gathers->queue, 0) : AR_OK;
     ar_status reduced = AR_OK;
     if (d->communication && (d->next > 0 || d->stage >= 2) && !d->waited)
-        reduced = ar_queue_sync(d->communication->queue, 0);
+        reduced = ari_queue_sync(d->communication->queue, 0);
     return gathered != AR_OK ? gathered : reduced;
 }
 
@@ -534,18 +539,18 @@ void ar_ddp_destroy(ar_ddp *d)
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
-ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
+ar_status ari_ddp_broadcast_parameters(ar_ddp *d)
 {
-    return ar_params_broadcast(d->params, d->n, d->ctx);
+    return ari_params_broadcast(d->params, d->n, d->ctx);
 }
 
 /* With the mistake of not reaching a module's children, a list is left to whoever knows the modules. */
 static ar_status zero_gradients(ar_ddp *d)
 {
     if (d->module)
-        return ar_module_zero_grad(d->module, d->ctx);
-    for (size_t i = 0; i < d->n && !ar_faulty(d->ctx, AR_FAULT_zero_grad_not_recursive); i++)
-        AR_TRY(ar_param_zero_grad(d->params[i], d->ctx));
+        return ari_module_zero_grad(d->module, d->ctx);
+    for (size_t i = 0; i < d->n && !ari_faulty(d->ctx, AR_FAULT_zero_grad_not_recursive); i++)
+        AR_TRY(ari_param_zero_grad(d->params[i], d->ctx));
     return AR_OK;
 }
 
@@ -570,7 +575,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     ari_ddp_choose_slices(d);
     d->sync = true;
     d->unused_count = 0;
-    if (ar_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
+    if (ari_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
         return AR_OK;
     d->waited = false;
     reset_buckets(d);
@@ -589,11 +594,11 @@ static ar_status check_by_hand(const ar_ddp *d)
                ? AR_OK
                : ar_error_set(AR_ERR_ARG,
                               "%s: with ZeRO stage %d units are reduced as they go backward, and the rest when "
-                              "ar_ddp_wait or ar_ddp_reduce_gradients is called",
+                              "ar_ddp_wait or ari_ddp_reduce_gradients is called",
                               d->name, d->stage);
 }
 
-ar_status ar_ddp_reduce_all(ar_ddp *d)
+ar_status ari_ddp_reduce_all(ar_ddp *d)
 {
     AR_TRY(check_by_hand(d));
     while (d->next < d->count)
@@ -614,11 +619,11 @@ static ar_status finish_reduction(ar_ddp *d, bool mean)
         return AR_OK;
     if (!d->options.find_unused)
         AR_TRY(check_all_used(d));
-    AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ar_ddp_reduce_all(d));
+    AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ari_ddp_reduce_all(d));
     if (d->options.find_unused)
         AR_TRY(ddp_agree_used(d));
     if (d->communication)
-        AR_TRY(ar_queue_sync(d->communication->queue, 0));
+        AR_TRY(ari_queue_sync(d->communication->queue, 0));
     ari_ddp_complete(d, mean);
     d->waited = true;
     for (size_t i = 0; i < d->count; i++)
@@ -632,7 +637,7 @@ ar_status ar_ddp_wait(ar_ddp *d)
     return ari_span_end(ari_ddp_fail(d, finish_reduction(d, d->options.mean)));
 }
 
-ar_status ar_ddp_reduce_gradients(ar_ddp *d, bool mean)
+ar_status ari_ddp_reduce_gradients(ar_ddp *d, bool mean)
 {
     if (d->next > 0)
         return ar_error_set(AR_ERR_ARG,
@@ -644,34 +649,34 @@ ar_status ar_ddp_reduce_gradients(ar_ddp *d, bool mean)
 
 /* --- queries ------------------------------------------------------------------------------------------------------ */
 
-const char *ar_ddp_name(const ar_ddp *d)
+const char *ari_ddp_name(const ar_ddp *d)
 {
     return d->name;
 }
 
-ar_ddp_options ar_ddp_options_of(const ar_ddp *d)
+ar_ddp_options ari_ddp_options_of(const ar_ddp *d)
 {
     return d->options;
 }
 
-size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
+size_t ari_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
 {
     for (size_t i = 0; i < d->unused_count && i < cap; i++)
         out[i] = d->unused[i];
     return d->unused_count;
 }
 
-size_t ar_ddp_buckets(const ar_ddp *d)
+size_t ari_ddp_buckets(const ar_ddp *d)
 {
     return d->count;
 }
 
-ar_bucket_info ar_ddp_bucket(const ar_ddp *d, size_t i)
+ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i)
 {
     return d->buckets[i].info;
 }
 
-size_t ar_ddp_bytes(const ar_ddp *d)
+size_t ari_ddp_bytes(const ar_ddp *d)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < d->count; i++)

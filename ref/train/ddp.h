@@ -3,6 +3,7 @@
 #pragma once
 
 #include "anyrank/ddp.h"
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 
@@ -122,7 +123,7 @@ static inline bool ari_ddp_has_peers(const ar_ddp *d)
 static inline ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
 {
     if (st != AR_OK)
-        ar_comm_abort(d->ctx->world, st, ar_error_message());
+        ari_comm_abort(d->ctx->world, st, ar_error_message());
     return st;
 }
 /** The same where reductions that peers take part in are under way, so that none of them waits for what will not

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "anyrank/arith.h"
+#include "ref/arith/arith_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/units.h"
 
@@ -47,7 +49,7 @@ ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o)
 {
     if (!o->hook)
         return AR_OK;
-    if (o->hook_terms && ctx->arith == ar_arith_exact(ctx->arith->precision))
+    if (o->hook_terms && ctx->arith == ari_arith_exact(ctx->arith->precision))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a hook of terms in exact numerics: which terms a rank has depends on the layout, and so "
                             "would the bits of what is made of them; let it take the sums");
@@ -87,7 +89,7 @@ static ar_status through_hook(const ari_bucket *b, const ari_ddp_slot *s, const 
     const ar_arith_ops *arith = ctx->arith;
     const ar_dtype storage = b->info.storage;
     const size_t n = ar_tensor_count(&h->g);
-    const ar_tensor numbers = ar_tensor_flat(storage, h->form, n);
+    const ar_tensor numbers = ari_tensor_flat(storage, h->form, n);
     if (p)
         AR_TRY(arith->bucket_pack(ctx, ctx->queue, h->form, n, 0, storage, p));
     AR_TRY(arith->bucket_take(ctx, ctx->queue, h->g.data, ar_const(h->form), n, 0, n, storage));

@@ -9,8 +9,11 @@
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
+#include "ref/train/gradients_private.h"
+#include "ref/train/train_private.h"
 
 /* --- judging ------------------------------------------------------------------------------------------------------ */
 
@@ -280,7 +283,7 @@ static void ranks_text(char *out, size_t cap, const ar_finding *f)
     snprintf(out, cap, "rank%s %s%s", ARI_PLURAL(f->ranks), list, more);
 }
 
-void ar_finding_text(char *out, size_t cap, const ar_finding *f)
+void ari_finding_text(char *out, size_t cap, const ar_finding *f)
 {
     char ranks[320];
     ranks_text(ranks, sizeof ranks, f);
@@ -416,7 +419,7 @@ static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
     if (p->own_count < ar_tensor_count(&p->value))
         AR_TRY(ari_share_layout(&own, p, ctx, p->own_start, p->own_count));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
-    ar_status st = ar_param_grad_value(p, ctx, &t);
+    ar_status st = ari_param_grad_value(p, ctx, &t);
     if (st == AR_OK)
         st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
     ar_ctx_release(ctx, &t);
@@ -497,12 +500,12 @@ static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_grad
     ari_claims_header *h = (ari_claims_header *)words;
     ari_claim *row = (ari_claim *)(h + 1);
     h->rank = (uint64_t)ari_ctx_place(ctx, ARI_ALL_AXES);
-    h->steps = o->optimizer ? ar_optimizer_steps(o->optimizer) : 0;
+    h->steps = o->optimizer ? ari_optimizer_steps(o->optimizer) : 0;
     for (size_t i = 0; i < g->n; i++)
         AR_TRY(claim_param(&row[i], g->ctx, g->params[i], o));
     state_job job = {g, row};
     if (o->optimizer)
-        AR_TRY(ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
+        AR_TRY(ari_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
     place_experts(row, g);
     return AR_OK;
 }
@@ -610,7 +613,7 @@ void ar_gradients_destroy(ar_gradients *g)
     free(g);
 }
 
-size_t ar_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap)
+size_t ari_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap)
 {
     size_t n = 0;
     for (size_t i = 0; i < g->n; i++) {
@@ -626,7 +629,7 @@ size_t ar_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap)
 ar_status ar_gradients_zero(ar_gradients *g)
 {
     for (size_t i = 0; i < g->n; i++)
-        AR_TRY(ar_param_zero_grad(g->params[i], g->ctx));
+        AR_TRY(ari_param_zero_grad(g->params[i], g->ctx));
     return AR_OK;
 }
 
@@ -636,11 +639,11 @@ ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp)
         return ar_ddp_wait(ddp);
     ARI_OWNED ar_param **trainable = NULL;
     AR_TRY(ARI_ALLOC(&trainable, g->n, "a list of parameters"));
-    const size_t n = ar_gradients_trainable(g, trainable, g->n);
-    return ar_params_reduce(trainable, n, g->ctx);
+    const size_t n = ari_gradients_trainable(g, trainable, g->n);
+    return ari_params_reduce(trainable, n, g->ctx);
 }
 
-ar_verdict ar_gradients_last(const ar_gradients *g)
+ar_verdict ari_gradients_last(const ar_gradients *g)
 {
     ar_verdict v = {.findings = g->findings, .finding = g->finding};
     for (size_t i = 0; i < g->findings; i++)
@@ -656,7 +659,7 @@ ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients
     AR_TRY(gradients_exchange_claims(&claims, g, o));
     AR_TRY(gradients_judge(g, &claims, o));
     AR_TRY(gradients_share_findings(g));
-    *v = ar_gradients_last(g);
+    *v = ari_gradients_last(g);
     return AR_OK;
 }
 
@@ -666,7 +669,7 @@ ar_status ar_verdict_status(const ar_verdict *v)
     for (size_t i = 0; i < v->findings; i++) {
         if (v->finding[i].warning)
             continue;
-        ar_finding_text(text, sizeof text, &v->finding[i]);
+        ari_finding_text(text, sizeof text, &v->finding[i]);
         if (v->errors > 1)
             snprintf(more, sizeof more, " (and %zu more)", v->errors - 1);
         return ar_error_set(AR_ERR_DATA, "%s%s", text, more);

@@ -5,6 +5,8 @@
  * which X X^T and the norm are sums. */
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/optimizer.h"
 
@@ -41,7 +43,7 @@ static size_t inputs_of(const ar_param *p)
 /* True if each rank of tensor parallelism has a part of the longer side of each of its matrices. */
 static bool stays_cut(const ar_optimizer *o, const ar_param *p)
 {
-    const bool by_outputs = ar_layout_local(&p->layout, p->transposed ? 1 : 0) < outputs_of(p);
+    const bool by_outputs = ari_layout_local(&p->layout, p->transposed ? 1 : 0) < outputs_of(p);
     if (!o->options.shards || !is_split(p) || p->layout.replicas > 1)
         return false;
     for (int i = 0; i < p->blocks || i == 0; i++) {
@@ -55,7 +57,7 @@ static bool stays_cut(const ar_optimizer *o, const ar_param *p)
  * of the layer's matrix. s: NULL where a rank has none of the shares. */
 static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
 {
-    const bool gathers = is_split(p) && !stays_cut(o, p) && !ar_faulty(ctx, AR_FAULT_muon_of_shards);
+    const bool gathers = is_split(p) && !stays_cut(o, p) && !ari_faulty(ctx, AR_FAULT_muon_of_shards);
     return is_shared(o, ctx, p) || !s->whole || gathers;
 }
 
@@ -188,7 +190,7 @@ static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tens
 static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *over)
 {
     const size_t square[2] = {x->shape[0], x->shape[0]};
-    const ar_tensor across = ar_tensor_transposed(x);
+    const ar_tensor across = ari_tensor_transposed(x);
     ar_tensor gram, power, product;
     AR_TRY(ar_ctx_tensor(ctx, &gram, AR_F32, 2, square));
     AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
@@ -209,13 +211,13 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
 static size_t rows_of(const ar_ctx *ctx, size_t rows)
 {
     const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), each = (rows + ranks - 1) / ranks;
-    return ar_faulty(ctx, AR_FAULT_muon_padding_rows) ? ranks * ((each + align - 1) / align * align) : rows;
+    return ari_faulty(ctx, AR_FAULT_muon_padding_rows) ? ranks * ((each + align - 1) / align * align) : rows;
 }
 
 /* A block [rows, cols] of the matrix, or the part of it here, becomes what is taken from its weights. */
 static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *r, size_t rows, size_t cols)
 {
-    const ar_tensor wide = rows > cols ? ar_tensor_transposed(block) : *block;
+    const ar_tensor wide = rows > cols ? ari_tensor_transposed(block) : *block;
     float norm = 0.0f;
     ar_tensor x;
     AR_TRY(ari_copy_of(ctx, &x, &wide));
@@ -230,7 +232,7 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *
 
 static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *p, const rule *r)
 {
-    ar_tensor matrix = p->transposed ? ar_tensor_transposed(full) : *full;
+    ar_tensor matrix = p->transposed ? ari_tensor_transposed(full) : *full;
     const size_t outputs = outputs_of(p);
     const size_t row[2] = {1, outputs};
     size_t at = 0;
@@ -291,7 +293,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     }
     const rule r = {.rate = k.rate,
                     .match_rms = o->options.match_rms,
-                    .over = cut && !ar_faulty(ctx, AR_FAULT_muon_of_shards) ? ctx->tp : NULL};
+                    .over = cut && !ari_faulty(ctx, AR_FAULT_muon_of_shards) ? ctx->tp : NULL};
     AR_TRY(each_block(ctx, &full, p, &r));
     if (s && apart)
         AR_TRY(take_own(ctx, &full, s, u.data, cut));

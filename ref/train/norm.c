@@ -2,8 +2,11 @@
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/optimizer.h"
+#include "ref/train/train_private.h"
 
 /* This rank's sum of squared gradients, on the device. */
 typedef struct norm_sum {
@@ -32,10 +35,10 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
 static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
     const bool copies =
-        ar_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks);
-    if (ar_comm_rank(ctx->tp) > 0 && ar_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
+        ari_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks);
+    if (ar_comm_rank(ctx->tp) > 0 && ari_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
         return false;
-    if (strstr(p->name, ".experts.") && ar_faulty(ctx, AR_FAULT_gradnorm_without_experts))
+    if (strstr(p->name, ".experts.") && ari_faulty(ctx, AR_FAULT_gradnorm_without_experts))
         return false;
     if (p->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
@@ -47,7 +50,7 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
 {
     ar_tensor g, share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ar_param_grad_value(p, ctx, &g));
+    AR_TRY(ari_param_grad_value(p, ctx, &g));
     if (!p->sharded) {
         AR_TRY(f(s, ctx, &g));
     } else {
@@ -84,8 +87,8 @@ static bool any_sharded(ar_param *const *params, size_t n)
 /* Over the ranks that hold parts of the gradients. */
 static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
-    const bool own = ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
-    if (ar_faulty(ctx, AR_FAULT_gradnorm_local_clip))
+    const bool own = ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
+    if (ari_faulty(ctx, AR_FAULT_gradnorm_local_clip))
         return AR_OK;
     const size_t count = ar_tensor_count(t);
     if (!own)
@@ -96,7 +99,7 @@ static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t,
     return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
 }
 
-ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
+ar_status ari_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;
@@ -115,7 +118,7 @@ ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, si
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
     ARI_RELEASE(ctx, &s.squares, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
-    if (ar_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks)) {
+    if (ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks)) {
         AR_TRY(ari_combine(ctx, ctx->tp, norm, 1, AR_F32, AR_SUM, "grad_norm"));
         *norm /= (float)ar_comm_size(ctx->tp);
     }

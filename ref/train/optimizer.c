@@ -5,8 +5,13 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/faults.h"
+#include "ref/train/optimizer_private.h"
+#include "ref/train/train_private.h"
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +34,7 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
 {
-    if (ar_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0) /* an update without gradients before */
+    if (ari_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0) /* an update without gradients before */
         ari_optimizer_tick(clock, o);
     ari_optimizer_tick(clock, o);
 }
@@ -48,7 +53,7 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
 ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
                            const ari_optimizer_constants *k)
 {
-    const ar_tensor w = ar_tensor_flat(part->master.ptr ? AR_BF16 : AR_F32, part->weight, ar_tensor_count(g));
+    const ar_tensor w = ari_tensor_flat(part->master.ptr ? AR_BF16 : AR_F32, part->weight, ar_tensor_count(g));
     return ARI_KERNEL(ctx, optimizer_step, &w, part->master, part->m, part->v, g, k);
 }
 
@@ -94,8 +99,8 @@ static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t c
 static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
 {
     const ar_param *p = s->param;
-    const ar_tensor master = ar_tensor_flat(AR_F32, s->part.master, s->count);
-    ar_tensor run = ar_tensor_flat(AR_BF16, p->value.data, s->count);
+    const ar_tensor master = ari_tensor_flat(AR_F32, s->part.master, s->count);
+    ar_tensor run = ari_tensor_flat(AR_BF16, p->value.data, s->count);
     if (s->whole)
         return ARI_KERNEL(ctx, copy_strided, &master, &run);
     if (ari_value_is_shared(p)) { /* the same elements */
@@ -188,13 +193,13 @@ static ar_status tap_kind(void *user, const ar_param *p, const char *state, cons
 {
     const tap_to *t = user;
     (void)state;
-    return ar_tap(t->ctx, p->name, t->pass, local, layout);
+    return ari_tap(t->ctx, p->name, t->pass, local, layout);
 }
 
 ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
 {
     const kinds k = kinds_of(&s->part);
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     ar_layout layout;
     AR_TRY(ari_state_layout(&layout, s, ctx));
@@ -237,8 +242,8 @@ ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part
     const ar_param *p = s->param;
     const bool across = p->transposed && s->whole; /* a share's elements are in the order of the layer's matrix */
     const size_t rows = p->value.ndim == 1 ? 1 : p->value.shape[1], inputs = p->transposed ? p->value.shape[0] : rows;
-    const ar_tensor w = ar_tensor_flat(p->value.dtype, part->weight, s->count);
-    const ar_tensor t = part->master.ptr ? ar_tensor_flat(AR_F32, part->master, s->count) : w;
+    const ar_tensor w = ari_tensor_flat(p->value.dtype, part->weight, s->count);
+    const ar_tensor t = part->master.ptr ? ari_tensor_flat(AR_F32, part->master, s->count) : w;
     ARI_OWNED float *host = NULL;
     if (!p->clip || s->count == 0 || ctx->device->hollow)
         return AR_OK;
@@ -267,7 +272,7 @@ static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
 
 static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
 {
-    AR_TRY(ar_optimizer_check(o));
+    AR_TRY(ari_optimizer_check(o));
     AR_TRY(ARI_ALLOC_ZERO(gives, 1, "an optimizer"));
     (*gives)->options = *o;
     (*gives)->device = ctx->device;
@@ -288,7 +293,7 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
     return AR_OK;
 }
 
-ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
+ar_status ari_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
 {
     ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(create_optimizer(&made, ctx, o));
@@ -312,7 +317,7 @@ void ar_optimizer_destroy(ar_optimizer *o)
 static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const ar_tensor *room, float scale)
 {
     AR_TRY(ar_tensor_view(g, AR_F32, p->value.ndim, p->value.shape, room->data));
-    AR_TRY(ar_param_grad_value(p, ctx, g));
+    AR_TRY(ari_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
     return ARI_KERNEL(ctx, scale, g, g, scale);
@@ -356,7 +361,7 @@ static ar_status check_whole(const ar_optimizer *o)
         if (ari_is_updated(p) && p->sharded)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: the data-parallel ranks share out its gradient (ZeRO), but not this optimizer: "
-                                "make it with ar_optimizer_create_sharded",
+                                "make it with ari_optimizer_create_sharded",
                                 p->name);
     }
     return AR_OK;
@@ -374,13 +379,13 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     ar_ctx_release(ctx, &room);
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++) {
-        AR_TRY(ar_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
+        AR_TRY(ari_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));
         AR_TRY(ari_state_tap(&o->states[i], ctx));
     }
     return AR_OK;
 }
 
-ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
+ar_status ari_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(state_save(&o->states[i], ctx, emit, user));
@@ -399,9 +404,9 @@ static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_opti
     return AR_OK;
 }
 
-ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
-                            const float *(*find)(void *user, const char *param, const char *state, size_t count),
-                            void *user)
+ar_status ari_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
+                             const float *(*find)(void *user, const char *param, const char *state, size_t count),
+                             void *user)
 {
     AR_TRY(clock_after(&o->clock, &o->options, steps));
     for (size_t i = 0; i < o->n; i++)
@@ -409,12 +414,12 @@ ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
     return AR_OK;
 }
 
-uint64_t ar_optimizer_steps(const ar_optimizer *o)
+uint64_t ari_optimizer_steps(const ar_optimizer *o)
 {
     return o->clock.steps;
 }
 
-size_t ar_optimizer_bytes(const ar_optimizer *o)
+size_t ari_optimizer_bytes(const ar_optimizer *o)
 {
     return o->bytes;
 }

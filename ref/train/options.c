@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/optimizer_private.h"
 #include "ref/numerics/optimizer.h"
+#include "ref/train/optimizer_private.h"
 
 ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind)
 {
@@ -23,7 +25,7 @@ ar_optimizer_options ar_optimizer_defaults(ar_optimizer_kind kind)
 
 static ar_status refuse_option(const ar_optimizer_options *o, const char *option, double value, const char *range)
 {
-    return ar_error_set(AR_ERR_ARG, "optimizer %s: %s is %g, expected %s", ar_optimizer_name(o->kind), option, value,
+    return ar_error_set(AR_ERR_ARG, "optimizer %s: %s is %g, expected %s", ari_optimizer_name(o->kind), option, value,
                         range);
 }
 
@@ -49,7 +51,7 @@ static ar_status check_schedule(const ar_optimizer_options *o)
     if (o->warmup_steps > o->total_steps)
         return ar_error_set(AR_ERR_ARG,
                             "optimizer %s: warmup_steps is %" PRIu64 ", expected at most total_steps, %" PRIu64,
-                            ar_optimizer_name(o->kind), o->warmup_steps, o->total_steps);
+                            ari_optimizer_name(o->kind), o->warmup_steps, o->total_steps);
     return o->min_lr >= 0.0 && o->min_lr <= o->lr ? AR_OK
                                                   : refuse_option(o, "min_lr", o->min_lr, "at least 0 and at most lr");
 }
@@ -60,7 +62,7 @@ static ar_status check_group(const ar_optimizer_options *o, size_t i)
     char option[sizeof group->glob + 32];
     if (group->glob[0] == '\0' || !memchr(group->glob, 0, sizeof group->glob))
         return ar_error_set(AR_ERR_ARG, "optimizer %s: the glob of parameter group %zu is %s, expected 1 to %zu bytes",
-                            ar_optimizer_name(o->kind), i, group->glob[0] ? "not ended by a 0" : "empty",
+                            ari_optimizer_name(o->kind), i, group->glob[0] ? "not ended by a 0" : "empty",
                             sizeof group->glob - 1);
     snprintf(option, sizeof option, "lr_scale of group '%s'", group->glob);
     AR_TRY(check_amount(o, option, group->lr_scale));
@@ -74,13 +76,13 @@ static ar_status check_groups(const ar_optimizer_options *o)
         return ar_error_set(AR_ERR_ARG, "decay rule %d, expected all or matrices", (int)o->decay);
     if (o->groups > AR_PARAM_GROUPS)
         return ar_error_set(AR_ERR_ARG, "optimizer %s: %zu parameter groups, expected at most %d",
-                            ar_optimizer_name(o->kind), o->groups, AR_PARAM_GROUPS);
+                            ari_optimizer_name(o->kind), o->groups, AR_PARAM_GROUPS);
     for (size_t i = 0; i < o->groups; i++)
         AR_TRY(check_group(o, i));
     return AR_OK;
 }
 
-ar_status ar_optimizer_check(const ar_optimizer_options *o)
+ar_status ari_optimizer_check(const ar_optimizer_options *o)
 {
     if (o->kind < AR_OPTIMIZER_SGD || o->kind > AR_OPTIMIZER_MUON)
         return ar_error_set(AR_ERR_ARG, "optimizer kind %d, expected sgd, adam, adamw or muon", (int)o->kind);
@@ -105,7 +107,7 @@ ar_status ar_optimizer_check(const ar_optimizer_options *o)
     return eps > 0.0f && isfinite(eps) ? AR_OK : refuse_option(o, "eps", o->eps, "a finite number above 0 in fp32");
 }
 
-double ar_optimizer_lr(const ar_optimizer_options *o, uint64_t step)
+double ari_optimizer_lr(const ar_optimizer_options *o, uint64_t step)
 {
     return ari_schedule_lr(o, step);
 }

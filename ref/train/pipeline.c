@@ -2,14 +2,19 @@
 /* A step's micro-batches through the stages that a rank of a pipeline has, in the order of its schedule. */
 #include <stdlib.h>
 
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
+#include "ref/models/parallel_private.h"
+#include "ref/pipeline/schedule_private.h"
 #include "ref/train/faults.h"
 #include "ref/train/step.h"
 #include "ref/train/units.h"
 
-ARI_OWNER(ar_pipeline_schedule, ar_pipeline_schedule_destroy)
+ARI_OWNER(ar_pipeline_schedule, ari_pipeline_schedule_destroy)
 
 /* The values that pass a stage, forward or backward. */
 typedef enum direction { FORWARD, BACKWARD, DIRECTIONS } direction;
@@ -102,7 +107,7 @@ static ar_status wait_for_input(const pipeline *p, flow *f)
 {
     if (!f->ready)
         return AR_OK;
-    AR_TRY(ar_queue_wait(p->ctx->queue, f->ready));
+    AR_TRY(ari_queue_wait(p->ctx->queue, f->ready));
     ar_event_destroy(f->ready);
     f->ready = NULL;
     return AR_OK;
@@ -121,7 +126,7 @@ static ar_status free_received(pipeline *p, bool wait)
     for (send_buffer **at = &p->sent; *at;) {
         send_buffer *s = *at;
         bool received = true;
-        AR_TRY(wait ? ar_queue_wait(p->ctx->queue, s->sent) : ar_event_test(s->sent, &received));
+        AR_TRY(wait ? ari_queue_wait(p->ctx->queue, s->sent) : ari_event_test(s->sent, &received));
         if (!received) {
             at = &s->next;
             continue;
@@ -174,7 +179,7 @@ static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, i
     flow *f = &s->flow[BACKWARD];
     AR_TRY(ari_fault_accumulated(p->trained->params, p->trained->n, p->ctx, pieces));
     AR_TRY(wait_for_input(p, f));
-    if (!is_last_stage(p, op) && ar_faulty(p->ctx, AR_FAULT_pp_stage_divides))
+    if (!is_last_stage(p, op) && ari_faulty(p->ctx, AR_FAULT_pp_stage_divides))
         AR_TRY(ARI_KERNEL(p->ctx, scale, &f->input, &f->input, 1.0f / (float)pieces));
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
     p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &s->deferred : NULL;
@@ -194,7 +199,7 @@ static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, i
 
 static ar_status run_backward_weight(pipeline *p, const ar_pp_operation *op, slot *s, int life)
 {
-    ar_ctx_place(p->ctx, &p->micro[op->micro]);
+    ari_ctx_place_batch(p->ctx, &p->micro[op->micro]);
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), true));
     AR_TRY(ari_deferred_run(p->ctx, &s->deferred));
     AR_TRY(ari_ddp_end_backward(p->o->ddp, own_stage(p, op)));
@@ -249,10 +254,10 @@ static ar_status fail_operation(const pipeline *p, const ar_pp_operation *op, ar
 {
     if (st != AR_ERR_ABORTED) {
         const ari_outcome found = ari_outcome_of(st);
-        ar_error_set(st, "stage %d, micro-batch %d, %s: %s", op->stage, op->micro, ar_pp_kind_name(op->kind),
+        ar_error_set(st, "stage %d, micro-batch %d, %s: %s", op->stage, op->micro, ari_pp_kind_name(op->kind),
                      found.message);
     }
-    ar_comm_abort(p->ctx->world, st, ar_error_message());
+    ari_comm_abort(p->ctx->world, st, ar_error_message());
     return st;
 }
 
@@ -327,11 +332,11 @@ static void destroy_pipeline(pipeline *p)
 ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
                            const ar_train_options *o, ar_train_result *result)
 {
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *all = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *all = NULL;
     ARI_ENDED(destroy_pipeline)
     pipeline p = {.trained = trained, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
-    AR_TRY(ar_parallel_schedule(&all, &o->parallel));
-    p.schedule = ar_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
+    AR_TRY(ari_parallel_schedule(&all, &o->parallel));
+    p.schedule = ari_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
     AR_TRY(ari_ctx_transfers(ctx, &p.transfers));
     AR_TRY(ARI_ALLOC_ZERO(&p.slots, (size_t)ctx->layout.virtual_stages * n, "micro-batches in stages"));
     return run_schedule(&p);

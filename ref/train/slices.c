@@ -2,7 +2,11 @@
 /* Gradients of which each rank that shares a sequence computes a slice (ar_param.sliced): nothing of them is to be summed
  * over these ranks then. For it all of them take all rows of a matrix's input, where each part of a sample had taken
  * one rank's, or the terms of all rows of a table; which moves fewer bytes depends on the number of tokens. */
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/parallel_private.h"
 #include "ref/train/ddp.h"
 
 static bool can_be_sliced(const ari_bucket *b)
@@ -29,9 +33,9 @@ static ar_status slice_bucket(ar_ddp *d, ari_bucket *b)
         kind[r] = (int)(r % cp);
     for (size_t k = 0; k < cp; k++) {
         for (size_t i = 0; i < b->info.params; i++) {
-            const ar_tensor w = ar_param_matrix(b->info.param[i]);
+            const ar_tensor w = ari_param_matrix(b->info.param[i]);
             size_t start = 0, rows = 0;
-            ar_comm_slice(w.shape[0], (int)cp, (int)k, &start, &rows);
+            ari_comm_slice(w.shape[0], (int)cp, (int)k, &start, &rows);
             run[n++] = (ar_bucket_run){b->info.offset[i] + start * w.shape[1], rows * w.shape[1]};
         }
         first[k + 1] = n;
@@ -94,7 +98,7 @@ static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
         const ari_bucket *b = &d->buckets[i];
         for (size_t k = 0; k < b->info.params && b->slices.kinds > 0 && has_tables(b) == tables; k++) {
             const ar_param *p = b->info.param[k];
-            const ar_tensor w = ar_param_matrix(p);
+            const ar_tensor w = ari_param_matrix(p);
             if (p->token_share > 0.0 && w.shape[0] % (size_t)ar_comm_size(d->ctx->sequence) != 0)
                 return false;
             elements += (double)w.shape[0] * (double)w.shape[1];
@@ -108,8 +112,8 @@ static bool takes_fewer_bytes(const ar_ddp *d, bool tables)
  * sums. */
 static bool sums_wrongly(const ar_ddp *d)
 {
-    return ar_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) ||
-           (d->stage > 0 && ar_faulty(d->ctx, AR_FAULT_dp_group_missing));
+    return ari_faulty(d->ctx, AR_FAULT_bucket_reduced_twice) ||
+           (d->stage > 0 && ari_faulty(d->ctx, AR_FAULT_dp_group_missing));
 }
 
 void ari_ddp_choose_slices(ar_ddp *d)
@@ -117,7 +121,7 @@ void ari_ddp_choose_slices(ar_ddp *d)
     size_t parts = 0;
     const bool can = d->step.samples > 0 && !sums_wrongly(d);
     const bool matrices =
-        can && ar_gradient_moves(&d->ctx->layout, d->step.tokens, &parts) > 0 && takes_fewer_bytes(d, false);
+        can && ari_gradient_moves(&d->ctx->layout, d->step.tokens, &parts) > 0 && takes_fewer_bytes(d, false);
     const bool tables = any_is_tied(d) ? matrices : can && takes_fewer_bytes(d, true);
     for (size_t i = 0; i < d->count; i++)
         d->buckets[i].sliced = d->buckets[i].slices.kinds > 0 && (has_tables(&d->buckets[i]) ? tables : matrices);

@@ -7,14 +7,22 @@
 
 #include "anyrank/arith.h"
 #include "anyrank/gradients.h"
+#include "ref/arith/arith_private.h"
+#include "ref/context/context_private.h"
 #include "ref/core/record.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
+#include "ref/models/parallel_private.h"
 #include "ref/models/stages.h"
+#include "ref/train/ddp_private.h"
 #include "ref/train/faults.h"
+#include "ref/train/train_private.h"
 #include "ref/train/units.h"
 
 /* --- loss scaling ------------------------------------------------------------------------------------------------- */
@@ -22,7 +30,7 @@
 /* Its reciprocal is a normal fp32 number, as is that of 1, below which nothing falls. */
 #define LARGEST_SCALE 0x1p126
 
-ar_loss_scaling ar_loss_scaling_defaults(bool dynamic)
+ar_loss_scaling ari_loss_scaling_defaults(bool dynamic)
 {
     return (ar_loss_scaling){.dynamic = dynamic, .growth = 2.0, .backoff = 0.5, .interval = 2000, .scale = 65536.0};
 }
@@ -32,7 +40,7 @@ static ar_status refuse_scaling(const char *option, double value, const char *ra
     return ar_error_set(AR_ERR_ARG, "loss scaling: %s is %g, expected %s", option, value, range);
 }
 
-ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
+ar_status ari_loss_scaling_check(const ar_loss_scaling *s)
 {
     if (!(s->scale >= 1.0 && s->scale <= LARGEST_SCALE))
         return refuse_scaling("scale", s->scale, "a number from 1 to 2^126");
@@ -45,17 +53,17 @@ ar_status ar_loss_scaling_check(const ar_loss_scaling *s)
     return s->interval > 0 ? AR_OK : refuse_scaling("interval", 0.0, "at least 1 step");
 }
 
-/* Errors: AR_ERR_ARG (ar_loss_scaling_check; exact numerics). */
+/* Errors: AR_ERR_ARG (ari_loss_scaling_check; exact numerics). */
 static ar_status scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
 {
-    if (ctx->arith == ar_arith_exact(ctx->arith->precision))
+    if (ctx->arith == ari_arith_exact(ctx->arith->precision))
         return ar_error_set(AR_ERR_ARG,
                             "loss scaling in exact numerics: its gradients are sums of integers that lose "
                             "nothing however small they are, and its baseline scales none; give native numerics");
-    return ar_loss_scaling_check(s);
+    return ari_loss_scaling_check(s);
 }
 
-/* From here on ar_param_grad_value gives the gradients without the scale. */
+/* From here on ari_param_grad_value gives the gradients without the scale. */
 static void scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n)
 {
     const float inverse = (float)(1.0 / s->scale);
@@ -104,7 +112,7 @@ static void describe_made(char text[MADE_TEXT], ar_parallel made)
     made.stages.n = 0;
     made.zero = made.micro_batches = 0;
     made.keep_gathered = false;
-    ar_parallel_text(text, MADE_TEXT, &made);
+    ari_parallel_text(text, MADE_TEXT, &made);
 }
 
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
@@ -149,7 +157,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     if (st == AR_OK)
         st = ari_combine(ctx, ctx->dp, sum, counts, AR_I64, AR_SUM, "targets");
     for (size_t k = 0; k < counts; k++)
-        all[k] = (size_t)sum[ar_faulty(ctx, AR_FAULT_mtp_mean_over_all) ? 0 : k];
+        all[k] = (size_t)sum[ari_faulty(ctx, AR_FAULT_mtp_mean_over_all) ? 0 : k];
     *targets = all[0];
     for (size_t i = 0; i < n; i++) {
         micro[i].targets = all[0];
@@ -173,9 +181,9 @@ static ar_status own_batches(ar_batch **gives, size_t *n, size_t *most, const ar
     *n = *most = 0;
     for (int i = 0; i < pieces; i++) {
         size_t start = 0, count = 0;
-        ar_parallel_rows(p, global->batch, 0, i, &start, &count);
+        ari_parallel_rows(p, global->batch, 0, i, &start, &count);
         *most += count > 0;
-        ar_parallel_slice(&micro[*n], p, global, ar_ctx_data_rank(ctx), i);
+        ari_parallel_slice(&micro[*n], p, global, ari_ctx_data_rank(ctx), i);
         *n += micro[*n].batch > 0;
     }
     *gives = micro;
@@ -230,8 +238,8 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
             AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
         }
         if (!all_first) {
-            ar_saved_clear(saved);
-            ar_ctx_end_step(ctx);
+            ari_saved_clear(saved);
+            ari_ctx_end_step(ctx);
         }
     }
     for (size_t i = most; all_first && !o->forward_only && i-- > 0;) {
@@ -258,7 +266,7 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
     const ar_status st = ari_span_end(run_batches(what, ctx, saved, micro, n, most, &forward, &unused));
     ctx->counting = ctx->recomputing = false;
     ctx->tap = tap;
-    ar_ctx_end_step(ctx);
+    ari_ctx_end_step(ctx);
     return st;
 }
 
@@ -283,12 +291,12 @@ static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar
         if (o->scaling)
             scaling_unscale(o->scaling, what->params, what->n);
         ari_span_begin("reduce gradients");
-        return ari_span_end(ar_params_reduce(what->params, what->n, ctx));
+        return ari_span_end(ari_params_reduce(what->params, what->n, ctx));
     }
     AR_TRY(ar_ddp_wait(o->ddp));
     if (o->scaling) /* now, since the wait sets the scale of a mean */
         scaling_unscale(o->scaling, what->params, what->n);
-    return ar_params_tap_grads(what->params, what->n, ctx);
+    return ari_params_tap_grads(what->params, what->n, ctx);
 }
 
 static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
@@ -296,7 +304,7 @@ static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, co
     const ar_gradients_verify_options everything = {.gradients = true,
                                                     .values = true,
                                                     .optimizer = optimizer,
-                                                    .allow_unused = o->ddp && ar_ddp_options_of(o->ddp).find_unused};
+                                                    .allow_unused = o->ddp && ari_ddp_options_of(o->ddp).find_unused};
     ar_verdict v;
     if (!o->verify)
         return AR_OK;
@@ -315,7 +323,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
     float factor = 1.0f;
     bool finite = true;
     if (o->clip > 0.0 || o->scaling)
-        AR_TRY(ar_gradient_norm(&result->norm, ctx, what->params, what->n));
+        AR_TRY(ari_gradient_norm(&result->norm, ctx, what->params, what->n));
     if (o->clip > 0.0)
         AR_TRY(ari_tap_number(ctx, "grad_norm", 'c', result->norm));
     if (o->scaling) {
@@ -347,10 +355,10 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
                            .tokens = ari_batch_positions(global),
                            .depths = 1 + ari_trained_depths(what->module),
                            .repeats = global->documents || global->position_ids};
-    ar_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
+    ari_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     step->pass_samples = step->samples;
     if (ari_passes_apart(&o->parallel))
-        ar_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
+        ari_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     ari_ddp_choose_slices(o->ddp);
     return AR_OK;
 }
@@ -374,7 +382,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
         AR_TRY(start_ddp(what, global, o));
     AR_TRY(count_routes(what, ctx, saved, micro, n, most, o));
     AR_TRY(run_batches(what, ctx, saved, micro, n, most, o, result));
-    ar_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
+    ari_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
     AR_TRY(ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         return AR_OK;
@@ -392,8 +400,8 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
     AR_TRY(check_options(ctx, o));
     if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "a training step takes its input from the batch, which has none");
-    AR_TRY(ar_batch_check(global, SIZE_MAX)); /* before ranks take their rows of it */
-    ar_ctx_begin_step(ctx, step);
+    AR_TRY(ari_batch_check(global, SIZE_MAX)); /* before ranks take their rows of it */
+    ari_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
     ari_span_begin("step %u", (unsigned)step);
@@ -402,7 +410,7 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
     ctx->tracks_logits = false;
-    ar_ctx_end_step(ctx);
+    ari_ctx_end_step(ctx);
     return st;
 }
 

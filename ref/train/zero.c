@@ -3,8 +3,12 @@
  * after the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state
  * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
  * not depend on who makes it. */
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/train/ddp.h"
+#include "ref/train/ddp_private.h"
 #include "ref/train/optimizer.h"
 
 /* Memory of a step, large enough for each bucket. */
@@ -31,16 +35,16 @@ static ar_status add_state(ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b
 ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 {
     size_t params = 0;
-    if (ar_ddp_options_of(o->ddp).zero == 0)
+    if (ari_ddp_options_of(o->ddp).zero == 0)
         return ar_error_set(
             AR_ERR_ARG,
             "an optimizer of shares of %s, whose gradients are not shared out: its DDP options need a zero of 1 to 3",
-            ar_ddp_name(o->ddp));
-    for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++)
-        params += ar_ddp_bucket(o->ddp, i).params;
+            ari_ddp_name(o->ddp));
+    for (size_t i = 0; i < ari_ddp_buckets(o->ddp); i++)
+        params += ari_ddp_bucket(o->ddp, i).params;
     AR_TRY(ARI_ALLOC_ZERO(&o->states, params, "shares of parameters"));
-    for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++) {
-        const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
+    for (size_t i = 0; i < ari_ddp_buckets(o->ddp); i++) {
+        const ar_bucket_info b = ari_ddp_bucket(o->ddp, i);
         for (size_t k = 0; k < b.params; k++)
             AR_TRY(add_state(o, ctx, &b, k));
     }
@@ -53,8 +57,8 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 static ar_status alloc_workspace(workspace *w, ar_ctx *ctx, const ar_ddp *ddp)
 {
     size_t weights = 0, gradient = 0, value = 0;
-    for (size_t i = 0; i < ar_ddp_buckets(ddp); i++) {
-        const ar_bucket_info b = ar_ddp_bucket(ddp, i);
+    for (size_t i = 0; i < ari_ddp_buckets(ddp); i++) {
+        const ar_bucket_info b = ari_ddp_bucket(ddp, i);
         const size_t bytes = b.elements * ar_dtype_bytes(b.storage);
         weights = bytes > weights && ddp->stage < 3 ? bytes : weights;
         gradient = b.own_count > gradient ? b.own_count : gradient;
@@ -81,12 +85,12 @@ static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const wor
     ar_tensor g;
     if (!s || p->grad || start < s->start || start + count > s->start + s->count) {
         AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, w->value.data));
-        AR_TRY(ar_param_grad_value(p, ctx, &g));
+        AR_TRY(ari_param_grad_value(p, ctx, &g));
         return ari_share_get(ctx, out, p, &g, start, count);
     }
     AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, out, ar_const(s->grad), s->elements, s->at + start - s->start,
                                    count, p->value.dtype));
-    g = ar_tensor_flat(AR_F32, out, count);
+    g = ari_tensor_flat(AR_F32, out, count);
     return p->grad_scale == 1.0f ? AR_OK : ARI_KERNEL(ctx, scale, &g, &g, p->grad_scale);
 }
 
@@ -108,12 +112,12 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
     const size_t next = b->own_start + b->own_count + b->own_count <= b->elements ? b->own_start + b->own_count : 0;
-    const size_t start = ar_faulty(ctx, AR_FAULT_zero_shards_misaligned) ? next : b->own_start;
+    const size_t start = ari_faulty(ctx, AR_FAULT_zero_shards_misaligned) ? next : b->own_start;
     const ar_buf g = w->gradient.data;
     AR_TRY(gradient_run(g, ctx, b, w, start, b->own_count));
     if (scale == 1.0f)
         return AR_OK;
-    const ar_tensor own = ar_tensor_flat(AR_F32, g, b->own_count);
+    const ar_tensor own = ari_tensor_flat(AR_F32, g, b->own_count);
     return ARI_KERNEL(ctx, scale, &own, &own, scale);
 }
 
@@ -154,7 +158,7 @@ static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_i
     const size_t *counts = ddp->buckets[b->index].shares;
     const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
     ar_comm *over = ari_ctx_shard(ctx, b->param[0]->expert);
-    return ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp));
+    return ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ari_ddp_name(ddp));
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */
@@ -185,7 +189,7 @@ static ar_status count_versions(const ar_bucket_info *b)
 static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w,
                              float scale)
 {
-    const bool missing = ar_faulty(ctx, AR_FAULT_zero_gather_missing);
+    const bool missing = ari_faulty(ctx, AR_FAULT_zero_gather_missing);
     AR_TRY(slice_gradient(ctx, b, w, scale));
     AR_TRY(update_slice(o, ctx, b, w));
     if (o->ddp->stage >= 3)
@@ -237,14 +241,14 @@ static ar_status check_shares(const ar_optimizer *o)
                                 "%s: this rank has elements %zu to %zu of the gradient, the optimizer keeps state of "
                                 "%zu to %zu: both need the buckets of one DDP object, %s",
                                 p->name, p->own_start, p->own_start + p->own_count, s->start, s->start + s->count,
-                                ar_ddp_name(o->ddp));
+                                ari_ddp_name(o->ddp));
     }
     return AR_OK;
 }
 
 ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
-    const size_t n = ar_ddp_buckets(o->ddp);
+    const size_t n = ari_ddp_buckets(o->ddp);
     workspace w;
     ar_status st = AR_OK;
     AR_TRY(check_shares(o));
@@ -252,13 +256,13 @@ ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     ari_update_begin(&o->clock, &o->options, ctx);
     st = step_matrices(o, ctx, &w, scale);
     for (size_t i = 0; i < n && st == AR_OK; i++) {
-        const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
+        const ar_bucket_info b = ari_ddp_bucket(o->ddp, i);
         st = step_bucket(o, ctx, &b, &w, scale);
     }
     free_workspace(&w, ctx);
     AR_TRY(st);
     for (size_t i = 0; i < n; i++) {
-        const ar_bucket_info b = ar_ddp_bucket(o->ddp, i);
+        const ar_bucket_info b = ari_ddp_bucket(o->ddp, i);
         for (size_t k = 0; k < b.params; k++)
             AR_TRY(ari_value_tap(b.param[k], ctx, 'n'));
     }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/plan/ops.h"
 
+#include "ref/core/context_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 
 /* The number of calls of each kind in a run. */
 typedef struct tally {
@@ -97,9 +99,9 @@ static ar_status add(void *user, const ari_operation *op)
 static size_t alike(size_t vocab, int tp, int r)
 {
     size_t start = 0, own = 0, other = 0, n = 1;
-    ar_split_uneven(vocab, tp, r, &start, &own);
+    ari_split_uneven(vocab, tp, r, &start, &own);
     for (; r + (int)n < tp; n++) {
-        ar_split_uneven(vocab, tp, r + (int)n, &start, &other);
+        ari_split_uneven(vocab, tp, r + (int)n, &start, &other);
         if (other != own)
             break;
     }
@@ -160,7 +162,7 @@ ar_status ari_traffic_bytes(uint64_t *bytes, const ari_step_case *c)
     for (int over = 0; over <= ARI_OVER_COPIES; over++)
         *bytes += t.divide[over] > 0 ? t.bytes[over] / t.divide[over] : 0;
     if (c->routed)
-        *bytes += c->routed->rows * c->config->hidden * ar_dtype_bytes(ar_activations_of(c->run.precision));
+        *bytes += c->routed->rows * c->config->hidden * ar_dtype_bytes(ari_activations_of(c->run.precision));
     if (c->routed && t.products > 0)
         *bytes += c->routed->gradients * (t.row_bytes / t.products);
     return AR_OK;

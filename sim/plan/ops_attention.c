@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Between the projections and the output layer: what turns, travels and attends. */
+#include "ref/placement/parallel_private.h"
 #include "sim/plan/ops_impl.h"
 
 #include <string.h>
@@ -239,7 +240,7 @@ double ari_keys_seen(size_t first, size_t count, size_t window)
 static double pairs_seen(const ari_op_builder *w)
 {
     const ar_positions own =
-        ar_ring_positions(w->ranks[ARI_AXIS_RING], w->c->run.parallel.zigzag, w->c->run.seq, w->at[ARI_AXIS_RING]);
+        ari_positions_ring(w->ranks[ARI_AXIS_RING], w->c->run.parallel.zigzag, w->c->run.seq, w->at[ARI_AXIS_RING]);
     const size_t window = ar_config_window(w->config, w->layer);
     double pairs = 0.0;
     for (int run = 0; run < 2; run++) {

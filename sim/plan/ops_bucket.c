@@ -5,6 +5,9 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/parallel_private.h"
 
 static bool before(ari_bucket_place a, ari_bucket_place b)
 {
@@ -18,8 +21,8 @@ static size_t bytes_of(ari_op_builder *w, const ari_one_param *p)
     size_t n = sizeof(float), start = 0, extent = 0;
     for (int d = 0; d < p->value.ndim; d++) {
         const bool cut = tp.kind == AR_SHARD && tp.dim == d;
-        ar_split_uneven(p->value.shape[d], cut ? (int)(w->ranks[ARI_AXIS_TP] / p->value.copies) : 1, 0, &start,
-                        &extent);
+        ari_split_uneven(p->value.shape[d], cut ? (int)(w->ranks[ARI_AXIS_TP] / p->value.copies) : 1, 0, &start,
+                         &extent);
         n = ari_op_builder_mul(w, n, extent);
     }
     return n;
@@ -453,14 +456,14 @@ void ari_op_builder_slices(ari_op_builder *w)
         inputs[table] += in * (expert ? (double)e->per_token / (double)e->n : 1.0) + (table ? 4.0 : 0.0);
     }
     ari_op_builder_layer(w, ARI_NO_LAYER);
-    ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
+    ari_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
     of_pass = samples;
     if (ari_passes_apart(&run->parallel))
-        ar_parallel_rows(&run->parallel, run->batch, 0, 0, &start, &of_pass);
+        ari_parallel_rows(&run->parallel, run->batch, 0, 0, &start, &of_pass);
     const double sums = more_for_sums(w, cp, (double)samples / (double)of_pass);
     const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
     w->sliced =
-        even && ar_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
+        even && ari_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
     w->tables = w->config->tied && w->stages == 1 ? w->sliced : sums * elements[1] > moved * inputs[1];
 }
 
@@ -470,10 +473,10 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
     const ar_parallel *p = &w->c->run.parallel;
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
     size_t start = 0, samples = 0, parts = 0;
-    ar_gradient_moves(p, w->c->run.seq, &parts);
+    ari_gradient_moves(p, w->c->run.seq, &parts);
     const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->by_token ? 2 * w->c->run.seq : parts);
     const bool apart = often == ARI_EACH_MICRO && ari_passes_apart(p);
-    ar_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
+    ari_parallel_rows(apart ? p : &(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
 }
 

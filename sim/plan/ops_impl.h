@@ -36,7 +36,7 @@ typedef struct ari_known_param {
 typedef struct ari_step_form {
     bool exact, sp;
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
-    bool by_tokens;                 /* what the plan is asked for (ar_plan_by_tokens); one rank has all of them */
+    bool by_tokens;                 /* what the plan is asked for (ari_plan_by_tokens); one rank has all of them */
     bool overlaps;                  /* collectives of tokens go beside products */
     bool packed;                    /* q, k and v are one parameter */
     bool gate_up;                   /* gate and up are one */

@@ -2,7 +2,11 @@
 /* Ranks' coordinates, their stages, and the order of stages and micro-batches. */
 #include "sim/plan/ops_impl.h"
 
+#include "ref/core/context_private.h"
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
+#include "ref/pipeline/schedule_private.h"
 
 /* --- a walk ------------------------------------------------------------------------------------------------------- */
 
@@ -35,7 +39,7 @@ static void place_rank(ari_op_builder *w, const ar_parallel *p, int rank)
     }
     w->experts = w->config->experts.n / w->ep;
     w->first_expert = at % w->ep * w->experts;
-    w->stages = (size_t)ar_parallel_stages(p);
+    w->stages = (size_t)ari_parallel_stages(p);
     enter_rank(w, w->at[ARI_AXIS_PP]);
 }
 
@@ -46,8 +50,8 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
     ari_op_builder w = {.c = c,
                         .config = c->config,
                         .form = {.exact = c->run.numerics == AR_NUMERICS_EXACT,
-                                 .activations = ar_activations_of(c->run.precision),
-                                 .matrices = ar_matrices_of(c->run.precision, c->run.storage),
+                                 .activations = ari_activations_of(c->run.precision),
+                                 .matrices = ari_matrix_dtype(c->run.precision, c->run.storage),
                                  .sp = p->sp && tp > 1,
                                  .packed = c->config->arch == AR_ARCH_GPT2 || c->config->arch == AR_ARCH_PHI3 ||
                                            c->config->arch == AR_ARCH_GPT_NEOX,
@@ -60,10 +64,10 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
                         .visit = visit,
                         .user = user};
     place_rank(&w, p, rank);
-    w.form.by_tokens = ar_plan_by_tokens(&c->run.plan, tp, p->sp);
+    w.form.by_tokens = ari_plan_by_tokens(&c->run.plan, tp, p->sp);
     w.form.overlaps = w.form.sp && p->overlap > 1 && ari_op_builder_positions(&w) > 1;
     if (w.st == AR_OK)
-        w.st = ar_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
+        w.st = ari_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
     ari_op_builder_slices(&w);
     return w;
 }
@@ -142,9 +146,9 @@ static bool enter_micro(ari_op_builder *w, int micro)
     const ar_parallel *p = &w->c->run.parallel;
     const size_t ranks = w->ranks[ARI_AXIS_DP], longer = w->c->run.batch % ranks; /* the first have a sample more */
     size_t start = 0, own = 0, first = 0, last = 0;
-    ar_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
-    ar_parallel_rows(p, w->c->run.batch, 0, micro, &start, &first);
-    ar_parallel_rows(p, w->c->run.batch, (int)ranks - 1, micro, &start, &last);
+    ari_parallel_rows(p, w->c->run.batch, (int)w->at[ARI_AXIS_DP], micro, &start, &own);
+    ari_parallel_rows(p, w->c->run.batch, 0, micro, &start, &first);
+    ari_parallel_rows(p, w->c->run.batch, (int)ranks - 1, micro, &start, &last);
     w->micro = (size_t)micro;
     w->absent = own == 0;
     take_samples(w, own > 0 ? longer * first + (ranks - longer) * last : 0, own);
@@ -163,7 +167,7 @@ static int alike(const ari_op_builder *w, int i)
     const ar_parallel *p = &w->c->run.parallel;
     const size_t n = (size_t)ari_at_least_one(p->micro_batches);
     size_t own = 0, start = 0;
-    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->at[ARI_AXIS_DP], 0, &start, &own);
+    ari_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, (int)w->at[ARI_AXIS_DP], 0, &start, &own);
     const size_t longer = own % n, end = (size_t)i < longer ? longer : n;
     return (int)(end - (size_t)i);
 }
@@ -174,7 +178,7 @@ static size_t held_by_first(const ari_op_builder *w, int i, int n)
 {
     const ar_parallel *p = &w->c->run.parallel;
     size_t start = 0, samples = 0;
-    ar_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
+    ari_parallel_rows(&(ar_parallel){.dp = p->dp}, w->c->run.batch, 0, 0, &start, &samples);
     const size_t from = (size_t)i, to = from + (size_t)n < samples ? from + (size_t)n : samples;
     return to > from ? to - from : 0;
 }
@@ -205,13 +209,13 @@ static void follow_schedule(ari_op_builder *w)
     ar_pipeline_schedule *s = NULL;
     size_t n = 0;
     if (w->st == AR_OK)
-        w->st = ar_parallel_schedule(&s, &w->c->run.parallel);
-    const ar_pp_operation *list = w->st == AR_OK ? ar_pipeline_schedule_rank(s, (int)w->at[ARI_AXIS_PP], &n) : NULL;
+        w->st = ari_parallel_schedule(&s, &w->c->run.parallel);
+    const ar_pp_operation *list = w->st == AR_OK ? ari_pipeline_schedule_rank(s, (int)w->at[ARI_AXIS_PP], &n) : NULL;
     for (size_t i = 0; i < n && w->st == AR_OK; i++) {
         if ((goes_forward(list[i].kind) || !(w->c->forward_only || w->counting)) && enter_micro(w, list[i].micro))
             schedule_operation(w, list[i].kind, (size_t)list[i].stage);
     }
-    ar_pipeline_schedule_destroy(s);
+    ari_pipeline_schedule_destroy(s);
     w->part = AR_PP_FORWARD; /* what follows belongs to no half of a backward pass */
     w->absent = false;
     enter_rank(w, w->at[ARI_AXIS_PP]);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products with parameters: what they take, what they make, and what is moved to get from one placement to another. */
+#include "ref/placement/placement_private.h"
 #include "sim/plan/ops_impl.h"
 
 /* Longer sums take two int64 an element, and 25 bits in bf16 (numerics.md, section 2). */
@@ -356,11 +357,11 @@ void ari_op_builder_linear_recompute(ari_op_builder *w, const ari_linear_ops *l)
 }
 
 /* Placement of a gradient: whole and used by each rank for itself, it is a sum over them, and so on
- * (ar_placement_gradient). */
+ * (ari_placement_gradient). */
 static ar_placement gradient_of(ar_placement p)
 {
     ar_placement g = p;
-    const ar_status st = ar_placement_gradient(&g, p);
+    const ar_status st = ari_placement_gradient(&g, p);
     (void)st; /* no value of the list is a maximum */
     return g;
 }

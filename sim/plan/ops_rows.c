@@ -3,6 +3,7 @@
 #include "sim/plan/ops_impl.h"
 
 #include "ref/core/size.h"
+#include "ref/placement/parallel_private.h"
 
 /* The rows that ranks send each other of what several have a part of, and in how many blocks they are. */
 typedef struct shared_rows {
@@ -17,8 +18,8 @@ static shared_rows shared_rows_of(ari_op_builder *w, size_t experts)
     size_t parts = 0;
     if (!w->in_experts)
         return (shared_rows){ARI_OVER_CP, ari_op_builder_mul(w, w->own, seq / ari_op_builder_cp(w)),
-                             ari_op_builder_mul(w, w->own, ar_gradient_moves(&w->c->run.parallel, seq, &parts)),
-                             ari_op_builder_mul(w, w->own, ar_gradient_parts(seq))};
+                             ari_op_builder_mul(w, w->own, ari_gradient_moves(&w->c->run.parallel, seq, &parts)),
+                             ari_op_builder_mul(w, w->own, ari_gradient_parts(seq))};
     const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
     const size_t own = ari_op_builder_rows(w) / (w->whole ? w->ranks[ARI_AXIS_TP] : 1);
     return (shared_rows){over, own, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),

@@ -6,6 +6,10 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
+#include "ref/placement/context_private.h"
 
 /* --- arithmetic --------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +33,7 @@ size_t ari_op_builder_add(ari_op_builder *w, size_t a, size_t b)
 
 void ari_op_builder_stage_layers(const ari_op_builder *w, size_t stage, size_t *begin, size_t *end)
 {
-    ar_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
+    ari_stage_layers(begin, end, &w->c->run.parallel.stages, w->config->layers, w->stages, stage);
     *end += *begin;
 }
 
@@ -47,7 +51,7 @@ void ari_op_builder_layer(ari_op_builder *w, size_t layer)
     if (w->st != AR_OK || layer == ARI_NO_LAYER || alike)
         return;
     w->split = layer;
-    w->st = ar_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
+    w->st = ari_plan_block(&w->c->run.plan, w->config, layer, w->form.by_tokens, &w->block);
 }
 
 int ari_op_builder_zero(const ari_op_builder *w)
@@ -78,7 +82,7 @@ enum { MOST_MADE = 128 };
 
 size_t ari_operations_values(const ari_step_case *c)
 {
-    return ((ar_config_blocks(c->config) + 2) * ARI_SCOPES + (size_t)ar_parallel_stages(&c->run.parallel)) * MOST_MADE;
+    return ((ar_config_blocks(c->config) + 2) * ARI_SCOPES + (size_t)ari_parallel_stages(&c->run.parallel)) * MOST_MADE;
 }
 
 static size_t number(const ari_op_builder *w, size_t scope, size_t n)
@@ -334,7 +338,7 @@ ar_placement ari_op_builder_stream(const ari_op_builder *w)
 
 enum { POSITIONS = 1 }; /* the dimension of an activation of which nobody has copies */
 
-/* Samples are cut as ar_parallel_rows cuts them, everything else by ar_split_uneven. */
+/* Samples are cut as ari_parallel_rows cuts them, everything else by ari_split_uneven. */
 void ari_op_builder_place(const ari_op_builder *w, ari_op_value *v)
 {
     for (int d = 0; d < v->ndim; d++) {
@@ -348,7 +352,7 @@ void ari_op_builder_place(const ari_op_builder *w, ari_op_value *v)
         }
         v->local[d] = v->shape[d];
         if (parts > 1)
-            ar_split_uneven(v->shape[d], (int)(parts / copies), (int)(part / copies), &start, &v->local[d]);
+            ari_split_uneven(v->shape[d], (int)(parts / copies), (int)(part / copies), &start, &v->local[d]);
     }
     if (v->at[ARI_AXIS_DP].kind == AR_SHARD)
         v->local[0] = w->own;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A contraction whose A comes in blocks, with terms on several ranks, has the bits of its definition. */
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -23,7 +26,7 @@ static ar_status each_block(ar_ctx *ctx, ar_blocks *s, const ar_tensor *a, size_
             const size_t from = count * cuts[c] / 7, to = count * cuts[c + 1] / 7;
             const ar_part at = {0, 1, rows[r], rows[r + 1] - rows[r], from, to - from};
             const ar_part place = {0, 1, at.row, at.rows, start + from, to - from};
-            const ar_tensor part = ar_tensor_part(a, &place);
+            const ar_tensor part = ari_tensor_part(a, &place);
             AR_TRY(f(ctx, s, &at, &part));
         }
     return AR_OK;
@@ -41,12 +44,12 @@ static ar_status blocks_rank(ar_ctx *ctx, void *user)
     AR_TRY(rank_upload(ctx, &a, 3, a_shape, x->a));
     AR_TRY(rank_upload(ctx, &b, 3, b_shape, x->b));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 3, y_shape));
-    ar_comm_slice(x->k, (int)n, (int)r, &start, &count);
+    ari_comm_slice(x->k, (int)n, (int)r, &start, &count);
     const ar_tensor own = ar_tensor_slice(&b, 2, start, count);
     const ar_blocks_options o = {.rows = M,
                                  .k_full = x->k,
-                                 .places = x->scatter ? ar_ctx_tp(ctx) : NULL,
-                                 .replicas = x->scatter ? NULL : ar_ctx_tp(ctx),
+                                 .places = x->scatter ? ari_ctx_tp(ctx) : NULL,
+                                 .replicas = x->scatter ? NULL : ari_ctx_tp(ctx),
                                  .tag = "the sum"};
     AR_TRY(arith->blocks_begin(ctx, &s, &own, &o));
     AR_TRY(each_block(ctx, s, &a, start, count, arith->blocks_measure));

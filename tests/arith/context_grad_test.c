@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weight gradients of samples whose tokens are on several ranks: however they are dealt out, the sum has the bits of one
  * contraction for each sample and of the plain accumulator over the samples. */
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -61,12 +64,12 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     ar_layout layout;
     ar_tensor g;
     size_t start = 0, count = 0;
-    ar_comm_slice(j->c.samples, j->c.dp, ar_ctx_data_rank(ctx), &start, &count);
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->c.tp));
+    ari_comm_slice(j->c.samples, j->c.dp, ari_ctx_data_rank(ctx), &start, &count);
+    AR_TRY(ari_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->c.tp));
     AR_TRY(ar_param_init(&w, ctx, "w", &layout, j->c.transposed));
     if (count > 0)
         AR_TRY(contract_own(j, ctx, &w, start, count));
-    AR_TRY(ctx->arith->grad_reduce(ctx, &w, ar_ctx_dp(ctx), "w"));
+    AR_TRY(ctx->arith->grad_reduce(ctx, &w, ari_ctx_dp(ctx), "w"));
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
     AR_TRY(ctx->arith->grad_value(ctx, &g, &w));
     return ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)], &g);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exact arithmetic alone: however K or the samples are cut up over parts and ranks, a contraction has the bits of
  * its plain definition, and a gradient those of the plain accumulator. */
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -44,7 +47,7 @@ static ar_parts cut(const contraction *c, const ar_tensor *t)
     ar_parts p = {.n = c->parts, .along_k = true};
     for (int i = 0; i < c->parts; i++) {
         size_t start = 0, count = 0;
-        ar_comm_slice(t->shape[1], c->parts, i, &start, &count);
+        ari_comm_slice(t->shape[1], c->parts, i, &start, &count);
         p.part[i] = ar_tensor_slice(t, 1, start, count);
     }
     return p;
@@ -62,14 +65,14 @@ static ar_status contract_rank(ar_ctx *ctx, void *user)
     size_t start = 0, count = 0;
     AR_TRY(rank_upload(ctx, &a, 2, a_shape, c->a));
     AR_TRY(rank_upload(ctx, &b, 2, b_shape, c->b));
-    ar_comm_slice(c->k, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    ari_comm_slice(c->k, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
     a = ar_tensor_slice(&a, 1, start, count);
     b = ar_tensor_slice(&b, 1, start, count);
     const ar_parts pa = cut(c, &a), pb = cut(c, &b);
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, ar_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, ari_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ari_ctx_queue(ctx), ari_ctx_tp(ctx), AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
     return ar_ctx_download(ctx, c->y[rank_of(ctx)], &y);
@@ -150,7 +153,7 @@ static ar_status make_param(ar_param *p, ar_ctx *ctx, const char *name, int ndim
 {
     const size_t shape[2] = {rows, cols};
     ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, ndim, shape, (int)rank_of(ctx), (int)ranks_of(ctx)));
+    AR_TRY(ari_layout_replicate(&layout, ndim, shape, (int)rank_of(ctx), (int)ranks_of(ctx)));
     return ar_param_init(p, ctx, name, &layout, transposed);
 }
 
@@ -173,7 +176,7 @@ static ar_status add_share(ar_ctx *ctx, const gradients *g, ar_param *w, ar_para
 {
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     size_t start = 0, count = 0;
-    ar_comm_slice(SAMPLES, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    ari_comm_slice(SAMPLES, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
     for (size_t s = start; s < start + count;) { /* one sample, then two at once, and so on: micro-batches */
         const size_t now = s + 2 < start + count ? 1 + (s - start) % 2 : 1, tokens = now * EACH;
         const size_t x_shape[2] = {tokens, IN}, dy_shape[2] = {tokens, OUT};
@@ -209,7 +212,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
         AR_TRY_TO(done, st, arith->grad_zero(ctx, all[i]));
     AR_TRY_TO(done, st, add_share(ctx, g, &w, &b, &rows));
     for (int i = 0; i < 3; i++)
-        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
+        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ari_ctx_tp(ctx), "gradients"));
     AR_TRY_TO(done, st, gradient_of(ctx, g->w[r], &w));
     AR_TRY_TO(done, st, gradient_of(ctx, g->b[r], &b));
     AR_TRY_TO(done, st, gradient_of(ctx, g->rows[r], &rows));

@@ -2,7 +2,10 @@
 /* Rows in groups, each with a matrix of its own: a product of them all together has the bits of one product a group, and
  * a gradient those of one contraction for each sample's rows of a group, however ranks share terms, rows and tokens;
  * native sums are within the bound of theirs. */
+#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -47,10 +50,10 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
     const size_t sample[GROUPS * 2] = {0, 3, 0, 0, 0, 1, 0, 7, 0, 0};
     const ar_groups g = {.n = GROUPS, .samples = 1, .longest = ROWS, .first = first, .sample = sample};
     const ar_operand *b[GROUPS];
-    ar_comm *tp = ar_ctx_tp(ctx);
+    ar_comm *tp = ari_ctx_tp(ctx);
     ar_tensor a, y;
     size_t start = 0, count = 0;
-    ar_comm_slice(p->cut_k ? K : N, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    ari_comm_slice(p->cut_k ? K : N, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
     AR_TRY(rank_upload(ctx, &a, 2, a_shape, p->a));
     for (size_t i = 0; i < GROUPS; i++) {
         ar_tensor t;
@@ -100,7 +103,7 @@ Test(groups, a_product_of_all_is_one_of_each)
                 for (int r = 0; r < ranks; r++) {
                     size_t start = 0, count = N;
                     if (!p.cut_k)
-                        ar_comm_slice(N, ranks, r, &start, &count);
+                        ari_comm_slice(N, ranks, r, &start, &count);
                     expect_product(&p, r, start, count, !native);
                 }
             }
@@ -184,7 +187,7 @@ static ar_status add_rows(gradient *j, ar_ctx *ctx, ar_param *const *to)
     AR_TRY(upload_rows(ctx, &x, &o, j->x, IN, rank_of(ctx) * width, width));
     for (int k = 0; k < PARAMS; k++)
         AR_TRY(upload_rows(ctx, &dy[k], &o, j->dy[k], OUT, 0, OUT));
-    return ar_ctx_arith(ctx)->grad_groups(ctx, to, dy, PARAMS, &x, &g, ar_ctx_tp(ctx), "groups");
+    return ar_ctx_arith(ctx)->grad_groups(ctx, to, dy, PARAMS, &x, &g, ari_ctx_tp(ctx), "groups");
 }
 
 static ar_status gradient_rank(ar_ctx *ctx, void *user)
@@ -194,7 +197,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     SCOPED(rank_params_end) rank_params p;
     ar_layout layout;
     rank_params_begin(&p);
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->tp));
+    AR_TRY(ari_layout_replicate(&layout, 2, shape, (int)rank_of(ctx), j->tp));
     for (size_t i = 0; i < GROUPS * PARAMS; i++)
         AR_TRY(ar_param_init(p.all[i], ctx, "w", &layout, false));
     p.at[3].requires_grad = false;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in the native arithmetic alone: fp32 sums, within the a-priori bound of sums of n products in any order. Its
  * products are held to the same bound by tests/cpu/native_gemm_test.c, and over ranks by tests/layers/linear_test.c. */
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -18,10 +21,10 @@ typedef struct gradient_job {
 static ar_status add_share(ar_ctx *ctx, const gradient_job *g, ar_param *w, ar_param *b)
 {
     size_t start = 0, count = 0;
-    ar_comm_slice(TOKENS, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
+    ari_comm_slice(TOKENS, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
     for (int half = 0; half < 2; half++) {
         size_t at = 0, tokens = 0;
-        ar_comm_slice(count, 2, half, &at, &tokens);
+        ari_comm_slice(count, 2, half, &at, &tokens);
         const size_t x_shape[2] = {tokens, IN}, dy_shape[2] = {tokens, OUT};
         ar_tensor x, dy;
         AR_TRY(rank_upload(ctx, &x, 2, x_shape, g->x + (start + at) * IN));
@@ -49,16 +52,16 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     SCOPED(ar_param_fini) ar_param w = {0}, b = {0};
     ar_param *all[2] = {&w, &b};
     ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, (int)r, (int)ranks_of(ctx)));
+    AR_TRY(ari_layout_replicate(&layout, 2, shape, (int)r, (int)ranks_of(ctx)));
     AR_TRY(ar_param_init(&w, ctx, "w", &layout, g->transposed));
-    AR_TRY(ar_layout_replicate(&layout, 1, &out, (int)r, (int)ranks_of(ctx)));
+    AR_TRY(ari_layout_replicate(&layout, 1, &out, (int)r, (int)ranks_of(ctx)));
     AR_TRY(ar_param_init(&b, ctx, "b", &layout, false));
     AR_TRY(add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
         AR_TRY(arith->grad_zero(ctx, all[i]));
     AR_TRY(add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
-        AR_TRY(arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
+        AR_TRY(arith->grad_reduce(ctx, all[i], ari_ctx_tp(ctx), "gradients"));
     AR_TRY(download(ctx, g->w[r], &w));
     return download(ctx, g->b[r], &b);
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of the native arithmetic below fp32: what enters them is rounded, in bf16, where both are stored so, what
  * leaves them too; what is added up is not. */
+#include "ref/context/context_private.h"
+#include "ref/core/device_private.h"
 #include "ref/core/float_bits.h"
+#include "ref/core/tensor_private.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
@@ -17,7 +20,7 @@ typedef struct precision_job {
 /* As activations are stored. */
 static ar_status store(ar_ctx *ctx, ar_tensor *t, const size_t shape[2], const float *values)
 {
-    AR_TRY(ar_ctx_tensor(ctx, t, ar_ctx_activations(ctx), 2, shape));
+    AR_TRY(ar_ctx_tensor(ctx, t, ari_ctx_activations(ctx), 2, shape));
     return ar_ctx_upload_floats(ctx, t, values);
 }
 
@@ -30,7 +33,7 @@ static ar_status upload(ar_ctx *ctx, ar_tensor *t, const float *values, bool tur
     for (size_t i = 0; i < M * K; i++)
         copy[i % K * M + i / K] = values[i];
     AR_TRY(store(ctx, t, other, copy));
-    *t = ar_tensor_transposed(t);
+    *t = ari_tensor_transposed(t);
     return AR_OK;
 }
 
@@ -50,12 +53,12 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
         a.part[0] = ar_tensor_slice(&a.part[0], 1, r, 1);
         b.part[0] = ar_tensor_slice(&b.part[0], 1, r, 1);
     }
-    ar_comm *over = j->shared ? ar_ctx_tp(ctx) : NULL;
+    ar_comm *over = j->shared ? ari_ctx_tp(ctx) : NULL;
     AR_TRY(arith->operand_b(ctx, &ob, &b, true, K, over, NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &a, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), over, AR_ALL, "fold"));
-    AR_TRY(ar_ctx_tensor(ctx, &y, ar_ctx_activations(ctx), 2, y_shape));
+    AR_TRY(arith->fold(ctx, sum, ari_ctx_queue(ctx), over, AR_ALL, "fold"));
+    AR_TRY(ar_ctx_tensor(ctx, &y, ari_ctx_activations(ctx), 2, y_shape));
     const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_NONE};
     AR_TRY(arith->round(ctx, &y, sum, &epilogue));
     return ar_ctx_download_floats(ctx, j->y[r], &y);
@@ -88,7 +91,7 @@ Test(precision, operands_are_rounded_and_in_bf16_results_too)
             for (int i = 0; i < 4; i++) {
                 run(all[i], (ar_precision)p, 1);
                 cr_expect_eq(all[i]->y[0][0], expected[p][i], "%s, case %d, turned %d: %a",
-                             ar_precision_name((ar_precision)p), i, turned, (double)all[i]->y[0][0]);
+                             ari_precision_name((ar_precision)p), i, turned, (double)all[i]->y[0][0]);
             }
         }
     }
@@ -118,7 +121,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     SCOPED(ar_param_fini) ar_param w = {0};
     ar_layout layout;
     ar_tensor x, dy, g;
-    AR_TRY(ar_layout_replicate(&layout, 2, shape, 0, 1));
+    AR_TRY(ari_layout_replicate(&layout, 2, shape, 0, 1));
     AR_TRY(ar_param_init(&w, ctx, "w", &layout, false));
     for (int i = 0; i < 2; i++) {
         AR_TRY(store(ctx, &x, shape, j->a));

@@ -7,6 +7,7 @@
  * numbers, rounded once: in fp32 it is PyTorch's to the bit. */
 #include "tests/baseline/support.h"
 
+#include "ref/io/safetensors_private.h"
 #include "support/together.h"
 #include "tests/support/golden_loss.h"
 
@@ -31,7 +32,7 @@ static double check_hidden(const ar_config *c, const tape *t, const ar_st_file *
     for (size_t i = 0; i <= c->layers; i++) {
         char name[64];
         snprintf(name, sizeof name, "hidden_states.%zu", i);
-        const ar_st_entry *expected = ar_st_find(outputs, name);
+        const ar_st_entry *expected = ari_st_find(outputs, name);
         cr_assert_not_null(expected);
         const taped *a = i == 0          ? tape_find(t, at[0], 'f')
                          : i < c->layers ? tape_find_layer(t, at[1], i - 1, 'f')
@@ -52,20 +53,20 @@ typedef struct batch_values {
 
 static bool read_integers(int64_t values[256], const ar_st_file *f, const char *name)
 {
-    const ar_st_entry *e = ar_st_find(f, name);
+    const ar_st_entry *e = ari_st_find(f, name);
     if (e == NULL)
         return false;
     cr_assert(e->ndim == 2 && e->count <= 256, "%s", name);
-    cr_assert_eq(ar_st_to_i64(e, values), AR_OK, "%s: %s", name, ar_error_message());
+    cr_assert_eq(ari_st_to_i64(e, values), AR_OK, "%s: %s", name, ar_error_message());
     return true;
 }
 
 static void read_mask(batch_values *v, ar_batch *batch, const ar_st_file *f)
 {
-    const ar_st_entry *e = ar_st_find(f, "attention_mask");
+    const ar_st_entry *e = ari_st_find(f, "attention_mask");
     if (e != NULL && e->ndim == 4) {
         cr_assert_leq(e->count, sizeof v->additive / sizeof *v->additive);
-        cr_assert_ok(ar_st_to_f32(e, v->additive));
+        cr_assert_ok(ari_st_to_f32(e, v->additive));
         batch->additive_mask = v->additive;
         batch->mask_batch = e->shape[0];
         batch->mask_heads = e->shape[1];
@@ -79,10 +80,10 @@ static void read_mask(batch_values *v, ar_batch *batch, const ar_st_file *f)
 /* Where the documents of a row begin, and where the last ends: [documents + 1], or of each row [rows, documents + 1]. */
 static void read_documents(batch_values *v, ar_batch *batch, const ar_st_file *f)
 {
-    const ar_st_entry *e = ar_st_find(f, "cu_seqlens");
+    const ar_st_entry *e = ari_st_find(f, "cu_seqlens");
     if (e == NULL)
         return;
-    cr_assert(e->count <= 256 && e->count % batch->batch == 0 && ar_st_to_i64(e, v->bounds) == AR_OK);
+    cr_assert(e->count <= 256 && e->count % batch->batch == 0 && ari_st_to_i64(e, v->bounds) == AR_OK);
     const size_t n = e->count / batch->batch;
     for (size_t row = 0; row < batch->batch; row++)
         for (size_t i = 0; i + 1 < n; i++)
@@ -94,14 +95,14 @@ static void read_documents(batch_values *v, ar_batch *batch, const ar_st_file *f
 /* Without a mask a position that is not the one before and 1 begins a document, in transformers. */
 static void read_positions(batch_values *v, ar_batch *batch, const ar_st_file *f)
 {
-    const ar_st_entry *e = ar_st_find(f, "position_ids");
+    const ar_st_entry *e = ari_st_find(f, "position_ids");
     const size_t s = batch->seq, n = batch->batch * s;
     if (!read_integers(v->positions, f, "position_ids"))
         return;
     for (size_t i = e->count; i < n; i++) /* one row for all samples */
         v->positions[i] = v->positions[i - s];
     batch->position_ids = v->positions;
-    if (ar_st_find(f, "attention_mask") != NULL || ar_st_find(f, "cu_seqlens") != NULL)
+    if (ari_st_find(f, "attention_mask") != NULL || ari_st_find(f, "cu_seqlens") != NULL)
         return;
     for (size_t i = 0; i < n; i++)
         v->documents[i] = i % s == 0 ? 0 : v->documents[i - 1] + (v->positions[i] - v->positions[i - 1] != 1);
@@ -112,7 +113,7 @@ static void read_positions(batch_values *v, ar_batch *batch, const ar_st_file *f
 static ar_batch read_batch(batch_values *v, const ar_st_file *f)
 {
     cr_assert(read_integers(v->ids, f, "input_ids"));
-    const ar_st_entry *ids = ar_st_find(f, "input_ids");
+    const ar_st_entry *ids = ari_st_find(f, "input_ids");
     ar_batch batch = {.batch = ids->shape[0], .seq = ids->shape[1], .input_ids = v->ids};
     if (read_integers(v->labels, f, "labels"))
         batch.labels = v->labels;
@@ -136,7 +137,7 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
     snprintf(grads_file, sizeof grads_file, "grads%s.safetensors", suffix);
     /* Where files have all experts of a layer in one tensor, which only the product takes apart: the same by itself. */
     const bool stacked = strstr(folder, "gpt-oss") != NULL;
-    OWNED(ar_st_close)
+    OWNED(ari_st_close)
     ar_st_file *weights = open_golden(folder, stacked ? "apart.safetensors" : "model.safetensors"),
                *batch_file = open_golden(folder, "batch.safetensors"), *outputs = open_golden(folder, outputs_file),
                *grads = open_golden(folder, grads_file);
@@ -152,24 +153,24 @@ static void check_against(const char *folder, ar_number_mode mode, const char *m
     cr_assert_ok(ar_baseline_run(&c, &o, &batch, &loss));
 
     cr_assert_eq(tape_find(&t, "loss", 'f')->values[0], loss);
-    double worst = worse(0.0, tape_find(&t, "loss", 'f'), ar_st_find(outputs, "loss"), mode_name);
+    double worst = worse(0.0, tape_find(&t, "loss", 'f'), ari_st_find(outputs, "loss"), mode_name);
     worst = worse(worst,
                   tape_find(&t,
                             c.logit_cap > 0.0     ? "lm_head.capped"
                             : c.logit_scale > 0.0 ? "lm_head.scaled"
                                                   : "lm_head",
                             'f'),
-                  ar_st_find(outputs, "logits"), mode_name);
+                  ari_st_find(outputs, "logits"), mode_name);
     worst = fmax(worst, check_hidden(&c, &t, outputs, mode_name, mode != AR_MODE_F64));
-    for (size_t i = 0; i < ar_st_count(grads); i++)
-        worst = worse(worst, tape_find(&t, ar_st_at(grads, i)->name, 'g'), ar_st_at(grads, i), mode_name);
+    for (size_t i = 0; i < ari_st_tensor_count(grads); i++)
+        worst = worse(worst, tape_find(&t, ari_st_at(grads, i)->name, 'g'), ari_st_at(grads, i), mode_name);
     fprintf(stderr, "%s, %s: worst error %.3g of the largest element of a tensor (allowed %.3g)\n", folder, mode_name,
             worst, suffix[0] != '\0' ? FP64_BOUND : FP32_BOUND);
     size_t gradients = 0;
     for (size_t i = 0; i < t.n; i++)
         gradients += t.at[i].pass == 'g';
-    cr_assert_eq(gradients, ar_st_count(grads), "%zu gradients emitted, %zu in the file", gradients,
-                 ar_st_count(grads));
+    cr_assert_eq(gradients, ari_st_tensor_count(grads), "%zu gradients emitted, %zu in the file", gradients,
+                 ari_st_tensor_count(grads));
 }
 
 /* In every number mode. names: of folders, with spaces between. */

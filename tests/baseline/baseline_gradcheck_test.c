@@ -3,6 +3,7 @@
  * models. Weights are multiples of 2^-12, so that w + H and w - H are fp32 values exactly. Richardson's combination of
  * the steps H and H/2 leaves a truncation error of order H^4 f^(5): with H = 2^-8 about 2^-32 = 2.3e-10 times a
  * derivative of order one, and a rounding error of 2^-53/H = 3e-14 of the loss. */
+#include "ref/core/batch_private.h"
 #include "tests/baseline/support.h"
 #include "tests/support/small.h"
 
@@ -175,7 +176,7 @@ Test(baseline_gradcheck, qwen_with_experts_and_a_shared_one)
         c.experts = (ar_experts){.n = 4, .per_token = 2, .ffn = 6, .shared = 5, .normalised = normalised == 1};
         check_gradients(normalised ? "experts, normalised" : "experts", &c, &batch);
         for (ar_balance b = AR_BALANCE_NONE; b < AR_BALANCES; b++)
-            check_gradients_of(ar_balance_name(b), &c, &batch,
+            check_gradients_of(ari_balance_name(b), &c, &batch,
                                &(ar_loss_options){.router = {b, b != AR_BALANCE_NONE ? 0.7 : 0.0, 0.05}});
     }
 }

@@ -3,6 +3,7 @@
  * and gradients by differences hold, that it is the definition every check of the ranks, which have its bits. */
 #include "tests/baseline/support.h"
 
+#include "ref/baseline/baseline_private.h"
 #include "ref/numerics/bits.h"
 #include "support/together.h"
 
@@ -244,7 +245,7 @@ CLAIM(bad_shapes_are_refused)
     expect_refused(NULL, &exact, &batch, AR_ERR_ARG, "NULL");
     cr_assert_refused(ar_baseline_run(&good, &exact, &batch, NULL), AR_ERR_ARG, "loss is NULL");
     expect_refused(&stack, &smoothed, &batch, AR_ERR_ARG, "has no logits");
-    cr_assert_refused(ar_baseline_block(&stack, &exact, &batch, NULL, NULL), AR_ERR_ARG, "x or dy");
+    cr_assert_refused(ari_baseline_block(&stack, &exact, &batch, NULL, NULL), AR_ERR_ARG, "x or dy");
 }
 
 static bool stop_at_half(void *user, double fraction)

@@ -13,6 +13,7 @@
  *
  * The gradient of a key's bias is zero in exact arithmetic, since softmax ignores a shift of all scores of a query. It
  * is noise in both programs, and Adam makes steps of lr out of it: exempt by name, and held to what 20 steps can do. */
+#include "ref/io/safetensors_private.h"
 #include "tests/baseline/support.h"
 #include "tests/support/small.h"
 
@@ -74,10 +75,10 @@ static void load_golden(golden *g, const char *folder, const char *first)
     for (size_t i = 0; i < STEPS; i++)
         g->loss[i] = json_number_value(json_array_get(losses, i));
     json_decref(train);
-    OWNED(ar_st_close) ar_st_file *file = open_golden(folder, batches);
-    const ar_st_entry *e = ar_st_find(file, "input_ids");
+    OWNED(ari_st_close) ar_st_file *file = open_golden(folder, batches);
+    const ar_st_entry *e = ari_st_find(file, "input_ids");
     cr_assert(e != NULL && e->ndim == 3 && e->shape[1] == BATCH && e->shape[2] == SEQ && e->count == IDS);
-    cr_assert_ok(ar_st_to_i64(e, g->ids));
+    cr_assert_ok(ari_st_to_i64(e, g->ids));
     for (size_t i = 0; i < STEPS; i++)
         g->batch[i] = (ar_batch){.batch = BATCH, .seq = SEQ, .input_ids = g->ids + i * BATCH * SEQ};
 }
@@ -96,8 +97,8 @@ static void check_weights(const golden *g, const tape *t, const ar_st_file *fina
 {
     double worst = 0.0, sum = 0.0, worst_exempt = 0.0;
     size_t elements = 0, exempt = 0;
-    for (size_t n = 0; n < ar_st_count(final); n++) {
-        const ar_st_entry *e = ar_st_at(final, n);
+    for (size_t n = 0; n < ari_st_tensor_count(final); n++) {
+        const ar_st_entry *e = ari_st_at(final, n);
         const taped *w = tape_find_step(t, e->name, 'n', STEPS), *before = tape_find_step(t, e->name, 'i', 1);
         const taped *grad = tape_find_step(t, e->name, 'g', STEPS);
         cr_assert_eq(w->count, e->count);
@@ -170,8 +171,8 @@ static void check_update(const char *folder, const char *first, ar_number_mode m
     check_weights(&g, &t, final, mode_name, decay == 1.0, mode == AR_MODE_EXACT ? OUTSIDE_BOUND : 1.0);
     tape_clear(&t);
     given_clear(&initial);
-    ar_st_close(weights);
-    ar_st_close(final);
+    ari_st_close(weights);
+    ari_st_close(final);
 }
 
 static void check_training(const char *folder, ar_number_mode mode, const char *mode_name)

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "anyrank/baseline.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/test.h"
 #include "tests/support/tiny_config.h"
 
@@ -89,11 +90,11 @@ typedef struct given {
 static inline const float *given_weight(void *user, const char *name, size_t count)
 {
     given *g = user;
-    const ar_st_entry *e = ar_st_find(g->file, name);
+    const ar_st_entry *e = ari_st_find(g->file, name);
     if (e == NULL || e->count != count || g->kept == sizeof g->keep / sizeof g->keep[0])
         return NULL;
     float *values = malloc(count * sizeof *values);
-    if (values == NULL || ar_st_to_f32(e, values) != AR_OK) {
+    if (values == NULL || ari_st_to_f32(e, values) != AR_OK) {
         free(values);
         return NULL;
     }
@@ -112,7 +113,7 @@ static inline ar_st_file *open_golden(const char *folder, const char *file)
     char path[600];
     ar_st_file *f = NULL;
     snprintf(path, sizeof path, "%s/%s/%s", TEST_GOLDEN_DIR, folder, file);
-    cr_assert_eq(ar_st_open(&f, path), AR_OK, "%s: %s", path, ar_error_message());
+    cr_assert_eq(ari_st_open(&f, path), AR_OK, "%s: %s", path, ar_error_message());
     return f;
 }
 

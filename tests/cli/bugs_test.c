@@ -3,6 +3,7 @@
 
 /* The command's files are no part of the library; those that table_test.c has are linked. */
 #include "cli/bugs/report.c"
+#include "ref/core/fault_private.h"
 
 /* Of layouts nothing is asked here. */
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
@@ -43,7 +44,7 @@ Test(bugs, each_fault_is_a_line)
         fclose(to);
         for (int i = 0; i < FAULTS; i++) {
             char name[64];
-            snprintf(name, sizeof name, "%s ", ar_fault_name((ar_fault)(i + 1)));
+            snprintf(name, sizeof name, "%s ", ari_fault_name((ar_fault)(i + 1)));
             cr_expect_eq(lines_that_begin_with(text, name), 1, "%s: %s", curves ? "with curves" : "without", name);
         }
         cr_expect_eq(strstr(text, "1e-3 test") != NULL, curves);

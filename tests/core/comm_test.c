@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/comm_private.h"
+#include "ref/core/queue_private.h"
 #include "tests/support/test.h"
 
 /* The public boundary (arguments, slices), the group of one, and what a queue hands to a communicator. */
@@ -11,7 +13,7 @@ typedef struct fixture {
 static fixture make(ar_queue_kind kind)
 {
     fixture f = {NULL, NULL};
-    cr_assert_ok(ar_comm_self(&f.c));
+    cr_assert_ok(ari_comm_self(&f.c));
     cr_assert_ok(ar_queue_create(&f.q, kind, "test"));
     return f;
 }
@@ -19,7 +21,7 @@ static fixture make(ar_queue_kind kind)
 static void end(fixture *f)
 {
     ar_queue_destroy(f->q);
-    ar_comm_destroy(f->c);
+    ari_comm_destroy(f->c);
 }
 
 Test(comm, slices_cover_the_buffer_in_order_and_differ_by_one_at_most)
@@ -29,7 +31,7 @@ Test(comm, slices_cover_the_buffer_in_order_and_differ_by_one_at_most)
             size_t next = 0;
             for (int c = 0; c < n; c++) {
                 size_t start, size;
-                ar_comm_slice(count, n, c, &start, &size);
+                ari_comm_slice(count, n, c, &start, &size);
                 cr_assert_eq(start, next);
                 cr_assert_eq(size, count / (size_t)n + ((size_t)c < count % (size_t)n ? 1 : 0));
                 next += size;
@@ -56,19 +58,19 @@ Test(comm, a_group_of_one_copies)
         cr_assert_ok(ar_comm_broadcast(f.c, f.q, (ar_buf){d}, 3, AR_F32, 0, "t"));
         float out[3] = {1, 2, 3};
         const ar_p2p ops[2] = {{0, false, {e}, 3}, {0, true, {out}, 3}};
-        cr_assert_ok(ar_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
+        cr_assert_ok(ari_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
         cr_assert_ok(ar_comm_barrier(f.c, f.q, "t"));
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         const void *const wanted = in, *const got[5] = {a, b, c, d, e};
         for (int i = 0; i < 5; i++)
             cr_assert_eq(memcmp(got[i], wanted, sizeof in), 0, "collective %d", i);
         uint64_t read = 1, written = 1;
         ar_comm_counted(f.c, &read, &written);
         cr_assert_eq(read + written, 0);
-        cr_assert_eq(ar_comm_calls(f.c, "all_reduce"), 1);
-        cr_assert_eq(ar_comm_calls(f.c, "barrier"), 1);
-        cr_assert_eq(ar_comm_calls(f.c, "x"), 0);
-        cr_assert_str_eq(ar_comm_error(f.c), "");
+        cr_assert_eq(ari_comm_calls(f.c, "all_reduce"), 1);
+        cr_assert_eq(ari_comm_calls(f.c, "barrier"), 1);
+        cr_assert_eq(ari_comm_calls(f.c, "x"), 0);
+        cr_assert_str_eq(ari_comm_error(f.c), "");
     }
 }
 
@@ -83,9 +85,9 @@ Test(comm, a_group_of_one_finds_messages_that_do_not_meet)
         if (variant == 0)
             st = ar_comm_all_to_all(f.c, f.q, (ar_buf){a}, (ar_cbuf){b}, two, three, AR_F32, "t");
         else
-            st = ar_comm_exchange(f.c, f.q, ops + (variant == 2), variant == 3 ? 2 : 1, AR_F32, "t");
+            st = ari_comm_exchange(f.c, f.q, ops + (variant == 2), variant == 3 ? 2 : 1, AR_F32, "t");
         cr_assert_eq(st, AR_ERR_MISMATCH);
-        cr_assert(strstr(ar_comm_error(f.c), "'t'"), "%s", ar_comm_error(f.c));
+        cr_assert(strstr(ari_comm_error(f.c), "'t'"), "%s", ari_comm_error(f.c));
     }
 }
 
@@ -93,18 +95,18 @@ Test(comm, a_group_split_from_one_shares_its_failure)
 {
     fixture f = make(AR_QUEUE_INLINE);
     ar_comm *g = NULL, *none = f.c;
-    cr_assert_ok(ar_comm_split(&g, f.c, 0, 0));
-    cr_assert_ok(ar_comm_split(&none, f.c, -1, 0));
+    cr_assert_ok(ari_comm_split(&g, f.c, 0, 0));
+    cr_assert_ok(ari_comm_split(&none, f.c, -1, 0));
     cr_assert_null(none);
-    ar_comm_abort(g, AR_ERR_IO, "disk");
+    ari_comm_abort(g, AR_ERR_IO, "disk");
     cr_assert_eq(ar_comm_barrier(f.c, f.q, "t"), AR_ERR_ABORTED);
-    cr_assert_str_eq(ar_comm_error(f.c), "disk");
-    cr_assert_eq(ar_comm_split(&none, f.c, 0, 0), AR_ERR_ABORTED);
+    cr_assert_str_eq(ari_comm_error(f.c), "disk");
+    cr_assert_eq(ari_comm_split(&none, f.c, 0, 0), AR_ERR_ABORTED);
     cr_assert_null(none);
-    ar_comm_destroy(g);
+    ari_comm_destroy(g);
     end(&f);
-    ar_comm_destroy(NULL);
-    ar_comm_abort(NULL, AR_OK, NULL);
+    ari_comm_destroy(NULL);
+    ari_comm_abort(NULL, AR_OK, NULL);
 }
 
 Test(comm, arguments_are_checked_before_anything_moves)
@@ -137,16 +139,16 @@ Test(comm, arguments_are_checked_before_anything_moves)
     cr_assert_refused(ar_comm_all_to_all(f.c, f.q, b, in, two, two, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "root 1");
     cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, -1, "t"), AR_ERR_ARG, "root -1");
-    cr_assert_refused(ar_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
-    cr_assert_refused(ar_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
-    cr_assert_refused(ar_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ari_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
+    cr_assert_refused(ari_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
+    cr_assert_refused(ari_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_refused(ar_comm_barrier(NULL, f.q, "t"), AR_ERR_ARG, "communicator");
-    cr_assert_refused(ar_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
-    cr_assert_refused(ar_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
-    cr_assert_refused(ar_comm_self(NULL), AR_ERR_ARG, "place");
+    cr_assert_refused(ari_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
+    cr_assert_refused(ari_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ari_comm_self(NULL), AR_ERR_ARG, "place");
     /* Nothing in it: NULL is a buffer. */
     cr_assert_ok(ar_comm_all_reduce(f.c, f.q, no, none, 0, AR_F32, AR_SUM, "t"));
-    cr_assert_eq(ar_comm_calls(f.c, "all_reduce"), 1);
+    cr_assert_eq(ari_comm_calls(f.c, "all_reduce"), 1);
 }
 
 /* --- a member of a larger group, whose communicator only notes what it is given ----------------------------------- */
@@ -212,7 +214,7 @@ Test(comm, calls_check_the_root_and_the_buffers_that_the_rank_has)
                       "output buffer is NULL, 28 bytes");
     cr_assert_refused(ar_comm_all_gather(c, f.q, b, other, counts, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_eq(n.runs, 0);
-    cr_assert_eq(ar_comm_calls(c, "broadcast") + ar_comm_calls(c, "all_reduce") + ar_comm_calls(c, "all_gather"), 0);
+    cr_assert_eq(ari_comm_calls(c, "broadcast") + ari_comm_calls(c, "all_reduce") + ari_comm_calls(c, "all_gather"), 0);
 }
 
 Test(comm, sends_and_receives_check_their_peer_and_buffer)
@@ -239,8 +241,8 @@ Test(comm, sends_and_receives_check_their_peer_and_buffer)
     cr_assert_eq(n.runs, 0);
     cr_assert_ok(ar_comm_send(c, f.q, ar_const(no), 0, AR_F32, 0, "t"));
     cr_assert_ok(ar_comm_recv(c, f.q, no, 0, AR_F32, 2, "t"));
-    cr_assert_eq(ar_comm_calls(c, "send"), 1);
-    cr_assert_eq(ar_comm_calls(c, "recv"), 1);
+    cr_assert_eq(ari_comm_calls(c, "send"), 1);
+    cr_assert_eq(ari_comm_calls(c, "recv"), 1);
 }
 
 Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
@@ -252,23 +254,23 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         float x[8] = {0}, y[8] = {0};
         size_t counts[3] = {1, 4, 2};
         cr_assert_ok(ar_comm_all_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_MIN, "a"));
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_ALL_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_MIN);
         cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.in.ptr == x && strcmp(n.call.tag, "a") == 0);
         cr_assert_ok(ar_comm_broadcast(c, f.q, (ar_buf){y}, 7, AR_I32, 2, "b"));
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_BROADCAST && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == y);
         cr_assert_ok(ar_comm_all_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, "c"));
         memset(counts, 0, sizeof counts);
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_ALL_GATHER && n.call.dtype == AR_U8 && n.call.out.ptr == y);
         cr_assert(n.counts[0] == 1 && n.counts[1] == 4 && n.counts[2] == 2);
         cr_assert_ok(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL));
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_SEND && n.call.dtype == AR_BF16 && n.call.peer == 2 && n.call.count == 3);
         cr_assert(n.call.in.ptr == x && strcmp(n.call.tag, "") == 0);
         cr_assert_ok(ar_comm_recv(c, f.q, (ar_buf){y}, 4, AR_F64, 0, "e"));
-        cr_assert_ok(ar_queue_sync(f.q, 0));
+        cr_assert_ok(ari_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_RECV && n.call.dtype == AR_F64 && n.call.peer == 0 && n.call.count == 4);
         cr_assert(n.call.out.ptr == y && n.runs == 5);
     }
@@ -288,9 +290,9 @@ Test(comm, a_queue_that_has_failed_aborts_for_the_peers_that_wait)
         SCOPED(end) fixture f = make((ar_queue_kind)kind);
         const ar_status st = ar_queue_host(f.q, fail, NULL);
         cr_assert_eq(st, kind == AR_QUEUE_INLINE ? AR_ERR_IO : AR_OK);
-        cr_assert_eq(ar_queue_sync(f.q, 0), AR_ERR_IO);
+        cr_assert_eq(ari_queue_sync(f.q, 0), AR_ERR_IO);
         cr_assert_refused(ar_comm_barrier(c, f.q, "t"), AR_ERR_IO, "disk");
-        cr_assert(n.runs == 0 && n.aborts == 1 && ar_comm_calls(c, "barrier") == 0);
+        cr_assert(n.runs == 0 && n.aborts == 1 && ari_comm_calls(c, "barrier") == 0);
         cr_assert_refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");
         cr_assert_eq(n.aborts, 1, "a call that is refused never was one");
     }

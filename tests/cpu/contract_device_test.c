@@ -3,6 +3,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "ref/cpu/device_private.h"
 #include "tests/cpu/contract_paths.h"
 
 /* The CPU device as an instance: creation, memory, and what it says about the machine. */
@@ -97,8 +98,8 @@ Test(contract_device, says_which_kernels_run_and_why)
 {
     ar_cpu_info info;
     cr_assert_eq(unsetenv("BLIS_ARCH_TYPE"), 0);
-    ar_cpu_select_kernels();
-    ar_cpu_info_get(&info);
+    ari_cpu_select_kernels();
+    ari_cpu_info_get(&info);
     cr_assert(strlen(info.blas) > 0 && strlen(info.blas_version) > 0 && strlen(info.blas_kernels) > 0 &&
               strlen(info.blas_reason) > 0);
     cr_assert(strlen(info.exact_path) > 0 && strcmp(info.exact_path, "refused") != 0);
@@ -118,7 +119,7 @@ static void expect_path(const char *forced, const char *expected)
 {
     ar_cpu_info info;
     cr_assert_eq(forced ? setenv(ARI_EXACT_VARIABLE, forced, 1) : unsetenv(ARI_EXACT_VARIABLE), 0);
-    ar_cpu_info_get(&info);
+    ari_cpu_info_get(&info);
     cr_expect_str_eq(info.exact_path, expected, "%s: got %s, expected %s", forced ? forced : "unset", info.exact_path,
                      expected);
     if (forced && forced[0] != '\0')
@@ -159,8 +160,8 @@ Test(contract_device, leaves_the_users_choice_of_kernels_alone)
 #endif
     ar_cpu_info info;
     cr_assert_eq(setenv("BLIS_ARCH_TYPE", number, 1), 0);
-    ar_cpu_select_kernels();
-    ar_cpu_info_get(&info);
+    ari_cpu_select_kernels();
+    ari_cpu_info_get(&info);
     cr_assert_str_eq(getenv("BLIS_ARCH_TYPE"), number);
     if (strcmp(info.blas, "BLIS") == 0)
         cr_assert_str_eq(info.blas_reason, reason);

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/tensor_private.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"
 
@@ -147,7 +148,7 @@ PATH_TEST(contract, takes_transposed_and_strided_views)
     OWNED(free) float *want = case_alloc(m * n, 4), *got = case_alloc(m * n, 4);
     case_fill(a, k, m, DATA_SPREAD, 1);
     case_fill(b, n, k * gap, DATA_PLAIN, 2);
-    const ar_tensor stored = case_view2(a, k, m), av = ar_tensor_transposed(&stored);
+    const ar_tensor stored = case_view2(a, k, m), av = ari_tensor_transposed(&stored);
     const ar_tensor bv = {.dtype = AR_F32, .ndim = 2, .shape = {n, k}, .stride = {k * gap, gap}, .data = {b}};
     ar_tensor yv = case_view2(y, m, n);
     yv.stride[0] = ld;

@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include "ref/cpu/device.h"
+#include "ref/cpu/device_private.h"
 #include "tests/cpu/contract_cases.h"
 #include "tests/cpu/emulated/emulated.h"
 #include "tests/support/scoped.h"
@@ -104,7 +105,7 @@ int main(void)
 {
     float first[m * n];
     const ari_exact_path *path = NULL;
-    ar_cpu_select_kernels();
+    ari_cpu_select_kernels();
     int bad = run_ranks(first, &ari_exact_portable);
     for (size_t i = 0; (path = ari_exact_path_at(i)); i++)
         if (path->supported())

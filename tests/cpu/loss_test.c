@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/tensor_private.h"
 #include "tests/cpu/row_support.h"
 
 /* A whole problem and its definition's results. */
@@ -82,7 +83,7 @@ typedef struct shard {
 static shard shard_new(const problem *p, int parts, int part)
 {
     shard s = {.start = 0};
-    ar_split_uneven(p->v, parts, part, &s.start, &s.count);
+    ari_split_uneven(p->v, parts, part, &s.start, &s.count);
     s.logits = malloc(p->n * s.count * 4 + 1);
     s.dlogits = new_values(p->n * s.count, SPECIAL, 5);
     s.row_of = malloc(p->n * 8 + 1), s.sum = malloc(p->n * 16 + 1);

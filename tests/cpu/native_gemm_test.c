@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "ref/core/tensor_private.h"
 #include "tests/cpu/contract_paths.h"
 
 /* The fp32 product against binary64. A sum of k products in fp32, in any order, with or without fused multiply-adds, is
@@ -52,11 +53,11 @@ Test(native_gemm, is_within_the_bound_for_every_order_of_strides)
             case_fill(before, m, n, DATA_PLAIN, 3);
             ar_tensor av = case_view2(a, m, k), bv = case_view2(b, n, k), cv = case_view2(c, m, n), t;
             t = case_view2(a, k, m);
-            av = order & 1 ? ar_tensor_transposed(&t) : av;
+            av = order & 1 ? ari_tensor_transposed(&t) : av;
             t = case_view2(b, k, n);
-            bv = order & 2 ? ar_tensor_transposed(&t) : bv;
+            bv = order & 2 ? ari_tensor_transposed(&t) : bv;
             t = case_view2(c, n, m);
-            cv = order & 4 ? ar_tensor_transposed(&t) : cv;
+            cv = order & 4 ? ari_tensor_transposed(&t) : cv;
             const bool add = order & 8;
             for (size_t i = 0; i < m * n; i++)
                 *at(&cv, i / n, i % n) = add ? before[i] : NAN; /* a NaN that is overwritten must not survive */
@@ -127,8 +128,8 @@ Test(native_gemm, reads_nothing_behind_its_operands)
         ar_tensor a = at_the_wall(&of_a, order & 1 ? k : m, order & 1 ? m : k);
         ar_tensor b = at_the_wall(&of_b, order & 2 ? k : n, order & 2 ? n : k);
         const ar_tensor c = at_the_wall(&of_c, m, n);
-        a = order & 1 ? ar_tensor_transposed(&a) : a;
-        b = order & 2 ? ar_tensor_transposed(&b) : b;
+        a = order & 1 ? ari_tensor_transposed(&a) : a;
+        b = order & 2 ? ari_tensor_transposed(&b) : b;
         cr_assert_ok(d->ops->gemm_f32(d, NULL, &c, &a, &b, false, AR_PRECISION_F32));
     }
     ar_device_destroy(d);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's updates, sums of squares and scaling over many blocks, against the definition of one element. */
 #include "ref/core/float_bits.h"
+#include "ref/core/optimizer_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/numerics/optimizer.h"
 #include "support/bits.h"
 #include "tests/support/test.h"
@@ -66,11 +68,12 @@ static void expect_step(const ar_optimizer_options *o, size_t n, int threads)
             ari_sgd_update(&k, &w_expected[i], momentum ? &m_expected[i] : NULL, g[i]);
     }
     const ar_buf first = {momentum ? m : NULL}, second = {adam ? v : NULL};
-    const ar_tensor weight = ar_tensor_flat(AR_F32, (ar_buf){w}, n), gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, n);
+    const ar_tensor weight = ari_tensor_flat(AR_F32, (ar_buf){w}, n),
+                    gradient = ari_tensor_flat(AR_F32, (ar_buf){g}, n);
     cr_assert_ok(d->ops->optimizer_step(d, NULL, &weight, (ar_buf){NULL}, first, second, &gradient, &k));
-    cr_expect_eq(first_different_bits(w, w_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
-    cr_expect_eq(first_different_bits(m, m_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
-    cr_expect_eq(first_different_bits(v, v_expected, N), N, "%s, %zu elements", ar_optimizer_name(o->kind), n);
+    cr_expect_eq(first_different_bits(w, w_expected, N), N, "%s, %zu elements", ari_optimizer_name(o->kind), n);
+    cr_expect_eq(first_different_bits(m, m_expected, N), N, "%s, %zu elements", ari_optimizer_name(o->kind), n);
+    cr_expect_eq(first_different_bits(v, v_expected, N), N, "%s, %zu elements", ari_optimizer_name(o->kind), n);
 }
 
 Test(optimizer_kernels, a_step_is_the_definition_for_any_length_and_number_of_threads)
@@ -95,7 +98,7 @@ Test(optimizer_kernels, squares_add_up_to_the_same_two_integers_in_any_number_of
                 expected[0] += ari_norm_high(ari_norm_square(g[k], e));
                 expected[1] += ari_norm_low(ari_norm_square(g[k], e));
             }
-            const ar_tensor gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
+            const ar_tensor gradient = ari_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
             cr_assert_ok(d->ops->sum_squares(d, NULL, (ar_buf){sums}, &gradient, (ar_cbuf){&e}));
             cr_expect(sums[0] == expected[0] && sums[1] == expected[1], "%zu elements, %d threads", lengths[i],
                       threads);
@@ -111,7 +114,7 @@ Test(optimizer_kernels, scaling_rounds_once_keeps_signed_zeros_and_writes_the_on
         g[7] = ari_float32(0xffc00001u); /* another NaN */
         for (size_t i = 0; i < N; i++)
             w_expected[i] = isnan(g[i]) ? NAN : g[i] * 0.3f;
-        const ar_tensor all = ar_tensor_flat(AR_F32, (ar_buf){g}, N);
+        const ar_tensor all = ari_tensor_flat(AR_F32, (ar_buf){g}, N);
         cr_assert_ok(d->ops->scale(d, NULL, &all, &all, 0.3f));
         cr_expect_eq(first_different_bits(g, w_expected, N), N);
     }
@@ -137,8 +140,8 @@ Test(optimizer_kernels, a_master_copy_takes_what_it_does_not_round_to_and_is_wha
     for (size_t i = 0; i < LENGTHS; i++)
         for (int threads = 1; threads <= 3; threads += 2) {
             OWNED(ar_device_destroy) ar_device *d = device_of(threads);
-            const ar_tensor weight = ar_tensor_flat(AR_BF16, (ar_buf){halves}, lengths[i]);
-            const ar_tensor gradient = ar_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
+            const ar_tensor weight = ari_tensor_flat(AR_BF16, (ar_buf){halves}, lengths[i]);
+            const ar_tensor gradient = ari_tensor_flat(AR_F32, (ar_buf){g}, lengths[i]);
             fill_all();
             fill_copies(m, w);
             memcpy(m_expected, m, sizeof m);

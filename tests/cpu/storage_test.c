@@ -2,6 +2,7 @@
 /* Kernels whose operands are in memory as bf16: the result of a slot is that of the same slot in fp32, which other
  * files compare with the scalar definitions, of the same numbers, rounded once. Rounding is done here by looking for
  * the nearest of the neighbouring bf16 numbers in binary64. */
+#include "ref/core/tensor_private.h"
 #include "tests/cpu/row_support.h"
 #include "tests/sim/plain_number.h"
 
@@ -364,7 +365,7 @@ static void check_product(ar_device *d, size_t m, size_t n, size_t k, bool add, 
     ar_tensor tb = *rows_of(b.half, turned ? k : n, turned ? n : k);
     ta.dtype = tb.dtype = AR_BF16;
     if (turned)
-        tb = ar_tensor_transposed(&tb);
+        tb = ari_tensor_transposed(&tb);
     OWNED(free) float *before = new_copy(c.wide, m * n);
     assert_ok(d->ops->gemm_f32(d, NULL, &tc, &ta, &tb, add, AR_PRECISION_BF16));
     for (size_t i = 0; i < m; i++)

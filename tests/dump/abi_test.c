@@ -4,6 +4,7 @@
 
 #include "anyrank/abi.h"
 #include "dump/folder.h"
+#include "ref/io/safetensors_private.h"
 
 OWNER(ar_abi_dump, ar_abi_dump_close)
 
@@ -27,7 +28,7 @@ static ar_abi_dump *two_ranks(void)
         snprintf(path, sizeof path, "%s/rank-0000%d.safetensors", folder, r);
         const ar_st_tensor t[] = {{"w", AR_F32, 2, {2, 2}, w[r]}, {"norm", AR_F32, 1, {2}, norm[r]}};
         const char *const metadata[] = {"DCP_SHARDING_INFO", dcp[r], "ANYRANK_PLACEMENT", place[r], "model", "tiny"};
-        cr_assert_ok(ar_st_write(path, t, 2, metadata, 3));
+        cr_assert_ok(ari_st_write(path, t, 2, metadata, 3));
     }
     ar_abi_dump *d = NULL;
     cr_assert_eq(ar_abi_dump_open(&d, folder, NULL), AR_OK, "%s", ar_abi_error());
@@ -116,7 +117,7 @@ Test(abi, elements_of_less_than_a_byte_are_refused)
 {
     const char *path = in_folder("f.safetensors");
     const ar_st_tensor t[] = {{"a", AR_F4, 1, {4}, "\x12\x34"}, {"b", AR_F32, 2, {2, 0}, ""}};
-    cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
+    cr_assert_ok(ari_st_write(path, t, 2, NULL, 0));
     OWNED(ar_abi_dump_close) ar_abi_dump *d = NULL;
     cr_assert_eq(ar_abi_dump_open(&d, path, NULL), AR_OK, "%s", ar_abi_error());
     char x[2];

@@ -3,6 +3,7 @@
  * tensor-parallel ranks too: what a mapping says of them puts the positions where the ranks' own layout has them. */
 #include "anyrank/parallel.h"
 #include "dump/folder.h"
+#include "ref/placement/parallel_private.h"
 
 TestSuite(dump_context, .init = folder_begin, .fini = folder_end);
 
@@ -42,18 +43,18 @@ static size_t part_of(float *out, size_t shape[3], const context_case *c, int cp
 {
     const size_t parts = (size_t)at_least_one(c->layout.tp), features = c->stream ? FEATURES : FEATURES / parts;
     const size_t first = c->stream ? 0 : (size_t)tp * features;
-    ar_positions own = ar_parallel_positions(&c->layout, SEQ, cp);
+    ar_positions own = ari_parallel_positions(&c->layout, SEQ, cp);
     size_t n = 0;
     if (c->stream)
-        own = ar_positions_part(&own, (size_t)tp, parts);
+        own = ari_positions_part(&own, (size_t)tp, parts);
     for (size_t b = 0; b < SAMPLES; b++) {
-        for (size_t i = 0; i < ar_positions_count(&own); i++) {
+        for (size_t i = 0; i < ari_positions_count(&own); i++) {
             for (size_t f = 0; f < features; f++)
-                out[n++] = (float)((b * SEQ + ar_positions_at(&own, i)) * FEATURES + first + f);
+                out[n++] = (float)((b * SEQ + ari_positions_at(&own, i)) * FEATURES + first + f);
         }
     }
     shape[0] = SAMPLES;
-    shape[1] = ar_positions_count(&own);
+    shape[1] = ari_positions_count(&own);
     shape[2] = features;
     return n;
 }

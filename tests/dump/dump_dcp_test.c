@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
+#include "verify/dump/dump_private.h"
 
 TestSuite(dump_dcp, .init = folder_begin, .fini = folder_end);
 
@@ -24,7 +25,7 @@ Test(dump_dcp, what_pytorch_saved_is_put_together)
         cr_expect_eq(t->dtype, expected[k].dtype);
         cr_expect_eq(t->parts, expected[k].parts, "%s: %zu", t->name, t->parts);
         cr_assert_eq(t->count, expected[k].count);
-        cr_assert_ok(ar_dump_read_f64(t, 0, t->count, x));
+        cr_assert_ok(ari_dump_read_f64(t, 0, t->count, x));
         for (size_t i = 0; i < t->count; i++)
             cr_expect_eq(x[i], t->ndim == 0 ? 7 : (double)i, "%s, element %zu", t->name, i);
     }

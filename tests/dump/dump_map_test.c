@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
+#include "ref/io/safetensors_private.h"
 
 TestSuite(dump_map, .init = folder_begin, .fini = folder_end);
 
@@ -63,7 +64,7 @@ Test(dump_map, a_mapping_with_files_says_whose_they_are)
         const ar_st_tensor t[] = {{"p.w13", AR_F32, 2, {6, 1}, x}, {"p.norm", AR_F32, 1, {1}, &y}};
         char path[128];
         snprintf(path, sizeof path, "%s/part_%02d.safetensors", folder, r);
-        cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
+        cr_assert_ok(ari_st_write(path, t, 2, NULL, 0));
     }
     static const char map[] = "{\"version\":1,\"mesh\":[[\"tp\",2]],\"files\":\"part_{tp}.safetensors\",\"tensors\":[{"
                               "\"match\":\"*.w13\",\"shard\":{\"tp\":0},\"blocks\":[6,6]}]}";

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
+#include "ref/io/safetensors_private.h"
+#include "verify/dump/dump_private.h"
 
 TestSuite(dump_open, .init = folder_begin, .fini = folder_end);
 
@@ -13,7 +15,7 @@ Test(dump_open, a_file_is_its_tensors_by_name)
     const char *const metadata[] = {"model", "tiny"};
     OWNED(ar_dump_close) ar_dump *d = NULL;
     const char *path = in_folder("f.safetensors");
-    cr_assert_ok(ar_st_write(path, t, 2, metadata, 1));
+    cr_assert_ok(ari_st_write(path, t, 2, metadata, 1));
     cr_assert_ok(ar_dump_open(&d, path, NULL));
     cr_expect_eq(ar_dump_count(d), 2);
     cr_expect_str_eq(ar_dump_at(d, 0)->name, "a");
@@ -25,10 +27,10 @@ Test(dump_open, a_file_is_its_tensors_by_name)
     cr_expect_eq(z->order, SIZE_MAX);
     cr_expect_eq(memcmp(z->whole, x, sizeof x), 0);
     double y[2];
-    cr_assert_ok(ar_dump_read_f64(z, 1, 2, y));
+    cr_assert_ok(ari_dump_read_f64(z, 1, 2, y));
     cr_expect(y[0] == -2 && y[1] == 3);
-    cr_expect_eq(ar_dump_read_f64(z, 5, 2, y), AR_ERR_ARG);
-    cr_expect_eq(ar_dump_read_f64(z, SIZE_MAX, 2, y), AR_ERR_ARG);
+    cr_expect_eq(ari_dump_read_f64(z, 5, 2, y), AR_ERR_ARG);
+    cr_expect_eq(ari_dump_read_f64(z, SIZE_MAX, 2, y), AR_ERR_ARG);
     cr_expect_eq(ar_dump_ranks(d), 0);
     cr_expect_str_eq(ar_dump_path(d), path);
     cr_expect_str_eq(ar_dump_metadata(d, "model"), "tiny");
@@ -135,7 +137,7 @@ Test(dump_open, elements_of_half_a_byte_are_only_had_as_a_whole)
     char out[4];
     OWNED(ar_dump_close) ar_dump *d = NULL;
     const char *path = in_folder("f.safetensors");
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    cr_assert_ok(ari_st_write(path, &t, 1, NULL, 0));
     cr_assert_ok(ar_dump_open(&d, path, NULL));
     cr_expect_eq(memcmp(ar_dump_at(d, 0)->whole, nibbles, 2), 0);
     cr_expect_eq(ar_dump_read(ar_dump_at(d, 0), 0, 2, out), AR_ERR_DTYPE);

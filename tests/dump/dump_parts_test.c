@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
+#include "ref/io/safetensors_private.h"
+#include "verify/dump/dump_private.h"
 
 TestSuite(dump_parts, .init = folder_begin, .fini = folder_end);
 
@@ -118,7 +120,7 @@ Test(dump_parts, copies_of_elements_of_half_a_byte_are_compared)
                  "{\"replica\":%d,\"replicas\":2}}}",
                  r, r, r);
         snprintf(path, sizeof path, "%s/r%d.safetensors", folder, r);
-        cr_assert_ok(ar_st_write(path, &t, 1, (const char *[]){"ANYRANK_PLACEMENT", own}, 1));
+        cr_assert_ok(ari_st_write(path, &t, 1, (const char *[]){"ANYRANK_PLACEMENT", own}, 1));
     }
     const ar_dump_disagreement x = disagreement();
     cr_expect(x.ranks[1] == 1 && x.index == 3 && x.elements == 1 && x.count == 4 && isnan(x.value[0]));
@@ -135,7 +137,7 @@ Test(dump_parts, packed_boxes_go_to_their_blocks)
     expect_values((const float[]){1, 2, 5, 6, 3, 4, 7, 8}, 8);
     OWNED(ar_dump_close) ar_dump *d = open_folder();
     float part[4];
-    cr_assert_ok(ar_dump_part_f32(ar_dump_at(d, 0), &ar_dump_at(d, 0)->part[1], part));
+    cr_assert_ok(ari_dump_part_f32(ar_dump_at(d, 0), &ar_dump_at(d, 0)->part[1], part));
     cr_expect_eq(memcmp(part, high, sizeof part), 0);
 }
 
@@ -212,9 +214,9 @@ Test(dump_parts, samples_that_ranks_pad_to_their_own_lengths_are_no_tensor)
     put_samples("x:fwd@2");
     OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_eq(ar_dump_count(d), 0u);
-    cr_expect(ar_dump_is_ragged(d, "x:fwd@2", text));
+    cr_expect(ari_dump_is_ragged(d, "x:fwd@2", text));
     cr_expect_str_eq(text, "[4,2] on rank 0, [4,1] on rank 1: each pads to its own longest sample");
-    cr_expect_not(ar_dump_is_ragged(d, "x:fwd", text));
+    cr_expect_not(ari_dump_is_ragged(d, "x:fwd", text));
 }
 
 Test(dump_parts, weights_have_one_length)
@@ -229,7 +231,7 @@ Test(dump_parts, dtypes_agree)
     const ar_st_tensor t = {"a", AR_F64, 2, {2, 2}, d};
     put_at("rank-0.safetensors", 0, 0, low);
     const char *path = in_folder("rank-1.safetensors");
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+    cr_assert_ok(ari_st_write(path, &t, 1, NULL, 0));
     expect_error(AR_ERR_FORMAT, "InvalidPlacement: tensor 'a'", "F64");
 }
 
@@ -243,9 +245,9 @@ Test(dump_parts, execution_orders_of_ranks_become_one)
     const char *const first[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":0,\"order\":[\"c\",\"a\",\"gone\"]}"};
     const char *const second[] = {"ANYRANK_PLACEMENT", "{\"version\":1,\"rank\":1,\"order\":[\"c\",\"b\",\"a\"]}"};
     const char *path = in_folder("0.safetensors");
-    cr_assert_ok(ar_st_write(path, t, 3, first, 1));
+    cr_assert_ok(ari_st_write(path, t, 3, first, 1));
     path = in_folder("1.safetensors");
-    cr_assert_ok(ar_st_write(path, t, 3, second, 1));
+    cr_assert_ok(ari_st_write(path, t, 3, second, 1));
     OWNED(ar_dump_close) ar_dump *d = open_folder();
     cr_expect_eq(ar_dump_find(d, "c")->order, 0);
     cr_expect_eq(ar_dump_find(d, "b")->order, 1);

@@ -2,7 +2,9 @@
 /* Many threads read one open dump, whole tensors and pieces, sums and copies: the same values as one alone. */
 #include <pthread.h>
 
+#include "ref/core/tensor_private.h"
 #include "tests/support/temporary.h"
+#include "verify/dump/dump_private.h"
 
 enum { RANKS = 4, ROWS = 64, COLUMNS = 48, COUNT = ROWS * COLUMNS, THREADS = 8 };
 
@@ -27,8 +29,8 @@ static void write_rank(const char *folder, int rank)
     for (int i = 0; i < COUNT; i++)
         x[i] = (float)i;
     must(ar_layout_shard(&columns, 2, shape, 1, rank, RANKS));
-    must(ar_layout_replicate(&copy, 2, shape, rank, RANKS));
-    must(ar_layout_replicate(&term, 2, shape, 0, 1));
+    must(ari_layout_replicate(&copy, 2, shape, rank, RANKS));
+    must(ari_layout_replicate(&term, 2, shape, 0, 1));
     must(ar_tensor_view(&shard, AR_F32, 2, part, (ar_buf){x + rank}));
     must(ar_tensor_view(&whole, AR_F32, 2, shape, (ar_buf){x}));
     const ar_dump_value v[] = {{"columns", AR_F32, &shard, &columns, NULL},
@@ -55,7 +57,7 @@ static void *read_all(void *user)
             const size_t n = COUNT - start < 97 + first ? COUNT - start : 97 + first;
             bool found = false;
             ar_dump_disagreement unused;
-            bool right = ar_dump_read_f64(t, start, n, x) == AR_OK && ar_dump_replicas(t, &found, &unused) == AR_OK;
+            bool right = ari_dump_read_f64(t, start, n, x) == AR_OK && ar_dump_replicas(t, &found, &unused) == AR_OK;
             for (size_t i = 0; i < n && right; i++)
                 right = x[i] == expected((k + first) % ar_dump_count(dump), start + i);
             if (!right || found)

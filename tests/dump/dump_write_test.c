@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "dump/folder.h"
 #include "ref/core/scheduler.h"
+#include "ref/core/tensor_private.h"
+#include "ref/io/safetensors_private.h"
 #include "support/small.h"
 
 TestSuite(dump_write, .init = folder_begin, .fini = folder_end);
@@ -33,7 +35,7 @@ static ar_tensor local_view(float *data, const ar_layout *o, bool reversed)
     size_t shape[AR_MAX_DIMS] = {0};
     ar_tensor t;
     for (int d = 0; d < o->ndim; d++)
-        shape[d] = ar_layout_local(o, d);
+        shape[d] = ari_layout_local(o, d);
     cr_assert_ok(ar_tensor_view(&t, AR_F32, o->ndim, shape, (ar_buf){data}));
     ptrdiff_t step = 1;
     for (int d = 0; reversed && d < o->ndim; d++) {
@@ -77,13 +79,13 @@ static ar_layout layout_of(const draw *x, int tp_rank, int dp_rank)
     ar_layout o = {0};
     ar_status st = AR_OK;
     if (x->kind == 0)
-        st = ar_layout_replicate(&o, x->ndim, x->shape, dp_rank * x->tp + tp_rank, x->dp * x->tp);
+        st = ari_layout_replicate(&o, x->ndim, x->shape, dp_rank * x->tp + tp_rank, x->dp * x->tp);
     else if (x->kind == 1)
         st = ar_layout_shard(&o, x->ndim, x->shape, x->dim, tp_rank, x->tp);
     else if (x->kind == 2)
-        st = ar_layout_shard_uneven(&o, x->ndim, x->shape, x->dim, tp_rank, x->tp);
+        st = ari_layout_shard_uneven(&o, x->ndim, x->shape, x->dim, tp_rank, x->tp);
     else
-        st = ar_layout_packed(&o, x->ndim, x->shape, x->dim, x->block, x->blocks, tp_rank, x->tp);
+        st = ari_layout_packed(&o, x->ndim, x->shape, x->dim, x->block, x->blocks, tp_rank, x->tp);
     cr_assert_ok(st);
     if (x->kind != 0) {
         o.replica = dp_rank;
@@ -159,13 +161,13 @@ Test(dump_write, a_later_dump_leaves_nothing_of_an_earlier_one)
 Test(dump_write, each_file_holds_one_box_of_a_packed_tensor)
 {
     const draw x = {.ndim = 1, .kind = 3, .tp = 2, .dp = 1, .blocks = 2, .shape = {8}, .block = {4, 4}};
-    OWNED(ar_st_close) ar_st_file *f = NULL;
+    OWNED(ari_st_close) ar_st_file *f = NULL;
     write_rank(&x, 1, 0, false);
     const char *path = in_folder("rank-00001-2.safetensors");
-    cr_assert_ok(ar_st_open(&f, path));
-    cr_expect_eq(ar_st_at(f, 0)->shape[0], 2);
-    cr_expect_str_eq(ar_st_metadata(f, "DCP_SHARDING_INFO"), "{\"x\":{\"saved_offsets\":[6]}}");
-    cr_expect_str_eq(ar_st_metadata(f, "DCP_VERSION"), "1.0");
+    cr_assert_ok(ari_st_open(&f, path));
+    cr_expect_eq(ari_st_at(f, 0)->shape[0], 2);
+    cr_expect_str_eq(ari_st_metadata(f, "DCP_SHARDING_INFO"), "{\"x\":{\"saved_offsets\":[6]}}");
+    cr_expect_str_eq(ari_st_metadata(f, "DCP_VERSION"), "1.0");
 }
 
 Test(dump_write, blocks_that_lie_one_after_the_other_are_one_box)
@@ -192,7 +194,7 @@ Test(dump_write, summands_are_written_as_such)
         ar_layout o;
         ar_tensor t;
         const size_t shape[] = {2};
-        cr_assert_ok(ar_layout_replicate(&o, 1, shape, 0, 1));
+        cr_assert_ok(ari_layout_replicate(&o, 1, shape, 0, 1));
         cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}));
         const ar_dump_value v = {"x", AR_F32, &t, &o, "tp"};
         const ar_dump_place place = {.rank = r, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {r}};
@@ -211,12 +213,12 @@ Test(dump_write, what_does_not_fit_is_refused)
     const size_t shape[] = {4}, larger[] = {5};
     ar_layout o;
     ar_tensor t;
-    cr_assert_ok(ar_layout_replicate(&o, 1, larger, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 1, larger, 0, 1));
     cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}));
     ar_dump_value v = {"x", AR_F32, &t, &o, NULL};
     ar_dump_place place = {.rank = 0, .world = 2, .mesh = {1, {{"tp", 2}}}};
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
-    cr_assert_ok(ar_layout_replicate(&o, 1, shape, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 1, shape, 0, 1));
     v.partial = "cp";
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
     v.partial = NULL;

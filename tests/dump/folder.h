@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/folder.h"
 
 static inline void put_text(const char *name, const char *text)
@@ -27,7 +28,7 @@ static inline const char *put_tensor(const char *file, const char *name, int ndi
     if (own != NULL)
         metadata[n++] = "ANYRANK_PLACEMENT", metadata[n++] = own;
     snprintf(path, sizeof path, "%s/%s", folder, file);
-    cr_assert_ok(ar_st_write(path, &t, 1, metadata, n / 2));
+    cr_assert_ok(ari_st_write(path, &t, 1, metadata, n / 2));
     return path;
 }
 

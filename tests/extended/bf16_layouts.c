@@ -2,6 +2,7 @@
 /* 150 random layouts of random small models with activations and matrices of 16 bits, and 150 whose ranks share
  * sequences: each is within what rounding to bf16 can do, with the predicted bytes; with a sum left out that the layout
  * needs each is outside. ANYRANK_TEST_SEED and ANYRANK_TEST_DRAWS ask for others. */
+#include "ref/core/fault_private.h"
 #include "support/layout_draw.h"
 #include "tests/support/scoped.h"
 
@@ -32,7 +33,7 @@ static int judge(const layout_draw *d, ar_fault fault, double *worst)
         *worst = run->max_ratio;
     if (!right) {
         layout_draw_text(text, sizeof text, d);
-        printf("%s\n  %s: %s, worst of allowed %g in %s, %llu bytes of %llu\n", text, ar_fault_name(fault),
+        printf("%s\n  %s: %s, worst of allowed %g in %s, %llu bytes of %llu\n", text, ari_fault_name(fault),
                run ? run->error ? run->error : "result" : ar_error_message(), run ? run->max_ratio : 0.0,
                run ? run->ratio_tensor : "-", run ? (unsigned long long)run->bytes_counted : 0,
                run ? (unsigned long long)run->bytes_predicted : 0);

@@ -4,6 +4,7 @@
  * another. Exit status 0: one hash for each model. Argument: another number of steps (at least 3). */
 
 #include "ref/core/clock.h"
+#include "ref/models/parallel_private.h"
 #include "support/trajectory.h"
 #include "tests/support/temporary.h"
 
@@ -61,8 +62,8 @@ static ar_status interrupted(bool *same, const ar_training_options *o, const cha
     SCOPED(temp_end) const temp_path folder = temp_folder();
     char name[2][64], what[160], hash[65];
     const uint64_t start = ari_now_ns(), stop = o->run.steps > STOP ? STOP : o->run.steps / 2;
-    ar_parallel_text(name[0], sizeof name[0], &layouts[first].parallel);
-    ar_parallel_text(name[1], sizeof name[1], &layouts[then].parallel);
+    ari_parallel_text(name[0], sizeof name[0], &layouts[first].parallel);
+    ari_parallel_text(name[1], sizeof name[1], &layouts[then].parallel);
     snprintf(what, sizeof what, "%s to step %llu, %s on", name[0], (unsigned long long)stop, name[1]);
     AR_TRY(trajectory_resumed(hash, o, &layouts[first], stop, &layouts[then], folder.path));
     *same = tell(what, hash, expected, 1e-9 * (double)(ari_now_ns() - start)) && *same;
@@ -80,7 +81,7 @@ static ar_status model(bool *same, const char *type, uint64_t steps)
     tell("baseline", expected, expected, 1e-9 * (double)(ari_now_ns() - start));
     for (size_t i = 0; i < LAYOUTS; i++) {
         start = ari_now_ns();
-        ar_parallel_text(name, sizeof name, &layouts[i].parallel);
+        ari_parallel_text(name, sizeof name, &layouts[i].parallel);
         AR_TRY(trajectory_run(hash, NULL, &o, &layouts[i]));
         *same = tell(name, hash, expected, 1e-9 * (double)(ari_now_ns() - start)) && *same;
     }

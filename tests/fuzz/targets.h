@@ -14,8 +14,12 @@
 #include "anyrank/plan.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/models/plan_private.h"
+#include "ref/pipeline/schedule_private.h"
 #include "tests/support/temporary.h"
 #include "verify/dump/dump.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dump/placement.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
@@ -122,8 +126,8 @@ static inline void fuzz_use_entry(const ar_st_entry *e)
     for (size_t at = 0; at < e->count && at < FUZZ_MAX_ELEMENTS; at += 256) {
         const size_t n = e->count - at < 256 ? e->count - at : 256;
         const char *data = (const char *)e->data + at * ar_dtype_bytes(e->dtype);
-        const ar_status a = ar_values_to_f64(e->dtype, data, n, wide);
-        const ar_status b = ar_values_to_f32(e->dtype, data, n, narrow);
+        const ar_status a = ari_values_to_f64(e->dtype, data, n, wide);
+        const ar_status b = ari_values_to_f32(e->dtype, data, n, narrow);
         fuzz_expect(a == b && (a == AR_OK || a == AR_ERR_DTYPE), "a conversion failed");
     }
 }
@@ -133,19 +137,19 @@ static inline int fuzz_safetensors(const uint8_t *data, size_t size)
     const fuzz_file file = fuzz_file_of(data, size);
     ar_st_file *f = NULL;
     ar_error_clear();
-    const ar_status st = ar_st_open(&f, file.path);
+    const ar_status st = ari_st_open(&f, file.path);
     if (st != AR_OK)
         fuzz_expect(st == AR_ERR_UNSUPPORTED ||
                         (st == AR_ERR_FORMAT &&
                          (fuzz_rule() < FUZZ_RULES || strstr(ar_error_message(), "expected a safetensors file"))),
                     "an undocumented error");
-    for (size_t i = 0; st == AR_OK && i < ar_st_count(f); i++) {
-        fuzz_use_entry(ar_st_at(f, i));
-        fuzz_expect(ar_st_find(f, ar_st_at(f, i)->name) == ar_st_at(f, i), "an entry is not found by its name");
+    for (size_t i = 0; st == AR_OK && i < ari_st_tensor_count(f); i++) {
+        fuzz_use_entry(ari_st_at(f, i));
+        fuzz_expect(ari_st_find(f, ari_st_at(f, i)->name) == ari_st_at(f, i), "an entry is not found by its name");
     }
     if (st == AR_OK)
-        (void)ar_st_metadata(f, "format");
-    ar_st_close(f);
+        (void)ari_st_metadata(f, "format");
+    ari_st_close(f);
     close(file.fd);
     return 0;
 }
@@ -176,17 +180,18 @@ static inline int fuzz_index(const uint8_t *data, size_t size)
                                      {.name = "c", .dtype = AR_U8, .ndim = 1, .shape = {1}, .data = "3"}};
     char path[128];
     if (fuzz_make_folder(&fuzz_shards)) {
-        fuzz_expect(ar_st_write(fuzz_in(&fuzz_shards, 1, path), t, 2, NULL, 0) == AR_OK, "cannot write s1");
-        fuzz_expect(ar_st_write(fuzz_in(&fuzz_shards, 2, path), t + 2, 1, NULL, 0) == AR_OK, "cannot write s2");
+        fuzz_expect(ari_st_write(fuzz_in(&fuzz_shards, 1, path), t, 2, NULL, 0) == AR_OK, "cannot write s1");
+        fuzz_expect(ari_st_write(fuzz_in(&fuzz_shards, 2, path), t + 2, 1, NULL, 0) == AR_OK, "cannot write s2");
     }
     fuzz_put(&fuzz_shards, 0, data, size);
-    OWNED(ar_st_model_close) ar_st_model *m = NULL;
+    OWNED(ari_st_model_close) ar_st_model *m = NULL;
     ar_error_clear();
-    const ar_status st = ar_st_model_open(&m, fuzz_shards.path);
+    const ar_status st = ari_st_model_open(&m, fuzz_shards.path);
     if (st != AR_OK)
         fuzz_expect_error(st);
-    for (size_t i = 0; st == AR_OK && i < ar_st_model_count(m); i++)
-        fuzz_expect(ar_st_model_find(m, ar_st_model_at(m, i)->name) == ar_st_model_at(m, i), "not found by its name");
+    for (size_t i = 0; st == AR_OK && i < ari_st_model_count(m); i++)
+        fuzz_expect(ari_st_model_find(m, ari_st_model_at(m, i)->name) == ari_st_model_at(m, i),
+                    "not found by its name");
     return 0;
 }
 
@@ -221,7 +226,7 @@ static inline int fuzz_plan(const uint8_t *data, size_t size)
     }
     for (int sequence = 0; sequence < 2; sequence++) {
         ar_error_clear();
-        const ar_status fits = ar_plan_check(&p, &c, sequence);
+        const ar_status fits = ari_plan_check(&p, &c, sequence);
         if (fits != AR_OK && fits != AR_ERR_NOT_FOUND && fits != AR_ERR_ARG)
             fuzz_expect_error(fits);
         fuzz_expect(fits == AR_OK || ar_error_message()[0] != '\0', "an error without a message");
@@ -236,18 +241,18 @@ static inline int fuzz_schedule(const uint8_t *data, size_t size)
     static ar_pp_run run;
     const ar_pp_operation *lists[AR_MAX_STAGES];
     size_t counts[AR_MAX_STAGES];
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
     ar_error_clear();
-    const ar_status st = ar_pipeline_schedule_parse(&s, (const char *)data, size, "fuzz");
+    const ar_status st = ari_pipeline_schedule_parse(&s, (const char *)data, size, "fuzz");
     if (st != AR_OK) {
         fuzz_expect_error(st);
         return 0;
     }
-    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(s);
+    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(s);
     for (int r = 0; r < shape.ranks; r++)
-        lists[r] = ar_pipeline_schedule_rank(s, r, &counts[r]);
-    fuzz_expect(ar_pipeline_schedule_own(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
-    fuzz_expect(ar_pipeline_schedule_run(&run, copy, times, NULL, NULL) == AR_OK, "a schedule comes to no end");
+        lists[r] = ari_pipeline_schedule_rank(s, r, &counts[r]);
+    fuzz_expect(ari_pipeline_schedule_own(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
+    fuzz_expect(ari_pipeline_schedule_run(&run, copy, times, NULL, NULL) == AR_OK, "a schedule comes to no end");
     return 0;
 }
 
@@ -374,7 +379,7 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
                               {.name = "w", .dtype = AR_F32, .ndim = 2, .shape = {2, 2}, .data = w}};
     char path[128];
     if (fuzz_make_folder(&fuzz_ranks))
-        fuzz_expect(ar_st_write(fuzz_in(&fuzz_ranks, 1, path), t, 2, meta, 1) == AR_OK, "cannot write rank 1");
+        fuzz_expect(ari_st_write(fuzz_in(&fuzz_ranks, 1, path), t, 2, meta, 1) == AR_OK, "cannot write rank 1");
     char *file = calloc(1, 8 + size + 64);
     const uint64_t length = size;
     fuzz_expect(file != NULL, "no memory");
@@ -394,7 +399,7 @@ static inline int fuzz_dump(const uint8_t *data, size_t size)
         const ar_dump_tensor *full = ar_dump_at(d, i);
         const size_t n = full->count < 1024 ? full->count : 1024;
         ar_error_clear();
-        ar_status read = ar_dump_read_f64(full, full->count - n, n, values);
+        ar_status read = ari_dump_read_f64(full, full->count - n, n, values);
         if (read != AR_OK)
             fuzz_expect_error(read);
         if (full->count <= FUZZ_MAX_ELEMENTS && (read = ar_dump_replicas(full, &found, &which)) != AR_OK)

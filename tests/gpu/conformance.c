@@ -5,7 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu/device_private.h"
 #include "gpu/native.h"
+#include "gpu/report/device_private.h"
+#include "ref/core/device_private.h"
+#include "ref/cpu/device_private.h"
 #include "support/small.h"
 
 #define EXIT_SKIPPED 77
@@ -54,13 +58,13 @@ static bool parse_number(const char *text, uint64_t *number)
 /* 0, or the exit status. */
 static int parse(request *r, int argc, char **argv, const char *device)
 {
-    if (ar_device_choice_parse(&r->device, device) != AR_OK)
+    if (ari_device_choice_parse(&r->device, device) != AR_OK)
         return usage(ar_error_message());
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         uint64_t number = 0;
         if (strncmp(argv[i], "--", 2) != 0) {
-            if (ar_device_choice_parse(&r->device, argv[i]) != AR_OK)
+            if (ari_device_choice_parse(&r->device, argv[i]) != AR_OK)
                 return usage(ar_error_message());
             continue;
         }
@@ -213,7 +217,7 @@ static bool print_summary(const request *r, const sums *all, bool covered)
         count++;
     }
     printf("cpu and %s: %zu slots, %" PRIu64 " cases, %" PRIu64 " words compared, %" PRIu64 " differ",
-           ar_device_kind_name(r->device.kind), count, total.cases, total.words, total.differing);
+           ari_device_kind_name(r->device.kind), count, total.cases, total.words, total.differing);
     if (total.failures > 0)
         printf(", %" PRIu64 " failures", total.failures);
     if (missing + without > 0)
@@ -222,7 +226,7 @@ static bool print_summary(const request *r, const sums *all, bool covered)
         printf("; %zu of %zu slots broken on purpose were caught", all->seen, all->broken);
     printf("\n");
     char refused[600];
-    if (ar_gpu_refused_products(refused, sizeof refused) > 0)
+    if (ari_gpu_refused_products(refused, sizeof refused) > 0)
         printf("int8 products that the library refused, done by a kernel: %s\n", refused);
     return covered && total.differing + total.failures + missing + without == 0 && all->seen == all->broken;
 }
@@ -239,14 +243,14 @@ int conformance_run(int argc, char **argv, const char *device)
     const int bad = parse(&r, argc, argv, device);
     if (bad != 0)
         return bad;
-    ar_cpu_select_kernels();
+    ari_cpu_select_kernels();
     const size_t passes_here = by_scale(1, 1, 0) && PASSES > USUAL_PASSES ? USUAL_PASSES : PASSES;
     const size_t count = r.first_pass_only ? 1 : passes_here;
     /* The other orders show what depends on the order, which needs no large shapes. */
     const bool small_later = r.small || by_scale(true, true, false);
     for (size_t i = 0; i < count; i++, r.small = small_later)
         if (run_pass(&r, &passes[i], i + 1 == count, &all) != AR_OK) {
-            printf("no device %s: %s\n", ar_device_kind_name(r.device.kind), ar_error_message());
+            printf("no device %s: %s\n", ari_device_kind_name(r.device.kind), ar_error_message());
             return EXIT_SKIPPED;
         }
     return print_summary(&r, &all, table_is_covered()) ? 0 : 1;

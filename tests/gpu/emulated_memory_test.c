@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include "anyrank/device.h"
+#include "gpu/device_private.h"
+#include "ref/core/tensor_private.h"
 #include "tests/support/test.h"
 
 #if defined(ARI_SANITIZED)
@@ -20,7 +22,7 @@ typedef struct gpu {
 static gpu open_gpu(void)
 {
     gpu g;
-    cr_assert_ok(ar_device_emulated_create(&g.device));
+    cr_assert_ok(ari_device_emulated_create(&g.device));
     cr_assert_ok(g.device->ops->queue_create(g.device, &g.queue, AR_QUEUE_INLINE, "main"));
     return g;
 }
@@ -53,8 +55,8 @@ Test(emulated_memory, cannot_be_written_by_the_host, .signal = SIGSEGV, NOT_SANI
 
 static ar_status add(gpu g, ar_buf y, ar_buf a, ar_buf b, size_t n)
 {
-    const ar_tensor to = ar_tensor_flat(AR_F32, y, n), left = ar_tensor_flat(AR_F32, a, n);
-    const ar_tensor right = ar_tensor_flat(AR_F32, b, n);
+    const ar_tensor to = ari_tensor_flat(AR_F32, y, n), left = ari_tensor_flat(AR_F32, a, n);
+    const ar_tensor right = ari_tensor_flat(AR_F32, b, n);
     return g.device->ops->add(g.device, g.queue, &to, &left, &right);
 }
 
@@ -127,14 +129,14 @@ Test(emulated_memory, a_limit_that_is_none_is_refused)
 {
     ar_device *d = NULL;
     setenv("ANYRANK_EMULATED_MEMORY", "much", 1);
-    cr_assert_refused(ar_device_emulated_create(&d), AR_ERR_ARG, "ANYRANK_EMULATED_MEMORY is 'much'");
+    cr_assert_refused(ari_device_emulated_create(&d), AR_ERR_ARG, "ANYRANK_EMULATED_MEMORY is 'much'");
 }
 
 Test(emulated_memory, an_order_that_is_none_is_refused)
 {
     ar_device *d = NULL;
     setenv("ANYRANK_EMULATED_ORDER", "sideways", 1);
-    cr_assert_refused(ar_device_emulated_create(&d), AR_ERR_ARG, "forward, backward or threads");
+    cr_assert_refused(ari_device_emulated_create(&d), AR_ERR_ARG, "forward, backward or threads");
 }
 
 /* Two blocks of the smallest size at a time, and one of any, which is let go while they are held. */

@@ -258,7 +258,7 @@ static int finish(action *a)
 {
     const int n = a->c->n;
     if (a->what == ALL_REDUCE) {
-        for (int c = 0; c < n; c++) { /* slices as ar_comm_slice cuts them */
+        for (int c = 0; c < n; c++) { /* slices as ari_comm_slice cuts them */
             const size_t small = a->count / (size_t)n, larger = a->count % (size_t)n, i = (size_t)c;
             const size_t start = i * small + (i < larger ? i : larger), size = small + (i < larger ? 1 : 0);
             combine(a, a->in_bytes, start, start, size, c + 1);

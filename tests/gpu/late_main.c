@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "anyrank/device.h"
+#include "gpu/device_private.h"
 #include "support/late_layouts.h"
 #include "support/small.h"
 
@@ -15,7 +16,7 @@ int main(void)
     return 77;
 #endif
     ar_device *d = NULL;
-    if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
+    if (ari_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
         printf("%s\n", ar_error_message());
         return 77;
     }

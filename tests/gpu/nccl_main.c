@@ -5,7 +5,10 @@
 
 #include "gpu/cluster/nccl/comm.h"
 #include "gpu/cluster/process/process.h"
+#include "gpu/device_private.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
+#include "ref/core/queue_private.h"
 #include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/process/forked.h"
 #include "tests/sim/batch.h"
@@ -28,14 +31,14 @@ static ar_status rank_begin(rank_of *r, const ar_process_options *o)
     joining.timeout_ns = LIMIT_NS; /* many processes start at the same time */
     AR_TRY(ari_process_file_create(&r->process, &joining));
     r->process->options.timeout_ns = o->timeout_ns; /* of what follows */
-    AR_TRY(ar_device_emulated_create(&r->device));
+    AR_TRY(ari_device_emulated_create(&r->device));
     AR_TRY(r->device->ops->queue_create(r->device, &r->queue, AR_QUEUE_INLINE, "test"));
     return ari_nccl_comm_create(&r->world, r->process, r->device);
 }
 
 static void rank_end(rank_of *r)
 {
-    ar_comm_destroy(r->world);
+    ari_comm_destroy(r->world);
     ar_queue_destroy(r->queue);
     ar_device_destroy(r->device);
     ar_process_destroy(r->process);
@@ -113,10 +116,10 @@ static void checked(void)
 static ar_status alone(rank_of *rank)
 {
     ar_comm *half = NULL;
-    ar_status st = ar_comm_split(&half, rank->world, 0, 0);
+    ar_status st = ari_comm_split(&half, rank->world, 0, 0);
     for (int i = 0; i < 60 && st == AR_OK; i++)
         st = check_seed((uint64_t)i, i % 2 ? half : rank->world, ROUND_A_RING, rank->device, rank->queue, rank->queue);
-    ar_comm_destroy(half);
+    ari_comm_destroy(half);
     return st;
 }
 
@@ -227,7 +230,7 @@ static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const 
     AR_TRY(d->ops->zero(d, rank->queue, b, count * ar_dtype_bytes(t)));
     ar_status st = ar_comm_all_reduce(c, rank->queue, b, ar_const(b), count, t, AR_SUM, tag);
     if (st == AR_OK)
-        st = ar_queue_sync(rank->queue, 0);
+        st = ari_queue_sync(rank->queue, 0);
     d->ops->free(d, rank->queue, b);
     return st;
 }
@@ -267,7 +270,7 @@ static ar_status missing_in_half(rank_of *rank)
 {
     ar_comm *half = NULL;
     const int r = ar_comm_rank(rank->world);
-    AR_TRY(ar_comm_split(&half, rank->world, r / 2, 0));
+    AR_TRY(ari_comm_split(&half, rank->world, r / 2, 0));
     ar_status st = sum(rank, half, 8, AR_F32, "first");
     if (st == AR_OK && r == 0) {
         hurried h;
@@ -280,7 +283,7 @@ static ar_status missing_in_half(rank_of *rank)
         st = sum(rank, rank->world, 8, AR_F32, "third");
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    ar_comm_destroy(half);
+    ari_comm_destroy(half);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
 
@@ -296,7 +299,7 @@ static ar_status aborted(rank_of *rank)
 {
     AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
     if (ar_comm_rank(rank->world) == 1)
-        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+        ari_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
     return sum(rank, rank->world, 8, AR_I64, "second");
 }
 
@@ -305,9 +308,9 @@ static ar_status fails_later(rank_of *rank)
 {
     AR_TRY(sum(rank, rank->world, 8, AR_I64, "first"));
     if (ar_comm_rank(rank->world) == 1)
-        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+        ari_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
     until_failed(rank, 0);
-    return ar_queue_sync(rank->queue, 0);
+    return ari_queue_sync(rank->queue, 0);
 }
 
 static ar_status async_error(rank_of *rank)
@@ -357,7 +360,7 @@ static ar_status aborts_inside(rank_of *rank)
     while (!atomic_load(&b.ended) && pthread_mutex_trylock(use) == 0)
         pthread_mutex_unlock(use);
     if (ar_comm_rank(rank->world) == 1)
-        ar_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
+        ari_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
     beside_end(&b);
     until_failed(rank, 0);
     return sum(rank, rank->world, 8, AR_I64, "next");
@@ -371,8 +374,8 @@ static ar_status calls_cross(rank_of *rank)
     const int r = ar_comm_rank(rank->world);
     ar_comm *comm[2] = {NULL, NULL};
     beside b = {.st = AR_OK};
-    AR_TRY(ar_comm_split(&comm[0], rank->world, 0, 0));
-    ar_status st = ar_comm_split(&comm[1], rank->world, 0, 0);
+    AR_TRY(ari_comm_split(&comm[0], rank->world, 0, 0));
+    ar_status st = ari_comm_split(&comm[1], rank->world, 0, 0);
     if (st == AR_OK)
         st = beside_begin(&b, rank, comm[r]);
     if (st == AR_OK) {
@@ -383,8 +386,8 @@ static ar_status calls_cross(rank_of *rank)
     }
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    ar_comm_destroy(comm[1]);
-    ar_comm_destroy(comm[0]);
+    ari_comm_destroy(comm[1]);
+    ari_comm_destroy(comm[0]);
     return st == AR_OK ? b.st : ar_error_set(st, "%s", why);
 }
 
@@ -393,11 +396,11 @@ static ar_status split_without_one(rank_of *rank)
     ar_comm *half = NULL;
     if (ar_comm_rank(rank->world) == 0) {
         until_failed(rank, RANKS);
-        return ar_comm_split(&half, rank->world, 0, 0);
+        return ari_comm_split(&half, rank->world, 0, 0);
     }
     hurried h;
     hurry_begin(&h, rank, RANKS);
-    return hurry_end(&h, ar_comm_split(&half, rank->world, 0, 0));
+    return hurry_end(&h, ari_comm_split(&half, rank->world, 0, 0));
 }
 
 static ar_status message_of_other_size(rank_of *rank)
@@ -517,7 +520,7 @@ static ar_status without_library(int rank, void *arg)
     (void)rank;
     setenv("ANYRANK_NCCL", name, 1);
     AR_TRY(ari_process_file_create(&r.process, &o));
-    AR_TRY(ar_device_emulated_create(&r.device));
+    AR_TRY(ari_device_emulated_create(&r.device));
     const ar_status st = ari_nccl_comm_create(&r.world, r.process, r.device);
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
@@ -600,7 +603,7 @@ static void run_case(size_t i)
 int main(void)
 {
     ar_device *d = NULL;
-    if (ar_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
+    if (ari_device_emulated_create(&d) == AR_ERR_UNSUPPORTED) {
         printf("skipped: %s\n", ar_error_message());
         return 77;
     }

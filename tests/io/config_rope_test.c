@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rotary positions: what of a file becomes which rotation, and what is refused. */
 #include "io/config_text.h"
+#include "ref/io/config_private.h"
 
 /* Heads of 8 features. */
 #define LLAMA                                                                                                \
@@ -108,12 +109,12 @@ CLAIM(layers_with_a_window_may_turn_otherwise)
 CLAIM(a_smaller_head_takes_some_of_the_factors)
 {
     ar_config c = known(LLAMA, SCALED("longrope", FACTORS) ",'original_max_position_embeddings':32");
-    cr_assert_ok(ar_config_shrink(&c, 2));
+    cr_assert_ok(ari_config_shrink(&c, 2));
     cr_expect(c.head_dim == 4 && c.rope.short_factor[0] == 1.0f && c.rope.short_factor[1] == 2.0f);
     cr_expect(c.rope.long_factor[1] == 5.5f && c.rope.long_factor[2] == 0.0f);
     c = known(LLAMA, SCALED("dynamic", ",'factor':2"));
-    cr_expect_eq(ar_config_shrink(&c, 4), AR_ERR_ARG);
-    cr_expect_ok(ar_config_shrink(&c, 2));
+    cr_expect_eq(ari_config_shrink(&c, 4), AR_ERR_ARG);
+    cr_expect_ok(ari_config_shrink(&c, 2));
     cr_expect_eq(c.head_dim, 4);
 }
 

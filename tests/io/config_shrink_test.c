@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/config.h"
 #include "ref/io/config_parts.h"
+#include "ref/io/config_private.h"
 #include "ref/io/file.h"
+#include "ref/models/model_private.h"
 #include "support/together.h"
 
 static ar_config bundled(const char *name)
@@ -21,9 +23,9 @@ static void expect_same_layouts(const ar_config *small, const ar_config *large)
         ar_plan_add(&by_hidden, large->arch, large->arch == AR_ARCH_GPT2 ? "*wte" : "*embed_tokens", AR_STYLE_HIDDEN));
     for (int tp = 1; tp <= 64; tp++) {
         const ar_plan plain = {0};
-        cr_expect_eq(ar_config_check_tp(small, tp, &plain), ar_config_check_tp(large, tp, &plain), "%s: tp=%d: %s",
-                     small->name, tp, ar_error_message());
-        cr_expect_eq(ar_config_check_tp(small, tp, &by_hidden), ar_config_check_tp(large, tp, &by_hidden),
+        cr_expect_eq(ari_config_check_ranks(small, tp, &plain), ari_config_check_ranks(large, tp, &plain),
+                     "%s: tp=%d: %s", small->name, tp, ar_error_message());
+        cr_expect_eq(ari_config_check_ranks(small, tp, &by_hidden), ari_config_check_ranks(large, tp, &by_hidden),
                      "%s: tp=%d: %s", small->name, tp, ar_error_message());
     }
 }
@@ -63,7 +65,7 @@ CLAIM(bundled_models_are_split_as_before)
             ar_config c = large;
             if (parts[i] > large.head_dim / 2)
                 continue;
-            cr_assert_ok(ar_config_shrink(&c, parts[i]));
+            cr_assert_ok(ari_config_shrink(&c, parts[i]));
             expect_same_layouts(&c, &large);
             expect_same_form(&c, &large);
         }
@@ -80,11 +82,11 @@ CLAIM(every_width_keeps_its_divisors)
     large.hidden = 12 * 32;
     for (large.ffn = 1; large.ffn <= 600; large.ffn++) {
         ar_config c = large;
-        cr_assert_ok(ar_config_shrink(&c, 4));
+        cr_assert_ok(ari_config_shrink(&c, 4));
         cr_expect(c.ffn * 4 + 4 * 4 * 12 >= large.ffn && c.ffn * 4 <= large.ffn + 4 * 4 * 12, "%zu of %zu", c.ffn,
                   large.ffn);
         for (int tp = 1; tp <= 12; tp++)
-            cr_expect_eq(ar_config_check_tp(&c, tp, &plain), ar_config_check_tp(&large, tp, &plain),
+            cr_expect_eq(ari_config_check_ranks(&c, tp, &plain), ari_config_check_ranks(&large, tp, &plain),
                          "tp=%d of %zu and %zu", tp, c.ffn, large.ffn);
     }
 }
@@ -100,7 +102,7 @@ static void expect_same_file(const char *path, size_t n)
     cr_assert_ok(ar_config_load(&c, path));
     cr_expect_eq(c.unknown_keys, 0, "%s: %s", path, c.unknown[0]); /* all that Hugging Face writes is known */
     cr_assert_ok(ari_file_read(&text, &bytes, file, 1 << 20));
-    cr_assert_ok(ar_config_shrink(&c, n));
+    cr_assert_ok(ari_config_shrink(&c, n));
     cr_assert_eq(ari_config_rewrite(&text, &bytes, &c), AR_OK, "%s: %s", path, ar_error_message());
     cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
     expect_same_form(&again, &c);
@@ -154,7 +156,7 @@ CLAIM(a_share_of_features_that_the_file_leaves_out_is_said)
                                         models[i / 2]);
         cr_assert_ok(ar_config_parse(&c, (const char *)text, bytes, "share"));
         cr_expect_eq(c.rope.rotary_dim, 10);
-        cr_assert_ok(ar_config_shrink(&c, by[i % 2]));
+        cr_assert_ok(ari_config_shrink(&c, by[i % 2]));
         cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
         cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
         cr_expect(again.head_dim == 40 / by[i % 2] && ar_rope_dim(&again.rope, again.head_dim) == c.rope.rotary_dim);
@@ -172,7 +174,7 @@ CLAIM(experts_become_narrower)
         "\"moe_intermediate_size\": 24, \"shared_expert_intermediate_size\": 40, \"mlp_only_layers\": [0, 11]}";
     ar_config c;
     cr_assert_ok(ar_config_parse(&c, json, strlen(json), "six"));
-    cr_assert_ok(ar_config_shrink(&c, 4));
+    cr_assert_ok(ari_config_shrink(&c, 4));
     cr_expect(c.experts.n == 6 && c.experts.per_token == 4 && c.experts.ffn == 8 && c.experts.shared == 12);
     cr_expect(c.layers == 3 && !ar_config_has_experts(&c, 0) && ar_config_has_experts(&c, 1) &&
               !ar_config_has_experts(&c, 2));
@@ -193,7 +195,7 @@ CLAIM(layers_that_a_list_calls_dense_stay_so)
                                     "\"num_key_value_heads\": 4, \"mlp_layer_types\": [\"dense\", \"dense\", "
                                     "\"sparse\", \"sparse\", \"dense\", \"dense\"]}");
     cr_assert_ok(ar_config_parse(&c, (const char *)text, bytes, "ends"));
-    cr_assert_ok(ar_config_shrink(&c, 2));
+    cr_assert_ok(ari_config_shrink(&c, 2));
     cr_assert_ok(ari_config_rewrite(&text, &bytes, &c));
     cr_assert_ok(ar_config_parse(&again, (const char *)text, bytes, "again"));
     cr_expect(again.layers == c.layers && !ar_config_has_experts(&again, 0) &&
@@ -205,19 +207,19 @@ CLAIM(layers_that_a_list_calls_dense_stay_so)
 CLAIM(sizes_become_a_part_of_what_they_were)
 {
     ar_config c = bundled("llama-3-8b");
-    cr_assert_ok(ar_config_shrink(&c, 16));
+    cr_assert_ok(ari_config_shrink(&c, 16));
     cr_expect(c.layers == 2 && c.hidden == 256 && c.head_dim == 8 && c.ffn == 896 && c.vocab == 8032);
     cr_expect_str_eq(c.name, "llama-3-8b at 1/16");
     cr_expect_str_eq(c.changed, "llama-3-8b shrunk to 1/16: 2 of 32 layers, hidden 256 of 4096, heads of 8 of 128, MLP "
                                 "896 of 14336, vocabulary 8032 of 128256; 32 heads (8 KV) as before, fresh weights");
     c = bundled("stack-4.8b"); /* 11008 / 16 = 688, which 32 does not divide */
-    cr_assert_ok(ar_config_shrink(&c, 16));
+    cr_assert_ok(ari_config_shrink(&c, 16));
     cr_expect_eq(c.ffn, 704);
     c = bundled("gpt-1t"); /* heads of 160 */
-    cr_assert_ok(ar_config_shrink(&c, 64));
+    cr_assert_ok(ari_config_shrink(&c, 64));
     cr_expect(c.head_dim == 2 && c.hidden == 320 && c.layers == 2);
     c = bundled("llama-demo"); /* a vocabulary of bytes stays one */
-    cr_assert_ok(ar_config_shrink(&c, 16));
+    cr_assert_ok(ari_config_shrink(&c, 16));
     cr_expect(c.vocab == 256 && c.layers == 2 && c.hidden == 16);
 }
 
@@ -225,16 +227,16 @@ CLAIM(what_has_no_smaller_form_is_refused)
 {
     const ar_config large = bundled("llama-3-8b");
     ar_config c = large;
-    cr_expect_ok(ar_config_shrink(&c, 1));
+    cr_expect_ok(ari_config_shrink(&c, 1));
     cr_expect_arr_eq(&c, &large, sizeof c);
-    cr_expect_eq(ar_config_shrink(&c, 0), AR_ERR_ARG);
-    cr_expect_refused(ar_config_shrink(&c, 65), AR_ERR_ARG, "heads have 128 features");
+    cr_expect_eq(ari_config_shrink(&c, 0), AR_ERR_ARG);
+    cr_expect_refused(ari_config_shrink(&c, 65), AR_ERR_ARG, "heads have 128 features");
     cr_expect_says("the smallest is 1/64");
-    cr_expect_eq(ar_config_shrink(&c, SIZE_MAX), AR_ERR_ARG);
+    cr_expect_eq(ari_config_shrink(&c, SIZE_MAX), AR_ERR_ARG);
     cr_expect_arr_eq(&c, &large, sizeof c);
-    cr_expect_ok(ar_config_shrink(&c, 64));
+    cr_expect_ok(ari_config_shrink(&c, 64));
     c.head_dim = 2;
-    cr_expect_refused(ar_config_shrink(&c, 2), AR_ERR_ARG, "the smallest is 1/1, the model itself");
+    cr_expect_refused(ari_config_shrink(&c, 2), AR_ERR_ARG, "the smallest is 1/1, the model itself");
 }
 
 /* The last layer has the last one's window, the first the first one's. */
@@ -244,7 +246,7 @@ CLAIM(layers_keep_their_kinds_of_attention)
     c.window = 64;
     for (size_t i = 0; i < 20; i++)
         c.full_attention[0] |= (uint64_t)1 << i;
-    cr_assert_ok(ar_config_shrink(&c, 8));
+    cr_assert_ok(ari_config_shrink(&c, 8));
     cr_assert_eq(c.layers, 4);
     for (size_t i = 0; i < 4; i++) /* like layers 0, 10, 20, 31 */
         cr_expect_eq(ar_config_window(&c, i), i < 2 ? 0 : 64, "layer %zu", i);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/config.h"
+#include "ref/io/config_private.h"
 #include "ref/io/file.h"
 #include "tests/support/test.h"
 
@@ -17,11 +18,11 @@ Test(model_path, bundled_names_lie_in_the_data_directory)
     char out[512], want[512];
     ar_config c;
     unsetenv("ANYRANK_DATA"); /* this program is of the build tree, so: that of the sources */
-    cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
+    cr_expect_str_eq(ari_data_dir(), TEST_DATA_DIR);
     setenv("ANYRANK_DATA", "", 1); /* set but empty: as if it were not set */
-    cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
+    cr_expect_str_eq(ari_data_dir(), TEST_DATA_DIR);
     setenv("ANYRANK_DATA", TEST_DATA_DIR, 1);
-    cr_expect_str_eq(ar_data_dir(), TEST_DATA_DIR);
+    cr_expect_str_eq(ari_data_dir(), TEST_DATA_DIR);
     for (const char *const *name = ari_model_names; *name; name++) {
         snprintf(want, sizeof want, "%s/%s", TEST_DATA_DIR, *name);
         cr_expect_ok(ar_model_path(out, sizeof out, *name));

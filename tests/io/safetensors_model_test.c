@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/folder.h"
 
 TestSuite(safetensors_model, .init = folder_begin, .fini = folder_end);
@@ -20,7 +21,7 @@ static void put_shard(const char *file, const char *names)
         text[i][0] = names[i];
         t[i] = (ar_st_tensor){.name = text[i], .dtype = AR_U8, .ndim = 1, .shape = {1}, .data = &names[i]};
     }
-    cr_assert_ok(ar_st_write(in_folder(file), t, n, NULL, 0));
+    cr_assert_ok(ari_st_write(in_folder(file), t, n, NULL, 0));
 }
 
 static void put_index(const char *map)
@@ -32,8 +33,8 @@ static void put_index(const char *map)
 
 static ar_status try_open(void)
 {
-    OWNED(ar_st_model_close) ar_st_model *m = NULL;
-    const ar_status st = ar_st_model_open(&m, folder);
+    OWNED(ari_st_model_close) ar_st_model *m = NULL;
+    const ar_status st = ari_st_model_open(&m, folder);
     cr_expect(st == AR_OK || m == NULL);
     return st;
 }
@@ -41,41 +42,41 @@ static ar_status try_open(void)
 Test(safetensors_model, a_folder_without_weights_gives_none)
 {
     ar_st_model *m = (ar_st_model *)folder;
-    cr_expect_ok(ar_st_model_open(&m, folder));
+    cr_expect_ok(ari_st_model_open(&m, folder));
     cr_expect_null(m);
-    cr_expect_eq(ar_st_model_open(&m, "/no/such/folder"), AR_ERR_IO);
-    cr_expect_eq(ar_st_model_open(&m, "/dev/null"), AR_ERR_IO);
-    cr_expect_eq(ar_st_model_open(&m, NULL), AR_ERR_IO);
-    ar_st_model_close(NULL);
+    cr_expect_eq(ari_st_model_open(&m, "/no/such/folder"), AR_ERR_IO);
+    cr_expect_eq(ari_st_model_open(&m, "/dev/null"), AR_ERR_IO);
+    cr_expect_eq(ari_st_model_open(&m, NULL), AR_ERR_IO);
+    ari_st_model_close(NULL);
 }
 
 Test(safetensors_model, one_file_goes_before_an_index)
 {
-    OWNED(ar_st_model_close) ar_st_model *m = NULL;
+    OWNED(ari_st_model_close) ar_st_model *m = NULL;
     put_shard("model.safetensors", "ba");
     put_index("{\"x\":\"nowhere\"}");
-    cr_assert_ok(ar_st_model_open(&m, folder));
-    cr_expect_eq(ar_st_model_count(m), 2);
-    cr_expect_eq(*(const char *)ar_st_model_find(m, "b")->data, 'b');
-    cr_expect_null(ar_st_model_find(m, "x"));
-    cr_expect_null(ar_st_model_at(m, 2));
+    cr_assert_ok(ari_st_model_open(&m, folder));
+    cr_expect_eq(ari_st_model_count(m), 2);
+    cr_expect_eq(*(const char *)ari_st_model_find(m, "b")->data, 'b');
+    cr_expect_null(ari_st_model_find(m, "x"));
+    cr_expect_null(ari_st_model_at(m, 2));
 }
 
 Test(safetensors_model, shards_are_one_collection)
 {
-    OWNED(ar_st_model_close) ar_st_model *m = NULL;
+    OWNED(ari_st_model_close) ar_st_model *m = NULL;
     put_shard("s1", "ac");
     put_shard("s2", "b");
     put_index("{\"c\":\"s1\",\"b\":\"s2\",\"a\":\"s1\"}");
-    cr_assert_ok(ar_st_model_open(&m, folder));
-    cr_assert_eq(ar_st_model_count(m), 3);
+    cr_assert_ok(ari_st_model_open(&m, folder));
+    cr_assert_eq(ari_st_model_count(m), 3);
     for (size_t i = 0; i < 3; i++) {
         const char name[2] = {(char)('a' + i), 0};
-        cr_expect_str_eq(ar_st_model_at(m, i)->name, name);
-        cr_expect_eq(*(const char *)ar_st_model_find(m, name)->data, name[0]);
+        cr_expect_str_eq(ari_st_model_at(m, i)->name, name);
+        cr_expect_eq(*(const char *)ari_st_model_find(m, name)->data, name[0]);
     }
-    cr_expect_null(ar_st_model_at(m, 3));
-    cr_expect_null(ar_st_model_find(m, "d"));
+    cr_expect_null(ari_st_model_at(m, 3));
+    cr_expect_null(ari_st_model_find(m, "d"));
 }
 
 Test(safetensors_model, an_index_that_contradicts_its_shards_is_refused)
@@ -135,14 +136,14 @@ Test(safetensors_model, golden_models_have_the_expected_names)
         {"llama-mqa-tied-tiny", "model.layers.0.self_attn.v_proj.weight", "lm_head.weight", 20, 12, 48}};
     for (size_t i = 0; i < 3; i++) {
         char path[512];
-        OWNED(ar_st_model_close) ar_st_model *m = NULL;
+        OWNED(ari_st_model_close) ar_st_model *m = NULL;
         snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN_DIR, cases[i].model);
-        cr_assert_ok(ar_st_model_open(&m, path));
-        cr_expect_eq(ar_st_model_count(m), cases[i].count);
-        const ar_st_entry *e = ar_st_model_find(m, cases[i].present);
+        cr_assert_ok(ari_st_model_open(&m, path));
+        cr_expect_eq(ari_st_model_count(m), cases[i].count);
+        const ar_st_entry *e = ari_st_model_find(m, cases[i].present);
         cr_assert_not_null(e, "%s", cases[i].present);
         cr_expect(e->dtype == AR_F32 && e->ndim == 2 && e->shape[0] == cases[i].rows &&
                   e->shape[1] == cases[i].columns);
-        cr_expect_null(ar_st_model_find(m, cases[i].absent));
+        cr_expect_null(ari_st_model_find(m, cases[i].absent));
     }
 }

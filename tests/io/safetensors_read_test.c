@@ -5,6 +5,7 @@
 #include "io/st_bytes.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
 #include "support/quoted.h"
 #include "support/together.h"
 
@@ -275,14 +276,14 @@ CLAIM(what_is_no_regular_file_is_an_io_error)
 {
     ar_st_file *f = NULL;
     char fifo[] = "/tmp/anyrank-fifo-XXXXXX";
-    cr_expect_eq(ar_st_open(&f, "/"), AR_ERR_IO);
-    cr_expect_eq(ar_st_open(&f, "/dev/zero"), AR_ERR_IO);
-    cr_expect_refused(ar_st_open(&f, "/no/such/file"), AR_ERR_IO, "/no/such/file");
+    cr_expect_eq(ari_st_open(&f, "/"), AR_ERR_IO);
+    cr_expect_eq(ari_st_open(&f, "/dev/zero"), AR_ERR_IO);
+    cr_expect_refused(ari_st_open(&f, "/no/such/file"), AR_ERR_IO, "/no/such/file");
     cr_assert_not_null(mkdtemp(fifo));
-    cr_expect_eq(ar_st_open(&f, fifo), AR_ERR_IO);
+    cr_expect_eq(ari_st_open(&f, fifo), AR_ERR_IO);
     rmdir(fifo);
     cr_assert_eq(mkfifo(fifo, 0600), 0);
-    cr_expect_eq(ar_st_open(&f, fifo), AR_ERR_IO); /* and does not wait for a writer */
+    cr_expect_eq(ari_st_open(&f, fifo), AR_ERR_IO); /* and does not wait for a writer */
     unlink(fifo);
     cr_expect_null(f);
 }
@@ -302,26 +303,26 @@ CLAIM(entries_come_in_the_order_of_the_header_and_by_name)
     char *header = quoted(
         "{'__metadata__':{'format':'pt','':'empty'}," T("b", "U8", "[2,3]", 4, 10) "," T("a", "I16", "[2]", 0, 4) "}");
     const mem_file m = st_bytes(header, strlen(header), 10);
-    OWNED(ar_st_close) ar_st_file *f = NULL;
-    cr_assert_ok(ar_st_open(&f, m.path));
-    cr_assert_eq(ar_st_count(f), 2);
-    const ar_st_entry *b = ar_st_at(f, 0), *a = ar_st_at(f, 1);
+    OWNED(ari_st_close) ar_st_file *f = NULL;
+    cr_assert_ok(ari_st_open(&f, m.path));
+    cr_assert_eq(ari_st_tensor_count(f), 2);
+    const ar_st_entry *b = ari_st_at(f, 0), *a = ari_st_at(f, 1);
     cr_expect_str_eq(b->name, "b");
     cr_expect_eq(b->dtype, AR_U8);
     cr_expect(b->ndim == 2 && b->shape[0] == 2 && b->shape[1] == 3 && b->count == 6 && b->bytes == 6);
     cr_expect_eq(memcmp(b->data, "\4\5\6\7\10\11", 6), 0);
     cr_expect(a->count == 2 && a->bytes == 4 && a->dtype == AR_I16);
     cr_expect_eq(memcmp(a->data, "\0\1\2\3", 4), 0);
-    cr_expect_null(ar_st_at(f, 2));
-    cr_expect_null(ar_st_at(f, SIZE_MAX));
-    cr_expect_eq(ar_st_find(f, "a"), a);
-    cr_expect_eq(ar_st_find(f, "b"), b);
-    cr_expect_null(ar_st_find(f, "c"));
-    cr_expect_null(ar_st_find(f, ""));
-    cr_expect_str_eq(ar_st_metadata(f, "format"), "pt");
-    cr_expect_str_eq(ar_st_metadata(f, ""), "empty");
-    cr_expect_null(ar_st_metadata(f, "none"));
-    ar_st_close(NULL);
+    cr_expect_null(ari_st_at(f, 2));
+    cr_expect_null(ari_st_at(f, SIZE_MAX));
+    cr_expect_eq(ari_st_find(f, "a"), a);
+    cr_expect_eq(ari_st_find(f, "b"), b);
+    cr_expect_null(ari_st_find(f, "c"));
+    cr_expect_null(ari_st_find(f, ""));
+    cr_expect_str_eq(ari_st_metadata(f, "format"), "pt");
+    cr_expect_str_eq(ari_st_metadata(f, ""), "empty");
+    cr_expect_null(ari_st_metadata(f, "none"));
+    ari_st_close(NULL);
     close(m.fd);
 }
 

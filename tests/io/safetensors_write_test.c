@@ -3,7 +3,9 @@
 #include <sys/resource.h>
 
 #include "io/st_bytes.h"
+#include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/folder.h"
 
 TestSuite(safetensors_write, .init = folder_begin, .fini = folder_end);
@@ -28,7 +30,7 @@ Test(safetensors_write, header_is_the_official_librarys_to_the_byte)
                                  "\"z\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[8,12]},"
                                  "\"b\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[12,14]}}";
     const char *path = in_folder("x.safetensors");
-    cr_assert_ok(ar_st_write(path, t, 3, meta, 2));
+    cr_assert_ok(ari_st_write(path, t, 3, meta, 2));
     size_t n = 0;
     OWNED(free) unsigned char *bytes = slurp(path, &n);
     const size_t padded = (sizeof header - 1 + 7) / 8 * 8;
@@ -58,16 +60,16 @@ Test(safetensors_write, every_dtype_comes_back)
         t[i] = (ar_st_tensor){.name = names[i], .dtype = (ar_dtype)i, .ndim = 2, .shape = {2, 4}, .data = data};
     }
     const char *path = in_folder("x.safetensors");
-    cr_assert_ok(ar_st_write(path, t, AR_DTYPE_COUNT, NULL, 0));
-    OWNED(ar_st_close) ar_st_file *f = NULL;
-    cr_assert_ok(ar_st_open(&f, path));
-    cr_expect_eq(ar_st_count(f), AR_DTYPE_COUNT);
+    cr_assert_ok(ari_st_write(path, t, AR_DTYPE_COUNT, NULL, 0));
+    OWNED(ari_st_close) ar_st_file *f = NULL;
+    cr_assert_ok(ari_st_open(&f, path));
+    cr_expect_eq(ari_st_tensor_count(f), AR_DTYPE_COUNT);
     for (int i = 0; i < AR_DTYPE_COUNT; i++) {
-        const ar_st_entry *e = ar_st_find(f, names[i]);
+        const ar_st_entry *e = ari_st_find(f, names[i]);
         cr_assert_not_null(e);
         cr_expect_eq(e->dtype, (ar_dtype)i);
         cr_expect_eq(e->count, 8);
-        cr_expect_eq(e->bytes, ar_dtype_bits((ar_dtype)i)); /* 8 elements of so many bits */
+        cr_expect_eq(e->bytes, ari_dtype_bits((ar_dtype)i)); /* 8 elements of so many bits */
         cr_expect_eq(memcmp(e->data, data, e->bytes), 0);
     }
 }
@@ -81,18 +83,18 @@ Test(safetensors_write, golden_files_are_written_back_to_the_byte)
     const char *path = in_folder("x.safetensors");
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         snprintf(golden, sizeof golden, "%s/%s.safetensors", TEST_GOLDEN_DIR, files[i]);
-        OWNED(ar_st_close) ar_st_file *f = NULL;
-        cr_assert_ok(ar_st_open(&f, golden));
-        const size_t n = ar_st_count(f);
+        OWNED(ari_st_close) ar_st_file *f = NULL;
+        cr_assert_ok(ari_st_open(&f, golden));
+        const size_t n = ari_st_tensor_count(f);
         OWNED(free) ar_st_tensor *t = calloc(n, sizeof *t);
         cr_assert_not_null(t);
         for (size_t k = 0; k < n; k++) {
-            const ar_st_entry *e = ar_st_at(f, n - 1 - k); /* any order will do */
+            const ar_st_entry *e = ari_st_at(f, n - 1 - k); /* any order will do */
             t[k] = (ar_st_tensor){.name = e->name, .dtype = e->dtype, .ndim = e->ndim, .data = e->data};
             memcpy(t[k].shape, e->shape, sizeof e->shape);
         }
-        const char *const meta[] = {"format", ar_st_metadata(f, "format")};
-        cr_assert_ok(ar_st_write(path, t, n, meta, meta[1] != NULL));
+        const char *const meta[] = {"format", ari_st_metadata(f, "format")};
+        cr_assert_ok(ari_st_write(path, t, n, meta, meta[1] != NULL));
         size_t a = 0, b = 0;
         OWNED(free) unsigned char *mine = slurp(path, &a), *theirs = slurp(golden, &b);
         cr_expect(a == b && memcmp(mine, theirs, a) == 0, "%s", golden);
@@ -102,15 +104,15 @@ Test(safetensors_write, golden_files_are_written_back_to_the_byte)
 Test(safetensors_write, an_empty_file_and_an_empty_tensor_are_files)
 {
     const char *path = in_folder("x.safetensors");
-    OWNED(ar_st_close) ar_st_file *f = NULL;
-    cr_assert_ok(ar_st_write(path, NULL, 0, NULL, 0));
-    cr_assert_ok(ar_st_open(&f, path));
-    cr_expect_eq(ar_st_count(f), 0);
-    ar_st_close(f);
+    OWNED(ari_st_close) ar_st_file *f = NULL;
+    cr_assert_ok(ari_st_write(path, NULL, 0, NULL, 0));
+    cr_assert_ok(ari_st_open(&f, path));
+    cr_expect_eq(ari_st_tensor_count(f), 0);
+    ari_st_close(f);
     const ar_st_tensor t = {.name = "", .dtype = AR_F32, .ndim = 2, .shape = {0, 4}};
-    cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
-    cr_assert_ok(ar_st_open(&f, path));
-    cr_expect_eq(ar_st_find(f, "")->count, 0);
+    cr_assert_ok(ari_st_write(path, &t, 1, NULL, 0));
+    cr_assert_ok(ari_st_open(&f, path));
+    cr_expect_eq(ari_st_find(f, "")->count, 0);
 }
 
 Test(safetensors_write, what_cannot_be_read_back_is_refused)
@@ -130,15 +132,15 @@ Test(safetensors_write, what_cannot_be_read_back_is_refused)
     bad[7].dtype = AR_F6_E2M3, bad[7].shape[0] = 3;
     const char *path = in_folder("x.safetensors");
     for (size_t i = 0; i < 8; i++)
-        cr_expect_eq(ar_st_write(path, &bad[i], 1, NULL, 0), AR_ERR_ARG, "%zu", i);
+        cr_expect_eq(ari_st_write(path, &bad[i], 1, NULL, 0), AR_ERR_ARG, "%zu", i);
     const ar_st_tensor twice[] = {good, {.name = "b", .dtype = AR_U8, .ndim = 1, .shape = {1}, .data = x}, good};
-    cr_expect_refused(ar_st_write(path, twice, 3, NULL, 0), AR_ERR_ARG, "'a' is there twice");
+    cr_expect_refused(ari_st_write(path, twice, 3, NULL, 0), AR_ERR_ARG, "'a' is there twice");
     ar_st_tensor huge = good;
     huge.ndim = 2, huge.shape[0] = huge.shape[1] = (size_t)1 << 32;
-    cr_expect_eq(ar_st_write(path, &huge, 1, NULL, 0), AR_ERR_OVERFLOW);
+    cr_expect_eq(ari_st_write(path, &huge, 1, NULL, 0), AR_ERR_OVERFLOW);
     static const char *const same[] = {"k", "1", "k", "2"}, *const missing[] = {"k", NULL};
-    cr_expect_eq(ar_st_write(path, &good, 1, same, 2), AR_ERR_ARG);
-    cr_expect_eq(ar_st_write(path, &good, 1, missing, 1), AR_ERR_ARG);
+    cr_expect_eq(ari_st_write(path, &good, 1, same, 2), AR_ERR_ARG);
+    cr_expect_eq(ari_st_write(path, &good, 1, missing, 1), AR_ERR_ARG);
     cr_expect_eq(count_files(NULL), 0);
 }
 
@@ -152,24 +154,24 @@ Test(safetensors_write, a_full_disk_is_an_io_error_and_leaves_what_was_there)
     signal(SIGXFSZ, SIG_IGN);
     const struct rlimit small = {4096, RLIM_INFINITY}, none = {RLIM_INFINITY, RLIM_INFINITY};
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &small), 0);
-    const ar_status st = ar_st_write(path, &t, 1, NULL, 0);
+    const ar_status st = ari_st_write(path, &t, 1, NULL, 0);
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
     cr_expect_refused(st, AR_ERR_IO, path);
     cr_expect_eq(count_files(NULL), 1);
     size_t n = 0;
     OWNED(free) unsigned char *bytes = slurp(path, &n);
     cr_expect(n == 3 && memcmp(bytes, "old", 3) == 0);
-    cr_expect_eq(ar_st_write("/dev/full", &t, 1, NULL, 0), AR_ERR_IO);
+    cr_expect_eq(ari_st_write("/dev/full", &t, 1, NULL, 0), AR_ERR_IO);
     struct stat info;
     cr_expect(stat("/dev/full", &info) == 0 && S_ISCHR(info.st_mode)); /* still a device */
 }
 
 Test(safetensors_write, a_path_that_cannot_be_written_is_an_io_error)
 {
-    cr_expect_eq(ar_st_write("/no/such/folder/x.safetensors", NULL, 0, NULL, 0), AR_ERR_IO);
-    cr_expect_eq(ar_st_write("/tmp", NULL, 0, NULL, 0), AR_ERR_IO);
-    cr_expect_eq(ar_st_write("", NULL, 0, NULL, 0), AR_ERR_ARG);
-    cr_expect_eq(ar_st_write(NULL, NULL, 0, NULL, 0), AR_ERR_ARG);
+    cr_expect_eq(ari_st_write("/no/such/folder/x.safetensors", NULL, 0, NULL, 0), AR_ERR_IO);
+    cr_expect_eq(ari_st_write("/tmp", NULL, 0, NULL, 0), AR_ERR_IO);
+    cr_expect_eq(ari_st_write("", NULL, 0, NULL, 0), AR_ERR_ARG);
+    cr_expect_eq(ari_st_write(NULL, NULL, 0, NULL, 0), AR_ERR_ARG);
 }
 
 Test(safetensors_write, a_link_to_a_file_stays_a_link)
@@ -195,15 +197,15 @@ Test(safetensors_write, integers_of_every_width_and_sign_widen)
         int64_t out = 0;
         const ar_st_entry e = {
             .name = "x", .dtype = cases[i].dtype, .count = 1, .bytes = ar_dtype_bytes(cases[i].dtype), .data = ff};
-        cr_expect_ok(ar_st_to_i64(&e, &out));
+        cr_expect_ok(ari_st_to_i64(&e, &out));
         cr_expect_eq(out, cases[i].want, "%s: %lld", ar_dtype_name(cases[i].dtype), (long long)out);
     }
     const uint64_t big = (uint64_t)1 << 63;
     int64_t out = 0;
     float f = 0;
     ar_st_entry e = {.name = "ids", .dtype = AR_U64, .count = 1, .bytes = 8, .data = &big};
-    cr_expect_eq(ar_st_to_i64(&e, &out), AR_ERR_DATA);
-    cr_expect_refused(ar_st_to_f32(&e, &f), AR_ERR_DTYPE, "'ids' is U64");
+    cr_expect_eq(ari_st_to_i64(&e, &out), AR_ERR_DATA);
+    cr_expect_refused(ari_st_to_f32(&e, &f), AR_ERR_DTYPE, "'ids' is U64");
     e.dtype = AR_F32;
-    cr_expect_eq(ar_st_to_i64(&e, &out), AR_ERR_DTYPE);
+    cr_expect_eq(ari_st_to_i64(&e, &out), AR_ERR_DTYPE);
 }

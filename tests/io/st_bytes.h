@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/io/safetensors_private.h"
 
 /* A file without a folder: an anonymous one, reached by its descriptor, gone with the process. */
 typedef struct mem_file {
@@ -54,9 +55,9 @@ static inline ar_status st_try(mem_file m)
 {
     ar_st_file *f = NULL;
     ar_error_clear();
-    const ar_status st = ar_st_open(&f, m.path);
+    const ar_status st = ari_st_open(&f, m.path);
     if (st == AR_OK)
-        ar_st_close(f);
+        ari_st_close(f);
     close(m.fd);
     return st;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "support/together.h"
 #include "tests/io/st_bytes.h"
 #include "tests/support/temporary.h"
@@ -128,7 +129,7 @@ CLAIM(safetensors_of_any_name_are_weights_by_their_tensors)
         char path[256];
         snprintf(path, sizeof path, "%s/%s", folder.path, cases[i].file);
         t.name = cases[i].tensor;
-        cr_assert_ok(ar_st_write(path, &t, 1, placed, cases[i].pairs));
+        cr_assert_ok(ari_st_write(path, &t, 1, placed, cases[i].pairs));
         cr_expect_eq(ari_unsupported_format_check_folder(folder.path), cases[i].what ? AR_ERR_FORMAT : AR_OK, "%s",
                      cases[i].file);
         cr_expect(!cases[i].what || error_says(cases[i].what), "%s: %s", cases[i].file, ar_error_message());

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/io/safetensors_private.h"
 #include "support/together.h"
 
 /* A value of `bytes` little-endian bytes, read at an odd address. */
@@ -8,13 +9,13 @@ static double read_one(ar_dtype dtype, uint64_t bits)
     double wide = 0;
     float narrow = 0;
     memcpy(at + 1, &bits, 8);
-    cr_assert_ok(ar_values_to_f64(dtype, at + 1, 1, &wide));
-    cr_assert_ok(ar_values_to_f32(dtype, at + 1, 1, &narrow));
+    cr_assert_ok(ari_values_to_f64(dtype, at + 1, 1, &wide));
+    cr_assert_ok(ari_values_to_f32(dtype, at + 1, 1, &narrow));
     const ar_st_entry e = {.name = "x", .dtype = dtype, .count = 1, .bytes = ar_dtype_bytes(dtype), .data = at + 1};
     const bool is_tensor = dtype == AR_F32 || dtype == AR_F64 || dtype == AR_F16 || dtype == AR_BF16;
     const float expected = (float)wide;
     float entry = narrow;
-    cr_expect_eq(ar_st_to_f32(&e, &entry), is_tensor ? AR_OK : AR_ERR_DTYPE, "%s", ar_dtype_name(dtype));
+    cr_expect_eq(ari_st_to_f32(&e, &entry), is_tensor ? AR_OK : AR_ERR_DTYPE, "%s", ar_dtype_name(dtype));
     cr_expect_eq(memcmp(&entry, &narrow, sizeof narrow), 0, "%s %lx", ar_dtype_name(dtype), (unsigned long)bits);
     if (!isnan(wide) && dtype != AR_I64 && dtype != AR_U64)
         cr_expect_eq(memcmp(&narrow, &expected, sizeof narrow), 0, "%s %lx", ar_dtype_name(dtype), (unsigned long)bits);
@@ -94,7 +95,7 @@ CLAIM(not_a_number_stays_one)
     static const uint16_t half = 0x7e01; /* what says which NaN it is stays */
     uint32_t wide = 0;
     float out = 0;
-    cr_assert_ok(ar_values_to_f32(AR_F16, &half, 1, &out));
+    cr_assert_ok(ari_values_to_f32(AR_F16, &half, 1, &out));
     memcpy(&wide, &out, sizeof wide);
     cr_expect_eq(wide, 0x7fc02000u, "%x", wide);
 }
@@ -116,14 +117,14 @@ CLAIM(integers_and_doubles_round_once_to_fp32)
 {
     static const uint64_t above = 0x4000004000000001; /* nearest double is a tie between two floats */
     float out = 0;
-    cr_assert_ok(ar_values_to_f32(AR_I64, &above, 1, &out));
+    cr_assert_ok(ari_values_to_f32(AR_I64, &above, 1, &out));
     cr_expect_eq(out, 0x1.000002p62f);
-    cr_assert_ok(ar_values_to_f32(AR_U64, &above, 1, &out));
+    cr_assert_ok(ari_values_to_f32(AR_U64, &above, 1, &out));
     cr_expect_eq(out, 0x1.000002p62f);
     static const double tie = 0x1.000001p0, over = 0x1p128;
-    cr_assert_ok(ar_values_to_f32(AR_F64, &tie, 1, &out));
+    cr_assert_ok(ari_values_to_f32(AR_F64, &tie, 1, &out));
     cr_expect_eq(out, 1.0f);
-    cr_assert_ok(ar_values_to_f32(AR_F64, &over, 1, &out));
+    cr_assert_ok(ari_values_to_f32(AR_F64, &over, 1, &out));
     cr_expect(isinf(out));
 }
 
@@ -155,15 +156,15 @@ CLAIM(doubles_round_once_to_half_precision)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         unsigned char out[3] = {0};
         uint16_t bits = 0;
-        cr_assert_ok(ar_values_of_f64(cases[i].dtype, &cases[i].value, 1, out + 1));
+        cr_assert_ok(ari_values_of_f64(cases[i].dtype, &cases[i].value, 1, out + 1));
         memcpy(&bits, out + 1, 2);
         cr_expect_eq(bits, cases[i].bits, "case %zu (%a): %04x", i, cases[i].value, bits);
     }
     const double special[2] = {(double)INFINITY, (double)NAN};
     uint16_t half[2];
-    cr_assert_ok(ar_values_of_f64(AR_BF16, special, 2, half));
+    cr_assert_ok(ari_values_of_f64(AR_BF16, special, 2, half));
     cr_expect(half[0] == 0x7f80 && (half[1] & 0x7fffu) > 0x7f80u);
-    cr_assert_ok(ar_values_of_f64(AR_F16, special, 2, half));
+    cr_assert_ok(ari_values_of_f64(AR_F16, special, 2, half));
     cr_expect(half[0] == 0x7c00 && (half[1] & 0x7fffu) > 0x7c00u);
 }
 
@@ -173,9 +174,9 @@ CLAIM(what_is_no_number_is_named)
     for (size_t i = 0; i < 4; i++) {
         double wide = 0;
         float narrow = 0;
-        cr_expect_eq(ar_values_to_f32(none[i], "abcd", 1, &narrow), AR_ERR_DTYPE);
-        cr_expect_eq(ar_values_to_f64(none[i], "abcd", 1, &wide), AR_ERR_DTYPE);
-        cr_expect_eq(ar_values_of_f64(none[i], &wide, 1, &narrow), AR_ERR_DTYPE);
+        cr_expect_eq(ari_values_to_f32(none[i], "abcd", 1, &narrow), AR_ERR_DTYPE);
+        cr_expect_eq(ari_values_to_f64(none[i], "abcd", 1, &wide), AR_ERR_DTYPE);
+        cr_expect_eq(ari_values_of_f64(none[i], &wide, 1, &narrow), AR_ERR_DTYPE);
     }
 }
 

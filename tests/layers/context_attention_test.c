@@ -2,6 +2,7 @@
 /* Attention over a sequence that context-parallel ranks share, and of fewer KV heads than tensor-parallel ranks: every
  * tensor of a block, its probabilities and gradients among them, has the bits of the independent baseline's, round the
  * ring, by inner neighbours, and both, and on ranks that hold copies of one KV head. */
+#include "gpu/device_private.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -166,7 +167,7 @@ Test(context_attention, a_device_without_the_hosts_memory_has_the_baselines_bits
     ar_device *device = NULL;
     const ar_config c = config_of(4, 2);
     match_case m = block_of(&c);
-    if (ar_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
+    if (ari_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
         cr_skip_test("%s", ar_error_message());
     ar_device_destroy(device);
     m.run.device.kind = AR_DEVICE_EMULATED;

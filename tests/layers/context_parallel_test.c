@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What moves inside the attention between context-parallel ranks: heads against positions, and keys and values round the
  * ring. Every number says which tensor, sample, head, position and feature it belongs to. */
+#include "ref/comm/comm_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/layers/parts.h"
+#include "ref/placement/parallel_private.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
@@ -27,19 +30,19 @@ static float number_of(size_t tensor, size_t sample, size_t head, size_t positio
 /* The numbers of heads [head, head + heads) and of these positions, [b, heads, positions, d]. Gives; free(). */
 static float *numbers(size_t tensor, size_t head, size_t heads, const ar_positions *p, size_t *count)
 {
-    const size_t rows = ar_positions_count(p);
+    const size_t rows = ari_positions_count(p);
     float *x = malloc((BATCH * heads * rows * WIDTH + 1) * sizeof *x);
     *count = 0;
     for (size_t i = 0; x && i < BATCH * heads * rows * WIDTH; i++) {
         const size_t d = i % WIDTH, row = i / WIDTH % rows, h = i / WIDTH / rows % heads, b = i / WIDTH / rows / heads;
-        x[(*count)++] = number_of(tensor, b, head + h, ar_positions_at(p, row), d);
+        x[(*count)++] = number_of(tensor, b, head + h, ari_positions_at(p, row), d);
     }
     return x;
 }
 
 static ar_status fresh(ar_ctx *ctx, ar_tensor *t, size_t tensor, size_t head, size_t heads, const ar_positions *p)
 {
-    const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
+    const size_t shape[4] = {BATCH, heads, ari_positions_count(p), WIDTH};
     size_t count = 0;
     OWNED(free) float *x = numbers(tensor, head, heads, p, &count);
     return x ? rank_upload(ctx, t, 4, shape, x) : AR_ERR_MEMORY;
@@ -49,12 +52,12 @@ static ar_status fresh(ar_ctx *ctx, ar_tensor *t, size_t tensor, size_t head, si
 static ar_status expect(ar_ctx *ctx, const ar_tensor *t, size_t tensor, size_t head, size_t heads,
                         const ar_positions *p)
 {
-    const size_t shape[4] = {BATCH, heads, ar_positions_count(p), WIDTH};
+    const size_t shape[4] = {BATCH, heads, ari_positions_count(p), WIDTH};
     size_t count = 0;
     OWNED(free)
     float *expected = numbers(tensor, head, heads, p, &count), *actual = malloc((count + 1) * sizeof *actual);
     ar_status st = expected && actual ? AR_OK : AR_ERR_MEMORY;
-    if (st == AR_OK && (t->ndim != 4 || memcmp(t->shape, shape, sizeof shape) != 0 || !ar_tensor_is_contiguous(t)))
+    if (st == AR_OK && (t->ndim != 4 || memcmp(t->shape, shape, sizeof shape) != 0 || !ari_tensor_is_contiguous(t)))
         st = ar_error_set(AR_ERR_DATA, "tensor %zu: shape [%zu, %zu, %zu, %zu]", tensor, t->shape[0], t->shape[1],
                           t->shape[2], t->shape[3]);
     if (st == AR_OK)
@@ -112,7 +115,7 @@ static ar_status ring_rank(ar_ctx *ctx, void *user)
 {
     moving_job *j = user;
     const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->ring);
-    const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ar_positions_whole(j->c.seq);
+    const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ari_positions_whole(j->c.seq);
     uint64_t written = 0;
     SCOPED(ari_ring_hops_fini) ari_ring_hops hops = {0};
     ar_tensor kv[2], all[2];
@@ -127,7 +130,7 @@ static ar_status ring_rank(ar_ctx *ctx, void *user)
     ari_ring_release(ctx, all, kv);
     ar_comm_counted(ctx->ring, &j->read[rank], &written);
     j->read[rank] += written;
-    j->hops[rank] = ar_comm_size(ctx->ring) > 1 ? ar_comm_calls(ctx->ring, "exchange") : 0;
+    j->hops[rank] = ar_comm_size(ctx->ring) > 1 ? ari_comm_calls(ctx->ring, "exchange") : 0;
     return AR_OK;
 }
 

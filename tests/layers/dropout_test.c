@@ -2,6 +2,7 @@
 /* Dropout inside models: every tensor has the baseline's bits on any number of ranks, with sequence parallelism and
  * copies of KV heads too; which elements are dropped depends on nothing but their place in the global batch. */
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "support/match.h"
@@ -60,8 +61,8 @@ static ar_status drop_part(ar_ctx *ctx, void *user)
     const ar_batch batch = {.batch = p->count, .seq = POSITIONS, .global_batch = SAMPLES, .first_sample = p->first};
     ari_dropout tokens, probs;
     ar_tensor t;
-    ar_ctx_place(ctx, &batch);
-    ar_ctx_begin_step(ctx, p->step);
+    ari_ctx_place_batch(ctx, &batch);
+    ari_ctx_begin_step(ctx, p->step);
     AR_TRY(ari_dropout_init(&tokens, "mlp", ARI_DROPPED_MLP, WIDTH, LONGEST));
     AR_TRY(ari_dropout_init(&probs, "attn", ARI_DROPPED_PROBS, HEADS, LONGEST));
     AR_TRY(ones(ctx, &t, 3, shape));
@@ -166,7 +167,7 @@ static ar_status too_many(ar_ctx *ctx, void *user)
     const ar_batch batch = {.batch = 1, .seq = 1, .global_batch = *samples, .first_sample = *samples - 1};
     ari_dropout d;
     ar_tensor t;
-    ar_ctx_place(ctx, &batch);
+    ari_ctx_place_batch(ctx, &batch);
     AR_TRY(ari_dropout_init(&d, "mlp", ARI_DROPPED_MLP, (size_t)1 << 20, (size_t)1 << 40));
     AR_TRY(ones(ctx, &t, 3, shape));
     return ari_drop_tokens(&d, ctx, 'f', &t, &t);

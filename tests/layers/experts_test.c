@@ -2,6 +2,8 @@
 /* Experts in an MLP's place: every tensor of a block and of a model has the bits of the independent baseline's, whoever is
  * chosen and however the ranks share the work; and what is refused. */
 #include "anyrank/layers.h"
+#include "gpu/device_private.h"
+#include "ref/layers/experts/layers_private.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -113,7 +115,7 @@ Test(experts, every_schedule_of_the_ranks_has_the_baselines_bits)
 Test(experts, a_device_without_the_hosts_memory_has_the_baselines_bits)
 {
     ar_device *device = NULL;
-    if (ar_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
+    if (ari_device_emulated_create(&device) == AR_ERR_UNSUPPORTED)
         cr_skip_test("%s", ar_error_message());
     ar_device_destroy(device);
     for (size_t i = 4; i < 6; i++) {
@@ -224,7 +226,7 @@ Test(experts, a_logit_that_is_not_a_number_is_named)
 static ar_status create(ar_ctx *ctx, void *user)
 {
     OWNED(ar_module_destroy) ar_module *m = NULL;
-    return ar_experts_create(&m, ctx, "mlp", user);
+    return ari_experts_create(&m, ctx, "mlp", user);
 }
 
 Test(experts, what_cannot_be_is_refused)
@@ -264,7 +266,7 @@ static ar_status pass_too_wide(ar_ctx *ctx, void *user)
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y;
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY(ar_experts_create(&m, ctx, "mlp", user));
+    AR_TRY(ari_experts_create(&m, ctx, "mlp", user));
     AR_TRY(rank_upload(ctx, &x, 2, shape, zeros));
     return ar_module_forward(m, ctx, saved, &y, &x, NULL);
 }

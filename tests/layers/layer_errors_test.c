@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers refuse, and that the message says which parameter, which dimension and both numbers. */
+#include "ref/layers/layers_private.h"
+#include "ref/models/model_private.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 
@@ -48,7 +50,7 @@ Test(layer_errors, mlps_name_the_weight_that_does_not_divide)
 {
     ar_mlp_options o = {.hidden = 8, .ffn = 6, .activation = AR_ACT_SILU, .gated = true, .first = "gate_proj"};
     expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.gate_proj.weight", "6", "4 ranks"));
-    const ar_branch_split other = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, (ar_placement){AR_REPLICATE, 0});
+    const ar_branch_split other = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, (ar_placement){AR_REPLICATE, 0});
     o = (ar_mlp_options){.hidden = 6, .ffn = 8, .activation = AR_ACT_RELU, .split = &other};
     expect_error(4, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1.weight", "input", "6", "4 ranks"));
 }
@@ -57,13 +59,13 @@ Test(layer_errors, mlps_name_the_weight_that_does_not_divide)
 Test(layer_errors, only_rowwise_layers_leave_terms)
 {
     const ar_placement whole = {AR_REPLICATE, 0};
-    ar_branch_split split = ar_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, whole);
+    ar_branch_split split = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, whole);
     split.second.to = (ar_placement){AR_PARTIAL_SUM, 0};
     ar_mlp_options o = {.hidden = 8, .ffn = 8, .activation = AR_ACT_RELU, .split = &split};
     expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "colwise"));
     split.second.style = AR_STYLE_REPLICATE;
     expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "replicate"));
-    split = ar_branch_of(AR_STYLE_REPLICATE, AR_STYLE_ROWWISE, whole);
+    split = ari_branch_of(AR_STYLE_REPLICATE, AR_STYLE_ROWWISE, whole);
     split.first.to = split.second.from = (ar_placement){AR_SHARD, -1};
     o.ffn = 7;
     expect_error(2, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1", "7", "2 ranks"));
@@ -194,7 +196,7 @@ static ar_status step(ar_ctx *ctx, void *user)
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(ar_model_create(&m, ctx, &c->config, NULL));
     AR_TRY(ar_model_fresh(m, ctx, 7));
-    return ar_model_forward(m, ctx, saved, &c->batch);
+    return ari_model_forward(m, ctx, saved, &c->batch);
 }
 
 Test(layer_errors, ids_and_labels_outside_the_vocabulary_are_refused_with_their_place)
@@ -229,7 +231,7 @@ static ar_status set_none(ar_ctx *ctx, void *user)
 {
     OWNED(ar_model_destroy) ar_model *m = NULL;
     AR_TRY(ar_model_create(&m, ctx, user, NULL));
-    return ar_model_set(m, ctx, find_none, NULL);
+    return ari_model_set(m, ctx, find_none, NULL);
 }
 
 Test(layer_errors, a_weight_that_is_not_given_is_named)

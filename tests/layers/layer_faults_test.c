@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mistakes that layers make on request change nothing in layouts that have nothing to get wrong. Where each is seen,
  * and in which tensor first, is in tests/verify/fault_expected.h. */
+#include "ref/core/fault_private.h"
 #include "support/match.h"
 #include "support/row.h"
 #include "tests/support/test.h"
@@ -59,7 +60,7 @@ Test(layer_faults, none_changes_a_layout_that_it_is_not_about)
         c.config.kv_heads = f->kv_heads ? f->kv_heads : c.config.kv_heads;
         c.config.hidden = f->hidden ? f->hidden : c.config.hidden;
         c.config.ffn = f->heads ? 4 * f->heads : c.config.ffn;
-        cr_expect_eq(match(&c, tps, NULL), AR_OK, "row %zu, %s, %s: %s", i, ar_fault_name(f->fault), f->why,
+        cr_expect_eq(match(&c, tps, NULL), AR_OK, "row %zu, %s, %s: %s", i, ari_fault_name(f->fault), f->why,
                      ar_error_message());
     }
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random small models on random legal numbers of ranks: every tensor has the baseline's bits. The seed is printed, and
  * ANYRANK_TEST_SEED repeats a run; without it the seeds are always the same. */
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -131,8 +133,8 @@ Test(random_models, every_tensor_has_the_baselines_bits)
         draw_config(&d, &state);
         draw_batch(&d, &state);
         describe(&d, text, sizeof text);
-        cr_assert_ok(ar_plan_add_mlp_order(&plan, d.m.config.arch, d.m.run.plan.mlp_order));
-        cr_assert_eq(ar_config_check_tp(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
+        cr_assert_ok(ari_plan_add_mlp_order(&plan, d.m.config.arch, d.m.run.plan.mlp_order));
+        cr_assert_eq(ari_config_check_ranks(&d.m.config, d.tp, &plan), AR_OK, "%s: %s", text, ar_error_message());
         cr_assert_eq(match(&d.m, (int[]){d.tp, 0}, NULL), AR_OK, "ANYRANK_TEST_SEED=%llu, model %d: %s: %s",
                      (unsigned long long)first, (int)i, text, ar_error_message());
         ranks[d.tp]++;

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed weights are kept from step to step. Weights set from outside between two steps must reach the second one,
  * forward and backward, and so must those of a tied parameter. */
+#include "ref/context/context_private.h"
+#include "ref/layers/batch_private.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/models/model_private.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 
@@ -24,10 +29,10 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, const stale_job *j)
         const uint64_t version = p[i]->version;
         const size_t count = ari_volume(p[i]->layout.shape, p[i]->layout.ndim); /* a rank may have a part of it */
         if (!j->only || strcmp(p[i]->name, j->only) == 0)
-            AR_TRY(ar_param_set(p[i], ctx, match_weights_find(j->after, p[i]->name, count)));
+            AR_TRY(ari_param_set(p[i], ctx, match_weights_find(j->after, p[i]->name, count)));
         if (j->behind_its_back)
             p[i]->version = version;
-        AR_TRY(ar_tap(ctx, p[i]->name, 'i', &p[i]->value, &p[i]->layout));
+        AR_TRY(ari_tap(ctx, p[i]->name, 'i', &p[i]->value, &p[i]->layout));
     }
     return AR_OK;
 }
@@ -35,26 +40,26 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, const stale_job *j)
 /* `quiet` is the first step's context, over the same device and group, to which nobody listens. */
 static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m, ar_saved *saved)
 {
-    AR_TRY(ar_model_set(m, quiet, match_weights_find, j->before));
-    AR_TRY(ar_model_forward(m, quiet, saved, &j->c->batch));
-    AR_TRY(ar_model_backward(m, quiet, saved, &j->c->batch));
-    AR_TRY(ar_model_zero_grad(m, quiet));
-    ar_saved_clear(saved);
-    ar_ctx_end_step(quiet);
+    AR_TRY(ari_model_set(m, quiet, match_weights_find, j->before));
+    AR_TRY(ari_model_forward(m, quiet, saved, &j->c->batch));
+    AR_TRY(ari_model_backward(m, quiet, saved, &j->c->batch));
+    AR_TRY(ari_model_zero_grad(m, quiet));
+    ari_saved_clear(saved);
+    ari_ctx_end_step(quiet);
     if (j->behind_its_back || j->only)
         AR_TRY(write_values(m, ctx, j));
     else
-        AR_TRY(ar_model_set(m, ctx, match_weights_find, j->after));
-    AR_TRY(ar_model_forward(m, ctx, saved, &j->c->batch));
-    AR_TRY(ar_model_loss(m, ctx, &j->loss[rank_of(ctx)], ar_batch_targets(&j->c->batch)));
-    AR_TRY(ar_model_backward(m, ctx, saved, &j->c->batch));
+        AR_TRY(ari_model_set(m, ctx, match_weights_find, j->after));
+    AR_TRY(ari_model_forward(m, ctx, saved, &j->c->batch));
+    AR_TRY(ari_model_loss(m, ctx, &j->loss[rank_of(ctx)], ari_batch_targets(&j->c->batch)));
+    AR_TRY(ari_model_backward(m, ctx, saved, &j->c->batch));
     return ar_module_reduce_grads(ar_model_module(m), ctx);
 }
 
 static ar_status stale_rank(ar_ctx *ctx, void *user)
 {
     stale_job *j = user;
-    const ar_ctx_options o = {.device = ar_ctx_device(ctx), .tp = ar_ctx_tp(ctx)};
+    const ar_ctx_options o = {.device = ari_ctx_device(ctx), .tp = ari_ctx_tp(ctx)};
     OWNED(ar_ctx_destroy) ar_ctx *quiet = NULL;
     OWNED(ar_model_destroy) ar_model *m = NULL;
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;

@@ -2,6 +2,7 @@
 /* Where a module's taps say that their values stand: by the batch that it is given. Where models' do is held by every
  * comparison with the baseline. */
 #include "anyrank/layers.h"
+#include "ref/context/context_private.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
@@ -65,7 +66,7 @@ static ar_status norm_step(ar_ctx *ctx, void *user)
     AR_TRY(ar_module_fresh(norm, ctx, 1));
     AR_TRY(rank_upload(ctx, &x, 3, own, zeros));
     AR_TRY(ar_module_forward(norm, ctx, saved, &y, &x, &rows));
-    ar_ctx_place(ctx, NULL);
+    ari_ctx_place_batch(ctx, NULL);
     AR_TRY(ar_module_backward(norm, ctx, saved, &dx, &x, &rows));
     return ar_module_reduce_grads(norm, ctx);
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every rank reports the tensors of the hand-written lists, in their order (gradients of parameters and the loss: in
  * any), and those of each layer. That the baseline has no others every check holds. */
+#include "ref/core/tensor_private.h"
+#include "ref/layers/batch_private.h"
+#include "ref/models/model_private.h"
 #include "support/match.h"
 #include "tests/support/tensor_lists.h"
 
@@ -46,7 +49,7 @@ static ar_status note(report *r, const char *name, char pass, const float *value
 static ar_status note_tap(void *user, const ar_tap_event *e)
 {
     /* Contiguous tensors only: a view's values stand in the tensor it views. */
-    const bool whole = ar_tensor_is_contiguous(e->local);
+    const bool whole = ari_tensor_is_contiguous(e->local);
     return note(user, e->name, e->pass, whole ? e->local->data.ptr : NULL, whole ? ar_tensor_count(e->local) : 0, 1);
 }
 
@@ -59,9 +62,9 @@ static ar_status step(ar_ctx *ctx, void *user)
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(ar_model_create(&m, ctx, &c->config, NULL));
     AR_TRY(ar_model_fresh(m, ctx, 7));
-    AR_TRY(ar_model_forward(m, ctx, saved, &c->batch));
-    AR_TRY(ar_model_loss(m, ctx, &loss, ar_batch_targets(&c->batch)));
-    AR_TRY(ar_model_backward(m, ctx, saved, &c->batch));
+    AR_TRY(ari_model_forward(m, ctx, saved, &c->batch));
+    AR_TRY(ari_model_loss(m, ctx, &loss, ari_batch_targets(&c->batch)));
+    AR_TRY(ari_model_backward(m, ctx, saved, &c->batch));
     return ar_module_reduce_grads(ar_model_module(m), ctx);
 }
 

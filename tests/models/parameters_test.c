@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many parameters a config has, against numbers worked out elsewhere. */
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "support/together.h"
+#include "verify/lint/lint_private.h"
 
 static size_t count(const char *json)
 {
     ar_config c;
     size_t n = 0;
     cr_assert_ok(ar_config_parse(&c, json, strlen(json), "model"));
-    cr_assert_ok(ar_config_parameters(&c, &n));
+    cr_assert_ok(ari_config_parameters(&c, &n));
     return n;
 }
 
@@ -47,7 +51,7 @@ CLAIM(a_sum_that_overflows_is_refused)
                    .head_dim = 8,
                    .ffn = 8};
     size_t n = 0;
-    cr_expect_eq(ar_config_parameters(&c, &n), AR_ERR_OVERFLOW, "%s", ar_error_message());
+    cr_expect_eq(ari_config_parameters(&c, &n), AR_ERR_OVERFLOW, "%s", ar_error_message());
 }
 
 /* Every function that takes a config of the caller's own; a plan reads no sizes. */
@@ -58,11 +62,11 @@ static void expect_arch_refused(const ar_config *c, const char *words)
     ar_outer_split outer;
     ar_block_options options;
     char name[64];
-    cr_expect_refused(ar_config_block(c, 0, &options, name, sizeof name), AR_ERR_ARG, words);
-    cr_expect_refused(ar_plan_block(&plan, c, 0, false, &split), AR_ERR_ARG, words);
-    cr_expect_refused(ar_plan_outer(&plan, c, false, &outer), AR_ERR_ARG, words);
-    cr_expect_refused(ar_plan_check(&plan, c, false), AR_ERR_ARG, words);
-    cr_expect_refused(ar_plan_check_declared(&plan, c, false), AR_ERR_ARG, words);
+    cr_expect_refused(ari_config_block(c, 0, &options, name, sizeof name), AR_ERR_ARG, words);
+    cr_expect_refused(ari_plan_block(&plan, c, 0, false, &split), AR_ERR_ARG, words);
+    cr_expect_refused(ari_plan_outer(&plan, c, false, &outer), AR_ERR_ARG, words);
+    cr_expect_refused(ari_plan_check(&plan, c, false), AR_ERR_ARG, words);
+    cr_expect_refused(ari_plan_check_declared(&plan, c, false), AR_ERR_ARG, words);
 }
 
 static void expect_config_refused(const ar_config *c, const char *words)
@@ -71,11 +75,11 @@ static void expect_config_refused(const ar_config *c, const char *words)
     ar_plan plan = {0};
     ar_lint_report *report = NULL;
     size_t n = 0;
-    cr_expect_refused(ar_config_parameters(c, &n), AR_ERR_ARG, words);
-    cr_expect_refused(ar_config_check_tp(c, 2, &plan), AR_ERR_ARG, words);
-    cr_expect_refused(ar_parallel_check(&run.parallel, c, &plan, 1, 1), AR_ERR_ARG, words);
+    cr_expect_refused(ari_config_parameters(c, &n), AR_ERR_ARG, words);
+    cr_expect_refused(ari_config_check_ranks(c, 2, &plan), AR_ERR_ARG, words);
+    cr_expect_refused(ari_parallel_check(&run.parallel, c, &plan, 1, 1), AR_ERR_ARG, words);
     cr_expect_refused(ar_run_check(&run, c), AR_ERR_ARG, words);
-    cr_expect_refused(ar_lint(&report, &run, c), AR_ERR_ARG, words);
+    cr_expect_refused(ari_lint(&report, &run, c), AR_ERR_ARG, words);
 }
 
 CLAIM(a_config_of_the_callers_own_is_read_with_care)
@@ -89,10 +93,10 @@ CLAIM(a_config_of_the_callers_own_is_read_with_care)
     c.arch = (ar_arch)99;
     expect_config_refused(&c, "config: arch 99, expected 0 to 14");
     expect_arch_refused(&c, "config: arch 99, expected 0 to 14");
-    cr_expect_refused(ar_plan_default(&plan, c.arch), AR_ERR_ARG, "config: arch 99, expected 0 to 14");
+    cr_expect_refused(ari_plan_default(&plan, c.arch), AR_ERR_ARG, "config: arch 99, expected 0 to 14");
     cr_expect_refused(ar_plan_add(&plan, c.arch, "*", AR_STYLE_COLWISE), AR_ERR_ARG,
                       "config: arch 99, expected 0 to 14");
-    cr_expect_refused(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_ERR_ARG,
+    cr_expect_refused(ari_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN), AR_ERR_ARG,
                       "config: arch 99, expected 0 to 14");
     c = good;
     c.activation = (ar_activation)-1;
@@ -100,7 +104,7 @@ CLAIM(a_config_of_the_callers_own_is_read_with_care)
     c = good;
     c.kv_heads = 0;
     expect_config_refused(&c, "config: kv_heads is 0, expected at least 1");
-    cr_expect_refused(ar_config_check_inner(&good, 0, 2, &plan), AR_ERR_ARG, "tp=0 is not a number of ranks");
+    cr_expect_refused(ari_config_check_inner(&good, 0, 2, &plan), AR_ERR_ARG, "tp=0 is not a number of ranks");
     c.kv_heads = 3;
     expect_config_refused(&c, "config: kv_heads is 3, expected a divisor of the 2 heads");
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans as files: what is read, what is refused and in which words, and what fits a model. */
 #include "ref/models/plan.h"
+#include "ref/models/plan_private.h"
+#include "ref/placement/placement_private.h"
 #include "support/quoted.h"
 #include "support/together.h"
 
@@ -29,8 +31,8 @@ static ar_status parse(ar_plan *p, const char *text)
 /* from, to: which of the two the rule's style has. */
 static bool same_value(const ar_plan_value *a, const ar_plan_value *b, bool from, bool to)
 {
-    return a->given == b->given && strcmp(a->name, b->name) == 0 && (!from || ar_placement_same(a->from, b->from, 3)) &&
-           (!to || ar_placement_same(a->to, b->to, 3));
+    return a->given == b->given && strcmp(a->name, b->name) == 0 &&
+           (!from || ari_placement_same(a->from, b->from, 3)) && (!to || ari_placement_same(a->to, b->to, 3));
 }
 
 /* Shipped plans and the default ones are the same rules. */
@@ -45,7 +47,7 @@ CLAIM(the_shipped_default_plans_are_the_default_plans)
         SCOPED(ar_plan_fini) ar_plan p, d;
         snprintf(path, sizeof path, "%s/ref/data/plans/%s.json", TEST_SOURCE_DIR, all[i].file);
         cr_assert_ok(ar_plan_load(&p, path));
-        cr_assert_ok(ar_plan_default(&d, all[i].arch));
+        cr_assert_ok(ari_plan_default(&d, all[i].arch));
         cr_assert_eq(p.rules, d.rules, "%s", path);
         for (size_t k = 0; k < p.rules; k++) {
             cr_expect_str_eq(p.rule[k].glob, d.rule[k].glob);
@@ -72,9 +74,9 @@ CLAIM(rules_styles_placements_and_aliases_are_read)
     cr_expect(p.rule[0].global_output && p.rule[0].output.to.kind == AR_SHARD && p.rule[0].output.to.dim == -1);
     cr_expect_str_eq(p.rule[2].input[2].name, "mask");
     cr_expect(p.rule[2].input[0].given && !p.rule[2].input[1].given);
-    cr_assert_ok(ar_plan_check(&p, &c, false));
-    cr_assert_ok(ar_plan_block(&p, &c, 1, false, &block));
-    cr_assert_ok(ar_plan_outer(&p, &c, false, &outer));
+    cr_assert_ok(ari_plan_check(&p, &c, false));
+    cr_assert_ok(ari_plan_block(&p, &c, 1, false, &block));
+    cr_assert_ok(ari_plan_outer(&p, &c, false, &outer));
     cr_expect(block.attention.first.to.kind == AR_SHARD && block.mlp.first.style == AR_STYLE_REPLICATE);
     cr_expect(block.attention.second.to.kind == AR_REPLICATE, "the module adds up what its last layer leaves");
     cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head.style == AR_STYLE_COLWISE);
@@ -262,7 +264,7 @@ static void expect_unfit(const unfit *all, size_t n, bool sequence)
     for (size_t i = 0; i < n; i++) {
         SCOPED(ar_plan_fini) ar_plan p;
         cr_assert_ok(parse(&p, all[i].text));
-        cr_expect_neq(ar_plan_check(&p, &c, sequence), AR_OK, "%s", all[i].text);
+        cr_expect_neq(ari_plan_check(&p, &c, sequence), AR_OK, "%s", all[i].text);
         cr_expect_says(all[i].says);
     }
 }
@@ -309,9 +311,9 @@ CLAIM(a_wrong_declaration_is_believed_of_local_tensors_alone)
             snprintf(text, sizeof text, "{'rules': [%s%s%s]}", all[i].made, global ? ", 'use_local_output': false" : "",
                      all[i].rest);
             cr_assert_eq(parse(&p, text), AR_OK, "%s: %s", text, ar_error_message());
-            cr_expect_eq(ar_plan_check(&p, &c, false), global ? AR_ERR_UNSUPPORTED : AR_OK, "%s: %s", text,
+            cr_expect_eq(ari_plan_check(&p, &c, false), global ? AR_ERR_UNSUPPORTED : AR_OK, "%s: %s", text,
                          ar_error_message());
-            cr_expect_refused(ar_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, all[i].says);
+            cr_expect_refused(ari_plan_check_declared(&p, &c, false), AR_ERR_UNSUPPORTED, all[i].says);
         }
     }
 }
@@ -353,8 +355,8 @@ CLAIM(experts_are_cut_by_either_of_their_names)
         ar_block_split block;
         const ar_config c = with_experts(all[i].arch);
         cr_assert_ok(parse(&p, all[i].text));
-        cr_assert_eq(ar_plan_check_declared(&p, &c, false), AR_OK, "%s: %s", all[i].text, ar_error_message());
-        cr_assert_ok(ar_plan_block(&p, &c, 1, false, &block));
+        cr_assert_eq(ari_plan_check_declared(&p, &c, false), AR_OK, "%s: %s", all[i].text, ar_error_message());
+        cr_assert_ok(ari_plan_block(&p, &c, 1, false, &block));
         cr_expect_eq(block.mlp.first.style, all[i].cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
         cr_expect_eq(block.mlp.shared_whole, all[i].cut && !strstr(all[i].text, "shared_expert"), "%s", all[i].text);
         cr_expect_eq(block.mlp.second.style, all[i].cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, "%s", all[i].text);
@@ -393,7 +395,7 @@ CLAIM(experts_that_cannot_be_cut_so_are_refused)
         if (all[i].arch == AR_ARCH_LLAMA)
             c.experts.n = 0;
         cr_assert_ok(parse(&p, all[i].text));
-        cr_expect_neq(ar_plan_check(&p, &c, false), AR_OK, "%s", all[i].text);
+        cr_expect_neq(ari_plan_check(&p, &c, false), AR_OK, "%s", all[i].text);
         cr_expect_says(all[i].says);
     }
 }
@@ -404,7 +406,7 @@ CLAIM(a_tied_head_is_cut_as_its_table_is)
     ar_config c = llama();
     c.tied = true;
     cr_assert_ok(parse(&p, "{'lm_head':'colwise_rep'}"));
-    cr_expect_refused(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "its weight is that of model.embed_tokens");
+    cr_expect_refused(ari_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "its weight is that of model.embed_tokens");
 }
 
 /* 10^5 rules end with a message, and a plan as large as is possible is asked quickly. */

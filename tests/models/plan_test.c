@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 #include "support/together.h"
 
 static ar_config gpt2(void)
@@ -21,18 +23,18 @@ CLAIM(the_last_matching_rule_decides_and_no_rules_mean_the_default)
     ar_block_split split;
     cr_assert_ok(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_ROWWISE));
     cr_assert_ok(ar_plan_add(&p, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_COLWISE));
-    cr_assert_ok(ar_plan_block(&p, &c, 0, false, &split));
+    cr_assert_ok(ari_plan_block(&p, &c, 0, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_COLWISE);
-    cr_assert_ok(ar_plan_block(&p, &c, 1, false, &split));
+    cr_assert_ok(ari_plan_block(&p, &c, 1, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_ROWWISE, "layer 1 alone is split the other way");
-    cr_assert_ok(ar_config_check_tp(&c, 3, &p));
+    cr_assert_ok(ari_config_check_ranks(&c, 3, &p));
 
     SCOPED(ar_plan_fini) ar_plan ordered = {.mlp_order = AR_MLP_ROW_COLUMN};
     cr_assert_ok(ar_plan_add(&ordered, c.arch, "transformer.h.1.mlp.c_fc", AR_STYLE_COLWISE));
     cr_assert_ok(ar_plan_add(&ordered, c.arch, "transformer.h.1.mlp.c_proj", AR_STYLE_ROWWISE));
-    cr_assert_ok(ar_plan_block(&ordered, &c, 0, false, &split));
+    cr_assert_ok(ari_plan_block(&ordered, &c, 0, false, &split));
     cr_assert(split.mlp.first.style == AR_STYLE_ROWWISE && split.mlp.second.style == AR_STYLE_COLWISE);
-    cr_assert_ok(ar_plan_block(&ordered, &c, 1, false, &split));
+    cr_assert_ok(ari_plan_block(&ordered, &c, 1, false, &split));
     cr_assert_eq(split.mlp.first.style, AR_STYLE_COLWISE, "a rule that is added to the default plan keeps its order");
 }
 
@@ -41,11 +43,11 @@ CLAIM(what_this_version_cannot_split_is_refused_by_name)
     const ar_config c = gpt2();
     SCOPED(ar_plan_fini) ar_plan p = {0};
     cr_assert_ok(ar_plan_add(&p, c.arch, "*.attn.c_attn", AR_STYLE_ROWWISE));
-    cr_assert_refused(ar_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "transformer.h.0.attn.c_attn is rowwise");
+    cr_assert_refused(ari_plan_check(&p, &c, false), AR_ERR_UNSUPPORTED, "transformer.h.0.attn.c_attn is rowwise");
 
     SCOPED(ar_plan_fini) ar_plan half = {0};
     cr_assert_ok(ar_plan_add(&half, c.arch, "*.mlp.c_fc", AR_STYLE_ROWWISE));
-    cr_assert_refused(ar_config_check_tp(&c, 2, &half), AR_ERR_UNSUPPORTED, "transformer.h.0.mlp.c_fc is rowwise");
+    cr_assert_refused(ari_config_check_ranks(&c, 2, &half), AR_ERR_UNSUPPORTED, "transformer.h.0.mlp.c_fc is rowwise");
 }
 
 CLAIM(a_rule_that_does_not_fit_is_refused)

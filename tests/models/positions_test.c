@@ -5,6 +5,8 @@
 #include "anyrank/config.h"
 #include "anyrank/parallel.h"
 #include "anyrank/sim.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/parallel_private.h"
 #include "support/match.h"
 #include "support/together.h"
 
@@ -27,10 +29,10 @@ CLAIM(every_one_is_held_once)
             const size_t seq = 48;
             bool held[48] = {false};
             for (int r = 0; r < p.cp; r++) {
-                const ar_positions own = ar_parallel_positions(&p, seq, r);
-                cr_assert_eq(ar_positions_count(&own), seq / (size_t)p.cp);
-                for (size_t i = 0; i < ar_positions_count(&own); i++) {
-                    const size_t at = ar_positions_at(&own, i);
+                const ar_positions own = ari_parallel_positions(&p, seq, r);
+                cr_assert_eq(ari_positions_count(&own), seq / (size_t)p.cp);
+                for (size_t i = 0; i < ari_positions_count(&own); i++) {
+                    const size_t at = ari_positions_at(&own, i);
                     cr_assert_eq(at, counted(&p, seq, r, i), "cp %d inner %d zigzag %d: rank %d row %zu at %zu", p.cp,
                                  p.cp_inner, zigzag, r, i, at);
                     cr_assert(!held[at]);
@@ -48,9 +50,9 @@ CLAIM(parts_of_parts_keep_the_order)
         if (12 % parts != 0)
             continue;
         for (size_t i = 0; i < 12; i++) {
-            const ar_positions own = ar_positions_part(&two, i / (12 / parts), parts);
-            cr_assert_eq(ar_positions_count(&own), 12 / parts);
-            cr_assert_eq(ar_positions_at(&own, i % (12 / parts)), ar_positions_at(&two, i));
+            const ar_positions own = ari_positions_part(&two, i / (12 / parts), parts);
+            cr_assert_eq(ari_positions_count(&own), 12 / parts);
+            cr_assert_eq(ari_positions_at(&own, i % (12 / parts)), ari_positions_at(&two, i));
         }
     }
 }
@@ -77,9 +79,9 @@ CLAIM(layouts_that_do_not_divide_are_refused)
         {{.cp = 4, .zigzag = true}, 16, AR_OK},
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
-        cr_assert_eq(ar_parallel_check(&row[i].p, &c, &plan, 4, row[i].seq), row[i].status, "row %zu: %s", i,
+        cr_assert_eq(ari_parallel_check(&row[i].p, &c, &plan, 4, row[i].seq), row[i].status, "row %zu: %s", i,
                      ar_error_message());
-    cr_expect_refused(ar_parallel_check_ranks(&row[2].p), AR_ERR_ARG, "cp=4 is not a number of groups of 3");
+    cr_expect_refused(ari_parallel_check_ranks(&row[2].p), AR_ERR_ARG, "cp=4 is not a number of groups of 3");
 }
 
 CLAIM(a_layout_shares_out_the_multiples_of_its_unit)
@@ -99,9 +101,9 @@ CLAIM(a_layout_shares_out_the_multiples_of_its_unit)
         {{.cp = 3, .zigzag = true, .tp = 3, .sp = true}, 18},
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
-        cr_expect_eq(ar_parallel_sequence_unit(&row[i].p), row[i].unit, "row %zu", i);
+        cr_expect_eq(ari_parallel_sequence_unit(&row[i].p), row[i].unit, "row %zu", i);
         for (size_t seq = 1; seq <= 40; seq++)
-            cr_expect_eq(ar_parallel_check_sequence(&row[i].p, seq) == AR_OK, seq % row[i].unit == 0, "row %zu of %zu",
+            cr_expect_eq(ari_parallel_check_sequence(&row[i].p, seq) == AR_OK, seq % row[i].unit == 0, "row %zu of %zu",
                          i, seq);
     }
 }
@@ -142,7 +144,7 @@ CLAIM(the_groups_of_a_rank_are_those_that_share_all_but_one_coordinate)
     cr_assert_ok(ar_sim_run(WORLD, NULL, look, at, NULL));
     for (int r = 0; r < WORLD; r++) {
         const int tp = r % 2, neighbour = r / 2 % 3, place = r / 6 % 2, dp = r / 12;
-        const ar_parallel_rank of = ar_parallel_rank_of(&mesh, r);
+        const ar_parallel_rank of = ari_parallel_rank_of(&mesh, r);
         cr_expect(of.tp == tp && of.cp == place * 3 + neighbour && of.dp == dp, "rank %d", r);
         seen wanted = {.rank = {tp, r / 2, r / 2 % 6, place, neighbour}, .size = {2, 12, 6, 2, 3}};
         for (int k = 0; k < WORLD; k++) {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layers the stages of a pipeline have, and what its ranks are called. */
+#include "ref/models/parallel_private.h"
 #include "ref/models/stages.h"
+#include "ref/pipeline/schedule_private.h"
+#include "ref/placement/context_private.h"
 #include "support/together.h"
 
 /* "3,5,4" of so many layers over n stages. */
@@ -11,7 +14,7 @@ static void expect_counts(size_t layers, size_t n, const char *expected)
     size_t next = 0;
     for (size_t i = 0; i < n; i++) {
         size_t first, count;
-        ar_stage_layers(&first, &count, NULL, layers, n, i);
+        ari_stage_layers(&first, &count, NULL, layers, n, i);
         cr_expect_eq(first, next, "stage %zu of %zu", i, n);
         next += count;
         s.layers[i] = (uint16_t)count;
@@ -42,7 +45,7 @@ CLAIM(stages_that_no_model_has_are_refused)
 static void expect_rank(const ar_parallel *p, size_t layers, int rank, const char *expected)
 {
     char text[AR_RANK_TEXT];
-    ar_parallel_rank_text(text, p, layers, rank);
+    ari_parallel_rank_text(text, p, layers, rank);
     cr_expect_str_eq(text, expected);
 }
 
@@ -98,9 +101,9 @@ static void expect_fits(const ar_parallel *p, ar_status st, const char *says)
 
 CLAIM(a_schedule_of_ones_own_fits_its_layout)
 {
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL, *copy = NULL;
     size_t n = 0, m = 0;
-    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 2, 2, 3));
+    cr_assert_ok(ari_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 2, 2, 3));
     const ar_parallel fits = {.pp = 2, .virtual_stages = 2, .micro_batches = 3, .own_schedule = s};
     expect_fits(&fits, AR_OK, "");
     expect_fits(&(ar_parallel){.pp = 4, .micro_batches = 3, .own_schedule = s}, AR_ERR_ARG,
@@ -108,8 +111,8 @@ CLAIM(a_schedule_of_ones_own_fits_its_layout)
     expect_fits(&(ar_parallel){.pp = 2, .micro_batches = 3, .own_schedule = s}, AR_ERR_ARG, "2 stages");
     expect_fits(&(ar_parallel){.pp = 2, .virtual_stages = 2, .own_schedule = s}, AR_ERR_ARG, "1 micro-batches");
     expect_fits(&(ar_parallel){.own_schedule = s}, AR_ERR_ARG, "a schedule without a pipeline");
-    cr_assert_ok(ar_parallel_schedule(&copy, &fits));
-    const ar_pp_operation *a = ar_pipeline_schedule_rank(s, 1, &n), *b = ar_pipeline_schedule_rank(copy, 1, &m);
+    cr_assert_ok(ari_parallel_schedule(&copy, &fits));
+    const ar_pp_operation *a = ari_pipeline_schedule_rank(s, 1, &n), *b = ari_pipeline_schedule_rank(copy, 1, &m);
     cr_expect(a != b && n == m && memcmp(a, b, n * sizeof *a) == 0);
 }
 

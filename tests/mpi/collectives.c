@@ -3,6 +3,10 @@
  * device's memory. tests/mpi/mpi_test.py starts it. Exit status 0: all were right; 77: there is no MPI in this build.
  *
  *     mpirun -n 4 collectives [large]    large: one message of more than 2^31 bytes instead */
+#include "gpu/cluster/process/process_private.h"
+#include "gpu/device_private.h"
+#include "ref/comm/comm_private.h"
+#include "ref/core/queue_private.h"
 #include "tests/sim/batch.h"
 
 #define REQUIRE(call)                                                                                        \
@@ -24,7 +28,7 @@ typedef struct lane {
 
 static void lane_begin(lane *l, ar_comm *c, int key, uint64_t seed)
 {
-    REQUIRE(ar_comm_split(&l->c, c, 0, key));
+    REQUIRE(ari_comm_split(&l->c, c, 0, key));
     REQUIRE(ar_queue_create(&l->q, AR_QUEUE_THREAD, "lane"));
     for (int i = 0; i < ROUNDS; i++) {
         draw_case(&l->k[i], &seed, ar_comm_size(c), ELEMENTS);
@@ -34,13 +38,13 @@ static void lane_begin(lane *l, ar_comm *c, int key, uint64_t seed)
 
 static void lane_end(lane *l)
 {
-    REQUIRE(ar_queue_sync(l->q, 0));
+    REQUIRE(ari_queue_sync(l->q, 0));
     for (int i = 0; i < ROUNDS; i++) {
         REQUIRE(expect_right(&l->k[i], ar_comm_rank(l->c)));
         case_fini(&l->k[i]);
     }
     ar_queue_destroy(l->q);
-    ar_comm_destroy(l->c);
+    ari_comm_destroy(l->c);
 }
 
 /* Each on a thread of its own, begun in another order on each rank. */
@@ -66,9 +70,9 @@ static ar_status split_and_call(void *arg, ar_queue *on)
     const lane *l = arg;
     for (int i = 0; i < ROUNDS; i++) {
         ar_comm *part = NULL;
-        AR_TRY(ar_comm_split(&part, l->c, 1, 0));
+        AR_TRY(ari_comm_split(&part, l->c, 1, 0));
         const ar_status st = case_call(&l->k[i], part, on, "part");
-        ar_comm_destroy(part);
+        ari_comm_destroy(part);
         AR_TRY(st);
     }
     return AR_OK;
@@ -81,7 +85,7 @@ static void splits_at_once(ar_comm *c)
         lane_begin(&lanes[i], c, 0, (uint64_t)(2000 + i));
     for (int i = 0; i < LANES; i++) {
         lane *l = &lanes[(i + ar_comm_rank(c)) % LANES];
-        REQUIRE(ar_queue_chain(l->q, split_and_call, l));
+        REQUIRE(ari_queue_chain(l->q, split_and_call, l));
     }
     for (int i = 0; i < LANES; i++)
         lane_end(&lanes[i]);
@@ -97,7 +101,7 @@ static ar_queue *queue_on(ar_device *d, ar_queue_kind kind)
 /* d: where the data lie; NULL: on the host. */
 static void all_kinds(ar_process *p, ar_device *d)
 {
-    OWNED(ar_comm_destroy) ar_comm *c = NULL;
+    OWNED(ari_comm_destroy) ar_comm *c = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = queue_on(d, AR_QUEUE_INLINE), *thread = queue_on(d, AR_QUEUE_THREAD);
     REQUIRE(ar_process_comm(&c, p, d));
     REQUIRE(check_groups(c, STRAIGHT, d, q, thread));
@@ -110,16 +114,16 @@ static void all_kinds(ar_process *p, ar_device *d)
 
 static int host_moves(ar_process *p)
 {
-    const int r = ar_process_rank(p), n = ar_process_size(p);
+    const int r = ar_process_rank(p), n = ari_process_size(p);
     char word[16] = "nothing", own[64];
     if (r == 0)
         snprintf(word, sizeof word, "from zero");
-    REQUIRE(ar_process_broadcast(p, word, sizeof word));
+    REQUIRE(ari_process_broadcast(p, word, sizeof word));
     const size_t length = (size_t)r * 7;
     memset(own, 'a' + r, sizeof own);
     void *all = NULL;
     size_t sizes[64];
-    REQUIRE(ar_process_gather(p, &all, sizes, own, length));
+    REQUIRE(ari_process_gather(p, &all, sizes, own, length));
     int wrong = strcmp(word, "from zero") != 0 || (r != 0 && all != NULL);
     const char *at = all;
     for (int i = 0; r == 0 && i < n; i++) {
@@ -128,8 +132,8 @@ static int host_moves(ar_process *p)
             wrong += *at++ != 'a' + i;
     }
     free(all);
-    const int local = ar_process_local_rank(p);
-    REQUIRE(ar_process_gather(p, &all, sizes, &local, sizeof local));
+    const int local = ari_process_local_rank(p);
+    REQUIRE(ari_process_gather(p, &all, sizes, &local, sizeof local));
     if (r == 0) {
         int machines = 0;
         for (int i = 0; i < n; i++)
@@ -166,9 +170,9 @@ static int large(ar_process *p)
         bytes[i] = (unsigned char)(i % 13);
     REQUIRE(ar_comm_all_reduce(c, q, (ar_buf){bytes}, (ar_cbuf){bytes}, count, AR_U8, AR_SUM, "large"));
     for (size_t i = 0; i < count; i++)
-        wrong += bytes[i] != (unsigned char)(i % 13 * (size_t)ar_process_size(p));
+        wrong += bytes[i] != (unsigned char)(i % 13 * (size_t)ari_process_size(p));
     ar_queue_destroy(q);
-    ar_comm_destroy(c);
+    ari_comm_destroy(c);
     free(bytes);
     if (wrong)
         fprintf(stderr, "rank %d: %d wrong bytes of %zu\n", r, wrong, count);
@@ -178,7 +182,7 @@ static int large(ar_process *p)
 static void on_device(ar_process *p)
 {
     OWNED(ar_device_destroy) ar_device *d = NULL;
-    const ar_status st = ar_device_emulated_create(&d);
+    const ar_status st = ari_device_emulated_create(&d);
     if (st == AR_ERR_UNSUPPORTED)
         return;
     REQUIRE(st);

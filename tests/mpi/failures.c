@@ -12,7 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gpu/cluster/process/process_private.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
+#include "ref/core/queue_private.h"
 #include "tests/support/scoped.h"
 
 enum { RANKS = 4, TEXT = 16384 };
@@ -70,7 +73,7 @@ static ar_status other_share(world *w)
 static ar_status other_batch(world *w)
 {
     const ar_p2p send = {1, true, {a}, 5}, receive = {0, false, {b}, 4};
-    return ar_comm_exchange(w->c, w->q, w->r == 0 ? &send : &receive, w->r < 2, AR_F32, "step");
+    return ari_comm_exchange(w->c, w->q, w->r == 0 ? &send : &receive, w->r < 2, AR_F32, "step");
 }
 
 static ar_status other_message(world *w)
@@ -92,9 +95,9 @@ static ar_status late(world *w)
  * up, by messages of the test's own. */
 static ar_status late_in_group(world *w)
 {
-    OWNED(ar_comm_destroy) ar_comm *group = NULL;
+    OWNED(ari_comm_destroy) ar_comm *group = NULL;
     char over = 0;
-    ar_status st = ar_comm_split(&group, w->c, w->r % 2, 0);
+    ar_status st = ari_comm_split(&group, w->c, w->r % 2, 0);
     if (w->r == 1) {
         if (st == AR_OK)
             st = ar_comm_all_reduce(group, w->q, out, in, 8, AR_F32, AR_SUM, "in a group");
@@ -113,14 +116,14 @@ static ar_status late_in_group(world *w)
 static ar_status crossed(world *w)
 {
     ar_comm *half = NULL, *other = NULL;
-    ar_status st = ar_comm_split(&half, w->c, w->r / 2, 0);
+    ar_status st = ari_comm_split(&half, w->c, w->r / 2, 0);
     if (st == AR_OK)
-        st = ar_comm_split(&other, w->c, w->r % 2, 0);
+        st = ari_comm_split(&other, w->c, w->r % 2, 0);
     ar_comm *first = w->r == 0 || w->r == 3 ? half : other;
     if (st == AR_OK)
         st = ar_comm_all_reduce(first, w->q, out, in, 8, AR_F32, AR_SUM, "crossed");
-    ar_comm_destroy(half);
-    ar_comm_destroy(other);
+    ari_comm_destroy(half);
+    ari_comm_destroy(other);
     return st;
 }
 
@@ -129,7 +132,7 @@ static ar_status aborts(world *w)
     need(plain(w), "the first all_reduce"); /* so that each has made it, however late the second is */
     if (w->r != 1)
         return plain(w);
-    ar_comm_abort(w->c, AR_ERR_DATA, "the loss is not a number");
+    ari_comm_abort(w->c, AR_ERR_DATA, "the loss is not a number");
     return AR_ERR_DATA;
 }
 
@@ -137,7 +140,7 @@ static ar_status process_fails(world *w)
 {
     if (w->r != 2)
         return plain(w);
-    ar_process_abort(w->p, AR_ERR_IO, "no room left on the disk");
+    ari_process_abort(w->p, AR_ERR_IO, "no room left on the disk");
     return AR_ERR_IO;
 }
 
@@ -146,10 +149,10 @@ static ar_status host_fails(world *w)
     void *all = NULL;
     size_t sizes[RANKS];
     if (w->r == 2) {
-        ar_process_abort(w->p, AR_ERR_IO, "no such file");
+        ari_process_abort(w->p, AR_ERR_IO, "no such file");
         return AR_ERR_IO;
     }
-    return ar_process_gather(w->p, &all, sizes, "x", 1);
+    return ari_process_gather(w->p, &all, sizes, "x", 1);
 }
 
 static ar_status host_late(world *w)
@@ -158,7 +161,7 @@ static ar_status host_late(world *w)
     size_t sizes[RANKS];
     if (w->r == 1)
         sleep_s(2 * w->timeout_s + 0.1);
-    return ar_process_gather(w->p, &all, sizes, "x", 1);
+    return ari_process_gather(w->p, &all, sizes, "x", 1);
 }
 
 static ar_status returns_early(world *w)
@@ -209,7 +212,7 @@ static ar_status on_thread(world *w)
     if (w->r == 1)
         need(ar_queue_host(q, drop_lane, NULL), "a task");
     const ar_status st = ar_comm_all_reduce(w->c, q, out, in, 8, AR_F32, AR_SUM, "on a thread");
-    const ar_status ended = ar_queue_sync(q, 0);
+    const ar_status ended = ari_queue_sync(q, 0);
     return st == AR_OK ? ended : st;
 }
 
@@ -307,7 +310,7 @@ static void world_begin(world *w, double timeout_s)
 static void world_end(world *w)
 {
     ar_queue_destroy(w->q);
-    ar_comm_destroy(w->c);
+    ari_comm_destroy(w->c);
     ar_process_destroy(w->p);
 }
 
@@ -327,7 +330,7 @@ static int run_once(const scenario *s, double timeout_s, bool quiet)
         wrong += complain(&w, s, ar_status_name(st), ar_error_message());
     if ((s->culprit == 0 || w.r != s->culprit) && s->expected[w.r] == 'L' && s->by_timeout && took < timeout_s)
         wrong += complain(&w, s, "it ended before the timeout", "");
-    snprintf(text, sizeof text, "%s", st == AR_OK ? "" : ar_comm_error(w.c));
+    snprintf(text, sizeof text, "%s", st == AR_OK ? "" : ari_comm_error(w.c));
     world_end(&w);
     wrong += compare_texts(&w, s, text);
     MPI_Allreduce(MPI_IN_PLACE, &wrong, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
@@ -352,7 +355,7 @@ static int end_job(const char *how)
         pause(); /* and never comes */
     const ar_status st = ar_comm_barrier(w.c, w.q, "end");
     if (w.r == 0)
-        fprintf(stderr, "%s\n", ar_comm_error(w.c));
+        fprintf(stderr, "%s\n", ari_comm_error(w.c));
     return st != AR_OK;
 }
 

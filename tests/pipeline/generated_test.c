@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Schedules that are generated: legal with any number of ranks, stages and micro-batches, as long as the formulas say,
  * with as many activations as they say. */
+#include "ref/core/schedule_private.h"
+#include "ref/pipeline/schedule_private.h"
 #include "support/together.h"
 
 typedef struct schedule_case {
@@ -16,9 +18,9 @@ static void each_case(ar_pp_schedule kind, void (*use)(const schedule_case *))
         for (int v = 1; v <= (kind == AR_PP_INTERLEAVED ? 4 : 1); v++)
             for (int m = 1; m <= 17; m++) {
                 schedule_case c = {kind, p, v, m, NULL};
-                cr_assert_ok(ar_pipeline_schedule_create(&c.s, kind, p, v, m));
+                cr_assert_ok(ari_pipeline_schedule_create(&c.s, kind, p, v, m));
                 use(&c);
-                ar_pipeline_schedule_destroy(c.s);
+                ari_pipeline_schedule_destroy(c.s);
             }
 }
 
@@ -28,7 +30,7 @@ static ar_pp_run run_of(const schedule_case *c, ar_pp_times times)
     ar_pp_run run;
     for (int i = 0; i < c->p * c->v; i++)
         each[i] = times;
-    cr_assert_ok(ar_pipeline_schedule_run(&run, c->s, each, NULL, NULL));
+    cr_assert_ok(ari_pipeline_schedule_run(&run, c->s, each, NULL, NULL));
     return run;
 }
 
@@ -53,7 +55,7 @@ static void expect_complete(const schedule_case *c)
     memset(seen, 0, sizeof seen);
     for (int r = 0; r < c->p; r++) {
         size_t n = 0;
-        const ar_pp_operation *o = ar_pipeline_schedule_rank(c->s, r, &n);
+        const ar_pp_operation *o = ari_pipeline_schedule_rank(c->s, r, &n);
         cr_assert_eq(n, (size_t)(c->v * c->m * (parted ? 3 : 2)) + transfers_of(c, r));
         for (size_t i = 0; i < n; i++) {
             cr_assert(o[i].stage % c->p == r && o[i].stage < c->p * c->v && o[i].micro < c->m);
@@ -70,19 +72,19 @@ static void expect_legal(const schedule_case *c)
     const ar_pp_operation *lists[8], *again;
     ar_pp_operation *bare[8];
     size_t counts[8], bare_counts[8] = {0}, n = 0;
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *copy = NULL, *lowered = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *copy = NULL, *lowered = NULL;
     for (int r = 0; r < c->p; r++) {
-        lists[r] = ar_pipeline_schedule_rank(c->s, r, &counts[r]);
+        lists[r] = ari_pipeline_schedule_rank(c->s, r, &counts[r]);
         bare[r] = malloc(counts[r] * sizeof *bare[r]);
         for (size_t i = 0; i < counts[r]; i++)
             if (lists[r][i].kind <= AR_PP_BACKWARD_WEIGHT)
                 bare[r][bare_counts[r]++] = lists[r][i];
     }
-    const ar_pipeline_shape shape = ar_pipeline_schedule_shape(c->s);
-    cr_assert_ok(ar_pipeline_schedule_own(&copy, shape, lists, counts));
-    cr_assert_ok(ar_pipeline_schedule_own(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts));
+    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(c->s);
+    cr_assert_ok(ari_pipeline_schedule_own(&copy, shape, lists, counts));
+    cr_assert_ok(ari_pipeline_schedule_own(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts));
     for (int r = 0; r < c->p; r++) {
-        again = ar_pipeline_schedule_rank(lowered, r, &n);
+        again = ari_pipeline_schedule_rank(lowered, r, &n);
         cr_assert(n == counts[r] && memcmp(again, lists[r], n * sizeof *again) == 0);
         free(bare[r]);
     }
@@ -91,7 +93,7 @@ static void expect_legal(const schedule_case *c)
 static void expect_near(double value, double formula, const schedule_case *c, const char *what)
 {
     cr_assert_lt(fabs(value - formula), 1e-9 * (1 + formula), "%s of %s, p=%d v=%d m=%d: %g, by formula %g", what,
-                 ar_pp_schedule_name(c->kind), c->p, c->v, c->m, value, formula);
+                 ari_pp_schedule_name(c->kind), c->p, c->v, c->m, value, formula);
 }
 
 static void gpipe(const schedule_case *c)
@@ -163,16 +165,16 @@ CLAIM(times_and_activations_are_the_formulas)
 /* The receive of what a rank needs next is posted before it computes what is before. */
 CLAIM(transfers_go_on_beside_computations)
 {
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run slow, fast;
     ar_pp_times times[4];
-    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 4, 1, 8));
+    cr_assert_ok(ari_pipeline_schedule_create(&s, AR_PP_GPIPE, 4, 1, 8));
     for (int i = 0; i < 4; i++)
         times[i] = (ar_pp_times){1, 1, 1, 1};
-    cr_assert_ok(ar_pipeline_schedule_run(&slow, s, times, NULL, NULL));
+    cr_assert_ok(ari_pipeline_schedule_run(&slow, s, times, NULL, NULL));
     for (int i = 0; i < 4; i++)
         times[i].transfer = 0;
-    cr_assert_ok(ar_pipeline_schedule_run(&fast, s, times, NULL, NULL));
+    cr_assert_ok(ari_pipeline_schedule_run(&fast, s, times, NULL, NULL));
     cr_expect_eq(fast.makespan, 33); /* (8 + 3) (1 + 2) */
     cr_expect_eq(slow.makespan, 39); /* 3 transfers forward, 3 back; the others go on beside computations */
 }
@@ -180,10 +182,10 @@ CLAIM(transfers_go_on_beside_computations)
 static double makespan_of_two(ar_pp_schedule kind, int micro_batches, double transfer)
 {
     const ar_pp_times times[] = {{1, 1, 1, transfer}, {1, 1, 1, transfer}};
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run run;
-    cr_assert_ok(ar_pipeline_schedule_create(&s, kind, 2, 1, micro_batches));
-    cr_assert_ok(ar_pipeline_schedule_run(&run, s, times, NULL, NULL));
+    cr_assert_ok(ari_pipeline_schedule_create(&s, kind, 2, 1, micro_batches));
+    cr_assert_ok(ari_pipeline_schedule_run(&run, s, times, NULL, NULL));
     return run.makespan;
 }
 
@@ -198,29 +200,29 @@ CLAIM(transfers_of_a_pair_wait_for_one_another_and_for_their_receiver)
 CLAIM(stages_may_take_different_times)
 {
     const ar_pp_times times[] = {{1, 1, 1, 0.5}, {3, 3, 3, 0.25}};
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_run run;
-    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
-    cr_assert_ok(ar_pipeline_schedule_run(&run, s, times, NULL, NULL));
+    cr_assert_ok(ari_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
+    cr_assert_ok(ari_pipeline_schedule_run(&run, s, times, NULL, NULL));
     cr_expect_eq(run.makespan, 1 + 0.5 + 9 + 9 + 0.5 + 2);
     cr_expect(run.rank[0].busy == 6 && run.rank[1].busy == 18 && run.rank[1].end == 19.5);
 }
 
 CLAIM(what_cannot_be_is_refused)
 {
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ar_pp_times times[] = {{1, 1, 1, 0}, {1, 1, -1, 0}};
     ar_pp_run run;
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 0, 1, 1), AR_ERR_ARG, "0 ranks");
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 2, 1), AR_ERR_ARG,
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_1F1B, 0, 1, 1), AR_ERR_ARG, "0 ranks");
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 2, 1), AR_ERR_ARG,
                       "2 stages of each rank in 1f1b");
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 200, 2, 1), AR_ERR_ARG, "400 stages");
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 0), AR_ERR_ARG, "0 micro-batches");
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1 << 30), AR_ERR_OVERFLOW, "1073741824");
-    cr_expect_refused(ar_pipeline_schedule_create(&s, AR_PP_SCHEDULES, 2, 1, 1), AR_ERR_ARG, "schedule 4");
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_INTERLEAVED, 200, 2, 1), AR_ERR_ARG, "400 stages");
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 0), AR_ERR_ARG, "0 micro-batches");
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1 << 30), AR_ERR_OVERFLOW, "1073741824");
+    cr_expect_refused(ari_pipeline_schedule_create(&s, AR_PP_SCHEDULES, 2, 1, 1), AR_ERR_ARG, "schedule 4");
     cr_expect_null(s);
-    cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1));
-    cr_expect_refused(ar_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_ERR_ARG, "stage 1 takes");
+    cr_assert_ok(ari_pipeline_schedule_create(&s, AR_PP_GPIPE, 2, 1, 1));
+    cr_expect_refused(ari_pipeline_schedule_run(&run, s, times, NULL, NULL), AR_ERR_ARG, "stage 1 takes");
 }
 
 EVERY_CLAIM(pipeline_generated)

@@ -2,6 +2,7 @@
 /* Random schedules, legal ones and ones with a change in one place, against rules of the tests' own: what they let pass
  * is taken, and nothing else. */
 #include "ref/core/scheduler.h"
+#include "ref/pipeline/schedule_private.h"
 #include "tests/support/test.h"
 
 enum { RANKS = 4, PARTS = 2, MICRO = 4, STAGES = RANKS * PARTS, MOST = PARTS * MICRO * 3 + 1, CASES = 10000 };
@@ -134,10 +135,10 @@ static void change(lists *l, uint64_t *seed)
 static bool is_taken(const lists *l)
 {
     const ar_pp_operation *of[RANKS];
-    OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     for (int r = 0; r < l->shape.ranks; r++)
         of[r] = l->of[r];
-    const ar_status st = ar_pipeline_schedule_own(&s, l->shape, of, l->count);
+    const ar_status st = ari_pipeline_schedule_own(&s, l->shape, of, l->count);
     cr_assert(st == AR_OK || (st == AR_ERR_FORMAT && ar_error_message()[0] != '\0'), "%s", ar_error_message());
     return st == AR_OK;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Placements: their texts, their gradients, and what a rank has by them. */
 #include "anyrank/placement.h"
+#include "ref/placement/placement_private.h"
 #include "support/together.h"
 
 CLAIM(every_spelling_is_read_and_the_short_one_is_printed)
@@ -28,13 +29,13 @@ CLAIM(every_spelling_is_read_and_the_short_one_is_printed)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[AR_PLACEMENT_TEXT];
         ar_placement p, again;
-        cr_assert_ok(ar_placement_parse(&p, cases[i].text));
-        cr_assert_str_eq(ar_placement_text(text, p), cases[i].canonical, "'%s'", cases[i].text);
-        cr_assert_ok(ar_placement_parse(&again, text));
+        cr_assert_ok(ari_placement_read(&p, cases[i].text));
+        cr_assert_str_eq(ari_placement_name(text, p), cases[i].canonical, "'%s'", cases[i].text);
+        cr_assert_ok(ari_placement_read(&again, text));
         cr_assert(p.kind == again.kind && p.dim == again.dim, "%s", text);
     }
     char text[AR_PLACEMENT_TEXT];
-    cr_assert_str_eq(ar_placement_text(text, (ar_placement){.kind = AR_PLACEMENT_KINDS}), "?");
+    cr_assert_str_eq(ari_placement_name(text, (ar_placement){.kind = AR_PLACEMENT_KINDS}), "?");
 }
 
 CLAIM(what_is_no_placement_is_refused)
@@ -45,7 +46,7 @@ CLAIM(what_is_no_placement_is_refused)
                                       "R, R",  "\x1b[31m"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         ar_placement p = {AR_SHARD, 7};
-        cr_assert_eq(ar_placement_parse(&p, bad[i]), AR_ERR_ARG, "'%s'", bad[i]);
+        cr_assert_eq(ari_placement_read(&p, bad[i]), AR_ERR_ARG, "'%s'", bad[i]);
         cr_assert(strstr(ar_error_message(), "S(dim)") && !strchr(ar_error_message(), '\x1b'), "%s",
                   ar_error_message());
         cr_assert(p.kind == AR_SHARD && p.dim == 7);
@@ -60,14 +61,14 @@ CLAIM(lists_are_read_as_python_prints_them)
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         ar_placement p[2];
         cr_assert_ok(ar_placements_parse(p, 2, good[i]));
-        cr_assert_str_eq(ar_placements_text(text, sizeof text, p, 2), "[S(0), R]");
+        cr_assert_str_eq(ari_placements_text(text, sizeof text, p, 2), "[S(0), R]");
     }
     ar_placement p[2] = {{AR_PARTIAL_MAX, 0}, {AR_PARTIAL_MAX, 0}};
     cr_assert_ok(ar_placements_parse(p, 1, "(Shard(dim=1),)"));
     cr_assert_ok(ar_placements_parse(p, 1, "Shard(dim=1)"));
     cr_assert(p[0].kind == AR_SHARD && p[0].dim == 1);
     cr_assert_ok(ar_placements_parse(p, 0, "[]"));
-    cr_assert_str_eq(ar_placements_text(text, sizeof text, p, 0), "[]");
+    cr_assert_str_eq(ari_placements_text(text, sizeof text, p, 0), "[]");
     static const char *const bad[] = {
         "S(0)", "[S(0), R, R]", "[S(0), ]]", "[S(0),,R]", "[S(0), R", "", "[R, x]", "R,R,", "R,R,R,R,R,R,R,R,R,R,R,R"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -75,7 +76,7 @@ CLAIM(lists_are_read_as_python_prints_them)
         cr_assert(p[0].kind == AR_SHARD && p[1].kind == AR_PARTIAL_MAX);
     }
     char little[8];
-    cr_assert_str_eq(ar_placements_text(little, sizeof little, p, 2), "[S(1...");
+    cr_assert_str_eq(ari_placements_text(little, sizeof little, p, 2), "[S(1...");
 }
 
 CLAIM(a_gradient_is_placed_by_the_rule_and_twice_it_is_the_value)
@@ -83,18 +84,18 @@ CLAIM(a_gradient_is_placed_by_the_rule_and_twice_it_is_the_value)
     static const char *const pairs[][2] = {{"R", "P(sum)"}, {"I", "I"}, {"S(2)", "S(2)"}, {"P(sum)", "R"}};
     for (size_t i = 0; i < 4; i++) {
         ar_placement p, want, g, back;
-        cr_assert_ok(ar_placement_parse(&p, pairs[i][0]));
-        cr_assert_ok(ar_placement_parse(&want, pairs[i][1]));
-        cr_assert_ok(ar_placement_gradient(&g, p));
-        cr_assert(ar_placement_same(g, want, 3), "%s", pairs[i][0]);
-        cr_assert_ok(ar_placement_gradient(&back, g));
-        cr_assert(ar_placement_same(back, p, 3), "%s", pairs[i][0]);
+        cr_assert_ok(ari_placement_read(&p, pairs[i][0]));
+        cr_assert_ok(ari_placement_read(&want, pairs[i][1]));
+        cr_assert_ok(ari_placement_gradient(&g, p));
+        cr_assert(ari_placement_same(g, want, 3), "%s", pairs[i][0]);
+        cr_assert_ok(ari_placement_gradient(&back, g));
+        cr_assert(ari_placement_same(back, p, 3), "%s", pairs[i][0]);
     }
     ar_placement g;
-    cr_assert_eq(ar_placement_gradient(&g, (ar_placement){AR_PARTIAL_MAX, 0}), AR_ERR_UNSUPPORTED);
-    cr_assert(ar_placement_same((ar_placement){AR_SHARD, -1}, (ar_placement){AR_SHARD, 2}, 3));
-    cr_assert_not(ar_placement_same((ar_placement){AR_SHARD, -1}, (ar_placement){AR_SHARD, 2}, 4));
-    cr_assert(ar_placement_same((ar_placement){AR_REPLICATE, 5}, (ar_placement){AR_REPLICATE, 0}, 1));
+    cr_assert_eq(ari_placement_gradient(&g, (ar_placement){AR_PARTIAL_MAX, 0}), AR_ERR_UNSUPPORTED);
+    cr_assert(ari_placement_same((ar_placement){AR_SHARD, -1}, (ar_placement){AR_SHARD, 2}, 3));
+    cr_assert_not(ari_placement_same((ar_placement){AR_SHARD, -1}, (ar_placement){AR_SHARD, 2}, 4));
+    cr_assert(ari_placement_same((ar_placement){AR_REPLICATE, 5}, (ar_placement){AR_REPLICATE, 0}, 1));
 }
 
 static ar_status place(ar_layout *o, const ar_mesh *mesh, int rank, const char *list, const size_t *shape, bool uneven)
@@ -102,8 +103,8 @@ static ar_status place(ar_layout *o, const ar_mesh *mesh, int rank, const char *
     ar_placement p[AR_MESH_DIMS];
     int at[AR_MESH_DIMS];
     AR_TRY(ar_placements_parse(p, mesh->ndim, list));
-    ar_mesh_coords(mesh, rank, at);
-    return ar_placements_layout(o, mesh, at, p, 2, shape, uneven);
+    ari_mesh_coords(mesh, rank, at);
+    return ari_placements_layout(o, mesh, at, p, 2, shape, uneven);
 }
 
 /* Every element of the tensor is on as many ranks as there are replicas, times the terms of a partial one. */
@@ -180,10 +181,11 @@ CLAIM(what_a_tensor_cannot_have_is_refused_by_name)
     cr_assert_refused(place(&o, &m, 0, "[R, S(2)]", shape, true), AR_ERR_ARG, "-2 to 1");
     cr_assert_eq(place(&o, &m, 0, "[R, S(-3)]", shape, true), AR_ERR_ARG);
     const ar_placement p[2] = {{AR_SHARD, 0}, {AR_PLACEMENT_KINDS, 0}};
-    cr_assert_eq(ar_placements_layout(&o, &m, (const int[]){0, 0}, p, 2, shape, true), AR_ERR_ARG);
-    cr_assert_eq(ar_placements_layout(&o, &m, (const int[]){0, 3}, (ar_placement[2]){{0}}, 2, shape, true), AR_ERR_ARG);
-    cr_assert_eq(ar_placements_layout(&o, &m, (const int[]){0, 0}, p, 5, shape, true), AR_ERR_ARG);
-    cr_assert_refused(ar_placements_layout(&o, &(ar_mesh){1, {{"tp", 1}}}, (const int[]){0}, p, 0, NULL, true),
+    cr_assert_eq(ari_placements_layout(&o, &m, (const int[]){0, 0}, p, 2, shape, true), AR_ERR_ARG);
+    cr_assert_eq(ari_placements_layout(&o, &m, (const int[]){0, 3}, (ar_placement[2]){{0}}, 2, shape, true),
+                 AR_ERR_ARG);
+    cr_assert_eq(ari_placements_layout(&o, &m, (const int[]){0, 0}, p, 5, shape, true), AR_ERR_ARG);
+    cr_assert_refused(ari_placements_layout(&o, &(ar_mesh){1, {{"tp", 1}}}, (const int[]){0}, p, 0, NULL, true),
                       AR_ERR_ARG, "scalar");
 }
 
@@ -205,7 +207,7 @@ CLAIM(drawn_texts_are_refused_or_read_as_they_are_printed)
         if (ar_placements_parse(p, 2, text) != AR_OK)
             continue;
         good++;
-        ar_placements_text(printed, sizeof printed, p, 2);
+        ari_placements_text(printed, sizeof printed, p, 2);
         cr_assert_eq(ar_placements_parse(again, 2, printed), AR_OK, "'%s' as '%s'", text, printed);
         cr_assert(memcmp(p, again, sizeof p) == 0, "'%s' as '%s'", text, printed);
     }

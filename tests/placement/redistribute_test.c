@@ -3,6 +3,9 @@
  * and backward, and <A x, y> = <x, A^T y>. Values are small integers, so that every sum is exact in every dtype. */
 #include "anyrank/redistribute.h"
 
+#include "ref/context/context_private.h"
+#include "ref/placement/placement_private.h"
+#include "ref/placement/redistribute_private.h"
 #include "support/rank_run.h"
 #include "support/together.h"
 #include "tests/placement/plain_placement.h"
@@ -77,7 +80,7 @@ static ar_status move_placed(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y,
     ar_placed p = {.local = *x, .groups = g};
     memcpy(p.shape, r->shape, sizeof p.shape);
     memcpy(p.at, r->from, sizeof p.at);
-    AR_TRY(ar_placed_redistribute(ctx, &p, &p, r->to, "moved"));
+    AR_TRY(ari_placed_redistribute(ctx, &p, &p, r->to, "moved"));
     *y = p.local;
     return memcmp(p.at, r->to, (size_t)g->mesh.ndim * sizeof *p.at) == 0
                ? AR_OK
@@ -86,7 +89,7 @@ static ar_status move_placed(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y,
 
 static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const ar_redistribution *r, int back)
 {
-    const int rank = ar_comm_rank(ar_ctx_tp(ctx));
+    const int rank = ar_comm_rank(ari_ctx_tp(ctx));
     long whole[PLAIN_MOST], part[PLAIN_MOST] = {0};
     uint64_t raw[PLAIN_MOST];
     size_t extent[AR_MAX_DIMS], before, after, peak;
@@ -96,9 +99,9 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->from, r->ndim, r->shape, true));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, r->ndim, extent));
     AR_TRY(ar_ctx_upload(ctx, &x, raw));
-    ar_ctx_memory(ctx, &before, &peak);
+    ari_ctx_memory(ctx, &before, &peak);
     AR_TRY(back ? move_placed(ctx, g, &y, &x, r) : ar_redistribute(ctx, g, &y, &x, r, "moved"));
-    ar_ctx_memory(ctx, &after, &peak);
+    ari_ctx_memory(ctx, &after, &peak);
     if (after != before + ar_tensor_count(&y) * ar_dtype_bytes(y.dtype))
         return ar_error_set(AR_ERR_INTERNAL, "%zu bytes became %zu: x stays, and y alone comes", before, after);
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->to, r->ndim, r->shape, true));
@@ -120,9 +123,9 @@ static bool linear(const move_case *c)
 static ar_status all_cases(ar_ctx *ctx, void *user)
 {
     const move_list *list = user;
-    const int rank = ar_comm_rank(ar_ctx_tp(ctx));
+    const int rank = ar_comm_rank(ari_ctx_tp(ctx));
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g;
-    ar_status st = ar_mesh_groups_init(&g, &list->item[0].mesh, ar_ctx_tp(ctx));
+    ar_status st = ar_mesh_groups_init(&g, &list->item[0].mesh, ari_ctx_tp(ctx));
     for (size_t i = 0; i < list->n && st == AR_OK; i++) {
         move_case *c = &list->item[i];
         ar_redistribution back;
@@ -133,7 +136,7 @@ static ar_status all_cases(ar_ctx *ctx, void *user)
             st = ar_redistribution_backward(&back, &g.mesh, &c->r);
         if (st == AR_OK && linear(c))
             st = pass(ctx, &g, c, &back, 1);
-        ar_ctx_end_step(ctx);
+        ari_ctx_end_step(ctx);
     }
     return st;
 }
@@ -144,8 +147,8 @@ static const char *described(const move_case *c)
     char from[96], to[96];
     snprintf(text, sizeof text, "%s [%zu, %zu, %zu] on %d x %d x %d ranks: %s to %s", ar_dtype_name(c->dtype),
              c->r.shape[0], c->r.shape[1], c->r.shape[2], c->mesh.dim[0].size, c->mesh.dim[1].size, c->mesh.dim[2].size,
-             ar_placements_text(from, sizeof from, c->r.from, c->mesh.ndim),
-             ar_placements_text(to, sizeof to, c->r.to, c->mesh.ndim));
+             ari_placements_text(from, sizeof from, c->r.from, c->mesh.ndim),
+             ari_placements_text(to, sizeof to, c->r.to, c->mesh.ndim));
     return text;
 }
 
@@ -162,8 +165,8 @@ static void check_case(move_case *c)
     if (!linear(c))
         return;
     for (int d = 0; d < c->mesh.ndim; d++) {
-        cr_assert_ok(ar_placement_gradient(&gradient_of_to[d], c->r.to[d]));
-        cr_assert_ok(ar_placement_gradient(&gradient_of_from[d], c->r.from[d]));
+        cr_assert_ok(ari_placement_gradient(&gradient_of_to[d], c->r.to[d]));
+        cr_assert_ok(ari_placement_gradient(&gradient_of_from[d], c->r.from[d]));
     }
     cr_assert(plain_is_whole(&c->mesh, gradient_of_from, c->r.ndim, c->r.shape, whole[1], c->part[1], c->count[1]),
               "%s: the gradient has changed", described(c));
@@ -365,7 +368,7 @@ CLAIM(steps_come_in_the_documented_order)
         char text[200] = "";
         cr_assert_ok(ar_placements_parse(r.from, 2, cases[i].from));
         cr_assert_ok(ar_placements_parse(r.to, 2, cases[i].to));
-        cr_assert_ok(ar_redistribution_steps(step, &n, &mesh, &r));
+        cr_assert_ok(ari_redistribution_steps(step, &n, &mesh, &r));
         for (size_t k = 0; k < n; k++)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s", k ? ", " : "", moves[step[k].move],
                      mesh.dim[step[k].dim].name);

@@ -8,6 +8,7 @@
 #include "support/small.h"
 #include "tests/support/test.h"
 #include "verify/lint/lint.h"
+#include "verify/lint/lint_private.h"
 
 #include <criterion/parameterized.h>
 
@@ -51,11 +52,11 @@ Test(lint, random_right_layouts_have_nothing_to_find)
     for (int i = 0; i < DRAWS; i++) {
         const layout_draw d = draw(i);
         const ar_run run = d.run;
-        OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
+        OWNED(ari_lint_report_destroy) ar_lint_report *r = NULL;
         layout_histogram_add(&h, &d);
-        cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
+        cr_assert_eq(ari_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
         cr_expect_gt(r->operations, 10);
-        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
+        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ari_lint_rule_name(r->finding[0].rule),
                      r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
                      r->finding[0].needs, TEXT(d));
     }
@@ -71,9 +72,9 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
         const layout_draw d = draw_experts(i);
         const ar_run run = d.run;
         const int ep = ari_at_least_one(d.run.parallel.ep);
-        OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
-        cr_assert_eq(ar_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
-        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ar_lint_rule_name(r->finding[0].rule),
+        OWNED(ari_lint_report_destroy) ar_lint_report *r = NULL;
+        cr_assert_eq(ari_lint(&r, &run, &d.config), AR_OK, "%s\n%s", ar_error_message(), TEXT(d));
+        cr_expect_eq(r->count, 0, "%s: %s %s, %s: has %s, needs %s\n%s", ari_lint_rule_name(r->finding[0].rule),
                      r->finding[0].module, r->finding[0].operation, r->finding[0].axis, r->finding[0].has,
                      r->finding[0].needs, TEXT(d));
         sent += ep > 1;
@@ -100,7 +101,7 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
         const bool split = d.run.parallel.tp > 1, broken = split && i % 3 != 0;
         plan_draw(text, &seed, &d.config, (plan_draw_options){.sp = split && d.run.parallel.sp, .wrong = broken});
         cr_assert_eq(ar_plan_parse(&run.plan, text, strlen(text), "drawn"), AR_OK, "%s", ar_error_message());
-        const ar_status st = ar_lint(&r, &run, &d.config);
+        const ar_status st = ari_lint(&r, &run, &d.config);
         cr_expect(st == AR_OK || st == AR_ERR_INDIVISIBLE, "seed %d: %s\n%s", (int)d.seed, ar_error_message(), text);
         if (st == AR_OK) {
             cr_expect_eq(r->count > 0, broken, "seed %d: %zu findings in %s\n%s", (int)d.seed, r->count,
@@ -108,7 +109,7 @@ Test(lint, random_plans_are_right_or_wrong_as_they_are_drawn)
             wrong += broken;
             right += !broken;
         }
-        ar_lint_report_destroy(r);
+        ari_lint_report_destroy(r);
         ar_plan_fini(&run.plan);
     }
     cr_expect(wrong >= 50 && right >= 150, "%d wrong, %d right", wrong, right);
@@ -120,11 +121,11 @@ Test(lint, what_the_model_or_a_list_cannot_have_is_refused)
     ar_run run = d.run;
     ar_lint_report *r = NULL;
     run.parallel.tp = 1 << 20;
-    cr_expect_neq(ar_lint(&r, &run, &d.config), AR_OK);
+    cr_expect_neq(ari_lint(&r, &run, &d.config), AR_OK);
     cr_expect_null(r);
     run = d.run;
     run.fault = AR_FAULT_column_dx_not_reduced;
-    cr_expect_eq(ar_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
+    cr_expect_eq(ari_lint(&r, &run, &d.config), AR_ERR_UNSUPPORTED);
     cr_expect_null(r);
 }
 
@@ -191,7 +192,8 @@ static void expect_verdict(size_t i, ari_lint_verdict v, bool broken, ar_lint_ru
 {
     cr_expect_eq(v.broken, broken, "rule case %zu", i);
     if (broken)
-        cr_expect_eq(v.rule, by, "rule case %zu: %s, expected %s", i, ar_lint_rule_name(v.rule), ar_lint_rule_name(by));
+        cr_expect_eq(v.rule, by, "rule case %zu: %s, expected %s", i, ari_lint_rule_name(v.rule),
+                     ari_lint_rule_name(by));
     else
         cr_expect(ari_lint_same(v.makes, makes), "rule case %zu", i);
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What pipelines of equal stages wait and keep when they run in virtual time, against the closed forms of their
  * papers. */
+#include "ref/core/schedule_private.h"
 #include "support/pipeline_measure.h"
 #include "support/together.h"
 
 static void expect_within_one_percent(const pipeline_case *c, const char *what, double got, double want)
 {
     cr_expect(fabs(got - want) <= 0.01 * want, "%s of %s, p=%d, m=%d: %.6g, by its formula %.6g", what,
-              ar_pp_schedule_name(c->schedule), c->ranks, c->micro_batches, got, want);
+              ari_pp_schedule_name(c->schedule), c->ranks, c->micro_batches, got, want);
 }
 
 /* A micro-batch's activations are those of GPipe, a part for each. */

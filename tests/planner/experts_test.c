@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
 #include "ref/core/lane.h"
+#include "ref/core/queue_private.h"
+#include "ref/models/plan_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 #include "verify/plan/search.h"
@@ -189,7 +191,7 @@ static ar_status exchange_rows(ar_comm *c, void *arg)
         counts[i] = EACH;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "rows"));
     AR_TRY(ar_comm_all_to_all(c, q, (ar_buf){got}, (ar_cbuf){sent}, counts, counts, AR_F32, "rows"));
-    AR_TRY(ar_queue_sync(q, 0));
+    AR_TRY(ari_queue_sync(q, 0));
     if (ar_comm_rank(c) == 0)
         *(uint64_t *)arg = ari_lane_self()->virtual_ns;
     return AR_OK;
@@ -320,7 +322,7 @@ CLAIM(one_block_with_experts_and_one_without_stand_for_all)
         ari_time few, each;
         const ari_memory m = shape_memory(&p);
         cr_assert_ok(ari_time_of(&few, &p, &o));
-        cr_assert_ok(ar_plan_default(&p.step.run.plan, c.arch));
+        cr_assert_ok(ari_plan_default(&p.step.run.plan, c.arch));
         SCOPED(ar_plan_fini) ar_plan plan = p.step.run.plan;
         const ari_memory n = shape_memory(&p);
         cr_assert_ok(ari_time_of(&each, &p, &o));

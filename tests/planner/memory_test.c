@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank's memory by a dry run of it beside what the ranks of a run count, and beside what it was. */
+#include "gpu/device_private.h"
+#include "ref/core/context_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "support/row.h"
@@ -63,8 +69,8 @@ static void draw(drawn *x, uint64_t first, layout_draw_kind kind)
     char layout[LAYOUT_DRAW_TEXT];
     layout_draw_text(layout, sizeof layout, d);
     snprintf(x->text, sizeof x->text, "seed %llu: %s, %s %s, storage %s%s%s, %zu rules", (unsigned long long)first,
-             layout, native ? "native" : "exact", ar_precision_name(x->o.run.precision),
-             ar_dtype_name(ar_matrices_of(x->o.run.precision, x->o.run.storage)),
+             layout, native ? "native" : "exact", ari_precision_name(x->o.run.precision),
+             ar_dtype_name(ari_matrix_dtype(x->o.run.precision, x->o.run.storage)),
              x->o.forward_only ? ", forward only" : "", x->o.tap ? ", tapped" : "", d->run.plan.rules);
 }
 
@@ -176,7 +182,7 @@ CLAIM(of_random_layouts_is_what_each_rank_counts)
 CLAIM(of_another_device_is_what_each_rank_counts)
 {
     OWNED(ar_device_destroy) ar_device *like = NULL;
-    if (ar_device_emulated_create(&like) == AR_ERR_UNSUPPORTED)
+    if (ari_device_emulated_create(&like) == AR_ERR_UNSUPPORTED)
         return;
     int n[COVERED] = {0};
     expect_counted(n, draws_of(1, 1), 7500, DRAW_TENSORS, like);
@@ -204,9 +210,9 @@ static void expect_few_as_many(ar_parallel p)
     int64_t ids[2 * 32] = {0};
     const ar_batch batch = {.batch = (size_t)(p.micro_batches + p.pp % 2), .seq = 2, .input_ids = ids};
     (void)planned_of(&c, p);
-    c.layers = (size_t)ar_parallel_stages(&p);
+    c.layers = (size_t)ari_parallel_stages(&p);
     x.o = (ari_cluster_options){.config = &c, .batch = &batch, .run = {.parallel = p}};
-    snprintf(x.text, sizeof x.text, "%s pp=%d x %d, %d micro-batches", ar_pp_schedule_name(p.schedule), p.pp,
+    snprintf(x.text, sizeof x.text, "%s pp=%d x %d, %d micro-batches", ari_pp_schedule_name(p.schedule), p.pp,
              p.virtual_stages, p.micro_batches);
     for (int r = 0; r < p.pp; r++) {
         ari_dry_memory dry;
@@ -353,7 +359,7 @@ CLAIM(of_chunks_beside_products_is_what_each_rank_counts)
         c.hidden = i / 3 % 2 ? c.hidden : WIDE;
         c.kv_heads = 2;
         if (other_order)
-            cr_assert_ok(ar_plan_add_mlp_order(&r.plan, c.arch, AR_MLP_ROW_COLUMN));
+            cr_assert_ok(ari_plan_add_mlp_order(&r.plan, c.arch, AR_MLP_ROW_COLUMN));
         expect_made("chunks", i, &c, i % 2 ? 3 : 1, SEQ, r, NULL, i < 24);
     }
 }

@@ -2,6 +2,7 @@
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
 #include <limits.h>
 
+#include "ref/models/model_private.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
@@ -260,7 +261,7 @@ CLAIM(stages_have_the_parameters_of_all)
     c.max_positions = 4096; /* more than what the last stage has of logits */
     ari_planned p = shape_planned(&c, 1, false, 2, 64);
     size_t all = 0;
-    cr_assert_ok(ar_config_parameters(&c, &all));
+    cr_assert_ok(ari_config_parameters(&c, &all));
     cr_expect_eq(held(&p, ARI_MEMORY_WEIGHTS), 2.0 * (double)all);
     p.step.run.parallel.pp = 2;
     const double table = 1024.0 * 256.0, block = 12.0 * 256.0 * 256.0 + 13.0 * 256.0;

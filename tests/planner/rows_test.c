@@ -4,6 +4,8 @@
 #include <stdarg.h>
 
 #include "ref/io/file.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
@@ -177,7 +179,7 @@ CLAIM(parameters_of_llama_3_are_the_published_and_those_of_one_rank_of_any_model
         const ar_config c = shape_bundled(ari_model_names[i]);
         const ari_planned p = shape_planned(&c, 1, false, 1, 128);
         size_t n = 0;
-        cr_assert_ok(ar_config_parameters(&c, &n));
+        cr_assert_ok(ari_config_parameters(&c, &n));
         cr_expect_eq(shape_memory(&p).of[ARI_MEMORY_WEIGHTS], 2.0 * (double)n, "%s", c.name);
         for (size_t k = 0; k < sizeof llama / sizeof *llama; k++)
             cr_expect(strcmp(llama[k].model, ari_model_names[i]) != 0 || n == llama[k].parameters, "%s: %zu", c.name,
@@ -193,11 +195,11 @@ CLAIM(parameters_of_deepseek_v3_are_the_published_and_its_layout_is_legal)
     const ar_config c = shape_bundled("deepseek-v3");
     const ar_parallel published = {.dp = 128, .ep = 64, .pp = 16, .zero = 1, .micro_batches = 120},
                       uneven = {.dp = 96, .ep = 48};
-    cr_assert_ok(ar_parallel_check(&published, &c, &(ar_plan){.rules = 0}, 15360, 4096));
+    cr_assert_ok(ari_parallel_check(&published, &c, &(ar_plan){.rules = 0}, 15360, 4096));
     cr_expect_eq(ar_parallel_world(&published), 2048);
-    cr_expect_eq(ar_parallel_check(&uneven, &c, &(ar_plan){.rules = 0}, 15360, 4096), AR_ERR_INDIVISIBLE);
+    cr_expect_eq(ari_parallel_check(&uneven, &c, &(ar_plan){.rules = 0}, 15360, 4096), AR_ERR_INDIVISIBLE);
     size_t all = 0;
-    cr_assert_ok(ar_config_parameters(&c, &all));
+    cr_assert_ok(ari_config_parameters(&c, &all));
     cr_expect_eq(all, 671026419200u, "%zu", all);
     const double others = ari_mlp_matrices(&c, false) - ari_mlp_matrices(&c, true), met = (double)all - others;
     cr_expect_eq(met, 37552297472.0, "%.0f", met);
@@ -209,9 +211,9 @@ CLAIM(parameters_of_gpt_oss_are_the_published)
 {
     size_t all = 0;
     const ar_config large = shape_bundled("gpt-oss-120b"), small = shape_bundled("gpt-oss-20b");
-    cr_assert_ok(ar_config_parameters(&large, &all));
+    cr_assert_ok(ari_config_parameters(&large, &all));
     cr_expect_eq(all, 116829156672u, "%zu", all);
-    cr_assert_ok(ar_config_parameters(&small, &all));
+    cr_assert_ok(ari_config_parameters(&small, &all));
     cr_expect_eq(all, 20914757184u, "%zu", all);
 }
 

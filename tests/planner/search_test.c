@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
+#include "ref/core/schedule_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 #include "verify/plan/search.h"
@@ -384,7 +385,7 @@ CLAIM(a_pipeline_of_equal_stages_waits_as_its_formula_says)
         if (rows[i].schedule == AR_PP_ZERO_BUBBLE)
             cr_expect(share > 0.25 * plain && share < 0.5 * plain, "%.15g", share);
         else
-            cr_expect(fabs(share - plain) < 1e-12, "%s x %d: %.15g", ar_pp_schedule_name(rows[i].schedule),
+            cr_expect(fabs(share - plain) < 1e-12, "%s x %d: %.15g", ari_pp_schedule_name(rows[i].schedule),
                       rows[i].each, share);
         cr_expect_eq(t.of[ARI_TIME_PP], 0.0);
     }

@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 
 #include "gpu/cluster/process/process.h"
+#include "gpu/cluster/process/process_private.h"
 #include "tests/process/forked.h"
 #include "tests/support/scoped.h"
 
@@ -29,7 +30,7 @@ static ar_status gather_and_check(ar_process *p)
     OWNED(free) char *bytes = malloc(own + 1);
     OWNED(free) char *all = NULL;
     memset(bytes, 'a' + ar_process_rank(p), own);
-    ar_status st = ar_process_gather(p, (void **)&all, sizes, bytes, own);
+    ar_status st = ari_process_gather(p, (void **)&all, sizes, bytes, own);
     size_t at = 0;
     for (int r = 0; st == AR_OK && all && r < RANKS; r++) {
         st = expect(sizes[r] == (size_t)r * (mega + 1), "another size arrived");
@@ -47,10 +48,10 @@ static ar_status all_calls(int rank, void *arg)
     (void)arg;
     OWNED(ar_process_destroy) ar_process *p = NULL;
     AR_TRY(join(&p, LIMIT_NS));
-    AR_TRY(expect(ar_process_rank(p) == rank && ar_process_size(p) == RANKS, "another rank or size"));
+    AR_TRY(expect(ar_process_rank(p) == rank && ari_process_size(p) == RANKS, "another rank or size"));
     for (int i = 0; i < 20; i++) {
         uint64_t word = rank == 0 ? (uint64_t)i * 77 : 0;
-        AR_TRY(ar_process_broadcast(p, &word, sizeof word));
+        AR_TRY(ari_process_broadcast(p, &word, sizeof word));
         AR_TRY(expect(word == (uint64_t)i * 77, "another word was broadcast"));
         if (i % 10 == 0)
             AR_TRY(gather_and_check(p));
@@ -78,9 +79,9 @@ static ar_status killed_in_gather(int rank, void *arg)
     }
     OWNED(free) void *all = NULL;
     char byte = 'x';
-    ar_status st = ar_process_gather(p, &all, NULL, &byte, 1);
+    ar_status st = ari_process_gather(p, &all, NULL, &byte, 1);
     if (st == AR_OK)
-        st = ar_process_broadcast(p, &byte, 1); /* those that only gave hear of it here */
+        st = ari_process_broadcast(p, &byte, 1); /* those that only gave hear of it here */
     return st;
 }
 
@@ -91,13 +92,13 @@ static ar_status one_aborts(int rank, void *arg)
     char byte = 0;
     AR_TRY(join(&p, LIMIT_NS));
     if (rank == 3)
-        ar_process_abort(p, AR_ERR_DATA, "the loss is NaN");
+        ari_process_abort(p, AR_ERR_DATA, "the loss is NaN");
     while (rank == 0 && atomic_load(arrived) < RANKS - 1)
         forked_sleep(0.001); /* it computes: the others, which wait for its broadcast, hear before it comes */
     OWNED(free) void *all = NULL;
-    ar_status st = ar_process_broadcast(p, &byte, 1);
+    ar_status st = ari_process_broadcast(p, &byte, 1);
     if (rank == 0 && st == AR_OK) /* which waits for nobody: the word may still be on its way to this thread */
-        st = ar_process_gather(p, &all, NULL, "", 0);
+        st = ari_process_gather(p, &all, NULL, "", 0);
     atomic_fetch_add(arrived, 1);
     if (rank == 3 && st == AR_ERR_DATA)
         st = ar_error_set(AR_ERR_ABORTED, "rank 3 aborted: the loss is NaN"); /* it keeps its own status */
@@ -115,11 +116,11 @@ static ar_status one_never_comes(int rank, void *arg)
     ar_status st = AR_OK;
     while (rank == 1 && atomic_load(arrived) == 0)
         forked_sleep(0.001);
-    st = ar_process_gather(p, &all, NULL, "", 0);
+    st = ari_process_gather(p, &all, NULL, "", 0);
     if (rank == 0)
         atomic_fetch_add(arrived, 1); /* it has waited long enough */
     if (st == AR_OK)
-        st = ar_process_broadcast(p, &(char){0}, 1);
+        st = ari_process_broadcast(p, &(char){0}, 1);
     ar_process_destroy(p);
     if (rank == 0 && st == AR_ERR_TIMEOUT)
         st = AR_ERR_ABORTED; /* it keeps its own status */

@@ -6,10 +6,12 @@
 #include <inttypes.h>
 #include <jansson.h>
 
+#include "ref/train/optimizer_private.h"
 #include "run/small_run.h"
 #include "support/fuzz.h"
 #include "support/small.h"
 #include "verify/run/checkpoint.h"
+#include "verify/run/checkpoint_private.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
 
@@ -90,15 +92,15 @@ static void hash_again(fuzz_input *x)
 /* What was read is used: every loss, every string, every tensor. */
 static void use(const ar_checkpoint *c, tally *t)
 {
-    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
+    const ar_checkpoint_state *s = ari_checkpoint_state_of(c);
     volatile float sink = 0; /* keeps the reads alive */
     for (size_t i = 0; i < s->losses; i++)
         sink = s->loss[i];
-    const float *w = ar_checkpoint_find((void *)(uintptr_t)c, "model.norm.weight", 36);
+    const float *w = ari_checkpoint_find((void *)(uintptr_t)c, "model.norm.weight", 36);
     for (size_t i = 0; w != NULL && i < 36; i++)
         sink = w[i];
     (void)sink;
-    if (s->numerics > AR_NUMERICS_NATIVE || ar_optimizer_check(&s->optimizer) != AR_OK || s->step > INT64_MAX ||
+    if (s->numerics > AR_NUMERICS_NATIVE || ari_optimizer_check(&s->optimizer) != AR_OK || s->step > INT64_MAX ||
         (s->data_hash != NULL && strlen(s->data_hash) != 64) || s->losses > s->step)
         t->failures++;
     t->read++;
@@ -111,10 +113,10 @@ static void try_open(const char *folder, tally *t)
     ar_checkpoint *c = NULL;
     bool known = false;
     ar_error_clear();
-    const ar_status st = ar_checkpoint_open(&c, folder);
+    const ar_status st = ari_checkpoint_open(&c, folder);
     if (st == AR_OK) {
         use(c, t);
-        ar_checkpoint_close(c);
+        ari_checkpoint_close(c);
         return;
     }
     for (size_t i = 0; i < sizeof documented / sizeof *documented; i++)
@@ -163,9 +165,9 @@ int main(int argc, char **argv)
     r.run.optimizer.groups = 2;
     for (size_t i = 0; i < 2; i++)
         r.run.optimizer.group[i] = (ar_param_group){.glob = "*.bias", .lr_scale = 1, .weight_decay = 0.5};
-    if (ar_checkpoint_writer_create(&r.writer, &o) != AR_OK || small_run_do(&r) != AR_OK)
+    if (ari_checkpoint_writer_create(&r.writer, &o) != AR_OK || small_run_do(&r) != AR_OK)
         return 1;
-    ar_checkpoint_writer_destroy(r.writer);
+    ari_checkpoint_writer_destroy(r.writer);
     fuzz(folder, "training.json", true, 3 * inputs, seed, &t);
     fuzz(folder, "training.json", false, inputs / 3, seed, &t);
     fuzz(folder, "model.safetensors", false, inputs / 3, seed, &t);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/layers/batch_private.h"
 #include "run/token_files.h"
+#include "verify/run/data_private.h"
 #include "verify/run/run.h"
 
 enum { TOKENS = 103, SEQ = 10, WINDOWS = 10 }; /* three tokens are left over */
@@ -19,7 +21,7 @@ static ar_loader *loader_of(const ar_data *d, size_t batch, uint64_t seed, bool 
 {
     const ar_loader_options o = {.batch = batch, .seq = SEQ, .vocab = 256, .seed = seed, .in_order = in_order};
     ar_loader *l = NULL;
-    cr_assert_ok(ar_loader_create(&l, d, &o));
+    cr_assert_ok(ari_loader_create(&l, d, &o));
     return l;
 }
 
@@ -74,13 +76,13 @@ Test(loader, every_order_is_equally_likely)
 
 Test(loader, an_epoch_has_each_window_once_whatever_the_batch)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ari_data_close) ar_data *d = counting();
     for (size_t batch = 1; batch <= 23; batch++) {
-        OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, batch, 5, false);
+        OWNED(ari_loader_destroy) ar_loader *l = loader_of(d, batch, 5, false);
         size_t seen[WINDOWS] = {0}, samples[23], taken = 0;
-        cr_assert_eq(ar_loader_windows(l), WINDOWS);
+        cr_assert_eq(ari_loader_windows(l), WINDOWS);
         for (uint64_t step = 1; taken < 3 * WINDOWS; step++) {
-            cr_assert_ok(ar_loader_samples(l, samples, step));
+            cr_assert_ok(ari_loader_samples(l, samples, step));
             for (size_t i = 0; i < batch && taken < 3 * WINDOWS; i++, taken++) {
                 cr_assert_eq(seen[samples[i]]++, taken / WINDOWS, "batch %zu, sample %zu", batch, taken);
             }
@@ -91,33 +93,33 @@ Test(loader, an_epoch_has_each_window_once_whatever_the_batch)
 /* Sample k of the run is the same in every batch size: place k mod 10 of epoch k / 10. */
 Test(loader, samples_depend_on_their_number_alone_and_any_step_is_read_at_once)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
-    OWNED(ar_loader_destroy)
+    OWNED(ari_data_close) ar_data *d = counting();
+    OWNED(ari_loader_destroy)
     ar_loader *one = loader_of(d, 1, 9, false), *four = loader_of(d, 4, 9, false), *fresh = loader_of(d, 4, 9, false);
     size_t a[4], b[4], order[WINDOWS];
     for (uint64_t step = 57; step > 7; step -= 7) { /* backwards, so nothing can depend on what was read before */
-        cr_assert_ok(ar_loader_samples(four, a, step));
+        cr_assert_ok(ari_loader_samples(four, a, step));
         for (size_t i = 0; i < 4; i++) {
             const uint64_t k = (step - 1) * 4 + i;
-            cr_assert_ok(ar_loader_samples(one, b, k + 1));
+            cr_assert_ok(ari_loader_samples(one, b, k + 1));
             ari_shuffle(order, WINDOWS, ari_shuffle_key(9), (uint32_t)(k / WINDOWS));
             cr_assert_eq(a[i], b[0]);
             cr_assert_eq(a[i], order[k % WINDOWS]);
         }
     }
-    cr_assert_ok(ar_loader_samples(four, a, 57));
-    cr_assert_ok(ar_loader_samples(fresh, b, 57));
+    cr_assert_ok(ari_loader_samples(four, a, 57));
+    cr_assert_ok(ari_loader_samples(fresh, b, 57));
     cr_assert_eq(memcmp(a, b, sizeof a), 0);
 }
 
 Test(loader, a_batch_holds_the_tokens_of_its_windows)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
-    OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, 3, 2, false);
+    OWNED(ari_data_close) ar_data *d = counting();
+    OWNED(ari_loader_destroy) ar_loader *l = loader_of(d, 3, 2, false);
     ar_batch b;
     size_t sample[3];
-    cr_assert_ok(ar_loader_batch(l, &b, 4));
-    cr_assert_ok(ar_loader_samples(l, sample, 4));
+    cr_assert_ok(ari_loader_batch(l, &b, 4));
+    cr_assert_ok(ari_loader_samples(l, sample, 4));
     cr_assert_eq(b.batch, 3);
     cr_assert_eq(b.seq, SEQ);
     cr_assert_null(b.labels);
@@ -127,10 +129,10 @@ Test(loader, a_batch_holds_the_tokens_of_its_windows)
 
 Test(loader, in_order_the_windows_come_as_the_data_has_them)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
-    OWNED(ar_loader_destroy) ar_loader *l = loader_of(d, 4, 2, true);
+    OWNED(ari_data_close) ar_data *d = counting();
+    OWNED(ari_loader_destroy) ar_loader *l = loader_of(d, 4, 2, true);
     size_t sample[4];
-    cr_assert_ok(ar_loader_samples(l, sample, 3));
+    cr_assert_ok(ari_loader_samples(l, sample, 3));
     cr_assert_eq(memcmp(sample, (const size_t[]){8, 9, 0, 1}, sizeof sample), 0);
 }
 
@@ -146,31 +148,31 @@ static ar_data *two_rows(void)
 /* They have two windows of two each: none goes over a row's end. */
 Test(loader, a_window_never_crosses_from_one_document_to_the_next)
 {
-    OWNED(ar_data_close) ar_data *d = two_rows();
+    OWNED(ari_data_close) ar_data *d = two_rows();
     const ar_loader_options o = {.batch = 4, .seq = 2, .in_order = true}, long_one = {.batch = 1, .seq = 6};
     ar_loader *l = NULL;
-    cr_assert_ok(ar_loader_create(&l, d, &o));
+    cr_assert_ok(ari_loader_create(&l, d, &o));
     ar_batch b;
-    cr_assert_ok(ar_loader_batch(l, &b, 1));
+    cr_assert_ok(ari_loader_batch(l, &b, 1));
     cr_assert_eq(memcmp(b.input_ids, (const int64_t[]){0, 1, 2, 3, 5, 6, 7, 8}, 8 * sizeof(int64_t)), 0);
-    ar_loader_destroy(l);
-    cr_assert_refused(ar_loader_create(&l, d, &long_one), AR_ERR_DATA,
+    ari_loader_destroy(l);
+    cr_assert_refused(ari_loader_create(&l, d, &long_one), AR_ERR_DATA,
                       "has 5 tokens in each row, expected at least the 6");
 }
 
 /* Tokens 0, 1, 2, ..: the separator is there once, in window 0 or 1, at its end or before it. */
 Test(loader, packed_windows_say_where_documents_end)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ari_data_close) ar_data *d = counting();
     ar_batch b;
     for (size_t separator = 3; separator < 20; separator += 6) { /* 3, 9, 15 */
         const ar_loader_options o = {
             .batch = 2, .seq = SEQ, .in_order = true, .packing = {.on = true, .separator = separator}};
-        OWNED(ar_loader_destroy) ar_loader *l = NULL;
-        cr_assert_ok(ar_loader_create(&l, d, &o));
-        cr_assert_eq(ar_loader_windows(l), WINDOWS);
-        cr_assert_ok(ar_loader_batch(l, &b, 1));
-        cr_assert_ok(ar_batch_check(&b, 1));
+        OWNED(ari_loader_destroy) ar_loader *l = NULL;
+        cr_assert_ok(ari_loader_create(&l, d, &o));
+        cr_assert_eq(ari_loader_windows(l), WINDOWS);
+        cr_assert_ok(ari_loader_batch(l, &b, 1));
+        cr_assert_ok(ari_batch_check(&b, 1));
         for (size_t i = 0; i < (size_t)2 * SEQ; i++) {
             const bool behind = i % SEQ > separator % SEQ && i / SEQ == separator / SEQ;
             cr_expect_eq(b.documents[i], behind, "separator %zu, token %zu", separator, i);
@@ -183,10 +185,10 @@ static void expect_packed(const ar_data *d, size_t batch, size_t separator, cons
 {
     const ar_loader_options o = {
         .batch = batch, .seq = 3, .in_order = true, .packing = {.on = true, .separator = separator}};
-    OWNED(ar_loader_destroy) ar_loader *l = NULL;
+    OWNED(ari_loader_destroy) ar_loader *l = NULL;
     ar_batch b;
-    cr_assert_ok(ar_loader_create(&l, d, &o));
-    cr_assert_ok(ar_loader_batch(l, &b, 1));
+    cr_assert_ok(ari_loader_create(&l, d, &o));
+    cr_assert_ok(ari_loader_batch(l, &b, 1));
     cr_expect_eq(memcmp(b.input_ids, ids, batch * 3 * sizeof *ids), 0, "separator %zu", separator);
     cr_expect_eq(memcmp(b.documents, documents, batch * 3 * sizeof *documents), 0, "separator %zu", separator);
 }
@@ -196,7 +198,7 @@ static void expect_packed(const ar_data *d, size_t batch, size_t separator, cons
 Test(loader, packed_rows_and_lines_of_json_are_documents)
 {
     static const int64_t ids[] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, letters[] = {'a', 'a', 'a', 'a', 'b', 'c'};
-    OWNED(ar_data_close) ar_data *rows = two_rows(), *lines = NULL;
+    OWNED(ari_data_close) ar_data *rows = two_rows(), *lines = NULL;
     cr_assert_ok(open_lines(&lines, "{\"text\": \"aaaa\"}\n{\"text\": \"b\"}\n{\"text\": \"ccc\"}\n"));
     expect_packed(rows, 3, AR_NO_SEPARATOR, ids, (const int32_t[]){0, 0, 0, 0, 0, 1, 0, 0, 0});
     expect_packed(rows, 3, 7, ids, (const int32_t[]){0, 0, 0, 0, 0, 1, 0, 0, 1});
@@ -205,19 +207,19 @@ Test(loader, packed_rows_and_lines_of_json_are_documents)
 
 Test(loader, packing_that_finds_no_documents_is_refused)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
+    OWNED(ari_data_close) ar_data *d = counting();
     ar_loader *l = NULL;
     const ar_loader_options none = {.batch = 1, .seq = 1, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
     const ar_loader_options beyond = {.batch = 1, .seq = 1, .vocab = 256, .packing = {.on = true, .separator = 256}};
-    cr_assert_refused(ar_loader_create(&l, d, &none), AR_ERR_DATA, "which token ends a document");
-    cr_assert_refused(ar_loader_create(&l, d, &beyond), AR_ERR_ARG, "token 256 is to end a document");
+    cr_assert_refused(ari_loader_create(&l, d, &none), AR_ERR_DATA, "which token ends a document");
+    cr_assert_refused(ari_loader_create(&l, d, &beyond), AR_ERR_ARG, "token 256 is to end a document");
     cr_assert_null(l);
 }
 
 Test(loader, what_cannot_be_loaded_is_refused)
 {
-    OWNED(ar_data_close) ar_data *d = counting();
-    OWNED(ar_loader_destroy) ar_loader *l = NULL;
+    OWNED(ari_data_close) ar_data *d = counting();
+    OWNED(ari_loader_destroy) ar_loader *l = NULL;
     static const struct {
         ar_loader_options o;
         ar_status st;
@@ -227,12 +229,12 @@ Test(loader, what_cannot_be_loaded_is_refused)
                  {{.batch = 1, .seq = 1, .vocab = 100}, AR_ERR_DATA},
                  {{.batch = SIZE_MAX / 4, .seq = 8}, AR_ERR_OVERFLOW}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        cr_assert_eq(ar_loader_create(&l, d, &wrong[i].o), wrong[i].st, "case %zu", i);
+        cr_assert_eq(ari_loader_create(&l, d, &wrong[i].o), wrong[i].st, "case %zu", i);
     cr_assert_null(l);
     l = loader_of(d, 4, 0, false);
     ar_batch b;
-    cr_assert_eq(ar_loader_batch(l, &b, 0), AR_ERR_ARG);
-    cr_assert_eq(ar_loader_batch(l, &b, UINT64_MAX), AR_ERR_OVERFLOW);
-    cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(1) << 34), AR_ERR_OVERFLOW, "epoch 2^32 and more");
-    cr_assert_eq(ar_loader_batch(l, &b, UINT64_C(10737418240)), AR_OK, "the last epoch");
+    cr_assert_eq(ari_loader_batch(l, &b, 0), AR_ERR_ARG);
+    cr_assert_eq(ari_loader_batch(l, &b, UINT64_MAX), AR_ERR_OVERFLOW);
+    cr_assert_eq(ari_loader_batch(l, &b, UINT64_C(1) << 34), AR_ERR_OVERFLOW, "epoch 2^32 and more");
+    cr_assert_eq(ari_loader_batch(l, &b, UINT64_C(10737418240)), AR_OK, "the last epoch");
 }

@@ -8,6 +8,8 @@
 
 #include "anyrank/grads.h"
 #include "tests/support/temporary.h"
+#include "verify/dump/dump_private.h"
+#include "verify/dumps/verify_private.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 int main(void)
@@ -57,7 +59,7 @@ static ar_status open_dump(void)
     OWNED(ar_dump_close) ar_dump *d = NULL;
     double value = 0.0;
     AR_TRY(ar_dump_open(&d, MODEL, NULL));
-    return ar_dump_read_f64(ar_dump_at(d, 0), 0, 1, &value);
+    return ari_dump_read_f64(ar_dump_at(d, 0), 0, 1, &value);
 }
 
 static ar_status compare(void)
@@ -65,7 +67,7 @@ static ar_status compare(void)
     OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     const ar_verify_options o = {.reference = MODEL, .other = MODEL "/train_final.safetensors", .threads = 1};
     AR_TRY(ar_verify(&r, &o));
-    return ar_verify_html(r, out);
+    return ari_verify_html(r, out);
 }
 
 static ar_status compute(void)

@@ -9,7 +9,9 @@
 #include "support/row.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
+#include "verify/run/checkpoint_private.h"
 #include "verify/run/cluster_run.h"
+#include "verify/run/data_private.h"
 #include "verify/run/full_set.h"
 
 enum { SMALL_BATCH = 4, SMALL_SEQ = 12, SMALL_SEED = 3 };
@@ -53,7 +55,7 @@ static inline ar_checkpoint_state small_state(const small_run *r, uint64_t step)
     return (ar_checkpoint_state)ROW(.step = step, .optimizer_steps = step, .steps = 8, .seed = SMALL_SEED,
                                     .optimizer = r->run.optimizer, .clip = 1, .dropout = r->run.dropout,
                                     .storage = AR_F32, .batch = SMALL_BATCH, .seq = SMALL_SEQ, .data_hash = hash,
-                                    .data_format = AR_DATA_BYTES, .data_tokens = ar_data_tokens(r->data),
+                                    .data_format = AR_DATA_BYTES, .data_tokens = ari_data_tokens(r->data),
                                     .loss = r->loss, .losses = (size_t)(step - r->first));
 }
 
@@ -68,17 +70,17 @@ static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *
     const ar_loader_options l = {.batch = SMALL_BATCH, .seq = SMALL_SEQ, .vocab = r->config.vocab, .seed = SMALL_SEED};
     ari_cluster_options o = {.config = &r->config, .run = r->run};
     o.run.steps = r->last;
-    AR_TRY(ar_loader_create(&k->loader, r->data, &l));
+    AR_TRY(ari_loader_create(&k->loader, r->data, &l));
     AR_TRY(ari_trainer_create(&k->trainer, ctx, &o));
     if (r->from == NULL)
         return AR_OK;
-    return ar_checkpoint_load(r->from, ctx, k->trainer.params, k->trainer.n, k->trainer.optimizer);
+    return ari_checkpoint_load(r->from, ctx, k->trainer.params, k->trainer.n, k->trainer.optimizer);
 }
 
 static inline void small_destroy(small_rank *k)
 {
     ari_trainer_destroy(&k->trainer);
-    ar_loader_destroy(k->loader);
+    ari_loader_destroy(k->loader);
 }
 
 static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uint64_t step)
@@ -88,8 +90,8 @@ static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uin
     const ar_checkpoint_state state = small_state(r, step);
     if (r->before_save)
         AR_TRY(r->before_save(ctx, t->params, t->n));
-    const ar_status st = ar_checkpoint_save(r->writer, ctx, t->params, t->n, r->weights_only ? NULL : t->optimizer,
-                                            rank0 ? &state : NULL);
+    const ar_status st = ari_checkpoint_save(r->writer, ctx, t->params, t->n, r->weights_only ? NULL : t->optimizer,
+                                             rank0 ? &state : NULL);
     if (rank0)
         r->saved = st;
     return st;
@@ -100,7 +102,7 @@ static inline ar_status small_steps(small_run *r, small_rank *k, ar_ctx *ctx)
     for (uint64_t step = r->first + 1; step <= r->last; step++) {
         ar_batch batch;
         ar_train_result result;
-        AR_TRY(ar_loader_batch(k->loader, &batch, step));
+        AR_TRY(ari_loader_batch(k->loader, &batch, step));
         AR_TRY(ari_trainer_step(&result, &k->trainer, ctx, &batch, (uint32_t)step));
         if (ar_comm_rank(ctx->world) == 0)
             r->loss[step - r->first - 1] = result.loss;
@@ -121,7 +123,7 @@ static inline ar_status small_rank_main(ar_ctx *ctx, void *user)
 
 static inline ar_status small_run_do(small_run *r)
 {
-    ar_status st = ar_data_open(&r->data, NULL, AR_DATA_AUTO);
+    ar_status st = ari_data_open(&r->data, NULL, AR_DATA_AUTO);
     if (st == AR_OK)
         st = ari_full_set_create(&r->set, NULL);
     if (st == AR_OK)
@@ -129,7 +131,7 @@ static inline ar_status small_run_do(small_run *r)
     if (st == AR_OK)
         st = ari_full_set_hash(r->set, r->hash);
     ari_full_set_destroy(r->set);
-    ar_data_close(r->data);
+    ari_data_close(r->data);
     r->set = NULL;
     r->data = NULL;
     return st;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A few steps of what tests/extended/trajectories.c does for many: the weights of the baseline, however the run is
  * split, also where it was interrupted. */
+#include "ref/train/optimizer_private.h"
+#include "ref/train/train_private.h"
 #include "support/small.h"
 #include "support/trajectory.h"
 #include "tests/support/temporary.h"
@@ -78,7 +80,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     o.run.optimizer.lr = 3.0;
     o.run.optimizer.warmup_steps = 6;
     o.scale_loss = true;
-    o.scaling = ar_loss_scaling_defaults(true);
+    o.scaling = ari_loss_scaling_defaults(true);
     o.scaling.scale = 0x1p126;
     o.scaling.backoff = 0x1p-8;
     o.listener.step = on_step;
@@ -86,7 +88,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     cr_assert_ok(ar_train_run(&r, &o));
     cr_assert_eq(r->steps, 8, "%s", r->message);
     for (size_t i = 0; i < 8; i++) {
-        cr_expect_eq(kept[i].lr, ar_optimizer_lr(&o.run.optimizer, updates + 1), "step %zu", i + 1);
+        cr_expect_eq(kept[i].lr, ari_optimizer_lr(&o.run.optimizer, updates + 1), "step %zu", i + 1);
         cr_expect_eq(r->lr[i], kept[i].lr);
         updates += !kept[i].skipped;
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A cluster in words. */
 #include "anyrank/sim.h"
+#include "sim/sim_private.h"
 #include "tests/support/test.h"
 
 static ar_sim_cluster parsed(const char *text)
@@ -64,14 +65,14 @@ Test(cluster, a_description_reads_back)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const ar_sim_cluster c = parsed(texts[i]);
         char text[160], again[160];
-        ar_sim_cluster_describe(&c, text, sizeof text);
+        ari_sim_cluster_describe(&c, text, sizeof text);
         const ar_sim_cluster d = parsed(text);
-        ar_sim_cluster_describe(&d, again, sizeof again);
+        ari_sim_cluster_describe(&d, again, sizeof again);
         cr_expect_str_eq(text, again);
     }
     char text[160];
     const ar_sim_cluster c = parsed("8x inside=2us:300GB/s between=5us:25GB/s flops=400T");
-    ar_sim_cluster_describe(&c, text, sizeof text);
+    ari_sim_cluster_describe(&c, text, sizeof text);
     cr_expect_str_eq(text, "8x inside=2us:300GB/s between=5us:25GB/s flops=400T");
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/wait.h"
 #include "tests/sim/batch.h"
@@ -34,15 +35,15 @@ static ar_status run_case(ar_comm *c, void *arg)
     ar_comm_counted(c, &run->moved[r].read, &run->moved[r].written);
     for (int i = 0; i < CASE_KINDS; i++) {
         if (i == (int)run->k.kind)
-            run->calls[r] = ar_comm_calls(c, kinds[i]);
+            run->calls[r] = ari_comm_calls(c, kinds[i]);
         else
-            run->other_calls[r] += ar_comm_calls(c, kinds[i]);
+            run->other_calls[r] += ari_comm_calls(c, kinds[i]);
     }
     if (run->k.kind == SEND_RECV)
-        run->calls[r] += ar_comm_calls(c, "recv");
+        run->calls[r] += ari_comm_calls(c, "recv");
     else
-        run->other_calls[r] += ar_comm_calls(c, "recv");
-    run->other_calls[r] += ar_comm_calls(c, "no such kind");
+        run->other_calls[r] += ari_comm_calls(c, "recv");
+    run->other_calls[r] += ari_comm_calls(c, "no such kind");
     return st;
 }
 
@@ -189,11 +190,11 @@ static ar_status reduce_in_group(ar_comm *c, void *arg)
 {
     split_bytes *b = arg;
     const int r = ar_comm_rank(c);
-    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    OWNED(ari_comm_destroy) ar_comm *g = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     float x[6] = {0};
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    ar_status st = ar_comm_split(&g, c, r % 2, r);
+    ar_status st = ari_comm_split(&g, c, r % 2, r);
     if (st == AR_OK)
         st = ar_comm_all_reduce(g, q, (ar_buf){x}, (ar_cbuf){x}, 6, AR_F32, AR_SUM, "group");
     if (st == AR_OK) {

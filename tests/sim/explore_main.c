@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "sim/sim_private.h"
 #include "tests/sim/orderings.h"
 #include "tests/sim/world.h"
 #include "tests/support/small.h"
@@ -63,7 +64,7 @@ typedef struct outcome {
 static void run_seed(outcome *x, world *w, uint64_t seed, bool with_fault)
 {
     uint64_t rng = seed;
-    const ar_sim_fault fault = ar_sim_fault_draw(seed, RANKS, OPS, 1000000000);
+    const ar_sim_fault fault = ari_sim_fault_draw(seed, RANKS, OPS, 1000000000);
     memset(x, 0, sizeof *x);
     draw_groups(w, seed, RANKS, &rng);
     draw_ops(w, OPS, &rng);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdatomic.h>
 
+#include "gpu/device_private.h"
+#include "ref/core/queue_private.h"
 #include "tests/sim/batch.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
@@ -14,7 +16,7 @@ static void choose(where w)
 {
     OWNED(ar_device_destroy) ar_device *d = NULL;
     setenv("ANYRANK_EMULATED_STREAMS", w == LATE ? "latest:7" : "eager", 1);
-    if (ar_device_emulated_create(&d) != AR_OK)
+    if (ari_device_emulated_create(&d) != AR_OK)
         cr_skip("this build has no emulated device");
 }
 
@@ -49,15 +51,15 @@ static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = place(&p[i], &b->k[i], r, d, inline_queue);
     if (st == AR_OK && q != inline_queue)
-        st = ar_queue_sync(inline_queue, 0);
+        st = ari_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = case_call(&p[i].k, c, q, "case");
     if (st == AR_OK && q != inline_queue)
-        st = ar_queue_sync(q, 0);
+        st = ari_queue_sync(q, 0);
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = fetch(&p[i], &b->k[i], r, d, inline_queue);
     if (st == AR_OK)
-        st = ar_queue_sync(inline_queue, 0);
+        st = ari_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n; i++)
         take_away(&p[i], d, inline_queue);
     return st;
@@ -69,7 +71,7 @@ static ar_status run_on_device(ar_comm *c, void *arg)
     const int r = ar_comm_rank(c);
     OWNED(ar_device_destroy) ar_device *d = NULL;
     ar_queue *own = NULL, *q = NULL;
-    AR_TRY(ar_device_emulated_create(&d));
+    AR_TRY(ari_device_emulated_create(&d));
     failing own_table = {.ops = *d->ops, .real = d->ops, .fails_at = r == b->fails_on ? b->fails_at : 0};
     own_table.ops.copy = copy_or_fail;
     atomic_init(&own_table.calls, 0);
@@ -181,7 +183,7 @@ static ar_status run_rounds(ar_comm *c, void *arg)
     OWNED(ar_device_destroy) ar_device *d = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     ar_buf x, y, sum;
-    AR_TRY(ar_device_emulated_create(&d));
+    AR_TRY(ari_device_emulated_create(&d));
     AR_TRY(d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q"));
     AR_TRY(d->ops->alloc(d, q, &x, ELEMENTS * sizeof(int32_t)));
     AR_TRY(d->ops->alloc(d, q, &y, RANKS * ELEMENTS * sizeof(int32_t)));
@@ -200,7 +202,7 @@ static ar_status run_rounds(ar_comm *c, void *arg)
         AR_TRY(d->ops->zero(d, q, y, sizeof all->gathered[r][k]));
         AR_TRY(d->ops->zero(d, q, sum, sizeof values));
     }
-    AR_TRY(ar_queue_sync(q, 0));
+    AR_TRY(ari_queue_sync(q, 0));
     d->ops->free(d, q, x);
     d->ops->free(d, q, y);
     d->ops->free(d, q, sum);
@@ -234,7 +236,7 @@ static ar_status message_or_mixed(ar_comm *c, void *arg)
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     ar_buf x = {NULL};
     int32_t own[4] = {0};
-    AR_TRY(ar_device_emulated_create(&d));
+    AR_TRY(ari_device_emulated_create(&d));
     ar_status st =
         r == 1 ? d->ops->queue_create(d, &q, AR_QUEUE_INLINE, "q") : ar_queue_create(&q, AR_QUEUE_INLINE, "host");
     if (st == AR_OK && r == 1)

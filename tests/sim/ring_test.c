@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <unistd.h>
 
+#include "ref/comm/comm_private.h"
 #include "tests/sim/plain.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
@@ -66,7 +67,7 @@ static int modulo(int a, int n)
 static size_t chunk_bytes(const ring_run *run, int c)
 {
     size_t start, size;
-    ar_comm_slice(run->k.count, run->k.n, c, &start, &size);
+    ari_comm_slice(run->k.count, run->k.n, c, &start, &size);
     return 4 * (run->k.kind == ALL_REDUCE ? size : run->k.counts[c]);
 }
 

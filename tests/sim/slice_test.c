@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/sim.h"
+#include "ref/comm/comm_private.h"
 #include "ref/core/reduce.h"
 #include "sim/sum.h"
 #include "tests/support/test.h"
@@ -157,7 +158,7 @@ static void check_all_reduce(run *u, ar_sim_algorithm algorithm, int n, size_t s
     const ari_reduce kernel = ari_reduce_kernel(u->dtype, u->op);
     for (int c = 0; c < n; c++) {
         size_t start, size;
-        ar_comm_slice(u->count, n, c, &start, &size);
+        ari_comm_slice(u->count, n, c, &start, &size);
         memcpy(expected + start * element, u->in[(c + 1) % n] + start * element, size * element);
         for (int k = 2; k <= n; k++)
             kernel.two(expected + start * element, expected + start * element, u->in[(c + k) % n] + start * element,

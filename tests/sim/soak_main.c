@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <signal.h>
 
+#include "ref/comm/comm_private.h"
+#include "sim/sim_private.h"
 #include "tests/sim/soak_world.h"
 #include "tests/support/small.h"
 
@@ -218,7 +220,7 @@ static void print_world(const soak_world *w)
            w->w.mistaken_op);
     for (size_t i = 0; i < w->w.options.fault_count; i++) {
         char text[128];
-        ar_sim_fault_describe(&w->fault[i], text, sizeof text);
+        ari_sim_fault_describe(&w->fault[i], text, sizeof text);
         printf("  %s\n", text);
     }
     for (int r = 0; r < w->w.n; r++)
@@ -266,12 +268,12 @@ static ar_status reduce_until_the_end(ar_comm *g)
 static ar_status abort_while_others_reduce(ar_comm *c, void *arg)
 {
     const int r = ar_comm_rank(c);
-    OWNED(ar_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ar_comm_split(&g, c, r == 3, r));
+    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ari_comm_split(&g, c, r == 3, r));
     ar_status st = AR_OK;
     if (r == 3) {
         usleep((useconds_t) * (const uint64_t *)arg);
-        ar_comm_abort(c, AR_ERR_IO, "on purpose");
+        ari_comm_abort(c, AR_ERR_IO, "on purpose");
     } else {
         st = reduce_until_the_end(g);
     }

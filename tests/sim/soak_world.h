@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include "ref/comm/comm_private.h"
+#include "sim/sim_private.h"
 #include "tests/sim/world.h"
 
 /* Random worlds for the soak, with faults of the transport and mistakes of the program. */
@@ -62,7 +64,7 @@ static inline ar_status do_mistake(const world *w, rank_state *s, int *i, bool *
     case RETURN_ERROR:
         return ar_error_set(AR_ERR_DATA, "returns on purpose");
     case ABORT:
-        ar_comm_abort(s->comm[0], AR_ERR_IO, "aborts on purpose");
+        ari_comm_abort(s->comm[0], AR_ERR_IO, "aborts on purpose");
         return AR_OK;
     case OTHER_KIND:
         return ar_comm_barrier(s->comm[0], s->queue[0], w->ops[at].tag);
@@ -71,7 +73,7 @@ static inline ar_status do_mistake(const world *w, rank_state *s, int *i, bool *
     case TASK_FAILS:
         return ar_queue_host(s->queue[0], fail_task, NULL);
     case TOO_LATE:
-        while (!ar_comm_error(s->comm[0])[0]) /* somebody has had to wait for too long */
+        while (!ari_comm_error(s->comm[0])[0]) /* somebody has had to wait for too long */
             usleep(1000);
         return AR_OK;
     case OTHER_ORDER:
@@ -89,7 +91,7 @@ static inline void draw_faults(soak_world *w, uint64_t *rng)
     bool may_miss = false;
     for (size_t i = 0; i < count; i++) {
         ar_sim_fault *f = &w->fault[i];
-        *f = ar_sim_fault_draw(draw(rng, UINT64_MAX), w->w.n, SOAK_OPS + 6, SOAK_MS);
+        *f = ari_sim_fault_draw(draw(rng, UINT64_MAX), w->w.n, SOAK_OPS + 6, SOAK_MS);
         if (f->kind == AR_SIM_DELAY && draw(rng, 3) == 0)
             f->ns = 700 * SOAK_MS; /* past every timeout */
         may_miss |= f->kind == AR_SIM_STALL || (f->kind == AR_SIM_DELAY && f->ns > SOAK_MS);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a collective takes on the cluster of virtual time. No data moves here: the model is asked alone, so that sizes
  * can be what they are on a cluster. */
+#include "ref/comm/comm_private.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "sim/sim_impl.h"
 #include "tests/support/test.h"
@@ -77,7 +78,7 @@ Test(virtual, rings_take_what_their_closed_forms_say)
             const double d = (double)sizes[s], part = (double)(n - 1) / n;
             size_t counts[MOST], start;
             for (int i = 0; i < n; i++)
-                ar_comm_slice(sizes[s], n, i, &start, &counts[i]);
+                ari_comm_slice(sizes[s], n, i, &start, &counts[i]);
             const double half = (n - 1) * ALPHA + part * d / BETA;
             meeting m = all_call(n, (ari_call){.kind = ARI_ALL_REDUCE, .dtype = AR_U8, .count = sizes[s]});
             ask(&m, &one_node);

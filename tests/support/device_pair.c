@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
@@ -458,7 +459,7 @@ static bool download(device_pair *p, const pair_memory *m, unsigned char *got[2]
             abort();
         ar_status st = p->side[s]->ops->copy(p->side[s], p->queue[s], (ar_buf){got[s]}, ar_const(m->base[s]), m->bytes);
         if (st == AR_OK)
-            st = ar_queue_sync(p->queue[s], 0);
+            st = ari_queue_sync(p->queue[s], 0);
         if (st != AR_OK)
             pair_ran(p, s, st);
     }

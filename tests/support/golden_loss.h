@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "anyrank/batch.h"
+#include "ref/core/batch_private.h"
 
 /** The loss that a golden case was made with, which its provenance.json names where it is not the cross-entropy
  *  alone. */
@@ -19,7 +20,7 @@ static inline ar_loss_options golden_loss(const char *name)
                             {.balance_weight = json_number_value(json_object_get(said, "balance_weight")),
                              .z_loss = json_number_value(json_object_get(said, "router_z_loss"))}};
     const char *balance = json_string_value(json_object_get(said, "balance"));
-    while (balance && strcmp(ar_balance_name(loss.router.balance), balance) != 0)
+    while (balance && strcmp(ari_balance_name(loss.router.balance), balance) != 0)
         loss.router.balance++;
     json_decref(said);
     return loss;

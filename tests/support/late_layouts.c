@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "anyrank/check.h"
+#include "ref/models/parallel_private.h"
 #include "support/trajectory.h"
 
 enum { STEPS = 2 };
@@ -77,7 +78,7 @@ static bool is_same(size_t i, uint64_t seed, const outcome *expected)
     char text[160];
     outcome got = {"", 0};
     ar_training_options o = options_of(layouts[i].model);
-    ar_parallel_text(text, sizeof text, &layouts[i].layout.parallel);
+    ari_parallel_text(text, sizeof text, &layouts[i].layout.parallel);
     const char *streams = choose(seed);
     o.run.device.kind = AR_DEVICE_EMULATED;
     if (trajectory_run(got.hash, &got.loss, &o, &layouts[i].layout) != AR_OK) {

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/layout_draw.h"
+#include "ref/core/batch_private.h"
+#include "ref/core/optimizer_private.h"
+#include "ref/models/parallel_private.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -84,7 +87,7 @@ static void draw_pipeline(layout_draw *d, uint64_t *s)
     p->schedule = (ar_pp_schedule)pick(s, AR_PP_SCHEDULES);
     if (p->schedule == AR_PP_INTERLEAVED)
         p->virtual_stages = 2 + (int)pick(s, 2);
-    const int stages = ar_parallel_stages(p);
+    const int stages = ari_parallel_stages(p);
     d->config.layers = (size_t)stages + pick(s, 3);
     if (pick(s, 3) == 0)
         draw_stages(&p->stages, s, stages, &d->config.layers);
@@ -412,7 +415,7 @@ static bool is_legal(layout_draw *d)
               most = d->kind == DRAW_STAGES ? LAYOUT_DRAW_RANKS : MOST_RANKS;
     return ranks <= most && d->run.seq <= LAYOUT_DRAW_SEQ && d->run.batch * d->run.seq <= LAYOUT_DRAW_TOKENS &&
            d->config.heads <= LAYOUT_DRAW_HEADS && (ranks > 1 || d->kind == DRAW_TENSORS) &&
-           ar_parallel_check(&d->run.parallel, &d->config, &d->run.plan, d->run.batch, d->run.seq) == AR_OK;
+           ari_parallel_check(&d->run.parallel, &d->config, &d->run.plan, d->run.batch, d->run.seq) == AR_OK;
 }
 
 /* Rows of padding would count in losses of routers, in what they choose, and in dropout before these. */
@@ -440,12 +443,12 @@ void layout_draw_add_more(layout_draw *d)
     const bool given = d->json[0] != '\0' && p->pp > 1 && coin(&own);
     for (int tries = given ? 30 : 0; tries > 0; tries--) {
         size_t layers = 0;
-        draw_stages(&p->stages, &own, ar_parallel_stages(p), &layers);
+        draw_stages(&p->stages, &own, ari_parallel_stages(p), &layers);
         if (layers == d->config.layers)
             break;
         p->stages.n = 0;
     }
-    if (ar_parallel_check(p, &d->config, &d->run.plan, d->run.batch + d->more_rows, d->run.seq) != AR_OK) {
+    if (ari_parallel_check(p, &d->config, &d->run.plan, d->run.batch + d->more_rows, d->run.seq) != AR_OK) {
         *d = before;
         ar_error_clear();
     }
@@ -520,7 +523,7 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
     static const char *const weights[MATCH_DRAWS] = {"",       " huge",      " largest", " ties",
                                                      " zeros", " subnormal", " mixed"};
     char layout[160], model[500];
-    ar_parallel_text(layout, sizeof layout, &d->run.parallel);
+    ari_parallel_text(layout, sizeof layout, &d->run.parallel);
     model_text(model, sizeof model, &d->config);
     const int used = snprintf(out, cap, "%s, %s, %s order %d, b %zu s %zu, weights %llu%s%s%s, threads %d, %s", layout,
                               d->by_check ? "check" : "steps", model, (int)d->run.plan.mlp_order, d->run.batch,
@@ -535,11 +538,11 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d)
         "smoothing %g z-loss %g, balance %s %g router z-loss %g bias %g, %s warm-up %d decay of %s, %zu groups, labels %d padding %d additive %d (%d %d) packed %d positions %d documents %zu more rows %zu",
         d->run.ddp.bucket_bytes, d->run.ddp.mode == AR_BUCKETS_EAGER ? "eager" : "overlap",
         d->run.ddp.order == AR_BUCKETS_BY_SIZE ? " by size" : "", d->run.ddp.find_unused ? " find unused" : "",
-        (int)d->run.steps, ar_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "",
+        (int)d->run.steps, ari_optimizer_name(o->kind), o->lr, o->momentum, o->nesterov ? " nesterov" : "",
         o->shards ? " shards" : "", o->qk_clip, o->weight_decay, o->beta1, o->beta2, d->run.clip, d->run.dropout,
-        d->run.loss.label_smoothing, d->run.loss.z_loss, ar_balance_name(d->run.loss.router.balance),
+        d->run.loss.label_smoothing, d->run.loss.z_loss, ari_balance_name(d->run.loss.router.balance),
         d->run.loss.router.balance_weight, d->run.loss.router.z_loss, d->run.loss.router.bias_update,
-        ar_schedule_name(o->schedule), (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all",
+        ari_schedule_name(o->schedule), (int)o->warmup_steps, o->decay == AR_DECAY_MATRICES ? "matrices" : "all",
         o->groups, d->labels, d->padding, d->additive, d->mask_per_sample, d->mask_per_head, d->packed, d->positions,
         d->documents, d->more_rows);
 }

@@ -2,6 +2,7 @@
 /* Runs numbers of draws and counts what they cover. */
 #include <stdlib.h>
 
+#include "gpu/device_private.h"
 #include "support/layout_draw.h"
 #include "support/row.h"
 
@@ -158,7 +159,7 @@ int layout_draws_run(layout_draw_kind kind, uint64_t first, int draws, FILE *to)
     layout_histogram h = {0};
     ar_device_choice device;
     int failures = 0;
-    if (ar_device_choice_parse(&device, getenv("ANYRANK_TEST_DEVICE") ? getenv("ANYRANK_TEST_DEVICE") : "cpu") !=
+    if (ari_device_choice_parse(&device, getenv("ANYRANK_TEST_DEVICE") ? getenv("ANYRANK_TEST_DEVICE") : "cpu") !=
         AR_OK) {
         fprintf(to, "%s\n", ar_error_message());
         return 1;

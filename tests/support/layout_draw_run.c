@@ -2,7 +2,9 @@
 #include <math.h>
 
 #include "anyrank/safetensors.h"
+#include "ref/io/safetensors_private.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
 #include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
@@ -218,7 +220,7 @@ static ar_status write_weights(const char *folder, const layout_draw *d)
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     ar_status st = ari_param_list(&d->config, fill_tensor, w);
     if (st == AR_OK)
-        st = ar_st_write(path, w->tensor, w->n, NULL, 0);
+        st = ari_st_write(path, w->tensor, w->n, NULL, 0);
     for (size_t i = 0; i < w->n; i++)
         free((void *)(uintptr_t)w->tensor[i].data);
     return st;
@@ -282,7 +284,7 @@ ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed)
     plan_draw(text, seed, &d->config, (plan_draw_options){.sp = d->run.parallel.sp && d->run.parallel.tp > 1});
     AR_TRY(ar_plan_parse(&plan, text, strlen(text), "drawn"));
     if (plan_draw_below(seed, 2) &&
-        ar_parallel_check(&d->run.parallel, &d->config, &plan, d->run.batch, d->run.seq) == AR_OK)
+        ari_parallel_check(&d->run.parallel, &d->config, &plan, d->run.batch, d->run.seq) == AR_OK)
         d->run.plan = plan;
     else
         unused = plan;

@@ -5,9 +5,17 @@
 #include <stdio.h>
 
 #include "anyrank/parallel.h"
+#include "ref/baseline/baseline_private.h"
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
 #include "ref/core/size.h"
+#include "ref/layers/batch_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
+#include "ref/placement/parallel_private.h"
 #include "support/bits.h"
 #include "tests/support/scoped.h"
 
@@ -72,7 +80,7 @@ ar_status match_baseline(const match_case *c, match_weights *w, ari_reference *r
     o.weights = match_weights_make;
     o.weights_user = w;
     if (c->x)
-        AR_TRY(ar_baseline_block(&c->config, &o, &c->batch, c->x, c->dy));
+        AR_TRY(ari_baseline_block(&c->config, &o, &c->batch, c->x, c->dy));
     else
         AR_TRY(ar_baseline_run(&c->config, &o, &c->batch, &r->loss));
     return ari_reference_finish(r);
@@ -88,12 +96,12 @@ typedef struct job {
 static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, const float *full)
 {
     const ar_positions p = ari_own_positions(ctx, c->batch.seq, true);
-    const size_t own = ar_positions_count(&p), h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
+    const size_t own = ari_positions_count(&p), h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
     OWNED(free) float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
     if (!part)
         return AR_ERR_MEMORY;
     for (size_t i = 0; i < c->batch.batch * own; i++)
-        memcpy(part + i * h, full + (i / own * c->batch.seq + ar_positions_at(&p, i % own)) * h, h * sizeof *part);
+        memcpy(part + i * h, full + (i / own * c->batch.seq + ari_positions_at(&p, i % own)) * h, h * sizeof *part);
     return rank_upload(ctx, t, 3, shape, part);
 }
 
@@ -109,8 +117,8 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
         const float *full = match_weights_find(j->w, params[i]->name, count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no parameter %s", params[i]->name);
-        AR_TRY(ar_param_set(params[i], ctx, full));
-        AR_TRY(ar_param_tap(params[i], ctx, 'i', &params[i]->value));
+        AR_TRY(ari_param_set(params[i], ctx, full));
+        AR_TRY(ari_param_tap(params[i], ctx, 'i', &params[i]->value));
     }
     AR_TRY(upload_own(ctx, &x, c, c->x));
     AR_TRY(upload_own(ctx, &dy, c, c->dy));
@@ -122,7 +130,7 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
 static ar_status plan_of(const match_case *c, ar_plan *plan)
 {
     *plan = (ar_plan){0};
-    return ar_plan_add_mlp_order(plan, c->config.arch, c->run.plan.mlp_order);
+    return ari_plan_add_mlp_order(plan, c->config.arch, c->run.plan.mlp_order);
 }
 
 static ar_status run_block(ar_ctx *ctx, void *user)
@@ -135,8 +143,8 @@ static ar_status run_block(ar_ctx *ctx, void *user)
     OWNED(ar_module_destroy) ar_module *block = NULL;
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     AR_TRY(plan_of(j->c, &plan));
-    AR_TRY(ar_config_block(&j->c->config, 0, &o, name, sizeof name));
-    AR_TRY(ar_plan_block(&plan, &j->c->config, 0, ari_ctx_sp(ctx), &split));
+    AR_TRY(ari_config_block(&j->c->config, 0, &o, name, sizeof name));
+    AR_TRY(ari_plan_block(&plan, &j->c->config, 0, ari_ctx_sp(ctx), &split));
     o.split = &split;
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(ar_block_create(&block, ctx, name, &o));
@@ -152,16 +160,16 @@ static ar_status forward_backward(ar_ctx *ctx, const match_case *c, ar_model *mo
     if (n > MOST_PARTS)
         return ar_error_set(AR_ERR_ARG, "no room for %d micro-batches", n);
     for (int i = 0; i < n; i++) {
-        ar_parallel_slice(&part[i], p, &c->batch, ar_ctx_data_rank(ctx), i);
-        part[i].targets = ar_batch_targets(&c->batch);
+        ari_parallel_slice(&part[i], p, &c->batch, ari_ctx_data_rank(ctx), i);
+        part[i].targets = ari_batch_targets(&c->batch);
         if (part[i].batch > 0)
-            AR_TRY(ar_model_forward(model, ctx, saved, &part[i]));
+            AR_TRY(ari_model_forward(model, ctx, saved, &part[i]));
         if (part[i].batch > 0 && !p->forward_first)
-            AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
+            AR_TRY(ari_model_backward(model, ctx, saved, &part[i]));
     }
     for (int i = n - 1; i >= 0 && p->forward_first; i--) {
         if (part[i].batch > 0)
-            AR_TRY(ar_model_backward(model, ctx, saved, &part[i]));
+            AR_TRY(ari_model_backward(model, ctx, saved, &part[i]));
     }
     return AR_OK;
 }
@@ -175,9 +183,9 @@ static ar_status run_model(ar_ctx *ctx, void *user)
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(plan_of(j->c, &plan));
     AR_TRY(ar_model_create(&model, ctx, &j->c->config, &plan));
-    AR_TRY(ar_model_set(model, ctx, match_weights_find, j->w));
+    AR_TRY(ari_model_set(model, ctx, match_weights_find, j->w));
     AR_TRY(forward_backward(ctx, j->c, model, saved));
-    AR_TRY(ar_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ar_batch_targets(&j->c->batch)));
+    AR_TRY(ari_model_loss(model, ctx, &j->loss[ar_comm_rank(ctx->world)], ari_batch_targets(&j->c->batch)));
     return ar_module_reduce_grads(ar_model_module(model), ctx);
 }
 

@@ -45,7 +45,7 @@ typedef struct match_weights {
 } match_weights;
 /** An ar_baseline_weights that makes them; user: a match_weights, zeroed but for seed and scale. */
 const float *match_weights_make(void *user, const char *name, size_t count);
-/** A lookup that changes nothing, for ar_model_set; NULL for what was not made. */
+/** A lookup that changes nothing, for ari_model_set; NULL for what was not made. */
 const float *match_weights_find(void *user, const char *name, size_t count);
 void match_weights_fini(match_weights *w);
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/own_lm.h"
+#include "ref/context/context_private.h"
+#include "ref/layers/layers_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,7 +77,7 @@ static ar_status init_bias(ar_param *p, ar_ctx *ctx, const char *name)
     ar_layout layout;
     const size_t n = FFN;
     snprintf(full, sizeof full, "%s.bias", name);
-    AR_TRY(ar_layout_shard(&layout, 1, &n, 0, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
+    AR_TRY(ar_layout_shard(&layout, 1, &n, 0, ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
     AR_TRY(ar_param_init(p, ctx, full, &layout, false));
     p->init = AR_INIT_UNIFORM_BIAS;
     p->fan_in = OWN_LM_HIDDEN;
@@ -159,7 +161,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY_TO(made, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5));
     AR_TRY_TO(made, st,
               ar_logits_create(&m[n++], ctx, NULL, "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
-                               lm->tied ? ar_embedding_token(m[0]) : NULL));
+                               lm->tied ? ari_embedding_token(m[0]) : NULL));
 made:
     AR_TRY(ar_sequential_made(module, "lm", m, n, st));
     AR_TRY(ar_sequential_cut(*module, ctx, 1, 2 * OWN_LM_BLOCKS, 2, (size_t[]){OWN_LM_SEQ, OWN_LM_HIDDEN}));

@@ -6,6 +6,9 @@
 #include "ref/core/size.h"
 #include "tests/support/scoped.h"
 #include "verify/reference/reference.h"
+#include "verify/run/checkpoint_private.h"
+#include "verify/run/data_private.h"
+#include "verify/run/training_private.h"
 
 #define SEED 2026
 
@@ -76,14 +79,14 @@ static ar_status read_batches(ar_batch **batch, int64_t **ids, const ar_training
 {
     const ar_loader_options lo = {.batch = o->run.batch, .seq = o->run.seq, .vocab = c->vocab, .seed = o->run.seed};
     const size_t tokens = o->run.batch * o->run.seq;
-    OWNED(ar_data_close) ar_data *data = NULL;
-    OWNED(ar_loader_destroy) ar_loader *loader = NULL;
-    AR_TRY(ar_data_open(&data, o->data, o->data_format));
-    AR_TRY(ar_loader_create(&loader, data, &lo));
+    OWNED(ari_data_close) ar_data *data = NULL;
+    OWNED(ari_loader_destroy) ar_loader *loader = NULL;
+    AR_TRY(ari_data_open(&data, o->data, o->data_format));
+    AR_TRY(ari_loader_create(&loader, data, &lo));
     AR_TRY(ARI_ALLOC(batch, o->run.steps, "batches"));
     AR_TRY(ARI_ALLOC(ids, o->run.steps * tokens, "batches"));
     for (size_t i = 0; i < o->run.steps; i++) {
-        AR_TRY(ar_loader_batch(loader, *batch + i, i + 1));
+        AR_TRY(ari_loader_batch(loader, *batch + i, i + 1));
         memcpy(*ids + i * tokens, (*batch)[i].input_ids, tokens * sizeof **ids);
         (*batch)[i].input_ids = *ids + i * tokens;
     }
@@ -133,12 +136,12 @@ ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const 
                              const trajectory_layout *then, const char *folder)
 {
     ar_training_options with = *o;
-    OWNED(ar_checkpoint_close) ar_checkpoint *checkpoint = NULL;
+    OWNED(ari_checkpoint_close) ar_checkpoint *checkpoint = NULL;
     with.save = folder;
     with.stop_after = stop;
     AR_TRY(trajectory_run(hash, NULL, &with, first));
-    AR_TRY(ar_checkpoint_open(&checkpoint, folder));
+    AR_TRY(ari_checkpoint_open(&checkpoint, folder));
     with = ar_training_defaults();
-    ar_training_resume(&with, checkpoint);
+    ari_training_resume(&with, checkpoint);
     return trajectory_run(hash, NULL, &with, then);
 }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which parameter lies in which bucket, and what the ranks must agree on. */
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
+#include "ref/train/ddp_private.h"
 #include "tests/support/row.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
@@ -64,16 +67,16 @@ Test(ddp_buckets, hold_the_parameters_that_their_order_and_capacity_give_them)
 static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)ctx, (void)n;
-    const ar_bucket_info b = ar_ddp_bucket(d, 0), c = ar_ddp_bucket(d, 1);
+    const ar_bucket_info b = ari_ddp_bucket(d, 0), c = ari_ddp_bucket(d, 1);
     const bool right = b.index == 0 && b.capacity == 400 && b.bytes == 4 * 65 && b.elements == 65 && b.params == 3 &&
                        b.offset[0] == 0 && b.offset[1] == 15 && b.offset[2] == 35 && b.param[1] == params[2] &&
                        b.ready == 0 && b.state == AR_BUCKET_FILLING && !b.spread && b.storage == AR_F32 &&
                        b.own_start == 0 && b.own_count == 65 && c.index == 1 && c.capacity == 4 * 120 &&
                        c.elements == 120 && c.storage_bytes > 0;
     out->has[0] = right;
-    out->has[1] = ar_ddp_bytes(d) == b.storage_bytes + c.storage_bytes;
+    out->has[1] = ari_ddp_bytes(d) == b.storage_bytes + c.storage_bytes;
     out->has[2] =
-        strcmp(ar_ddp_name(d), "toy") == 0 && !ar_ddp_as_module(d) && ar_ddp_options_of(d).bucket_bytes == 400;
+        strcmp(ari_ddp_name(d), "toy") == 0 && !ar_ddp_as_module(d) && ari_ddp_options_of(d).bucket_bytes == 400;
     return AR_OK;
 }
 
@@ -89,10 +92,10 @@ Test(ddp_buckets, tell_their_sizes_and_offsets)
 static ar_status find(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)ctx, (void)n;
-    const ar_bucket_info b = ar_ddp_bucket(d, 0), c = ar_ddp_bucket(d, 1);
+    const ar_bucket_info b = ari_ddp_bucket(d, 0), c = ari_ddp_bucket(d, 1);
     out->has[0] = b.params == 2 && b.param[0] == params[3] && b.offset[0] == 0 && b.param[1] == params[2] &&
                   b.offset[1] == 15 && b.elements == 35;
-    out->has[1] = ar_ddp_buckets(d) == 2 && c.params == 1 && c.param[0] == params[0] && c.elements == 120;
+    out->has[1] = ari_ddp_buckets(d) == 2 && c.params == 1 && c.param[0] == params[0] && c.elements == 120;
     return AR_OK;
 }
 
@@ -114,9 +117,9 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
     (void)params, (void)n;
     AR_TRY(ar_ddp_start(d));
     AR_TRY(ar_ddp_wait(d));
-    const ar_bucket_info b = ar_ddp_bucket(d, 0);
+    const ar_bucket_info b = ari_ddp_bucket(d, 0);
     size_t start = 0, count = 0;
-    ar_comm_slice(b.elements, ar_comm_size(ar_ctx_dp(ctx)), ar_comm_rank(ar_ctx_dp(ctx)), &start, &count);
+    ari_comm_slice(b.elements, ar_comm_size(ari_ctx_dp(ctx)), ar_comm_rank(ari_ctx_dp(ctx)), &start, &count);
     out->has[0] = b.own_start == start && b.own_count == count;
     size_t own = 0;
     for (size_t i = 0; i < b.params; i++) {
@@ -184,7 +187,7 @@ static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t 
     const enum difference what = (enum difference)out->how;
     ar_ddp_options o = {0};
     OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
-    if (ar_comm_rank(ar_ctx_dp(ctx)) == 2) {
+    if (ar_comm_rank(ari_ctx_dp(ctx)) == 2) {
         n -= what == LENGTH;
         if (what == SHAPE)
             params[1] = params[2], n = 2;

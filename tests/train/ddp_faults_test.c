@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mistakes of buckets: what each makes of the gradients, in every run the same. */
+#include "ref/core/fault_private.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
 
@@ -37,7 +38,8 @@ static void run(toy *t)
 static void expect(const toy *t, int r, size_t param, float value)
 {
     cr_expect_eq(t->rank[r].grad[first[param]], value, "%s, %d steps, rank %d, p%zu: %.9g, not %.9g",
-                 ar_fault_name(t->run.fault), t->steps, r, param, (double)t->rank[r].grad[first[param]], (double)value);
+                 ari_fault_name(t->run.fault), t->steps, r, param, (double)t->rank[r].grad[first[param]],
+                 (double)value);
 }
 
 /* The sum of both ranks, twice that, nothing, what the rank itself had. */

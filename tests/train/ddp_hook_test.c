@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's hook of the buckets of a data-parallel object, and what of a bucket is public. */
+#include "ref/context/context_private.h"
+#include "ref/train/ddp_private.h"
 #include "ref/train/units.h"
 #include "tests/support/test.h"
 #include "train/ddp_toy.h"
@@ -60,7 +62,7 @@ Test(ddp_hook, replaces_a_sum_by_a_function_of_it_in_every_mode)
 /* Two micro-batches, after each of which ZeRO-2 and -3 reduce. */
 static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
-    const bool units = ar_ddp_options_of(d).zero >= 2;
+    const bool units = ari_ddp_options_of(d).zero >= 2;
     toy t = toy_of(2);
     AR_TRY(ar_ddp_start(d));
     for (int micro = 0; micro < 2; micro++) {
@@ -79,8 +81,8 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
             AR_TRY(rank_read_gradient(ctx, whole, params[i]));
         if (units && count > 0) {
             AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &count));
-            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements, s->at,
-                                                  count, AR_F32));
+            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ari_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements,
+                                                  s->at, count, AR_F32));
             AR_TRY(ar_ctx_download(ctx, whole + start, &g));
         }
         memcpy(out->grad + at + start, whole + start, count * sizeof *whole);
@@ -150,13 +152,13 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
     const toy t = toy_of(2);
     AR_TRY(ar_ddp_start(d));
     AR_TRY(toy_pass(ctx, &t, params, 0, 0));
-    const ar_bucket_info b = ar_ddp_bucket(d, 0);
+    const ar_bucket_info b = ari_ddp_bucket(d, 0);
     AR_TRY(ar_event_sync(b.reduced, 0));
     float sum, of;
     const size_t one = 1;
     ar_tensor first;
     AR_TRY(ar_ctx_tensor(ctx, &first, AR_F32, 1, &one));
-    AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), first.data, ar_const(b.memory), b.elements, 0, 1,
+    AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ari_ctx_queue(ctx), first.data, ar_const(b.memory), b.elements, 0, 1,
                                           b.storage));
     AR_TRY(ar_ctx_download(ctx, &sum, &first));
     AR_TRY(ar_ddp_wait(d));

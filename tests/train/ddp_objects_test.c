@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two data-parallel objects at once, objects made and ended again and again, and hooks that come at the wrong time:
  * every rank has the sums that there are without an object. */
+#include "ref/context/context_private.h"
+#include "ref/layers/param_private.h"
 #include "tests/support/row.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
@@ -67,9 +69,9 @@ static ar_status made_again(ar_ctx *ctx, ar_ddp *unused, ar_param **params, size
             AR_TRY(toy_step(ctx, &all, params, d, i));
         if (i % 3 == 1) {
             AR_TRY(ar_ddp_start(d));
-            ar_param_use(params[3]);
+            ari_param_use(params[3]);
             AR_TRY(toy_add(ctx, params[3], 3, 0, i));
-            AR_TRY(ar_param_done(params[3], ctx));
+            AR_TRY(ari_param_done(params[3], ctx));
         }
     }
     return toy_gradients(out, ctx, &all, params);
@@ -80,11 +82,11 @@ static ar_status ready_twice(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n
 {
     AR_TRY(ar_ddp_start(d));
     for (size_t i = n; i-- > 0;) {
-        ar_param_use(params[i]);
+        ari_param_use(params[i]);
         AR_TRY(toy_add(ctx, params[i], i, 0, 0));
-        AR_TRY(ar_param_done(params[i], ctx));
+        AR_TRY(ari_param_done(params[i], ctx));
         if (i == 2)
-            AR_TRY(ar_param_done(params[i], ctx));
+            AR_TRY(ari_param_done(params[i], ctx));
     }
     AR_TRY(ar_ddp_wait(d));
     return toy_gradients(out, ctx, &all, params);
@@ -128,7 +130,7 @@ Test(ddp_objects, a_hook_that_comes_after_its_bucket_has_gone_is_an_error_that_n
 static ar_status some_samples(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     AR_TRY(ar_ddp_start(d));
-    for (size_t i = n; i-- > 0 && ar_comm_rank(ar_ctx_dp(ctx)) != 1;) {
+    for (size_t i = n; i-- > 0 && ar_comm_rank(ari_ctx_dp(ctx)) != 1;) {
         const float values[5] = {i == 1 ? 0.0f : 1.0f};
         AR_TRY(rank_add_gradient(ctx, params[i], values));
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reductions while the backward pass goes on: under drawn schedules, in traces, by the virtual clock. */
 #include "ref/io/file.h"
+#include "ref/layers/param_private.h"
 #include "tests/support/small.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"
@@ -52,10 +53,10 @@ static ar_status timed(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_
     (void)out;
     AR_TRY(ar_ddp_start(d));
     for (size_t i = n; i-- > 0;) {
-        ar_param_use(params[i]);
+        ari_param_use(params[i]);
         ar_trace_work(1e6);
         AR_TRY(toy_add(ctx, params[i], i, 0, 0));
-        AR_TRY(ar_param_done(params[i], ctx));
+        AR_TRY(ari_param_done(params[i], ctx));
     }
     return ar_ddp_wait(d);
 }

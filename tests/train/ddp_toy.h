@@ -5,6 +5,10 @@
 
 #include <stdio.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/train/ddp_private.h"
 #include "support/rank_run.h"
 #include "support/scoped.h"
 
@@ -23,7 +27,7 @@ typedef struct toy_result {
 typedef struct toy {
     size_t size[TOY_MOST], n;
     bool frozen[TOY_MOST], spread[TOY_MOST], bf16[TOY_MOST];
-    bool plain; /* without a DDP object: ar_params_reduce */
+    bool plain; /* without a DDP object: ari_params_reduce */
     bool twice; /* the last micro-batch goes backward twice, both times synchronised */
     bool by_hand;
     ar_ddp_options ddp;
@@ -52,20 +56,20 @@ static inline ar_status toy_init(ar_param *p, ar_ctx *ctx, const toy *t, size_t 
     char name[32];
     ar_layout layout;
     snprintf(name, sizeof name, "p%zu", i);
-    AR_TRY(ar_layout_replicate(&layout, 1, &t->size[i], ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
+    AR_TRY(ari_layout_replicate(&layout, 1, &t->size[i], ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->requires_grad = !t->frozen[i];
     p->spread = t->spread[i];
     p->value.dtype = t->bf16[i] ? AR_BF16 : AR_F32; /* in memory for fp32 numbers */
     p->init = AR_INIT_NORMAL;
     p->init_range = 1.0;
-    return ar_param_fresh(p, ctx, (uint64_t)ar_comm_rank(ar_ctx_dp(ctx)));
+    return ari_param_fresh(p, ctx, (uint64_t)ar_comm_rank(ari_ctx_dp(ctx)));
 }
 
 static inline ar_status toy_add(ar_ctx *ctx, ar_param *p, size_t i, int micro, int step)
 {
     const size_t n = ar_tensor_count(&p->value);
-    const int rank = ar_comm_rank(ar_ctx_dp(ctx)) + (p->spread ? 10 * ar_comm_rank(ar_ctx_tp(ctx)) : 0);
+    const int rank = ar_comm_rank(ari_ctx_dp(ctx)) + (p->spread ? 10 * ar_comm_rank(ari_ctx_tp(ctx)) : 0);
     float host[TOY_ELEMENTS];
     for (size_t k = 0; k < n; k++)
         host[k] = toy_term(rank, micro, i, k, step);
@@ -75,19 +79,19 @@ static inline ar_status toy_add(ar_ctx *ctx, ar_param *p, size_t i, int micro, i
 /* One micro-batch: forward uses, backward adds, the last parameter first. */
 static inline ar_status toy_pass(ar_ctx *ctx, const toy *t, ar_param **params, int micro, int step)
 {
-    const unsigned skips = t->skips[ar_comm_rank(ar_ctx_dp(ctx))][micro];
+    const unsigned skips = t->skips[ar_comm_rank(ari_ctx_dp(ctx))][micro];
     if (skips == TOY_IDLE)
         return AR_OK;
     for (size_t i = 0; i < t->n; i++) {
         if (!(skips >> i & 1))
-            ar_param_use(params[i]);
+            ari_param_use(params[i]);
     }
     for (size_t i = t->n; i-- > 0;) {
         if (skips >> i & 1)
             continue;
         if (!t->frozen[i])
             AR_TRY(toy_add(ctx, params[i], i, micro, step));
-        AR_TRY(ar_param_done(params[i], ctx));
+        AR_TRY(ari_param_done(params[i], ctx));
     }
     return AR_OK;
 }
@@ -97,10 +101,10 @@ static inline ar_status toy_step(ar_ctx *ctx, const toy *t, ar_param **params, a
     const int micro = t->micro > 1 ? t->micro : 1;
     if (t->plain) {
         for (size_t i = 0; i < t->n; i++)
-            AR_TRY(ar_param_zero_grad(params[i], ctx));
+            AR_TRY(ari_param_zero_grad(params[i], ctx));
         for (int m = 0; m < micro; m++)
             AR_TRY(toy_pass(ctx, t, params, m, step));
-        return ar_params_reduce(params, t->n, ctx);
+        return ari_params_reduce(params, t->n, ctx);
     }
     AR_TRY(ar_ddp_start(d));
     for (int m = 0; m < micro; m++) {
@@ -109,15 +113,15 @@ static inline ar_status toy_step(ar_ctx *ctx, const toy *t, ar_param **params, a
     }
     if (t->twice)
         AR_TRY(toy_pass(ctx, t, params, micro - 1, step));
-    return t->by_hand ? ar_ddp_reduce_gradients(d, t->ddp.mean) : ar_ddp_wait(d);
+    return t->by_hand ? ari_ddp_reduce_gradients(d, t->ddp.mean) : ar_ddp_wait(d);
 }
 
 static inline void toy_describe(toy_result *out, const ar_ddp *d)
 {
     const char *names[TOY_MOST];
     size_t used = 0;
-    for (size_t b = 0; b < ar_ddp_buckets(d); b++) {
-        const ar_bucket_info info = ar_ddp_bucket(d, b);
+    for (size_t b = 0; b < ari_ddp_buckets(d); b++) {
+        const ar_bucket_info info = ari_ddp_bucket(d, b);
         for (size_t i = 0; i < info.params; i++)
             used += (size_t)snprintf(out->buckets + used, sizeof out->buckets - used, "%s%s%s",
                                      i > 0   ? " "
@@ -126,10 +130,10 @@ static inline void toy_describe(toy_result *out, const ar_ddp *d)
                                      info.param[i]->name, i + 1 == info.params ? "]" : "");
     }
     used = 0;
-    const size_t n = ar_ddp_unused(d, names, TOY_MOST);
+    const size_t n = ari_ddp_unused(d, names, TOY_MOST);
     for (size_t i = 0; i < n; i++)
         used += (size_t)snprintf(out->unused + used, sizeof out->unused - used, "%s%s", i > 0 ? " " : "", names[i]);
-    out->bytes = ar_ddp_bytes(d);
+    out->bytes = ari_ddp_bytes(d);
 }
 
 static inline ar_status toy_gradients(toy_result *out, ar_ctx *ctx, const toy *t, ar_param **params)
@@ -148,13 +152,13 @@ static inline ar_status toy_work(ar_ctx *ctx, const toy *t, ar_param **params, a
     uint64_t read = 0, written = 0, read_before = 0, written_before = 0;
     if (t->body)
         return t->body(ctx, d, params, t->n, out);
-    const uint64_t calls = ar_ctx_calls(ctx, "all_reduce");
-    ar_ctx_counted(ctx, &read_before, &written_before);
+    const uint64_t calls = ari_ctx_calls(ctx, "all_reduce");
+    ari_ctx_counted(ctx, &read_before, &written_before);
     for (int s = 0; s < (t->steps > 1 ? t->steps : 1); s++)
         AR_TRY(toy_step(ctx, t, params, d, s));
-    ar_ctx_counted(ctx, &read, &written);
+    ari_ctx_counted(ctx, &read, &written);
     out->moved = read + written - read_before - written_before;
-    out->all_reduces = ar_ctx_calls(ctx, "all_reduce") - calls;
+    out->all_reduces = ari_ctx_calls(ctx, "all_reduce") - calls;
     AR_TRY(toy_gradients(out, ctx, t, params));
     if (d)
         toy_describe(out, d);
@@ -164,8 +168,8 @@ static inline ar_status toy_work(ar_ctx *ctx, const toy *t, ar_param **params, a
 static inline ar_status toy_main(ar_ctx *ctx, void *user)
 {
     toy *t = user;
-    const int tp = ar_comm_size(ar_ctx_tp(ctx));
-    toy_result *out = &t->rank[ar_comm_rank(ar_ctx_dp(ctx)) * tp + ar_comm_rank(ar_ctx_tp(ctx))];
+    const int tp = ar_comm_size(ari_ctx_tp(ctx));
+    toy_result *out = &t->rank[ar_comm_rank(ari_ctx_dp(ctx)) * tp + ar_comm_rank(ari_ctx_tp(ctx))];
     SCOPED(rank_params_end) rank_params p;
     OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
     rank_params_begin(&p);

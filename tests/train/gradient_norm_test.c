@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient norm, each element of the full tensors once, whoever holds it. */
 #include "anyrank/train.h"
+#include "ref/core/tensor_private.h"
+#include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
@@ -31,7 +33,7 @@ static ar_status make_all(ar_ctx *ctx, ar_param p[PARAMS], const job *j)
     ar_layout layout;
     AR_TRY(ar_layout_shard(&layout, 2, matrix, 0, r, n));
     AR_TRY(make(ctx, &p[0], "sharded", &layout, j, j->sharded));
-    AR_TRY(ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY(ari_layout_replicate(&layout, 1, &length, r, n));
     AR_TRY(make(ctx, &p[1], "replicated", &layout, j, j->replicated));
     AR_TRY(make(ctx, &p[3], "frozen", &layout, j, huge));
     p[3].requires_grad = false;
@@ -47,7 +49,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     SCOPED(rank_params_end) rank_params p;
     rank_params_begin(&p);
     AR_TRY(make_all(ctx, p.at, j));
-    return ar_gradient_norm(&j->norm[rank_of(ctx)], ctx, p.all, PARAMS);
+    return ari_gradient_norm(&j->norm[rank_of(ctx)], ctx, p.all, PARAMS);
 }
 
 static void run(job *j, int ranks, ar_numerics numerics)

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient manager: what it finds, on which ranks, and that every rank comes to the same verdict. */
 #include "anyrank/gradients.h"
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/train/gradients_private.h"
 #include "support/rank_run.h"
 #include "support/row.h"
 #include "tests/support/test.h"
@@ -29,7 +34,7 @@ struct job {
 
 static int world_rank(const ar_ctx *ctx, const job *j)
 {
-    return ar_comm_rank(ar_ctx_dp(ctx)) * j->tp + ar_comm_rank(ar_ctx_tp(ctx));
+    return ar_comm_rank(ari_ctx_dp(ctx)) * j->tp + ar_comm_rank(ari_ctx_tp(ctx));
 }
 
 static ar_status make(ar_ctx *ctx, ar_param p[PARAMS])
@@ -39,16 +44,16 @@ static ar_status make(ar_ctx *ctx, ar_param p[PARAMS])
     ar_layout layout;
     AR_TRY(ar_layout_shard(&layout, 2, matrix, 0, r, n));
     AR_TRY(ar_param_init(&p[SHARDED], ctx, names[SHARDED], &layout, true));
-    AR_TRY(ar_layout_replicate(&layout, 1, &vector, r, n));
+    AR_TRY(ari_layout_replicate(&layout, 1, &vector, r, n));
     AR_TRY(ar_param_init(&p[REPLICATED], ctx, names[REPLICATED], &layout, false));
     AR_TRY(ar_param_init(&p[PARTIAL], ctx, names[PARTIAL], &layout, false));
     p[PARTIAL].spread = true;
-    AR_TRY(ar_layout_shard_uneven(&layout, 2, rows, 0, r, n));
+    AR_TRY(ari_layout_shard_uneven(&layout, 2, rows, 0, r, n));
     AR_TRY(ar_param_init(&p[UNEVEN], ctx, names[UNEVEN], &layout, false));
     for (int i = 0; i < PARAMS; i++) {
         p[i].init = AR_INIT_NORMAL;
         p[i].init_range = 1.0;
-        AR_TRY(ar_param_fresh(&p[i], ctx, 7));
+        AR_TRY(ari_param_fresh(&p[i], ctx, 7));
     }
     return AR_OK;
 }
@@ -58,7 +63,7 @@ static ar_status add(ar_ctx *ctx, ar_param *p, float first, float others)
 {
     float host[24];
     int64_t row[24];
-    const ar_tensor matrix = ar_param_matrix(p);
+    const ar_tensor matrix = ari_param_matrix(p);
     const size_t n = ar_tensor_count(&p->value);
     ar_tensor terms, rows;
     if (n == 0)
@@ -89,7 +94,7 @@ static ar_status set_value(ar_ctx *ctx, job *j, ar_param *p, bool mine)
 
 static ar_status forget(ar_ctx *ctx, job *j, ar_param *p, bool mine)
 {
-    return mine ? ar_param_zero_grad(&p[j->param], ctx) : AR_OK;
+    return mine ? ari_param_zero_grad(&p[j->param], ctx) : AR_OK;
 }
 
 static ar_status freeze(ar_ctx *ctx, job *j, ar_param *p, bool mine)
@@ -129,7 +134,7 @@ static void tell(job *j, int r)
     for (size_t i = 0; i < v->findings; i++) {
         const size_t used = strlen(j->text[r]);
         char one[400];
-        ar_finding_text(one, sizeof one, &v->finding[i]);
+        ari_finding_text(one, sizeof one, &v->finding[i]);
         snprintf(j->text[r] + used, TEXT - used, "%s%s%s", used > 0 ? "\n" : "",
                  v->finding[i].warning ? "warning: " : "", one);
     }
@@ -311,7 +316,7 @@ static ar_status look(ar_ctx *ctx, void *user)
     AR_TRY(make(ctx, p.at));
     p.at[REPLICATED].requires_grad = false;
     AR_TRY(ar_gradients_create(&g, ctx, p.all, PARAMS));
-    if (ar_gradients_trainable(g, trainable, PARAMS) != 3 || trainable[1] != &p.at[PARTIAL])
+    if (ari_gradients_trainable(g, trainable, PARAMS) != 3 || trainable[1] != &p.at[PARTIAL])
         return ar_error_set(AR_ERR_INTERNAL, "the list of trainable parameters");
     AR_TRY(ar_gradients_create(&none, ctx, NULL, 0));
     AR_TRY(ar_gradients_sync(none, NULL));

@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/train/ddp_private.h"
+#include "ref/train/train_private.h"
 #include "support/match.h"
 #include "verify/run/cluster_run.h"
 
@@ -80,7 +84,7 @@ static inline ar_status native_set(const ari_trainer *t, ar_ctx *ctx, float valu
         values[i] = value;
     for (size_t i = 0; i < t->n; i++)
         if (!vectors || t->params[i]->layout.ndim == 1)
-            AR_TRY(ar_param_set(t->params[i], ctx, values));
+            AR_TRY(ari_param_set(t->params[i], ctx, values));
     return AR_OK;
 }
 
@@ -108,7 +112,7 @@ static inline ar_status native_steps(native_run *run, native_rank *r, ar_ctx *ct
 static inline ar_status native_main(ar_ctx *ctx, void *user)
 {
     native_run *run = user;
-    native_rank *r = &run->rank[(size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
+    native_rank *r = &run->rank[(size_t)ar_comm_rank(ari_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
     const ar_config config = match_config(AR_ARCH_LLAMA, 1);
     ari_cluster_options o = {.config = &config, .run = run->run};
     ari_trainer t;
@@ -126,14 +130,14 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     }
     st = native_steps(run, r, ctx, &t);
     native_keep keep = {r, ctx};
-    r->updates = ar_optimizer_steps(t.optimizer);
+    r->updates = ari_optimizer_steps(t.optimizer);
     if (st == AR_OK && t.ddp)
-        st = ar_ddp_gather_parameters(t.ddp);
+        st = ari_ddp_gather_parameters(t.ddp);
     const ar_status kept = native_keep_weights(r, ctx, &t);
     if (st == AR_OK)
         st = kept;
     if (st == AR_OK)
-        st = ar_optimizer_save(t.optimizer, ctx, native_keep_state, &keep);
+        st = ari_optimizer_save(t.optimizer, ctx, native_keep_state, &keep);
     ari_trainer_destroy(&t);
     return st;
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An optimizer's state, saved after some steps and put back under another layout: training goes on with the same
  * bits. */
+#include "ref/context/context_private.h"
+#include "ref/core/optimizer_private.h"
+#include "ref/train/train_private.h"
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
 
@@ -70,15 +73,15 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, a
         AR_TRY(set_gradient(ctx, matrix, g.matrix + own));
         AR_TRY(set_gradient(ctx, vector, g.vector));
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
-        ar_ctx_end_step(ctx);
+        ari_ctx_end_step(ctx);
     }
     AR_TRY(ar_ctx_download_floats(ctx, j->weights.matrix + own, &matrix->value));
     if (rank_of(ctx) == 0) {
-        j->steps = ar_optimizer_steps(o);
+        j->steps = ari_optimizer_steps(o);
         AR_TRY(ar_ctx_download(ctx, j->weights.vector, &vector->value));
     }
     saver s = {j, ctx};
-    return ar_optimizer_save(o, ctx, save, &s);
+    return ari_optimizer_save(o, ctx, save, &s);
 }
 
 static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
@@ -88,7 +91,7 @@ static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vect
     OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
     AR_TRY(ar_optimizer_create(&o, ctx, all, 2, &j->options));
     if (j->from > 0 || j->claimed > 0)
-        AR_TRY(ar_optimizer_load(o, ctx, j->claimed ? j->claimed : j->from, find, j));
+        AR_TRY(ari_optimizer_load(o, ctx, j->claimed ? j->claimed : j->from, find, j));
     return steps(ctx, j, o, matrix, vector);
 }
 
@@ -131,11 +134,11 @@ static void expect_round_trip(ar_optimizer_kind kind, ar_dtype storage, size_t a
     must(&second, after, storage);
     cr_expect_eq(second.steps, STEPS);
     cr_expect_eq(memcmp(&second.weights, &whole.weights, sizeof whole.weights), 0, "%s, after step %zu, %d to %d ranks",
-                 ar_optimizer_name(kind), at, before, after);
+                 ari_optimizer_name(kind), at, before, after);
     for (size_t k = 0; k < KINDS; k++) /* of the master copies there is one of the matrix only */
         cr_expect(second.state.has[k] == whole.state.has[k] &&
                       memcmp(&second.state.of[k], &whole.state.of[k], sizeof whole.state.of[k]) == 0,
-                  "%s of %s", kinds[k], ar_optimizer_name(kind));
+                  "%s of %s", kinds[k], ari_optimizer_name(kind));
 }
 
 Test(optimizer_state, goes_on_with_the_same_bits_under_another_number_of_ranks)

@@ -2,6 +2,9 @@
 /* The optimizer over shards and copies: what it keeps, counts and refuses. Its steps are held to the formulas by
  * tests/cpu/optimizer_kernels_test.c and tests/baseline/baseline_optimizer_test.c, on ranks by uneven_test.c and
  * frozen_test.c. */
+#include "ref/core/optimizer_private.h"
+#include "ref/train/optimizer_private.h"
+#include "ref/train/train_private.h"
 #include "tests/support/test.h"
 #include "tests/train/two_params.h"
 
@@ -18,7 +21,7 @@ static ar_status make(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vecto
     OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
     vector->requires_grad = !j->freeze_vector;
     AR_TRY(ar_optimizer_create(&o, ctx, all, j->twice ? 3 : 2, &j->options));
-    j->bytes[rank_of(ctx)] = ar_optimizer_bytes(o);
+    j->bytes[rank_of(ctx)] = ari_optimizer_bytes(o);
     return AR_OK;
 }
 
@@ -62,21 +65,21 @@ Test(optimizer, defaults_are_pytorchs_and_pass_the_check)
 {
     for (ar_optimizer_kind kind = AR_OPTIMIZER_SGD; kind <= AR_OPTIMIZER_MUON; kind++) {
         const ar_optimizer_options o = ar_optimizer_defaults(kind);
-        cr_expect_ok(ar_optimizer_check(&o));
+        cr_expect_ok(ari_optimizer_check(&o));
         const bool muon = kind == AR_OPTIMIZER_MUON;
         cr_expect(o.kind == kind && o.lr == 1e-3 && o.momentum == (muon ? 0.95 : 0.0) && o.nesterov == muon);
         cr_expect(o.beta1 == 0.9 && o.beta2 == 0.999 && o.eps == 1e-8);
         cr_expect_eq(o.weight_decay, muon ? 0.1 : kind == AR_OPTIMIZER_ADAMW ? 0.01 : 0.0);
     }
-    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_SGD), "sgd");
-    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAM), "adam");
-    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_ADAMW), "adamw");
-    cr_expect_str_eq(ar_optimizer_name(AR_OPTIMIZER_MUON), "muon");
+    cr_expect_str_eq(ari_optimizer_name(AR_OPTIMIZER_SGD), "sgd");
+    cr_expect_str_eq(ari_optimizer_name(AR_OPTIMIZER_ADAM), "adam");
+    cr_expect_str_eq(ari_optimizer_name(AR_OPTIMIZER_ADAMW), "adamw");
+    cr_expect_str_eq(ari_optimizer_name(AR_OPTIMIZER_MUON), "muon");
 }
 
 static void expect_refused(const ar_optimizer_options *o, const char *option)
 {
-    cr_expect_refused(ar_optimizer_check(o), AR_ERR_ARG, option);
+    cr_expect_refused(ari_optimizer_check(o), AR_ERR_ARG, option);
 }
 
 Test(optimizer, an_option_out_of_its_range_is_refused_by_name)
@@ -111,8 +114,8 @@ Test(optimizer, options_of_another_kind_are_not_looked_at)
     ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
     o.beta1 = 2.0;
     o.eps = -1.0;
-    cr_expect_ok(ar_optimizer_check(&o));
+    cr_expect_ok(ari_optimizer_check(&o));
     o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     o.momentum = 5.0;
-    cr_expect_ok(ar_optimizer_check(&o));
+    cr_expect_ok(ari_optimizer_check(&o));
 }

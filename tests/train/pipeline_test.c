@@ -5,7 +5,10 @@
 #include "tests/train/recorded.h"
 
 #include "ref/context/context.h"
+#include "ref/core/schedule_private.h"
 #include "ref/layers/parts.h"
+#include "ref/pipeline/schedule_private.h"
+#include "ref/train/gradients_private.h"
 #include "support/small.h"
 
 enum { B = 5, S = 8, STEPS = 2, LAYERS = 4 };
@@ -119,9 +122,9 @@ Test(pipeline, a_schedule_of_ones_own_has_one_ranks_bits)
     const ari_cluster_options o = adamw_job(&c, d, STEPS);
     OWNED(recorded_free) recorded *whole = record(&o);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
-        OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+        OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
         ar_parallel p = own[i].p;
-        cr_assert_ok(ar_pipeline_schedule_parse(&s, own[i].lists, strlen(own[i].lists), "own"));
+        cr_assert_ok(ari_pipeline_schedule_parse(&s, own[i].lists, strlen(own[i].lists), "own"));
         p.own_schedule = s;
         expect_one_ranks_bits(whole, &o, &p);
     }
@@ -140,9 +143,9 @@ Test(pipeline, a_schedule_of_another_shape_is_refused)
     const ari_cluster_options o = adamw_job(&c, d, STEPS);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         float loss[RECORDED_STEPS];
-        OWNED(ar_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
+        OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
         ar_parallel p = wrong[i].p;
-        cr_assert_ok(ar_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
+        cr_assert_ok(ari_pipeline_schedule_create(&s, AR_PP_1F1B, 2, 1, 2));
         p.own_schedule = s;
         cr_expect_refused(tapped_run(&o, &p, NULL, NULL, loss), AR_ERR_ARG, wrong[i].says);
     }
@@ -190,7 +193,7 @@ Test(pipeline, a_rank_that_fails_in_a_pass_ends_all_with_the_stage_and_the_micro
         o.run.parallel = (ar_parallel){
             .pp = turns ? 2 : 4, .virtual_stages = turns ? 2 : 1, .schedule = schedule, .micro_batches = B};
         cr_expect_eq(ari_cluster_run(&result, &o), AR_ERR_DATA, "%s", ar_error_message());
-        cr_expect_not_null(strstr(ar_error_message(), cases[i / 4].says), "%s: %s", ar_pp_schedule_name(schedule),
+        cr_expect_not_null(strstr(ar_error_message(), cases[i / 4].says), "%s: %s", ari_pp_schedule_name(schedule),
                            ar_error_message());
         free(result.loss);
         free(result.reports);
@@ -240,7 +243,7 @@ static ar_status verify_values(ar_ctx *ctx, void *user)
     AR_TRY(ar_gradients_verify(g, &found, &(ar_gradients_verify_options){.values = true}));
     v->findings[rank] = found.findings;
     for (size_t i = 0; i < found.findings && i < 2; i++)
-        ar_finding_text(v->text[rank][i], sizeof v->text[rank][i], &found.finding[i]);
+        ari_finding_text(v->text[rank][i], sizeof v->text[rank][i], &found.finding[i]);
     return AR_OK;
 }
 

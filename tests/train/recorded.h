@@ -2,6 +2,7 @@
 /* Training runs on one rank and on many: the one rank's tensors are kept, those of the others compared with them. */
 #pragma once
 
+#include "ref/models/parallel_private.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 #include "verify/check/check_run.h"
@@ -136,7 +137,7 @@ static inline void expect_one_ranks_bits(const recorded *whole, const ari_cluste
     float loss[RECORDED_STEPS];
     char text[96];
     const int n = ar_parallel_world(p);
-    ar_parallel_text(text, sizeof text, p);
+    ari_parallel_text(text, sizeof text, p);
     for (int r = 0; r < n; r++) {
         cr_assert_ok(ari_comparator_init(&ranks[r], &whole->of, NULL));
         users[r] = &ranks[r];

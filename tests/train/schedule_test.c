@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Learning-rate schedules, decay rules and parameter groups: their values, their rules, and PyTorch 1.13's weights. */
 #include "anyrank/train.h"
+#include "ref/context/context_private.h"
+#include "ref/core/optimizer_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/train/optimizer.h"
+#include "ref/train/optimizer_private.h"
 #include "support/rank_run.h"
 #include "support/together.h"
 
@@ -22,7 +27,7 @@ CLAIM(a_constant_one_is_the_learning_rate_itself)
 {
     const ar_optimizer_options o = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (uint64_t t = 1; t < 1000; t++)
-        cr_assert_eq(ar_optimizer_lr(&o, t), 1e-3);
+        cr_assert_eq(ari_optimizer_lr(&o, t), 1e-3);
 }
 
 CLAIM(a_warm_up_is_linear_and_ends_at_the_learning_rate)
@@ -31,21 +36,21 @@ CLAIM(a_warm_up_is_linear_and_ends_at_the_learning_rate)
     o.lr = 0.5;
     o.warmup_steps = 8;
     for (uint64_t t = 1; t <= 8; t++)
-        cr_expect_eq(ar_optimizer_lr(&o, t), (double)t / 16.0);
-    cr_expect_eq(ar_optimizer_lr(&o, 9), 0.5);
-    cr_expect_eq(ar_optimizer_lr(&o, UINT64_C(1) << 40), 0.5);
+        cr_expect_eq(ari_optimizer_lr(&o, t), (double)t / 16.0);
+    cr_expect_eq(ari_optimizer_lr(&o, 9), 0.5);
+    cr_expect_eq(ari_optimizer_lr(&o, UINT64_C(1) << 40), 0.5);
 }
 
 CLAIM(a_cosine_begins_at_the_learning_rate_is_halfway_in_the_middle_and_stays_at_its_end)
 {
     const ar_optimizer_options o = cosine(1.0, 4, 20, 0.25);
-    cr_expect_eq(ar_optimizer_lr(&o, 3), 0.75);
-    cr_expect_eq(ar_optimizer_lr(&o, 4), 1.0);
-    cr_expect_eq(ar_optimizer_lr(&o, 12), 0.625);
-    cr_expect_eq(ar_optimizer_lr(&o, 20), 0.25);
-    cr_expect_eq(ar_optimizer_lr(&o, UINT64_MAX), 0.25);
+    cr_expect_eq(ari_optimizer_lr(&o, 3), 0.75);
+    cr_expect_eq(ari_optimizer_lr(&o, 4), 1.0);
+    cr_expect_eq(ari_optimizer_lr(&o, 12), 0.625);
+    cr_expect_eq(ari_optimizer_lr(&o, 20), 0.25);
+    cr_expect_eq(ari_optimizer_lr(&o, UINT64_MAX), 0.25);
     for (uint64_t t = 5; t <= 20; t++)
-        cr_expect_lt(ar_optimizer_lr(&o, t), ar_optimizer_lr(&o, t - 1));
+        cr_expect_lt(ari_optimizer_lr(&o, t), ari_optimizer_lr(&o, t - 1));
 }
 
 /* CosineAnnealingLR._get_closed_form_lr of PyTorch 1.13. A cosine, a quotient and five more operations: a few units in
@@ -76,7 +81,7 @@ CLAIM(a_cosine_has_pytorchs_values)
                                       0.0002};
     const ar_optimizer_options o = cosine(0.003, 4, 20, 0.0002);
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
-        const double got = ar_optimizer_lr(&o, i + 1);
+        const double got = ari_optimizer_lr(&o, i + 1);
         cr_expect(fabs(got - expected[i]) <= 0x1p-49 * expected[i], "step %zu: %.17g, not %.17g", i + 1, got,
                   expected[i]);
     }
@@ -85,10 +90,10 @@ CLAIM(a_cosine_has_pytorchs_values)
 CLAIM(a_warm_up_may_be_all_of_it_and_a_rate_of_0_stays_0)
 {
     const ar_optimizer_options all = cosine(1.0, 4, 4, 0.5), none = cosine(0.0, 0, 4, 0.0);
-    cr_expect_eq(ar_optimizer_lr(&all, 3), 0.75);
-    cr_expect_eq(ar_optimizer_lr(&all, 4), 0.5);
+    cr_expect_eq(ari_optimizer_lr(&all, 3), 0.75);
+    cr_expect_eq(ari_optimizer_lr(&all, 4), 0.5);
     for (uint64_t t = 1; t < 6; t++)
-        cr_expect_eq(ar_optimizer_lr(&none, t), 0.0);
+        cr_expect_eq(ari_optimizer_lr(&none, t), 0.0);
 }
 
 /* --- rules -------------------------------------------------------------------------------------------------------- */
@@ -150,9 +155,9 @@ static ar_status init(ar_param *p, ar_ctx *ctx, const char *name, int ndim, cons
 {
     static const size_t shape[2] = {2, 2};
     ar_layout layout;
-    AR_TRY(ar_layout_replicate(&layout, ndim, shape, 0, 1));
+    AR_TRY(ari_layout_replicate(&layout, ndim, shape, 0, 1));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
-    return ar_param_set(p, ctx, values);
+    return ari_param_set(p, ctx, values);
 }
 
 static ar_status add_gradient(ar_param *p, ar_ctx *ctx, size_t step, size_t k)
@@ -160,7 +165,7 @@ static ar_status add_gradient(ar_param *p, ar_ctx *ctx, size_t step, size_t k)
     float values[4];
     for (size_t i = 0; i < ar_tensor_count(&p->value); i++)
         values[i] = ((float)((i * 5 + step * 3 + k * 7) % 8) - 3.5f) / 8.0f;
-    AR_TRY(ar_param_zero_grad(p, ctx));
+    AR_TRY(ari_param_zero_grad(p, ctx));
     return rank_add_gradient(ctx, p, values);
 }
 
@@ -173,7 +178,7 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *const *p)
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
         for (size_t k = 0; k < 3; at += ar_tensor_count(&p[k++]->value))
             AR_TRY(ar_ctx_download(ctx, j->weights[t - 1] + at, &p[k]->value));
-        ar_ctx_end_step(ctx);
+        ari_ctx_end_step(ctx);
     }
     return AR_OK;
 }
@@ -214,7 +219,7 @@ CLAIM(groups_and_schedule_have_pytorchs_weights)
 
 static void expect_refused(const ar_optimizer_options *o, const char *text)
 {
-    cr_expect_refused(ar_optimizer_check(o), AR_ERR_ARG, text);
+    cr_expect_refused(ari_optimizer_check(o), AR_ERR_ARG, text);
 }
 
 CLAIM(one_that_makes_no_sense_is_refused_by_name)
@@ -248,16 +253,16 @@ CLAIM(groups_that_make_no_sense_are_refused_by_name)
     o.group[0] = (ar_param_group){.glob = "*", .weight_decay = (double)INFINITY};
     expect_refused(&o, "weight_decay of group '*' is inf");
     o.group[0] = (ar_param_group){.glob = "*", .weight_decay = (double)NAN};
-    cr_expect_ok(ar_optimizer_check(&o));
+    cr_expect_ok(ari_optimizer_check(&o));
     o.decay = (ar_decay)2;
     expect_refused(&o, "decay rule 2");
 }
 
 CLAIM(names_are_those_of_the_command_line)
 {
-    cr_expect_str_eq(ar_schedule_name(AR_SCHEDULE_CONSTANT), "constant");
-    cr_expect_str_eq(ar_schedule_name(AR_SCHEDULE_COSINE), "cosine");
-    cr_expect_str_eq(ar_schedule_name((ar_schedule)7), "?");
+    cr_expect_str_eq(ari_schedule_name(AR_SCHEDULE_CONSTANT), "constant");
+    cr_expect_str_eq(ari_schedule_name(AR_SCHEDULE_COSINE), "cosine");
+    cr_expect_str_eq(ari_schedule_name((ar_schedule)7), "?");
 }
 
 EVERY_CLAIM(schedule)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a training step refuses, and that nothing has changed then. */
 #include "anyrank/train.h"
+#include "ref/context/context_private.h"
+#include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -53,7 +55,7 @@ static ar_status poison(ar_ctx *ctx, ar_param *p)
 static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
 {
     const ar_batch usual = {.batch = B, .seq = S, .input_ids = ids}, batch = j->batch.batch ? j->batch : usual;
-    const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
+    const size_t r = (size_t)ar_comm_rank(ari_ctx_tp(ctx));
     ar_train_result result;
     if (j->poisoned < n)
         AR_TRY(poison(ctx, p[j->poisoned]));
@@ -77,7 +79,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     const size_t n = ar_module_params(ar_model_module(m), p, MOST, false);
     AR_TRY(ar_optimizer_create(&o, ctx, p, n, &options));
     AR_TRY(try_step(ctx, user, m, o, p, n));
-    return ar_optimizer_steps(o) > 1 ? ar_error_set(AR_ERR_INTERNAL, "more than one step") : AR_OK;
+    return ari_optimizer_steps(o) > 1 ? ar_error_set(AR_ERR_INTERNAL, "more than one step") : AR_OK;
 }
 
 static void run(job *j, int tp)

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "anyrank/train.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/support/scoped.h"
@@ -31,7 +33,7 @@ static inline size_t own_rows(const ar_ctx *ctx)
 /* Makes these the gradient's values on this rank. */
 static inline ar_status set_gradient(ar_ctx *ctx, ar_param *p, const float *values)
 {
-    AR_TRY(ar_param_zero_grad(p, ctx));
+    AR_TRY(ari_param_zero_grad(p, ctx));
     return rank_add_gradient(ctx, p, values);
 }
 
@@ -46,9 +48,9 @@ static inline ar_status with_two_params(ar_ctx *ctx, const two_values *start, tw
     ar_layout layout;
     AR_TRY(ar_layout_shard(&layout, 2, shape, 0, r, n));
     AR_TRY(ar_param_init(&matrix, ctx, "matrix", &layout, false));
-    AR_TRY(ar_layout_replicate(&layout, 1, &length, r, n));
+    AR_TRY(ari_layout_replicate(&layout, 1, &length, r, n));
     AR_TRY(ar_param_init(&vector, ctx, "vector", &layout, false));
-    AR_TRY(ar_param_set(&matrix, ctx, start->matrix));
-    AR_TRY(ar_param_set(&vector, ctx, start->vector));
+    AR_TRY(ari_param_set(&matrix, ctx, start->matrix));
+    AR_TRY(ari_param_set(&vector, ctx, start->vector));
     return fn(ctx, user, &matrix, &vector);
 }

@@ -2,6 +2,7 @@
 /* Samples, targets, lengths and masks that ranks do not share evenly: every tensor has one rank's bits, however gradients
  * are put into buckets, and under every kind of optimizer. */
 #include "recorded.h"
+#include "ref/models/parallel_private.h"
 #include "support/bits.h"
 
 enum { B = 3, S = 4, STEPS = 2 };
@@ -200,10 +201,10 @@ Test(uneven, more_micro_batches_than_samples_of_any_rank_are_refused)
     const ar_config c = match_config(AR_ARCH_LLAMA, 1);
     const ar_plan plan = {0};
     const ar_parallel fits = {.dp = 2, .micro_batches = 2}, many = {.dp = 4, .micro_batches = 2};
-    cr_expect_ok(ar_parallel_check(&fits, &c, &plan, B, S));
-    cr_expect_refused(ar_parallel_check(&many, &c, &plan, B, S), AR_ERR_ARG,
+    cr_expect_ok(ari_parallel_check(&fits, &c, &plan, B, S));
+    cr_expect_refused(ari_parallel_check(&many, &c, &plan, B, S), AR_ERR_ARG,
                       "2 micro-batches cannot share the 1 sample of a rank");
-    cr_expect_eq(ar_parallel_check(&many, &c, &plan, 0, S), AR_OK, "a batch that is not known yet");
+    cr_expect_eq(ari_parallel_check(&many, &c, &plan, 0, S), AR_OK, "a batch that is not known yet");
 }
 
 /* Of a parameter that two groups match the last one counts; where it names no decay, the rule decides and not the group

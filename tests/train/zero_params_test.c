@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO over a list of parameters whose gradients are given by hand, against one rank with an optimizer of whole
  * parameters: slices of every size, parameters without gradient, state that is kept and put back. */
+#include "ref/core/optimizer_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/train/train_private.h"
 #include "tests/train/zero_run.h"
 
 static const int rank_counts[] = {1, 2, 3, 5, 8};
@@ -22,7 +26,7 @@ Test(zero_params, every_bucket_size_and_number_of_ranks_has_one_ranks_bits)
                 j.ddp.bucket_bytes = bucket_sizes[b];
                 j.ddp.mode = n % 2 ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP;
                 j.ddp.order = b % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE;
-                snprintf(what, sizeof what, "%s, %d ranks, zero=%d, buckets of %zu bytes", ar_optimizer_name(kind),
+                snprintf(what, sizeof what, "%s, %d ranks, zero=%d, buckets of %zu bytes", ari_optimizer_name(kind),
                          rank_counts[n], j.zero, bucket_sizes[b]);
                 run(&j, rank_counts[n], AR_NUMERICS_EXACT);
                 expect_same_end(&j, rank_counts[n], &one, what);
@@ -154,7 +158,7 @@ static ar_status create_without_zero(ar_ctx *ctx, void *user)
     OWNED(ar_ddp_destroy) ar_ddp *ddp = NULL;
     OWNED(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(ar_ddp_create_params(&ddp, ctx, "list", NULL, 0, &options));
-    return ar_optimizer_create_sharded(&made, ctx, ddp, o);
+    return ari_optimizer_create_sharded(&made, ctx, ddp, o);
 }
 
 Test(zero_params, a_ddp_without_zero_is_refused)
@@ -215,15 +219,15 @@ static ar_status step_of_two_orders(ar_ctx *ctx, void *user)
     for (size_t i = 0; i < SHARED; i++) {
         const float zeros[MOST] = {0};
         ar_layout layout;
-        AR_TRY(ar_layout_replicate(&layout, 1, &t->size[i], 0, 1));
+        AR_TRY(ari_layout_replicate(&layout, 1, &t->size[i], 0, 1));
         AR_TRY(ar_param_init(p.all[i], ctx, called[i], &layout, false));
-        AR_TRY(ar_param_set(p.all[i], ctx, zeros));
+        AR_TRY(ari_param_set(p.all[i], ctx, zeros));
     }
     AR_TRY(make_in_order(&other, ctx, "other", p.at, t->of_optimizer));
-    AR_TRY(ar_optimizer_create_sharded(&o, ctx, other, &options));
+    AR_TRY(ari_optimizer_create_sharded(&o, ctx, other, &options));
     AR_TRY(make_in_order(&d, ctx, "object", p.at, t->of_gradients));
     for (size_t i = 0; i < SHARED; i++)
-        AR_TRY(ar_param_zero_grad(p.all[i], ctx));
+        AR_TRY(ari_param_zero_grad(p.all[i], ctx));
     return shared_step(ctx, d, o, p.at, t);
 }
 

@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The check of a user's module: what is right is the same under every layout; each mistake is found and named. */
 #include "anyrank/check_module.h"
+#include "ref/context/context_private.h"
+#include "ref/layers/layers_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/models/parallel_private.h"
 #include "support/own_module.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/check/check_module_private.h"
 
-OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
+OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
 enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 
@@ -74,11 +79,11 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_param *own[2] = {NULL};
     size_t n = 0;
     ar_status st = AR_OK;
-    if (g->fails && ar_comm_size(ar_ctx_tp(ctx)) == 2)
+    if (g->fails && ar_comm_size(ari_ctx_tp(ctx)) == 2)
         return ar_error_set(AR_ERR_UNSUPPORTED, "not on two ranks");
     AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "in", WIDTH, 12, &column));
     AR_TRY_TO(failed, st, ar_activation_create(&m[n++], ctx, "act", g->act, AR_HELD_SHARD));
-    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "part", 1, 12, AR_HELD_SHARD));
+    AR_TRY_TO(failed, st, ari_dropout_create(&m[n++], ctx, "part", 1, 12, AR_HELD_SHARD));
     AR_TRY_TO(failed, st, ar_row_linear_create(&m[n++], ctx, "middle", 12, WIDTH, &row));
     AR_TRY_TO(failed, st, own_layer_create(&m[n++], ctx, "own", WIDTH, g->mistake));
     ar_module_params(m[n - 1], own, 2, false);
@@ -86,13 +91,13 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     if (g->twice)
         AR_TRY_TO(failed, st, own_layer_again(&m[n], m[n - 1]));
     n += g->twice;
-    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "drop", 1, WIDTH, AR_HELD_WHOLE));
+    AR_TRY_TO(failed, st, ari_dropout_create(&m[n++], ctx, "drop", 1, WIDTH, AR_HELD_WHOLE));
     AR_TRY_TO(failed, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "out", WIDTH, CLASSES, &column));
     AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, n, true));
     AR_TRY(ar_module_fresh(*module, ctx, 3));
     if (g->other_scale)
-        AR_TRY(ar_param_fresh(own[1], ctx, (uint64_t)ar_comm_rank(ar_ctx_tp(ctx))));
+        AR_TRY(ari_param_fresh(own[1], ctx, (uint64_t)ar_comm_rank(ari_ctx_tp(ctx))));
     return ar_cross_entropy_create(loss, ctx, "loss", CLASSES, AR_HELD_SHARD);
 failed:
     for (size_t i = 0; i < MOST; i++)
@@ -168,7 +173,7 @@ Test(check_module, a_right_module_has_the_same_bits_under_every_layout)
         OWNED(ar_check_report_destroy) ar_check_report *r = check_with(&g, &o);
         for (size_t i = 0; i < LAYOUTS; i++) {
             char text[96];
-            ar_parallel_text(text, sizeof text, &layouts[i]);
+            ari_parallel_text(text, sizeof text, &layouts[i]);
             cr_expect_eq(r->run[i].result, AR_CHECK_SAME, "%s: %s %s %s", text, r->run[i].first.tensor,
                          r->run[i].error ? r->run[i].error : "", r->run[i].memory_difference);
             cr_expect_eq(memcmp(r->run[i].loss, r->loss, 2 * sizeof(float)), 0, "%s", text);
@@ -324,9 +329,9 @@ Test(check_module, right_gradients_agree_with_differences_whatever_the_seed)
     const uint64_t seeds = (uint64_t)by_scale(4, 8, 24);
     for (uint64_t seed = 0; seed < seeds; seed++) {
         given g = {.mistake = OWN_RIGHT, .twice = seed % 2 == 1, .act = (ar_activation)(seed % AR_ACT_NONE)};
-        OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
+        OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
         char text[4096];
-        ar_gradcheck_module_text(r, text, sizeof text);
+        ari_gradcheck_module_text(r, text, sizeof text);
         cr_expect(r->ok, "seed %d: %s", (int)seed, text);
         cr_expect_eq(r->tensors, 11u);
         cr_expect(tensor_of(r, "input").probes >= 3);
@@ -346,7 +351,7 @@ Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (uint64_t seed = 0; seed < (uint64_t)by_scale(1, 2, 4); seed++) {
             given g = {.mistake = rows[i].mistake};
-            OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
+            OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
             cr_expect(!r->ok, "mistake %zu", i);
             cr_expect_gt(tensor_of(r, rows[i].wrong).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
             cr_expect_eq(tensor_of(r, rows[i].right).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
@@ -359,7 +364,7 @@ Test(check_module, a_frozen_parameter_keeps_its_bits_and_is_not_asked_for_its_gr
     given right = {.mistake = OWN_RIGHT, .frozen = true}, g = {.mistake = OWN_FORGETS_GRADIENT, .frozen = true};
     OWNED(ar_check_report_destroy) ar_check_report *same = check_one(&right, (ar_parallel){.dp = 2, .zero = 1});
     cr_expect_eq(same->result, AR_CHECK_SAME, "%s", same->run[0].first.tensor);
-    OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, 1);
+    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, 1);
     cr_expect(r->ok);
     cr_expect_eq(tensor_of(r, "own.scale").probes, 0u);
 }

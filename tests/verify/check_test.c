@@ -5,6 +5,8 @@
 #include "tests/verify/support.h"
 
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
+#include "ref/layers/batch_private.h"
 #include "verify/check/check_run.h"
 
 /* --- the same everywhere ------------------------------------------------------------------------------------------ */
@@ -155,7 +157,7 @@ static ar_status body_that_fails(void *user, ar_ctx *ctx)
 {
     (void)user;
     int32_t value = 1, sum = 0;
-    ar_comm *tp = ar_ctx_tp(ctx);
+    ar_comm *tp = ari_ctx_tp(ctx);
     AR_TRY(ar_comm_all_reduce(tp, ctx->queue, (ar_buf){&sum}, (ar_cbuf){&value}, 1, AR_I32, AR_SUM, "a sum"));
     if (ar_comm_rank(tp) == 1)
         return ar_error_set(AR_ERR_DATA, "rank 1 had enough");
@@ -295,7 +297,7 @@ Test(check, random_documents_are_legal_and_those_of_their_seed)
         ar_batch batch[2] = {{.batch = ROWS, .seq = SEQ}, {.batch = ROWS, .seq = SEQ}};
         cr_assert_ok(ari_random_documents(&documents[i], batch, 2, MOST, i / 2));
         for (size_t step = 0; step < 2; step++) {
-            cr_assert_ok(ar_batch_check(&batch[step], 1));
+            cr_assert_ok(ari_batch_check(&batch[step], 1));
             for (size_t row = 0; row < ROWS; row++) {
                 const int32_t last = batch[step].documents[row * SEQ + SEQ - 1];
                 cr_assert_lt(last, MOST);

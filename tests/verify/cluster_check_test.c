@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A check beside what else the simulated cluster can do: record, predict, schedule, and let transports fail. */
+#include "sim/sim_private.h"
 #include "tests/verify/support.h"
 
 static const ar_parallel layouts[] = {{.dp = 2, .tp = 2}, {.tp = 2, .sp = true}};
@@ -128,7 +129,7 @@ Test(cluster_check, hears_of_faults_of_the_transport)
         p.o.run.sim.fault_count = 1;
         p.o.run.sim.verify_transfers = i % 2;
         p.o.run.sim.timeout_ns = f->kind == AR_SIM_STALL ? 300000000u : p.o.run.sim.timeout_ns;
-        ar_sim_fault_describe(f, text, sizeof text);
+        ari_sim_fault_describe(f, text, sizeof text);
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&p.o);
         cr_expect_eq(r->result, rows[i / 2].result[i % 2], "%s, verified %zu: %s", text, i % 2, first_of(&r->run[0]));
         for (int k = 0; r->result == AR_CHECK_ERROR && k < 4; k++)

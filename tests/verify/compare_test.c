@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The comparator must be able to say "different": one bit anywhere, a sign of zero, a NaN, a tensor that is not there,
  * an element that nobody holds or two ranks claim, in whatever pieces the ranks report it. */
+#include "ref/core/tensor_private.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
 #include "verify/check/compare.h"
@@ -36,7 +37,7 @@ static void fixture_fini(fixture *f)
 
 static void tap(ari_comparator *c, const char *name, uint32_t step, const float *local, const ar_layout *layout)
 {
-    const size_t shape[2] = {ar_layout_local(layout, 0), ar_layout_local(layout, 1)};
+    const size_t shape[2] = {ari_layout_local(layout, 0), ari_layout_local(layout, 1)};
     float copy[COUNT];
     ar_tensor t;
     memcpy(copy, local, shape[0] * shape[1] * sizeof *copy);
@@ -49,7 +50,7 @@ static void tap(ari_comparator *c, const char *name, uint32_t step, const float 
 static void tap_rows(ari_comparator *c, const float *full, size_t from, size_t to, int replica, int replicas)
 {
     ar_layout o;
-    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, replica, replicas));
+    cr_assert_ok(ari_layout_replicate(&o, 2, full_shape, replica, replicas));
     o.nbox = from < to;
     o.box[0].global[0] = from;
     o.box[0].extent[0] = to - from;
@@ -246,8 +247,8 @@ Test(compare, what_the_reference_lacks_or_has_in_another_shape_is_kept_by_name)
     ar_first_difference d = {.step = 1};
     ar_layout whole, narrow;
     fixture_init(&f);
-    cr_assert_ok(ar_layout_replicate(&whole, 2, full_shape, 0, 1));
-    cr_assert_ok(ar_layout_replicate(&narrow, 2, (const size_t[]){ROWS, COLS / RANKS}, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&whole, 2, full_shape, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&narrow, 2, (const size_t[]){ROWS, COLS / RANKS}, 0, 1));
     tap(&f.rank[1], "v", 1, f.values, &whole);
     cr_expect_str_eq(f.rank[1].unexpected, "v:fwd, which the baseline does not have");
     cr_expect_str_eq(f.rank[0].unexpected, "");
@@ -276,7 +277,7 @@ Test(compare, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
     }
     cr_assert_ok(ari_reference_finish(&ref));
     cr_assert_ok(ari_comparator_init(&c, &ref, NULL));
-    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 2, full_shape, 0, 1));
     for (int i = TENSORS - 1; i >= 0; i--) {
         float wrong[COUNT];
         for (int k = 0; k < COUNT; k++)
@@ -311,7 +312,7 @@ Test(compare, a_report_of_a_step_is_compared_with_that_steps_tensor)
         ari_comparator_fini(&f.rank[r]);
         cr_assert_ok(ari_comparator_init(&f.rank[r], &f.ref, NULL));
     }
-    cr_assert_ok(ar_layout_replicate(&o, 2, full_shape, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 2, full_shape, 0, 1));
     for (uint32_t step = 1; step <= 3; step++)
         tap(&f.rank[0], "w", step, step == 1 ? f.values : f.wrong, &o);
     for (size_t i = 0; i < 2; i++) {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a listener keeps of a rank's reports: names, parts, rows of micro-batches, shares of a gradient. */
 #include "anyrank/dump_listener.h"
+#include "ref/core/tensor_private.h"
 #include "tests/support/test.h"
+#include "verify/writer/dump_listener_private.h"
 
 OWNER(ar_dump_listener, ar_dump_listener_destroy)
 
@@ -29,7 +31,7 @@ static ar_status report(ar_dump_listener *l, const char *name, char pass, uint32
 static ar_dump_value value(const ar_dump_listener *l, size_t i)
 {
     ar_dump_value v;
-    cr_assert(ar_dump_listener_at(l, i, &v));
+    cr_assert(ari_dump_listener_at(l, i, &v));
     return v;
 }
 
@@ -43,7 +45,7 @@ static void expect_values(const ar_dump_value *v, const float *expected, size_t 
 static ar_layout rows_of(size_t first, size_t rows)
 {
     ar_layout o;
-    cr_assert_ok(ar_layout_replicate(&o, 2, (const size_t[]){4, 2}, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 2, (const size_t[]){4, 2}, 0, 1));
     o.box[0].global[0] = first;
     o.box[0].extent[0] = rows;
     return o;
@@ -57,13 +59,13 @@ Test(dump_listener, names_have_the_pass_and_from_step_2_on_the_step)
     OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     float one = 1.0f;
     ar_layout o;
-    cr_assert_ok(ar_layout_replicate(&o, 0, NULL, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 0, NULL, 0, 1));
     const ar_tensor t = view(&one, 0, NULL);
     for (size_t i = 0; i < 6; i++)
         cr_assert_ok(report(l, "x", passes[i], 1, &t, &o));
     cr_assert_ok(report(l, "x", 'f', 2, &t, &o));
     cr_assert_ok(report(l, "x", 'f', UINT32_MAX, &t, &o));
-    cr_assert_eq(ar_dump_listener_count(l), 8);
+    cr_assert_eq(ari_dump_listener_count(l), 8);
     for (size_t i = 0; i < 8; i++)
         cr_expect_str_eq(value(l, i).name, expected[i]);
 }
@@ -77,7 +79,7 @@ Test(dump_listener, rows_of_micro_batches_become_one_box_in_either_order)
         OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
         cr_assert_ok(report(l, "x", 'f', 1, order ? &b : &a, order ? &at_b : &at_a));
         cr_assert_ok(report(l, "x", 'f', 1, order ? &a : &b, order ? &at_a : &at_b));
-        cr_assert_eq(ar_dump_listener_count(l), 1);
+        cr_assert_eq(ari_dump_listener_count(l), 1);
         const ar_dump_value v = value(l, 0);
         expect_values(&v, expected, 6);
         cr_expect(v.layout->nbox == 1 && v.layout->box[0].global[0] == 1 && v.layout->box[0].extent[0] == 3);
@@ -139,9 +141,9 @@ Test(dump_listener, of_a_share_only_what_its_boxes_have_is_kept)
 Test(dump_listener, transposed_views_are_kept_row_major)
 {
     float stored[] = {1, 2, 3, 4, 5, 6}, expected[] = {1, 4, 2, 5, 3, 6};
-    const ar_tensor t = view(stored, 2, (const size_t[]){2, 3}), turned = ar_tensor_transposed(&t);
+    const ar_tensor t = view(stored, 2, (const size_t[]){2, 3}), turned = ari_tensor_transposed(&t);
     ar_layout o;
-    cr_assert_ok(ar_layout_replicate(&o, 2, (const size_t[]){3, 2}, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 2, (const size_t[]){3, 2}, 0, 1));
     OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     cr_assert_ok(report(l, "w", 'i', 1, &turned, &o));
     const ar_dump_value v = value(l, 0);
@@ -160,21 +162,21 @@ Test(dump_listener, passes_copies_names_and_empty_parts_are_left_out_as_asked)
     float one = 1.0f;
     const ar_tensor t = view(&one, 1, (const size_t[]){1}), none = view(&one, 1, (const size_t[]){0});
     ar_layout first, second, empty;
-    cr_assert_ok(ar_layout_replicate(&first, 1, (const size_t[]){1}, 0, 2));
-    cr_assert_ok(ar_layout_replicate(&second, 1, (const size_t[]){1}, 1, 2));
-    cr_assert_ok(ar_layout_shard_uneven(&empty, 1, (const size_t[]){1}, 0, 1, 2));
+    cr_assert_ok(ari_layout_replicate(&first, 1, (const size_t[]){1}, 0, 2));
+    cr_assert_ok(ari_layout_replicate(&second, 1, (const size_t[]){1}, 1, 2));
+    cr_assert_ok(ari_layout_shard_uneven(&empty, 1, (const size_t[]){1}, 0, 1, 2));
     ar_dump_listener *l = listener(&o);
     cr_assert_ok(report(l, "x", 'b', 1, &t, &first));
     cr_assert_ok(report(l, "y", 'f', 1, &t, &first));
     cr_assert_ok(report(l, "x", 'f', 1, &t, &second));
     cr_assert_ok(report(l, "x", 'f', 1, &none, &empty));
-    cr_expect_eq(ar_dump_listener_count(l), 0);
+    cr_expect_eq(ari_dump_listener_count(l), 0);
     cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
-    cr_expect_eq(ar_dump_listener_count(l), 1);
-    ar_dump_listener_clear(l);
-    cr_expect_eq(ar_dump_listener_count(l), 0);
+    cr_expect_eq(ari_dump_listener_count(l), 1);
+    ari_dump_listener_clear(l);
+    cr_expect_eq(ari_dump_listener_count(l), 0);
     cr_assert_ok(report(l, "x", 'g', 1, &t, &first));
-    cr_expect_eq(ar_dump_listener_count(l), 1);
+    cr_expect_eq(ari_dump_listener_count(l), 1);
     ar_dump_listener_destroy(l);
     ar_dump_listener_destroy(NULL);
 }
@@ -189,7 +191,7 @@ Test(dump_listener, what_it_cannot_keep_is_an_error_that_names_it)
     memset(longer, 'n', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
     cr_assert_ok(ar_tensor_view(&t, AR_BF16, 1, (const size_t[]){1}, (ar_buf){&half}));
-    cr_assert_ok(ar_layout_replicate(&o, 1, (const size_t[]){1}, 0, 1));
+    cr_assert_ok(ari_layout_replicate(&o, 1, (const size_t[]){1}, 0, 1));
     OWNED(ar_dump_listener_destroy) ar_dump_listener *l = listener(NULL);
     cr_expect_eq(report(l, "x", 'f', 1, &t, &o), AR_ERR_DTYPE);
     cr_expect(strstr(ar_error_message(), "x:fwd") && strstr(ar_error_message(), "BF16"));

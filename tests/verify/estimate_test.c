@@ -9,6 +9,8 @@
  * weights, "file" one with weights too. The estimate is never below and at most 1.6 times that. */
 #include <sys/resource.h>
 
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 #include "support/row.h"
 #include "tests/verify/support.h"
 #include "verify/check/compare.h"
@@ -136,7 +138,7 @@ static ari_estimate estimate_of(const measured *m)
     ari_estimate e = {0};
     load(&c, m->model);
     if (m->row_column)
-        cr_assert_ok(ar_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN));
+        cr_assert_ok(ari_plan_add_mlp_order(&plan, c.arch, AR_MLP_ROW_COLUMN));
     ar_parallel parallel = m->parallel;
     if (m->tp > 0)
         parallel.tp = m->tp;
@@ -165,7 +167,7 @@ Test(estimate, counts_what_updates_in_doubt_take_where_products_have_fewer_bits)
     ar_config c;
     size_t parameters = 0;
     load(&c, m.model);
-    cr_assert_ok(ar_config_parameters(&c, &parameters));
+    cr_assert_ok(ari_config_parameters(&c, &parameters));
     const ari_estimate usual = estimate_of(&m);
     m.precision = AR_PRECISION_BF16;
     cr_expect_geq(estimate_of(&m).bytes, usual.bytes + 3 * parameters * sizeof(float));

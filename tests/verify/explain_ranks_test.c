@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A dump of ranks: what their parts say, and what the whole says where parts say nothing. */
+#include "ref/core/tensor_private.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/dump/folder.h"
 #include "tests/support/noise.h"
 #include "verify/diagnose/diagnose.h"
@@ -71,16 +73,16 @@ static void write_rank(size_t k, int rank)
     ar_layout o;
     ar_tensor view;
     cr_assert_ok(cases[k].how == SHARDED  ? ar_layout_shard(&o, 2, shape, 0, rank, n)
-                 : cases[k].how == WHOLE  ? ar_layout_replicate(&o, 2, shape, rank, n)
-                 : cases[k].how == SUMMED ? ar_layout_replicate(&o, 2, shape, 0, 1)
-                                          : ar_layout_packed(&o, 2, shape, 0, blocks, 3, rank, n));
+                 : cases[k].how == WHOLE  ? ari_layout_replicate(&o, 2, shape, rank, n)
+                 : cases[k].how == SUMMED ? ari_layout_replicate(&o, 2, shape, 0, 1)
+                                          : ari_layout_packed(&o, 2, shape, 0, blocks, 3, rank, n));
     for (size_t b = 0; b < o.nbox; b++) {
         for (size_t i = 0; i < o.box[b].extent[0] * COLS; i++) {
             const size_t at = o.box[b].global[0] * COLS + i;
             local[o.box[b].local[0] * COLS + i] = cases[k].is(rank, at, noise(at));
         }
     }
-    const size_t own[] = {ar_layout_local(&o, 0), COLS};
+    const size_t own[] = {ari_layout_local(&o, 0), COLS};
     cr_assert_ok(ar_tensor_view(&view, AR_F32, 2, own, (ar_buf){local}));
     ar_dump_place place = {.rank = rank, .world = n, .mesh = {2, {{"dp", 1}, {"tp", n}}}, .at = {0, rank}};
     if (cases[k].along) {
@@ -110,7 +112,7 @@ Test(explain_ranks, what_ranks_hold_is_named)
         const ar_st_tensor t = {.name = name, .dtype = AR_F32, .ndim = 2, .shape = {ROWS, COLS}, .data = values};
         snprintf(path, sizeof path, "%s-reference.safetensors", folder);
         cr_assert_ok(ar_dump_open(&other, folder, NULL));
-        cr_assert_ok(ar_st_write(path, &t, 1, NULL, 0));
+        cr_assert_ok(ari_st_write(path, &t, 1, NULL, 0));
         cr_assert_ok(ar_dump_open(&reference, path, NULL));
         ar_verify_row row = {.name = name};
         const ari_explain_case c = {.reference = reference, .other = other, .rtol = cases[k].rtol};

@@ -3,6 +3,7 @@
 
 /* A reference dump from PyTorch and a second one that a test spoils: every tensor of the reference, with or without the
  * rounding that another program's sums would leave. Ways to spoil one: x is changed in place, `was` is what it held. */
+#include "ref/io/safetensors_private.h"
 #include "tests/verify/two_dumps.h"
 
 #define GQA_GRADS "llama-gqa-tiny/grads.safetensors"
@@ -43,13 +44,13 @@ static inline void dumps_begin(dumps *d, const char *file, bool rounding)
 {
     memset(d, 0, sizeof *d);
     snprintf(d->reference, sizeof d->reference, "%s/%s", TEST_GOLDEN_DIR, file);
-    cr_assert_ok(ar_st_open(&d->file, d->reference));
-    d->n = ar_st_count(d->file);
+    cr_assert_ok(ari_st_open(&d->file, d->reference));
+    d->n = ari_st_tensor_count(d->file);
     cr_assert(d->n < MAX_TENSORS);
     for (size_t i = 0; i < d->n; i++) {
-        const ar_st_entry *e = ar_st_at(d->file, i);
+        const ar_st_entry *e = ari_st_at(d->file, i);
         d->data[i] = malloc(e->count * sizeof(float));
-        cr_assert_ok(ar_st_to_f32(e, d->data[i]));
+        cr_assert_ok(ari_st_to_f32(e, d->data[i]));
         if (rounding)
             add_rounding(d->data[i], e->count);
         d->tensor[i] = (ar_st_tensor){.name = e->name, .dtype = AR_F32, .ndim = e->ndim, .data = d->data[i]};
@@ -73,7 +74,7 @@ static inline float *dumps_data(dumps *d, const char *name)
 
 static inline size_t dumps_count(const dumps *d, const char *name)
 {
-    return ar_st_find(d->file, name)->count;
+    return ari_st_find(d->file, name)->count;
 }
 
 /* What is said of some of its tensors, or of all. */
@@ -98,7 +99,7 @@ static inline void dumps_explain(ar_verify_row *row, const dumps *d, const char 
 
 static inline void dumps_end(dumps *d)
 {
-    ar_st_close(d->file);
+    ari_st_close(d->file);
     for (size_t i = 0; i < d->n; i++)
         free(d->data[i]);
 }

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/faults/fault_case.h"
 
+#include "ref/core/fault_private.h"
+#include "ref/models/parallel_private.h"
 #include "support/together.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
+#include "verify/writer/dump_listener_private.h"
 
 /* One gradient of four elements on each of two ranks; loss 4 at every step. */
 static const float usual[2][4] = {{1.0f, -2.0f, 0.5f, 0.0f}, {4.0f, 1.0f, 0.0f, -1.0f}};
@@ -77,13 +80,13 @@ CLAIM(what_is_no_number_or_not_there_is_infinitely_far)
     faulty.loss[0] = NAN;
     ari_fault_curve c = ari_fault_curve_of(&clean, &faulty);
     cr_expect(isinf(c.gradient) && isinf(c.loss));
-    ar_dump_listener_clear(faulty.gradients.rank[1]);
+    ari_dump_listener_clear(faulty.gradients.rank[1]);
     report(&faulty, 1, usual[1], 3);
     cr_expect(isinf(ari_fault_curve_of(&clean, &faulty).gradient));
-    ar_dump_listener_clear(faulty.gradients.rank[1]);
+    ari_dump_listener_clear(faulty.gradients.rank[1]);
     report(&faulty, 1, usual[1], 4);
     cr_expect_eq(ari_fault_curve_of(&clean, &faulty).gradient, 0.0);
-    ar_dump_listener_clear(faulty.gradients.rank[0]);
+    ari_dump_listener_clear(faulty.gradients.rank[0]);
     cr_expect(isinf(ari_fault_curve_of(&clean, &faulty).gradient));
 }
 
@@ -91,7 +94,7 @@ CLAIM(every_fault_has_a_legal_case_of_its_own)
 {
     for (int f = 1; f < AR_FAULT_COUNT; f++) {
         const ari_fault_case c = ari_fault_case_of((ar_fault)f);
-        const char *name = ar_fault_name((ar_fault)f);
+        const char *name = ari_fault_name((ar_fault)f);
         ar_config config;
         ar_plan plan;
         cr_expect_eq((int)c.fault, f, "%s has no case", name);
@@ -99,7 +102,7 @@ CLAIM(every_fault_has_a_legal_case_of_its_own)
         if (c.module)
             continue;
         cr_assert_eq(ari_fault_case_load(&config, &plan, &c), AR_OK, "%s: %s", name, ar_error_message());
-        cr_expect_eq(ar_parallel_check(&c.run.parallel, &config, &plan, c.run.batch, c.run.seq), AR_OK, "%s: %s", name,
+        cr_expect_eq(ari_parallel_check(&c.run.parallel, &config, &plan, c.run.batch, c.run.seq), AR_OK, "%s: %s", name,
                      ar_error_message());
     }
 }
@@ -130,8 +133,8 @@ CLAIM(a_run_is_traced_on_every_rank)
     cr_assert_ok(ari_fault_trace_run(&again, &c, AR_FAULT_NONE, 2, 0));
     cr_assert_ok(ari_fault_trace_run(&faulty, &c, AR_FAULT_dp_group_missing, 1, 0));
     cr_assert(clean.ended && again.ended && faulty.ended && clean.gradients.ranks == 2);
-    const size_t count = ar_dump_listener_count(clean.gradients.rank[0]);
-    cr_expect(count > 10 && ar_dump_listener_count(clean.gradients.rank[1]) == count);
+    const size_t count = ari_dump_listener_count(clean.gradients.rank[0]);
+    cr_expect(count > 10 && ari_dump_listener_count(clean.gradients.rank[1]) == count);
     cr_expect_lt(clean.loss[ARI_CURVE_STEPS - 1], clean.loss[0]);
     const ari_fault_curve same = ari_fault_curve_of(&clean, &again), other = ari_fault_curve_of(&clean, &faulty);
     cr_expect(same.loss == 0.0 && same.gradient == 0.0);
@@ -153,7 +156,7 @@ CLAIM(five_faults_hide_from_ten_losses_and_not_from_a_check)
     OWNED(end_folder) char *folder = new_model(model);
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i += small_only() ? 5 : 1) {
         ari_fault_case c = ari_fault_case_of(hidden[i]);
-        const char *name = ar_fault_name(hidden[i]);
+        const char *name = ari_fault_name(hidden[i]);
         SCOPED(ari_fault_trace_fini) ari_fault_trace clean, faulty;
         SCOPED(ari_check_run_fini) ar_check_run run;
         c.run.model = folder;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs of every fault against the table of what it must look like. */
+#include "ref/core/fault_private.h"
+#include "ref/models/parallel_private.h"
 #include "tests/verify/fault_expected_experts.h"
 #include "tests/verify/support.h"
 #include "verify/check/check_run.h"
@@ -156,8 +158,8 @@ static void expect_caught(const expected *e, place *p)
     const ar_check_run *run = &made;
     const ar_first_difference *f = &run->first;
     char what[240], layout[160];
-    ar_parallel_text(layout, sizeof layout, &e->at.parallel);
-    snprintf(what, sizeof what, "%s, %s %s", ar_fault_name(e->fault), e->model, layout);
+    ari_parallel_text(layout, sizeof layout, &e->at.parallel);
+    snprintf(what, sizeof what, "%s, %s %s", ari_fault_name(e->fault), e->model, layout);
     cr_expect(run->result == AR_CHECK_DIFFERENT && run->has_difference && run->tensors_different > 0 && !run->error,
               "%s: %s", what, run->error ? run->error : "");
     cr_expect_str_eq(f->tensor, e->tensor, "%s: %s, expected %s", what, f->tensor, e->tensor);
@@ -180,7 +182,7 @@ static void expect_caught(const expected *e, place *p)
 static void expect_bytes(const expected_bytes *e, place *p)
 {
     const expected as = {.fault = e->fault, .model = e->model, .at = e->at};
-    const char *name = ar_fault_name(e->fault);
+    const char *name = ari_fault_name(e->fault);
     const shared *base = NULL;
     SCOPED(ari_check_run_fini) ar_check_run run = run_case(&as, e->fault, p, &base);
     cr_expect_eq(run.result, AR_CHECK_MISPREDICTED, "%s: result %d", name, (int)run.result);
@@ -200,7 +202,7 @@ static void expect_ended(const expected_end *e, place *p)
 {
     const expected as = {.fault = e->fault, .model = e->model, .at = e->at, .algorithm = e->algorithm};
     const int world = ar_parallel_world(&e->at.parallel);
-    const char *name = ar_fault_name(e->fault);
+    const char *name = ari_fault_name(e->fault);
     const shared *base = NULL;
     SCOPED(ari_check_run_fini) ar_check_run made = run_case(&as, e->fault, p, &base);
     const ar_check_run *run = &made;
@@ -222,8 +224,8 @@ static void expect_ended(const expected_end *e, place *p)
 static bool same_run(const expected *a, const expected *b)
 {
     char layout[2][160];
-    ar_parallel_text(layout[0], sizeof layout[0], &a->at.parallel);
-    ar_parallel_text(layout[1], sizeof layout[1], &b->at.parallel);
+    ari_parallel_text(layout[0], sizeof layout[0], &a->at.parallel);
+    ari_parallel_text(layout[1], sizeof layout[1], &b->at.parallel);
     return strcmp(a->model, b->model) == 0 && strcmp(layout[0], layout[1]) == 0 && a->at.order == b->at.order &&
            a->algorithm == b->algorithm && a->at.batch == b->at.batch && a->at.documents == b->at.documents &&
            a->at.dropout == b->at.dropout && same_losses(&a->at.router, &b->at.router) && a->at.steps == b->at.steps &&
@@ -244,7 +246,7 @@ static void expect_clean(const expected *e, place *p)
     const shared *base = NULL;
     SCOPED(ari_check_run_fini) ar_check_run run = run_case(e, AR_FAULT_NONE, p, &base);
     char layout[160];
-    ar_parallel_text(layout, sizeof layout, &e->at.parallel);
+    ari_parallel_text(layout, sizeof layout, &e->at.parallel);
     cr_expect_eq(run.result, AR_CHECK_SAME, "%s, %s: %s", e->model, layout, first_of(&run));
     cr_expect_str_eq(run.weights_hash, base->weights_hash);
     cr_expect_str_eq(run.gradients_hash, base->gradients_hash);
@@ -278,7 +280,7 @@ Test(fault, tables_have_every_fault)
     COUNT_ROWS(others, modules, MODULES)
     COUNT_ROWS(others, bytes_alone, BYTES_ALONE)
     for (int f = 1; f < AR_FAULT_COUNT; f++)
-        cr_expect(rows[f] == 1 ? others[f] == 0 : rows[f] == 0 && others[f] > 0, "%s", ar_fault_name((ar_fault)f));
+        cr_expect(rows[f] == 1 ? others[f] == 0 : rows[f] == 0 && others[f] > 0, "%s", ari_fault_name((ar_fault)f));
 }
 
 Test(fault, collectives_that_do_not_match_end_the_run_on_all_ranks)
@@ -318,7 +320,7 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
 {
     for (size_t i = 0; i < MODULES; i++) {
         const ari_fault_case c = ari_fault_case_of(modules[i].fault);
-        const char *name = ar_fault_name(modules[i].fault);
+        const char *name = ari_fault_name(modules[i].fault);
         for (int with = 0; with < 2; with++) {
             OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
             const ar_fault fault = with ? c.fault : AR_FAULT_NONE;
@@ -346,7 +348,7 @@ Test(fault, those_of_communication_change_nothing_on_one_rank)
         ar_check_options o = check_of(folder, &one, 1, 2, 12);
         o.run.fault = (ar_fault)f;
         OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
-        cr_expect_eq(r->result, local ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s: first %s", ar_fault_name((ar_fault)f),
+        cr_expect_eq(r->result, local ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s: first %s", ari_fault_name((ar_fault)f),
                      first_of(&r->run[0]));
     }
 }

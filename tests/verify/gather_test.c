@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/core/tensor_private.h"
 #include "tests/support/test.h"
 #include "verify/grads/grads.h"
 
@@ -51,7 +52,7 @@ Test(gather, samples_of_micro_batches_are_put_where_they_stand)
         ar_tensor t;
         ar_layout layout;
         cr_assert_ok(ar_tensor_view(&t, AR_F32, 3, local, (ar_buf){values[sample]}));
-        cr_assert_ok(ar_layout_replicate(&layout, 3, full, 0, 1));
+        cr_assert_ok(ari_layout_replicate(&layout, 3, full, 0, 1));
         layout.box[0].global[0] = sample;
         layout.box[0].extent[0] = 1;
         const ar_tap_event event = {.name = "x", .pass = 'f', .local = &t, .layout = &layout};

@@ -7,6 +7,9 @@
 #include "tests/verify/support.h"
 
 #include "anyrank/grads.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "sim/plan/ops.h"
 #include "tests/support/golden_loss.h"
 
@@ -154,10 +157,10 @@ static double worst_of_file(const char *out, const char *file, const char *golde
                             double bound)
 {
     double worst = 0.0;
-    OWNED(ar_st_close) ar_st_file *actual = open_in(out, file), *expected = open_in(golden, golden_file);
-    cr_expect_eq(ar_st_count(actual), ar_st_count(expected), "%s", golden);
-    for (size_t i = 0; i < ar_st_count(expected); i++) {
-        const ar_st_entry *e = ar_st_at(expected, i), *a = ar_st_find(actual, e->name);
+    OWNED(ari_st_close) ar_st_file *actual = open_in(out, file), *expected = open_in(golden, golden_file);
+    cr_expect_eq(ari_st_tensor_count(actual), ari_st_tensor_count(expected), "%s", golden);
+    for (size_t i = 0; i < ari_st_tensor_count(expected); i++) {
+        const ar_st_entry *e = ari_st_at(expected, i), *a = ari_st_find(actual, e->name);
         cr_assert_not_null(a, "%s: no tensor %s", file, e->name);
         const double error = relative_error(a, e), allowed = strcmp(e->name, "hidden_states.0") == 0 ? 0.0 : bound;
         cr_expect(error <= allowed, "%s, %s: %.3g of the largest element, allowed %.3g", golden, e->name, error,
@@ -251,7 +254,7 @@ static void expect_layout(const char *name, const ar_parallel *p)
     ar_grads_result one, r;
     ar_run run = {.parallel = *p};
     OWNED(end_folder) char *out = new_folder();
-    ar_parallel_text(layout, sizeof layout, p);
+    ari_parallel_text(layout, sizeof layout, p);
     cr_assert_ok(grads_of(&one, name, 1, AR_SIM_DIRECT, out));
     cr_assert_eq(grads_as(&r, name, &run, out), AR_OK, "%s: %s", layout, ar_error_message());
     cr_expect_str_eq(r.outputs_hash, one.outputs_hash, "%s, %s", name, layout);
@@ -345,7 +348,7 @@ Test(golden, the_order_of_the_mlp_reaches_the_run)
             snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, names[i]);
             cr_assert_ok(ar_config_load(&c, folder));
             ari_step_case t = {.config = &c, .run = {.parallel = {.tp = 2}, .batch = 2, .seq = 32}};
-            cr_assert_ok(ar_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order));
+            cr_assert_ok(ari_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order));
             cr_assert_ok(ari_traffic_bytes(&expected, &t));
             cr_expect_eq(r[order].bytes, expected, "%s, order %d: %zu bytes, predicted %zu", names[i], order,
                          (size_t)r[order].bytes, (size_t)expected);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of sums in gradients and elsewhere, gradients that are not there, and norms of clipped ones. */
+#include "ref/io/safetensors_private.h"
 #include "tests/verify/two_dumps.h"
 
 enum { ROWS = 40, COLS = 24, N = ROWS * COLS };
@@ -19,7 +20,7 @@ static void expect_cause_of(const ar_st_tensor *a, size_t na, const ar_st_tensor
         .reference = f.reference, .other = f.other, .rule = AR_VERIFY_TOLERANCE, .rtol = 1e-5, .atol = 1e-7, .tp = 1};
     OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
     write_tensors(f.reference, a, na);
-    cr_assert_ok(ar_st_write(f.other, b, nb, meta, micro ? 1 : 0));
+    cr_assert_ok(ari_st_write(f.other, b, nb, meta, micro ? 1 : 0));
     cr_assert_ok(ar_verify(&r, &o));
     expect_row(&r->row[r->first], cause, NULL, number);
 }

@@ -3,6 +3,7 @@
 #include "ref/io/json.h"
 #include "tests/support/temporary.h"
 #include "tests/support/test.h"
+#include "verify/dumps/verify_private.h"
 
 enum { ROWS = 4 };
 
@@ -58,7 +59,7 @@ static char *written(void)
     SCOPED(temp_end) const temp_path page = temp_file("");
     unsigned char *text = NULL;
     size_t length = 0;
-    cr_assert_ok(ar_verify_html(&r, page.path));
+    cr_assert_ok(ari_verify_html(&r, page.path));
     cr_assert_ok(ari_file_read(&text, &length, page.path, (size_t)1 << 24));
     return (char *)text;
 }
@@ -121,6 +122,6 @@ Test(html, no_report_and_no_folder_are_errors)
     ar_verify_report r;
     ar_verify_row row[ROWS];
     fill(&r, row);
-    cr_assert_eq(ar_verify_html(NULL, "x"), AR_ERR_ARG);
-    cr_assert_eq(ar_verify_html(&r, "/nonexistent-folder/x.html"), AR_ERR_IO);
+    cr_assert_eq(ari_verify_html(NULL, "x"), AR_ERR_ARG);
+    cr_assert_eq(ari_verify_html(&r, "/nonexistent-folder/x.html"), AR_ERR_IO);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Samples of several parts, of each of which a matrix's gradient is rounded (ar_gradient_parts): bits, calls, bytes and
+/* Samples of several parts, of each of which a matrix's gradient is rounded (ari_gradient_parts): bits, calls, bytes and
  * memory where every part is one rank's, where ranks share parts, and where a rank has nothing of some. */
+#include "ref/placement/parallel_private.h"
 #include "tests/verify/support.h"
 
 #define MIXTRAL_OF_ONE_LAYER                                                                                \
@@ -61,7 +62,7 @@ Test(long_samples, are_halved_while_the_halves_are_long)
     static const size_t of[][2] = {{1, 1},    {1023, 1}, {1024, 2}, {1026, 2}, {1536, 2},
                                    {2048, 4}, {2050, 2}, {3072, 4}, {4096, 8}, {131072, 256}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
-        cr_expect_eq(ar_gradient_parts(of[i][0]), of[i][1], "%zu positions", of[i][0]);
+        cr_expect_eq(ari_gradient_parts(of[i][0]), of[i][1], "%zu positions", of[i][0]);
 }
 
 /* Rows that move are those that the ranks with most of a part have not; who computes it changes from sample to sample. */
@@ -80,11 +81,11 @@ Test(long_samples, are_shared_out_by_who_has_most)
               {{.cp = 1}, 1024, 2, 0, {{0, 0}, {0, 0}}}};
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         size_t parts = 0;
-        cr_expect_eq(ar_gradient_moves(&of[i].p, of[i].seq, &parts), of[i].moves, "case %zu", i);
+        cr_expect_eq(ari_gradient_moves(&of[i].p, of[i].seq, &parts), of[i].moves, "case %zu", i);
         cr_expect_eq(parts, of[i].parts, "case %zu: %zu", i, parts);
-        for (size_t part = 0; part < ar_gradient_parts(of[i].seq) && part < 2; part++) {
+        for (size_t part = 0; part < ari_gradient_parts(of[i].seq) && part < 2; part++) {
             for (size_t sample = 0; sample < 2; sample++)
-                cr_expect_eq(ar_gradient_part_owner(&of[i].p, of[i].seq, sample, part), of[i].owner[part][sample],
+                cr_expect_eq(ari_gradient_part_owner(&of[i].p, of[i].seq, sample, part), of[i].owner[part][sample],
                              "case %zu: part %zu of sample %zu", i, part, sample);
         }
     }
@@ -98,17 +99,17 @@ Test(long_samples, move_what_the_ranks_with_most_lack)
         if (p.cp % p.cp_inner != 0)
             continue;
         for (size_t seq = 24; seq <= 24 * 512; seq *= 2) {
-            const size_t all = ar_gradient_parts(seq), each = seq / all;
+            const size_t all = ari_gradient_parts(seq), each = seq / all;
             size_t parts = 0, moved = 0;
             for (size_t part = 0; part < all; part++) {
                 size_t most = 0;
                 for (int rank = 0; rank < p.cp; rank++) {
-                    const size_t rows = ar_gradient_part_rows(&p, seq, part, rank);
+                    const size_t rows = ari_gradient_part_rows(&p, seq, part, rank);
                     most = rows > most ? rows : most;
                 }
                 moved += each - most;
             }
-            cr_expect_eq(ar_gradient_moves(&p, seq, &parts), moved, "cp %d inner %d zigzag %d seq %zu", p.cp,
+            cr_expect_eq(ari_gradient_moves(&p, seq, &parts), moved, "cp %d inner %d zigzag %d seq %zu", p.cp,
                          p.cp_inner, p.zigzag, seq);
         }
     }

@@ -2,10 +2,13 @@
 /* A user's module judged without a number: what is right has no finding, ten mistakes are named, and the same mistakes
  * are found by their numbers. */
 
+#include "ref/layers/loss_private.h"
+#include "ref/layers/module_private.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/lint/lint_private.h"
 
 OWNER(ar_module_inspection, ar_module_inspection_destroy)
 
@@ -280,7 +283,7 @@ Test(module_lint, the_same_mistakes_differ_from_one_rank_and_the_check_says_what
         cr_assert_ok(ar_check_module(&r, &c, &o));
         cr_expect_neq(r->run[0].result, AR_CHECK_SAME, "mistake %zu", i);
         if (r->run[0].has_difference)
-            cr_expect_not_null(strstr(r->run[0].first.hint, ar_lint_rule_name(expected[i].rule)), "mistake %zu: %s", i,
+            cr_expect_not_null(strstr(r->run[0].first.hint, ari_lint_rule_name(expected[i].rule)), "mistake %zu: %s", i,
                                r->run[0].first.hint);
     }
 }
@@ -299,10 +302,10 @@ static ar_status check_rank(ar_ctx *ctx, void *user)
     AR_TRY(ar_module_fresh(module, ctx, 1));
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(batch(NULL, 1, &b));
-    AR_TRY(ar_batch_input(ctx, &x, &b));
+    AR_TRY(ari_batch_input(ctx, &x, &b));
     AR_TRY(ar_module_forward(module, ctx, saved, &y, &x, &b));
-    AR_TRY(ar_loss_forward(loss, ctx, saved, &y, &b));
-    AR_TRY(ar_loss_backward(loss, ctx, saved, &dy, &b));
+    AR_TRY(ari_loss_forward(loss, ctx, saved, &y, &b));
+    AR_TRY(ari_loss_backward(loss, ctx, saved, &dy, &b));
     AR_TRY(ar_module_backward(module, ctx, saved, NULL, &dy, &b));
     return AR_OK;
 }

@@ -3,6 +3,7 @@
 #include "anyrank/check_module.h"
 #include "anyrank/grads.h"
 #include "anyrank/plan_walk.h"
+#include "ref/layers/layers_private.h"
 #include "support/rank_run.h"
 #include "support/small.h"
 #include "support/together.h"
@@ -31,7 +32,7 @@ static ar_status refuse_layers(ar_ctx *ctx, void *user)
     REFUSED(AR_ERR_ARG, ar_sequential_create(&m, "list", NULL, 2, false), "list: a list of 2 modules is NULL");
     REFUSED(AR_ERR_ARG, ar_sequential_made(&m, "list", NULL, 2, AR_OK), "list: a list of 2 modules is NULL");
     REFUSED(AR_ERR_ARG, ar_sequential_made(&m, "list", hole, 2, AR_OK), "list: child 0 of 2 is NULL");
-    REFUSED(AR_ERR_ARG, ar_residual_create(&m, "sum", NULL, AR_HELD_WHOLE, false), "sum: a residual without a branch");
+    REFUSED(AR_ERR_ARG, ari_residual_create(&m, "sum", NULL, AR_HELD_WHOLE, false), "sum: a residual without a branch");
     REFUSED(AR_ERR_ARG, ar_ddp_create(&d, ctx, NULL, &ddp), "a module that is NULL");
     REFUSED(AR_ERR_ARG, ar_module_forward(NULL, ctx, NULL, &x, &x, NULL), "a module that is NULL");
     REFUSED(AR_ERR_ARG, ar_plan_prepare_create(&m, ctx, &w, "own", -7, NULL), "own: argument -7");

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mere noise, of any size, on any tensor, has no cause but rounding. */
+#include "ref/core/tensor_private.h"
 #include "tests/support/test.h"
 #include "verify/diagnose/diagnose.h"
 
@@ -48,7 +49,7 @@ Test(noise, has_no_cause)
             copy[i] = (float)((double)reference[i] + size * normal());
         }
         ar_layout layout;
-        cr_assert_ok(ar_layout_replicate(&layout, ndim, shape, 0, 1));
+        cr_assert_ok(ari_layout_replicate(&layout, ndim, shape, 0, 1));
         ari_rank_copy own = {.local = copy, .ndim = ndim, .layout = &layout};
         memcpy(own.shape, shape, sizeof shape);
         const ari_difference d = {.name = names[row / 5 % 5],

@@ -2,6 +2,7 @@
 /* What explanations read besides the tensor that differs: each such tensor may be missing, empty, a scalar, of integers,
  * BOOL or complex, or NaN. Every measure and replay then leaves what it cannot read; and the tensor itself may be
  * infinite in one element. */
+#include "ref/core/tensor_private.h"
 #include "tests/verify/two_dumps.h"
 
 TestSuite(odd_inputs);
@@ -101,7 +102,7 @@ static void put_other(made *m, size_t i, int kind)
 {
     static unsigned char data[2][B * S * IDS * H * 8];
     const ar_st_tensor t = tensor_of(i, kind);
-    const size_t bytes = count_of(&t) * (ar_dtype_bits(t.dtype) / 8);
+    const size_t bytes = count_of(&t) * (ari_dtype_bits(t.dtype) / 8);
     memset(data, 0, sizeof data);
     for (size_t k = 0; k < bytes / 4 && kind != BOOLS && kind != INTEGERS; k++) {
         for (size_t side = 0; side < 2; side++) {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations where ranks share a sequence: copies of KV heads by hand, and lint's silence.
  * Random layouts are compared with what runs record in random_layouts_test. */
+#include "ref/models/parallel_private.h"
 #include "tests/verify/ops_find.h"
+#include "verify/lint/lint_private.h"
 
 /* 8 heads of 4 on 4 KV heads, 64 positions. */
 #define MODEL LLAMA(32, 24, 48, 2, 8, 4, 4, false)
@@ -78,16 +80,16 @@ Test(ops_context, lint_finds_nothing_in_legal_layouts)
         const ar_config c = config_of(models[m]);
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
             ari_step_case t = case_of(&c, layouts[i], 2, 64, AR_NUMERICS_EXACT);
-            OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
+            OWNED(ari_lint_report_destroy) ar_lint_report *r = NULL;
             char text[96];
             t.run.batch = 4;
-            ar_parallel_text(text, sizeof text, &layouts[i]);
+            ari_parallel_text(text, sizeof text, &layouts[i]);
             if (c.arch == AR_ARCH_GPT2 && layouts[i].tp * layouts[i].cp_inner > 8)
                 continue; /* no copies of KV heads */
-            cr_assert_ok(ar_lint(&r, &t.run, &c));
+            cr_assert_ok(ari_lint(&r, &t.run, &c));
             for (size_t k = 0; k < r->count; k++)
                 cr_expect(false, "%s, %s: %s of %s (%s, %s) along %s: has %s, needs %s", c.name, text,
-                          ar_lint_rule_name(r->finding[k].rule), r->finding[k].module, r->finding[k].operation,
+                          ari_lint_rule_name(r->finding[k].rule), r->finding[k].module, r->finding[k].operation,
                           r->finding[k].pass, r->finding[k].axis, r->finding[k].has, r->finding[k].needs);
         }
     }

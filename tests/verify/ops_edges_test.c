@@ -6,6 +6,7 @@
 #include "support/layout_draw.h"
 #include "support/together.h"
 
+#include "ref/placement/placement_private.h"
 #include "sim/plan/ops.h"
 
 enum { DRAWS = 120, FIRST_SEED = 8800, WHOLE = 7 };
@@ -64,7 +65,7 @@ static bool same_placement(const edges *e, const ari_op_value *a, const ari_op_v
 {
     const ar_placement x = a->at[axis], y = b->at[axis];
     const bool whole = x.kind != AR_SHARD && x.kind != AR_PARTIAL_SUM && y.kind != AR_SHARD && y.kind != AR_PARTIAL_SUM;
-    return whole || ari_axis_ranks(&e->c->run.parallel, axis) == 1 || ar_placement_same(x, y, a->ndim);
+    return whole || ari_axis_ranks(&e->c->run.parallel, axis) == 1 || ari_placement_same(x, y, a->ndim);
 }
 
 /* A part has fewer features than the value; an activation that follows a projection may be one. */

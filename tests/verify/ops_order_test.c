@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The list of a step's operations in the order of micro-batches and schedules, beside the list that visits what is the
  * same once: the same sums. Random layouts are compared with what runs record in random_layouts_test. */
+#include "ref/models/parallel_private.h"
 #include "support/row.h"
 #include "tests/verify/ops_find.h"
 #include "verify/check/check_run.h"
@@ -26,7 +27,7 @@ static void expect_same_sums(ari_step_case t)
 {
     char layout[160];
     t.run.ddp = ar_ddp_defaults();
-    ar_parallel_text(layout, sizeof layout, &t.run.parallel);
+    ari_parallel_text(layout, sizeof layout, &t.run.parallel);
     for (int rank = 0; rank < ar_parallel_world(&t.run.parallel); rank++) {
         sums each = {0}, once = {0};
         cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, rank, add_sums, &each));

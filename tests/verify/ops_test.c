@@ -2,6 +2,7 @@
 /* The list of a step's operations beside what runs record: collectives and products, in native numerics and under plans.
  * Random layouts are compared with their traces in random_layouts_test; tests/cli/plan_test.py has the shapes and
  * placements of a list by hand, traffic_test.c what a layer moves. */
+#include "ref/models/parallel_private.h"
 #include "support/row.h"
 #include "tests/support/plan_draw.h"
 #include "tests/verify/ops_find.h"
@@ -84,7 +85,7 @@ Test(ops, runs_make_the_collectives_and_products_of_the_list)
                             .order = i % 2 ? AR_BUCKETS_BY_SIZE : AR_BUCKETS_REVERSE,
                             .find_unused = m % 2 == 1},
                     .sim.algorithm = (m + i) % 2 ? AR_SIM_DIRECT : AR_SIM_RING);
-            if (ar_parallel_check(&run.parallel, &c, &run.plan, BATCH, SEQ) != AR_OK)
+            if (ari_parallel_check(&run.parallel, &c, &run.plan, BATCH, SEQ) != AR_OK)
                 continue; /* GPT-2 has no copies of KV heads */
             runs++;
             cr_expect_eq(run_and_compare(&c, run, forward_only), AR_OK, "model %zu, case %zu: %s", m, i,
@@ -114,7 +115,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
                                .steps = i % 2 ? STEPS : 0, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                .numerics = i / 4 % 2 ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                                .precision = i / 4 % 4 == 3 ? AR_PRECISION_BF16 : AR_PRECISION_F32);
-        const ar_status fits = ar_parallel_check(&p, &c, &plan, BATCH, SEQ);
+        const ar_status fits = ari_parallel_check(&p, &c, &plan, BATCH, SEQ);
         cr_expect(fits == AR_OK || fits == AR_ERR_INDIVISIBLE, "%s", ar_error_message()); /* KV heads */
         if (fits == AR_OK)
             cr_expect_eq(run_and_compare(&c, run, false), AR_OK, "draw %d: %s: %s", (int)i, text, ar_error_message());

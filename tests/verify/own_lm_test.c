@@ -2,12 +2,16 @@
 /* A user's language model under layouts that share out positions, features, samples and layers: the same bits, and the
  * right gradients. */
 
+#include "ref/layers/param_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/parallel_private.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
 #include "support/small.h"
 #include "tests/support/test.h"
+#include "verify/check/check_module_private.h"
 
-OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
+OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
 static ar_check_module_options options(const ar_parallel *layouts, size_t n)
 {
@@ -20,7 +24,7 @@ static void expect_same(const ar_check_report *r)
 {
     for (size_t i = 0; i < r->runs; i++) {
         char text[96];
-        ar_parallel_text(text, sizeof text, &r->run[i].parallel);
+        ari_parallel_text(text, sizeof text, &r->run[i].parallel);
         const ar_check_run *run = &r->run[i];
         cr_expect_eq(run->result, AR_CHECK_SAME, "%s: %s %s %s", text, run->first.tensor, run->first.pattern,
                      run->error ? run->error : "");
@@ -162,10 +166,10 @@ Test(own_lm, gradients_that_cannot_be_seen_are_no_verdict_and_the_text_says_what
     bool told = true;
     const ar_module_case c = {.name = "tiny", .build = build_tiny, .batch = batch_of_halves, .user = &told};
     const ar_check_module_options o = options(NULL, 0);
-    OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
     char text[2048];
     cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
-    ar_gradcheck_module_text(r, text, sizeof text);
+    ari_gradcheck_module_text(r, text, sizeof text);
     cr_expect(!r->ok && r->wrong == 0, "%s", text);
     cr_expect_not_null(strstr(text, "larger first values, ar_param.init_range"), "%s", text);
 }
@@ -230,7 +234,7 @@ static ar_status add_terms(ar_ctx *ctx, void *user)
     (void)user;
     for (int dim = 0; dim < 2 && st == AR_OK; dim++)
         st = ar_param_init_shard(&w[dim], ctx, "mlp", dim ? "down" : "up", (size_t[]){8, 8}, dim, AR_INIT_NORMAL);
-    AR_TRY_TO(done, st, ar_param_fresh(&w[1], ctx, 1));
+    AR_TRY_TO(done, st, ari_param_fresh(&w[1], ctx, 1));
     AR_TRY_TO(done, st, rank_upload(ctx, &x, 2, (size_t[]){4, w[1].value.shape[1]}, in));
     AR_TRY_TO(done, st, ar_contract(ctx, &terms, &x, &w[1]));
     const ar_status all = ar_contract_backward_all(ctx, &y, &x, &x, (ar_param *[]){&w[0], &w[1]}, 2);
@@ -287,7 +291,7 @@ static ar_parallel draw_layout(uint64_t *state)
 static bool fits(const ar_parallel *p)
 {
     return ar_parallel_world(p) > 1 && ar_parallel_world(p) <= MOST_RANKS &&
-           ar_parallel_check_sequence(p, OWN_LM_SEQ) == AR_OK;
+           ari_parallel_check_sequence(p, OWN_LM_SEQ) == AR_OK;
 }
 
 /* --- hooks of gradients ------------------------------------------------------------------------------------------- */
@@ -496,9 +500,9 @@ Test(own_lm, gradients_agree_with_differences)
     const own_lm lm = {.tied = true};
     const ar_module_case c = own_lm_case(&lm);
     const ar_check_module_options o = options(NULL, 0);
-    OWNED(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
     char text[4096];
     cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
-    ar_gradcheck_module_text(r, text, sizeof text);
+    ari_gradcheck_module_text(r, text, sizeof text);
     cr_expect(r->ok, "%s", text);
 }

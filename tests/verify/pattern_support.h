@@ -4,6 +4,8 @@
 /* Tables of traces: a tensor, how ranks hold it, what a mistake makes of their copies, and what is said of that. */
 
 #include "anyrank/parallel.h"
+#include "ref/core/tensor_private.h"
+#include "ref/placement/parallel_private.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"
 #include "verify/diagnose/case.h"
@@ -171,7 +173,7 @@ static inline void lay_on_mesh(ar_layout *o, const world *w, int r)
     const ar_parallel *p = &w->t->on.over;
     const int dim = w->t->on.dim, ndim = w->d.ndim, tp = tp_of(w), cp = cp_of(w);
     if (dim < 0)
-        cr_assert_ok(ar_layout_replicate(o, ndim, w->shape, r % tp, tp));
+        cr_assert_ok(ari_layout_replicate(o, ndim, w->shape, r % tp, tp));
     else
         cr_assert_ok(ar_layout_shard(o, ndim, w->shape, dim, r % tp, tp));
     if (ndim < 3 || (w->d.pass != 'f' && w->d.pass != 'b')) {
@@ -180,7 +182,7 @@ static inline void lay_on_mesh(ar_layout *o, const world *w, int r)
         return;
     }
     const size_t rank = (size_t)dp_rank(w, r), n = (size_t)dp_of(w), most = w->shape[0] % n;
-    const ar_positions own = ar_parallel_positions(p, w->shape[1], cp_rank(w, r));
+    const ar_positions own = ari_parallel_positions(p, w->shape[1], cp_rank(w, r));
     o->box[0].global[0] = rank * (w->shape[0] / n) + (rank < most ? rank : most);
     o->box[0].extent[0] = w->shape[0] / n + (rank < most);
     o->nbox = cp > 1 && own.count[1] > 0 ? 2 : 1;
@@ -198,11 +200,11 @@ static inline void lay_out(ar_layout *o, const world *w, int r)
     const int ndim = on->ndim, n = w->d.ranks, p = on->parts;
     const size_t half[2] = {w->shape[0] / 2, w->shape[0] / 2};
     if (on->how == ON_ALL)
-        cr_assert_ok(ar_layout_replicate(o, ndim, w->shape, r, n));
+        cr_assert_ok(ari_layout_replicate(o, ndim, w->shape, r, n));
     else if (on->how == IN_SHARDS)
-        cr_assert_ok(ar_layout_shard_uneven(o, ndim, w->shape, on->dim, r, n));
+        cr_assert_ok(ari_layout_shard_uneven(o, ndim, w->shape, on->dim, r, n));
     else if (on->how == IN_BLOCKS)
-        cr_assert_ok(ar_layout_packed(o, ndim, w->shape, 0, half, 2, r, n));
+        cr_assert_ok(ari_layout_packed(o, ndim, w->shape, 0, half, 2, r, n));
     else if (on->how == ON_MESH)
         lay_on_mesh(o, w, r);
     else {
@@ -231,7 +233,7 @@ static inline void fill_copies(world *w)
         w->copy[r].ndim = w->d.ndim;
         w->copy[r].layout = &w->layout[r];
         for (int i = 0; i < w->d.ndim; i++)
-            w->copy[r].shape[i] = ar_layout_local(&w->layout[r], i);
+            w->copy[r].shape[i] = ari_layout_local(&w->layout[r], i);
         const size_t count = ari_volume(w->copy[r].shape, w->d.ndim);
         w->copy[r].local = w->local[r] = calloc(count + 1, sizeof *w->local[r]);
         cr_assert_not_null(w->local[r]);

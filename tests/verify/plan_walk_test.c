@@ -3,6 +3,9 @@
  * leaves terms of a sum has not, and what cannot be built is refused by name. */
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
+#include "ref/layers/module_private.h"
+#include "ref/models/plan_walk_private.h"
+#include "ref/placement/placement_private.h"
 #include "support/rank_run.h"
 #include "support/row.h"
 #include "support/small.h"
@@ -26,7 +29,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(made, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
     AR_TRY_TO(made, st, ar_plan_activation_create(&m[2], ctx, &w, "net.act", AR_ACT_SILU));
-    AR_TRY_TO(made, st, ar_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
+    AR_TRY_TO(made, st, ari_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
     AR_TRY_TO(made, st, ar_plan_linear_create(&m[4], ctx, &w, "net.down", FFN, WIDTH, true));
     AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[5], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
     AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
@@ -157,8 +160,8 @@ static ar_status build_block(void *user, ar_ctx *ctx, ar_module **module, ar_los
     ar_module *m[4] = {NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_RMS, WIDTH, 1e-5));
-    AR_TRY_TO(made, st, ar_plan_attention_create(&m[1], ctx, &w, "net.attn", &attention));
-    AR_TRY_TO(made, st, ar_plan_mlp_create(&m[2], ctx, &w, "net.mlp", &mlp));
+    AR_TRY_TO(made, st, ari_plan_attention_create(&m[1], ctx, &w, "net.attn", &attention));
+    AR_TRY_TO(made, st, ari_plan_mlp_create(&m[2], ctx, &w, "net.mlp", &mlp));
     AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[3], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
     AR_TRY_TO(made, st, ar_plan_end(&w, "net"));
 made:
@@ -275,7 +278,7 @@ static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_los
     const ar_placement of_up = w.at;
     w.at = x;
     AR_TRY(ar_plan_linear_create(&m->gate, ctx, &w, "mlp.gate", WIDTH, FFN, true));
-    if (!ar_placement_same(of_up, w.at, 3))
+    if (!ari_placement_same(of_up, w.at, 3))
         return ar_error_set(AR_ERR_UNSUPPORTED, "mlp.up and mlp.gate leave other parts: give both one style");
     AR_TRY(ar_plan_linear_create(&m->down, ctx, &w, "mlp.down", FFN, WIDTH, true));
     AR_TRY(ar_plan_redistribute_create(&m->back, ctx, &w, "mlp.back", x));
@@ -438,7 +441,7 @@ static ar_status pass_checked(ar_ctx *ctx, void *user)
     if (st == AR_OK)
         st = batch(user, 1, &b);
     if (st == AR_OK)
-        st = ar_batch_input(ctx, &x, &b);
+        st = ari_batch_input(ctx, &x, &b);
     if (st == AR_OK)
         st = ar_module_forward(m, ctx, NULL, &y, &x, &b);
     return st;
@@ -481,20 +484,21 @@ CLAIM(a_plan_by_calls_holds_its_own_rules_alone)
     cr_assert_ok(ar_plan_add(&p, AR_ARCH_LLAMA, "words", AR_STYLE_ROWWISE));
     cr_assert_ok(ar_plan_add(&p, AR_ARCH_LLAMA, "answer", AR_STYLE_COLWISE));
     cr_expect_eq(p.rules, 2u);
-    cr_assert_ok(ar_plan_embedding(&tokens, &w, "words"));
+    cr_assert_ok(ari_plan_embedding(&tokens, &w, "words"));
     cr_expect_eq(tokens, AR_EMBEDDING_VOCAB);
     cr_expect_eq(ar_plan_end(&w, "chat"), AR_ERR_NOT_FOUND);
     cr_expect_str_eq(ar_error_message(),
                      "mine: rule 2, 'answer': no layer has this name; the layers of chat are words");
-    cr_assert_ok(ar_plan_head(&head, &w, "answer"));
+    cr_assert_ok(ari_plan_head(&head, &w, "answer"));
     cr_expect(head.style == AR_STYLE_COLWISE && head.to.kind == AR_SHARD);
-    cr_expect_eq(ar_plan_held(&w), AR_HELD_SHARD);
+    cr_expect_eq(ari_plan_held(&w), AR_HELD_SHARD);
     cr_expect_ok(ar_plan_end(&w, "chat"));
-    cr_expect_refused(ar_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED, "other: S(-1) arrives, and a head takes R");
+    cr_expect_refused(ari_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED,
+                      "other: S(-1) arrives, and a head takes R");
     w.at = (ar_placement){AR_INVARIANT, 0};
-    cr_expect_eq(ar_plan_head(&head, &w, "answer"), AR_OK, "I is R here: %s", ar_error_message());
+    cr_expect_eq(ari_plan_head(&head, &w, "answer"), AR_OK, "I is R here: %s", ar_error_message());
     w.at = (ar_placement){AR_PARTIAL_SUM, 0};
-    cr_expect_eq(ar_plan_head(&head, &w, "answer"), AR_ERR_ARG);
+    cr_expect_eq(ari_plan_head(&head, &w, "answer"), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(), "answer: what arrives is said to be P(sum); R, S(-1) and S(1) are possible");
 }
 
@@ -520,9 +524,9 @@ CLAIM(embeddings_and_heads_are_cut_as_those_of_models)
                  rows[i].style, rows[i].output);
         SCOPED(ar_plan_fini) ar_plan p = plan_of(text);
         ar_plan_walk w = {.plan = &p}, other = w;
-        cr_expect_eq(ar_plan_embedding(&tokens, &w, "t"), rows[i].tokens < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
+        cr_expect_eq(ari_plan_embedding(&tokens, &w, "t"), rows[i].tokens < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
         cr_expect(rows[i].tokens < 0 || (int)tokens == rows[i].tokens, "%s", text);
-        cr_expect_eq(ar_plan_head(&head, &other, "t"), rows[i].head < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
+        cr_expect_eq(ari_plan_head(&head, &other, "t"), rows[i].head < 0 ? AR_ERR_UNSUPPORTED : AR_OK, "%s", text);
         cr_expect(rows[i].head < 0 || (int)head.style == rows[i].head, "%s", text);
     }
 }

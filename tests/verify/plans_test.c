@@ -3,9 +3,11 @@
  * the plan. */
 #include <fnmatch.h>
 
+#include "ref/models/plan_private.h"
 #include "sim/plan/ops.h"
 #include "support/plan_draw.h"
 #include "tests/verify/support.h"
+#include "verify/lint/lint_private.h"
 
 enum { BATCH = 3, SEQ = 12 };
 
@@ -14,9 +16,9 @@ static void expect_lint(const char *json, const ar_run *checked, ar_parallel par
 {
     const ar_config c = config_of(json);
     ar_run run = *checked;
-    OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
+    OWNED(ari_lint_report_destroy) ar_lint_report *r = NULL;
     run.parallel = parallel;
-    cr_assert_ok(ar_lint(&r, &run, &c));
+    cr_assert_ok(ari_lint(&r, &run, &c));
     cr_expect_eq(r->count == 0, clean, "lint has %zu findings: %s", r->count, clean ? r->finding[0].module : "");
     if (first && r->count > 0)
         cr_expect_str_eq(r->finding[0].module, first);
@@ -65,10 +67,10 @@ static void expect_refuted(const char *json, const ar_plan *plan, ar_parallel pa
 {
     const ar_config c = config_of(json);
     const ar_run asked = {.model = "wrong", .plan = *plan, .parallel = parallel, .batch = BATCH, .seq = SEQ};
-    OWNED(ar_lint_report_destroy) ar_lint_report *r = NULL;
+    OWNED(ari_lint_report_destroy) ar_lint_report *r = NULL;
     cr_expect_eq(run->result, AR_CHECK_DIFFERENT, "%s", what);
     cr_expect_eq(run->bytes_counted, run->bytes_predicted, "%s", what);
-    cr_assert_ok(ar_lint(&r, &asked, &c));
+    cr_assert_ok(ari_lint(&r, &asked, &c));
     cr_assert(r->count > 0 && run->has_difference, "%s", what);
     cr_expect(is_of(run->first.tensor, r->finding[0].module), "lint names %s, but %s differs first; %s",
               r->finding[0].module, run->first.tensor, what);
@@ -129,7 +131,7 @@ static void expect_plan_same(const char *file, const char *json, ar_parallel lay
     SCOPED(ar_plan_fini) ar_plan plan;
     snprintf(path, sizeof path, "%s/%s.json", TEST_SOURCE_DIR, file);
     cr_assert_ok(ar_plan_load(&plan, path));
-    layout.sp = ar_plan_sequence(&plan);
+    layout.sp = ari_plan_sequence(&plan);
     OWNED(ar_check_report_destroy) ar_check_report *r = check_plan(json, &plan, layout, steps);
     expect_same(r, file);
 }
@@ -250,7 +252,7 @@ Test(plans, what_moves_in_a_layer_is_what_its_placements_say)
                 .parallel = {.tp = 2, .sp = all[i].sp}, .numerics = AR_NUMERICS_NATIVE, .batch = BATCH, .seq = SEQ}};
         snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i].rules);
         cr_assert_ok(ar_plan_parse(&t.run.plan, text, strlen(text), "p"));
-        cr_assert_ok(ar_plan_check(&t.run.plan, &c, all[i].sp));
+        cr_assert_ok(ari_plan_check(&t.run.plan, &c, all[i].sp));
         cr_assert_ok(ari_operations(&t, ARI_OPS_STEP, 0, add_moved, &m));
         cr_expect_str_eq(m.text, all[i].calls, "%s: %s", text, m.text);
         ar_plan_fini(&t.run.plan);

@@ -4,6 +4,9 @@
 #include "tests/verify/support.h"
 
 #include "anyrank/grads.h"
+#include "ref/core/device_private.h"
+#include "ref/core/sensitivity_private.h"
+#include "ref/io/safetensors_private.h"
 #include "verify/check/check_run.h"
 
 #define GOLDEN TEST_GOLDEN_DIR "/llama-mqa-tied-tiny"
@@ -26,7 +29,7 @@ static void grads(ar_precision precision, const char *out, bool block, ar_sensit
 
 static double allowed_of(const ar_st_file *f, const char *name)
 {
-    const ar_st_entry *e = ar_st_find(f, name);
+    const ar_st_entry *e = ari_st_find(f, name);
     double value = NAN;
     cr_assert(e && e->dtype == AR_F64 && e->ndim == 0 && e->count == 1, "%s", name);
     memcpy(&value, e->data, sizeof value);
@@ -35,10 +38,10 @@ static double allowed_of(const ar_st_file *f, const char *name)
 
 static float *values_of(const ar_st_file *f, const char *name, size_t *count)
 {
-    const ar_st_entry *e = ar_st_find(f, name);
+    const ar_st_entry *e = ari_st_find(f, name);
     cr_assert_not_null(e, "%s", name);
     float *values = calloc(e->count, sizeof *values);
-    cr_assert(values && ar_st_to_f32(e, values) == AR_OK);
+    cr_assert(values && ari_st_to_f32(e, values) == AR_OK);
     *count = e->count;
     return values;
 }
@@ -46,10 +49,10 @@ static float *values_of(const ar_st_file *f, const char *name, size_t *count)
 /* The worst difference of PyTorch's file, times `factor`, from ours, over what is allowed. */
 static double worst_ratio(const char *out, const char *file, const ar_st_file *allowed, float factor)
 {
-    OWNED(ar_st_close) ar_st_file *ours = open_in(out, file), *theirs = open_in(GOLDEN, file);
+    OWNED(ari_st_close) ar_st_file *ours = open_in(out, file), *theirs = open_in(GOLDEN, file);
     double worst = 0.0;
-    for (size_t i = 0; i < ar_st_count(ours); i++) {
-        const char *name = ar_st_at(ours, i)->name;
+    for (size_t i = 0; i < ari_st_tensor_count(ours); i++) {
+        const char *name = ari_st_at(ours, i)->name;
         const double limit = allowed_of(allowed, name);
         size_t n = 0, m = 0;
         OWNED(free) float *x = values_of(ours, name, &n), *y = values_of(theirs, name, &m);
@@ -73,16 +76,16 @@ Test(sensitivity, pytorchs_results_are_within_and_a_percent_is_not)
     for (size_t i = 0; i < 2; i++) {
         OWNED(end_folder) char *out = new_folder();
         grads(rows[i].precision, out, false, rows[i].of);
-        OWNED(ar_st_close)
+        OWNED(ari_st_close)
         ar_st_file *allowed = open_in(out, "allowed.safetensors"), *found = open_in(out, "outputs.safetensors");
         const double outputs = worst_ratio(out, "outputs.safetensors", allowed, 1.0f);
         const double gradients = worst_ratio(out, "grads.safetensors", allowed, 1.0f);
-        cr_expect_not_null(ar_st_find(found, "loss"));
+        cr_expect_not_null(ari_st_find(found, "loss"));
         cr_expect(outputs > 0.01 && outputs < 0.5, "row %zu: %g", i, outputs);
         cr_expect(gradients > 0.01 && gradients < 0.5, "row %zu: %g", i, gradients);
         cr_expect_gt(worst_ratio(out, "grads.safetensors", allowed, rows[i].factor), rows[i].ratio, "row %zu", i);
-        cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.allows"), ar_sensitivity_name(rows[i].of));
-        cr_expect_str_eq(ar_st_metadata(allowed, "anyrank.seeds"), "3");
+        cr_expect_str_eq(ari_st_metadata(allowed, "anyrank.allows"), ari_sensitivity_name(rows[i].of));
+        cr_expect_str_eq(ari_st_metadata(allowed, "anyrank.seeds"), "3");
     }
 }
 
@@ -101,11 +104,11 @@ Test(sensitivity, formats_differ_by_their_unit_round_offs)
     for (size_t k = 0; k < sizeof formats / sizeof *formats; k++) {
         OWNED(end_folder) char *out = new_folder();
         grads(AR_PRECISION_F32, out, false, formats[k]);
-        OWNED(ar_st_close) ar_st_file *f = open_in(out, "allowed.safetensors");
+        OWNED(ari_st_close) ar_st_file *f = open_in(out, "allowed.safetensors");
         for (size_t i = 0; i < SOME; i++) {
             const double value = allowed_of(f, some[i]);
             cr_expect(k == 0 || (value > least[k] * before[i] && value < most[k] * before[i]), "%s of %s: %g, %g",
-                      some[i], ar_sensitivity_name(formats[k]), value, before[i]);
+                      some[i], ari_sensitivity_name(formats[k]), value, before[i]);
             before[i] = value;
         }
     }
@@ -115,9 +118,9 @@ Test(sensitivity, a_block_has_allowances_too)
 {
     OWNED(end_folder) char *out = new_folder();
     grads(AR_PRECISION_F32, out, true, AR_SENSITIVITY_F32);
-    OWNED(ar_st_close) ar_st_file *f = open_in(out, "allowed.safetensors"), *block = open_in(out, "block.safetensors");
-    for (size_t i = 0; i < ar_st_count(block); i++)
-        cr_expect_gt(allowed_of(f, ar_st_at(block, i)->name), 0.0);
+    OWNED(ari_st_close) ar_st_file *f = open_in(out, "allowed.safetensors"), *block = open_in(out, "block.safetensors");
+    for (size_t i = 0; i < ari_st_tensor_count(block); i++)
+        cr_expect_gt(allowed_of(f, ari_st_at(block, i)->name), 0.0);
 }
 
 /* --- native checks ------------------------------------------------------------------------------------------------ */
@@ -144,9 +147,9 @@ Test(sensitivity, native_products_stay_within_and_a_missing_reduction_does_not)
         for (size_t i = 0; i < 2; i++) {
             const ar_check_run *run = &r->run[i], *other = &faulty->run[i];
             cr_expect(run->result == AR_CHECK_SAME && run->max_ratio > 0.02 && run->max_ratio < 0.5, "%s: %g of %s",
-                      ar_precision_name((ar_precision)p), run->max_ratio, run->ratio_tensor);
+                      ari_precision_name((ar_precision)p), run->max_ratio, run->ratio_tensor);
             cr_expect(other->result == AR_CHECK_DIFFERENT && other->max_ratio > 2.0, "%s: %g",
-                      ar_precision_name((ar_precision)p), other->max_ratio);
+                      ari_precision_name((ar_precision)p), other->max_ratio);
             cr_expect_str_eq(other->first.tensor, "lm_head:bwd");
         }
     }

@@ -2,6 +2,10 @@
 /* Checks of whole training steps: layouts of every kind, dropout, native numerics, the step in which a run leaves. */
 #include "tests/verify/support.h"
 
+#include "ref/context/context_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/models/parallel_private.h"
+#include "verify/check/check_private.h"
 #include "verify/check/check_run.h"
 
 /* Every kind of layout, for models whose heads divide by 12; of three samples two ranks have two and one. */
@@ -245,11 +249,12 @@ static ar_status body_that_ends_early(void *user, ar_ctx *ctx)
     const ari_ref_tensor *t = &ref->tensor[0];
     ar_layout layout;
     ar_tensor value;
-    AR_TRY(ar_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
+    AR_TRY(
+        ari_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, t->ndim, t->shape));
     AR_TRY(ar_ctx_upload(ctx, &value, t->values));
-    if (ar_comm_rank(ar_ctx_tp(ctx)) == 0)
-        AR_TRY(ar_tap(ctx, t->name, t->pass, &value, &layout));
+    if (ar_comm_rank(ari_ctx_tp(ctx)) == 0)
+        AR_TRY(ari_tap(ctx, t->name, t->pass, &value, &layout));
     return ar_error_set(AR_ERR_DATA, "enough");
 }
 
@@ -349,7 +354,7 @@ static const char *texts_of(const ar_parallel *p, size_t n, bool pipelines_alone
     for (size_t i = 0; i < n; i++) {
         if (pipelines_alone && p[i].pp == 1)
             continue;
-        ar_parallel_text(text, sizeof text, &p[i]);
+        ari_parallel_text(text, sizeof text, &p[i]);
         cr_assert_lt(strlen(all) + strlen(text) + 2, sizeof all);
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", all[0] ? ", " : "", text);
     }
@@ -385,9 +390,9 @@ Test(steps, default_layouts_are_of_every_kind_and_legal)
         const ar_plan plan = {0};
         cr_assert_ok(ar_model_path(folder, sizeof folder, cases[i].model));
         cr_assert_ok(ar_config_load(&c, folder));
-        const size_t n = ar_check_default_layouts(&c, &plan, 8, cases[i].seq, p, 32);
+        const size_t n = ari_check_default_layouts(&c, &plan, 8, cases[i].seq, p, 32);
         cr_expect_str_eq(texts_of(p, n, false), cases[i].layouts, "case %zu, %s", i, cases[i].model);
-        cr_expect_eq(ar_check_default_layouts(&c, &plan, 8, cases[i].seq, p, 2), 2, "more than there is room for");
+        cr_expect_eq(ari_check_default_layouts(&c, &plan, 8, cases[i].seq, p, 2), 2, "more than there is room for");
     }
 }
 
@@ -414,7 +419,7 @@ Test(steps, a_sequence_fits_the_layouts_where_nobody_says_how_long_it_is)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const ar_config c = {.heads = cases[i].heads, .max_positions = cases[i].max_positions};
         const ar_parallel *p = cases[i].p.tp || cases[i].p.cp ? &cases[i].p : NULL;
-        cr_expect_eq(ar_check_default_seq(&c, p), cases[i].seq, "case %zu", i);
+        cr_expect_eq(ari_check_default_seq(&c, p), cases[i].seq, "case %zu", i);
     }
 }
 
@@ -425,7 +430,7 @@ Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
     ar_parallel p[40];
     const ar_config c = config_of(tiny_models[TINY_TIED]);
     const ar_plan plan = {0};
-    const size_t n = ar_check_sweep(&c, &plan, 2, 6, 3, p, 40);
+    const size_t n = ari_check_sweep(&c, &plan, 2, 6, 3, p, 40);
     cr_assert_leq(n, 40, "%zu layouts", n);
     cr_expect_str_eq(
         texts_of(p, n, false),
@@ -436,7 +441,7 @@ Test(steps, a_sweep_lists_every_legal_layout_by_world_size)
         "cp=3 zigzag zero=1, cp=3 zigzag zero=1 micro-batches=2, cp=3 (inner 3), cp=3 (inner 3) micro-batches=2, "
         "cp=3 (inner 3) zero=1, cp=3 (inner 3) zero=1 micro-batches=2, tp=3, tp=3 sp, tp=3 micro-batches=2, "
         "tp=3 sp micro-batches=2");
-    cr_expect_eq(ar_check_sweep(&c, &plan, 2, 6, 3, NULL, 0), n, "counts without room too");
+    cr_expect_eq(ari_check_sweep(&c, &plan, 2, 6, 3, NULL, 0), n, "counts without room too");
 }
 
 /* Four layers, one sample of 6 positions: meshes with a pipeline, by world size. */
@@ -446,7 +451,7 @@ Test(steps, a_sweep_takes_the_schedules_of_pipelines_in_turn)
     ar_config c = config_of(tiny_models[TINY_TIED]);
     const ar_plan plan = {0};
     c.layers = 4;
-    const size_t n = ar_check_sweep(&c, &plan, 1, 6, 4, p, 60);
+    const size_t n = ari_check_sweep(&c, &plan, 1, 6, 4, p, 60);
     cr_assert_leq(n, 60, "%zu layouts", n);
     cr_expect_str_eq(
         texts_of(p, n, true),

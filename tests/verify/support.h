@@ -7,6 +7,9 @@
 
 #include "anyrank/baseline.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
 #include "tests/verify/tiny.h"
@@ -44,7 +47,7 @@ static inline ar_st_file *open_in(const char *at, const char *name)
     char path[700];
     ar_st_file *f = NULL;
     snprintf(path, sizeof path, "%s/%s", at, name);
-    cr_assert_ok(ar_st_open(&f, path));
+    cr_assert_ok(ari_st_open(&f, path));
     return f;
 }
 
@@ -101,7 +104,7 @@ static inline ar_plan plan_of(ar_arch arch, ar_mlp_order order)
 {
     ar_plan plan = {0};
     if (order != AR_MLP_COLUMN_ROW)
-        cr_assert_ok(ar_plan_add_mlp_order(&plan, arch, order));
+        cr_assert_ok(ari_plan_add_mlp_order(&plan, arch, order));
     return plan;
 }
 
@@ -151,7 +154,7 @@ static inline void expect_same(const ar_check_report *r, const char *what)
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *run = &r->run[i];
         char layout[96];
-        ar_parallel_text(layout, sizeof layout, &run->parallel);
+        ari_parallel_text(layout, sizeof layout, &run->parallel);
         cr_expect_eq(run->result, best, "%s, %s: %s", what, layout, first_of(run));
         cr_expect(run->tensors_different == 0, "%s, %s: %s", what, layout, first_of(run));
         cr_expect(!run->memory_difference[0] && !run->shape_difference[0], "%s, %s: %s%s", what, layout,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Predicted traffic: by hand where sums need two limbs or copies of KV heads meet, what a layer makes of collectives, and
  * that one left out shows. That runs of all kinds count what is predicted every check holds, and random_layouts_test. */
+#include "ref/core/fault_private.h"
 #include "support/together.h"
 #include "tests/verify/ops_find.h"
 
@@ -145,8 +146,8 @@ CLAIM(a_dropped_collective_shows)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ari_step_case t = exact_of(&c, all[i].parallel, BATCH, SEQ);
         t.run.steps = all[i].steps;
-        cr_expect_lt(counted(&t, all[i].fault).bytes, predicted(&t), "%s", ar_fault_name(all[i].fault));
-        cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t), "without %s", ar_fault_name(all[i].fault));
+        cr_expect_lt(counted(&t, all[i].fault).bytes, predicted(&t), "%s", ari_fault_name(all[i].fault));
+        cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t), "without %s", ari_fault_name(all[i].fault));
     }
 }
 

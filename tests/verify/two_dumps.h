@@ -2,6 +2,8 @@
 #pragma once
 
 /* Two dumps, made of tensors that are equal until a test spoils one, and what is said of them. */
+#include "ref/core/tensor_private.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"
 #include "tests/verify/verify_support.h"
@@ -31,7 +33,7 @@ static inline float *data_of(const made *m, int side, size_t i)
 static inline void put_pair(made *m, ar_st_tensor t, const void *reference, const void *other)
 {
     const void *from[] = {reference, other};
-    const size_t count = count_of(&t), bytes = (count * ar_dtype_bits(t.dtype) + 7) / 8;
+    const size_t count = count_of(&t), bytes = (count * ari_dtype_bits(t.dtype) + 7) / 8;
     cr_assert_lt(m->n, MOST);
     for (int k = 0; k < 2; k++) {
         float *data = malloc(bytes + 1);
@@ -68,7 +70,7 @@ static inline void made_write(const made *m, const two_files *f)
 {
     for (int k = 0; k < 2; k++)
         cr_assert_ok(
-            ar_st_write(k ? f->other : f->reference, m->tensor[k], m->n, m->metadata[k], m->metadata[k][0] != NULL));
+            ari_st_write(k ? f->other : f->reference, m->tensor[k], m->n, m->metadata[k], m->metadata[k][0] != NULL));
 }
 
 static inline void made_free(made *m)

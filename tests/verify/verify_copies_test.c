@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/verify.h"
 #include "dump/folder.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 
 TestSuite(verify_copies, .init = folder_begin, .fini = folder_end);
@@ -34,7 +35,7 @@ Test(verify_copies, of_routed_tokens_are_not_compared)
                 {.name = names[k], .dtype = AR_F32, .ndim = 2, .shape = {f ? 2 : 4, 2}, .data = x + f},
                 {.name = "layers.0:fwd", .dtype = AR_F32, .ndim = 1, .shape = {8}, .data = x}};
             snprintf(path, sizeof path, "%s/%s", folder, files[f]);
-            cr_assert_ok(ar_st_write(path, t, 2, NULL, 0));
+            cr_assert_ok(ari_st_write(path, t, 2, NULL, 0));
         }
         OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
         char reference[256];
@@ -103,7 +104,7 @@ Test(verify_copies, of_which_one_is_wrong_are_not_passed_over_as_rounding)
             {.name = "layers.0.mlp.down_proj:fwd", .dtype = AR_F32, .ndim = 3, .shape = {2, 4, 8}, .data = y},
             {.name = "layers.1:fwd", .dtype = AR_F32, .ndim = 3, .shape = {2, 4, 8}, .data = z}};
         snprintf(path[f], sizeof path[f], "%s/%srank-%d.safetensors", folder, f ? "" : ".", f);
-        cr_assert_ok(ar_st_write(path[f], t, 2, NULL, 0));
+        cr_assert_ok(ari_st_write(path[f], t, 2, NULL, 0));
     }
     for (size_t i = 0; i < 2; i++) {
         OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;

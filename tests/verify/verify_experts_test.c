@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts one by one in a dump and together in another, as transformers has them from version 5 on: the same tensors. */
+#include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"
 #include "tests/verify/verify_support.h"
@@ -44,7 +45,7 @@ static void write_apart(const char *path, const layer *l, bool mixtral, const ch
     t[n] = (ar_st_tensor){.name = name[n], .dtype = AR_F32, .ndim = 2, .shape = {E, H}, .data = l->router};
     snprintf(name[++n], sizeof name[n], "%s.gate:bwd", mlp);
     t[n] = (ar_st_tensor){.name = name[n], .dtype = AR_F32, .ndim = 3, .shape = {B, S, H}, .data = l->given};
-    cr_assert_ok(ar_st_write(path, t, n + 1, NULL, 0));
+    cr_assert_ok(ari_st_write(path, t, n + 1, NULL, 0));
 }
 
 static void write_together(const char *path, const layer *l, const char *suffix)
@@ -64,7 +65,7 @@ static void write_together(const char *path, const layer *l, const char *suffix)
         {.name = name[1], .dtype = AR_F32, .ndim = 3, .shape = {E, H, F}, .data = down},
         {.name = name[2], .dtype = AR_F32, .ndim = 2, .shape = {E, H}, .data = l->router},
         {.name = "model.layers.0.mlp.gate:bwd", .dtype = AR_F32, .ndim = 2, .shape = {B * S, H}, .data = l->given}};
-    cr_assert_ok(ar_st_write(path, t, sizeof t / sizeof *t, NULL, 0));
+    cr_assert_ok(ari_st_write(path, t, sizeof t / sizeof *t, NULL, 0));
 }
 
 static ar_verify_report *compare(const char *reference, const char *other)
@@ -131,7 +132,7 @@ Test(verify_experts, experts_that_are_others_stay_together)
                                .shape = {E - 1, 2 * F, H},
                                .data = l.value}};
     write_apart(f.reference, &l, false, "");
-    cr_assert_ok(ar_st_write(f.other, t, 1, NULL, 0));
+    cr_assert_ok(ari_st_write(f.other, t, 1, NULL, 0));
     OWNED(ar_verify_report_destroy) ar_verify_report *r = compare(f.reference, f.other);
     cr_expect(!r->same && r->rows == 3 * E + 3);
 }

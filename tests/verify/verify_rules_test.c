@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "ref/io/safetensors_private.h"
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 
@@ -204,7 +205,7 @@ static ar_verify_report *verify_allowed(double allowed, const char *arithmetic)
     ar_verify_report *r = NULL;
     write_tensors(f.reference, &a, 1);
     write_tensors(f.other, &b, 1);
-    cr_assert_ok(ar_st_write(f.allowed, &allows, 1, metadata, arithmetic != NULL));
+    cr_assert_ok(ari_st_write(f.allowed, &allows, 1, metadata, arithmetic != NULL));
     cr_assert_ok(ar_verify(
         &r, &(ar_verify_options){
                 .reference = f.reference, .other = f.other, .allowed = f.allowed, .rule = AR_VERIFY_SENSITIVITY}));

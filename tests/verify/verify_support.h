@@ -3,6 +3,7 @@
 
 #include <math.h>
 
+#include "ref/io/safetensors_private.h"
 #include "tests/support/temporary.h"
 
 /* Two files of tensors in a folder of their own, and what ar_verify says of them. */
@@ -28,7 +29,7 @@ static inline void two_files_end(const two_files *f)
 
 static inline void write_tensors(const char *path, const ar_st_tensor *t, size_t n)
 {
-    if (ar_st_write(path, t, n, NULL, 0) != AR_OK)
+    if (ari_st_write(path, t, n, NULL, 0) != AR_OK)
         abort();
 }
 

@@ -6,11 +6,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "gpu/cluster/process/process_private.h"
+#include "ref/core/device_private.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "verify/check/check_private.h"
 #include "verify/check/check_run.h"
 #include "verify/gradcheck/gradcheck.h"
 #include "verify/reference/sensitivity.h"
+#include "verify/reference/sensitivity_private.h"
 #include "verify/writer/dump_ranks.h"
 
 static void tell_progress(const ar_check_options *o, double fraction, const char *what)
@@ -23,7 +29,7 @@ static void tell_progress(const ar_check_options *o, double fraction, const char
 static ar_status check_layouts(const ar_check_options *o, const ar_config *c)
 {
     for (size_t i = 0; i < o->layouts; i++)
-        AR_TRY(ar_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch + o->padding, o->run.seq));
+        AR_TRY(ari_parallel_check(&o->parallel[i], c, &o->run.plan, o->run.batch + o->padding, o->run.seq));
     return AR_OK;
 }
 
@@ -61,7 +67,7 @@ static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s in %s: rounding so coarse chooses other experts for some tokens, and no allowance "
                             "holds for those; a check of experts is exact, or native in fp32",
-                            c->name, ar_precision_name(o->run.precision));
+                            c->name, ari_precision_name(o->run.precision));
     AR_TRY(ari_check_estimate(e, o, c));
     return ari_estimate_fits(e);
 }
@@ -86,11 +92,11 @@ static ar_status check_padding(const ar_check_options *o, const ar_config *c)
 /* Ranks that are processes: every layout is run by all of them. */
 static ar_status check_processes(const ar_check_options *o)
 {
-    const int processes = o->run.process ? ar_process_size(o->run.process) : 0;
+    const int processes = o->run.process ? ari_process_size(o->run.process) : 0;
     char layout[96];
     for (size_t i = 0; o->run.process && i < o->layouts; i++) {
         const int world = ar_parallel_world(&o->parallel[i]);
-        ar_parallel_text(layout, sizeof layout, &o->parallel[i]);
+        ari_parallel_text(layout, sizeof layout, &o->parallel[i]);
         if (world != processes)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: a layout of %d rank%s on %d process%s: start one process for each rank", layout,
@@ -137,7 +143,7 @@ static ar_status dump_allowed(const ar_check_report *r, const ar_check_options *
 {
     char path[sizeof r->dump];
     AR_TRY(ari_folder_path(path, sizeof path, o->dump, ARI_DUMP_ALLOWED));
-    return ari_allowances_write(&b->ref, NULL, 0, path, ar_sensitivity_of_precision(o->run.precision),
+    return ari_allowances_write(&b->ref, NULL, 0, path, ari_sensitivity_of_precision(o->run.precision),
                                 r->gradients_hash);
 }
 
@@ -158,7 +164,7 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
     AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
         char what[96];
-        ar_parallel_text(what, sizeof what, &o->parallel[i]);
+        ari_parallel_text(what, sizeof what, &o->parallel[i]);
         tell_progress(o, (double)i / (double)o->layouts, what);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
@@ -188,7 +194,7 @@ static ar_status begin_report(ar_check_report *r, const ar_check_options *o)
     AR_TRY(check_cluster(o));
     if (o->dump)
         AR_TRY(ari_dump_check_folder_check(o->dump, e.written));
-    return ar_config_parameters(&r->config, &r->parameters);
+    return ari_config_parameters(&r->config, &r->parameters);
 }
 
 static bool gradcheck_progress(void *user, double fraction)
@@ -248,7 +254,7 @@ static ar_status list_tensor(void *user, const char *name, char pass, int ndim, 
     return l->emit(l->user, tensor, ari_pass_name(pass), ndim, shape);
 }
 
-ar_status ar_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user)
+ar_status ari_check_tensors(const ar_check_options *o, ar_check_tensor_fn emit, void *user)
 {
     char folder[512];
     ar_config c;

@@ -4,12 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/cluster/process/process_private.h"
 #include "ref/core/clock.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "ref/numerics/philox.h"
 #include "verify/check/check_run.h"
 #include "verify/reference/sensitivity.h"
+#include "verify/reference/sensitivity_private.h"
 #include "verify/run/process_run.h"
 #include "verify/writer/dump_ranks.h"
 
@@ -119,7 +121,7 @@ static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_ch
 
 static ar_status allow_differences(ari_check_base *b, measuring *m, const ar_check_options *o)
 {
-    const ari_sensitivity_case sensitivity = {.of = ar_sensitivity_of_precision(o->run.precision),
+    const ari_sensitivity_case sensitivity = {.of = ari_sensitivity_of_precision(o->run.precision),
                                               .config = &b->config,
                                               .batch = b->batch,
                                               .options = options_of(b, o, NULL),
@@ -165,7 +167,7 @@ typedef struct telling {
 static void tell_word(telling *t, int32_t word)
 {
     if (t->st == AR_OK)
-        t->st = ar_process_broadcast(t->check->run.process, &word, sizeof word);
+        t->st = ari_process_broadcast(t->check->run.process, &word, sizeof word);
     t->last_ns = ari_now_ns();
 }
 
@@ -195,7 +197,7 @@ static ar_status hear(ar_process *p)
 {
     int32_t word = AT_WORK;
     while (word == AT_WORK)
-        AR_TRY(ar_process_broadcast(p, &word, sizeof word));
+        AR_TRY(ari_process_broadcast(p, &word, sizeof word));
     return AR_OK;
 }
 
@@ -205,8 +207,8 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
     const bool first = ar_process_rank(p) == 0;
     ari_ref_tensor facts = *t;
     bool each = t->allowed_each != NULL;
-    AR_TRY(ar_process_broadcast(p, &facts, sizeof facts));
-    AR_TRY(ar_process_broadcast(p, &each, sizeof each));
+    AR_TRY(ari_process_broadcast(p, &facts, sizeof facts));
+    AR_TRY(ari_process_broadcast(p, &each, sizeof each));
     if (!first) {
         *t = facts;
         t->values = t->allowed_each = NULL;
@@ -214,16 +216,16 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
         if (each)
             AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     }
-    AR_TRY(ar_process_broadcast(p, t->values, t->count * sizeof *t->values));
-    return each ? ar_process_broadcast(p, t->allowed_each, t->count * sizeof *t->allowed_each) : AR_OK;
+    AR_TRY(ari_process_broadcast(p, t->values, t->count * sizeof *t->values));
+    return each ? ari_process_broadcast(p, t->allowed_each, t->count * sizeof *t->allowed_each) : AR_OK;
 }
 
 static ar_status share_reference(ar_process *p, ari_reference *ref)
 {
     const bool first = ar_process_rank(p) == 0;
     size_t count = ref->count;
-    AR_TRY(ar_process_broadcast(p, &count, sizeof count));
-    AR_TRY(ar_process_broadcast(p, &ref->step, sizeof ref->step));
+    AR_TRY(ari_process_broadcast(p, &count, sizeof count));
+    AR_TRY(ari_process_broadcast(p, &ref->step, sizeof ref->step));
     if (!first) {
         AR_TRY(ARI_ALLOC_ZERO(&ref->tensor, count, "the baseline's tensors"));
         ref->capacity = count;
@@ -245,8 +247,8 @@ static ar_status run_shared(ari_check_base *b, const ar_check_options *o)
     if (st == AR_ERR_MEMORY)
         return ari_process_give_up(p, st);
     AR_TRY(st);
-    AR_TRY(ar_process_broadcast(p, b->loss, ari_run_steps(&o->run) * sizeof *b->loss));
-    return ar_process_broadcast(p, &b->max_error_vs_f64, sizeof b->max_error_vs_f64);
+    AR_TRY(ari_process_broadcast(p, b->loss, ari_run_steps(&o->run) * sizeof *b->loss));
+    return ari_process_broadcast(p, &b->max_error_vs_f64, sizeof b->max_error_vs_f64);
 }
 
 /* --- the whole ---------------------------------------------------------------------------------------------------- */

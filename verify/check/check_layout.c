@@ -8,6 +8,8 @@
 
 #include "ref/core/axis.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/parallel_private.h"
 #include "verify/check/check_run.h"
 #include "verify/dump/dump.h"
 #include "verify/writer/dump_ranks.h"
@@ -41,14 +43,14 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
     AR_TRY(ARI_ALLOC(&t->rows, experts * (size_t)t->sharers, "rows of a sample"));
     for (int at = 0; at < dp * cp * micro; at++) {
         const int d = at / micro / cp, c = at / micro % cp, first = d * cp * tp;
-        const ar_positions own = ar_parallel_positions(p, run->seq, c);
-        const size_t n = ar_positions_count(&own);
+        const ar_positions own = ari_parallel_positions(p, run->seq, c);
+        const size_t n = ari_positions_count(&own);
         size_t start = 0, count = 0;
-        ar_parallel_rows(p, run->batch, d, at % micro, &start, &count);
+        ari_parallel_rows(p, run->batch, d, at % micro, &start, &count);
         for (size_t row = start; row < start + count; row++) {
             t->sample[row] = (size_t)(first % t->ep / (cp * tp)) * count + row - start;
             for (size_t i = 0; i < n; i++)
-                t->rank[row * run->seq + ar_positions_at(&own, i)] = first + c * tp + (int)(i / (n / (size_t)tp));
+                t->rank[row * run->seq + ari_positions_at(&own, i)] = first + c * tp + (int)(i / (n / (size_t)tp));
         }
     }
     return AR_OK;
@@ -122,7 +124,7 @@ static ar_status micro_of(int *micro, const ari_step_case *c, int d, const ar_ct
     const ar_parallel *p = &c->run.parallel;
     size_t start = 0, count = 0;
     for (*micro = 0; *micro < ari_at_least_one(p->micro_batches); ++*micro) {
-        ar_parallel_rows(p, c->run.batch, d, *micro, &start, &count);
+        ari_parallel_rows(p, c->run.batch, d, *micro, &start, &count);
         if (count > 0 && start == ctx->first_sample)
             return AR_OK;
     }
@@ -148,15 +150,15 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
     AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
     for (int i = 0; i < ranks; i++) {
         const int at = team * ranks + i;
-        const ar_positions positions = ar_parallel_positions(p, r->c->run.seq, at / tp % cp);
-        const size_t each = ar_positions_count(&positions) / (size_t)tp, first = (size_t)(at % tp) * each;
+        const ar_positions positions = ari_parallel_positions(p, r->c->run.seq, at / tp % cp);
+        const size_t each = ari_positions_count(&positions) / (size_t)tp, first = (size_t)(at % tp) * each;
         size_t start = 0, count = 0;
-        ar_parallel_rows(p, r->c->run.batch, at / tp / cp, micro, &start, &count);
+        ari_parallel_rows(p, r->c->run.batch, at / tp / cp, micro, &start, &count);
         if (count * each != shape[1])
             return ar_error_set(AR_ERR_INTERNAL, "%s: rank %d has %zu samples of %zu positions, not %zu tokens", router,
                                 at, count, each, shape[1]);
         for (size_t t = 0; t < shape[1]; t++) {
-            const size_t token = (start + t / each) * r->c->run.seq + ar_positions_at(&positions, first + t % each);
+            const size_t token = (start + t / each) * r->c->run.seq + ari_positions_at(&positions, first + t % each);
             for (size_t j = 0; j < k; j++)
                 expert[((size_t)i * shape[1] + t) * k + j] = (int32_t)known->values[token % (known->count / k) * k + j];
         }
@@ -227,12 +229,12 @@ static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
     return AR_OK;
 }
 
-/* "tp2-sp", "dp2-tp2-zero1", "tp1": ar_parallel_text as a file's name. */
+/* "tp2-sp", "dp2-tp2-zero1", "tp1": ari_parallel_text as a file's name. */
 static void layout_name(char *out, size_t cap, const ar_parallel *p)
 {
     char text[96];
     size_t n = 0;
-    ar_parallel_text(text, sizeof text, p);
+    ari_parallel_text(text, sizeof text, p);
     for (const char *c = text; *c && n + 1 < cap; c++) {
         if (isalnum((unsigned char)*c) || *c == '-')
             out[n++] = *c;

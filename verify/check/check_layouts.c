@@ -2,6 +2,10 @@
 /* Which layouts a check takes where nobody names one. */
 #include "anyrank/check.h"
 #include "anyrank/model.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/parallel_private.h"
+#include "verify/check/check_private.h"
 
 /* Models whose heads divide by 3 take ranks that are no power of two. */
 typedef enum taken_by { EACH, TWOS, THREES } taken_by;
@@ -56,12 +60,12 @@ static const choice choices[] = {
     {EACH, {.tp = 2, .sp = true, .cp = 2, .etp = 1, .ep = 4}, {.tp = 2, .sp = true, .etp = 1, .ep = 2}},
 };
 
-size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
+size_t ari_check_default_seq(const ar_config *c, const ar_parallel *p)
 {
     const size_t usual = 64, of_threes = 24; /* the first multiple of 2, 3, 4, 6 and 8 */
     size_t unit = 1;
     if (p)
-        unit = ar_parallel_sequence_unit(p);
+        unit = ari_parallel_sequence_unit(p);
     else if (c->heads % 3 == 0)
         unit = of_threes;
     const size_t wanted = (usual + unit - 1) / unit * unit;
@@ -70,11 +74,11 @@ size_t ar_check_default_seq(const ar_config *c, const ar_parallel *p)
     return c->max_positions >= unit ? c->max_positions / unit * unit : c->max_positions;
 }
 
-size_t ar_check_default_bucket_bytes(const ar_config *c)
+size_t ari_check_default_bucket_bytes(const ar_config *c)
 {
     const size_t several = 8;
     size_t parameters = 0;
-    if (ar_config_parameters(c, &parameters) != AR_OK || parameters / several > AR_BUCKET_BYTES / sizeof(float))
+    if (ari_config_parameters(c, &parameters) != AR_OK || parameters / several > AR_BUCKET_BYTES / sizeof(float))
         return AR_BUCKET_BYTES;
     return parameters / several * sizeof(float);
 }
@@ -91,11 +95,11 @@ typedef struct sweep {
 
 static bool is_legal(const sweep *s, const ar_parallel *p)
 {
-    return ar_parallel_check(p, s->config, s->plan, s->batch, s->seq) == AR_OK;
+    return ari_parallel_check(p, s->config, s->plan, s->batch, s->seq) == AR_OK;
 }
 
-size_t ar_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
-                                size_t cap)
+size_t ari_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
+                                 size_t cap)
 {
     const taken_by by = c->heads % 3 == 0 ? THREES : TWOS;
     sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
@@ -164,8 +168,8 @@ static void add_meshes(sweep *s, int ranks, int tp, int pp)
     }
 }
 
-size_t ar_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
-                      size_t cap)
+size_t ari_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
+                       size_t cap)
 {
     sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
     for (int ranks = 1; ranks <= world; ranks++) {

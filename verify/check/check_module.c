@@ -10,6 +10,8 @@
 #include "ref/core/axis.h"
 #include "ref/core/text.h"
 #include "ref/layers/parts.h"
+#include "ref/models/parallel_private.h"
+#include "verify/check/check_module_private.h"
 #include "verify/check/check_run.h"
 
 /* --- options and input -------------------------------------------------------------------------------------------- */
@@ -124,8 +126,8 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
         const ari_cluster_options options = cluster_of(&run);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         r->run[i].parallel = run.parallel;
-        AR_TRY(ar_parallel_check_ranks(&run.parallel) == AR_OK ? ari_check_run(&r->run[i], ref, &options)
-                                                               : ari_check_run_failed(&r->run[i]));
+        AR_TRY(ari_parallel_check_ranks(&run.parallel) == AR_OK ? ari_check_run(&r->run[i], ref, &options)
+                                                                : ari_check_run_failed(&r->run[i]));
         if (r->run[i].has_difference)
             AR_TRY(explain_by_lint(&r->run[i].first, given->c, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
@@ -177,7 +179,7 @@ static void say_difference(ari_text *w, const ar_first_difference *f)
 static void say_run(ari_text *w, const ar_check_run *run)
 {
     char layout[96];
-    ar_parallel_text(layout, sizeof layout, &run->parallel);
+    ari_parallel_text(layout, sizeof layout, &run->parallel);
     if (run->result == AR_CHECK_SAME)
         ari_say(w, "  %-28s the same bits in all %zu tensors\n", layout, run->tensors);
     else if (run->result == AR_CHECK_MISPREDICTED)
@@ -215,7 +217,7 @@ void ar_check_module_text(const ar_check_report *r, char *text, size_t cap)
     ari_say(&w, "  (One rank is this same code: whether its mathematics is right, a gradcheck tells.)\n");
 }
 
-void ar_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap)
+void ari_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap)
 {
     ari_text w = ari_plain_text_in(text, cap);
     ari_say(&w, "%s: gradients against differences of the loss (%.6g), %zu sample%s, %zu direction%s: %s\n", r->name,
@@ -243,12 +245,12 @@ ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_c
                           const ar_check_module_options *o)
 {
     ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *same = NULL;
-    ARI_OWNED_BY(ar_gradcheck_module_report_destroy) ar_gradcheck_module_report *gradients = NULL;
+    ARI_OWNED_BY(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *gradients = NULL;
     AR_TRY(ar_check_module(&same, c, o));
     AR_TRY(ar_gradcheck_module(&gradients, c, o));
     ar_check_module_text(same, text, cap);
     const size_t used = strlen(text);
-    ar_gradcheck_module_text(gradients, text + used, cap - used);
+    ari_gradcheck_module_text(gradients, text + used, cap - used);
     *right = same->result == AR_CHECK_SAME && gradients->ok;
     return AR_OK;
 }

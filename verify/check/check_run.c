@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/cluster/process/process_private.h"
+#include "ref/core/context_private.h"
 #include "ref/core/text.h"
+#include "ref/models/parallel_private.h"
 #include "verify/diagnose/diagnose.h"
 #include "verify/dump/dump.h"
 #include "verify/run/process_run.h"
@@ -443,7 +446,7 @@ static ar_status keep_error(ar_check_run *run, ari_cluster_result *result)
 
 static void keep_counts(ar_check_run *run, const ari_cluster_result *result, const ari_cluster_options *o)
 {
-    const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ar_activations_of(o->run.precision)) : 0;
+    const size_t row = o->config ? o->config->hidden * ar_dtype_bytes(ari_activations_of(o->run.precision)) : 0;
     run->bytes_counted = result->bytes;
     if (o->run.numerics == AR_NUMERICS_NATIVE) /* as this run has routed them */
         run->bytes_predicted += result->routed.rows * row;
@@ -458,7 +461,7 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result, con
 static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
 {
     AR_TRY(ari_process_agree(p, st));
-    return ar_process_broadcast(p, &run->result, sizeof run->result);
+    return ari_process_broadcast(p, &run->result, sizeof run->result);
 }
 
 ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
@@ -481,7 +484,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
         const char *message = ar_error_message();
         free(result.reports);
         char layout[96];
-        ar_parallel_text(layout, sizeof layout, &o->run.parallel);
+        ari_parallel_text(layout, sizeof layout, &o->run.parallel);
         st = ar_error_set(ended, "%s: %.*s", layout, (int)strcspn(message, "\n"), message);
         goto done;
     }

@@ -6,6 +6,7 @@
 #include "anyrank/trace.h"
 #include "ref/placement/ledger.h"
 #include "sim/plan/ops.h"
+#include "verify/check/check_module_private.h"
 #include "verify/check/compare.h"
 #include "verify/lint/lint.h"
 #include "verify/plan/estimate.h"
@@ -13,9 +14,9 @@
 #include "verify/run/run.h"
 
 ARI_OWNER(ar_check_report, ar_check_report_destroy)
-ARI_OWNER(ar_gradcheck_module_report, ar_gradcheck_module_report_destroy)
+ARI_OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
-/** Estimates a whole check by its largest layout. Errors: those of ar_parallel_check, of ari_estimate_check. */
+/** Estimates a whole check by its largest layout. Errors: those of ari_parallel_check, of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 
 /* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */

@@ -6,7 +6,10 @@
 
 #include "ref/core/axis.h"
 #include "ref/core/text.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/placement_private.h"
 #include "verify/check/check_run.h"
+#include "verify/lint/lint_private.h"
 #include "verify/plan/planner.h"
 
 /* --- judging ------------------------------------------------------------------------------------------------------ */
@@ -200,7 +203,7 @@ static const char *pass_of(const ari_ledger_record *r)
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f)
 {
     snprintf(text, cap, "%s, %s (%s): has %s, needs %s, %s: %s", f->module, f->operation, f->pass, f->has, f->needs,
-             ar_lint_rule_name(f->rule), f->repair);
+             ari_lint_rule_name(f->rule), f->repair);
     return text;
 }
 
@@ -226,8 +229,8 @@ static ar_status judge(ar_lint_report *r, size_t *room, const ari_ledger_record 
         return AR_OK;
     f.rule = v.rule;
     snprintf(f.module, sizeof f.module, "%s", op->name);
-    ar_placement_text(f.has, v.has);
-    ar_placement_text(f.needs, v.needs);
+    ari_placement_name(f.has, v.has);
+    ari_placement_name(f.needs, v.needs);
     ari_lint_repair_text(f.repair, sizeof f.repair, &v, ARI_AXIS_TP);
     if (is_known(r, &f))
         return AR_OK;
@@ -241,7 +244,7 @@ static ar_status judge(ar_lint_report *r, size_t *room, const ari_ledger_record 
 static void placed_text(char out[AR_LINT_PLACED], const ari_ledger_value *v)
 {
     char text[AR_PLACEMENT_TEXT];
-    snprintf(out, AR_LINT_PLACED, "%s", v->known ? ar_placement_text(text, v->at) : "?");
+    snprintf(out, AR_LINT_PLACED, "%s", v->known ? ari_placement_name(text, v->at) : "?");
 }
 
 static void describe(ar_module_operation *o, const ari_ledger_record *r)
@@ -310,7 +313,7 @@ ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *
     ARI_OWNED ar_batch *batch = NULL;
     ARI_ENDED(ari_ledger_fini) ari_ledger w = {.pass = 'f'};
     AR_TRY(ari_module_options_check(c, &o));
-    AR_TRY(ar_parallel_check_ranks(&run->parallel));
+    AR_TRY(ari_parallel_check_ranks(&run->parallel));
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "an inspection"));
     AR_TRY(ARI_ALLOC_ZERO(&m->lint, 1, "the report of lint"));
     AR_TRY(ari_module_batches(&batch, c, ari_run_steps(run)));
@@ -328,7 +331,7 @@ void ar_module_inspection_destroy(ar_module_inspection *m)
 {
     if (!m)
         return;
-    ar_lint_report_destroy(m->lint);
+    ari_lint_report_destroy(m->lint);
     free(m->operation);
     free(m);
 }
@@ -344,7 +347,7 @@ void ar_inspect_module_text(const ar_module_inspection *m, bool flow, char *text
 {
     ari_text w = ari_plain_text_in(text, cap);
     char layout[96], line[512];
-    ar_parallel_text(layout, sizeof layout, &m->parallel);
+    ari_parallel_text(layout, sizeof layout, &m->parallel);
     ari_say(&w,
             "%s under %s: %zu findings in %zu operations; %zu bytes between ranks, at most %zu in a rank's memory\n",
             m->name, layout, m->lint->count, m->operations, (size_t)m->bytes, sum_of(&m->memory));

@@ -2,6 +2,7 @@
 /* The diagnosis: the views of a tensor, the measures that look at each, and the choice of the trace that says most. */
 #include "verify/diagnose/diagnose.h"
 
+#include "ref/core/tensor_private.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- measures ----------------------------------------------------------------------------------------------------- */
@@ -70,7 +71,7 @@ ar_status ari_view_survey(ari_view *v)
     v->d.reference = v->c.ref;
     v->d.ranks = 1;
     v->d.hidden = true;
-    AR_TRY(ar_layout_replicate(&v->layout, v->d.ndim, v->shape, 0, 1));
+    AR_TRY(ari_layout_replicate(&v->layout, v->d.ndim, v->shape, 0, 1));
     v->copy = (ari_rank_copy){.local = v->c.val, .ndim = v->d.ndim, .layout = &v->layout};
     memcpy(v->copy.shape, v->shape, sizeof v->shape);
     v->d.copy = &v->copy;

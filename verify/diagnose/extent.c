@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "verify/diagnose/case.h"
+#include "verify/dump/dump_private.h"
 
 /* --- a sample ----------------------------------------------------------------------------------------------------- */
 
@@ -193,14 +194,14 @@ static bool lay_out(ar_layout *o, size_t *shape, const ar_dump_tensor *t, const 
     return true;
 }
 
-/* Moves the parts' values, which ar_dump_part_f32 gives box by box, to their places in the local tensor. */
+/* Moves the parts' values, which ari_dump_part_f32 gives box by box, to their places in the local tensor. */
 static ar_status read_parts(float *local, float *values, const ari_rank_copy *copy, const ar_dump_tensor *t,
                             const ar_dump_part *p, size_t parts)
 {
     const ar_box *box = copy->layout->box;
     for (size_t k = 0; k < parts; k++) {
         const float *value = values;
-        AR_TRY(ar_dump_part_f32(t, &p[k], values));
+        AR_TRY(ari_dump_part_f32(t, &p[k], values));
         for (const ar_box *end = box + p[k].boxes; box < end; box++) {
             for (size_t i = 0, n = ari_volume(box->extent, t->ndim); i < n; i++)
                 local[ari_box_index(copy->shape, box->local, box->extent, t->ndim, i)] = *value++;
@@ -449,7 +450,7 @@ static ar_status read_positions(int32_t *documents, bool *any, const ar_dump_ten
     double *position = NULL;
     AR_TRY(ARI_TAKE(&position, arena, seq, t->name));
     for (size_t row = 0; row < rows; row++) {
-        AR_TRY(ar_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position));
+        AR_TRY(ari_dump_read_f64(t, t->count == seq ? 0 : row * seq, seq, position));
         documents[row * seq] = 0;
         for (size_t i = 1; i < seq; i++) {
             const bool begins = !(position[i] > position[i - 1]);

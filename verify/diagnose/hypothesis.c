@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/diagnose/hypothesis.h"
+#include "verify/dump/dump_private.h"
 
 /* A hypothesis whose residual reaches a fifth of the largest difference explains no more than rounding would. */
 static const double small_beside = 0.2;
@@ -173,7 +174,7 @@ bool ari_beside_next(ari_beside *b)
     const size_t at = ++b->at; /* to 0 before the first */
     const size_t some = b->n - at < ARI_BESIDE_AT_ONCE ? b->n - at : ARI_BESIDE_AT_ONCE;
     for (int k = 0; at < b->n && at % ARI_BESIDE_AT_ONCE == 0 && k < b->tensors && b->status == AR_OK; k++)
-        b->status = b->tensor[k] ? ar_dump_read_f64(b->tensor[k], b->from + at, some, b->read[k]) : AR_OK;
+        b->status = b->tensor[k] ? ari_dump_read_f64(b->tensor[k], b->from + at, some, b->read[k]) : AR_OK;
     for (int k = 0; k < b->tensors; k++)
         b->x[k] = b->read[k][at % ARI_BESIDE_AT_ONCE];
     return at < b->n && b->status == AR_OK;

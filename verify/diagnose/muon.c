@@ -2,6 +2,7 @@
 /* A matrix's update under Muon: of what parts of it the other run has made orthogonal matrices, in place of the
  * reference's. Both are computed from the reference's momentum and gradient, in binary64. */
 #include "verify/diagnose/hypothesis.h"
+#include "verify/dump/dump_private.h"
 
 enum { MOST_PARTS = 16, MOST_BLOCKS = 3, LEAST_VECTOR = 8 };
 /* Products of one iteration; a larger matrix is not looked at. */
@@ -193,7 +194,7 @@ static ar_status find_direction(double *u, bool *found, const ari_case *c)
     AR_TRY(ARI_TAKE(&kept, c->arena, 3 * c->grid.count, "Muon's momentum"));
     for (int i = 0; i < 3; i++) {
         if (tensor[i])
-            AR_TRY(ar_dump_read_f64(tensor[i], 0, c->grid.count, kept + (size_t)i * c->grid.count));
+            AR_TRY(ari_dump_read_f64(tensor[i], 0, c->grid.count, kept + (size_t)i * c->grid.count));
     }
     const double *m = kept, *g = m + c->grid.count, *m0 = g + c->grid.count;
     for (size_t i = 0; i < c->grid.count; i++)

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "verify/diagnose/case.h"
+#include "verify/dump/dump_private.h"
 
 /* --- tokens of one id --------------------------------------------------------------------------------------------- */
 
@@ -144,7 +145,7 @@ static ar_status count_ids(size_t *times, size_t *last, const ari_case *c, const
     double *ids = NULL;
     AR_TRY(ARI_TAKE(&ids, c->arena, n, "ids"));
     if (!d->ids)
-        AR_TRY(ar_dump_read_f64(of_dump, 0, n, ids));
+        AR_TRY(ari_dump_read_f64(of_dump, 0, n, ids));
     for (size_t i = 0; i < n; i++) {
         const double id = d->ids ? (double)d->ids[i] : ids[i];
         if (!(id >= 0.0 && id < (double)c->grid.shape[0]))

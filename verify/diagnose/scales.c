@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "anyrank/parallel.h"
+#include "ref/models/parallel_private.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- classes ------------------------------------------------------------------------------------------------------ */
@@ -365,7 +366,7 @@ static bool parts_of_samples(parts *p, const ari_case *c, const class *s, int mi
     }
     for (int i = 0; all && i < layout.dp * micro_batches; i++) {
         size_t start, count;
-        ar_parallel_rows(&layout, samples, i / micro_batches, i % micro_batches, &start, &count);
+        ari_parallel_rows(&layout, samples, i / micro_batches, i % micro_batches, &start, &count);
         all = add_samples(p, c, s, start, start + count);
     }
     return all && p->n > 1;

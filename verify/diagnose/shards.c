@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose part of a tensor each rank has: its own alone, ungathered; another rank's; that of its rank in the world. */
+#include "ref/core/tensor_private.h"
 #include "verify/diagnose/hypothesis.h"
 
 /* --- each rank has its own part alone ----------------------------------------------------------------------------- */
@@ -16,7 +17,7 @@ static double expect_own(const ari_hypothesis *h, const ari_run *run, size_t i)
     const ari_rank_copy *copy = &run->g->d->copy[run->rank];
     const size_t n = copy->shape[s->dim], inner = ari_volume(copy->shape + s->dim + 1, copy->ndim - s->dim - 1);
     size_t start = 0, count = 0;
-    ar_split_uneven(n, s->neighbours, run->rank % s->neighbours, &start, &count);
+    ari_split_uneven(n, s->neighbours, run->rank % s->neighbours, &start, &count);
     if ((run->at + i) / inner % n - start < count)
         return (double)run->ref[i];
     return s->zero ? 0.0 : (double)run->value[i];

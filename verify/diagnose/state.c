@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "verify/diagnose/hypothesis.h"
+#include "verify/dump/dump_private.h"
 
 /* --- tensors of a step -------------------------------------------------------------------------------------------- */
 
@@ -250,7 +251,7 @@ ar_status ari_measure_epsilon(ari_trace *t, const ari_case *c)
     if (d->step != 1 || !grad || c->step || grad->count != c->full->count)
         return AR_OK;
     AR_TRY(ARI_TAKE(&g, c->arena, c->count, grad->name));
-    AR_TRY(ar_dump_read_f64(grad, c->start, c->count, g));
+    AR_TRY(ari_dump_read_f64(grad, c->start, c->count, g));
     for (size_t i = 0; i < c->count; i++) {
         if (ari_off(c, i))
             add_epsilon(&e, (double)d->before[i], (const double[]){(double)c->ref[i], (double)c->val[i]}, fabs(g[i]));

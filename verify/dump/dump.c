@@ -7,6 +7,7 @@
 
 #include "ref/core/atomic_file.h"
 #include "ref/core/text.h"
+#include "ref/io/safetensors_private.h"
 
 ARI_OWNER(ar_dump, ar_dump_close)
 
@@ -107,7 +108,7 @@ void ar_dump_close(ar_dump *d)
         return;
     for (size_t i = 0; i < d->files; i++)
         ari_dump_close_file(&d->file[i]);
-    ar_st_model_close(d->model);
+    ari_st_model_close(d->model);
     ari_arena_end(&d->arena, NULL);
     free(d);
 }
@@ -158,7 +159,7 @@ const char *ar_dump_metadata(const ar_dump *d, const char *key)
 {
     const char *agreed = NULL;
     for (size_t i = 0; i < d->files; i++) {
-        const char *value = d->file[i].st == NULL ? NULL : ar_st_metadata(d->file[i].st, key);
+        const char *value = d->file[i].st == NULL ? NULL : ari_st_metadata(d->file[i].st, key);
         if (value == NULL || (agreed != NULL && strcmp(agreed, value) != 0))
             return NULL;
         agreed = value;

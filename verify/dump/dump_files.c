@@ -11,22 +11,24 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/placement/placement_private.h"
 
 void ari_dump_close_file(ari_dump_file *f)
 {
     ari_placement_fini(&f->placement);
-    ar_st_close(f->owned);
+    ari_st_close(f->owned);
     ari_npy_close(f->npy);
 }
 
 size_t ari_dump_entries(const ari_dump_file *f)
 {
-    return f->st == NULL ? 1 : ar_st_count(f->st);
+    return f->st == NULL ? 1 : ari_st_tensor_count(f->st);
 }
 
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i)
 {
-    return f->st == NULL ? &f->npy->entry : ar_st_at(f->st, i);
+    return f->st == NULL ? &f->npy->entry : ari_st_at(f->st, i);
 }
 
 /* A file of the list; its contents are the caller's to set. */
@@ -50,7 +52,7 @@ static ar_status add_tensors(ari_dump_file **added, ar_dump *d, const char *fold
     *added = f;
     if (ari_ends_in(name, ".npy"))
         return ari_npy_open(&f->npy, f->path);
-    AR_TRY(ar_st_open(&f->owned, f->path));
+    AR_TRY(ari_st_open(&f->owned, f->path));
     f->st = f->owned;
     return AR_OK;
 }
@@ -60,7 +62,7 @@ static ar_status read_placement(ari_dump_file *f)
 {
     if (f->st == NULL)
         return AR_OK;
-    const char *dcp = ar_st_metadata(f->st, ARI_DUMP_DCP), *own = ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    const char *dcp = ari_st_metadata(f->st, ARI_DUMP_DCP), *own = ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
     if (dcp == NULL && own == NULL)
         return AR_OK;
     AR_TRY(ari_placement_parse(&f->placement, dcp, own, f->path));
@@ -72,7 +74,7 @@ static ar_status read_placement(ari_dump_file *f)
  * made. */
 static ar_status read_order(ari_dump_file *f)
 {
-    const char *own = f->st == NULL ? NULL : ar_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    const char *own = f->st == NULL ? NULL : ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
     if (own == NULL)
         return AR_OK;
     AR_TRY(ari_placement_parse(&f->placement, NULL, own, f->path));
@@ -85,7 +87,7 @@ static bool is_part(const ari_dump_file *f)
 {
     for (size_t i = 0; i < f->placement.tensors; i++) {
         const ari_placed *t = &f->placement.tensor[i];
-        const ar_st_entry *e = ar_st_find(f->st, t->name);
+        const ar_st_entry *e = ari_st_find(f->st, t->name);
         for (int d = 0; d < t->ndim; d++) {
             if (t->offset[d] > 0 || (t->has_shape && e && d < e->ndim && t->shape[d] != e->shape[d]))
                 return true;
@@ -126,7 +128,7 @@ static ar_status add_model(ar_dump *d)
  * */
 static bool is_allowances(const ari_dump_file *f)
 {
-    return f->st != NULL && ar_st_metadata(f->st, "anyrank.allows") != NULL;
+    return f->st != NULL && ari_st_metadata(f->st, "anyrank.allows") != NULL;
 }
 
 static ar_status add_found(ar_dump *d, const ari_map *map, const char *name)
@@ -233,7 +235,7 @@ static ar_status open_folder(ar_dump *d, const ari_map *map)
     d->mapped = map != NULL && map->files != NULL;
     if (!d->mapped) {
         AR_TRY(find_folder(&d->path, &d->arena, d->path));
-        AR_TRY(ar_st_model_open(&d->model, d->path));
+        AR_TRY(ari_st_model_open(&d->model, d->path));
     }
     if (d->model != NULL) {
         AR_TRY(add_model(d));
@@ -341,7 +343,7 @@ static ar_status agree_on_mesh(ar_dump *d)
             return differ(d, world, i, "numbers of ranks");
         if (p->mesh.ndim > 0 && mesh == SIZE_MAX)
             mesh = i;
-        else if (p->mesh.ndim > 0 && !ar_mesh_same(&p->mesh, &d->file[mesh].placement.mesh))
+        else if (p->mesh.ndim > 0 && !ari_mesh_same(&p->mesh, &d->file[mesh].placement.mesh))
             return differ(d, mesh, i, "meshes");
     }
     if (world != SIZE_MAX)
@@ -425,7 +427,7 @@ static ar_status check_mesh(const ar_dump *d, const ari_map *map)
 {
     for (size_t i = 0; i < d->files && map->mesh.ndim > 0; i++) {
         const ari_placement *p = &d->file[i].placement;
-        if (p->mesh.ndim > 0 && !ar_mesh_same(&p->mesh, &map->mesh))
+        if (p->mesh.ndim > 0 && !ari_mesh_same(&p->mesh, &map->mesh))
             return ari_map_bad(map, NULL, "key 'mesh': %s says that it is of another mesh", ARI_SHOW(d->file[i].path));
         if (p->world > 0 && p->world != map->ranks)
             return ari_map_bad(map, NULL, "key 'mesh': %d ranks, but %s says that there are %d", map->ranks,

@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
+#include "ref/io/safetensors_private.h"
 
 static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
 {
@@ -71,7 +73,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
 static ar_status check_names(const ari_dump_file *f)
 {
     for (size_t i = 0; i < f->placement.tensors; i++)
-        if (ar_st_find(f->st, f->placement.tensor[i].name) == NULL)
+        if (ari_st_find(f->st, f->placement.tensor[i].name) == NULL)
             return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s: places tensor '%s', which it does not hold",
                                 ARI_SHOW(f->path), ARI_SHOW(f->placement.tensor[i].name));
     return AR_OK;
@@ -238,7 +240,7 @@ static ar_status map_array(ar_dump *d, ari_map *map, const ari_piece *p, size_t 
             AR_TRY(ari_parts_shape(&t, d, p, n));
             array = (ar_st_entry){.name = t.name, .dtype = t.dtype, .ndim = t.ndim, .count = t.count};
             memcpy(array.shape, t.shape, sizeof array.shape);
-            array.bytes = t.count * ar_dtype_bits(t.dtype) / 8;
+            array.bytes = t.count * ari_dtype_bits(t.dtype) / 8;
             array.data = p->entry->data;
         }
         AR_TRY(map_piece(d, map, &p[i], &array));

@@ -10,6 +10,7 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "ref/placement/placement_private.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define MAX_BYTES ((size_t)4 << 20) /* a mapping has some hundred bytes a rule */
@@ -194,7 +195,7 @@ static ar_status check_list(const ari_map *m, const ari_map_rule *r, const char 
 
 static ar_status find_mesh_dim(const ari_map *m, const ari_map_rule *r, const char *key, const char *name, int *out)
 {
-    *out = name == NULL ? -1 : ar_mesh_find(&m->mesh, name);
+    *out = name == NULL ? -1 : ari_mesh_find(&m->mesh, name);
     return *out >= 0 ? AR_OK
                      : ari_map_bad(m, r, "key '%s': '%s' is no dimension of the mesh", key,
                                    name == NULL ? "(no string)" : ARI_SHOW(name));
@@ -383,7 +384,7 @@ static ar_status read_mesh(ari_map *m, const json_t *mesh)
                                "key 'mesh': dimension %zu: expected [\"name\", size], a name of at most %d letters, "
                                "digits and '_', and not 'rank'",
                                i + 1, ARI_MAP_NAME - 1);
-        if (ar_mesh_find(&m->mesh, name) >= 0)
+        if (ari_mesh_find(&m->mesh, name) >= 0)
             return ari_map_bad(m, NULL, "key 'mesh': '%s' is there twice", name);
         if (!json_is_integer(size) || json_integer_value(size) < 1 ||
             json_integer_value(size) > ARI_MAP_RANKS / m->ranks)
@@ -413,7 +414,7 @@ static ar_status read_files(ari_map *m, const json_t *files)
         return ari_map_bad(m, NULL, "key 'files': %s", problem);
     for (const char *at = m->files; *at != '\0';) {
         const token t = next_token(&at);
-        const int d = strcmp(t.name, "rank") == 0 ? AR_MESH_DIMS : ar_mesh_find(&m->mesh, t.name);
+        const int d = strcmp(t.name, "rank") == 0 ? AR_MESH_DIMS : ari_mesh_find(&m->mesh, t.name);
         m->depth += t.kind == BYTE && t.byte == '/';
         if (t.kind == NUMBER && (d < 0 || (found >> d & 1u) != 0))
             return ari_map_bad(m, NULL, "key 'files': '{%s}' is %s", t.name,

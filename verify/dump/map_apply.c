@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "ref/core/text.h"
+#include "ref/placement/placement_private.h"
 #include "verify/dump/dump.h"
 
 /* One tensor of one file, and the rule it falls under. */
@@ -349,7 +350,7 @@ ar_status ari_map_apply(ari_map *m, const ari_map_source *source, ari_piece **gi
     place p = {.m = m, .arena = &m->arena, .source = source, .entry = source->entry};
     runs along[AR_ST_MAX_DIMS] = {{0}};
     *n = 0;
-    ar_mesh_coords(&m->mesh, source->rank < 0 ? 0 : source->rank, p.at);
+    ari_mesh_coords(&m->mesh, source->rank < 0 ? 0 : source->rank, p.at);
     p.r = find_rule(m, source->entry->name, &p.match);
     if (source->rank >= m->ranks)
         return ari_map_bad(m, NULL, "rank %d is none of the mesh's %d", source->rank, m->ranks);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ref/io/safetensors.h"
+#include "verify/dump/dump_private.h"
 
 /* The elements of a part if one of its boxes is the whole tensor in row-major order. */
 static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
@@ -398,7 +399,7 @@ static const ari_piece *find_ragged(const ari_piece *p, size_t n)
     return dimensions == 1 && (strstr(p->name, ":fwd") || strstr(p->name, ":bwd")) ? other : NULL;
 }
 
-bool ar_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
+bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
 {
     const ari_ragged key = {.name = name};
     const ari_ragged *found = d->raggeds ? bsearch(&key, d->ragged, d->raggeds, sizeof key, ari_by_name) : NULL;

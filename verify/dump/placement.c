@@ -8,6 +8,7 @@
 
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/placement/placement_private.h"
 
 /* The location of a text, for messages: "InvalidPlacement: FILE: tensor 'NAME'". */
 typedef struct reading {
@@ -98,7 +99,7 @@ static ar_status add_partial(const ari_placement *p, ari_placed *t, const json_t
     if (dim == NULL)
         return invalid(where, "'partial' has to be the name of a dimension of the mesh, or an array of them");
     t->partial = true;
-    const int d = ar_mesh_find(&p->mesh, dim);
+    const int d = ari_mesh_find(&p->mesh, dim);
     t->partial_over |= d < 0 ? 0 : 1u << d;
     if (d >= 0 || p->mesh.ndim == 0)
         return AR_OK;
@@ -203,7 +204,7 @@ static ar_status read_mesh(ari_placement *p, const json_t *mesh, const char *whe
         return invalid(where, "'mesh' has to be an array of at most 6 dimensions");
     for (size_t i = 0; i < n; i++) {
         AR_TRY(read_dim(&p->mesh.dim[i], json_array_get(mesh, i), where));
-        if (ar_mesh_find(&p->mesh, p->mesh.dim[i].name) >= 0)
+        if (ari_mesh_find(&p->mesh, p->mesh.dim[i].name) >= 0)
             return invalid(where, "two dimensions of 'mesh' have the same name");
         p->mesh.ndim++;
         if (ranks <= INT_MAX)

@@ -2,7 +2,9 @@
 #include <string.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/io/safetensors_private.h"
 #include "verify/dump/dump.h"
+#include "verify/dump/dump_private.h"
 
 /* Elements that are converted or added up at a time. */
 #define BLOCK 2048
@@ -42,7 +44,7 @@ static ar_status add_run(void *user, const ari_dump_run *run)
     char raw[BLOCK * sizeof(double)];
     double x[BLOCK];
     ari_dump_copy_run(raw, run, ar_dtype_bytes(s->t->dtype));
-    AR_TRY(ar_values_to_f64(s->t->dtype, raw, run->count, x));
+    AR_TRY(ari_values_to_f64(s->t->dtype, raw, run->count, x));
     for (size_t i = 0; i < run->count; i++)
         s->total[run->full - s->start + i] += x[i];
     return AR_OK;
@@ -61,7 +63,7 @@ static ar_status read_sum(const ar_dump_tensor *t, size_t start, size_t count, c
             total[i] = -0.0; /* to which every x adds up to x */
         sum s = {t, start + done, total};
         AR_TRY(each_run(t, s.start, n, add_run, &s));
-        AR_TRY(ar_values_of_f64(t->dtype, total, n, out + done * bytes));
+        AR_TRY(ari_values_of_f64(t->dtype, total, n, out + done * bytes));
     }
     return AR_OK;
 }
@@ -97,8 +99,8 @@ typedef struct numbers {
 static ar_status convert(const numbers *o, const void *raw, size_t count, size_t at)
 {
     if (o->f64 != NULL)
-        return ar_values_to_f64(o->t->dtype, raw, count, o->f64 + at);
-    return ar_values_to_f32(o->t->dtype, raw, count, o->f32 + at);
+        return ari_values_to_f64(o->t->dtype, raw, count, o->f64 + at);
+    return ari_values_to_f32(o->t->dtype, raw, count, o->f32 + at);
 }
 
 static ar_status convert_at(const numbers *o, const ari_dump_run *run, size_t at)
@@ -155,7 +157,7 @@ static ar_status read_numbers(const ar_dump_tensor *t, size_t start, size_t coun
     return AR_OK;
 }
 
-ar_status ar_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out)
+ar_status ari_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out)
 {
     return read_numbers(t, start, count, &(numbers){.t = t, .f64 = out, .start = start});
 }
@@ -165,7 +167,7 @@ ar_status ar_dump_read_f32(const ar_dump_tensor *t, size_t start, size_t count, 
     return read_numbers(t, start, count, &(numbers){.t = t, .f32 = out, .start = start});
 }
 
-ar_status ar_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out)
+ar_status ari_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out)
 {
     numbers o = {.t = t, .f32 = out};
     AR_TRY(check_numbers(t, 0, 0));

@@ -3,7 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
+#include "ref/io/safetensors_private.h"
 #include "verify/dump/dump.h"
+#include "verify/dump/dump_private.h"
 
 /* One copy of a box. */
 typedef struct copy {
@@ -77,7 +80,7 @@ static void compare_bits(pair *p, const unsigned char *x, const unsigned char *y
 
 static ar_status compare_pair(pair *p)
 {
-    const size_t count = ari_dump_box_count(p->t->ndim, p->of[0]->box), bits = ar_dtype_bits(p->t->dtype);
+    const size_t count = ari_dump_box_count(p->t->ndim, p->of[0]->box), bits = ari_dtype_bits(p->t->dtype);
     const char *x = ari_dump_box_data(p->t, p->of[0]->part, p->of[0]->box),
                *y = ari_dump_box_data(p->t, p->of[1]->part, p->of[1]->box);
     p->different = 0;
@@ -101,7 +104,7 @@ typedef struct value {
 static ar_status keep_value(void *user, const ari_dump_run *run)
 {
     value *v = user;
-    return ar_values_to_f64(v->dtype, run->data, 1, &v->x);
+    return ari_values_to_f64(v->dtype, run->data, 1, &v->x);
 }
 
 static ar_status describe_pair(const pair *p, ar_dump_disagreement *out)
@@ -153,11 +156,11 @@ static ar_status compare_group(pair *p, const copy *list, size_t n, bool *found,
 ar_status ar_dump_replicas(const ar_dump_tensor *t, bool *found, ar_dump_disagreement *out)
 {
     size_t drift = 0;
-    return ar_dump_replicas_by(t, NULL, NULL, found, out, &drift);
+    return ari_dump_replicas_by(t, NULL, NULL, found, out, &drift);
 }
 
-ar_status ar_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
-                              ar_dump_disagreement *out, size_t *drift)
+ar_status ari_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
+                               ar_dump_disagreement *out, size_t *drift)
 {
     ar_status st = AR_OK;
     pair p = {.t = t, .differs = differs, .user = user};

@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/placement/placement_private.h"
 
 /* --- a rank's files ----------------------------------------------------------------------------------------------- */
 /* True if b continues a along one dimension in both tensors. */
@@ -213,7 +215,7 @@ static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *
         box.stride[d] = (size_t)part.stride[d];
     }
     *data = part.data.ptr;
-    if (ar_tensor_is_contiguous(&part))
+    if (ari_tensor_is_contiguous(&part))
         return AR_OK;
     const size_t count = ar_tensor_count(&part);
     void *copy = NULL;
@@ -225,7 +227,7 @@ static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *
 
 static ar_status set_partial(ari_placed *p, const ar_dump_value *v, const ar_dump_place *place)
 {
-    const int d = v->partial == NULL ? -1 : ar_mesh_find(&place->mesh, v->partial);
+    const int d = v->partial == NULL ? -1 : ari_mesh_find(&place->mesh, v->partial);
     p->partial = v->partial != NULL;
     p->partial_over = d < 0 ? 0 : 1u << d;
     if (p->partial && d < 0)
@@ -361,7 +363,7 @@ static ar_status check_place(const ar_dump_place *p)
         return ar_error_set(AR_ERR_ARG, "rank %d of %d", p->rank, p->world);
     if (p->mesh.ndim == 0)
         return AR_OK;
-    AR_TRY(ar_mesh_check(&p->mesh, p->world));
+    AR_TRY(ari_mesh_check(&p->mesh, p->world));
     for (int d = 0; d < p->mesh.ndim; d++) {
         if (p->at[d] < 0 || p->at[d] >= p->mesh.dim[d].size)
             return ar_error_set(AR_ERR_ARG, "rank %d: coordinate %d along '%s', which has %d", p->rank, p->at[d],

@@ -8,6 +8,7 @@
 #include "ref/io/json.h"
 #include "verify/dump/placement.h"
 #include "verify/dumps/report.h"
+#include "verify/dumps/verify_private.h"
 
 /* Made by cmake/Embed.cmake. */
 extern const unsigned char ari_report_page[];
@@ -333,10 +334,10 @@ static ar_status report_of(json_t **gives, const ar_verify_report *r)
     return st;
 }
 
-ar_status ar_verify_html(const ar_verify_report *r, const char *path)
+ar_status ari_verify_html(const ar_verify_report *r, const char *path)
 {
     if (!r || !path)
-        return ar_error_set(AR_ERR_ARG, "ar_verify_html: no %s", r ? "path" : "report");
+        return ar_error_set(AR_ERR_ARG, "ari_verify_html: no %s", r ? "path" : "report");
     json_auto_t *report = NULL;
     AR_TRY(report_of(&report, r));
     return ari_json_save_page(report, ari_report_page, ari_report_page_bytes, path);

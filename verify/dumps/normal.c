@@ -12,6 +12,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dumps/verify_impl.h"
 
 /* --- sizes -------------------------------------------------------------------------------------------------------- */
@@ -176,7 +177,7 @@ static ar_status read_draws(const pool *p, size_t t, const ar_dump_tensor *from)
     double *x = &p->size[t * ARI_NORMAL_SIZES * p->runs];
     for (size_t i = 0; i + 1 < p->runs; i++) {
         double one[ARI_NORMAL_SIZES];
-        AR_TRY(ar_dump_read_f64(from, i * ARI_NORMAL_SIZES, ARI_NORMAL_SIZES, one));
+        AR_TRY(ari_dump_read_f64(from, i * ARI_NORMAL_SIZES, ARI_NORMAL_SIZES, one));
         for (size_t s = 0; s < ARI_NORMAL_SIZES; s++) {
             if (!(one[s] >= 0.0))
                 return ar_error_set(AR_ERR_DATA, "%s: a difference of %g; expected a number of 0 or more",

@@ -11,12 +11,14 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "ref/io/json.h"
 #include "verify/dump/dump.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
+#include "verify/dumps/verify_private.h"
 
 /* --- samples ------------------------------------------------------------------------------------------------------ */
 
@@ -447,7 +449,7 @@ static ar_status count_rows(ari_verifying *v)
     r->same = r->explained = r->first == SIZE_MAX;
     for (size_t i = 0; i < v->pairs; i++) {
         for (int k = 0; k < 2; k++)
-            r->bytes += v->pair[i].side[k]->count * ar_dtype_bits(v->pair[i].side[k]->dtype) / 8;
+            r->bytes += v->pair[i].side[k]->count * ari_dtype_bits(v->pair[i].side[k]->dtype) / 8;
     }
     AR_TRY(rank_rows(r, &v->arena));
     if (r->different > 0)
@@ -534,14 +536,14 @@ ar_status ar_verify_compare(ar_verify_report **gives, const ar_verify_options *o
     return AR_OK;
 }
 
-ar_status ar_verify_explain(ar_verify_report *r)
+ar_status ari_verify_explain(ar_verify_report *r)
 {
     if (!r)
-        return ar_error_set(AR_ERR_ARG, "ar_verify_explain: no report");
+        return ar_error_set(AR_ERR_ARG, "ari_verify_explain: no report");
     if (r->explained)
         return AR_OK;
     if (!r->comparison)
-        return ar_error_set(AR_ERR_ARG, "ar_verify_explain: a report is explained once");
+        return ar_error_set(AR_ERR_ARG, "ari_verify_explain: a report is explained once");
     const uint64_t start_ns = ari_now_ns();
     const ar_status st = ari_verify_explain_rows(r->comparison);
     comparison_end(r->comparison);
@@ -555,7 +557,7 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
 {
     ar_verify_report *r = NULL;
     AR_TRY(ar_verify_compare(&r, o));
-    const ar_status st = ar_verify_explain(r);
+    const ar_status st = ari_verify_explain(r);
     if (st == AR_OK)
         *gives = r;
     else

@@ -8,6 +8,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/dump/dump.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dumps/verify_impl.h"
 
 /* Which tensors are compared, in which order, by what. */
@@ -281,7 +282,7 @@ static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double
     if (t->count != 1)
         return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
                             ARI_SHOW(v->o->allowed), ARI_SHOW(name), t->count);
-    AR_TRY(ar_dump_read_f64(t, 0, 1, allowed));
+    AR_TRY(ari_dump_read_f64(t, 0, 1, allowed));
     if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
         return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
                             ARI_SHOW(v->o->allowed), ARI_SHOW(name), *allowed);
@@ -364,7 +365,7 @@ static bool is_ragged(const ari_verifying *v, const char *name)
 {
     ar_verify_report *r = v->report;
     char text[160];
-    if (!ar_dump_is_ragged(v->dump[0], name, text) && !ar_dump_is_ragged(v->dump[1], name, text))
+    if (!ari_dump_is_ragged(v->dump[0], name, text) && !ari_dump_is_ragged(v->dump[1], name, text))
         return false;
     if (r->ragged++ == 0)
         snprintf(r->ragged_first, sizeof r->ragged_first, "%.100s, %s", name, text);
@@ -384,7 +385,7 @@ static bool is_uncounted_call(const ari_verifying *v, const found *f)
         return false;
     snprintf(first, sizeof first, "%.*s%s", (int)(call - f->name), f->name, number + digits);
     ari_mesh_of(&mesh, other);
-    return ari_ranks_along(&mesh, ARI_CUTS_LAYERS) > 1 && ar_dump_is_ragged(other, first, why) && is_ragged(v, first);
+    return ari_ranks_along(&mesh, ARI_CUTS_LAYERS) > 1 && ari_dump_is_ragged(other, first, why) && is_ragged(v, first);
 }
 
 /* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into
@@ -434,7 +435,7 @@ static void count_ragged(const ari_verifying *v)
     char text[160];
     for (size_t i = 0; i < d->raggeds; i++) {
         const char *name = d->ragged[i].name;
-        if (ar_dump_is_ragged(v->dump[1], name, text) && !any_matches(o->leave, o->leave_count, name) &&
+        if (ari_dump_is_ragged(v->dump[1], name, text) && !any_matches(o->leave, o->leave_count, name) &&
             (o->only_count == 0 || any_matches(o->only, o->only_count, name)))
             (void)is_ragged(v, name);
     }

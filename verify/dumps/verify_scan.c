@@ -8,6 +8,7 @@
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "verify/diagnose/hypothesis.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 
@@ -292,7 +293,7 @@ static ar_status copies_task(void *user, size_t task, int worker)
             continue;
         size_t drift = 0;
         rule.format = ari_format_of(s->of[k]->dtype);
-        AR_TRY(ar_dump_replicas_by(s->of[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
+        AR_TRY(ari_dump_replicas_by(s->of[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
         row->drift += drift;
         if (found) {
             tell_copies(row, &d, k == 0);

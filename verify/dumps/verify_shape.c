@@ -3,6 +3,7 @@
 
 #include "ref/core/size.h"
 #include "ref/io/safetensors.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dumps/verify_impl.h"
 
 /* Relation of two shapes: a transposition, a part of a dimension, padding, a reshape. A guess from the shapes is tested
@@ -76,8 +77,8 @@ static ar_status agrees(const shapes *s, const guess *g, bool *yes)
         double x = 0.0, y = 0.0;
         if (from == SIZE_MAX)
             continue;
-        AR_TRY(ar_dump_read_f64(s->a, from, 1, &x));
-        AR_TRY(ar_dump_read_f64(s->b, i, 1, &y));
+        AR_TRY(ari_dump_read_f64(s->a, from, 1, &x));
+        AR_TRY(ari_dump_read_f64(s->b, i, 1, &y));
         const double size = x < 0 ? -x : x, apart = y < x ? x - y : y - x;
         same += apart <= 1e-3 * size;
         seen++;
@@ -330,8 +331,8 @@ ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const 
     for (size_t i = 0; i < b->count; i += sample_step(b->count)) {
         double x = 0.0, y = 0.0;
         const size_t from = first_of(b, a, i);
-        ar_status st = ar_dump_read_f64(b, i, 1, &x);
-        st = st == AR_OK ? ar_dump_read_f64(b, from, 1, &y) : st;
+        ar_status st = ari_dump_read_f64(b, i, 1, &x);
+        st = st == AR_OK ? ari_dump_read_f64(b, from, 1, &y) : st;
         if (st == AR_ERR_DTYPE || (st == AR_OK && x != y))
             return AR_OK;
         AR_TRY(st);

@@ -2,7 +2,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "verify/dumps/verify_impl.h"
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -26,7 +28,7 @@ ari_format ari_format_of(ar_dtype t)
         {AR_F6_E3M2, 2, -2, 0x1fu, false, false},
         {AR_F4, 1, 0, 0x7u, false, false},
     };
-    ari_format f = {.dtype = t, .bits = ar_dtype_bits(t), .parts = 1};
+    ari_format f = {.dtype = t, .bits = ari_dtype_bits(t), .parts = 1};
     if (t == AR_C64)
         f = (ari_format){.dtype = AR_F32, .bits = 32, .parts = 2};
     f.is_signed = f.dtype == AR_I8 || f.dtype == AR_I16 || f.dtype == AR_I32 || f.dtype == AR_I64;
@@ -95,7 +97,7 @@ static double decode_small(const ari_format *f, unsigned u)
 static ar_status chunk_values(ari_chunk *c, const ari_format *f, size_t n)
 {
     if (f->bits >= 8)
-        return ar_values_to_f64(f->dtype, c->raw, n, c->value);
+        return ari_values_to_f64(f->dtype, c->raw, n, c->value);
     for (size_t i = 0; i < n; i++)
         c->value[i] = decode_small(f, c->raw[i]);
     return AR_OK;
@@ -472,7 +474,7 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
         const unsigned char *v = (const unsigned char *)b + k * (f->bits / 8);
         double x, y;
         uint64_t steps = 0;
-        if (ar_values_to_f64(f->dtype, u, 1, &x) != AR_OK || ar_values_to_f64(f->dtype, v, 1, &y) != AR_OK)
+        if (ari_values_to_f64(f->dtype, u, 1, &x) != AR_OK || ari_values_to_f64(f->dtype, v, 1, &y) != AR_OK)
             return true;
         ari_steps(&steps, f, u, v, 1);
         const bool none = isnan(x) && isnan(y);

@@ -3,8 +3,11 @@
 
 #include <string.h>
 
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "verify/run/run.h"
 
 /* 96 tokens a step. 24 positions divide by 2, 3, 4 and 8; 4 samples over 3 ranks are 2, 1 and 1, and 3 samples in 2
@@ -306,8 +309,8 @@ bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
 {
     char layout[2][160];
     const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;
-    ar_parallel_text(layout[0], sizeof layout[0], &a->run.parallel);
-    ar_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
+    ari_parallel_text(layout[0], sizeof layout[0], &a->run.parallel);
+    ari_parallel_text(layout[1], sizeof layout[1], &b->run.parallel);
     return same_base(a, b) && a->order == b->order && strcmp(layout[0], layout[1]) == 0 &&
            d->bucket_bytes == e->bucket_bytes && d->mode == e->mode && d->find_unused == e->find_unused;
 }
@@ -317,7 +320,7 @@ ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case 
     char folder[512];
     AR_TRY(ari_run_config(c, folder, sizeof folder, &f->run));
     *plan = (ar_plan){0};
-    return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ar_plan_add_mlp_order(plan, c->arch, f->order);
+    return f->order == AR_MLP_COLUMN_ROW ? AR_OK : ari_plan_add_mlp_order(plan, c->arch, f->order);
 }
 
 /* --- what a fault needs ------------------------------------------------------------------------------------------- */
@@ -346,7 +349,7 @@ ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_con
     size_t i = 0;
     while (i < NEEDS_COUNT && (need[i].holds || !memchr(of.needs, (int)i, sizeof of.needs)))
         i++;
-    return i < NEEDS_COUNT ? ar_error_set(AR_ERR_ARG, "fault %s %s", ar_fault_name(r->fault), need[i].text) : AR_OK;
+    return i < NEEDS_COUNT ? ar_error_set(AR_ERR_ARG, "fault %s %s", ari_fault_name(r->fault), need[i].text) : AR_OK;
 }
 
 /* --- runs --------------------------------------------------------------------------------------------------------- */
@@ -407,7 +410,7 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
     }
     AR_TRY(base_of(&base, bases, f));
     if (f->order != AR_MLP_COLUMN_ROW)
-        AR_TRY(ar_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));
+        AR_TRY(ari_plan_add_mlp_order(&o.run.plan, base->config.arch, f->order));
     return ari_check_base_run(run, base, &o, &f->run.parallel);
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "verify/faults/fault_case.h"
+#include "verify/writer/dump_listener_private.h"
 
 /* --- the trace ---------------------------------------------------------------------------------------------------- */
 
@@ -72,7 +73,7 @@ static double largest_of(const ari_dump_ranks *clean, const char *name)
     ar_dump_value v;
     double largest = 0.0;
     for (int r = 0; r < clean->ranks; r++) {
-        for (size_t i = 0; ar_dump_listener_at(clean->rank[r], i, &v); i++) {
+        for (size_t i = 0; ari_dump_listener_at(clean->rank[r], i, &v); i++) {
             for (size_t k = 0; strcmp(v.name, name) == 0 && k < ar_tensor_count(v.local); k++)
                 largest = fmax(largest, fabs((double)value_at(&v, k)));
         }
@@ -103,9 +104,9 @@ ari_fault_curve ari_fault_curve_of(const ari_fault_trace *clean, const ari_fault
     for (int r = 0; r < clean->gradients.ranks; r++) {
         const ar_dump_listener *clean_rank = clean->gradients.rank[r], *rank = faulty->gradients.rank[r];
         ar_dump_value a, b;
-        if (ar_dump_listener_count(clean_rank) != ar_dump_listener_count(rank))
+        if (ari_dump_listener_count(clean_rank) != ari_dump_listener_count(rank))
             curve.gradient = INFINITY;
-        for (size_t i = 0; ar_dump_listener_at(clean_rank, i, &a) && ar_dump_listener_at(rank, i, &b); i++)
+        for (size_t i = 0; ari_dump_listener_at(clean_rank, i, &a) && ari_dump_listener_at(rank, i, &b); i++)
             compare_gradient(&curve, largest_of(&clean->gradients, a.name), &a, &b);
     }
     return curve;

@@ -6,9 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/baseline/baseline_private.h"
 #include "ref/context/context.h"
+#include "ref/context/context_private.h"
 #include "ref/io/json.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 
 /* A tensor of inputs.safetensors, the parameter it is, and which sizes of the config its shape has. */
 typedef enum extent { END, BATCH, SEQ, HIDDEN, QUERIES, KEYS, FFN } extent;
@@ -118,7 +125,7 @@ static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *
 {
     size_t shape[4];
     const int ndim = shape_of(b, i, shape);
-    const ar_st_entry *e = ar_st_find(f, inputs[i].name);
+    const ar_st_entry *e = ari_st_find(f, inputs[i].name);
     if (!e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: there is no tensor '%s'", path, inputs[i].name);
     if (!ari_same_extents(e->ndim, e->shape, ndim, shape))
@@ -126,7 +133,7 @@ static ar_status load_input(ari_block_case *b, const ar_st_file *f, const char *
                             "%s: tensor '%s' does not have the shape that case.json makes it (first extent %zu)", path,
                             e->name, shape[0]);
     AR_TRY(ARI_ALLOC(&b->values[i], e->count, e->name));
-    AR_TRY(ar_st_to_f32(e, b->values[i]));
+    AR_TRY(ari_st_to_f32(e, b->values[i]));
     for (size_t k = 0; k < e->count; k++) {
         if (!isfinite(b->values[i][k]))
             return ar_error_set(AR_ERR_DATA, "%s: tensor '%s' holds a NaN or infinity at element %zu", path, e->name,
@@ -142,14 +149,14 @@ ar_status ari_block_case_load(ari_block_case *b, const char *folder)
     *b = (ari_block_case){0};
     AR_TRY(load_sizes(b, folder));
     snprintf(path, sizeof path, "%.570s/inputs.safetensors", folder);
-    AR_TRY(ar_st_open(&f, path));
+    AR_TRY(ari_st_open(&f, path));
     ar_status st = AR_OK;
     for (size_t i = 0; i < INPUTS && st == AR_OK; i++)
         st = load_input(b, f, path, i);
-    if (st == AR_OK && ar_st_count(f) != INPUTS)
+    if (st == AR_OK && ari_st_tensor_count(f) != INPUTS)
         st = ar_error_set(AR_ERR_FORMAT, "%s: holds %zu tensors, a block has %d inputs and parameters", path,
-                          ar_st_count(f), (int)INPUTS);
-    ar_st_close(f);
+                          ari_st_tensor_count(f), (int)INPUTS);
+    ari_st_close(f);
     if (st != AR_OK)
         ari_block_case_fini(b);
     return st;
@@ -197,7 +204,7 @@ ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_opt
     ar_baseline_options own = *o;
     own.weights = baseline_weights;
     own.weights_user = &copy;
-    return ar_baseline_block(&b->config, &own, &b->batch, b->values[X], b->values[DY]);
+    return ari_baseline_block(&b->config, &own, &b->batch, b->values[X], b->values[DY]);
 }
 
 static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module *block)
@@ -212,7 +219,7 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
             i++;
         if (i == INPUTS)
             return ar_error_set(AR_ERR_INTERNAL, "a block has a parameter %s", params[k]->name);
-        AR_TRY(ar_param_set(params[k], ctx, b->values[i]));
+        AR_TRY(ari_param_set(params[k], ctx, b->values[i]));
     }
     return AR_OK;
 }
@@ -225,7 +232,7 @@ static ar_status upload(const ari_block_case *b, ar_ctx *ctx, ar_tensor *own, co
     whole.sample_ndim = 2;
     whole.sample_shape[0] = b->batch.seq;
     whole.sample_shape[1] = b->config.hidden;
-    return ar_batch_input(ctx, own, &whole);
+    return ari_batch_input(ctx, own, &whole);
 }
 
 static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_module *block, ar_saved *saved)
@@ -242,14 +249,14 @@ static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_modul
 ar_status ari_block_case_run(void *user, ar_ctx *ctx)
 {
     const ari_block_case *b = user;
-    const bool sequence = ar_plan_by_tokens(&b->plan, ar_comm_size(ar_ctx_tp(ctx)), ari_ctx_sp(ctx));
+    const bool sequence = ari_plan_by_tokens(&b->plan, ar_comm_size(ari_ctx_tp(ctx)), ari_ctx_sp(ctx));
     ar_block_options o;
     ar_block_split split;
     char name[96];
     ARI_OWNED_BY(ar_saved_destroy) ar_saved *saved = NULL;
     ARI_OWNED_BY(ar_module_destroy) ar_module *block = NULL;
-    AR_TRY(ar_config_block(&b->config, 0, &o, name, sizeof name));
-    AR_TRY(ar_plan_block(&b->plan, &b->config, 0, sequence, &split));
+    AR_TRY(ari_config_block(&b->config, 0, &o, name, sizeof name));
+    AR_TRY(ari_plan_block(&b->plan, &b->config, 0, sequence, &split));
     o.split = &split;
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(ar_block_create(&block, ctx, name, &o));

@@ -12,6 +12,7 @@
 #include "ref/models/placement.h"
 #include "verify/diagnose/roles.h"
 #include "verify/dump/placement.h"
+#include "verify/writer/dump_listener_private.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,
                           int file)
@@ -134,7 +135,7 @@ static ar_status merge_rank(ari_gatherer *g, size_t first, int file, int rank, c
 {
     size_t next = 0;
     ar_dump_value v;
-    for (size_t i = 0; ar_dump_listener_at(l, i, &v); i++) {
+    for (size_t i = 0; ari_dump_listener_at(l, i, &v); i++) {
         if (v.layout->replica != 0)
             continue;
         const size_t at = find_tensor(g, first, &next, v.name);
@@ -151,7 +152,7 @@ ar_status ari_grads_merge(ari_grads_taps *t, int file, bool keep)
     for (int r = 0; r < t->ranks.ranks; r++) {
         AR_TRY(merge_rank(t->outputs, first, file, r, t->ranks.rank[r]));
         if (!keep)
-            ar_dump_listener_clear(t->ranks.rank[r]);
+            ari_dump_listener_clear(t->ranks.rank[r]);
     }
     return AR_OK;
 }

@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/fault_private.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "ref/models/family.h"
+#include "ref/models/model_private.h"
 #include "verify/faults/fault_case.h"
 #include "verify/grads/grads.h"
 #include "verify/plan/estimate.h"
@@ -39,7 +41,7 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
         else if (i == c->layers && c->final_norm)
             snprintf(tap, sizeof tap, "%s", ari_part_path(f, ARI_FINAL_NORM));
         else
-            AR_TRY(ar_config_block(c, i - 1, &unused, tap, sizeof tap));
+            AR_TRY(ari_config_block(c, i - 1, &unused, tap, sizeof tap));
         snprintf(name, sizeof name, "hidden_states.%zu", i);
         AR_TRY(ari_gather_want(g, tap, 'f', name, 3, hidden, ARI_OUTPUTS_FILE));
     }
@@ -99,7 +101,7 @@ static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
     const ar_status st = ari_gather_check(g);
     if (st != AR_ERR_INTERNAL || fault == AR_FAULT_NONE)
         return st;
-    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ar_fault_name(fault),
+    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ari_fault_name(fault),
                         ar_error_message());
 }
 

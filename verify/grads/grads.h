@@ -109,7 +109,7 @@ AR_NODISCARD ar_status ari_block_case_load(ari_block_case *b, const char *folder
 void ari_block_case_fini(ari_block_case *b);
 /** Wants y, dx and d<parameter> in file 0. */
 AR_NODISCARD ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g);
-/** The baseline's run of it as `o` says; its weights are the case's. Errors: those of ar_baseline_block. */
+/** The baseline's run of it as `o` says; its weights are the case's. Errors: those of ari_baseline_block. */
 AR_NODISCARD ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o);
 /** Forward and backward on one rank; user: the case. Collective. */
 AR_NODISCARD ar_status ari_block_case_run(void *user, ar_ctx *ctx);

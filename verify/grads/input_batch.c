@@ -7,6 +7,8 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/core/text.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/layers/batch_private.h"
 #include "ref/models/family.h"
 
 static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, size_t s)
@@ -19,13 +21,13 @@ static ar_status expect_shape(const char *path, const ar_st_entry *e, size_t b, 
 /* The integers of a tensor. */
 static ar_status load_integers(int64_t *out, const ar_st_entry *e, const char *path)
 {
-    const ar_status st = ar_st_to_i64(e, out);
+    const ar_status st = ari_st_to_i64(e, out);
     return st == AR_OK ? st : ar_error_set(st, "%s: %s", path, ar_error_message());
 }
 
 static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
 {
-    const ar_st_entry *e = ar_st_find(f, "input_ids");
+    const ar_st_entry *e = ari_st_find(f, "input_ids");
     if (!e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: there is no tensor input_ids", path);
     if (e->ndim != 2 || e->count == 0)
@@ -47,7 +49,7 @@ static ar_status load_ids(ari_input_batch *b, const ar_config *c, const ar_st_fi
 
 static ar_status load_labels(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
 {
-    const ar_st_entry *e = ar_st_find(f, "labels");
+    const ar_st_entry *e = ari_st_find(f, "labels");
     if (!e)
         return AR_OK;
     if (!ari_part_path(ari_family_of(c->arch), ARI_HEAD))
@@ -74,7 +76,7 @@ static bool has_positions(const ar_config *c)
 /* One row of positions is that of all samples. */
 static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar_st_file *f, const char *path)
 {
-    const ar_st_entry *e = ar_st_find(f, "position_ids");
+    const ar_st_entry *e = ari_st_find(f, "position_ids");
     const size_t s = b->batch.seq, n = b->batch.batch * s;
     if (!e)
         return AR_OK;
@@ -85,7 +87,7 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
                             b->batch.batch, s);
     int64_t *at = NULL;
     AR_TRY(ARI_TAKE(&at, &b->arena, n, "position_ids"));
-    AR_TRY(ar_st_to_i64(e, at));
+    AR_TRY(ari_st_to_i64(e, at));
     for (size_t i = e->count; i < n; i++)
         at[i] = at[i - s];
     for (size_t i = 0; i < n; i++) {
@@ -151,7 +153,7 @@ static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const 
                             ARI_SHOW(path), e->name, b->batch.batch);
     AR_TRY(ARI_TAKE(&at, &b->arena, e->count, e->name));
     AR_TRY(ARI_TAKE(&begins, &b->arena, tokens, e->name));
-    AR_TRY(ar_st_to_i64(e, at));
+    AR_TRY(ari_st_to_i64(e, at));
     for (size_t i = 0; i < lists; i++) {
         char where[400];
         snprintf(where, sizeof where, lists > 1 ? "%s: %s[%zu]" : "%s: %s", ARI_SHOW(path), e->name, i);
@@ -165,7 +167,7 @@ static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char
 {
     const ar_st_entry *first = NULL;
     for (size_t i = 0; i < BOUNDS_NAMES; i++) {
-        const ar_st_entry *e = ar_st_find(f, bounds_names[i]);
+        const ar_st_entry *e = ari_st_find(f, bounds_names[i]);
         if (e && first &&
             (e->dtype != first->dtype || e->ndim != first->ndim || e->bytes != first->bytes ||
              memcmp(e->data, first->data, e->bytes) != 0))
@@ -182,8 +184,8 @@ static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
     static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
-    for (size_t i = 0; i < ar_st_count(f); i++) {
-        const char *name = ar_st_at(f, i)->name;
+    for (size_t i = 0; i < ari_st_tensor_count(f); i++) {
+        const char *name = ari_st_at(f, i)->name;
         if (!ARI_IS_AMONG(name, known))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
@@ -195,7 +197,7 @@ static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 
 static void note_labels(ari_input_batch *b)
 {
-    if (ar_batch_targets(&b->batch) == 0)
+    if (ari_batch_targets(&b->batch) == 0)
         snprintf(b->note[0], sizeof b->note[0],
                  "no token has a target: the loss is NaN, the mean of nothing, as in PyTorch; all gradients are zero");
 }
@@ -239,7 +241,7 @@ static void note_blind(ari_input_batch *b, const ar_config *c)
         const bool begins = i % x->seq == 0 || (x->documents && x->documents[i] != x->documents[i - 1]);
         since = x->padding_mask[i] ? 1 : !begins && since > 0 ? since + 1 : 0;
         const bool blind = since == 0 || (window > 0 && since > window);
-        count += blind && ar_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
+        count += blind && ari_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
     }
     if (count > 0)
         snprintf(
@@ -283,7 +285,7 @@ static void note_jumps(ari_input_batch *b, const ar_config *c, size_t jumps)
 {
     ar_batch inside = b->batch;
     inside.targets_cross = false;
-    const size_t crossing = ar_batch_targets(&b->batch) - ar_batch_targets(&inside);
+    const size_t crossing = ari_batch_targets(&b->batch) - ari_batch_targets(&inside);
     const char *seen = c->arch == AR_ARCH_GPT_OSS
                            ? "crosses these places, as transformers' GPT-OSS makes its masks without them; with "
                              "cu_seqlens it keeps documents apart"
@@ -328,11 +330,11 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     AR_TRY(ARI_TAKE(&wide, &b->arena, e->count, "attention_mask"));
     if (e->dtype == AR_F32 || e->dtype == AR_F64 || e->dtype == AR_F16 || e->dtype == AR_BF16) {
         AR_TRY(ARI_TAKE(&reals, &b->arena, e->count, "attention_mask"));
-        AR_TRY(ar_st_to_f32(e, reals));
+        AR_TRY(ari_st_to_f32(e, reals));
         for (size_t i = 0; i < e->count; i++)
             wide[i] = reals[i] == 0.0f ? 0 : reals[i] == 1.0f ? 1 : -1;
     } else {
-        AR_TRY(ar_st_to_i64(e, wide));
+        AR_TRY(ari_st_to_i64(e, wide));
     }
     for (size_t i = 0; i < e->count; i++) {
         if (wide[i] != 0 && wide[i] != 1)
@@ -373,7 +375,7 @@ static ar_status load_additive(ari_input_batch *b, const ar_config *c, const ar_
                             b->batch.batch, c->heads, s, s);
     float *added = NULL;
     AR_TRY(ARI_TAKE(&added, &b->arena, e->count, "attention_mask"));
-    AR_TRY(ar_st_to_f32(e, added));
+    AR_TRY(ari_st_to_f32(e, added));
     for (size_t i = 0; i < e->count; i++) {
         if (isnan(added[i]) || added[i] == INFINITY)
             return ar_error_set(AR_ERR_DATA,
@@ -394,7 +396,7 @@ static ar_status load(ari_input_batch *b, const ar_config *c, const ar_st_file *
     AR_TRY(load_labels(b, c, f, path));
     AR_TRY(load_positions(b, c, f, path));
     AR_TRY(load_bounds(b, f, path));
-    const ar_st_entry *mask = ar_st_find(f, "attention_mask");
+    const ar_st_entry *mask = ari_st_find(f, "attention_mask");
     if (mask && mask->ndim == 4)
         AR_TRY(load_additive(b, c, mask, path));
     else if (mask)
@@ -413,9 +415,9 @@ ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const cha
 {
     ar_st_file *f = NULL;
     *b = (ari_input_batch){0};
-    AR_TRY(ar_st_open(&f, path));
+    AR_TRY(ari_st_open(&f, path));
     const ar_status st = load(b, c, f, path);
-    ar_st_close(f);
+    ari_st_close(f);
     if (st != AR_OK)
         ari_input_batch_fini(b);
     return st;

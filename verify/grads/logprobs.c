@@ -9,6 +9,8 @@
 #include "ref/core/clock.h"
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/layers/batch_private.h"
 #include "ref/models/family.h"
 #include "ref/numerics/scalar.h"
 #include "verify/grads/grads.h"
@@ -69,7 +71,7 @@ static ar_status list_sequences(job *j)
         for (size_t at = 0, end; at < b->seq; at = end) {
             size_t unused;
             const size_t begun = tokens;
-            ar_batch_document(b, row, at, &unused, &end);
+            ari_batch_document(b, row, at, &unused, &end);
             for (size_t p = row * b->seq + at; p < row * b->seq + end; p++) {
                 const bool is_token = !b->padding_mask || b->padding_mask[p];
                 j->sequence[p] = is_token ? (int64_t)j->count : -1;
@@ -294,7 +296,7 @@ static ar_status write_numbers(ar_grads_result *result, const job *j, const numb
     }
     AR_TRY(ari_tensors_hash(result->outputs_hash, list, result->tensors));
     snprintf(result->file[0], sizeof result->file[0], "%s", j->o->logprobs);
-    return ar_st_write(j->o->logprobs, list, result->tensors, metadata, 2);
+    return ari_st_write(j->o->logprobs, list, result->tensors, metadata, 2);
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------------- */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/placement/placement_private.h"
 
 /* The rows of one layer, and of the one before it. */
 typedef struct builder {
@@ -32,7 +33,7 @@ static bool same_values(int n, int m, const ari_op_value *a, const ari_op_value 
             memcmp(x->local, y->local, sizeof x->local) != 0)
             return false;
         for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
-            if (!ar_placement_same(x->at[axis], y->at[axis], x->ndim))
+            if (!ari_placement_same(x->at[axis], y->at[axis], x->ndim))
                 return false;
         }
     }

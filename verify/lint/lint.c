@@ -4,10 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
+#include "ref/placement/placement_private.h"
 #include "verify/lint/lint.h"
+#include "verify/lint/lint_private.h"
 
-ARI_OWNER(ar_lint_report, ar_lint_report_destroy)
+ARI_OWNER(ar_lint_report, ari_lint_report_destroy)
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
@@ -19,12 +22,12 @@ static const struct {
 #undef LINT_RULE
 };
 
-const char *ar_lint_rule_name(ar_lint_rule r)
+const char *ari_lint_rule_name(ar_lint_rule r)
 {
     return (unsigned)r < AR_LINT_RULES ? rules[r].name : "?";
 }
 
-const char *ar_lint_rule_text(ar_lint_rule r)
+const char *ari_lint_rule_text(ar_lint_rule r)
 {
     return (unsigned)r < AR_LINT_RULES ? rules[r].text : "?";
 }
@@ -45,7 +48,7 @@ static char *placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
     if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
         snprintf(out, AR_PLACEMENT_TEXT, "V");
     else
-        (void)ar_placement_text(out, p);
+        (void)ari_placement_name(out, p);
     return out;
 }
 
@@ -184,11 +187,11 @@ done:
     return st;
 }
 
-ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config)
+ar_status ari_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config)
 {
     /* Types do not depend on what a sum is made of: native numerics have one collective where exact ones have four. */
     ari_step_case c = {.run = *run, .config = config};
-    ARI_OWNED_BY(ar_lint_report_destroy) ar_lint_report *r = NULL;
+    ARI_OWNED_BY(ari_lint_report_destroy) ar_lint_report *r = NULL;
     c.run.numerics = AR_NUMERICS_NATIVE;
     c.run.precision = AR_PRECISION_F32;
     c.run.steps = run->steps > 0 ? 1 : 0;
@@ -198,7 +201,7 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
     if (run->fault != AR_FAULT_NONE)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "lint types the list of operations, which has no faults; a check with %s injected shows it",
-                            ar_fault_name(run->fault));
+                            ari_fault_name(run->fault));
     AR_TRY(ar_run_check(&c.run, config));
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "the report of lint"));
     AR_TRY(report_of(r, &c));
@@ -206,7 +209,7 @@ ar_status ar_lint(ar_lint_report **gives, const ar_run *run, const ar_config *co
     return AR_OK;
 }
 
-void ar_lint_report_destroy(ar_lint_report *r)
+void ari_lint_report_destroy(ar_lint_report *r)
 {
     if (!r)
         return;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of ar_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
+/* The parts of ari_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
  * operation by operation (lint_pass.c, lint_step.c), and what it finds (lint.c). */
 #pragma once
 

@@ -3,6 +3,7 @@
  * in the gradients that it gets, and the gradient of a value that is invariant must be invariant. */
 #include <stdio.h>
 
+#include "ref/placement/placement_private.h"
 #include "verify/lint/lint.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0};
@@ -120,7 +121,7 @@ static ari_lint_type arrives(ari_lint_state *l, const ari_operation *op, int i)
     check_forward(l, op, op->input[i].of, "leave it out, or add it to the forward pass");
     for (int axis = 0; made->parts > 0 && axis < ARI_LINT_AXES; axis++) {
         ari_lint_verdict v = {.makes = made->is.at[axis]};
-        const ar_status st = ar_placement_gradient(&v.makes, made->is.at[axis]);
+        const ar_status st = ari_placement_gradient(&v.makes, made->is.at[axis]);
         if (st == AR_OK && !ari_lint_same(dy.at[axis], v.makes))
             v = ari_lint_mismatch(dy.at[axis], v.makes);
         ari_lint_type ignored;

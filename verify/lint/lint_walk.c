@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "verify/lint/lint.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0};
@@ -92,7 +93,7 @@ static void check_extent(ari_lint_state *l, const ari_operation *op, const ari_o
             cutting = cuts ? axis : cutting;
         }
         if (parts > 1)
-            ar_split_uneven(v->shape[d], (int)(parts / copies_along(v, d)), 0, &start, &own);
+            ari_split_uneven(v->shape[d], (int)(parts / copies_along(v, d)), 0, &start, &own);
         if (v->local[d] == own)
             continue;
         char has[AR_LINT_PLACED], needs[AR_LINT_PLACED], repair[AR_LINT_REPAIR];

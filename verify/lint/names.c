@@ -6,6 +6,7 @@
 
 #include "ref/core/text.h"
 #include "ref/models/family.h"
+#include "ref/placement/placement_private.h"
 
 /* "3"; "*": all of them. */
 static void number_text(char out[24], size_t n)
@@ -43,7 +44,7 @@ const char *ari_placed_along(char out[AR_PLACEMENT_TEXT], const ari_op_value *v,
     if (v->by_expert >> axis & 1)
         snprintf(out, AR_PLACEMENT_TEXT, "V");
     else
-        (void)ar_placement_text(out, v->at[axis]);
+        (void)ari_placement_name(out, v->at[axis]);
     return out;
 }
 

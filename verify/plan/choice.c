@@ -3,6 +3,7 @@
  * what it costs in depth. */
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/models/parallel_private.h"
 #include "verify/plan/search.h"
 
 const int ari_planned_axes[] = {ARI_LAYOUT_TP, ARI_LAYOUT_CP, ARI_LAYOUT_PP, ARI_LAYOUT_DP};
@@ -82,15 +83,15 @@ ar_status ari_planned_check(const ari_planned *p)
     if (layout.zero < 0 || layout.zero > 3)
         return ar_error_set(AR_ERR_ARG, "zero=%d: a stage from 0 to 3", layout.zero);
     AR_TRY(ari_planned_world(&world, p));
-    AR_TRY(ar_parallel_check(&layout, p->step.config, &run->plan, run->batch, run->seq));
+    AR_TRY(ari_parallel_check(&layout, p->step.config, &run->plan, run->batch, run->seq));
     if (run->parallel.zero > 0 && ari_extent(&layout, ARI_CUTS_DATA) == 1)
         return ar_error_set(AR_ERR_ARG, "zero=%d shares out to the ranks of %s and %s: there is one",
                             run->parallel.zero, ari_layout_axes[ARI_LAYOUT_DP].name,
                             ari_layout_axes[ARI_LAYOUT_CP].name);
-    const size_t items = (size_t)ar_parallel_stages(&layout) * (size_t)ari_at_least_one(layout.micro_batches);
+    const size_t items = (size_t)ari_parallel_stages(&layout) * (size_t)ari_at_least_one(layout.micro_batches);
     if (ari_extent(&layout, ARI_CUTS_LAYERS) > 1 && items > AR_MAX_STAGE_MICRO_BATCHES)
         return ar_error_set(AR_ERR_OVERFLOW, "%d stages of %d micro-batches: a schedule has at most %d passes forward",
-                            ar_parallel_stages(&layout), ari_at_least_one(layout.micro_batches),
+                            ari_parallel_stages(&layout), ari_at_least_one(layout.micro_batches),
                             AR_MAX_STAGE_MICRO_BATCHES);
     const size_t dp = (size_t)ari_at_least_one(layout.dp);
     if (run->batch < dp)

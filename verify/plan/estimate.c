@@ -14,6 +14,8 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 #include "ref/models/family.h"
+#include "ref/models/model_private.h"
+#include "ref/models/plan_private.h"
 #include "verify/plan/planner.h"
 #include "verify/run/run.h"
 
@@ -90,7 +92,7 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     const ar_config *c = run->config;
     const bool has_head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
     size_t parameters = 0;
-    AR_TRY(ar_config_parameters(c, &parameters));
+    AR_TRY(ari_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
     *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)ar_config_blocks(c)};
     n->trains = run->run.steps > 0;
@@ -164,11 +166,11 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 /* True if under the plan every rank makes the middle of some block's MLP. */
 static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_estimate_case *run)
 {
-    const bool sequence = ar_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
+    const bool sequence = ari_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
     *whole = false;
     for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*whole; layer++) {
         ar_block_split block;
-        AR_TRY(ar_plan_block(&run->run.plan, run->config, layer, sequence, &block));
+        AR_TRY(ari_plan_block(&run->run.plan, run->config, layer, sequence, &block));
         *whole = block.mlp.first.to.kind != AR_SHARD;
     }
     return AR_OK;

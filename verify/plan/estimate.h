@@ -40,7 +40,7 @@ typedef struct ari_estimate {
  *  the other: to be called before anything that goes through them, which takes minutes where there are 2^31. Errors:
  *  AR_ERR_ARG, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
-/** Estimates the memory of a run; its layouts are legal (ar_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
+/** Estimates the memory of a run; its layouts are legal (ari_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
  *  AR_ERR_UNSUPPORTED (the plan of an MLP). */
 AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run);
 /** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */

@@ -3,6 +3,7 @@
 #include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/models/model_private.h"
 #include "verify/plan/planner.h"
 
 const char *ari_flops_formula(ari_flops_convention k)
@@ -31,7 +32,7 @@ static ar_status counts_of(counts *n, const ar_config *c)
     const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
     const double h = (double)c->hidden, table = (double)c->vocab * h;
     size_t all = 0;
-    AR_TRY(ar_config_parameters(c, &all));
+    AR_TRY(ari_config_parameters(c, &all));
     const double joined = 2.0 * h * h * (double)c->mtp; /* of blocks for further tokens */
     const double attention = (double)ar_config_blocks(c) * ari_attention_matrices(c) + joined;
     n->matrices = attention + ari_mlp_matrices(c, true);

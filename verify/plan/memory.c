@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/context_private.h"
 #include "verify/plan/planner.h"
 
 static const char *const names[] = {
@@ -64,7 +66,7 @@ bool ari_planned_quick(const ari_planned *p)
     enum { MOST_TOKENS = 1 << 24, MOST_LAYERS = 1 << 11 };
     const ar_run *r = &p->step.run;
     size_t start = 0, samples = 0;
-    ar_parallel_rows(&r->parallel, r->batch, 0, 0, &start, &samples);
+    ari_parallel_rows(&r->parallel, r->batch, 0, 0, &start, &samples);
     return (double)samples * (double)r->seq <= MOST_TOKENS && p->step.config->layers <= MOST_LAYERS;
 }
 
@@ -118,9 +120,9 @@ ari_stage ari_stage_of_layers(const ari_walked *b, const ar_config *c, size_t fi
 ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const size_t n = (size_t)ar_parallel_stages(layout);
+    const size_t n = (size_t)ari_parallel_stages(layout);
     size_t first = 0, count = 0;
-    ar_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
+    ari_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
     ari_stage s = ari_stage_of_layers(b, p->step.config, first, count);
     s.share[ARI_PART_BEFORE] = i == 0;
     s.share[ARI_PART_AFTER] = i == n - 1;
@@ -130,7 +132,7 @@ ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i)
 ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t rank)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    const size_t stages = (size_t)ari_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
     ari_stage all = ari_stage_of(b, p, rank);
     for (size_t i = rank + pp; i < stages; i += pp) {
         const ari_stage s = ari_stage_of(b, p, i);
@@ -146,7 +148,7 @@ ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t ra
 size_t ari_stage_unlike(const ari_walked *b, const ari_planned *p, size_t i)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ar_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
+    const size_t stages = (size_t)ari_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
     const size_t longer = p->step.config->layers % stages, from = (stages - longer) / 2, to = from + longer;
     const size_t at[] = {1, from % pp, to % pp, pp - 1, pp, from, to, stages - 1};
     size_t next = stages;

@@ -3,6 +3,7 @@
 
 #include "anyrank/schedule.h"
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
 #include "verify/plan/planner.h"
 #include "verify/run/cluster_run.h"
 
@@ -13,11 +14,11 @@ static void shorten(ar_run *r, int rank)
 {
     ar_parallel *p = &r->parallel;
     const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
-    const ar_parallel_rank at = ar_parallel_rank_of(p, rank);
+    const ar_parallel_rank at = ari_parallel_rank_of(p, rank);
     const int enough = ari_memory_micro_batches(p);
     size_t start = 0, first = 0, last = 0;
-    ar_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
-    ar_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
+    ari_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
+    ari_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
     if (enough >= pieces || first != last || p->forward_first || p->own_schedule || p->zero > 1)
         return;
     p->micro_batches = enough;
@@ -29,8 +30,8 @@ static ar_status make_ids(int64_t **gives, const ar_run *r, int rank)
 {
     const ar_parallel *p = &r->parallel;
     size_t start = 0, count = 0, n = 0;
-    ar_parallel_rows(p, r->batch, ar_parallel_rank_of(p, rank).dp, ari_at_least_one(p->micro_batches) - 1, &start,
-                     &count);
+    ari_parallel_rows(p, r->batch, ari_parallel_rank_of(p, rank).dp, ari_at_least_one(p->micro_batches) - 1, &start,
+                      &count);
     AR_TRY(ari_mul_size(&n, start + count, r->seq));
     return ARI_ALLOC_ZERO(gives, n, "the tokens of a dry run");
 }

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/pipeline/schedule_private.h"
 
 /* --- what is kept ------------------------------------------------------------------------------------------------- */
 
@@ -40,7 +42,7 @@ static void part_destroy(ari_mesh_part *s)
     else if (s->key.kind == SECTIONS)
         ari_sections_destroy(s->is.sections);
     else if (s->key.kind == SCHEDULE)
-        ar_pipeline_schedule_destroy(s->is.schedule);
+        ari_pipeline_schedule_destroy(s->is.schedule);
     free(s);
 }
 
@@ -142,8 +144,8 @@ static ar_status schedule_of(const ar_pipeline_schedule **borrows, ari_mesh_part
     AR_TRY(part_of(&s, &known, a,
                    (key){SCHEDULE, {(size_t)micro_batches, (size_t)of.virtual_stages, (size_t)of.schedule}}));
     if (!known) {
-        AR_TRY(ar_parallel_schedule(&s->is.schedule, &of));
-        a->operations += (size_t)ar_parallel_stages(&of) * (size_t)micro_batches;
+        AR_TRY(ari_parallel_schedule(&s->is.schedule, &of));
+        a->operations += (size_t)ari_parallel_stages(&of) * (size_t)micro_batches;
     }
     *borrows = s->is.schedule;
     return AR_OK;

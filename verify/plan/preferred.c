@@ -6,6 +6,7 @@
 
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/models/model_private.h"
 #include "verify/plan/search.h"
 
 /* Longest sequence that few cut, fewest tokens of a rank, parameters from which tp fills a node, and its memory. */
@@ -21,7 +22,7 @@ unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
     const ar_run *run = &s->base.step.run;
     const double memory = s->time.cluster.memory_bytes, samples = ceil((double)run->batch / c->dp / c->micro_batches);
     size_t n = 0;
-    const bool large = ar_config_parameters(s->base.step.config, &n) == AR_OK && (double)n >= LARGE;
+    const bool large = ari_config_parameters(s->base.step.config, &n) == AR_OK && (double)n >= LARGE;
     unsigned is = 0;
     if (c->cp > 1 && (double)run->seq <= SHORT_SEQ)
         is |= ARI_UNUSUAL_CP;

@@ -6,7 +6,9 @@
 
 #include "ref/core/size.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 #include "verify/plan/planner.h"
 
 ARI_OWNER(ari_sections, ari_sections_destroy)
@@ -265,7 +267,7 @@ static void add_section(const layout_of *a, section *s, const section *from, dou
 static void find_most(double micros[][2], double bytes[][2], const layout_of *a, size_t rank, int pp)
 {
     size_t count = 0, peak = 0;
-    const ar_pp_operation *list = ar_pipeline_schedule_rank(a->schedule, (int)rank, &count);
+    const ar_pp_operation *list = ari_pipeline_schedule_rank(a->schedule, (int)rank, &count);
     double now = 0.0, most = 0.0;
     for (size_t i = 0; i < count; i++) {
         const double *of = bytes[list[i].stage / pp], *more = held[list[i].kind];
@@ -284,7 +286,7 @@ static section rank_of(const layout_of *a, size_t rank)
 {
     const ari_walked *b = &a->sections->blocks;
     const ar_parallel *layout = &a->p->step.run.parallel;
-    const int pp = ari_at_least_one(layout->pp), stages = ar_parallel_stages(layout) / pp;
+    const int pp = ari_at_least_one(layout->pp), stages = ari_parallel_stages(layout) / pp;
     ari_stage of[AR_MAX_STAGES];
     double bytes[AR_MAX_STAGES][2], micros[AR_MAX_STAGES][2];
     section sum = {.parameters = 0.0};
@@ -357,7 +359,7 @@ static void begin_account(account *a, const ari_planned *p)
                    .head = ari_part_path(ari_family_of(p->step.config->arch), ARI_HEAD) != NULL};
     a->blocks = ari_walked_of(&p->step, true);
     a->step.config = &a->blocks.config;
-    ar_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
+    ari_parallel_rows(layout, p->step.run.batch, 0, 0, &start, &a->step.run.batch);
 }
 
 ar_status ari_sections_create(ari_sections **gives, const ari_planned *p)
@@ -404,7 +406,7 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
     const size_t layers = p->step.config->layers;
     ar_parallel few = *layout;
     ARI_OWNED_BY(ari_sections_destroy) ari_sections *sections = NULL;
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
     if (layout->stages.n == 0 &&
         (double)ari_at_least_one(layout->pp) * ari_at_least_one(layout->virtual_stages) > (double)layers)
         return ar_error_set(
@@ -413,7 +415,7 @@ ar_status ari_memory_production(ari_memory *m, const ari_planned *p)
             layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
     few.micro_batches = ari_memory_micro_batches(layout);
     AR_TRY(ari_sections_create(&sections, p));
-    AR_TRY(ar_parallel_schedule(&schedule, &few));
+    AR_TRY(ari_parallel_schedule(&schedule, &few));
     *m = ari_sections_memory(sections, p, schedule, INFINITY);
     return AR_OK;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/models/model_private.h"
 #include "verify/plan/search_impl.h"
 
 /* --- variants of a mesh ------------------------------------------------------------------------------------------- */
@@ -433,7 +434,7 @@ static ar_status check_tp(ari_seeker *k, int tp, bool *can)
     const ari_choice alone = {
         .tp = tp, .cp = 1, .cp_inner = 1, .ep = 1, .pp = 1, .dp = 1, .virtual_stages = 1, .micro_batches = 1};
     const ar_plan *plan = &k->s->base.step.run.plan;
-    const ar_status st = ar_config_check_tp(k->s->base.step.config, tp, plan);
+    const ar_status st = ari_config_check_ranks(k->s->base.step.config, tp, plan);
     *can = st == AR_OK;
     if (st == AR_OK || !ari_is_verdict(st))
         return st;

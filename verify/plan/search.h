@@ -9,7 +9,7 @@ enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
 
 /** The product of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
-/** Checks that a model can be split so (ar_parallel_check), with a sample for each data-parallel rank. Errors:
+/** Checks that a model can be split so (ari_parallel_check), with a sample for each data-parallel rank. Errors:
  *  AR_ERR_ARG, AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and a divisor of
  *  it. */
 AR_NODISCARD ar_status ari_planned_check(const ari_planned *p);

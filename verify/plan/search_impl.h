@@ -27,7 +27,7 @@ void ari_mesh_parts_begin(ari_mesh_parts *a, int tp, int cp);
 /** The passes of a layout's micro-batches. Borrows. Errors: as of ari_time_of. */
 AR_NODISCARD ar_status ari_mesh_parts_passes(const ari_passes **borrows, ari_mesh_parts *a, const ari_planned *p,
                                              const ari_time_options *o);
-/** The seconds of its schedule without transfers. Errors: as of ari_time_alone, ar_parallel_schedule. */
+/** The seconds of its schedule without transfers. Errors: as of ari_time_alone, ari_parallel_schedule. */
 AR_NODISCARD ar_status ari_mesh_parts_alone(double *seconds, ari_mesh_parts *a, const ari_planned *p,
                                             const ari_time_options *o);
 /** Its time; alone: as of ari_time_compose. Errors: as of ari_time_of. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/plan/search.h"
 
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
@@ -198,7 +199,7 @@ static void anyrank(ari_text *t, const ari_planned *p, int samples)
     if (l->etp == 1)
         ari_say(t, " --etp 1");
     if (l->pp > 1)
-        ari_say(t, " --schedule-pp %s", ar_pp_schedule_name(l->schedule));
+        ari_say(t, " --schedule-pp %s", ari_pp_schedule_name(l->schedule));
     say_above_one(t, "virtual-stages ", l->virtual_stages);
     if (l->zero > 0)
         ari_say(t, " --zero %d", l->zero);

@@ -6,8 +6,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "ref/core/context_private.h"
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule.h"
+#include "ref/pipeline/schedule_private.h"
 #include "verify/plan/time_impl.h"
 
 const char *const ari_cost_model_names[] = {
@@ -155,7 +158,8 @@ static double rank_seconds(const ari_composed *c, size_t rank, const ari_stage *
     of[ARI_TIME_DP] += c->micro * (e.forward + e.backward);
     if (alike)
         add_stage(c, all, of);
-    for (size_t i = rank; i < (size_t)ar_parallel_stages(layout) && !alike; i += (size_t)ari_at_least_one(layout->pp)) {
+    for (size_t i = rank; i < (size_t)ari_parallel_stages(layout) && !alike;
+         i += (size_t)ari_at_least_one(layout->pp)) {
         const ari_stage s = ari_stage_of(&c->passes->blocks, c->p, i);
         add_stage(c, &s, of);
     }
@@ -192,9 +196,9 @@ static double between_bytes(const ari_composed *c, int kind)
     const double shared = ari_extent(&run->parallel, ARI_CUTS_POSITIONS);
     const double tp = run->parallel.sp ? ari_at_least_one(run->parallel.tp) : 1.0;
     size_t start = 0, samples = 0;
-    ar_parallel_rows(&run->parallel, run->batch, 0, c->passes->first[kind], &start, &samples);
+    ari_parallel_rows(&run->parallel, run->batch, 0, c->passes->first[kind], &start, &samples);
     const double tokens = (double)samples * (double)run->seq / shared / tp;
-    const ar_dtype dtype = c->o->cost_model == ARI_COST_PRODUCTION ? AR_BF16 : ar_activations_of(run->precision);
+    const ar_dtype dtype = c->o->cost_model == ARI_COST_PRODUCTION ? AR_BF16 : ari_activations_of(run->precision);
     return (double)ar_dtype_bytes(dtype) * tokens * (double)c->p->step.config->hidden;
 }
 
@@ -207,10 +211,10 @@ typedef struct timed {
 static void all_times(timed *t, const ari_composed *c, const ari_links *l)
 {
     const ar_run *run = &c->p->step.run;
-    const size_t stages = (size_t)ar_parallel_stages(&run->parallel);
+    const size_t stages = (size_t)ari_parallel_stages(&run->parallel);
     size_t start = 0, samples = 0;
     *t = (timed){.kinds = c->passes->kinds};
-    ar_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
+    ari_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
     for (int k = 0; k < t->kinds; k++) {
         ar_pp_times *at = &t->at[(size_t)k * stages];
         const double transfer = l ? ari_links_send(l, between_bytes(c, k)) : 0.0;
@@ -379,7 +383,7 @@ double ari_time_least(const ari_planned *p, const ari_time_options *o, const ari
     const ar_parallel *layout = &p->step.run.parallel;
     const ari_walked *b = &passes->blocks;
     const bool waits = layout->schedule != AR_PP_ZERO_BUBBLE;
-    const size_t pp = (size_t)ari_at_least_one(layout->pp), stages = (size_t)ar_parallel_stages(layout);
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), stages = (size_t)ari_parallel_stages(layout);
     double most = 0.0, before = 0.0, through = 0.0;
     for (size_t i = 0, unlike; i < stages; i = unlike) {
         unlike = ari_stage_unlike(b, p, i);
@@ -406,10 +410,10 @@ ar_status ari_time_of(ari_time *t, const ari_planned *p, const ari_time_options 
 {
     ARI_ENDED(ari_passes_fini) ari_passes passes = {0};
     ARI_ENDED(ari_outside_fini) ari_outside outside = {0};
-    ARI_OWNED_BY(ar_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
     AR_TRY(ari_passes_init(&passes, p, o));
     AR_TRY(ari_outside_init(&outside, p, o, NULL));
     if (ari_extent(&p->step.run.parallel, ARI_CUTS_LAYERS) > 1)
-        AR_TRY(ar_parallel_schedule(&schedule, &p->step.run.parallel));
+        AR_TRY(ari_parallel_schedule(&schedule, &p->step.run.parallel));
     return ari_time_compose(t, p, o, &passes, &outside, schedule, 0.0);
 }

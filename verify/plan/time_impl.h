@@ -181,7 +181,7 @@ ari_step_case ari_time_rank_case(const ari_planned *p, const ari_time_options *o
 ari_step_case ari_time_case(const ari_planned *p, const ari_time_options *o, const ar_config *config);
 /** Bytes of an element of an operation's call. */
 double ari_time_element(const ari_time_options *o, const ari_operation *op, const ari_op_call *call);
-/** schedule: the layout's (ar_parallel_schedule). alone: as below; 0: it is not
+/** schedule: the layout's (ari_parallel_schedule). alone: as below; 0: it is not
  *  known. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_time_compose(ari_time *t, const ari_planned *p, const ari_time_options *o,
                                         const ari_passes *passes, const ari_outside *outside,

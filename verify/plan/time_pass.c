@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/placement/parallel_private.h"
 #include "verify/plan/time_impl.h"
 
 typedef struct walk {
@@ -53,7 +54,7 @@ static double seen_scores(const ari_planned *p)
     const ar_config *c = p->step.config;
     const ar_parallel *layout = &p->step.run.parallel;
     const size_t places = ari_axis_ranks(layout, ARI_AXIS_RING);
-    const ar_positions own = ar_ring_positions(places, layout->zigzag, p->step.run.seq, places - 1);
+    const ar_positions own = ari_positions_ring(places, layout->zigzag, p->step.run.seq, places - 1);
     const double s = (double)p->step.run.seq;
     double sum = 0.0;
     if (!c->causal)
@@ -62,7 +63,7 @@ static double seen_scores(const ari_planned *p)
         for (int run = 0; run < 2; run++)
             sum += ari_keys_seen(own.first[run], own.count[run], ar_config_window(c, i));
     }
-    return sum / (double)c->layers / (s * (double)ar_positions_count(&own));
+    return sum / (double)c->layers / (s * (double)ari_positions_count(&own));
 }
 
 /* --- a pass ------------------------------------------------------------------------------------------------------- */

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/context_private.h"
 #include "verify/plan/time_impl.h"
 
 typedef struct walk {
@@ -59,7 +61,8 @@ static size_t place_of_layer(const walk *w, size_t layer)
     if (ari_outside_layers(w->p->step.config, layer))
         return ARI_NO_LAYER;
     for (;; i += (size_t)ari_at_least_one(layout->pp), before += n) {
-        ar_stage_layers(&first, &n, &layout->stages, w->p->step.config->layers, (size_t)ar_parallel_stages(layout), i);
+        ari_stage_layers(&first, &n, &layout->stages, w->p->step.config->layers, (size_t)ari_parallel_stages(layout),
+                         i);
         if (layer >= first && layer < first + n)
             return before + layer - first;
     }

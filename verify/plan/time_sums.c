@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
+#include "ref/placement/context_private.h"
 #include "verify/plan/time_impl.h"
 
 /* How far a rank is outside of its passes: its main queue, and that of its buckets. */
@@ -36,12 +38,12 @@ static ari_last_pass pass_of(const ari_composed *c, size_t i)
     const ar_parallel *layout = &c->p->step.run.parallel;
     const bool pipeline = ari_at_least_one(layout->pp) > 1;
     const ari_span *at = &c->last[i];
-    const size_t stages = (size_t)ar_parallel_stages(layout), after = c->passes->blocks.n + 1;
+    const size_t stages = (size_t)ari_parallel_stages(layout), after = c->passes->blocks.n + 1;
     ari_cost all = {.products = 0.0};
     ari_last_pass p = {.begin = pipeline ? at->begin : 0.0};
     if (i + 1 < stages)
         p.absent = ari_cost_sum(&c->passes->of[ARI_OF_LAST][ARI_GOES_BACKWARD][after]);
-    ar_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, stages, i);
+    ari_stage_layers(&p.first, &p.layers, &layout->stages, c->p->step.config->layers, stages, i);
     add_pass(c, i, &all);
     p.length = ari_cost_sum(&all);
     p.scale = pipeline && p.length > 0.0 ? (at->end - at->begin) / p.length : 1.0;
@@ -55,7 +57,7 @@ static double share_on_links(const ari_composed *c, int rank)
     const ar_parallel *layout = &c->p->step.run.parallel;
     ari_cost all = {.products = 0.0};
     double called = 0.0;
-    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp))
+    for (int i = rank; i < ari_parallel_stages(layout); i += ari_at_least_one(layout->pp))
         add_pass(c, (size_t)i, &all);
     for (int k = 0; k < 2; k++) {
         if (ari_links_of(c->p, c->o, over[k]).between == ari_links_of(c->p, c->o, ARI_OVER_DP).between)
@@ -73,7 +75,7 @@ static tail tail_of(const ari_composed *c, int rank, double before, double pass_
               .end = c->outside->n > 1 ? c->ends[rank] : c->pass[0].length,
               .shared = c->o->shared_links ? share_on_links(c, rank) : 0.0,
               .buckets = INFINITY};
-    for (int i = rank; i < ar_parallel_stages(layout); i += ari_at_least_one(layout->pp))
+    for (int i = rank; i < ari_parallel_stages(layout); i += ari_at_least_one(layout->pp))
         t.buckets = fmin(t.buckets, c->pass[i].begin);
     t.main = t.end;
     t.buckets += before * fmax(0.0, t.outside->sums - pass_seconds / c->micro);
@@ -87,7 +89,7 @@ static double ready_at(const ari_composed *c, int rank, const ari_op_param *last
     const bool outside = last->layer == ARI_NO_LAYER, before = ari_section_of(last->role) == ARI_BEFORE_BLOCKS;
     const int pp = ari_at_least_one(layout->pp);
     ari_op_param param = *last;
-    int i = outside && !before ? ar_parallel_stages(layout) - pp + rank : rank;
+    int i = outside && !before ? ari_parallel_stages(layout) - pp + rank : rank;
     for (; !outside && param.layer >= c->pass[i].layers; i += pp)
         param.layer -= c->pass[i].layers;
     const ari_last_pass *p = &c->pass[i];
@@ -188,7 +190,7 @@ ar_status ari_composed_sums(ari_composed *c, double pass_seconds)
 {
     ari_last_pass pass[AR_MAX_STAGES];
     tail *t = NULL;
-    for (int i = 0; i < ar_parallel_stages(&c->p->step.run.parallel); i++)
+    for (int i = 0; i < ari_parallel_stages(&c->p->step.run.parallel); i++)
         pass[i] = pass_of(c, (size_t)i);
     c->pass = pass;
     const double before = c->p->step.run.parallel.zero == 2 ? c->micro - 1.0 : 0.0;

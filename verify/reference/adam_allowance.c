@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "ref/train/optimizer.h"
+#include "ref/train/optimizer_private.h"
 #include "verify/reference/sensitivity.h"
 
 /* Effect on the quotient of the update's own dozen roundings, in the run and in the reference. */
@@ -93,7 +94,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
 {
     const ar_optimizer_options *o = c->optimizer;
     const ari_update_rule rule = ari_update_rule_of(o, parameter->name, parameter->ndim);
-    const double lr = ar_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
+    const double lr = ari_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
     const bool decoupled = o->kind != AR_OPTIMIZER_ADAM;
     const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
     adam_step s = {.clip = 1.0,

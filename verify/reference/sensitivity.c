@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/core/sensitivity_private.h"
+#include "ref/io/safetensors_private.h"
 #include "ref/numerics/philox.h"
+#include "verify/reference/sensitivity_private.h"
 #include "verify/reference/tasks.h"
 
 /* --- formats ------------------------------------------------------------------------------------------------------ */
@@ -41,7 +44,7 @@ ar_noise_units ari_sensitivity_noise(ar_sensitivity s)
     return formats[s].noise;
 }
 
-ar_sensitivity ar_sensitivity_of_precision(ar_precision p)
+ar_sensitivity ari_sensitivity_of_precision(ar_precision p)
 {
     return p == AR_PRECISION_BF16   ? AR_SENSITIVITY_BF16_PURE
            : p == AR_PRECISION_TF32 ? AR_SENSITIVITY_TF32
@@ -445,12 +448,12 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     const char *const metadata[] = {"format",
                                     "pt",
                                     "anyrank.allows",
-                                    ar_sensitivity_name(of),
+                                    ari_sensitivity_name(of),
                                     "anyrank.seeds",
                                     seeds,
                                     "anyrank.safety",
                                     safety,
                                     "anyrank.reference",
                                     hash};
-    return ar_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
+    return ari_st_write(path, tensor, count, metadata, sizeof metadata / sizeof *metadata / 2);
 }

@@ -44,7 +44,7 @@ typedef struct ari_allowance {
 } ari_allowance;
 /** Writes `more` [n], then those of a reference, of weights after Adam the largest element's, as a file: an F64 of no
  *  dimensions a tensor, and as metadata what they are of. hash: of the reference's values. Errors: those of
- *  ar_st_write, AR_ERR_MEMORY. */
+ *  ari_st_write, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n,
                                             const char *path, ar_sensitivity of, const char *hash);
 

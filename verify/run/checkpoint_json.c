@@ -5,12 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/context_private.h"
 #include "ref/core/names.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors.h"
+#include "ref/train/optimizer_private.h"
 #include "verify/run/checkpoint.h"
 
 /* Writer and reader are one: each function takes a key and where its value is in memory, and either writes or reads
@@ -187,7 +189,7 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     options->kind = (ar_optimizer_kind)kind;
     options->schedule = (ar_schedule)schedule;
     options->decay = (ar_decay)decay;
-    return believed(&o, "optimizer", o.out ? AR_OK : ar_optimizer_check(options));
+    return believed(&o, "optimizer", o.out ? AR_OK : ari_optimizer_check(options));
 }
 
 /* --- the state ---------------------------------------------------------------------------------------------------- */
@@ -244,7 +246,7 @@ static ar_status loss_options(const object *whole, ar_loss_options *options)
     AR_TRY(read_number(&o, "z_loss", &options->z_loss));
     if (o.out ? has_router_losses(&options->router) : ari_json_get(&o.at, "balance") != NULL)
         AR_TRY(router_losses(&o, &options->router));
-    return believed(&o, "loss", o.out ? AR_OK : ar_loss_options_check(options, "cross-entropy"));
+    return believed(&o, "loss", o.out ? AR_OK : ari_loss_options_check(options, "cross-entropy"));
 }
 
 static ar_status storage(const object *o, ar_dtype *dtype)

@@ -7,15 +7,20 @@
 
 #include "anyrank/safetensors.h"
 #include "ref/context/context.h"
+#include "ref/core/optimizer_private.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/layers/param_private.h"
 #include "ref/models/family.h"
+#include "ref/train/train_private.h"
 #include "verify/run/checkpoint.h"
+#include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
 
-ARI_OWNER(ar_checkpoint, ar_checkpoint_close)
+ARI_OWNER(ar_checkpoint, ari_checkpoint_close)
 
 struct ar_checkpoint {
     char *path;
@@ -70,11 +75,11 @@ static ar_status check_entry(const char *path, const ar_st_entry *e)
 
 static ar_status hash_file(char hash[65], const char *path, const ar_st_file *f)
 {
-    const size_t n = ar_st_count(f);
+    const size_t n = ari_st_tensor_count(f);
     ARI_OWNED ar_st_tensor *list = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&list, n, "a list of tensors"));
     for (size_t i = 0; i < n; i++) {
-        const ar_st_entry *e = ar_st_at(f, i);
+        const ar_st_entry *e = ari_st_at(f, i);
         AR_TRY(check_entry(path, e));
         list[i] = (ar_st_tensor){.name = e->name, .dtype = e->dtype, .ndim = e->ndim, .data = e->data};
         memcpy(list[i].shape, e->shape, sizeof e->shape);
@@ -95,7 +100,7 @@ static ar_status open_tensors(ar_st_file **gives, const char *folder, const char
     ARI_OWNED char *path = NULL;
     char hash[65];
     AR_TRY(ari_file_path(&path, folder, name));
-    AR_TRY(ar_st_open(gives, path));
+    AR_TRY(ari_st_open(gives, path));
     AR_TRY(hash_file(hash, path, *gives));
     return compare_hash(path, hash, want);
 }
@@ -146,38 +151,38 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
                                    : open_tensors(&c->optimizer, c->path, ARI_CHECKPOINT_OPTIMIZER, h->optimizer);
 }
 
-ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
+ar_status ari_checkpoint_open(ar_checkpoint **gives, const char *path)
 {
-    ARI_OWNED_BY(ar_checkpoint_close) ar_checkpoint *c = NULL;
+    ARI_OWNED_BY(ari_checkpoint_close) ar_checkpoint *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a checkpoint"));
     AR_TRY(open_all(c, path));
     ARI_GIVE(gives, c);
     return AR_OK;
 }
 
-void ar_checkpoint_close(ar_checkpoint *c)
+void ari_checkpoint_close(ar_checkpoint *c)
 {
     if (c == NULL)
         return;
-    ar_st_close(c->weights);
-    ar_st_close(c->optimizer);
+    ari_st_close(c->weights);
+    ari_st_close(c->optimizer);
     ari_weights_destroy(c->apart);
     ari_checkpoint_read_fini(&c->read);
     free(c->path);
     free(c);
 }
 
-const char *ar_checkpoint_path(const ar_checkpoint *c)
+const char *ari_checkpoint_path(const ar_checkpoint *c)
 {
     return c->path;
 }
 
-const ar_checkpoint_state *ar_checkpoint_state_of(const ar_checkpoint *c)
+const ar_checkpoint_state *ari_checkpoint_state_of(const ar_checkpoint *c)
 {
     return &c->read.state;
 }
 
-const char *ar_checkpoint_weights_hash(const ar_checkpoint *c)
+const char *ari_checkpoint_weights_hash(const ar_checkpoint *c)
 {
     return c->read.hashes.weights;
 }
@@ -190,11 +195,11 @@ bool ari_checkpoint_has_config(const ar_checkpoint *c)
 /* --- loading ------------------------------------------------------------------------------------------------------ */
 static const float *find_in(const ar_st_file *f, const char *name, size_t count)
 {
-    const ar_st_entry *e = f == NULL ? NULL : ar_st_find(f, name);
+    const ar_st_entry *e = f == NULL ? NULL : ari_st_find(f, name);
     return e == NULL || e->count != count ? NULL : e->data;
 }
 
-const float *ar_checkpoint_find(void *user, const char *name, size_t count)
+const float *ari_checkpoint_find(void *user, const char *name, size_t count)
 {
     const ar_checkpoint *c = user;
     return c->apart ? ari_weights_find(c->apart, name, count) : find_in(c->weights, name, count);
@@ -202,7 +207,7 @@ const float *ar_checkpoint_find(void *user, const char *name, size_t count)
 
 static const float *full_of(const ar_checkpoint *c, const ar_param *p)
 {
-    return ar_checkpoint_find((void *)(uintptr_t)c, p->name, ari_volume(p->layout.shape, p->layout.ndim));
+    return ari_checkpoint_find((void *)(uintptr_t)c, p->name, ari_volume(p->layout.shape, p->layout.ndim));
 }
 
 static const float *find_state(void *user, const char *param, const char *state, size_t count)
@@ -231,11 +236,11 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 
-/* ar_optimizer_load finds missing state. */
+/* ari_optimizer_load finds missing state. */
 static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state)
 {
     static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
-    const ar_st_entry *e = ar_st_find(c->weights, p->name);
+    const ar_st_entry *e = ari_st_find(c->weights, p->name);
     char name[256];
     if (e != NULL)
         AR_TRY(check_shape(c, e, p));
@@ -244,7 +249,7 @@ static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state
                             p->name);
     for (size_t i = 0; state && i < sizeof kept / sizeof *kept; i++) {
         snprintf(name, sizeof name, "%s.%s", p->name, kept[i]);
-        e = ar_st_find(c->optimizer, name);
+        e = ari_st_find(c->optimizer, name);
         if (e != NULL)
             AR_TRY(check_shape(c, e, p));
     }
@@ -281,18 +286,18 @@ static ar_status check_names(const ar_checkpoint *c, param_names *all, bool stat
 {
     const ar_checkpoint_state *s = &c->read.state;
     ARI_SORT(all->list, all->n, ari_by_text);
-    for (size_t i = 0; !c->apart && i < ar_st_count(c->weights); i++) {
-        const char *name = ar_st_at(c->weights, i)->name;
+    for (size_t i = 0; !c->apart && i < ari_st_tensor_count(c->weights); i++) {
+        const char *name = ari_st_at(c->weights, i)->name;
         if (!has_name(all, name, strlen(name)))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
                                 ARI_SHOW(c->path), ARI_SHOW(name));
     }
-    for (size_t i = 0; state && i < ar_st_count(c->optimizer); i++) {
-        const char *name = ar_st_at(c->optimizer, i)->name, *dot = strrchr(name, '.');
+    for (size_t i = 0; state && i < ari_st_tensor_count(c->optimizer); i++) {
+        const char *name = ari_st_at(c->optimizer, i)->name, *dot = strrchr(name, '.');
         if (dot == NULL || !has_name(all, name, (size_t)(dot - name)) ||
             !ari_checkpoint_keeps(&s->optimizer, s->storage, dot + 1))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
-                                ARI_SHOW(c->path), ARI_SHOW(name), ar_optimizer_name(s->optimizer.kind));
+                                ARI_SHOW(c->path), ARI_SHOW(name), ari_optimizer_name(s->optimizer.kind));
     }
     return AR_OK;
 }
@@ -328,15 +333,15 @@ ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, 
     return all ? check_listed(c, params, n, state) : AR_OK;
 }
 
-ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
-                             ar_optimizer *optimizer)
+ar_status ari_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
+                              ar_optimizer *optimizer)
 {
     const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
     AR_TRY(ari_checkpoint_check(c, params, n, state, all));
     for (size_t i = 0; i < n; i++)
-        AR_TRY(ar_param_set(params[i], ctx, full_of(c, params[i])));
+        AR_TRY(ari_param_set(params[i], ctx, full_of(c, params[i])));
     if (!state)
         return AR_OK;
     /* find_state changes nothing: the pointer loses its const for the callback alone. */
-    return ar_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
+    return ari_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
 }

@@ -4,17 +4,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/cluster/process/process_private.h"
+#include "ref/comm/comm_private.h"
+#include "ref/context/context_private.h"
 #include "ref/core/clock.h"
 #include "ref/core/wait.h"
 #include "ref/dry/dry.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
+#include "ref/models/model_private.h"
 #include "ref/models/stages.h"
 #include "ref/placement/ledger.h"
+#include "ref/train/ddp_private.h"
+#include "ref/train/train_private.h"
 #include "verify/run/process_run.h"
 #include "verify/run/run.h"
 
-ARI_OWNER(ar_comm, ar_comm_destroy)
+ARI_OWNER(ar_comm, ari_comm_destroy)
 
 /* --- what a rank trains with -------------------------------------------------------------------------------------- */
 static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
@@ -22,7 +28,7 @@ static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster
     if (o->forward_only || o->run.steps == 0)
         return AR_OK;
     if (o->run.parallel.zero)
-        return ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
+        return ari_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
     return ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->run.optimizer);
 }
 
@@ -33,7 +39,7 @@ static ar_status create_ddp(ari_trainer *t, ar_ctx *ctx, const ari_cluster_optio
     ddp.matrices_apart = o->run.optimizer.kind == AR_OPTIMIZER_MUON;
     if (o->forward_only || (o->module && o->each_alone && ddp.zero == 0))
         return AR_OK;
-    ddp.keep_weights = ddp.keep_weights || t->model; /* ar_model_set and ar_model_fresh have broadcast them */
+    ddp.keep_weights = ddp.keep_weights || t->model; /* ari_model_set and ar_model_fresh have broadcast them */
     AR_TRY(ar_ddp_create(&t->ddp, ctx, t->module, &ddp));
     t->step.ddp = t->ddp;
     return AR_OK;
@@ -46,7 +52,7 @@ static ar_status create_model(ari_trainer *t, ar_ctx *ctx, const ari_cluster_opt
     t->loss = ari_model_criterion(t->model);
     AR_TRY(ari_module_list(&t->params, &t->n, t->module));
     if (o->weights)
-        return ar_model_set(t->model, ctx, o->weights, o->weights_user);
+        return ari_model_set(t->model, ctx, o->weights, o->weights_user);
     return o->dry ? AR_OK : ar_model_fresh(t->model, ctx, o->run.seed);
 }
 
@@ -123,8 +129,8 @@ static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memo
         m->operands += arith->operand_bytes(p);
         m->gradients += p->share ? arith->bucket_bytes(p->share->count, p->value.dtype) : arith->grad_bytes(p);
     }
-    m->optimizer = t->optimizer ? ar_optimizer_bytes(t->optimizer) : 0;
-    m->buckets = t->ddp ? ar_ddp_bytes(t->ddp) : 0;
+    m->optimizer = t->optimizer ? ari_optimizer_bytes(t->optimizer) : 0;
+    m->buckets = t->ddp ? ari_ddp_bytes(t->ddp) : 0;
 }
 
 static ar_status run_steps(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o, rank_result *result)
@@ -187,12 +193,12 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     if (o->dry && o->ledger)
         ari_ledger_use(ctx, o->ledger);
     AR_TRY_TO(done, st, o->body ? o->body(o->body_user, ctx) : train_rank(ctx, o, result));
-    ar_ctx_counted(ctx, &result->read, &result->written);
+    ari_ctx_counted(ctx, &result->read, &result->written);
     result->routed = ctx->routed;
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
-        result->calls[k] = ar_ctx_calls(ctx, ari_collective_kind[k]);
+        result->calls[k] = ari_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
-    ar_ctx_memory(ctx, &now, &result->memory.rank.peak);
+    ari_ctx_memory(ctx, &now, &result->memory.rank.peak);
 done:
     if (st != AR_OK && o->run.process)
         st = ari_process_fail(world, st);
@@ -245,9 +251,9 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 static ar_status check_processes(const ari_cluster_options *o, int ranks)
 {
     const ar_sim_options *sim = &o->run.sim;
-    if (ranks != ar_process_size(o->run.process))
+    if (ranks != ari_process_size(o->run.process))
         return ar_error_set(AR_ERR_ARG, "a layout of %d ranks on %d processes: as many are expected", ranks,
-                            ar_process_size(o->run.process));
+                            ari_process_size(o->run.process));
     if (sim->fault_count > 0 || sim->verify_transfers || sim->explore || sim->trace || sim->cluster)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "faults and checks of transfers, schedules, traces and virtual time are "
@@ -277,8 +283,8 @@ static ar_status share_results(job *j, int ranks, float *losses)
     if (st == AR_OK)
         st = ari_process_collect(j->o->run.process, &bytes, take_result, j);
     AR_TRY(st);
-    AR_TRY(ar_process_broadcast(j->o->run.process, losses, (size_t)ranks * steps * sizeof *losses));
-    AR_TRY(ar_process_broadcast(j->o->run.process, j->rank, (size_t)ranks * sizeof *j->rank));
+    AR_TRY(ari_process_broadcast(j->o->run.process, losses, (size_t)ranks * steps * sizeof *losses));
+    AR_TRY(ari_process_broadcast(j->o->run.process, j->rank, (size_t)ranks * sizeof *j->rank));
     for (int r = 0; r < ranks; r++)
         j->rank[r].loss = losses + (size_t)r * steps;
     return AR_OK;
@@ -306,7 +312,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
 {
     ari_cluster_options own = *o;
     ARI_OWNED float *losses = NULL;
-    ARI_OWNED_BY(ar_comm_destroy) ar_comm *world = NULL;
+    ARI_OWNED_BY(ari_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     own.run.steps = o->routes || o->module ? o->run.steps : o->run.steps > 0;
     own.run.fault = AR_FAULT_NONE;

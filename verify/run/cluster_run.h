@@ -16,7 +16,7 @@ typedef struct ari_cluster_options {
         run; /* model, batch and seq are not looked at. steps 0: no optimizer. With a cluster and no trace: its own */
     const ar_config *config;
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
-    const float *(*weights)(void *, const char *, size_t); /* as in ar_model_set; NULL: fresh */
+    const float *(*weights)(void *, const char *, size_t); /* as in ari_model_set; NULL: fresh */
     void *weights_user;
     uint64_t attempt;               /* which of several runs alike this is, from 0 */
     bool forward_only;              /* neither a DDP object nor an optimizer */

@@ -8,14 +8,18 @@
 
 #include "anyrank/config.h"
 #include "anyrank/safetensors.h"
+#include "ref/core/data_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/io/config_private.h"
 #include "ref/io/file.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
+#include "ref/io/safetensors_private.h"
+#include "verify/run/data_private.h"
 
-ARI_OWNER(ar_data, ar_data_close)
-ARI_OWNER(ar_st_file, ar_st_close)
+ARI_OWNER(ar_data, ari_data_close)
+ARI_OWNER(ar_st_file, ari_st_close)
 
 typedef enum token_kind { TOKEN_U8, TOKEN_U16, TOKEN_U32, TOKEN_I32, TOKEN_I64, TOKEN_HELD } token_kind;
 static const size_t token_bytes[] = {1, 2, 4, 4, 8, 4};
@@ -58,7 +62,7 @@ static ar_status open_raw(ar_data *d)
         return ar_error_set(AR_ERR_DATA, "%s: is empty, expected tokens", ARI_SHOW(d->path));
     if (d->bytes % each != 0)
         return ar_error_set(AR_ERR_DATA, "%s: has %zu bytes, expected a multiple of the %zu of a %s token",
-                            ARI_SHOW(d->path), d->bytes, each, ar_data_format_name(d->format));
+                            ARI_SHOW(d->path), d->bytes, each, ari_data_format_name(d->format));
     d->rows = 1;
     d->tokens = d->bytes / each;
     return AR_OK;
@@ -66,7 +70,7 @@ static ar_status open_raw(ar_data *d)
 
 static ar_status take_tensor(ar_data *d, const ar_st_file *f)
 {
-    const ar_st_entry *ids = ar_st_find(f, "input_ids"), *tokens = ar_st_find(f, "tokens");
+    const ar_st_entry *ids = ari_st_find(f, "input_ids"), *tokens = ari_st_find(f, "tokens");
     const ar_st_entry *e = ids != NULL ? ids : tokens;
     size_t data_bytes = 0;
     if (e == NULL || (ids != NULL && tokens != NULL))
@@ -81,8 +85,8 @@ static ar_status take_tensor(ar_data *d, const ar_st_file *f)
     d->tokens = e->count;
     d->rows = e->ndim == 2 ? e->shape[0] : 1;
     /* Tensors fill the file from the end of the header on: what lies behind this one's first byte is left. */
-    for (size_t i = 0; i < ar_st_count(f); i++) {
-        const ar_st_entry *other = ar_st_at(f, i);
+    for (size_t i = 0; i < ari_st_tensor_count(f); i++) {
+        const ar_st_entry *other = ari_st_at(f, i);
         if ((const char *)other->data >= (const char *)e->data)
             data_bytes += other->bytes;
     }
@@ -92,8 +96,8 @@ static ar_status take_tensor(ar_data *d, const ar_st_file *f)
 
 static ar_status open_safetensors(ar_data *d)
 {
-    ARI_OWNED_BY(ar_st_close) ar_st_file *f = NULL;
-    AR_TRY(ar_st_open(&f, d->path));
+    ARI_OWNED_BY(ari_st_close) ar_st_file *f = NULL;
+    AR_TRY(ari_st_open(&f, d->path));
     return take_tensor(d, f);
 }
 
@@ -106,9 +110,9 @@ static ar_status open_jsonl(ar_data *d)
     return AR_OK;
 }
 
-ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
+ar_status ari_data_open(ar_data **gives, const char *path, ar_data_format format)
 {
-    ARI_OWNED_BY(ar_data_close) ar_data *d = NULL;
+    ARI_OWNED_BY(ari_data_close) ar_data *d = NULL;
     if (gives == NULL || (unsigned)format > AR_DATA_JSONL)
         return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
     if (path == NULL)
@@ -116,7 +120,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     AR_TRY(ARI_ALLOC_ZERO(&d, 1, "data"));
     d->format = format;
     d->fd = -1;
-    if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ar_data_dir() : path) < 0) {
+    if (asprintf(&d->path, path == NULL ? "%s/text.txt" : "%s", path == NULL ? ari_data_dir() : path) < 0) {
         d->path = NULL; /* asprintf leaves it undefined */
         return ar_error_set(AR_ERR_MEMORY, "no memory for the data's path");
     }
@@ -132,7 +136,7 @@ ar_status ar_data_open(ar_data **gives, const char *path, ar_data_format format)
     return AR_OK;
 }
 
-void ar_data_close(ar_data *d)
+void ari_data_close(ar_data *d)
 {
     if (d == NULL)
         return;
@@ -143,32 +147,32 @@ void ar_data_close(ar_data *d)
     free(d);
 }
 
-const char *ar_data_path(const ar_data *d)
+const char *ari_data_path(const ar_data *d)
 {
     return d->path;
 }
 
-ar_data_format ar_data_format_of(const ar_data *d)
+ar_data_format ari_data_format_of(const ar_data *d)
 {
     return d->format;
 }
 
-size_t ar_data_tokens(const ar_data *d)
+size_t ari_data_tokens(const ar_data *d)
 {
     return d->tokens;
 }
 
-size_t ar_data_rows(const ar_data *d)
+size_t ari_data_rows(const ar_data *d)
 {
     return d->rows;
 }
 
-size_t ar_data_documents(const ar_data *d)
+size_t ari_data_documents(const ar_data *d)
 {
     return d->kind == TOKEN_HELD ? d->held.documents : d->rows;
 }
 
-bool ar_data_document_begins(const ar_data *d, size_t token)
+bool ari_data_document_begins(const ar_data *d, size_t token)
 {
     return d->kind == TOKEN_HELD ? ari_documents_begins(&d->held, token) : token % (d->tokens / d->rows) == 0;
 }
@@ -186,7 +190,7 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
     return AR_OK;
 }
 
-ar_status ar_data_hash(const ar_data *d, char hex[65])
+ar_status ari_data_hash(const ar_data *d, char hex[65])
 {
     ari_sha256 s;
     ari_sha256_init(&s);
@@ -221,7 +225,7 @@ static int64_t token_of(token_kind kind, const unsigned char *at)
     }
 }
 
-ar_status ar_data_read(const ar_data *d, int64_t *out, size_t start, size_t count)
+ar_status ari_data_read(const ar_data *d, int64_t *out, size_t start, size_t count)
 {
     const size_t each = token_bytes[d->kind];
     if (start > d->tokens || count > d->tokens - start)
@@ -260,7 +264,7 @@ static ar_status look_at(vocab_look *l, const ar_data *d, size_t vocab, size_t s
 {
     int64_t token[TOKENS_AT_ONCE];
     char where[80];
-    AR_TRY(ar_data_read(d, token, start, count));
+    AR_TRY(ari_data_read(d, token, start, count));
     for (size_t i = 0; i < count; i++) {
         if (token[i] < 0) {
             position_text(where, sizeof where, d, start + i);
@@ -276,7 +280,7 @@ static ar_status look_at(vocab_look *l, const ar_data *d, size_t vocab, size_t s
     return AR_OK;
 }
 
-ar_status ar_data_check_vocab(const ar_data *d, size_t vocab)
+ar_status ari_data_check_vocab(const ar_data *d, size_t vocab)
 {
     char where[80];
     vocab_look l = {.largest = -1, .first = d->tokens};

@@ -14,6 +14,7 @@
 #include "ref/io/hash.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
+#include "ref/train/train_private.h"
 #include "verify/run/process_run.h"
 
 /* --- one tensor --------------------------------------------------------------------------------------------------- */
@@ -340,7 +341,7 @@ static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimiz
         AR_TRY(gather_tensor(p, params[i]->name, false, &value, &layout));
         ari_value_end(&value, p->ctx, params[i]);
     }
-    return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, p->ctx, take_state, p);
+    return optimizer == NULL ? AR_OK : ari_optimizer_save(optimizer, p->ctx, take_state, p);
 }
 
 static int by_name(const void *a, const void *b)

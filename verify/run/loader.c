@@ -7,8 +7,9 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
+#include "verify/run/data_private.h"
 
-ARI_OWNER(ar_loader, ar_loader_destroy)
+ARI_OWNER(ar_loader, ari_loader_destroy)
 
 #define MAX_WINDOWS ((uint64_t)1 << 32) /* places that a 32-bit word can draw */
 
@@ -54,7 +55,7 @@ void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch)
 /* Packed, the rows of the data are one. */
 static size_t rows_of(const ar_data *d, const ar_packing *p)
 {
-    return p->on ? 1 : ar_data_rows(d);
+    return p->on ? 1 : ari_data_rows(d);
 }
 
 static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
@@ -62,11 +63,11 @@ static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
     const ar_packing *p = &o->packing;
     if (!p->on)
         return AR_OK;
-    if (p->separator == AR_NO_SEPARATOR && ar_data_documents(d) == 1)
+    if (p->separator == AR_NO_SEPARATOR && ari_data_documents(d) == 1)
         return ar_error_set(AR_ERR_DATA,
                             "%s: is one document, to be packed: say which token ends a document (the separator), or "
                             "give lines of JSON or a tensor with a document in each row",
-                            ARI_SHOW(ar_data_path(d)));
+                            ARI_SHOW(ari_data_path(d)));
     if (p->separator != AR_NO_SEPARATOR && o->vocab > 0 && p->separator >= o->vocab)
         return ar_error_set(AR_ERR_ARG, "token %zu is to end a document, but the vocabulary has %zu entries",
                             p->separator, o->vocab);
@@ -75,23 +76,23 @@ static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
 
 static ar_status check_options(const ar_data *d, const ar_loader_options *o)
 {
-    const size_t rows = rows_of(d, &o->packing), row = ar_data_tokens(d) / rows;
+    const size_t rows = rows_of(d, &o->packing), row = ari_data_tokens(d) / rows;
     if (o->batch == 0 || o->seq == 0)
         return ar_error_set(AR_ERR_ARG, "a batch of %zu samples of %zu tokens, expected at least 1 of each", o->batch,
                             o->seq);
     if (row < o->seq)
         return ar_error_set(AR_ERR_DATA, "%s: has %zu tokens%s, expected at least the %zu of one sample",
-                            ARI_SHOW(ar_data_path(d)), row, rows > 1 ? " in each row" : "", o->seq);
+                            ARI_SHOW(ari_data_path(d)), row, rows > 1 ? " in each row" : "", o->seq);
     if ((uint64_t)(row / o->seq) * rows > MAX_WINDOWS)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has %zu samples of %zu tokens, at most 2^32 are supported",
-                            ARI_SHOW(ar_data_path(d)), row / o->seq * rows, o->seq);
+                            ARI_SHOW(ari_data_path(d)), row / o->seq * rows, o->seq);
     AR_TRY(check_packing(d, o));
-    return o->vocab == 0 ? AR_OK : ar_data_check_vocab(d, o->vocab);
+    return o->vocab == 0 ? AR_OK : ari_data_check_vocab(d, o->vocab);
 }
 
-ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o)
+ar_status ari_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o)
 {
-    ARI_OWNED_BY(ar_loader_destroy) ar_loader *l = NULL;
+    ARI_OWNED_BY(ari_loader_destroy) ar_loader *l = NULL;
     size_t tokens = 0;
     AR_TRY(check_options(d, o));
     AR_TRY(ari_mul_size(&tokens, o->batch, o->seq));
@@ -99,7 +100,7 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     l->data = d;
     l->options = *o;
     l->key = ari_shuffle_key(o->seed);
-    l->row = ar_data_tokens(d) / rows_of(d, &o->packing);
+    l->row = ari_data_tokens(d) / rows_of(d, &o->packing);
     l->per_row = l->row / o->seq;
     l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
@@ -113,7 +114,7 @@ ar_status ar_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_
     return AR_OK;
 }
 
-void ar_loader_destroy(ar_loader *l)
+void ari_loader_destroy(ar_loader *l)
 {
     if (l == NULL)
         return;
@@ -121,7 +122,7 @@ void ar_loader_destroy(ar_loader *l)
     free(l);
 }
 
-size_t ar_loader_windows(const ar_loader *l)
+size_t ari_loader_windows(const ar_loader *l)
 {
     return l->windows;
 }
@@ -152,7 +153,7 @@ static size_t window_of(ar_loader *l, uint64_t epoch, size_t place)
     return l->order[place];
 }
 
-ar_status ar_loader_samples(ar_loader *l, size_t *out, uint64_t step)
+ar_status ari_loader_samples(ar_loader *l, size_t *out, uint64_t step)
 {
     uint64_t epoch = 0;
     size_t place = 0;
@@ -174,16 +175,16 @@ static void number_documents(const ar_loader *l, int32_t *documents, const int64
     documents[0] = 0;
     for (size_t i = 1; i < l->options.seq; i++)
         documents[i] =
-            documents[i - 1] + (ar_data_document_begins(l->data, start + i) || (size_t)ids[i - 1] == separator);
+            documents[i - 1] + (ari_data_document_begins(l->data, start + i) || (size_t)ids[i - 1] == separator);
 }
 
-ar_status ar_loader_batch(ar_loader *l, ar_batch *out, uint64_t step)
+ar_status ari_loader_batch(ar_loader *l, ar_batch *out, uint64_t step)
 {
     const size_t seq = l->options.seq;
-    AR_TRY(ar_loader_samples(l, l->sample, step));
+    AR_TRY(ari_loader_samples(l, l->sample, step));
     for (size_t i = 0; i < l->options.batch; i++) {
         const size_t start = l->sample[i] / l->per_row * l->row + l->sample[i] % l->per_row * seq;
-        AR_TRY(ar_data_read(l->data, l->ids + i * seq, start, seq));
+        AR_TRY(ari_data_read(l->data, l->ids + i * seq, start, seq));
         if (l->documents != NULL)
             number_documents(l, l->documents + i * seq, l->ids + i * seq, start);
     }

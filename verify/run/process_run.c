@@ -6,7 +6,12 @@
 #include <string.h>
 
 #include "gpu/cluster/process/process.h"
+#include "gpu/cluster/process/process_private.h"
+#include "gpu/device_private.h"
 #include "ref/comm/comm_impl.h"
+#include "ref/comm/comm_private.h"
+#include "ref/core/device_private.h"
+#include "ref/core/process_private.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
@@ -17,7 +22,7 @@
  * is. */
 static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
 {
-    const int gpus = ar_gpu_count();
+    const int gpus = ari_gpu_count();
     c->index = p->local_rank;
     if (p->options.share_gpus && gpus > 0)
         c->index %= gpus;
@@ -37,8 +42,8 @@ static ar_status check_device(const ar_process *p, const ar_device_choice *which
     const bool nccl = which->kind == AR_DEVICE_CUDA || which->kind == AR_DEVICE_EMULATED;
     if (t == AR_TRANSPORT_NCCL ? nccl : which->kind != AR_DEVICE_CUDA)
         return AR_OK;
-    return ar_error_set(AR_ERR_UNSUPPORTED, "transport %s between ranks on the device %s: %s", ar_transport_name(t),
-                        ar_device_kind_name(which->kind),
+    return ar_error_set(AR_ERR_UNSUPPORTED, "transport %s between ranks on the device %s: %s", ari_transport_name(t),
+                        ari_device_kind_name(which->kind),
                         t == AR_TRANSPORT_NCCL ? "NCCL moves what lies on GPUs, which is the device cuda"
                                                : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
 }
@@ -48,7 +53,7 @@ ar_status ari_process_fail(ar_comm *world, ar_status own)
     const ari_outcome kept = ari_outcome_of(own);
     const char *message = "";
     if (own != AR_ERR_ABORTED)
-        ar_comm_abort(world, own, kept.message);
+        ari_comm_abort(world, own, kept.message);
     const ar_status first = world->ops->error(world, &message);
     return first == AR_OK ? ari_outcome_status(&kept) : ar_error_set(first, "%s", message);
 }
@@ -72,7 +77,7 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
         st = fn(world, d, arg);
     if (st != AR_OK && world)
         st = ari_process_fail(world, st);
-    ar_comm_destroy(world);
+    ari_comm_destroy(world);
     ar_device_destroy(d);
     return st;
 }
@@ -106,7 +111,7 @@ static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, 
 ar_status ari_process_give_up(ar_process *p, ar_status st)
 {
     const ari_outcome kept = ari_outcome_of(st);
-    ar_process_abort(p, st, kept.message);
+    ari_process_abort(p, st, kept.message);
     return ari_outcome_status(&kept);
 }
 
@@ -118,11 +123,11 @@ ar_status ari_process_agree(ar_process *p, ar_status own)
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "what the processes say");
     if (st != AR_OK)
         return ari_process_give_up(p, st);
-    st = ar_process_gather(p, &all, sizes, &v, sizeof v);
+    st = ari_process_gather(p, &all, sizes, &v, sizeof v);
     if (st == AR_OK && all)
         take_verdicts(&v, all, sizes, p->size);
     if (st == AR_OK)
-        st = ar_process_broadcast(p, &v, sizeof v);
+        st = ari_process_broadcast(p, &v, sizeof v);
     AR_TRY(st);
     return ari_outcome_status(&v);
 }
@@ -185,7 +190,7 @@ ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
     ARI_OWNED size_t *sizes = NULL;
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
     if (st == AR_OK)
-        st = ar_process_gather(p, &all, sizes, own->at, own->count);
+        st = ari_process_gather(p, &all, sizes, own->at, own->count);
     if (st == AR_ERR_MEMORY) /* of this process alone */
         st = ari_process_give_up(p, st);
     if (st == AR_OK) {

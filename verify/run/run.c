@@ -8,11 +8,18 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "gpu/device_private.h"
+#include "ref/core/context_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
+#include "ref/io/config_private.h"
 #include "ref/models/family.h"
+#include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "ref/numerics/rope_check.h"
 #include "ref/numerics/scalar.h"
+#include "ref/train/optimizer_private.h"
+#include "sim/sim_private.h"
 #include "verify/run/cluster_run.h"
 
 #define ANGLE_LIMIT 1048576.0f /* 2^20 */
@@ -46,7 +53,7 @@ ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r
     if (stat(folder, &info) == 0 && S_ISDIR(info.st_mode) &&
         (size_t)snprintf(folder + used, cap - used, "/config.json") >= cap - used)
         return ar_error_set(AR_ERR_ARG, "%s: its path does not fit in %zu bytes", c->name, cap);
-    AR_TRY(ar_config_shrink(c, r->shrink));
+    AR_TRY(ari_config_shrink(c, r->shrink));
     return add_further(c, r);
 }
 
@@ -55,20 +62,20 @@ ar_status ari_run_check_training(const ar_run *r, const char *name)
     if (r->steps > UINT32_MAX)
         return ar_error_set(AR_ERR_ARG, "%s: %" PRIu64 " steps: at most %" PRIu32, name, r->steps, UINT32_MAX);
     if (r->steps > 0)
-        AR_TRY(ar_optimizer_check(&r->optimizer));
+        AR_TRY(ari_optimizer_check(&r->optimizer));
     if (!(r->clip >= 0.0) || isinf(r->clip))
         return ar_error_set(AR_ERR_ARG, "%s: a largest gradient norm of %g: a finite number from 0 (no clipping)", name,
                             r->clip);
     if (!(r->dropout >= 0.0 && r->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "%s: a dropout of %g: a probability from 0 to below 1", name, r->dropout);
-    return ar_loss_options_check(&r->loss, name);
+    return ari_loss_options_check(&r->loss, name);
 }
 
 /* Before minutes of work. A present GPU is not touched: each of several processes has another one. */
 static ar_status check_device(const ar_device_choice *c)
 {
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
-    const bool present = c->kind == AR_DEVICE_CUDA && c->index >= 0 && c->index < ar_gpu_count();
+    const bool present = c->kind == AR_DEVICE_CUDA && c->index >= 0 && c->index < ari_gpu_count();
     return present ? AR_OK : ar_device_create(&device, c, 1);
 }
 
@@ -80,7 +87,7 @@ ar_status ari_run_check_numerics(const ar_run *r)
     AR_TRY(ari_check_choice("device", (int)r->device.kind, AR_DEVICE_KINDS));
     AR_TRY(ari_check_choice("order of the MLP", (int)r->plan.mlp_order, AR_MLP_ROW_COLUMN + 1));
     AR_TRY(ari_check_choice("fault", (int)r->fault, AR_FAULT_COUNT));
-    AR_TRY(ar_sim_options_check(&r->sim));
+    AR_TRY(ari_sim_options_check(&r->sim));
     AR_TRY(check_device(&r->device));
     if (r->storage != 0 && r->storage != AR_F32 && r->storage != AR_BF16)
         return ar_error_set(AR_ERR_ARG, "storage %d, expected 0, AR_F32 or AR_BF16", (int)r->storage);
@@ -204,11 +211,11 @@ ar_status ar_run_check(const ar_run *r, const ar_config *c)
     AR_TRY(check_groups(&r->optimizer, c));
     AR_TRY(ari_run_check_numerics(r));
     AR_TRY(ari_run_check_positions(c, r->seq));
-    return ar_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
+    return ari_parallel_check(&r->parallel, c, &r->plan, r->batch, r->seq);
 }
 
 ar_status ari_run_check_declared(const ar_run *r, const ar_config *c)
 {
     const int tp = ari_at_least_one(r->parallel.tp);
-    return tp > 1 ? ar_plan_check_declared(&r->plan, c, ar_plan_by_tokens(&r->plan, tp, r->parallel.sp)) : AR_OK;
+    return tp > 1 ? ari_plan_check_declared(&r->plan, c, ari_plan_by_tokens(&r->plan, tp, r->parallel.sp)) : AR_OK;
 }

@@ -11,7 +11,7 @@ static inline size_t ari_run_steps(const ar_run *r)
     return r->steps > 1 ? (size_t)r->steps : 1;
 }
 /** Finds a run's model, and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
- *  beside which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ar_config_shrink. */
+ *  beside which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ari_config_shrink. */
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
@@ -24,7 +24,7 @@ AR_NODISCARD ar_status ari_run_check_targets(const ar_run *r, const ar_config *c
  *  rope_theta below 1 or a very long sequence has them. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
 AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 /** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass
- *  for the model's. Errors: those of ar_plan_check_declared. */
+ *  for the model's. Errors: those of ari_plan_check_declared. */
 AR_NODISCARD ar_status ari_run_check_declared(const ar_run *r, const ar_config *c);
 /** Refuses low precision where the numerics are exact. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);

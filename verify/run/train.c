@@ -6,10 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/cluster/process/process_private.h"
 #include "ref/core/atomic_file.h"
 #include "ref/models/family.h"
+#include "ref/models/model_private.h"
+#include "ref/models/parallel_private.h"
+#include "ref/train/optimizer_private.h"
+#include "ref/train/train_private.h"
 #include "sim/plan/ops.h"
 #include "verify/run/checkpoint.h"
+#include "verify/run/checkpoint_private.h"
+#include "verify/run/data_private.h"
 #include "verify/run/process_run.h"
 #include "verify/run/train_rank.h"
 
@@ -38,7 +45,7 @@ static ar_status check_steps(const ar_training_options *o)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a hook's state is in no checkpoint, and a resumed run would have other "
                             "bits: neither save nor resume, or take a hook without state");
-    return o->scale_loss ? ar_loss_scaling_check(&o->scaling) : AR_OK;
+    return o->scale_loss ? ari_loss_scaling_check(&o->scaling) : AR_OK;
 }
 
 static ar_status check_options(const ar_training_options *o, const ar_config *c)
@@ -52,13 +59,13 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
 {
     ar_run run = o->run;
     if (!run.model)
-        run.model = ar_checkpoint_path(o->resume);
+        run.model = ari_checkpoint_path(o->resume);
     if ((run.shrink > 1 || run.mtp > 0) && o->resume)
         return ar_error_set(AR_ERR_ARG,
                             "a checkpoint's model has the size and blocks that it was trained in: resume it "
                             "without scale and mtp");
     AR_TRY(ari_run_config(c, folder, cap, &run));
-    const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
+    const char *name = o->run.model ? NULL : ari_checkpoint_state_of(o->resume)->model;
     if (name)
         ari_printable(c->name, sizeof c->name, name);
     return AR_OK;
@@ -72,10 +79,10 @@ static ar_status read_model(ari_training *j)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
     if (!o->run.model && !ari_checkpoint_has_config(o->resume))
         return ar_error_set(AR_ERR_ARG, "%s: is of a module of one's own, '%s': it goes on with that module",
-                            ar_checkpoint_path(o->resume), ar_checkpoint_state_of(o->resume)->model);
+                            ari_checkpoint_path(o->resume), ari_checkpoint_state_of(o->resume)->model);
     AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
-    AR_TRY(ar_config_parameters(&r->config, &r->parameters));
+    AR_TRY(ari_config_parameters(&r->config, &r->parameters));
     if (!o->resume)
         AR_TRY(ari_weights_load(&j->weights, &r->config, r->folder));
     r->fresh = !o->resume && !j->weights;
@@ -88,31 +95,31 @@ static ar_status read_data(ari_training *j)
     const ar_training_options *o = j->o;
     ar_training_report *r = j->report;
     ar_loader *loader = NULL;
-    AR_TRY(ar_data_open(&j->data, o->data, o->data_format));
+    AR_TRY(ari_data_open(&j->data, o->data, o->data_format));
     /* The project's own text has no path of its own: it may lie elsewhere when the run goes on. */
     j->data_path = o->data ? realpath(o->data, NULL) : NULL;
     if (o->data && !j->data_path)
-        return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ar_data_path(j->data));
+        return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ari_data_path(j->data));
     if (o->save || o->resume)
-        AR_TRY(ar_data_hash(j->data, j->data_hash));
+        AR_TRY(ari_data_hash(j->data, j->data_hash));
     AR_TRY(ari_train_loader(&loader, j->data, o, r->config.vocab));
-    snprintf(r->data_path, sizeof r->data_path, "%s", ar_data_path(j->data));
-    r->data_tokens = ar_data_tokens(j->data);
-    r->windows = ar_loader_windows(loader);
+    snprintf(r->data_path, sizeof r->data_path, "%s", ari_data_path(j->data));
+    r->data_tokens = ari_data_tokens(j->data);
+    r->windows = ari_loader_windows(loader);
     r->epochs = (double)o->run.steps * (double)o->run.batch / (double)r->windows;
-    ar_loader_destroy(loader);
+    ari_loader_destroy(loader);
     return AR_OK;
 }
 
 /* The last of the steps before the checkpoint. */
 static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 {
-    const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
+    const ar_checkpoint_state *s = o->resume ? ari_checkpoint_state_of(o->resume) : NULL;
     const uint64_t unknown = s ? s->step - s->losses : 0;
     j->report->first = s ? s->step : 0;
     for (uint64_t i = 0; i < j->report->first; i++)
         AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN,
-                                  ar_optimizer_lr(&o->run.optimizer, i + 1)));
+                                  ari_optimizer_lr(&o->run.optimizer, i + 1)));
     return AR_OK;
 }
 
@@ -120,7 +127,7 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 static ar_status find_saved(ari_training *j)
 {
     const ar_training_options *o = j->o;
-    const char *from = o->resume ? ar_checkpoint_path(o->resume) : "", *name = strrchr(from, '/');
+    const char *from = o->resume ? ari_checkpoint_path(o->resume) : "", *name = strrchr(from, '/');
     if (!o->save || !o->resume)
         return AR_OK;
     ARI_OWNED char *to = realpath(o->save, NULL);
@@ -144,7 +151,7 @@ static ar_status begin_writer(ari_training *j, const char *config)
                                         .process = o->run.process};
     AR_TRY(ari_full_set_create(&j->full, o->run.process));
     if (o->save)
-        AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
+        AR_TRY(ari_checkpoint_writer_create(&j->writer, &save));
     return find_saved(j);
 }
 
@@ -159,7 +166,7 @@ static ar_status begin_training(ari_training *j)
     AR_TRY(begin_curves(j, o));
     j->cluster = (ari_cluster_options){.run = o->run,
                                        .config = &r->config,
-                                       .weights = o->resume    ? ar_checkpoint_find
+                                       .weights = o->resume    ? ari_checkpoint_find
                                                   : j->weights ? ari_weights_find
                                                                : NULL,
                                        .weights_user = o->resume ? (void *)o->resume : (void *)j->weights,
@@ -177,7 +184,7 @@ static ar_status begin_module(ari_training *j)
     AR_TRY(check_steps(o));
     AR_TRY(ari_run_check_training(&o->run, c->name));
     AR_TRY(ari_run_check_numerics(&o->run));
-    AR_TRY(ar_parallel_check_ranks(&o->run.parallel));
+    AR_TRY(ari_parallel_check_ranks(&o->run.parallel));
     snprintf(j->report->config.name, sizeof j->report->config.name, "%s", c->name);
     j->report->fresh = !c->own_weights && !o->resume;
     if (o->resume)
@@ -207,7 +214,7 @@ static ar_status share_end(ar_training_report *r, ar_process *p)
 {
     const bool first = ar_process_rank(p) == 0;
     ar_training_report end = *r;
-    AR_TRY(ar_process_broadcast(p, &end, sizeof end));
+    AR_TRY(ari_process_broadcast(p, &end, sizeof end));
     if (first)
         return AR_OK;
     /* The lists are process 0's, and stay there. */
@@ -273,11 +280,11 @@ static ar_status predict_bytes(const ari_training *j)
 
 static void training_fini(ari_training *j)
 {
-    ar_checkpoint_writer_destroy(j->writer);
+    ari_checkpoint_writer_destroy(j->writer);
     ari_full_set_destroy(j->full);
     free(j->data_path);
     free(j->batch);
-    ar_data_close(j->data);
+    ari_data_close(j->data);
     ari_weights_destroy(j->weights);
     ar_training_report_destroy(j->report);
 }

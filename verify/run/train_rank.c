@@ -7,8 +7,14 @@
 
 #include "anyrank/gradients.h"
 #include "ref/core/clock.h"
+#include "ref/core/context_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/stages.h"
+#include "ref/train/gradients_private.h"
+#include "ref/train/optimizer_private.h"
+#include "ref/train/train_private.h"
+#include "verify/run/checkpoint_private.h"
+#include "verify/run/data_private.h"
 
 ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
 {
@@ -18,7 +24,7 @@ ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_trai
                                        .seed = o->run.seed,
                                        .in_order = o->in_order,
                                        .packing = o->packing};
-    return ar_loader_create(gives, data, &options);
+    return ari_loader_create(gives, data, &options);
 }
 
 /* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
@@ -66,7 +72,7 @@ static ar_status create(member *m)
     if (o->verify_every > 0)
         AR_TRY(ar_gradients_create(&m->gradients, m->ctx, m->trainer.params, m->trainer.n));
     if (o->resume)
-        AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
+        AR_TRY(ari_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
     m->step = j->report->first;
     m->saved = j->saved;
     return AR_OK;
@@ -97,7 +103,7 @@ static ar_status record(const member *m, const ar_train_result *r, const ar_batc
     ar_training_report *report = m->job->report;
     /* The learning rate of the update that the step made, or would have made: the schedule counts updates, not skipped
      * steps. */
-    const double lr = ar_optimizer_lr(&o->run.optimizer, ar_optimizer_steps(m->trainer.optimizer) + r->skipped);
+    const double lr = ari_optimizer_lr(&o->run.optimizer, ari_optimizer_steps(m->trainer.optimizer) + r->skipped);
     AR_TRY(ari_train_remember(m->job, r->loss, r->norm, lr));
     report->seconds += seconds;
     const ar_training_step s = {.step = m->step,
@@ -134,12 +140,12 @@ static bool is_verified(const member *m, uint64_t step)
 static void record_verdict(const member *m)
 {
     ar_training_report *report = m->job->report;
-    const ar_verdict v = ar_gradients_last(m->gradients);
+    const ar_verdict v = ari_gradients_last(m->gradients);
     char text[256];
     report->verified++;
     if (v.warnings == 0 || report->warning[0])
         return;
-    ar_finding_text(text, sizeof text, &v.finding[0]);
+    ari_finding_text(text, sizeof text, &v.finding[0]);
     snprintf(report->warning, sizeof report->warning, "step %" PRIu64 ": %s", m->step, text);
 }
 
@@ -157,14 +163,14 @@ static ar_status run_step(member *m)
     ar_train_result result = {0};
     ar_batch batch;
     if (m->loader)
-        AR_TRY(ar_loader_batch(m->loader, &batch, m->step + 1));
+        AR_TRY(ari_loader_batch(m->loader, &batch, m->step + 1));
     else
         batch = m->job->batch[m->step];
     const bool verified = is_verified(m, m->step + 1);
     ari_trainer *t = &m->trainer;
     t->step.verify = verified ? m->gradients : NULL;
     const ar_status st = ari_trainer_step(&result, t, m->ctx, &batch, (uint32_t)(m->step + 1));
-    if (st == AR_ERR_DATA && verified && !ar_gradients_last(m->gradients).ok) {
+    if (st == AR_ERR_DATA && verified && !ari_gradients_last(m->gradients).ok) {
         m->diverged = true;
         if (is_first(m))
             record_wrong(m);
@@ -195,7 +201,7 @@ static ar_checkpoint_state state_of(const member *m)
     const ar_training_options *o = j->o;
     return (ar_checkpoint_state){.model = j->report->config.name,
                                  .step = m->step,
-                                 .optimizer_steps = ar_optimizer_steps(m->trainer.optimizer),
+                                 .optimizer_steps = ari_optimizer_steps(m->trainer.optimizer),
                                  .steps = o->run.steps,
                                  .seed = o->run.seed,
                                  .optimizer = o->run.optimizer,
@@ -204,7 +210,7 @@ static ar_checkpoint_state state_of(const member *m)
                                  .loss_options = o->run.loss,
                                  .numerics = o->run.numerics,
                                  .precision = o->run.precision,
-                                 .storage = ar_matrices_of(o->run.precision, o->run.storage),
+                                 .storage = ari_matrix_dtype(o->run.precision, o->run.storage),
                                  .loss_scale = o->scale_loss ? m->scaling.scale : 0.0,
                                  .loss_scale_steps = m->scaling.good,
                                  .loss_scale_static = o->scale_loss && !m->scaling.dynamic,
@@ -213,8 +219,8 @@ static ar_checkpoint_state state_of(const member *m)
                                  .in_order = o->in_order,
                                  .packing = o->packing,
                                  .data_path = j->data_path,
-                                 .data_format = j->data ? ar_data_format_of(j->data) : AR_DATA_AUTO,
-                                 .data_tokens = j->data ? ar_data_tokens(j->data) : 0,
+                                 .data_format = j->data ? ari_data_format_of(j->data) : AR_DATA_AUTO,
+                                 .data_tokens = j->data ? ari_data_tokens(j->data) : 0,
                                  .data_hash = j->data ? j->data_hash : NULL,
                                  .loss = j->report->loss,
                                  .losses = (size_t)m->step};
@@ -227,7 +233,7 @@ static void record_save(const member *m, ar_status st)
     ar_training_save s = {.step = m->step};
     report->save_failed = st != AR_OK;
     if (st == AR_OK) {
-        s.folder = ar_checkpoint_written(m->job->writer);
+        s.folder = ari_checkpoint_written(m->job->writer);
         report->message[0] = '\0'; /* of one that failed before */
         snprintf(report->checkpoint, sizeof report->checkpoint, "%s", s.folder);
     } else {
@@ -244,8 +250,8 @@ static ar_status save(member *m)
     const ari_training *j = m->job;
     const ar_checkpoint_state state = is_first(m) ? state_of(m) : (ar_checkpoint_state){0};
     m->saved = m->step;
-    const ar_status st = ar_checkpoint_save(j->writer, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer,
-                                            is_first(m) ? &state : NULL);
+    const ar_status st = ari_checkpoint_save(j->writer, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer,
+                                             is_first(m) ? &state : NULL);
     if (st != AR_OK && st != AR_ERR_IO)
         return st;
     if (is_first(m))
@@ -296,7 +302,7 @@ static void member_fini(member *m)
 {
     ar_gradients_destroy(m->gradients);
     ari_trainer_destroy(&m->trainer);
-    ar_loader_destroy(m->loader);
+    ari_loader_destroy(m->loader);
 }
 
 ar_status ari_train_rank(void *user, ar_ctx *ctx)

@@ -5,14 +5,19 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "ref/core/context_private.h"
+#include "ref/core/optimizer_private.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
+#include "ref/train/train_private.h"
 #include "verify/run/checkpoint.h"
+#include "verify/run/checkpoint_private.h"
 #include "verify/run/train_rank.h"
+#include "verify/run/training_private.h"
 
-void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
+void ari_training_resume(ar_training_options *o, ar_checkpoint *c)
 {
-    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
+    const ar_checkpoint_state *s = ari_checkpoint_state_of(c);
     o->resume = c;
     o->run.steps = s->steps ? s->steps : o->run.steps;
     o->run.seed = s->seed;
@@ -25,7 +30,7 @@ void ar_training_resume(ar_training_options *o, ar_checkpoint *c)
     o->run.storage = s->precision == AR_PRECISION_BF16 ? 0 : s->storage;
     o->scale_loss = s->loss_scale > 0.0;
     if (o->scale_loss) {
-        o->scaling = ar_loss_scaling_defaults(!s->loss_scale_static);
+        o->scaling = ari_loss_scaling_defaults(!s->loss_scale_static);
         o->scaling.scale = s->loss_scale;
         o->scaling.good = (uint32_t)s->loss_scale_steps;
     }
@@ -90,7 +95,7 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
     static const char *const all[] = {"momentum_buffer", "exp_avg", "master"};
-    const ar_dtype matrices = ar_matrices_of(o->run.precision, o->run.storage);
+    const ar_dtype matrices = ari_matrix_dtype(o->run.precision, o->run.storage);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         if (ari_checkpoint_keeps(&o->run.optimizer, matrices, all[i]) &&
             !ari_checkpoint_keeps(&s->optimizer, s->storage, all[i]))
@@ -99,8 +104,8 @@ static ar_status check_state(const ar_training_options *o, const ar_checkpoint_s
                 "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s in %s, has none",
                 strcmp(all[i], "master") == 0               ? "storage in bf16"
                 : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
-                                                            : ar_optimizer_name(o->run.optimizer.kind),
-                all[i], ar_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
+                                                            : ari_optimizer_name(o->run.optimizer.kind),
+                all[i], ari_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
     }
     return AR_OK;
 }
@@ -154,7 +159,7 @@ static void list_changes(char *text, size_t cap, const ar_training_options *o, c
     list(&t, x->bias_update != y->bias_update, "router-bias-update");
     list(&t, o->run.numerics != s->numerics, "numerics");
     list(&t, o->run.precision != s->precision, "precision");
-    list(&t, ar_matrices_of(o->run.precision, o->run.storage) != s->storage, "storage");
+    list(&t, ari_matrix_dtype(o->run.precision, o->run.storage) != s->storage, "storage");
     list(&t, (o->scale_loss ? o->scaling.scale : 0.0) != s->loss_scale, "loss-scale");
 }
 
@@ -163,10 +168,10 @@ static ar_status check_param(void *user, const char *name, int ndim, const size_
 {
     ar_checkpoint *c = user;
     const size_t count = ari_volume(shape, ndim);
-    if (ar_checkpoint_find(c, name, count))
+    if (ari_checkpoint_find(c, name, count))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s: is of another model, its weights hold no %s of %zu elements",
-                        ar_checkpoint_path(c), name, count);
+                        ari_checkpoint_path(c), name, count);
 }
 
 static ar_status check_model(const ari_training *j)
@@ -187,7 +192,7 @@ static ar_status check_module(const ari_training *j)
 
 ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
 {
-    const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
+    const ar_checkpoint_state *s = ari_checkpoint_state_of(j->o->resume);
     char changes[256];
     AR_TRY(j->o->module ? check_module(j) : check_model(j));
     AR_TRY(check_same(j->o, s, j->data_hash));

@@ -11,6 +11,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
 #include "ref/models/family.h"
 #include "ref/models/placement.h"
 
@@ -61,15 +62,15 @@ typedef struct loading {
 static const ar_st_entry *find_named(const loading *l, const char *name)
 {
     char within[200];
-    const ar_st_entry *e = ar_st_model_find(l->file, name);
+    const ar_st_entry *e = ari_st_model_find(l->file, name);
     if (e || !l->config->within)
         return e;
     snprintf(within, sizeof within, WITHIN "%s", name);
-    e = ar_st_model_find(l->file, within);
+    e = ari_st_model_find(l->file, within);
     if (e || strncmp(name, "model.", 6) != 0)
         return e;
     snprintf(within, sizeof within, WITHIN_MODEL "%s", name + 6);
-    return ar_st_model_find(l->file, within);
+    return ari_st_model_find(l->file, within);
 }
 
 /* The name that find_named finds a tensor by; NULL: it is of another part than the language model. */
@@ -189,7 +190,7 @@ static ar_status read_blocks(float *values, const source *from, const size_t *sh
         const size_t at = row * shape[1] + i % shape[1];
         const int bits = blocks[at / 2] >> (at % 2 * 4) & 15;
         if (i % 32 == 0)
-            AR_TRY(ar_values_to_f32(AR_F8_E8M0, (const uint8_t *)from->scales->data + at / 32, 1, &scale));
+            AR_TRY(ari_values_to_f32(AR_F8_E8M0, (const uint8_t *)from->scales->data + at / 32, 1, &scale));
         values[i] = (bits & 8 ? -scale : scale) * magnitude[bits & 7];
     }
     return AR_OK;
@@ -204,9 +205,9 @@ static ar_status read_values(float *values, const source *from, int ndim, const 
     if (from->scales)
         return read_blocks(values, from, shape);
     if (s->ndim == ndim || s->step[0] == 0)
-        return ar_st_to_f32(&from->part, values);
+        return ari_st_to_f32(&from->part, values);
     AR_TRY(ARI_ALLOC(&all, from->part.count, "an expert's weights"));
-    const ar_status st = ar_st_to_f32(&from->part, all);
+    const ar_status st = ari_st_to_f32(&from->part, all);
     for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
         values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
     return st;
@@ -262,7 +263,7 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
         return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, first);
     ARI_OWNED float *got = NULL;
     AR_TRY(ARI_ALLOC(&got, again->count, again->name));
-    ar_status st = ar_st_to_f32(again, got);
+    ar_status st = ari_st_to_f32(again, got);
     for (size_t i = 0; st == AR_OK && i < again->count; i++) {
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
             st = ar_error_set(AR_ERR_DATA,
@@ -308,8 +309,8 @@ static int compare_entries(const void *a, const void *b)
 
 static ar_status check_extras(const loading *l, const ar_config *c)
 {
-    for (size_t i = 0; i < ar_st_model_count(l->file); i++) {
-        const ar_st_entry *e = ar_st_model_at(l->file, i);
+    for (size_t i = 0; i < ari_st_model_count(l->file); i++) {
+        const ar_st_entry *e = ari_st_model_at(l->file, i);
         char own[200];
         const char *name = own_name(own, sizeof own, l, e->name);
         if (!name)
@@ -333,7 +334,7 @@ static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
     if (!f->prefix)
         return false;
     snprintf(token, sizeof token, "%s.weight", ari_part_path(f, ARI_TOKENS) + strlen(f->prefix));
-    return ar_st_model_find(file, token) != NULL;
+    return ari_st_model_find(file, token) != NULL;
 }
 
 /* *gives = NULL: there are none. */
@@ -343,7 +344,7 @@ static ar_status open_weights(ar_st_model **gives, const char *folder)
     *gives = NULL;
     if (stat(folder, &info) == 0 && S_ISREG(info.st_mode))
         return AR_OK; /* a config file alone */
-    AR_TRY(ar_st_model_open(gives, folder));
+    AR_TRY(ari_st_model_open(gives, folder));
     return *gives ? AR_OK : ari_unsupported_format_check_folder(folder);
 }
 
@@ -352,7 +353,7 @@ ar_status ari_weights_exist(bool *gives, const char *folder)
     ar_st_model *file;
     AR_TRY(open_weights(&file, folder));
     *gives = file != NULL;
-    ar_st_model_close(file);
+    ari_st_model_close(file);
     return AR_OK;
 }
 
@@ -360,7 +361,7 @@ static void loading_fini(loading *l)
 {
     ari_weights_destroy(l->w);
     free(l->read);
-    ar_st_model_close(l->file);
+    ari_st_model_close(l->file);
 }
 
 ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)

@@ -9,6 +9,7 @@
 #include "ref/context/context.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
+#include "verify/writer/dump_listener_private.h"
 #include "verify/writer/dump_ranks.h"
 
 /* The rank's part of one tensor. */
@@ -39,7 +40,7 @@ ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listen
     return AR_OK;
 }
 
-void ar_dump_listener_clear(ar_dump_listener *l)
+void ari_dump_listener_clear(ar_dump_listener *l)
 {
     for (size_t i = 0; i < l->count; i++) {
         tdelete(l->list[i], &l->by_name, ari_by_text);
@@ -53,7 +54,7 @@ void ar_dump_listener_destroy(ar_dump_listener *l)
 {
     if (!l)
         return;
-    ar_dump_listener_clear(l);
+    ari_dump_listener_clear(l);
     free(l->list);
     free(l);
 }
@@ -220,12 +221,12 @@ ar_status ar_dump_listener_tap(void *user, const ar_tap_event *e)
 
 /* --- what was kept ------------------------------------------------------------------------------------------------ */
 
-size_t ar_dump_listener_count(const ar_dump_listener *l)
+size_t ari_dump_listener_count(const ar_dump_listener *l)
 {
     return l->count;
 }
 
-bool ar_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value)
+bool ari_dump_listener_at(const ar_dump_listener *l, size_t i, ar_dump_value *value)
 {
     if (i >= l->count)
         return false;
@@ -245,7 +246,7 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
     for (size_t i = 0; i < l->count; i++) {
         const ar_tensor *t = &l->list[i]->local;
         int32_t *numbers = NULL;
-        ar_dump_listener_at(l, i, &values[i]);
+        ari_dump_listener_at(l, i, &values[i]);
         if (!ari_is_of_integers(values[i].name))
             continue;
         AR_TRY(ari_integers_of(&numbers, &arena, t->data.ptr, ar_tensor_count(t)));

@@ -10,11 +10,16 @@
 #include <unistd.h>
 
 #include "ref/core/atomic_file.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"
+#include "ref/io/safetensors_private.h"
+#include "ref/layers/batch_private.h"
+#include "ref/models/parallel_private.h"
 #include "ref/models/plan.h"
 #include "verify/dump/placement.h"
+#include "verify/writer/dump_listener_private.h"
 
 ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)
 {
@@ -41,7 +46,7 @@ void ari_dump_ranks_fini(ari_dump_ranks *d)
 void ari_dump_ranks_clear(ari_dump_ranks *d)
 {
     for (int r = 0; r < d->ranks; r++)
-        ar_dump_listener_clear(d->rank[r]);
+        ari_dump_listener_clear(d->rank[r]);
 }
 
 ar_status ari_tap_both(void *user, const ar_tap_event *event)
@@ -64,7 +69,7 @@ void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value)
 
 size_t ari_dump_targets(const ar_batch *b)
 {
-    return b->input_ids ? ar_batch_targets(b) : 0;
+    return b->input_ids ? ari_batch_targets(b) : 0;
 }
 
 ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run, const ar_batch *first)
@@ -80,7 +85,7 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
     ari_dump_fact(f, "numerics", run && run->numerics == AR_NUMERICS_NATIVE ? "native" : "exact");
     if (!run)
         return AR_OK;
-    ar_parallel_text(f->layout, sizeof f->layout, &run->parallel);
+    ari_parallel_text(f->layout, sizeof f->layout, &run->parallel);
     ari_dump_fact(f, "layout", f->layout);
     if (run->plan.rules > 0) {
         char hash[65];
@@ -91,7 +96,7 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
         ari_dump_fact(f, "plan", f->plan);
     }
     if (run->fault != AR_FAULT_NONE)
-        ari_dump_fact(f, "fault", ar_fault_name(run->fault));
+        ari_dump_fact(f, "fault", ari_fault_name(run->fault));
     return AR_OK;
 }
 
@@ -108,7 +113,7 @@ ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches
         const ar_batch *b = &batch[i / batch->batch];
         fprintf(to, "%s[0", i > 0 ? "," : "[");
         for (size_t at = 0, first, end; at < b->seq; at = end) {
-            ar_batch_document(b, i % batch->batch, at, &first, &end);
+            ari_batch_document(b, i % batch->batch, at, &first, &end);
             fprintf(to, ",%zu", end);
         }
         fputc(']', to);
@@ -207,5 +212,5 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     ari_dump_facts all = *f;
     ari_dump_fact(&all, "format", "pt");
     ari_dump_fact(&all, ARI_DUMP_PLACEMENT, text);
-    return ar_st_write(path, tensor, r->count, all.pair, all.n);
+    return ari_st_write(path, tensor, r->count, all.pair, all.n);
 }

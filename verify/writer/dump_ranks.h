@@ -92,5 +92,5 @@ AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char 
 /** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Gives; free(). Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_order_text(char **gives, const char **names, size_t n);
-/** Writes the reference's tensors as one file, in execution order. Errors: those of ar_st_write. */
+/** Writes the reference's tensors as one file, in execution order. Errors: those of ari_st_write. */
 AR_NODISCARD ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/cluster/mpi/mpi_impl.h"
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/core/reduce.h"
 
@@ -20,7 +21,7 @@ static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, siz
         *start = ari_counts_before(call->counts, rank);
         return call->counts[rank];
     }
-    ar_comm_slice(call->count, c->base.size, rank, start, &size);
+    ari_comm_slice(call->count, c->base.size, rank, start, &size);
     return size;
 }
 

@@ -7,5 +7,5 @@
 AR_NODISCARD ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o);
 /** True if an MPI launcher started this process, and this build can answer it. */
 bool ari_process_mpi_launched(void);
-/** The library: see ar_transport_describe. */
+/** The library: see ari_transport_describe. */
 bool ari_mpi_describe(char *text, size_t size);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/cluster/nccl/comm.h"
+#include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 
 /* Calls of NCCL. Collectives whose parts have unequal sizes are groups of its operations: broadcasts, one from each
@@ -212,7 +213,7 @@ static size_t received(const ari_nccl_comm *c, const ari_call *k)
 static size_t slice_size(const ari_nccl_comm *c, size_t count, int r)
 {
     size_t start, size;
-    ar_comm_slice(count, c->base.size, r, &start, &size);
+    ari_comm_slice(count, c->base.size, r, &start, &size);
     return size;
 }
 

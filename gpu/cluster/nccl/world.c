@@ -7,6 +7,7 @@
 #include "gpu/cluster/nccl/comm.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 
 /* Interval at which NCCL is asked for errors of its own threads. */
 #define ERRORS_NS UINT64_C(100000000)
@@ -33,7 +34,7 @@ static void take_failure(ari_nccl_world *w)
     char *text = malloc(size);
     if (text)
         snprintf(text, size, "%s%s", st == AR_ERR_ABORTED ? "another rank failed: " : "", ar_error_message());
-    ari_failure_set(w->failure, st, text ? text : ar_status_text(st));
+    ari_failure_set(w->failure, st, text ? text : ari_status_text(st));
     free(text);
 }
 

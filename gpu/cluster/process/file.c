@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "gpu/cluster/process/process.h"
+#include "gpu/cluster/process/process_private.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/queue_impl.h"
@@ -351,9 +352,9 @@ static bool sizes_agree(const ar_process *p, const int *size)
 static ar_status meet(ar_process *p, file_link *f)
 {
     ARI_OWNED int *size = NULL;
-    ar_status st = ar_process_gather(p, (void **)&size, NULL, &p->size, sizeof p->size);
+    ar_status st = ari_process_gather(p, (void **)&size, NULL, &p->size, sizeof p->size);
     if (st == AR_OK)
-        st = size && !sizes_agree(p, size) ? ari_store_status(p->store) : ar_process_broadcast(p, &(char){0}, 1);
+        st = size && !sizes_agree(p, size) ? ari_store_status(p->store) : ari_process_broadcast(p, &(char){0}, 1);
     atomic_store(&f->joined, st == AR_OK);
     if (st != AR_ERR_TIMEOUT)
         return st;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "gpu/cluster/process/process_private.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/core/clock.h"
 #include "ref/core/names.h"
@@ -28,7 +29,7 @@ void ar_process_destroy(ar_process *p)
         p->ops->destroy(p);
 }
 
-ar_transport ar_process_transport(const ar_process *p)
+ar_transport ari_process_transport(const ar_process *p)
 {
     return p ? p->options.transport : AR_TRANSPORT_SIM;
 }
@@ -38,12 +39,12 @@ int ar_process_rank(const ar_process *p)
     return p->rank;
 }
 
-int ar_process_size(const ar_process *p)
+int ari_process_size(const ar_process *p)
 {
     return p->size;
 }
 
-int ar_process_local_rank(const ar_process *p)
+int ari_process_local_rank(const ar_process *p)
 {
     return p->local_rank;
 }
@@ -54,7 +55,7 @@ ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d)
     return p->comm(gives, p, d);
 }
 
-void ar_process_abort(ar_process *p, ar_status st, const char *why)
+void ari_process_abort(ar_process *p, ar_status st, const char *why)
 {
     p->ops->abort(p, st, why);
 }
@@ -80,7 +81,7 @@ static ar_status ranks_from(int **gives, const ar_process *p, int first)
     return AR_OK;
 }
 
-ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
+ar_status ari_process_broadcast(ar_process *p, void *bytes, size_t n)
 {
     ARI_OWNED int *rank = NULL;
     ari_gather_result all;
@@ -105,7 +106,7 @@ ar_status ar_process_broadcast(ar_process *p, void *bytes, size_t n)
     return ar_error_set(AR_ERR_MISMATCH, "%s", why);
 }
 
-ar_status ar_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n)
+ar_status ari_process_gather(ar_process *p, void **gives, size_t *sizes, const void *bytes, size_t n)
 {
     ARI_OWNED int *rank = NULL;
     ari_gather_result all;

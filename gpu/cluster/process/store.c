@@ -14,6 +14,7 @@
 #include "ref/core/clock.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"
+#include "ref/core/status_private.h"
 
 /* Longest wait for views, once one process is late. */
 #define VIEWS_NS UINT64_C(500000000)
@@ -114,7 +115,7 @@ ar_status ari_store_failure(const ari_store *s, bool *own, const char **text)
 {
     const ar_status st = atomic_load(&s->st);
     *own = st != AR_OK && s->own;
-    *text = st == AR_OK ? "" : s->text ? s->text : ar_status_text(st);
+    *text = st == AR_OK ? "" : s->text ? s->text : ari_status_text(st);
     return st;
 }
 

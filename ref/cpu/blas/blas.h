@@ -23,7 +23,7 @@ void ari_blas_sgemm(float *c, ari_blas_view cv, const float *a, ari_blas_view av
 void ari_blas_dgemm(double *c, ari_blas_view cv, const double *a, ari_blas_view av, const double *b, ari_blas_view bv,
                     bool add);
 
-/** ar_cpu_select_kernels of this library. */
+/** ari_cpu_select_kernels of this library. */
 void ari_blas_start(void);
 /** For a new device: whether ranks can share the library, which is held to one thread of each call where it can be.
  *  Errors: AR_ERR_UNSUPPORTED (an OpenBLAS that they cannot share). */

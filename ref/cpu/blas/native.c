@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/cpu/blas/blas.h"
 #include "ref/cpu/storage.h"
 
@@ -18,7 +19,7 @@ static ari_blas_view view_of(const ar_tensor *m)
 /* c (+)= a b^T of fp32 matrices. */
 static void multiply_f32(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add)
 {
-    const ar_tensor columns = ar_tensor_transposed(b);
+    const ar_tensor columns = ari_tensor_transposed(b);
     ari_blas_sgemm(c->data.ptr, view_of(c), a->data.ptr, view_of(a), columns.data.ptr, view_of(&columns), add);
 }
 

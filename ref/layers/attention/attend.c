@@ -7,8 +7,10 @@
 
 #include <string.h>
 
+#include "ref/context/context_private.h"
 #include "ref/layers/attention/core.h"
 #include "ref/layers/faults.h"
+#include "ref/placement/parallel_private.h"
 
 enum { SAVED_Q, SAVED_K, SAVED_V, SAVED_COS, SAVED_SIN };
 
@@ -40,7 +42,7 @@ ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const ch
 {
     const size_t d = t->shape[3], shape[3] = {t->shape[0], t->shape[1], t->shape[2] * d};
     ar_tensor features;
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &features, t->dtype, 3, shape));
     const ar_tensor by_head = ari_heads_view(&features, 0, t->shape[2], 1, d);
@@ -63,7 +65,7 @@ typedef struct rotation {
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
     *r = (rotation){.own = ari_own_positions(ctx, batch->seq, false)};
-    const size_t n = batch->batch * ar_positions_count(&r->own), half = ar_rope_dim(&m->o.rope, m->o.head_dim) / 2;
+    const size_t n = batch->batch * ari_positions_count(&r->own), half = ar_rope_dim(&m->o.rope, m->o.head_dim) / 2;
     if (m->o.rope.kind && (batch->position_ids || batch->documents)) {
         const size_t whole[2] = {m->positions, half}, rows[2] = {n, half};
         ar_tensor at, cos, sin;
@@ -249,7 +251,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
-    if (ar_faulty(ctx, AR_FAULT_attention_over_documents))
+    if (ari_faulty(ctx, AR_FAULT_attention_over_documents))
         seen.documents = NULL;
     AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));

@@ -3,8 +3,11 @@
  * of one KV head, each with some of its query heads. */
 #include <stdlib.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/layers/attention/attention.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
 #include "ref/numerics/rope_check.h"
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -31,11 +34,11 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
         if ((size_t)batch->position_ids[i] >= positions)
             positions = (size_t)batch->position_ids[i] + 1;
     }
-    const size_t length = ari_rope_length(rope, ar_batch_longest(batch));
+    const size_t length = ari_rope_length(rope, ari_batch_longest(batch));
     if (positions <= m->positions && length == m->length)
         return AR_OK;
     const size_t bytes = (positions * (ar_rope_dim(rope, m->o.head_dim) / 2) + 1) * sizeof(float);
-    const ar_rope at = ari_rope_at(rope, ar_batch_longest(batch), m->o.head_dim);
+    const ar_rope at = ari_rope_at(rope, ari_batch_longest(batch), m->o.head_dim);
     free_tables(m, ctx->queue);
     m->device = ctx->device;
     AR_TRY(ari_ctx_alloc(ctx, &m->cos, bytes));
@@ -80,7 +83,7 @@ static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar
     if (batch->additive_mask && batch->mask_heads != 1 && batch->mask_heads != m->o.heads)
         return ar_error_set(AR_ERR_SHAPE, "%s: additive_mask has %zu heads, expected 1 or %zu", m->base.name,
                             batch->mask_heads, m->o.heads);
-    return ar_batch_check(batch, m->o.rope.kind ? m->o.max_positions : SIZE_MAX);
+    return ari_batch_check(batch, m->o.rope.kind ? m->o.max_positions : SIZE_MAX);
 }
 
 /* All but the output layer. */
@@ -199,7 +202,7 @@ static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: %zu KV heads of %s projections cannot be split over tp=%zu; only colwise ones have "
                             "copies of a head",
-                            m->base.name, o->kv_heads, ar_style_name(m->split.first.style), n);
+                            m->base.name, o->kv_heads, ari_style_name(m->split.first.style), n);
     AR_TRY(ari_head_shares_check(m->base.name, ctx, o->heads / n, o->kv_heads > n ? o->kv_heads / n : 1));
     m->copies = (int)(ranks / n);
     m->kv_copies = n > o->kv_heads ? (int)(n / o->kv_heads) : m->copies;
@@ -250,7 +253,7 @@ static ar_status init_sinks(ari_attention *m, ar_ctx *ctx)
         return AR_OK;
     AR_TRY(ari_path(name, sizeof name, m->base.name, "sinks"));
     AR_TRY(by_heads ? ar_layout_shard(&layout, 1, &m->o.heads, 0, r, n)
-                    : ar_layout_replicate(&layout, 1, &m->o.heads, r, n));
+                    : ari_layout_replicate(&layout, 1, &m->o.heads, r, n));
     AR_TRY(ar_param_init(&m->sinks, ctx, name, &layout, false));
     m->sinks.init = AR_INIT_UNIFORM_BIAS;
     m->sinks.fan_in = m->sinks.fan_out = m->o.head_dim;
@@ -271,7 +274,7 @@ static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attentio
     const char *name = m->base.name;
     m->o = *o;
     m->value_dim = o->latent.kv_rank > 0 ? o->latent.value_dim : o->head_dim;
-    m->split = o->split ? *o->split : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
+    m->split = o->split ? *o->split : ari_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, ari_placed_stream(ctx));
     AR_TRY(ari_attention_paths(m->qkv_name, m->out_name, name, o));
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));

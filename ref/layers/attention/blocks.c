@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/attention/blocks.h"
+#include "ref/placement/parallel_private.h"
 
 #define KEY_STEP ((size_t)16) /* a block's keys begin and end at multiples of it, where a GPU reads a part in place */
 
@@ -16,7 +17,7 @@ ari_keys ari_order_keys(const ari_order *o, size_t position)
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
                                      size_t group, size_t most, bool ring)
 {
-    const size_t rows = ar_positions_count(&order->rows);
+    const size_t rows = ari_positions_count(&order->rows);
     return (ari_score_blocks){.order = *order,
                               .visible = visible,
                               .samples = samples,
@@ -36,7 +37,7 @@ static ari_keys both(ari_keys a, ari_keys b)
 static ari_keys keys_of(const ari_score_blocks *b, size_t sample, size_t query)
 {
     return b->visible ? b->visible[sample * b->rows + query]
-                      : ari_order_keys(&b->order, ar_positions_at(&b->order.rows, query));
+                      : ari_order_keys(&b->order, ari_positions_at(&b->order.rows, query));
 }
 
 /* The keys that any of n > 0 queries of one run of positions sees. By order the first and the last say it. */

@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/comm/comm_private.h"
 #include "ref/layers/faults.h"
+#include "ref/placement/parallel_private.h"
 
 /* --- heads against positions -------------------------------------------------------------------------------------- */
 
@@ -150,7 +152,7 @@ ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int
 
 ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place)
 {
-    return ar_ring_positions((size_t)ar_comm_size(ctx->ring), ctx->layout.zigzag, seq, (size_t)place);
+    return ari_positions_ring((size_t)ar_comm_size(ctx->ring), ctx->layout.zigzag, seq, (size_t)place);
 }
 
 /* The place whose keys and values arrive in hop 1, 2, .. R - 1. */
@@ -208,7 +210,7 @@ static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], c
         ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
         ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
     }
-    return ar_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
+    return ari_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
 }
 
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)

@@ -4,9 +4,12 @@
  * section 4). */
 #include "ref/layers/attention/core.h"
 
+#include "ref/context/context_private.h"
 #include "ref/core/lane.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/numerics/scalar.h"
+#include "ref/placement/parallel_private.h"
 
 enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
 
@@ -54,7 +57,7 @@ static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *kept, c
               .sinks = sinks_of(c),
               .matrices = kept->batch * c->kv_heads,
               .group = c->heads / c->kv_heads,
-              .rows = ar_positions_count(&c->rows),
+              .rows = ari_positions_count(&c->rows),
               .key_dim = k->shape[3],
               .value_dim = v->shape[3]};
     p.blocks = ari_score_blocks_of(&order, kept->visible, kept->batch, c->kv_heads, p.group,
@@ -156,7 +159,7 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
     const ar_operand *part[2] = {NULL};
     const ar_part of_y = rows_part(at, y->shape[2]);
     const ar_part of_b = {at->matrix, at->matrices, 0, y->shape[2], at->col, at->cols};
-    const ar_tensor to = ar_tensor_part(y, &of_y);
+    const ar_tensor to = ari_tensor_part(y, &of_y);
     AR_TRY(p->ctx->arith->operand_part(p->ctx, &part[1], b, &of_b));
     AR_TRY(left(p, &part[0], block, part[1]));
     AR_TRY(multiply_heads(p, &to, part[0], part[1], true));
@@ -167,10 +170,10 @@ static ar_status block_by_values(const pass *p, const ar_tensor *y, const ar_par
 /* The keys that all queries see, added up: what one product of a head's scores multiplies. */
 static double pairs_of(const ari_order *o)
 {
-    const size_t rows = ar_positions_count(&o->rows);
+    const size_t rows = ari_positions_count(&o->rows);
     double pairs = 0.0;
     for (size_t i = 0; i < rows; i++) {
-        const ari_keys keys = ari_order_keys(o, ar_positions_at(&o->rows, i));
+        const ari_keys keys = ari_order_keys(o, ari_positions_at(&o->rows, i));
         pairs += (double)(keys.end - keys.first);
     }
     return pairs;
@@ -184,7 +187,7 @@ static void count_work(const pass *p, double n)
         return;
     const double heads = (double)(p->matrices * p->group), width = (double)(p->key_dim + p->value_dim);
     ari_work_scores(&(ari_gpu_scores){.flops = 2.0 * n * heads * pairs_of(&p->blocks.order) * width,
-                                      .positions = (double)ar_positions_count(&p->blocks.order.rows),
+                                      .positions = (double)ari_positions_count(&p->blocks.order.rows),
                                       .head = width / 2.0,
                                       .backward = n > 1.0});
 }
@@ -195,14 +198,14 @@ static void count_work(const pass *p, double n)
 static ar_status drop_block(const pass *p, const ar_part *at, const ar_tensor *y, const ar_tensor *x)
 {
     const ari_core *c = p->c;
-    const size_t first = ar_faulty(p->ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : c->head_start;
+    const size_t first = ari_faulty(p->ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : c->head_start;
     for (size_t i = 0; i < at->matrices * at->rows;) {
         const size_t matrix = at->matrix + i / at->rows, row = at->row + i % at->rows, query = row % p->rows;
         const size_t run = c->rows.count[0], to_edge = (query < run ? run : p->rows) - query;
         const size_t left_here = at->rows - i % at->rows, n = to_edge < left_here ? to_edge : left_here;
         const size_t shape[4] = {1, 1, n, at->cols}, start = i * at->cols * sizeof(float);
         const size_t head = first + matrix % c->kv_heads * p->group + row / p->rows;
-        const size_t place[4] = {matrix / c->kv_heads, head, ar_positions_at(&c->rows, query), at->col};
+        const size_t place[4] = {matrix / c->kv_heads, head, ari_positions_at(&c->rows, query), at->col};
         ar_tensor to, from;
         AR_TRY(ar_tensor_view(&to, AR_F32, 4, shape, ar_buf_at(y->data, start)));
         AR_TRY(ar_tensor_view(&from, AR_F32, 4, shape, ar_buf_at(x->data, start)));
@@ -233,7 +236,7 @@ static ar_status begin_tap(const pass *p, ar_tensor *whole)
 {
     const size_t shape[3] = {p->matrices, p->group * p->rows, p->c->seq};
     *whole = (ar_tensor){.ndim = 0};
-    if (!ar_tapped(p->ctx))
+    if (!ari_tapped(p->ctx))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(p->ctx, whole, AR_F32, 3, shape));
     return ARI_KERNEL(p->ctx, zero, whole->data, ar_tensor_count(whole) * sizeof(float));
@@ -243,7 +246,7 @@ static ar_status tap_block(const pass *p, const ar_tensor *whole, const ar_part 
 {
     if (whole->ndim == 0)
         return AR_OK;
-    const ar_tensor to = ar_tensor_part(whole, at);
+    const ar_tensor to = ari_tensor_part(whole, at);
     return ARI_KERNEL(p->ctx, copy_strided, &to, block);
 }
 
@@ -287,7 +290,7 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
     if (p->most.ndim > 0)
         AR_TRY(measure_without_sinks(p, probs, &block));
-    const bool left_out = ar_faulty(p->ctx, AR_FAULT_sinks_left_out);
+    const bool left_out = ari_faulty(p->ctx, AR_FAULT_sinks_left_out);
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data),
                       left_out ? (ar_cbuf){NULL} : p->sinks, p->kept->max.data, p->kept->sum.data, known, p->scale,
                       &block, &p->mask);
@@ -314,7 +317,7 @@ static ar_status forward_block(const pass *p, const ar_part *at, const ar_tensor
 /* Maximum and sum of every row. */
 static ar_status new_row_sums(ari_core_kept *kept, ar_ctx *ctx, const ari_core *c)
 {
-    const size_t rows = kept->batch * c->heads * ar_positions_count(&c->rows);
+    const size_t rows = kept->batch * c->heads * ari_positions_count(&c->rows);
     AR_TRY(ar_ctx_tensor(ctx, &kept->max, AR_I32, 1, &rows));
     return ar_ctx_tensor(ctx, &kept->sum, AR_F64, 1, &rows);
 }
@@ -358,7 +361,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
     }
     AR_TRY(ar_ctx_tensor(ctx, o, q->dtype, 4, (size_t[4]){q->shape[0], q->shape[1], q->shape[2], p.value_dim}));
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
-    const ar_tensor values_t = ar_tensor_transposed(&values), out = by_matrix(&p, o);
+    const ar_tensor values_t = ari_tensor_transposed(&values), out = by_matrix(&p, o);
     AR_TRY(right(&p, &of.k, &keys, false));
     AR_TRY(left(&p, &of.q, &queries, of.k));
     AR_TRY(right(&p, &of.v_t, &values_t, true));
@@ -428,13 +431,13 @@ static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *at, cons
                             ar_status (*f)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a))
 {
     const ar_part whole = turned(at);
-    const ar_tensor a = ar_tensor_transposed(block);
+    const ar_tensor a = ari_tensor_transposed(block);
     const int places = ar_comm_size(p->ctx->ring), own = ar_comm_rank(p->ctx->ring);
     const size_t end = whole.row + whole.rows;
     size_t row = 0;
     for (int place = 0; place < places; place++) {
         const ar_positions here = ari_ring_positions(p->ctx, p->c->seq, place);
-        const bool kept = place == own || !ar_faulty(p->ctx, AR_FAULT_ring_kv_grad_local);
+        const bool kept = place == own || !ari_faulty(p->ctx, AR_FAULT_ring_kv_grad_local);
         for (int run = 0; run < 2; row += here.count[run++]) {
             const size_t first = here.first[run] > whole.row ? here.first[run] : whole.row;
             const size_t last = here.first[run] + here.count[run], stop = last < end ? last : end;
@@ -489,7 +492,7 @@ static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
     AR_TRY(ar_ctx_tensor(p->ctx, &terms, AR_F32, 3, shape));
     if (heads > c->heads)
         AR_TRY(ARI_KERNEL(p->ctx, zero, terms.data, ar_tensor_count(&terms) * sizeof(float)));
-    const ar_tensor own = ar_tensor_slice(&terms, 2, c->first_sink, c->heads), rows = ar_tensor_rows(&terms);
+    const ar_tensor own = ar_tensor_slice(&terms, 2, c->first_sink, c->heads), rows = ari_tensor_rows(&terms);
     AR_TRY(ARI_KERNEL(p->ctx, sinks_backward, &own, p->sinks, ar_const(p->kept->max.data), ar_const(p->kept->sum.data),
                       ar_const(dot->data)));
     AR_TRY(p->ctx->arith->grad_rows(p->ctx, c->sinks, &rows, (ar_cbuf){NULL}));
@@ -530,7 +533,7 @@ static ar_status go_back(const pass *p, const backward_operands *of, const ar_te
 static ar_status begin_blocks(const pass *p, ar_blocks **gives, const ar_tensor *b)
 {
     ar_comm *ring = p->ctx->ring;
-    const ar_tensor b_t = ar_tensor_transposed(b);
+    const ar_tensor b_t = ari_tensor_transposed(b);
     const ar_blocks_options o = {.rows = p->c->seq,
                                  .k_full = p->c->group_full * p->c->seq,
                                  .places = ar_comm_size(ring) > 1 ? ring : NULL,
@@ -543,7 +546,7 @@ static ar_status end_blocks(const pass *p, ar_tensor *y, const ar_tensor *of, ar
 {
     const size_t places = (size_t)ar_comm_size(p->ctx->ring);
     const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, of->shape[3]};
-    const ar_fold how = ar_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
+    const ar_fold how = ari_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
     AR_TRY(ar_ctx_tensor(p->ctx, y, of->dtype, 4, shape));
     return p->ctx->arith->blocks_end(p->ctx, y, s, how);
 }
@@ -556,7 +559,7 @@ ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, con
     AR_TRY(ar_saved_pop(saved, owner, SAVED_CORE, &kept));
     pass p = pass_of(c, ctx, kept.data.ptr, k, v);
     const ar_tensor queries = by_matrix(&p, q), keys = by_matrix(&p, k), values = by_matrix(&p, v);
-    const ar_tensor out = by_matrix(&p, dout), keys_t = ar_tensor_transposed(&keys);
+    const ar_tensor out = by_matrix(&p, dout), keys_t = ari_tensor_transposed(&keys);
     AR_TRY(ar_ctx_tensor(ctx, &g[0], q->dtype, 4, q->shape));
     const ar_tensor dq = by_matrix(&p, &g[0]);
     AR_TRY(right(&p, &of.k, &keys, false));

@@ -6,7 +6,9 @@
  * summed over the tensor-parallel ranks again. */
 #include <stdlib.h>
 
+#include "ref/context/context_private.h"
 #include "ref/layers/attention/attention.h"
+#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
@@ -57,7 +59,7 @@ static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     ar_tensor x, normed;
     ar_norm_saved rows;
     AR_TRY(take_features(ctx, &x, low, first, p->rank));
-    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
+    AR_TRY(ari_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
     AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'f', &normed));
     AR_TRY(ar_saved_push(saved, p, SAVED_X, &x));
     AR_TRY(ar_saved_push(saved, p, SAVED_MEAN, &rows.mean));
@@ -163,9 +165,9 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     if (over)
         AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over,
-                                ar_faulty(ctx, AR_FAULT_latent_key_grad_local) ? AR_KEEP : AR_ALL, m->base.name));
+                                ari_faulty(ctx, AR_FAULT_latent_key_grad_local) ? AR_KEEP : AR_ALL, m->base.name));
     AR_TRY(ctx->arith->round(ctx, &sums, s, NULL));
-    if (ari_ctx_sp(ctx) && ar_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed))
+    if (ari_ctx_sp(ctx) && ari_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed))
         AR_TRY(ARI_KERNEL(ctx, scale, y, y, (float)ar_comm_size(ctx->tp)));
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "ref/layers/attention/core.h"
+#include "ref/layers/batch_private.h"
+#include "ref/placement/parallel_private.h"
 
 ari_order ari_core_order(const ari_core *c)
 {
@@ -12,13 +14,13 @@ ari_order ari_core_order(const ari_core *c)
 static void fill_sample(ari_keys *visible, const ari_core *c, const ar_batch *batch, size_t sample)
 {
     const ari_order by_order = ari_core_order(c);
-    const size_t rows = ar_positions_count(&c->rows);
+    const size_t rows = ari_positions_count(&c->rows);
     size_t first = 0, end = 0; /* of the document */
     for (size_t i = 0; i < rows; i++) {
-        const size_t p = ar_positions_at(&c->rows, i);
+        const size_t p = ari_positions_at(&c->rows, i);
         const ari_keys order = ari_order_keys(&by_order, p);
         if (p < first || p >= end)
-            ar_batch_document(batch, sample, p, &first, &end);
+            ari_batch_document(batch, sample, p, &first, &end);
         visible[i].first = order.first > (int32_t)first ? order.first : (int32_t)first;
         visible[i].end = order.end < (int32_t)end ? order.end : (int32_t)end;
     }
@@ -48,7 +50,7 @@ static ar_status upload_padding(ar_ctx *ctx, ari_core_kept *kept, const ar_batch
 /* The own rows of the additive mask. */
 static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept, const ar_batch *batch)
 {
-    const size_t rows = ar_positions_count(&c->rows), planes = batch->mask_batch * batch->mask_heads;
+    const size_t rows = ari_positions_count(&c->rows), planes = batch->mask_batch * batch->mask_heads;
     const size_t shape[4] = {batch->mask_batch, batch->mask_heads, rows, c->seq};
     if (!batch->additive_mask)
         return AR_OK;
@@ -104,7 +106,7 @@ static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *kept
 
 ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **gives, const ar_batch *batch)
 {
-    const size_t rows = ar_positions_count(&c->rows);
+    const size_t rows = ari_positions_count(&c->rows);
     ari_core_kept *kept = NULL;
     if (c->seq >= INT32_MAX)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu positions; attention numbers fewer than %d", c->name,

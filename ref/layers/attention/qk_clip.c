@@ -3,6 +3,7 @@
  * brings that logit down to it. A logit is an integer of the softmax, whose maximum no order changes. */
 #include <math.h>
 
+#include "ref/core/tensor_private.h"
 #include "ref/layers/attention/attention.h"
 #include "ref/numerics/scalar.h"
 
@@ -66,7 +67,7 @@ static void put(ari_attention *m, float *own, float *all)
     for (int i = 0; i < m->qkv.n; i++) {
         ar_param *w = m->qkv.weight[i];
         const int outputs = w->transposed ? 1 : 0;
-        const bool whole = ar_layout_local(&w->layout, outputs) == w->layout.shape[outputs];
+        const bool whole = ari_layout_local(&w->layout, outputs) == w->layout.shape[outputs];
         const size_t q = whole ? m->o.heads : m->heads, k = whole ? m->o.kv_heads : m->kv_heads;
         w->clip = m->qkv.bias[i].clip = (whole ? all : own) + (i > 0 ? q * d : 0) + (i > 1 ? k * d : 0);
     }

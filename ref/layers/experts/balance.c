@@ -4,7 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/layers/batch_private.h"
 #include "ref/layers/loss.h"
+#include "ref/layers/module_private.h"
+#include "ref/layers/param_private.h"
+#include "ref/placement/parallel_private.h"
 
 enum { SAVED_WEIGHTS, SAVED_LSE, SAVED_VALID };
 
@@ -41,10 +46,10 @@ static ar_status own_tokens(uint8_t **gives, const ari_balance *b, const ar_ctx 
     if (!mask)
         return AR_OK;
     const ar_positions own = ari_own_positions(ctx, t->batch->seq, b->spread);
-    const size_t each = ar_positions_count(&own), n = t->expert->shape[0];
+    const size_t each = ari_positions_count(&own), n = t->expert->shape[0];
     AR_TRY(ARI_ALLOC(gives, n, "tokens that count"));
     for (size_t i = 0; i < n; i++)
-        (*gives)[i] = mask[i / each * t->batch->seq + ar_positions_at(&own, i % each)];
+        (*gives)[i] = mask[i / each * t->batch->seq + ari_positions_at(&own, i % each)];
     return AR_OK;
 }
 
@@ -112,7 +117,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
 static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, const ari_routed_tokens *t,
                               const uint8_t *valid)
 {
-    const size_t shape[2] = {b->counts ? 1 : ar_ctx_samples(ctx, t->x), b->experts};
+    const size_t shape[2] = {b->counts ? 1 : ari_ctx_samples(ctx, t->x), b->experts};
     ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, shape[0] * shape[1], "weights of the balance"));
     if (b->counts)
@@ -126,7 +131,7 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
 /* z/T, the weight of a token's z-loss; 0 of no tokens. */
 static double z_of(const ari_balance *b, const ari_routed_tokens *t)
 {
-    const size_t all = t->batch ? ar_batch_tokens(t->batch) : t->expert->shape[0];
+    const size_t all = t->batch ? ari_batch_tokens(t->batch) : t->expert->shape[0];
     return all > 0 ? b->losses.z_loss / (double)all : 0.0;
 }
 
@@ -180,15 +185,15 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
 ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                const ar_tensor *p, const ari_routed_tokens *t)
 {
-    const bool alone = ar_faulty(ctx, AR_FAULT_router_z_loss_of_micro_batch);
+    const bool alone = ari_faulty(ctx, AR_FAULT_router_z_loss_of_micro_batch);
     const double z = alone ? b->losses.z_loss / (double)t->expert->shape[0] : z_of(b, t);
     double factor = ctx->loss_scale;
     ar_tensor c, valid, lse;
     if (!has_losses(b))
         return AR_OK;
-    if (ar_faulty(ctx, AR_FAULT_balance_detached))
+    if (ari_faulty(ctx, AR_FAULT_balance_detached))
         factor = 0.0;
-    if (ar_faulty(ctx, AR_FAULT_balance_divided_by_dp))
+    if (ari_faulty(ctx, AR_FAULT_balance_divided_by_dp))
         factor /= (double)ar_comm_size(ctx->dp);
     AR_TRY(ar_saved_pop(saved, b, SAVED_LSE, &lse));
     AR_TRY(ar_saved_pop(saved, b, SAVED_VALID, &valid));
@@ -219,7 +224,7 @@ static ar_status zero_sums(void *user, ar_module *m)
     b->counted = false;
     if (b->counts)
         memset(b->counts, 0, b->experts * sizeof *b->counts);
-    return ar_param_zero_grad(&b->sum, user);
+    return ari_param_zero_grad(&b->sum, user);
 }
 
 static ar_status add_value(void *user, ar_module *m)

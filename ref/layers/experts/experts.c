@@ -5,12 +5,18 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
 #include "ref/core/record.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/experts/layers_private.h"
 #include "ref/layers/experts/routes.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/experts/shared.h"
 #include "ref/layers/faults.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
+#include "ref/layers/module_private.h"
 
 /* The weights of an expert. */
 enum { GATE, UP, DOWN, WEIGHTS };
@@ -37,7 +43,7 @@ enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVE
 
 static size_t tokens_of(const ar_tensor *x)
 {
-    return ar_tensor_rows(x).shape[0];
+    return ari_tensor_rows(x).shape[0];
 }
 
 static const char *router_leaf(const experts_module *m)
@@ -64,7 +70,7 @@ static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, cons
                            const ar_tensor *expert, const ar_tensor *x)
 {
     ar_tensor all;
-    if (!ar_tapped(ctx))
+    if (!ari_tapped(ctx))
         return AR_OK;
     AR_TRY(ari_routes_as_numbers(ctx, &all, expert, value, m->o.n, x));
     AR_TRY(tap_own(m, ctx, value ? "weights" : "routes", pass, &all));
@@ -93,7 +99,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
-    if (ar_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
+    if (ari_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
         AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->from, m->own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
@@ -104,7 +110,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
 static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r, const ar_tensor *all,
                              const ar_tensor *x)
 {
-    const ari_routing of = {all, m->o.n, ar_ctx_samples(ctx, x), m->router_name};
+    const ari_routing of = {all, m->o.n, ari_ctx_samples(ctx, x), m->router_name};
     return ari_routes_make(r, ctx, &of);
 }
 
@@ -133,7 +139,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **gives, const void 
 static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p, const ari_routes *r)
 {
     const ar_fault not_reduced = p->back ? AR_FAULT_experts_dx_not_reduced : AR_FAULT_experts_not_reduced;
-    const bool folded = p->second != p->back && !p->alone && !ar_faulty(ctx, not_reduced);
+    const bool folded = p->second != p->back && !p->alone && !ari_faulty(ctx, not_reduced);
     ar_comm *over = folded ? cutting(p->m, ctx) : NULL;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
     return ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
@@ -229,7 +235,7 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
     ar_tensor kept = *made;
-    if (ar_faulty(ctx, AR_FAULT_router_grad_local)) {
+    if (ari_faulty(ctx, AR_FAULT_router_grad_local)) {
         AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
         AR_TRY(ari_routes_return(ctx, &kept, &own, r, m->experts_name));
     }
@@ -302,7 +308,7 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     ar_tensor made, pre, dmade, dact, drows, dx_rows;
     AR_TRY(ar_saved_pop(saved, m, SAVED_MADE, &made));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
-    const ar_tensor dy_rows = ar_tensor_rows(dy);
+    const ar_tensor dy_rows = ari_tensor_rows(dy);
     AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
     ari_work_moves(ARI_GPU_MOVES_COMBINE, true, ar_tensor_count(dy));
     ar_ctx_release(ctx, &made);
@@ -324,7 +330,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
 {
     const ar_tensor *expert = t->expert;
     ar_tensor p, dz, more;
-    if (ar_faulty(ctx, AR_FAULT_router_weights_detached))
+    if (ari_faulty(ctx, AR_FAULT_router_weights_detached))
         AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
@@ -467,7 +473,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->o = *o;
     m->own = o->n / ranks;
     m->from = m->own * (size_t)ar_comm_rank(ctx->ep);
-    m->split = o->split ? *o->split : ar_experts_split(true, ari_placed_stream(ctx));
+    m->split = o->split ? *o->split : ari_experts_split(true, ari_placed_stream(ctx));
     m->at = m->split.enter.to;
     if (ari_experts_whole(&ctx->layout)) {
         m->at = ari_shard_tokens;
@@ -492,7 +498,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     AR_TRY(ARI_ALLOC(&m->second, m->own, "experts"));
     for (size_t i = 0; i < m->own; i++)
         AR_TRY(init_expert(m, ctx, i));
-    m->width = ar_param_matrix(&m->weight[GATE]).shape[0];
+    m->width = ari_param_matrix(&m->weight[GATE]).shape[0];
     return ari_shared_init(&m->shared, ctx, m->base.name, o, &m->split, m->at);
 }
 
@@ -514,7 +520,7 @@ ari_scores *ari_experts_scores(ar_module *m)
     return s && s->bias.device ? s : NULL;
 }
 
-ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
+ar_status ari_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
 {
     experts_module *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &experts_ops, name, AR_HELD_UNKNOWN));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/experts/routes.h"
+#include "ref/core/tensor_private.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -169,7 +170,7 @@ ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, cons
 ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
 {
     const ar_tensor own = ar_tensor_slice(all, 0, (size_t)ar_comm_rank(ctx->ep), 1);
-    return ar_tensor_rows(&own);
+    return ari_tensor_rows(&own);
 }
 
 ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
@@ -320,7 +321,7 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     AR_TRY(gather(ctx, &tokens, x, tag));
     if (weight)
         AR_TRY(gather(ctx, &weights, weight, tag));
-    const ar_tensor all = ar_tensor_rows(&tokens);
+    const ar_tensor all = ari_tensor_rows(&tokens);
     AR_TRY(ari_take_rows(ctx, y, &all, &r->arrived, ar_const(weights.data), r->k));
     ARI_RELEASE(ctx, &weights, &tokens);
     return AR_OK;
@@ -329,7 +330,7 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
 ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r,
                           const char *tag)
 {
-    const ar_tensor from = ar_tensor_rows(x);
+    const ar_tensor from = ari_tensor_rows(x);
     ar_tensor sent, received;
     if (has_peers(ctx) && ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER)
         return gather_tokens(ctx, y, &from, weight, r, tag);

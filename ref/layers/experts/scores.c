@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/context/context_private.h"
 #include "ref/core/float_bits.h"
+#include "ref/layers/param_private.h"
 
 /* --- the router --------------------------------------------------------------------------------------------------- */
 
@@ -67,7 +69,7 @@ static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx)
 {
     ar_route_rule rule = s->rule;
     rule.bias = s->bias.device ? ar_const(s->bias.value.data) : (ar_cbuf){NULL};
-    rule.normalised = rule.normalised && !ar_faulty(ctx, AR_FAULT_router_weights_not_normalised);
+    rule.normalised = rule.normalised && !ari_faulty(ctx, AR_FAULT_router_weights_not_normalised);
     return rule;
 }
 
@@ -106,7 +108,7 @@ ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, c
     ari_routed_tokens counted = *t;
     if (!s->counts || ctx->counting || ctx->recomputing)
         return AR_OK;
-    if (ar_faulty(ctx, AR_FAULT_router_bias_counts_plain))
+    if (ari_faulty(ctx, AR_FAULT_router_bias_counts_plain))
         AR_TRY(choose_plainly(&expert, ctx, made));
     counted.expert = &expert;
     return ari_balance_tally(s->counts, s->tokens, ctx, &counted);
@@ -124,7 +126,7 @@ static ar_status zero_counts(void *user, ar_module *m)
 /* router_bias_counts_bf16: a count as it is kept. */
 static int64_t kept(const ar_ctx *ctx, int64_t n)
 {
-    return ar_faulty(ctx, AR_FAULT_router_bias_counts_bf16) ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
+    return ari_faulty(ctx, AR_FAULT_router_bias_counts_bf16) ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
 }
 
 /* b_i += u*sign(sum n - E*n_i). */
@@ -145,7 +147,7 @@ static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
 static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
 {
     const size_t n = s->tokens->experts;
-    const bool own = ar_faulty(ctx, AR_FAULT_router_bias_own_counts);
+    const bool own = ari_faulty(ctx, AR_FAULT_router_bias_own_counts);
     ARI_OWNED float *host = NULL;
     if (s->tokens->spread && !own)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
@@ -170,7 +172,7 @@ static ar_status update(void *user, ar_module *m)
         return AR_OK;
     if (s->counts)
         AR_TRY(change_bias(s, ctx));
-    return ar_param_tap(&s->bias, ctx, 'n', &s->bias.value);
+    return ari_param_tap(&s->bias, ctx, 'n', &s->bias.value);
 }
 
 ar_status ari_scores_zero(ar_module *m)

@@ -2,6 +2,7 @@
 #include "ref/layers/experts/shared.h"
 #include "ref/core/record.h"
 
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 
 enum { SAVED_SHARED, SAVED_LOGIT };
@@ -15,7 +16,7 @@ ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const 
                                        .first = cut->shared_whole ? whole : cut->first,
                                        .second = cut->shared_whole ? whole : cut->second,
                                        .leave = {at, at}};
-    const ar_branch_split split = alike ? as_others : ar_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, at);
+    const ar_branch_split split = alike ? as_others : ari_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, at);
     const ar_mlp_options of = {.hidden = o->hidden,
                                .ffn = o->shared,
                                .activation = o->activation,

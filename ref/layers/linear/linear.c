@@ -2,8 +2,12 @@
 /* A parallel linear layer: Y = X W^T + b, and the gradients of X, W and b. */
 #include "ref/layers/linear/linear.h"
 
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
 #include "ref/layers/linear/product.h"
+#include "ref/layers/module_private.h"
 
 static ar_tensor columns_of(const size_t *widths, const ar_tensor *y, int i)
 {
@@ -239,7 +243,7 @@ static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor 
 static ar_status apply_activation(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y, ar_activation act)
 {
     AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
-    const ar_tensor rows = ar_tensor_rows(y), z_rows = ar_tensor_rows(z);
+    const ar_tensor rows = ari_tensor_rows(y), z_rows = ari_tensor_rows(z);
     return ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows);
 }
 
@@ -308,7 +312,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
     ar_param *weight[AR_MAX_PARTS];
     *p = (ari_product){.over = row_group(l, ctx),
                        .scattered = reduce_scatters(ctx, gradient_produced_as(l)),
-                       .unreduced = partial && ar_faulty(ctx, AR_FAULT_column_dx_not_reduced),
+                       .unreduced = partial && ari_faulty(ctx, AR_FAULT_column_dx_not_reduced),
                        .tag = l->weight[0]->name};
     const int counted = counted_weights(l, weight, p);
     const ar_operand_use use = l->peaked ? AR_USE_PEAKED : AR_USE_BACKWARD;
@@ -320,7 +324,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
 static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 {
     return ari_is_rowwise(&l->split) && reduce_scatters(ctx, ari_placed_gradient(l->split.to)) &&
-           ar_faulty(ctx, AR_FAULT_collective_not_differentiable);
+           ari_faulty(ctx, AR_FAULT_collective_not_differentiable);
 }
 
 /* *all = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
@@ -328,7 +332,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
                              const next_gathers *next)
 {
     const ar_tp_redistribution change = {ari_placed_gradient(l->split.to), gradient_consumed_as(l)};
-    const size_t features = ar_param_matrix(l->weight[0]).shape[1];
+    const size_t features = ari_param_matrix(l->weight[0]).shape[1];
     ari_output o = {.act = AR_ACT_NONE};
     ari_product p;
     ari_chunks c;
@@ -354,7 +358,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 {
     const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.from)};
     if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) &&
-        ar_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
+        ari_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
     return ari_tp_redistribute(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true);
 }
@@ -390,7 +394,7 @@ static ar_status bias_gradient(ari_linear *l, ar_ctx *ctx, int i, ar_tensor dy)
 /* dy: of the positions that this rank's biases have met. */
 static ar_status bias_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *dy)
 {
-    const ar_tensor rows = ar_tensor_rows(dy);
+    const ar_tensor rows = ari_tensor_rows(dy);
     for (int i = 0; i < l->n && l->has_bias; i++)
         AR_TRY(bias_gradient(l, ctx, i, columns_of(l->local_width, &rows, i)));
     return AR_OK;
@@ -406,16 +410,16 @@ typedef struct weight_job {
 /* x, dy: all positions. */
 static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x, const ar_tensor *dy)
 {
-    size_t samples = ar_ctx_samples(ctx, x);
-    ar_tensor x_rows = ar_tensor_rows(x), dy_rows = ar_tensor_rows(dy);
+    size_t samples = ari_ctx_samples(ctx, x);
+    ar_tensor x_rows = ari_tensor_rows(x), dy_rows = ari_tensor_rows(dy);
     ar_grad_terms terms[AR_MAX_PARTS];
     int n = 0;
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->local_width, &dy_rows, i);
-        if (ar_faulty(ctx, AR_FAULT_unordered_param_grad))
+        if (ari_faulty(ctx, AR_FAULT_unordered_param_grad))
             AR_TRY(ari_fault_gradient_as_it_comes(ctx, l->weight[i], &dy_i, &x_rows));
-        else if (l->weight[i]->uses == 1 || !ar_faulty(ctx, AR_FAULT_tied_weight_untied))
+        else if (l->weight[i]->uses == 1 || !ari_faulty(ctx, AR_FAULT_tied_weight_untied))
             terms[n++] = (ar_grad_terms){l->weight[i], dy_i};
     }
     return ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx));
@@ -457,7 +461,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
     const weight_job job = {l, x, all_dy, next.own->gathering};
-    if (ctx->deferred && l->weight[0]->ends && ar_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
+    if (ctx->deferred && l->weight[0]->ends && ari_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
         AR_TRY(run_weight_job(ctx, &job));
     AR_TRY(ari_defer(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));
     ari_release_placed(ctx, &all_dy, dy);

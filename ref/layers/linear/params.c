@@ -2,6 +2,10 @@
 /* The parameters of a parallel linear layer: which block of each weight and bias a rank holds. */
 #include <string.h>
 
+#include "ref/context/context_private.h"
+#include "ref/core/param_private.h"
+#include "ref/core/tensor_private.h"
+#include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 
 /* The blocks of a dimension of a column-parallel part: each is cut by itself. Returns how many. */
@@ -30,7 +34,7 @@ static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part 
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp), copies = part->copies > 1 ? part->copies : 1;
     size_t block[AR_MAX_PARTS];
     const int blocks = blocks_of(block, part, shape[dim]);
-    if (ar_layout_packed(o, ndim, shape, dim, block, blocks, r / copies, n / copies) != AR_OK)
+    if (ari_layout_packed(o, ndim, shape, dim, block, blocks, r / copies, n / copies) != AR_OK)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
             "%s.weight: its output dimension of %zu cannot be split over %d ranks; use a tp that divides it",
@@ -47,9 +51,9 @@ static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec 
     const size_t shape[2] = {s->transposed ? s->in : part->out, s->transposed ? part->out : s->in};
     const int dim = ari_is_colwise(&s->split) == s->transposed ? 1 : 0;
     if (s->split.style == AR_STYLE_REPLICATE)
-        return ar_layout_replicate(o, 2, shape, r, n);
+        return ari_layout_replicate(o, 2, shape, r, n);
     if (s->uneven && ari_is_colwise(&s->split))
-        return ar_layout_shard_uneven(o, 2, shape, dim, r, n);
+        return ari_layout_shard_uneven(o, 2, shape, dim, r, n);
     if (ari_is_colwise(&s->split))
         return column_layout(o, ctx, part, 2, shape, dim);
     if (ar_layout_shard(o, 2, shape, dim, r, n) != AR_OK)
@@ -100,7 +104,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     ar_layout layout;
     AR_TRY(ari_path(name, sizeof name, part->name, "bias"));
     AR_TRY(ari_is_colwise(&s->split) ? column_layout(&layout, ctx, part, 1, &part->out, 0)
-                                     : ar_layout_replicate(&layout, 1, &part->out, r, n));
+                                     : ari_layout_replicate(&layout, 1, &part->out, r, n));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->init = AR_INIT_UNIFORM_BIAS;
     p->matrix = false;
@@ -108,7 +112,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
     p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
-                !ar_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+                !ari_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
     return AR_OK;
 }
 
@@ -122,12 +126,12 @@ static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s
     const int blocks = blocks_of(block, part, part->out);
     for (int k = 0; k < blocks; k++)
         l->out.width[l->out.n++] = block[k];
-    l->local_width[i] = column ? ar_param_matrix(l->weight[i]).shape[0] : part->out;
+    l->local_width[i] = column ? ari_param_matrix(l->weight[i]).shape[0] : part->out;
     l->output_width[i] = part->out;
     if (ari_placed_by_features(s->split.to) && column)
         l->output_width[i] = l->local_width[i];
     else if (ari_placed_by_features(s->split.to))
-        ar_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->output_width[i]);
+        ari_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->output_width[i]);
     if (ari_placed_by_features(s->split.to) && !s->uneven && !column && indivisible(block, blocks, n) > 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
@@ -148,7 +152,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
     ar_status st = AR_OK;
     if (!ari_is_rowwise(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
         return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
-                            ar_style_name(s->split.style));
+                            ari_style_name(s->split.style));
     for (int i = 0; i < s->n; i++) {
         AR_TRY_TO(failed, st, init_weight(l, ctx, s, i));
         AR_TRY_TO(failed, st, set_widths(l, ctx, s, i));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/linear/product.h"
 
+#include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
 
 static ar_status make_operand(ar_ctx *ctx, const ar_operand **a, const ari_product *p, const ar_tensor *rows)
@@ -14,7 +15,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **a, const ari_produ
 /* y = the sum, of all of whose rows there are `rows` here. */
 static ar_status round_sum(ar_ctx *ctx, const ari_product *p, const ari_output *o, ar_sum *s, size_t rows)
 {
-    const ar_tensor y = ar_tensor_rows(&o->y), z = ar_tensor_rows(&o->z);
+    const ar_tensor y = ari_tensor_rows(&o->y), z = ari_tensor_rows(&o->z);
     const ar_epilogue ep = {.bias = o->bias, .act = o->act, .z = &z};
     if (p->unreduced)
         return ari_fault_partial_dx(ctx, &y, s, rows, p->tag);
@@ -25,7 +26,7 @@ ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, c
 {
     const ar_operand *a = NULL;
     ar_sum *s = NULL;
-    ar_tensor rows = ar_tensor_rows(in);
+    ar_tensor rows = ari_tensor_rows(in);
     if (p->scattered)
         AR_TRY(ari_rank_major(ctx, &rows, in));
     AR_TRY(make_operand(ctx, &a, p, &rows));
@@ -49,14 +50,14 @@ static ar_status take_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, c
 {
     const ar_tensor view = ari_chunk_view(c, t, i, own);
     const size_t shape[2] = {view.shape[0] * view.shape[1] * view.shape[2], view.shape[3]};
-    return ar_tensor_is_contiguous(&view) ? ar_tensor_view(rows, t->dtype, 2, shape, view.data)
-                                          : ar_ctx_tensor(ctx, rows, t->dtype, 2, shape);
+    return ari_tensor_is_contiguous(&view) ? ar_tensor_view(rows, t->dtype, 2, shape, view.data)
+                                           : ar_ctx_tensor(ctx, rows, t->dtype, 2, shape);
 }
 
 static ar_status leave_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i, bool own)
 {
     const ar_tensor view = ari_chunk_view(c, t, i, own);
-    if (ar_tensor_is_contiguous(&view))
+    if (ari_tensor_is_contiguous(&view))
         return AR_OK;
     AR_TRY(ari_chunk_put(ctx, c, t, i, own, rows));
     ar_ctx_release(ctx, rows);

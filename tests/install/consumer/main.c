@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A program of somebody else's, in C and in C++. */
+#include "ref/comm/comm_private.h"
 #include <anyrank/check.h>
 #include <anyrank/comm.h>
 #include <stdio.h>
@@ -9,10 +10,10 @@ int main(void)
     static ar_check_options nothing; /* refused; but a static library is linked with all that a check needs */
     ar_check_report *report = NULL;
     ar_comm *comm = NULL;
-    const ar_status st = ar_comm_self(&comm), refused = ar_check(&report, &nothing);
+    const ar_status st = ari_comm_self(&comm), refused = ar_check(&report, &nothing);
     if (st == AR_OK)
         printf("%s, rank %d of %d\n%s\n", ar_status_name(st), ar_comm_rank(comm), ar_comm_size(comm),
                ar_status_name(refused));
-    ar_comm_destroy(comm);
+    ari_comm_destroy(comm);
     return st == AR_OK ? 0 : 1;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "anyrank/parallel.h"
+#include "ref/models/parallel_private.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -141,7 +142,7 @@ static double contribution(const gradient *g, int m, size_t e, size_t most)
     }
     for (int r = 0; r < ari_at_least_one(f->dp); r++) {
         size_t start = 0, count = 0;
-        ar_parallel_rows(&p, f->batch, r, m, &start, &count);
+        ari_parallel_rows(&p, f->batch, r, m, &start, &count);
         sum += sum_of(g, g->left, g->right, e, start * f->seq, (count < most ? count : most) * f->seq);
     }
     return sum;

@@ -2,6 +2,7 @@
 /* Other positions and other keys: documents that share a row, whose positions continue or whose ends a mask ignores;
  * chunks of context-parallel ranks in another order, or the rank's own chunk instead of all. */
 #include "anyrank/parallel.h"
+#include "ref/placement/parallel_private.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/replay.h"
 
@@ -62,8 +63,8 @@ size_t ari_place_in_ring(size_t *index, size_t seq, size_t n, bool zigzag, size_
 
 static size_t at_in_ring(size_t place, size_t index, size_t seq, size_t n, bool zigzag)
 {
-    const ar_positions own = ar_ring_positions(n, zigzag, seq, place);
-    return ar_positions_at(&own, index);
+    const ar_positions own = ari_positions_ring(n, zigzag, seq, place);
+    return ari_positions_at(&own, index);
 }
 
 /* The position at which a zigzag's position lands if its chunks are laid down as contiguous ones, or the inverse. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loss computed again from the logits: which tokens are targets, of which logits, and by how many it is divided. */
 #include "anyrank/parallel.h"
+#include "ref/models/parallel_private.h"
 #include "verify/diagnose/hypothesis.h"
 #include "verify/diagnose/replay/loss.h"
 
@@ -187,7 +188,7 @@ static void find_weights(ari_trace *t, const ari_losses *l)
         return;
     for (int k = 0; k < n * dp; k++) {
         size_t start = 0, count = 0;
-        ar_parallel_rows(&p, l->samples, k / n, k % n, &start, &count);
+        ari_parallel_rows(&p, l->samples, k / n, k % n, &start, &count);
         for (size_t i = start * l->seq; i < (start + count) * l->seq; i++) {
             const size_t label = l->ids ? label_of(l, &l->of[0], &(reading){.shift = 1}, i) : l->vocabulary;
             if (!l->of[0].counts[i] || (l->ids && label >= l->vocabulary))

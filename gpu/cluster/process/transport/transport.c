@@ -5,10 +5,11 @@
 #include "gpu/cluster/mpi/process.h"
 #include "gpu/cluster/nccl/process.h"
 #include "gpu/cluster/process/process.h"
+#include "gpu/cluster/process/transport/process_private.h"
 
 #define LONGEST_WAIT_NS UINT64_C(60000000000)
 
-bool ar_transport_describe(ar_transport t, char *text, size_t size)
+bool ari_transport_describe(ar_transport t, char *text, size_t size)
 {
     switch (t) {
     case AR_TRANSPORT_MPI:

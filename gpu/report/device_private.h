@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/device.h"
+
+/* Functions of anyrank/device.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** The int8 products of this process that cuBLAS refused and a kernel of the device's own did: "none", or how many and
+ *  the first shapes, as "12: 1 x [4, 8] of 64 terms (10), 2 x [1, 4] of 16 terms (2)"; truncates. Returns how many. */
+uint64_t ari_gpu_refused_products(char *text, size_t size);
+
+AR_END_DECLS

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/data.h"
+
+/* Functions of anyrank/data.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** "auto", "bytes", "u16", "u32", "safetensors", "jsonl". Static storage. */
+const char *ari_data_format_name(ar_data_format format);
+
+AR_END_DECLS

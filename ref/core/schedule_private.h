@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/schedule.h"
+
+/* Functions of anyrank/schedule.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** "1f1b", "gpipe", "interleaved", "zero-bubble"; "?" for an unknown value. Static storage. */
+const char *ari_pp_schedule_name(ar_pp_schedule s);
+
+AR_END_DECLS

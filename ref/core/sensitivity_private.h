@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/sensitivity.h"
+
+/* Functions of anyrank/sensitivity.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** "f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure"; "unknown". */
+const char *ari_sensitivity_name(ar_sensitivity s);
+
+AR_END_DECLS

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/status.h"
+
+/* Functions of anyrank/status.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** One line of English for the code. Static storage. */
+const char *ari_status_text(ar_status st);
+
+AR_END_DECLS

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/tensor.h"
+
+/* Functions of anyrank/tensor.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Bits of one element; 0 for an unknown value. */
+size_t ari_dtype_bits(ar_dtype t);
+/** The inverse of ar_dtype_name (case-sensitive). AR_ERR_DTYPE if there is none. */
+AR_NODISCARD ar_status ari_dtype_parse(ar_dtype *t, const char *name);
+/** The n elements from `data` on, as a view of one dimension. */
+ar_tensor ari_tensor_flat(ar_dtype dtype, ar_buf data, size_t n);
+/** True if the elements lie in row-major order without gaps. */
+bool ari_tensor_is_contiguous(const ar_tensor *t);
+/** The 2-D view [rows, cols] of a contiguous tensor, cols its last extent. */
+ar_tensor ari_tensor_rows(const ar_tensor *t);
+/** The same elements with the last two dimensions swapped (ndim >= 2). */
+ar_tensor ari_tensor_transposed(const ar_tensor *t);
+/** Errors: AR_ERR_SHAPE, the part is not inside such matrices; what: of which, for the message. */
+AR_NODISCARD ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what);
+/** That part of a tensor whose last two dimensions are rows and columns, and whose matrices lie equally far apart, as a
+ *  view of three dimensions. */
+ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p);
+/** The whole tensor, as replica `replica` of `replicas`. */
+AR_NODISCARD ar_status ari_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas);
+/** As ar_layout_shard, but parts of ceil(n/parts), the last ones shorter or empty. */
+AR_NODISCARD ar_status ari_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part,
+                                               int parts);
+/** `n` blocks of extents block[0..n) that lie one after the other along `dim`, each sharded evenly: q|k|v. */
+AR_NODISCARD ar_status ari_layout_packed(ar_layout *o, int ndim, const size_t *shape, int dim, const size_t *block,
+                                         int n, int part, int parts);
+/** Extent of the local tensor along `dim` (the sum of the boxes' extents along a packed dimension). */
+size_t ari_layout_local(const ar_layout *o, int dim);
+/** The one function that splits unevenly: part i of n elements holds [start, start + count) with
+ *  count = ceil(n/parts), clipped at n. */
+void ari_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count);
+
+AR_END_DECLS

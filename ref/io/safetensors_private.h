@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/safetensors.h"
+
+/* Functions of anyrank/safetensors.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
+ *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
+ *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
+ *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
+ *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+AR_NODISCARD ar_status ari_st_open(ar_st_file **gives, const char *path);
+/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
+ *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
+ *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
+ *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
+ *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+void ari_st_close(ar_st_file *f);
+/** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
+ *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
+ *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
+ *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
+ *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+size_t ari_st_tensor_count(const ar_st_file *f);
+/** Entry i in the order of the header; NULL out of range. */
+const ar_st_entry *ari_st_at(const ar_st_file *f, size_t i);
+/** By name; NULL if there is none. */
+const ar_st_entry *ari_st_find(const ar_st_file *f, const char *name);
+/** Value of `key` in __metadata__; NULL if there is none. */
+const char *ari_st_metadata(const ar_st_file *f, const char *key);
+AR_NODISCARD ar_status ari_st_model_open(ar_st_model **gives, const char *folder);
+void ari_st_model_close(ar_st_model *m);
+size_t ari_st_model_count(const ar_st_model *m);
+const ar_st_entry *ari_st_model_at(const ar_st_model *m, size_t i);
+const ar_st_entry *ari_st_model_find(const ar_st_model *m, const char *name);
+/** Copies an entry to fp32, converting F64 (rounded), F16, BF16, F32. Errors: AR_ERR_DTYPE (another dtype, named). */
+AR_NODISCARD ar_status ari_st_to_f32(const ar_st_entry *e, float *out);
+/** Copies an entry to int64 from any integer dtype or BOOL. Errors: AR_ERR_DTYPE; AR_ERR_DATA (a U64 above 2^63-1). */
+AR_NODISCARD ar_status ari_st_to_i64(const ar_st_entry *e, int64_t *out);
+/** `count` elements of `dtype`, at any alignment, as binary64: exact but for I64 and U64, which are rounded once. BOOL
+ * is its byte; F8_E4M3 has no infinities, F8_E8M0 is a power of two. Errors: AR_ERR_DTYPE (C64, F4, F6). */
+AR_NODISCARD ar_status ari_values_to_f64(ar_dtype dtype, const void *data, size_t count, double *out);
+/** The same as fp32, rounded once where fp32 has no such value. */
+AR_NODISCARD ar_status ari_values_to_f32(ar_dtype dtype, const void *data, size_t count, float *out);
+/** Binary64 values as F64, F32, F16 or BF16, at any alignment, each rounded once. Errors: AR_ERR_DTYPE (another). */
+AR_NODISCARD ar_status ari_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out);
+/** Writes a file as the official library does: __metadata__ first, entries sorted by alignment (descending) then name,
+ *  header padded with spaces to 8 bytes. Until it is whole it has no name, or a temporary one in the same folder where
+ *  the file system knows none without, so that a half-written file never appears. metadata: n_meta pairs key, value,
+ *  written in their order. Errors: AR_ERR_ARG (a NULL, repeated or ill-formed name or key, an unknown dtype, missing
+ *  data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
+AR_NODISCARD ar_status ari_st_write(const char *path, const ar_st_tensor *tensors, size_t n,
+                                    const char *const *metadata, size_t n_meta);
+AR_NODISCARD ar_status ari_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+                                          const char *const *metadata, size_t n_meta);
+/** The next `bytes` bytes of tensor i of the list that the writer was opened with. Tensors may come in any order, and
+ *  in turns. (A pipe takes them only in the file's order: dtypes from the end of AR_DTYPE_TABLE, then names.)
+ *  Errors: AR_ERR_ARG (no such tensor, more bytes than it has), AR_ERR_IO. */
+AR_NODISCARD ar_status ari_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes);
+/** Frees `w` in both cases. Errors: AR_ERR_ARG (a tensor is not whole), AR_ERR_IO; nothing is left behind then. */
+AR_NODISCARD ar_status ari_st_writer_commit(ar_st_writer *w);
+/** Accepts NULL. */
+void ari_st_writer_discard(ar_st_writer *w);
+/** A sharded checkpoint as Hugging Face writes it: tensors in the given order, a new file where the next one would
+ *  take it past shard_bytes (a larger tensor has a file of its own). shard[i]: the number of tensor i's file, from 0;
+ * *shards: how many files, at least one. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n,
+                                         size_t shard_bytes);
+/** "model-00001-of-00003.safetensors"; "model.safetensors" where it is the only one. Returns `name`. */
+const char *ari_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards);
+/** Writes folder/model.safetensors.index.json. Errors: AR_ERR_ARG (a name that is there twice or ill-formed; a
+ *  model.safetensors in the folder, which readers would take in place of the shards), AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n,
+                                          const size_t *shard, size_t shards);
+
+AR_END_DECLS

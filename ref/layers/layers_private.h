@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/layers.h"
+
+/* Functions of anyrank/layers.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Any of them as a module: y = x, otherwise placed over the tensor-parallel group, and backward the transpose. It
+ *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
+ *  positions. Gives; ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too long),
+ *  AR_ERR_MEMORY; of forward and backward those of the operators. */
+AR_NODISCARD ar_status ari_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
+                                                 ar_placement to);
+/** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
+const char *ari_style_name(ar_style s);
+/** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
+ *  first makes one and the second takes it, else the whole. */
+ar_branch_split ari_branch_of(ar_style first, ar_style second, ar_placement stream);
+/** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
+ *  and up are colwise and down is rowwise, else all are replicated. */
+ar_branch_split ari_experts_split(bool cut, ar_placement stream);
+/** Dropout (Srivastava et al. 2014) with the context's probability, of a value [samples, width] or [samples, positions,
+ *  width]. Which elements fall depends on the context's seed, the name, the step and the element's place in the global
+ *  batch; not on who holds it. With a probability of 0 y is x. positions: the most there may be (1 where there is no
+ *  such dimension). Not for AR_HELD_UNKNOWN. */
+AR_NODISCARD ar_status ari_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions,
+                                          size_t width, ar_held held);
+/** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
+ *  error it stays the caller's. Taps: name:fwd, name:bwd. */
+AR_NODISCARD ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,
+                                           bool own);
+/** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
+ *  learned positions. */
+void ari_embedding_scale(ar_module *embedding, double factor);
+/** Uses of an id add nothing to the gradient of its row, as with padding_idx of torch.nn.Embedding. */
+void ari_embedding_pad(ar_module *embedding, size_t id);
+/** The embedding's own parameter, borrowed. */
+ar_param *ari_embedding_token(ar_module *embedding);
+
+AR_END_DECLS

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/param.h"
+
+/* Functions of anyrank/param.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Fresh values: element i of the FULL tensor depends on (seed, name, i) alone, never on the layout. */
+AR_NODISCARD ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
+/** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
+AR_NODISCARD ar_status ari_param_set(ar_param *p, ar_ctx *ctx, const float *full);
+/** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
+ *  parameters. */
+void ari_param_use(ar_param *p);
+/** One use's gradient has been added. When no use is left the hooks are called, in the order in which they were added:
+ *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
+ *  parameters. Errors: the first failing hook's. */
+AR_NODISCARD ar_status ari_param_done(ar_param *p, ar_ctx *ctx);
+/** g (fp32, contiguous, of the value's shape) = the gradient times grad_scale. Errors: those of the device. */
+AR_NODISCARD ar_status ari_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
+/** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
+ * over the tensor-parallel one where its terms are spread, the last parameter first; has_grad then says whether any
+ * rank got one, by an all-reduce(max) of a bitmap; then a tap ':grad' of each.
+ *  Collective over the groups of the context. */
+AR_NODISCARD ar_status ari_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** A tap ':grad' of each complete gradient, the last parameter first. */
+AR_NODISCARD ar_status ari_params_tap_grads(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** The values of each group's data-parallel rank 0, on all its ranks: every rank starts from the same weights. Counts a
+ *  new version. */
+AR_NODISCARD ar_status ari_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx);
+/** Taps a value of the parameter's shape (its value, its gradient) as all copies of it that the ranks hold. */
+AR_NODISCARD ar_status ari_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t);
+/** The gradient becomes zero, no use is pending. */
+AR_NODISCARD ar_status ari_param_zero_grad(ar_param *p, ar_ctx *ctx);
+
+AR_END_DECLS

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/model.h"
+
+/* Functions of anyrank/model.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Checks a layout of `ranks` tensor-parallel ranks without building anything. Errors: AR_ERR_INDIVISIBLE (names the
+ *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (ranks < 1). */
+AR_NODISCARD ar_status ari_config_check_ranks(const ar_config *c, int ranks, const ar_plan *plan);
+/** Checks that `inner` context-parallel neighbours (ar_parallel) can share the heads of each of those ranks, KV heads
+ *  also as copies. Errors: AR_ERR_INDIVISIBLE (names the heads and what would be right), AR_ERR_ARG (inner < 1). */
+AR_NODISCARD ar_status ari_config_check_inner(const ar_config *c, int ranks, int inner, const ar_plan *plan);
+/** Number of parameters (elements) of the whole model. Errors: AR_ERR_OVERFLOW. */
+AR_NODISCARD ar_status ari_config_parameters(const ar_config *c, size_t *out);
+/** Given weights: find(user, name, count) returns `count` fp32 values of the full tensor, borrowed, or NULL (then
+ *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
+AR_NODISCARD ar_status ari_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
+                                     void *user);
+/** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no
+ *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
+AR_NODISCARD ar_status ari_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+/** The loss of all micro-batches and data-parallel ranks since ari_model_zero_grad, tapped as "loss": the terms' sum
+ *  over `targets`, the target tokens of the global batch (0: the loss is NaN), or the sum itself where the model has no
+ *  LM head; the routers' own losses, layer by layer; and those of further tokens, over theirs (ar_batch.mtp_targets). The same on every rank. Collective over the context's groups,
+ *  the pipeline too. */
+AR_NODISCARD ar_status ari_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);
+/** Backward from the loss; gradients are added to the parameters. */
+AR_NODISCARD ar_status ari_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
+/** Gradients and the loss's terms become zero. */
+AR_NODISCARD ar_status ari_model_zero_grad(ar_model *m, ar_ctx *ctx);
+/** The options of block `layer` of a config, and the names of its parts; its split is the caller's (ari_plan_block).
+ *  `name` (cap bytes) becomes its path. */
+AR_NODISCARD ar_status ari_config_block(const ar_config *c, size_t layer, ar_block_options *o, char *name, size_t cap);
+
+AR_END_DECLS

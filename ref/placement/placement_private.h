@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/placement.h"
+
+/* Functions of anyrank/placement.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Checks that it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
+ *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
+AR_NODISCARD ar_status ari_mesh_check(const ar_mesh *m, int world);
+/** True if two meshes have the same names and sizes in the same order. */
+bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b);
+/** The dimension of that name; -1: there is none. */
+int ari_mesh_find(const ar_mesh *m, const char *name);
+/** at[d] = the rank's coordinate along each dimension; at: [ndim]. */
+void ari_mesh_coords(const ar_mesh *m, int rank, int *at);
+/** The ranks of `rank`'s group along dimension `dim`, in order, the first `cap` of them; returns how many there are, 0
+ *  where there is no such dimension. Of {dp 4, tp 4}: tp groups {0..3}, {4..7}, ..; dp groups {0,4,8,12}, {1,5,9,13},
+ *  .. */
+int ari_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
+/** "R", "I", "S(1)", "S(-1)", "P(sum)", "P(max)"; "?" for another kind. Returns `text`. */
+const char *ari_placement_name(char text[AR_PLACEMENT_TEXT], ar_placement p);
+/** The inverse, and PyTorch's spellings: "Replicate()", "Shard(1)", "Shard(dim=1)", "Partial()", "Partial(sum)", "P"
+ *  and, of ours, "Invariant()"; spaces around it are passed over. Errors: AR_ERR_ARG (lists what would be right). */
+AR_NODISCARD ar_status ari_placement_read(ar_placement *p, const char *text);
+/** "[S(0), R]" of n placements. Cut to `cap` bytes. Returns `text`. */
+const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, int n);
+/** Checks that a tensor of `ndim` dimensions can have this placement. Errors: AR_ERR_ARG (names the placement and the
+ *  valid range of dim). */
+AR_NODISCARD ar_status ari_placement_check(ar_placement p, int ndim);
+/** True if two placements of a tensor of `ndim` dimensions are equal, S(-1) and S(ndim - 1) included. */
+bool ari_placement_same(ar_placement a, ar_placement b, int ndim);
+/** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
+ *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
+AR_NODISCARD ar_status ari_placement_gradient(ar_placement *g, ar_placement p);
+/** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
+ *  replicate, row by row; the terms of a partial tensor are not copies and do not count. Errors: those. */
+AR_NODISCARD ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p,
+                                             int ndim, const size_t *shape, bool uneven);
+/** The steps of a redistribution, in the order in which ar_redistribute takes them; `steps` has room for
+ *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are the same numbers: no step. P(sum) and
+ *  P(max) change into each other over R. The cheapest possible step comes first: those without communication, then
+ *  those that end partial values, then those that make values larger; of equals the outermost dimension. A shard that
+ *  an inner dimension cuts further can only change before that inner cut is made or after it is undone, so the inner
+ *  one is gathered where need be.
+ *  Errors: AR_ERR_ARG (ndim, a placement, P(sum) and P(max) in one list: the two do not commute). */
+AR_NODISCARD ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
+                                                const ar_redistribution *r);
+
+AR_END_DECLS

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/gradients.h"
+
+/* Functions of anyrank/gradients.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** The parameters that require a gradient now, in the order of the list; writes at most cap, returns how many. */
+size_t ari_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap);
+/** "model.norm.weight: the gradient of ranks 2-3 differs from that of rank 0". */
+void ari_finding_text(char *out, size_t cap, const ar_finding *f);
+/** The last verdict; before the first one, ok without findings. */
+ar_verdict ari_gradients_last(const ar_gradients *g);
+
+AR_END_DECLS

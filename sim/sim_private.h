@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/sim.h"
+
+/* Functions of anyrank/sim.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** "delay", "stall", ...; "?" for an unknown value. Static storage. */
+const char *ari_sim_fault_name(ar_sim_fault_kind k);
+/** "corrupt rank 2 collective 14 transfer 0 bit 77". Truncates to size. */
+void ari_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
+/** Reads what ari_sim_fault_describe writes. Errors: AR_ERR_ARG, naming the word and what would be right; *f is as it
+ *  was. */
+AR_NODISCARD ar_status ari_sim_fault_parse(ar_sim_fault *f, const char *text);
+/** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
+ *  `longest_ns`. The same on every machine. */
+ar_sim_fault ari_sim_fault_draw(uint64_t seed, int ranks, uint64_t collectives, uint64_t longest_ns);
+/** The same but for the GPU, in words that ar_sim_cluster_parse reads (6 digits). Truncates to size. */
+void ari_sim_cluster_describe(const ar_sim_cluster *c, char *text, size_t size);
+/** Refuses options that make no sense for any number of ranks, as ar_sim_run does. Errors: AR_ERR_ARG. */
+AR_NODISCARD ar_status ari_sim_options_check(const ar_sim_options *o);
+
+AR_END_DECLS

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/dump.h"
+
+/* Functions of anyrank/dump.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Of a name under which ranks have values or gradients of other lengths along a dimension, as where each pads its
+ *  samples to its own longest, and which is no tensor of the dump: two of the shapes, into text; else false. */
+bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
+/** The same as binary64 (exact for all but I64 and U64, which are rounded) or fp32 (rounded). Errors: those;
+ * AR_ERR_DTYPE for complex numbers. */
+AR_NODISCARD ar_status ari_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out);
+/** One part alone, box after box, each row-major: as many elements as its boxes have. */
+AR_NODISCARD ar_status ari_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out);
+/** The same by a rule. *drift: how many elements differ in bits alone, of all copies that were compared. Elements of
+ * less than a byte are compared by bits. */
+AR_NODISCARD ar_status ari_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
+                                            ar_dump_disagreement *out, size_t *drift);
+
+AR_END_DECLS

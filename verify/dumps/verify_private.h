@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/verify.h"
+
+/* Functions of anyrank/verify.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** Explains a report that differs: fills `facts` and, of some rows, `pattern`, `hint` and `evidence`; `first` may move
+ *  past rounding. The verdict does not depend on it. Errors: AR_ERR_ARG (no report, or one that was tried before),
+ *  AR_ERR_MEMORY, those of reading; then `explained` stays false. */
+AR_NODISCARD ar_status ari_verify_explain(ar_verify_report *r);
+/** Writes the report as one HTML page that needs no network. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_html(const ar_verify_report *r, const char *path);
+
+AR_END_DECLS

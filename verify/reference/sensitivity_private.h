@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "anyrank/sensitivity.h"
+
+/* Functions of anyrank/sensitivity.h for the library, the command and the tests alone. */
+
+AR_BEGIN_DECLS
+
+/** That of a native run in a precision. */
+ar_sensitivity ari_sensitivity_of_precision(ar_precision p);
+
+AR_END_DECLS
