@@ -35,7 +35,7 @@ class Command(unittest.TestCase):
 
     def test_every_listed_subcommand_has_help_with_an_example(self):
         listed = [line for line in run("--help").stdout.split("subcommands:\n")[1].split("\n\n")[0].splitlines()]
-        self.assertGreaterEqual(len(listed), 10)
+        self.assertGreaterEqual(len(listed), 8)
         for line in listed:
             name = line.split()[0]
             with self.subTest(subcommand=name):
