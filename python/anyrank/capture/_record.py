@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import fnmatch
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -277,6 +279,7 @@ class Record:
         mesh, data = self.groups.mesh, self.groups.data
         ranks, _ = mesh.along(data)
         by_rank, dealt = self.spec.samples == "by_rank", self.spec.samples == "dealt"
+        blocks = self._blocks_of_inputs()
         found: dict[str, list[int]] = {}
         for step in of_all[0]:
             pieces = []
@@ -285,10 +288,18 @@ class Record:
                 for m, part in enumerate(self._samples_of(rank, of_all, step)):
                     for k, digest in enumerate(part):
                         key = (before + k, i, 0) if dealt else (i, m, k) if by_rank else (m, i, k)
-                        pieces.append((key, digest))
+                        block = bisect.bisect([b * len(part) for b in blocks], k * blocks[-1])
+                        pieces.append(((block, *key), digest))
                     before += len(part)
             found[step] = [digest for _, digest in sorted(pieces)]
         return found
+
+    def _blocks_of_inputs(self) -> list[int]:
+        """Where the spec joins several batches in one (chosen and rejected): the ends of their blocks in a rank's samples,
+        of the last; one block: [1]."""
+        given = [self._spec_of(name) for name in self.values if name.startswith("input.")]
+        blocks = next((rule["blocks"] for rule in given if rule.get("blocks") and 0 in rule.values()), [1])
+        return list(itertools.accumulate(blocks))
 
     def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:
         """What a rank is given in a step; a pipeline's later stage, what the first one with its samples is."""

@@ -149,6 +149,23 @@ class Compare(FolderCase):
             self.assertEqual(compared.weak, ())
             self.assertIn("0.bias:grad", compared.allowed)
 
+    def test_pairs_joined_in_a_batch_are_in_no_other_order(self) -> None:
+        def build(mesh: typing.Any) -> typing.Any:
+            import torch
+
+            model = torch.nn.Sequential(torch.nn.Linear(8, 4))
+            return torch.nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp")) if mesh else model
+
+        def step(model: typing.Any, mesh: typing.Any) -> None:
+            import torch
+
+            ranks, rank = (mesh.size(), mesh.get_local_rank()) if mesh else (1, 0)
+            better, worse = model(torch.cat([torch.randn(4, 8).chunk(ranks)[rank] for _ in range(2)])).chunk(2)
+            (worse - better).square().mean().backward()
+        halves = {"dp": 0, "blocks": [1, 1]}
+        result = compare_ranks(build, step, layout={"dp": 2}, spec={"shard": {"*:fwd": halves, "*:bwd": halves}})
+        self.assertTrue(result.report.ok)
+
     def test_small_factors_are_seen(self) -> None:
         for factor in (1 + 1e-3, 1 - 1e-4):
             with self.assertRaises(anyrank.RanksDiffer) as caught:
