@@ -37,7 +37,7 @@ typedef struct ar_dump_tensor ar_abi_tensor; /* borrowed from its dump */
 
 /** Opens a file, sharded checkpoint or folder of ranks (ar_dump_open says which). map: a mapping file; NULL: none.
  *  Gives; ar_abi_dump_close. Errors: those of ar_dump_open; AR_ERR_ARG (gives or path is NULL). */
-AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **gives, const char *path, const char *map);
+AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *map);
 /** Ends every tensor of it. Accepts NULL. */
 AR_ABI_EXPORT void ar_abi_dump_close(ar_abi_dump *d);
 /** {"path": "..", "tensors": 47, "ranks": 4, "mesh": [["dp", 2], ["tp", 2]]}; ranks 0: the dump is no rank's; mesh []:
@@ -64,10 +64,10 @@ AR_ABI_EXPORT char *ar_abi_tensor_json(const ar_abi_tensor *t);
 /** All elements of the full tensor, row-major, in its own dtype, from the first copy of each part; of partial parts the
  *  sum. bytes: of out, ar_abi_tensor_bytes. Errors: AR_ERR_ARG (another number of bytes), those of ar_dump_read. */
 AR_ABI_EXPORT int ar_abi_tensor_read(const ar_abi_tensor *t, void *out, size_t bytes);
-/** Compares the copies of every part. *gives: "null" where all have the same bits, else {"ranks": [0, 1], "index": 5,
+/** Compares the copies of every part. *out: "null" where all have the same bits, else {"ranks": [0, 1], "index": 5,
  *  "elements": 3, "count": 64, "values": [1.0, 2.0]}: the two ranks, the lowest element (row-major in the full tensor)
  *  and how many elements of the part's `count` differ. Gives; ar_abi_free. Errors: those of ar_dump_replicas. */
-AR_ABI_EXPORT int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives);
+AR_ABI_EXPORT int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **out);
 
 AR_END_DECLS
 #endif

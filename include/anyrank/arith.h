@@ -73,7 +73,7 @@ typedef struct ar_groups {
 
 /* The B of each group, made in their order when a group's turn comes. */
 typedef struct ar_group_operands {
-    ar_status (*make)(ar_ctx *ctx, const ar_operand **gives, const void *user, size_t group);
+    ar_status (*make)(ar_ctx *ctx, const ar_operand **out, const void *user, size_t group);
     const void *user;
 } ar_group_operands;
 
@@ -118,10 +118,10 @@ struct ar_arith_ops {
     ar_precision precision; /* of the products */
     /* k_full: the length of K on all ranks together. k_over: the group that shards K, or NULL. rows_over: the group
      * that shards B's rows, or NULL. scale: equilibrate by B's columns (false for scores and dP: K = head_dim). */
-    ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+    ar_status (*operand_b)(ar_ctx *ctx, const ar_operand **out, const ar_parts *b, bool scale, size_t k_full,
                            ar_comm *k_over, ar_comm *rows_over, const char *tag);
     /* A, scaled by b's columns, K sharded as b's. */
-    ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+    ar_status (*operand_a)(ar_ctx *ctx, const ar_operand **out, const ar_parts *a, const ar_operand *b,
                            const char *tag);
     /* B from parameters' matrices W [out, in]: forward, the rows of all W; else the rows of all W transposed, side by
      * side along K. Kept until a version changes: of its n parameters, or of
@@ -134,15 +134,15 @@ struct ar_arith_ops {
     /* Rows and terms (columns) of an operand that operand_a or operand_b gave, which outlives it, with the exponents of
      * the whole. Several matrices: all their rows and terms; of parts side by side: all their terms. A fold follows of
      * whole rows alone. */
-    ar_status (*operand_part)(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part);
+    ar_status (*operand_part)(ar_ctx *ctx, const ar_operand **out, const ar_operand *full, const ar_part *part);
     /* Ends an operand that one of these gave before the step does; the sums made of it are rounded. */
     void (*operand_done)(ar_ctx *ctx, const ar_operand *o);
-    ar_status (*contract)(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b);
+    ar_status (*contract)(ar_ctx *ctx, ar_sum **out, const ar_operand *a, const ar_operand *b);
     /* The collective is enqueued on q: the context's queue or, where the rows are scattered, another one, whose own
      * `over` is; then the context's queue may go on with other products, and what the sum is made of stays until round,
      * which waits. Errors: AR_ERR_UNSUPPORTED (another queue, and all rows are wanted), AR_ERR_INDIVISIBLE, what queue
      * and communicator give. */
-    ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag);
+    ar_status (*fold)(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *group, ar_fold method, const char *tag);
     /* y[batch.., m, n] = the sum rounded, then the epilogue (NULL: none); after AR_SCATTER_ROWS y has the own rows. y
      * contiguous, or contiguous along n where the sum was never folded. Ends the sum. */
     ar_status (*round)(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue);
@@ -151,16 +151,16 @@ struct ar_arith_ops {
      * so that every rank gets all of it, and rounded. Collective: over the groups that shard K, and over `over`, once for
      * all groups of rows. */
     ar_status (*contract_groups)(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
-                                 const ar_groups *g, ar_comm *over, const char *tag);
+                                 const ar_groups *g, ar_comm *group, const char *tag);
 
     /* b [.., n, k], equilibrated, with all the terms of this rank. Collective over both groups, as the two below that
      * say so. */
-    ar_status (*blocks_begin)(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o);
+    ar_status (*blocks_begin)(ar_ctx *ctx, ar_blocks **out, const ar_tensor *b, const ar_blocks_options *o);
     /* A block of A, at these rows and terms (columns), whose elements outside its blocks are zero. */
-    ar_status (*blocks_measure)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
+    ar_status (*blocks_measure)(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a);
     /* All were measured; where no other rank has terms, all of a row before its first is added. Collective. */
     ar_status (*blocks_measured)(ar_ctx *ctx, ar_blocks *s);
-    ar_status (*blocks_add)(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a);
+    ar_status (*blocks_add)(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a);
     /* y [.., rows / places, n], contiguous. AR_KEEP instead of AR_ALL: each replica keeps its own terms. Collective. */
     ar_status (*blocks_end)(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas);
 
@@ -169,9 +169,9 @@ struct ar_arith_ops {
      * features, or NULL. Neither this nor grad_rows computes anything for a frozen parameter. */
     ar_status (*grad_contract)(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, size_t samples,
                                ar_comm *x_rows_over);
-    /* The same of each group's rows of x [rows, in] for n parameters: to[i*n + j]'s gradient += the sum over samples of
+    /* The same of each group's rows of x [rows, in] for n parameters: sums[i*n + j]'s gradient += the sum over samples of
      * the rows of dy[j] [rows, out] in group i, transposed, times x. Collective, also for groups without rows. */
-    ar_status (*grad_groups)(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+    ar_status (*grad_groups)(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
                              const ar_groups *g, ar_comm *x_rows_over, const char *tag);
     /* grad(p)[row_of[r]] += terms[r], terms [n, cols] a 2-D view; row_of int64 [n] on the device (negative: skip), or
      * ptr NULL: all into the one row of a vector parameter. */
@@ -180,7 +180,7 @@ struct ar_arith_ops {
      * then the parameter has a gradient. For a frozen one no sum is wanted. Borrowed until param_release. */
     ar_status (*grad_sum)(ar_ctx *ctx, ar_param *p, ar_row_sum *borrows);
     /* Sums the gradient over a group (data parallelism), where it is: as bucket_reduce does a bucket of it alone. */
-    ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag);
+    ar_status (*grad_reduce)(ar_ctx *ctx, ar_param *p, ar_comm *group, const char *tag);
     /* g (local, contiguous, the parameter's stored shape) = the gradient. */
     ar_status (*grad_value)(ar_ctx *ctx, const ar_tensor *g, const ar_param *p);
     ar_status (*grad_zero)(ar_ctx *ctx, ar_param *p);
@@ -188,17 +188,17 @@ struct ar_arith_ops {
      * that is summed. These take a queue, for they also run on a communication queue, and take no memory of the step.
      * storage: AR_F32, or AR_BF16: the values are rounded to it (native: the sums). */
     size_t (*bucket_bytes)(size_t n, ar_dtype storage);
-    /* bucket[at, at + elements of p) = the gradient of p, or zero where it has none. */
-    ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+    /* bucket[offset, offset + elements of p) = the gradient of p, or zero where it has none. */
+    ar_status (*bucket_pack)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t offset, ar_dtype storage,
                              const ar_param *p);
     ar_status (*bucket_zero)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
     /* Sums the bucket over a group. most: so that in storage AR_BF16 exact numerics move no more bytes than these terms
      * need; NULL: not known. counts NULL: all of it on every rank. Else [ranks of the group], of sum n: rank r gets its
      * elements [counts[0] + .. + counts[r-1], + counts[r]) only, at their place; the others are undefined. */
-    ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                               const size_t *counts, const ar_most_terms *most, const char *tag);
-    /* The gradient of p = bucket[at, at + elements of p). Its memory must exist (grad_ensure). */
-    ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+    ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *group,
+                               const size_t *counts, const ar_most_terms *terms, const char *tag);
+    /* The gradient of p = bucket[offset, offset + elements of p). Its memory must exist (grad_ensure). */
+    ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t offset,
                                ar_dtype storage);
     /* Sums over ranks of fp32 values that are no gradients (anyrank/redistribute.h). The arrays of a bucket: what is
      * done to each of them alike, as moving elements or zeros, is done to the sums. 0: there is no put, for a sum is of
@@ -207,8 +207,8 @@ struct ar_arith_ops {
     ar_bucket_array bucket_array[AR_BUCKET_ARRAYS];
     /* bucket = x; x fp32 [n] contiguous. */
     ar_status (*bucket_put)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage);
-    /* y = bucket[at, at + count), also where there are no arrays; y fp32 [count] contiguous. */
-    ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
+    /* y = bucket[offset, offset + count), also where there are no arrays; y fp32 [count] contiguous. */
+    ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t offset, size_t count,
                              ar_dtype storage);
     /* Makes the memory of a gradient (zero), if it has none. */
     ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);

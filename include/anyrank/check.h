@@ -29,7 +29,7 @@ typedef struct ar_check_options {
     const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
                          ranks as a folder of its own (pytorch.md); replaces an earlier dump, and nothing else. NULL:
                          none */
-    void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
+    void (*progress)(void *user, double fraction, const char *phase); /* NULL: nobody listens */
     void *progress_user;
 } ar_check_options;
 
@@ -165,7 +165,7 @@ static inline bool ar_check_passes(const ar_check_report *r, ar_check_result res
  *  AR_ERR_SHAPE (seq longer than the model's),
  *  AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (illegal layouts), AR_ERR_MEMORY (also of one rank), and those of reading
  *  the model and the text. */
-AR_NODISCARD ar_status ar_check(ar_check_report **gives, const ar_check_options *o);
+AR_NODISCARD ar_status ar_check(ar_check_report **out, const ar_check_options *o);
 /** Accepts NULL. */
 void ar_check_report_destroy(ar_check_report *r);
 

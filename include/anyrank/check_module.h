@@ -34,7 +34,7 @@ typedef struct ar_check_module_options {
  *  A layout that is illegal is an error of that layout.
  *  Errors (no report): AR_ERR_ARG (options; what one rank reports has no place for each value), AR_ERR_MEMORY, what the
  *  case's functions give, and what ends the one rank. */
-AR_NODISCARD ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c,
+AR_NODISCARD ar_status ar_check_module(ar_check_report **out, const ar_module_case *c,
                                        const ar_check_module_options *o);
 /** The report in words, a line for each layout, and three for one that differs. Truncates to cap. */
 void ar_check_module_text(const ar_check_report *r, char *text, size_t cap);
@@ -66,9 +66,9 @@ typedef struct ar_module_inspection {
 } ar_module_inspection;
 /** Runs every rank of run->parallel on nothing: no weight is drawn and no value computed. run is as
  *  ar_check_module_options has it, and gradients are summed by a data-parallel object of run->ddp.
- *  Gives:  *gives, also where there are findings; ar_module_inspection_destroy.
+ *  Gives:  *out, also where there are findings; ar_module_inspection_destroy.
  *  Errors: those of ar_check_module's options and of the case's functions, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *c, const ar_run *run);
+AR_NODISCARD ar_status ar_inspect_module(ar_module_inspection **out, const ar_module_case *c, const ar_run *run);
 /** Accepts NULL. */
 void ar_module_inspection_destroy(ar_module_inspection *m);
 /** The findings, bytes and memory in words, and (flow) a line for each operation. Truncates to cap. */
@@ -115,7 +115,7 @@ typedef struct ar_gradcheck_module_report {
  *  A mistake in elements that no probe moves alone still shows in the one that moves all. What is smaller than the
  *  rounding of fp32 does not.
  *  Errors: AR_ERR_ARG, AR_ERR_MEMORY, what the case's functions and the module give. */
-AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
+AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **out, const ar_module_case *c,
                                            const ar_check_module_options *o);
 
 /** Both checks, one after the other: *right where every layout has one rank's bits and the gradients agree; text: both

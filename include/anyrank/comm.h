@@ -46,24 +46,24 @@ typedef struct ar_p2p {
 /* Each call checks its arguments before it enqueues anything. NULL c is a programming error (AR_ERR_ARG). */
 
 /** out[i] = op over ranks of in[i]. In place: out == in. */
-AR_NODISCARD ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t,
+AR_NODISCARD ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, size_t count, ar_dtype t,
                                           ar_op op, const char *tag);
 /** in: sum of counts; out: counts[r]. Rank r's out[i] = op over ranks of in[counts[0] + .. + counts[r-1] + i].
  *  In place: out == in + that offset. */
-AR_NODISCARD ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
+AR_NODISCARD ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *counts,
                                               ar_dtype t, ar_op op, const char *tag);
 /** in: counts[r]; out: sum of counts, rank after rank. In place: in == out + own offset. */
-AR_NODISCARD ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts,
+AR_NODISCARD ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *counts,
                                           ar_dtype t, const char *tag);
 /** Sends send_counts[p] elements to each rank p, receives recv_counts[p] from it, both packed in rank order. */
-AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
+AR_NODISCARD ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *send_counts,
                                           const size_t *recv_counts, ar_dtype t, const char *tag);
 /** Every rank's buf = the root's. */
 AR_NODISCARD ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root,
                                          const char *tag);
 /* Between two ranks alone: the k-th send from a to b meets b's k-th recv from a; counts and dtypes equal. A send is
  * done when its peer has received. The two directions of a pair are independent of each other. peer != r. */
-AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer,
+AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf input, size_t count, ar_dtype t, int peer,
                                     const char *tag);
 AR_NODISCARD ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dtype t, int peer,
                                     const char *tag);

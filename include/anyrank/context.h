@@ -133,7 +133,7 @@ typedef struct ar_ctx_options {
 /** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
  *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ari_loss_options_check, a storage or a
  *  precision that the numerics do not have), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o);
+AR_NODISCARD ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *o);
 /** Frees all memory of the step too. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *c);
 

@@ -89,10 +89,10 @@ ar_ddp_options ar_ddp_defaults(void);
  *  require no gradient now are left out of the buckets. Borrows ctx and module until ar_ddp_destroy. The ranks' lists
  * of parameters must agree. Gives; ar_ddp_destroy. Errors: AR_ERR_ARG (options), AR_ERR_MISMATCH (names the first
  * parameter that another rank has not, or of another shape), AR_ERR_MEMORY, what the communicator gives. */
-AR_NODISCARD ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o);
+AR_NODISCARD ar_status ar_ddp_create(ar_ddp **out, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o);
 /** The same for a list of parameters in the order of their registration, each once (a model's): there is no module
  * then, and forward and backward are the caller's. `name` is copied. */
-AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params,
+AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **out, ar_ctx *ctx, const char *name, ar_param *const *params,
                                             size_t n, const ar_ddp_options *o);
 /** Waits for what is in flight, and takes the hooks away. ZeRO-3: the parameters have no values then, unless they were
  *  gathered. Accepts NULL. */

@@ -106,7 +106,7 @@ typedef struct ar_device_ops {
     bool host_reaches; /* the host may read and write the device's memory; where not, `copy` is the only way */
 
     /* A queue whose work this device does in order: see ar_queue_create. Gives; ar_queue_destroy, before the device. */
-    ar_status (*queue_create)(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name);
+    ar_status (*queue_create)(ar_device *d, ar_queue **out, ar_queue_kind kind, const char *name);
     void (*destroy)(ar_device *d);
 
     /* --- memory --------------------------------------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ typedef struct ar_device_ops {
      * on may use it, until it is freed. Another queue may use it after an event that was recorded on q since, and q
      * waits for that queue before it is freed. What q is still to do with it is done before the memory is taken again.
      * 64-byte aligned, contents undefined. Errors: AR_ERR_MEMORY; AR_ERR_ARG (another queue, as a kernel's). */
-    ar_status (*alloc)(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes);
+    ar_status (*alloc)(ar_device *d, ar_queue *q, ar_buf *out, size_t bytes);
     /* q NULL, where none is at hand: the host waits for all queues of d first. The same where q is no inline queue of
      * the device. b NULL: nothing. */
     void (*free)(ar_device *d, ar_queue *q, ar_buf b);
@@ -147,11 +147,11 @@ typedef struct ar_device_ops {
                                bool max_into, bool narrow);
     /* Storage for [batch, rows, k], taken and given back like alloc's. form: of ar_packed_form; both operands of a
      * product are narrow, or none is. */
-    ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+    ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **out, size_t batch, size_t rows, size_t k,
                                unsigned form);
     /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
      * memory where the device can. */
-    ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole, const ar_part *part);
+    ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **out, const ar_packed *full, const ar_part *part);
     void (*packed_destroy)(ar_device *d, ar_queue *q, ar_packed *p); /* p NULL: nothing */
     size_t (*packed_bytes)(const ar_packed *p); /* of the device's memory that it takes for itself */
     /* The same before it is made: of packed_create, or (part not NULL, inside of it) of packed_part of that. Errors:
@@ -201,18 +201,18 @@ typedef struct ar_device_ops {
     /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
      * one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* to [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of
+    /* packed [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of
      * s, int64 [n, 2], sums of two limbs, in 9 to 12 bytes. Whole bytes first, the lowest first: of each 8 integers the
      * bits above them follow as one number. */
-    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t bits);
-    /* s = the sums over the ranks of from [ranks, n*bits/8], whose highest bits are signs. */
-    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits);
-    /* to [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
+    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf s, size_t n, size_t bits);
+    /* s = the sums over the ranks of received [ranks, n*bits/8], whose highest bits are signs. */
+    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf received, size_t ranks, size_t n, size_t bits);
+    /* packed [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
      * h and l of as many bits each above five bits of t; width 4: the sum, fp32; width 2: as bf16. */
-    ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
+    ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                size_t width);
-    /* t, h, l [n] are merged with the states of from [ranks, n, width], or with width 2 replaced. */
-    ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
+    /* t, h, l [n] are merged with the states of received [ranks, n, width], or with width 2 replaced. */
+    ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf received, size_t ranks,
                               size_t n, size_t width);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
@@ -313,15 +313,15 @@ typedef struct ar_device_ops {
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                 ar_cbuf weight, const ar_route_rule *rule);
     /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The
-     * balance: of row t with c = balance[t / each, :] (f32 [n / each, E], ptr NULL: none) fl32(p*fl32(c - r)), r = the
+     * balance: of row t with c = balance[t / tokens, :] (f32 [n / tokens, E], ptr NULL: none) fl32(p*fl32(c - r)), r = the
      * sum over E of fl32(p*c), from +0, each step rounded. Then, with lse of route (ptr NULL: none), the z-loss:
      * fl32(p*fl32(z*lse)), z*lse in binary64. Each is added in fp32 and rounded. */
-    ar_status (*route_losses)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
+    ar_status (*route_losses)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t tokens,
                               ar_cbuf lse, double z, ar_cbuf valid);
     /* terms [n], f32: what these losses of each row are, of p [n, E]: r, plus fl32(z*lse*lse), computed in binary64 from
      * left to right; +0 of rows that are not valid. */
-    ar_status (*route_terms)(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
-                             ar_cbuf lse, double z, ar_cbuf valid);
+    ar_status (*route_terms)(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance,
+                             size_t tokens, ar_cbuf lse, double z, ar_cbuf valid);
     /* y[t, :] = the sum over j, ascending, of rows[place[t*k + j], :], or (weight not NULL) of fl32(weight[t*k + j] *
      * that), in fp32 from the first term on, each step rounded. */
     ar_status (*combine_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
@@ -425,7 +425,7 @@ typedef struct ar_device_choice {
 } ar_device_choice;
 /** A device; threads: of the host, for a kernel of the CPU device. Gives; ar_device_destroy. Errors: those of
  *  ar_device_cpu_create and ari_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
-AR_NODISCARD ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads);
+AR_NODISCARD ar_status ar_device_create(ar_device **out, const ar_device_choice *which, int threads);
 
 /* A GPU, for `anyrank info`. */
 typedef struct ar_gpu_info {
@@ -441,7 +441,7 @@ typedef struct ar_gpu_info {
  *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
  *  lacks; an OpenBLAS that cannot be used, dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_device_cpu_create(ar_device **gives, int threads);
+AR_NODISCARD ar_status ar_device_cpu_create(ar_device **out, int threads);
 void ar_device_destroy(ar_device *d);
 
 /** Processor and libraries of the CPU device, for `anyrank info`. */

@@ -68,7 +68,7 @@ typedef struct ar_dump_options {
  * ("MissingShard: ...", "OverlappingShards: ...", "InvalidPlacement: ...", "InvalidMapping: ...", each with the tensor
  * and the ranks); AR_ERR_UNSUPPORTED, AR_ERR_OVERFLOW, AR_ERR_MEMORY. Memory: some hundred bytes a part; data stays in
  * the files. Threads: an open dump may be read by many. */
-AR_NODISCARD ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options *o);
+AR_NODISCARD ar_status ar_dump_open(ar_dump **out, const char *path, const ar_dump_options *o);
 /** Accepts NULL. */
 void ar_dump_close(ar_dump *d);
 /** The path it was opened by; borrowed. */

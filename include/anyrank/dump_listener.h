@@ -30,7 +30,7 @@ typedef struct ar_dump_listener_options {
 } ar_dump_listener_options;
 
 /** Gives; ar_dump_listener_destroy. options NULL: everything. */
-AR_NODISCARD ar_status ar_dump_listener_create(ar_dump_listener **gives, const ar_dump_listener_options *options);
+AR_NODISCARD ar_status ar_dump_listener_create(ar_dump_listener **out, const ar_dump_listener_options *options);
 /** Accepts NULL. */
 void ar_dump_listener_destroy(ar_dump_listener *l);
 /** An ar_tap_fn; user: the rank's ar_dump_listener. Copies what the rank holds: name and suffix ("lm_head:fwd"), with

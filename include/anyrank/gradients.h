@@ -14,9 +14,9 @@ typedef struct ar_gradients ar_gradients;
 
 /** Borrows ctx and the parameters until ar_gradients_destroy. The ranks' lists must be the same parameters in the same
  *  order, each once. Gives; ar_gradients_destroy. Errors: AR_ERR_ARG (a parameter twice), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n);
+AR_NODISCARD ar_status ar_gradients_create(ar_gradients **out, ar_ctx *ctx, ar_param *const *params, size_t n);
 /** The same for a module's parameters and its children's. */
-AR_NODISCARD ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m);
+AR_NODISCARD ar_status ar_gradients_create_module(ar_gradients **out, ar_ctx *ctx, ar_module *m);
 /** Accepts NULL. */
 void ar_gradients_destroy(ar_gradients *g);
 

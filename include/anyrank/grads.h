@@ -25,8 +25,8 @@ typedef struct ar_grads_options {
     bool per_rank; /* out/ranks: what each rank holds, as a dump of ranks */
     bool activations; /* out/activations.safetensors: every tensor of models.md; the ranks' files have them too */
     bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
-    ar_sensitivity sensitivity_of;                                   /* in which arithmetic */
-    void (*progress)(void *user, double fraction, const char *what); /* of the sensitivity; NULL: nobody listens */
+    ar_sensitivity sensitivity_of;                                    /* in which arithmetic */
+    void (*progress)(void *user, double fraction, const char *phase); /* of the sensitivity; NULL: nobody listens */
     void *progress_user;
 } ar_grads_options;
 

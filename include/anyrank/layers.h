@@ -113,8 +113,8 @@ typedef struct ar_linear_options {
  *  With sequence parallelism X and dX are the rank's own positions [.., s/N, in]: X is gathered along the sequence, and
  *  dX is a reduce-scatter along it. Y_r has all positions; with gather_output, the own ones.
  *  Parameters: name.weight [out, in], name.bias [out]. Taps: name:fwd, name:bwd (dX), gradients. */
-AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
-                                               const ar_linear_options *o);
+AR_NODISCARD ar_status ar_column_linear_create(ar_module **out, ar_ctx *ctx, const char *name, size_t in_features,
+                                               size_t out_features, const ar_linear_options *o);
 /** Row-parallel: W_r = columns block [out, in/N], b whole, added once after the sum.
  *    forward   Y = sum_r X_r W_r^T + b      an all-reduce; Y replicated [.., out]
  *    backward  dX_r = dY W_r (input not sharded: gathered along features), dW_r = dY^T X_r, db = sum_t dY
@@ -122,8 +122,8 @@ AR_NODISCARD ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, c
  *  sequence, dY is gathered along it, and db is of the own positions until the gradients are reduced. X_r has all
  *  positions; an X that is not sharded along features has the own ones, and is gathered.
  *  Parameters and taps as above. */
-AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
-                                            const ar_linear_options *o);
+AR_NODISCARD ar_status ar_row_linear_create(ar_module **out, ar_ctx *ctx, const char *name, size_t in_features,
+                                            size_t out_features, const ar_linear_options *o);
 
 /* --- norms (replicated) ------------------------------------------------------------------------------------------- */
 
@@ -132,23 +132,23 @@ AR_NODISCARD ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, cons
  * LayerNorm (Ba, Kiros, Hinton 2016, arXiv:1607.06450) or RMSNorm (Zhang, Sennrich 2019, arXiv:1910.07467) over the
  * last dimension h; the formulas are in numerics.md, section 4. Parameters: name.weight [h], LayerNorm also
  * name.bias [h]. */
-AR_NODISCARD ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
+AR_NODISCARD ar_status ar_norm_create(ar_module **out, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h,
                                       double eps);
 
 /* --- activations, dropout, layers one after the other ------------------------------------------------------------- */
 
-/** y = act(x), element by element, x contiguous. held: what of x a rank has; AR_HELD_SHARD between a column-parallel
+/** y = act(x), element by element, x contiguous. placement: what of x a rank has; AR_HELD_SHARD between a column-parallel
  *  layer and a row-parallel one. Taps: name:fwd, name:bwd, unless AR_HELD_UNKNOWN. Errors: also AR_ERR_ARG
  *  (AR_ACT_NONE). */
-AR_NODISCARD ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act,
-                                            ar_held held);
-/** y = child[n-1](.. child[0](x)). Their names are their own. own: they are destroyed with it; else they are borrowed
+AR_NODISCARD ar_status ar_activation_create(ar_module **out, ar_ctx *ctx, const char *name, ar_activation act,
+                                            ar_held placement);
+/** y = child[n-1](.. child[0](x)). Their names are their own. owned: they are destroyed with it; else they are borrowed
  *  until ar_module_destroy. n = 0: y is x. On error the children stay the caller's. */
-AR_NODISCARD ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
-                                            bool own);
+AR_NODISCARD ar_status ar_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
+                                            bool owned);
 /** Ends a chain of creations that came to `st`: AR_OK: gives a list that owns its children. On any error those that were
  *  made (NULL: not) are destroyed. */
-AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, ar_module *const *child, size_t n,
+AR_NODISCARD ar_status ar_sequential_made(ar_module **out, const char *name, ar_module *const *child, size_t n,
                                           ar_status st);
 
 /** Cuts a list of modules into the stages of the context's pipeline, and destroys those of other ranks. Its children
@@ -161,11 +161,11 @@ AR_NODISCARD ar_status ar_sequential_made(ar_module **gives, const char *name, a
  *  AR_ERR_INDIVISIBLE (fewer layers than stages), AR_ERR_UNSUPPORTED (a parameter that two ranks would share,
  *  other than the first and the last, each of which has a copy),
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t layers, int sample_ndim,
+AR_NODISCARD ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t start, size_t layers, int sample_ndim,
                                          const size_t *sample_shape);
 /** The same, around the list of a chain of creations, as ar_sequential_made. */
-AR_NODISCARD ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const *child, size_t n,
-                                        ar_held held, ar_status st);
+AR_NODISCARD ar_status ar_residual_made(ar_module **out, const char *name, ar_module *const *child, size_t n,
+                                        ar_held placement, ar_status st);
 
 /* --- MLP ---------------------------------------------------------------------------------------------------------- */
 
@@ -185,7 +185,7 @@ typedef struct ar_mlp_options {
 } ar_mlp_options;
 /** act(X W1^T + b1) W2^T + b2, or gated: (act(X Wg^T) * (X Wu^T)) W2^T. X, Y [.., hidden] as the split has them;
  *  without one replicated, with sequence parallelism the own positions. */
-AR_NODISCARD ar_status ar_mlp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
+AR_NODISCARD ar_status ar_mlp_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
@@ -241,7 +241,7 @@ typedef struct ar_attention_options {
  *  KV head, at all their positions. AR_ERR_INDIVISIBLE unless N divides heads, and divides kv_heads or is a multiple of
  *  it (as a colwise layer has copies), and I the same of a rank's heads. X, Y [b, s, hidden] as the split has them;
  *  without one replicated (sp: the own positions). Masks come from the batch. */
-AR_NODISCARD ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name,
+AR_NODISCARD ar_status ar_attention_create(ar_module **out, ar_ctx *ctx, const char *name,
                                            const ar_attention_options *o);
 
 /* --- block -------------------------------------------------------------------------------------------------------- */
@@ -273,7 +273,7 @@ typedef struct ar_block_options {
  *  attention_norm(attention(x)), y = r + mlp_norm(mlp(r)), or both (AR_NORM_AROUND). A parallel residual is y = (x +
  *  attention(norm1(x))) + mlp(norm2(x)), with one norm mlp(norm1(x)), and has no norm2. As ar_ctx_options.recompute says
  *  of its index, its attention or all of it is recomputed (ar_module_recompute). */
-AR_NODISCARD ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o);
+AR_NODISCARD ar_status ar_block_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_block_options *o);
 
 /* --- embedding and loss ------------------------------------------------------------------------------------------- */
 
@@ -292,14 +292,14 @@ typedef enum ar_embedding_split {
  *  is gathered, or by hidden exchanged for the own features. Gives; ar_module_destroy. Errors: also AR_ERR_INDIVISIBLE
  *  (hidden: N does not divide h); of forward AR_ERR_DATA (an id outside the vocabulary), AR_ERR_SHAPE (more tokens than
  *  positions), AR_ERR_ARG (a batch without ids). */
-AR_NODISCARD ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split split, const char *token,
+AR_NODISCARD ar_status ar_embedding_create(ar_module **out, ar_ctx *ctx, ar_embedding_split split, const char *token,
                                            size_t vocab, size_t h, double init_range, const char *position,
                                            size_t positions, const char *sum);
 
 /** Logits X W^T with W [V, h], for ar_cross_entropy_create (AR_HELD_SHARD where the split leaves S(-1)). split NULL: colwise,
  *  the logits a shard of ceil(V/N) of them a rank. tied: the embedding's parameter, borrowed, cut as the split says; NULL:
  *  an own one, name.weight. */
-AR_NODISCARD ar_status ar_logits_create(ar_module **gives, ar_ctx *ctx, const ar_linear_split *split, const char *name,
+AR_NODISCARD ar_status ar_logits_create(ar_module **out, ar_ctx *ctx, const ar_linear_split *split, const char *name,
                                         size_t vocab, size_t h, ar_param *tied);
 
 AR_END_DECLS

@@ -28,19 +28,18 @@ typedef struct ar_loss_ops {
 
 /** A loss of one's own; `self` is passed to its functions. It belongs to the loss even where this fails. Gives;
  *  ar_loss_destroy. Errors: AR_ERR_ARG, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops,
-                                      void *self);
+AR_NODISCARD ar_status ar_loss_create(ar_loss **out, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self);
 /** Softmax cross-entropy, as the context's ar_loss_options have it, of logits [.., classes] with batch->labels, one for
  *  each row of logits: batch->batch * batch->seq of them (seq 1: one for each sample), from 0 to classes - 1 or
  *  AR_IGNORE_INDEX, which does not count; of a batch of ids without labels, with the next id (ari_batch_target). T counts
  *  the others. held: AR_HELD_WHOLE, every rank has all logits;
  *  AR_HELD_SHARD, its block of the classes, as ar_logits_create leaves them: no logit then crosses ranks. Taps:
  *  name.logits:bwd. Errors: of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
-AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes,
-                                               ar_held held);
+AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **out, ar_ctx *ctx, const char *name, size_t classes,
+                                               ar_held placement);
 /** (y - t)^2 of every element of y [b, ..] with batch->target [b, target_width]; T counts elements, so that this is
  *  their mean. y is whole on every rank. Taps: name.output:bwd. Errors: of forward AR_ERR_SHAPE. */
-AR_NODISCARD ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name);
+AR_NODISCARD ar_status ar_squared_error_create(ar_loss **out, ar_ctx *ctx, const char *name);
 /** Accepts NULL. */
 void ar_loss_destroy(ar_loss *loss);
 

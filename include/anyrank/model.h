@@ -12,7 +12,7 @@ typedef struct ar_model ar_model;
 
 /** Builds this rank's part; collective over the context's group. Values undefined until ar_model_fresh or ari_model_set.
  *  plan NULL: the default. Gives; ar_model_destroy. */
-AR_NODISCARD ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
+AR_NODISCARD ar_status ar_model_create(ar_model **out, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
 /** Accepts NULL. */
 void ar_model_destroy(ar_model *m);
 /** The model as a list of modules, of which a rank of a pipeline has its own: its parameters are in the order of their first

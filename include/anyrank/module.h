@@ -10,7 +10,7 @@ AR_BEGIN_DECLS
 /* Activations kept for the backward pass: an explicit object, one per forward in flight, never in the module. */
 typedef struct ar_saved ar_saved;
 /** Gives an empty one; ar_saved_destroy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_saved_create(ar_saved **gives);
+AR_NODISCARD ar_status ar_saved_create(ar_saved **out);
 /** Accepts NULL. */
 void ar_saved_destroy(ar_saved *s);
 /** Keeps a view under (owner, slot). A module used twice in one forward pushes twice. s == NULL: does nothing.
@@ -87,7 +87,7 @@ struct ar_module {
  *  required slot is missing). */
 AR_NODISCARD ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *name, ar_held tap);
 /** Reports a value that arises inside a module: activations [samples, ..], placed as ari_ctx_place_batch says. */
-AR_NODISCARD ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held);
+AR_NODISCARD ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held placement);
 
 /** y = m(x). *y becomes a tensor of the step, and y may be x. saved == NULL: no backward will follow.
  * Collective over the groups of ctx. Errors: AR_ERR_SHAPE, AR_ERR_MEMORY, those of the device and the communicator. */

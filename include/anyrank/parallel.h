@@ -74,7 +74,7 @@ typedef struct ar_parallel_groups {
 /** Splits them off the world, whose ranks are those of the layout. Collective over it. ar_parallel_groups_end, in every
  *  case and before the world ends. Errors: AR_ERR_ARG (another number of ranks, an inner extent that does not divide
  *  cp), what the communicator gives. */
-AR_NODISCARD ar_status ar_parallel_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p);
+AR_NODISCARD ar_status ar_parallel_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p);
 /** A context of these options is in these groups, which it borrows. */
 void ar_parallel_groups_use(ar_ctx_options *options, const ar_parallel_groups *groups);
 /** Accepts what is all NULL. */

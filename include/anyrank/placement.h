@@ -54,12 +54,12 @@ typedef struct ar_placement {
  *  number of them, one that is not a placement). */
 AR_NODISCARD ar_status ar_placements_parse(ar_placement *p, int n, const char *text);
 
-/** The part of a tensor of `shape` [ndim] that the rank at coordinates `at` has: elements [start, start + extent) of
+/** The part of a tensor of `shape` [ndim] that the rank at coordinates `coords` has: elements [start, start + extent) of
  *  every dimension. Parts are those of ari_split_uneven: ceil(n / size) elements, the last ones shorter or empty. uneven
- *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers. Shapes: p, at
+ *  false: a dimension that does not divide is AR_ERR_INDIVISIBLE, with both dimensions and both numbers. Shapes: p, coords
  *  [mesh->ndim]; start, extent [ndim]; start may be NULL. Errors: AR_ERR_ARG (ndim, a coordinate, a placement),
  *  AR_ERR_INDIVISIBLE. On error nothing is written. */
-AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *at,
+AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *coords,
                                             const ar_placement *p, int ndim, const size_t *shape, bool uneven);
 
 /* --- redistribution: the steps ------------------------------------------------------------------------------------ */

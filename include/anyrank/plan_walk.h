@@ -39,19 +39,19 @@ typedef struct ar_plan_walk {
  *  sequence parallelism, which is a plan's to say here), AR_ERR_ARG (w->at is no placement
  *  of a value between layers), and those of ar_column_linear_create. On error w->at is as before. Of forward: also
  *  AR_ERR_SHAPE (positions of a value that has none). */
-AR_NODISCARD ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                             size_t in, size_t out, bool bias);
+AR_NODISCARD ar_status ar_plan_linear_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                             size_t in_features, size_t out_features, bool bias);
 /** A norm, as ar_norm_create has it. Errors: as above. */
-AR_NODISCARD ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+AR_NODISCARD ar_status ar_plan_norm_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            ar_norm_kind kind, size_t h, double eps);
 /** Element-wise modules, as of ar_activation_create and ari_dropout_create, on the part that a rank holds. Errors: as
  *  above. */
-AR_NODISCARD ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+AR_NODISCARD ar_status ar_plan_activation_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  ar_activation act);
-/** A module that places the value otherwise: w->at becomes `to`, one of R, S(-1) and S(1). Where `to` is what is there
+/** A module that places the value otherwise: w->at becomes `target`, one of R, S(-1) and S(1). Where `target` is what is there
  *  it returns its input. Errors: AR_ERR_UNSUPPORTED (another placement), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                                   ar_placement to);
+AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                                   ar_placement target);
 #define AR_PLAN_OUTPUT (-1)
 /** What prepares a value for a module of one's own, or its output for what comes next, as a plan's `prepare` rule of the
  *  module's name says: a redistribution from what is declared to what is wanted, which w->at becomes; the value itself
@@ -59,7 +59,7 @@ AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ct
  *  What is declared is trusted, as PyTorch's PrepareModuleInput does. Where it is wrong, a context that checks
  *  placements ends the pass, ar_inspect_module has a finding, and ar_check_module a difference. Errors: AR_ERR_UNSUPPORTED (other
  *  placements than R, S(-1), S(1), and from P(sum)), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+AR_NODISCARD ar_status ar_plan_prepare_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                               int position, const char *keyword);
 /** After the last layer: checks that every rule of the plan has matched one. module: whose layers they are, for the
  *  message. Errors: AR_ERR_NOT_FOUND (names the rule, and the layers that there are). */

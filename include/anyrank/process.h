@@ -36,7 +36,7 @@ typedef struct ar_process_options {
  *  Collective over all processes. Gives; ar_process_destroy. Errors: AR_ERR_UNSUPPORTED (a build without it, and how to
  *  get it), AR_ERR_ARG (the environment says nothing, or what makes no sense: which variable), AR_ERR_TIMEOUT, AR_ERR_IO
  *  (the file). */
-AR_NODISCARD ar_status ar_process_create(ar_process **gives, const ar_process_options *o);
+AR_NODISCARD ar_status ar_process_create(ar_process **out, const ar_process_options *o);
 /** Collective. After a failure it waits two seconds for the others to have come here too, so that each can tell its
  *  user; where one has not, MPI_Abort ends them all with exit status 1. So print first. Accepts NULL. */
 void ar_process_destroy(ar_process *p);
@@ -48,7 +48,7 @@ int ar_process_rank(const ar_process *p);
  *  where the host does not reach its memory; NCCL takes the CUDA device; it is to exist before. Collective. Gives;
  * ari_comm_destroy, before the process. Errors: AR_ERR_ARG (a device that the transport does not serve; two processes on
  * one GPU, unless share_gpus), what the transport gives. */
-AR_NODISCARD ar_status ar_process_comm(ar_comm **gives, ar_process *p, ar_device *d);
+AR_NODISCARD ar_status ar_process_comm(ar_comm **out, ar_process *p, ar_device *d);
 
 /* Collectives of the host, in order, on all processes; not while a collective of the communicator is enqueued. Errors:
  * AR_ERR_TIMEOUT, AR_ERR_ABORTED with what another process said, AR_ERR_IO. */

@@ -23,7 +23,7 @@ typedef struct ar_st_entry {
 typedef struct ar_st_file ar_st_file;
 
 /** Opens MODEL/model.safetensors, or the shards that MODEL/model.safetensors.index.json lists, as one collection.
- *  *gives = NULL with AR_OK if the folder has neither. Errors: as ari_st_open; AR_ERR_FORMAT, "InvalidIndex: ..." (a
+ *  *out = NULL with AR_OK if the folder has neither. Errors: as ari_st_open; AR_ERR_FORMAT, "InvalidIndex: ..." (a
  * file name with a / or .., a tensor unlisted or in two shards) or "TensorNotFound: ..." (listed, but not in its
  * shard). */
 typedef struct ar_st_model ar_st_model;

@@ -16,7 +16,7 @@ typedef struct ar_trace ar_trace;
 typedef enum ar_trace_clock { AR_TRACE_REAL, AR_TRACE_VIRTUAL } ar_trace_clock;
 
 /** Gives an empty trace, to be named in the ar_sim_options of one run. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_trace_create(ar_trace **gives);
+AR_NODISCARD ar_status ar_trace_create(ar_trace **out);
 /** Not while a run uses it. Accepts NULL. */
 void ar_trace_destroy(ar_trace *t);
 

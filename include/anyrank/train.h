@@ -20,7 +20,7 @@ typedef struct ar_optimizer ar_optimizer;
  *  (ar_param.has_grad), not in that step. Of a parameter in bf16 storage it keeps the fp32 weights, which each step
  *  updates and then rounds; weights that are set in between are taken over.
  *  Errors: AR_ERR_ARG (ari_optimizer_check; a parameter twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
+AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **out, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
 /** Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);

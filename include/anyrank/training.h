@@ -107,7 +107,7 @@ struct ar_training_report {
  *  `end` tells. What a run that diverges has saved before stays. Errors: those of reading model and data, illegal
  *  layouts and options (as ar_check), AR_ERR_ARG (resumed with other data, batch, seq or seed than before; steps that
  *  the checkpoint has already passed), those of ari_checkpoint_writer_create, and of the ranks. */
-AR_NODISCARD ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o);
+AR_NODISCARD ar_status ar_train_run(ar_training_report **out, const ar_training_options *o);
 /** Accepts NULL. */
 void ar_training_report_destroy(ar_training_report *r);
 

@@ -38,7 +38,7 @@ typedef struct ar_verify_options {
     size_t explain;         /* how many of the tensors that differ are explained: the first in execution order, then the
                                worst; 0: 8 */
     int threads;            /* 0: the machine's cores */
-    void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
+    void (*progress)(void *user, double fraction, const char *phase); /* NULL: nobody listens */
     void *progress_user;
 } ar_verify_options;
 
@@ -179,9 +179,9 @@ typedef struct ar_verify_report {
  *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
  *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
  *  the loss is ln V in all steps, or all activations are those of the first step). */
-AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **gives, const ar_verify_options *o);
+AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **out, const ar_verify_options *o);
 /** Both, one after the other. Errors (no report): those of both. */
-AR_NODISCARD ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o);
+AR_NODISCARD ar_status ar_verify(ar_verify_report **out, const ar_verify_options *o);
 /** Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);
 

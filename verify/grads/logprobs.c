@@ -17,7 +17,6 @@
 #include "verify/plan/estimate.h"
 #include "verify/run/run.h"
 
-ARI_OWNER(ari_weights, ari_weights_destroy)
 
 /* Logits of a group that are in memory at once, at most, where a sequence has less. */
 #define LOGITS_BYTES ((size_t)64 << 20)
