@@ -17,7 +17,6 @@
 #include "verify/plan/estimate.h"
 #include "verify/run/run.h"
 
-
 /* Logits of a group that are in memory at once, at most, where a sequence has less. */
 #define LOGITS_BYTES ((size_t)64 << 20)
 
